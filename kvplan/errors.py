@@ -1,0 +1,27 @@
+"""The one error type a user can cause, with the exit code it ends in."""
+
+from __future__ import annotations
+
+
+class KvplanError(Exception):
+    """Something a user can mend: one clear sentence and, where there is a way out, a hint.
+
+    Exit code 1: the request was understood and cannot be met (infeasible, failed, unreadable file).
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(KvplanError):
+    """The command line itself is wrong (unknown name, malformed or out-of-range value). Exit code 2."""
+
+    exit_code = 2
+
+
+class UnknownArchitectureError(KvplanError):
+    """A config whose attention we do not know how to size: refused by name, never guessed."""

@@ -1,0 +1,28 @@
+"""Where the shipped data lies: inside the package (wheel), else in the checkout (editable install)."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+from kvplan.errors import KvplanError
+
+
+@cache
+def profiles_dir() -> Path:
+    """The folder with models/, gpus/ and measured/."""
+    package = Path(__file__).resolve().parent
+    for candidate in (package / "profiles", package.parent / "profiles"):
+        if (candidate / "models").is_dir():
+            return candidate
+    raise KvplanError("kvplan's profiles are missing from this installation.", hint="reinstall kvplan")
+
+
+def user_cache_dir() -> Path:
+    """The user's cache folder for kvplan ($KVPLAN_CACHE_DIR, else $XDG_CACHE_HOME/kvplan, else ~/.cache/kvplan)."""
+    explicit = os.environ.get("KVPLAN_CACHE_DIR")
+    if explicit:
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "kvplan"

@@ -1,0 +1,75 @@
+"""Bytes and tokens as people write them, turned into integers and back. Inside kvplan everything is bytes and tokens."""
+
+from __future__ import annotations
+
+import re
+
+from kvplan.errors import UsageError
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+TIB = 1024**4
+
+_BYTE_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+    "tb": 1000**4,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": TIB,
+}
+_TOKEN_UNITS = {"": 1, "k": 1024, "m": 1024**2}
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """``80GiB`` -> 85899345920, ``80GB`` -> 80000000000, ``4096`` -> 4096. UsageError otherwise."""
+    match = _NUMBER.fullmatch(text)
+    unit = match.group(2).lower() if match else None
+    if match is None or unit not in _BYTE_UNITS:
+        raise UsageError(f"'{text}' is not an amount of memory.", hint="write it like 80GiB, 80GB or 512MiB")
+    number = int(float(match.group(1)) * _BYTE_UNITS[unit])
+    if number <= 0:
+        raise UsageError(f"'{text}' is not a positive amount of memory.", hint="write it like 80GiB, 80GB or 512MiB")
+    return number
+
+
+def parse_tokens(text: str) -> int:
+    """``32k`` -> 32768, ``1m`` -> 1048576, ``4096`` -> 4096 (k is 1,024). UsageError otherwise."""
+    match = _NUMBER.fullmatch(text)
+    unit = match.group(2).lower() if match else None
+    if match is None or unit not in _TOKEN_UNITS:
+        raise UsageError(f"'{text}' is not a number of tokens.", hint="write it like 4096, 32k or 1m (k is 1,024)")
+    number = float(match.group(1)) * _TOKEN_UNITS[unit]
+    if number < 1 or number != int(number):
+        raise UsageError(f"'{text}' is not a whole, positive number of tokens.", hint="write it like 4096 or 32k")
+    return int(number)
+
+
+def format_bytes(number: float, *, digits: int = 2) -> str:
+    """Binary units with their honest names: 1610612736 -> '1.50 GiB'. Exact small numbers stay plain bytes."""
+    sign = "-" if number < 0 else ""
+    size = abs(number)
+    for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit:
+            return f"{sign}{size / unit:,.{digits}f} {name}"
+    return f"{sign}{size:,.0f} B"
+
+
+def format_gib(number: float, *, digits: int = 2) -> str:
+    """A number of bytes in GiB without the unit, for a column whose head says GiB."""
+    return f"{number / GIB:,.{digits}f}"
+
+
+def format_tokens(number: int) -> str:
+    """32768 -> '32k', 1000 -> '1,000': the short form only where it is exact."""
+    if number >= 1024**2 and number % 1024**2 == 0:
+        return f"{number // 1024**2}m"
+    if number >= 1024 and number % 1024 == 0:
+        return f"{number // 1024}k"
+    return f"{number:,}"
