@@ -1,0 +1,275 @@
+"""What a causal language model is made of, layer by layer: enough to count its parameters and its KV cache exactly.
+
+A ``ModelSpec`` is a fact sheet, not a network. Every layer has at most one *mixer* (what moves information between
+tokens, and therefore what is cached), at most one cross attention, and at most one feed-forward. Sizes are numbers
+of elements; what an element costs is decided later, by the dtype of the weights and of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from kvplan.catalog.tensors import Tensor, count_active_elements, count_elements
+
+WindowKind = Literal["full", "sliding", "chunked"]
+StateKind = Literal["mamba1", "mamba2", "gated_delta_net", "kimi_delta", "short_conv", "linear_attention"]
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxAttention:
+    """Multi-head, grouped-query or multi-query attention that caches K and V per token.
+
+    With ``window_kind`` "sliding" a token sees the last ``window_tokens`` tokens including itself; with "chunked" the
+    tokens of its own chunk. ``kv_shared_with`` names the earlier layer whose cache this layer reads instead of having
+    one. ``output_gate``: "element" has one gate per attention output, projected beside the query; "head" one per head.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size_k: int
+    head_size_v: int
+    window_kind: WindowKind = "full"
+    window_tokens: int | None = None
+    kv_shared_with: int | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    output_gate: Literal["none", "element", "head"] = "none"
+    sinks: bool = False
+    qk_norm: Literal["none", "head", "full"] = "none"
+    tensors: tuple[Tensor, ...] = ()
+
+    @property
+    def cache_elements_per_token(self) -> int:
+        """K and V of one token in this layer; 0 when the cache is another layer's."""
+        if self.kv_shared_with is not None:
+            return 0
+        return self.num_kv_heads * (self.head_size_k + self.head_size_v)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseIndexer:
+    """DeepSeek V3.2's indexer: one small key per token that picks the tokens to attend to.
+
+    ``head_size`` elements per token and layer. vLLM keeps them as fp8 with one float32 scale per 128
+    (132 B for 128 elements), whatever the KV dtype is.
+    """
+
+    num_heads: int
+    head_size: int
+    topk: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention: the cache holds one compressed vector and one rotary key per token, for all heads."""
+
+    num_heads: int
+    kv_lora_rank: int
+    qk_rope_head_size: int
+    qk_nope_head_size: int
+    v_head_size: int
+    q_lora_rank: int | None = None
+    indexer: SparseIndexer | None = None
+    tensors: tuple[Tensor, ...] = ()
+
+    @property
+    def cache_elements_per_token(self) -> int:
+        return self.kv_lora_rank + self.qk_rope_head_size
+
+    @property
+    def indexer_elements_per_token(self) -> int:
+        return self.indexer.head_size if self.indexer else 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateMixer:
+    """A layer whose memory of the past has a fixed size: state space, linear attention, short convolution.
+
+    ``conv_channels`` channels are divided by tensor parallelism; ``conv_group_channels`` (Mamba-2's B and C, in
+    ``num_groups`` groups) are divided only as far as there are groups. ``recurrent_shape`` is (heads, rows, columns),
+    divided along heads; empty when there is no recurrent state. A dtype of None means the model's own dtype.
+    """
+
+    kind: StateKind
+    conv_channels: int
+    conv_kernel: int
+    recurrent_shape: tuple[int, ...]
+    conv_group_channels: int = 0
+    num_groups: int = 1
+    conv_dtype: str | None = None
+    recurrent_dtype: str | None = None
+    tensors: tuple[Tensor, ...] = ()
+
+    @property
+    def conv_state_elements(self) -> int:
+        """The last ``conv_kernel - 1`` inputs of every channel."""
+        return (self.conv_channels + self.conv_group_channels) * max(self.conv_kernel - 1, 0)
+
+    @property
+    def recurrent_state_elements(self) -> int:
+        if not self.recurrent_shape:
+            return 0
+        size = 1
+        for length in self.recurrent_shape:
+            size *= length
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class CrossAttention:
+    """Attention over an encoder's outputs: K and V of every encoder token, kept for the life of the sequence."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size_k: int
+    head_size_v: int
+    encoder_tokens: int | None
+    """Encoder tokens per sequence where the architecture fixes them (Whisper: 1,500), else None: the input decides."""
+    tensors: tuple[Tensor, ...] = ()
+
+    @property
+    def cache_elements_per_encoder_token(self) -> int:
+        return self.num_kv_heads * (self.head_size_k + self.head_size_v)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseFeedForward:
+    """Two matrices (up, down), or three when ``gated``."""
+
+    intermediate_size: int
+    gated: bool = True
+    bias: bool = False
+    tensors: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MoeFeedForward:
+    """Experts of which a token uses ``experts_per_token``, beside shared experts that every token uses."""
+
+    num_experts: int
+    experts_per_token: int
+    expert_intermediate_size: int
+    shared_intermediate_size: int = 0
+    gated: bool = True
+    bias: bool = False
+    tensors: tuple[Tensor, ...] = ()
+
+
+Mixer = SoftmaxAttention | LatentAttention | StateMixer
+FeedForward = DenseFeedForward | MoeFeedForward
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One decoder layer. ``tensors`` are those of no part: norms, scalars, per-layer embeddings' projections."""
+
+    mixer: Mixer | None = None
+    cross_attention: CrossAttention | None = None
+    feed_forward: FeedForward | None = None
+    tensors: tuple[Tensor, ...] = ()
+
+    @property
+    def all_tensors(self) -> tuple[Tensor, ...]:
+        parts = (self.mixer, self.cross_attention, self.feed_forward)
+        return sum((part.tensors for part in parts if part is not None), ()) + self.tensors
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationSpec:
+    """How the published weights are stored, as ``quantization_config`` says it.
+
+    ``method`` is the loader's name (awq, gptq, fp8, compressed-tensors, modelopt, mxfp4, bitsandbytes, gguf, ...).
+    ``bits`` per quantized weight; one scale per ``group_size`` weights of a row, or per ``block_shape`` tile, or per
+    output channel / per tensor (``granularity``); ``ignore`` are the module names and patterns that stay unquantized.
+    """
+
+    method: str
+    bits: float
+    granularity: Literal["group", "block", "channel", "tensor"]
+    group_size: int | None = None
+    block_shape: tuple[int, int] | None = None
+    scale_dtype: str = "float16"
+    has_zero_points: bool = False
+    has_act_order: bool = False
+    static_input_scale: bool = False
+    ignore: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    kv_cache_dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary positions. ``rotary_size`` of ``head_size`` elements turn; ``scaling`` as published, with its own keys."""
+
+    theta: float
+    rotary_size: int
+    scaling: str | None = None
+    factor: float | None = None
+    original_max_position_embeddings: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraModule:
+    """What a checkpoint carries beside the causal language model; loaded (or not) apart and named apart.
+
+    ``num_parameters`` is None where the config does not say enough to count it.
+    """
+
+    name: str
+    kind: Literal["vision", "audio", "encoder", "projector", "multi_token_prediction"]
+    num_parameters: int | None
+    num_layers: int = 0
+    tensors: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A causal language model, from its published config alone. Sizes in elements, lengths in tokens.
+
+    ``tensors`` are those outside the layers (embedding, learned positions, final norm, untied head). ``extras`` are
+    named apart and never counted in ``num_parameters``. ``assumptions`` are the defaults that the reader took because
+    the config is silent, one sentence each. ``raw_config`` is the config as published, for engines that read it.
+    ``stored_weight_bytes`` is set where the file itself says it (GGUF, safetensors headers).
+    """
+
+    id: str
+    architecture: str
+    model_type: str
+    layers: tuple[LayerSpec, ...]
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int | None
+    dtype: str
+    tie_word_embeddings: bool
+    tensors: tuple[Tensor, ...]
+    rope: RopeSpec | None = None
+    quantization: QuantizationSpec | None = None
+    extras: tuple[ExtraModule, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    source: str | None = None
+    stored_weight_bytes: int | None = None
+    raw_config: Mapping[str, Any] = field(default_factory=dict, compare=False, hash=False, repr=False)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Parameters of the causal language model as served: a tied embedding once, no towers, no multi-token heads."""
+        return count_elements(self.tensors) + sum(count_elements(layer.all_tensors) for layer in self.layers)
+
+    @cached_property
+    def num_active_parameters(self) -> int:
+        """Parameters that one token meets: of a mixture of experts only the routed and the shared ones."""
+        active = sum(count_active_elements(layer.all_tensors) for layer in self.layers)
+        return count_active_elements(self.tensors) + active
+
+    @property
+    def has_state(self) -> bool:
+        """True when some layer keeps recurrent state (Mamba, linear attention) instead of K and V."""
+        return any(isinstance(layer.mixer, StateMixer) for layer in self.layers)
