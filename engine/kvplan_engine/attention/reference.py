@@ -1,0 +1,94 @@
+"""Paged attention in plain torch: the definition that every other backend is tested against."""
+
+from __future__ import annotations
+
+import torch
+
+from kvplan_engine.attention.metadata import AttentionMetadata
+
+
+class ReferenceBackend:
+    """Loops over the sequences, gathers their keys and values by block table, and does the maths in one dtype.
+
+    ``compute_dtype`` is float32; tests use float64 to see what float32 itself gets wrong.
+    """
+
+    name = "reference"
+
+    def __init__(self, compute_dtype: torch.dtype = torch.float32) -> None:
+        self._compute_dtype = compute_dtype
+
+    def write_kv(
+        self, key: torch.Tensor, value: torch.Tensor, kv: torch.Tensor, layer: int, slots: torch.Tensor
+    ) -> None:
+        """See AttentionBackend.write_kv."""
+        block_size = kv.shape[4]
+        wanted = slots >= 0
+        blocks = torch.div(slots[wanted], block_size, rounding_mode="floor")
+        offsets = slots[wanted] % block_size
+        kv[blocks, layer, 0, :, offsets] = key[wanted].to(kv.dtype)
+        kv[blocks, layer, 1, :, offsets] = value[wanted].to(kv.dtype)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        layer: int,
+        metadata: AttentionMetadata,
+        out: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> None:
+        """See AttentionBackend.attend."""
+        starts = metadata.query_starts.tolist()
+        for sequence, kv_len in enumerate(metadata.seq_lens.tolist()):
+            rows = slice(starts[sequence], starts[sequence + 1])
+            if rows.start == rows.stop:
+                continue
+            query_len = rows.stop - rows.start
+            first = 0 if window is None else max(0, kv_len - query_len + 1 - window)
+            keys = self._gather(kv[:, layer, 0], metadata.block_tables[sequence], first, kv_len)
+            values = self._gather(kv[:, layer, 1], metadata.block_tables[sequence], first, kv_len)
+            attended = self._attend_one(query[rows], keys, values, scale, window, softcap)
+            out[rows] = attended.to(out.dtype)
+
+    def _gather(self, pool: torch.Tensor, block_table: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        """One sequence's keys or values at positions first..end, [hkv, end - first, d], of [num_blocks, hkv, bs, d].
+
+        Nothing before ``first`` is touched: a window may have given those blocks back.
+        """
+        block_size = pool.shape[2]
+        first_block, num_blocks = first // block_size, -(-end // block_size)
+        blocks = pool[block_table[first_block:num_blocks].long()]
+        skipped = first - first_block * block_size
+        return blocks.transpose(0, 1).flatten(1, 2)[:, skipped : skipped + end - first].to(self._compute_dtype)
+
+    def _attend_one(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """[query_len, hq, d] attended over keys and values [hkv, kv_len, d], whose last query_len are the queries' own."""
+        group_size = query.shape[1] // keys.shape[0]
+        heads_first = query.transpose(0, 1).to(self._compute_dtype)
+        scores = heads_first @ keys.repeat_interleave(group_size, dim=0).transpose(1, 2) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        visible = _visible(query.shape[0], keys.shape[1], window, query.device)
+        weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+        return (weights @ values.repeat_interleave(group_size, dim=0)).transpose(0, 1)
+
+
+def _visible(query_len: int, kv_len: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """[query_len, kv_len] bool: which key positions each query token may see."""
+    positions = torch.arange(kv_len - query_len, kv_len, device=device)[:, None]
+    keys = torch.arange(kv_len, device=device)[None, :]
+    visible = keys <= positions
+    if window is not None:
+        visible &= keys > positions - window
+    return visible
