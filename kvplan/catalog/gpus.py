@@ -1,0 +1,160 @@
+"""GPU and CPU-host profiles as types: what the driver reports, dense speed, links, price; every number with its source.
+
+Profiles are matched by exact alias, never by substring: ``l4`` must not find an L40.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from kvplan.errors import KvplanError, UsageError
+from kvplan.paths import profiles_dir
+from kvplan.units import GIB
+
+DEFAULT_GPUS: tuple[str, ...] = ("l4", "rtx-4090", "l40s", "a100-80gb-sxm", "h100-sxm", "h200")
+"""What `kvplan estimate` shows when no GPU is named: a 24 GB card, a consumer card and the common data-centre cards."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPrice:
+    """What one GPU costs to rent for an hour, in US dollars, with the day and the place of the figure."""
+
+    usd_per_hour: float
+    date: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProfile:
+    """One device. ``memory_bytes`` is the driver's total, not the marketing size; ``dense_flops`` are without sparsity.
+
+    Bandwidths are bytes per second and one direction. ``sources`` maps a field's name to where its number was found.
+    """
+
+    id: str
+    name: str
+    vendor: str
+    aliases: tuple[str, ...]
+    memory_bytes: int
+    memory_bandwidth_bytes_per_second: float
+    dense_flops: Mapping[str, float] = field(hash=False)
+    compute_capability: str
+    pcie_bytes_per_second: float | None
+    nvlink_bytes_per_second: float | None
+    max_gpus_per_node: int
+    unified_memory: bool
+    price: GpuPrice | None
+    note: str | None
+    sources: Mapping[str, str] = field(compare=False, hash=False, repr=False)
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.vendor == "cpu"
+
+    @property
+    def link_bytes_per_second(self) -> float | None:
+        """What tensor parallelism runs over: NVLink where there is one, else PCIe, else nothing (a single device)."""
+        return self.nvlink_bytes_per_second or self.pcie_bytes_per_second
+
+    def flops(self, dtype: str) -> float:
+        """Dense operations per second in ``dtype``; a format the device lacks is computed in the next wider one."""
+        for candidate in (dtype, *_WIDER_DTYPES.get(dtype, ("bfloat16", "float16", "float32"))):
+            if candidate in self.dense_flops:
+                return self.dense_flops[candidate]
+        return max(self.dense_flops.values())
+
+
+_WIDER_DTYPES: dict[str, tuple[str, ...]] = {
+    "fp4": ("fp8", "bfloat16", "float16", "float32"),
+    "fp8": ("bfloat16", "float16", "float32"),
+    "int8": ("bfloat16", "float16", "float32"),
+    "bfloat16": ("float16", "float32"),
+    "float16": ("bfloat16", "float32"),
+    "float32": ("bfloat16", "float16"),
+}
+
+
+@cache
+def load_gpus() -> tuple[GpuProfile, ...]:
+    """All shipped profiles in the order of the files. KvplanError when a file is unreadable or an alias taken twice."""
+    profiles: list[GpuProfile] = []
+    for path in sorted((profiles_dir() / "gpus").glob("*.json")):
+        profiles.extend(_read_file(path))
+    if not profiles:
+        raise KvplanError("kvplan's GPU profiles are missing from this installation.", hint="reinstall kvplan")
+    _index(tuple(profiles))
+    return tuple(profiles)
+
+
+def find_gpu(name: str) -> GpuProfile:
+    """The profile whose id, name or alias is exactly ``name``, letter case aside. UsageError with close matches."""
+    index = _index(load_gpus())
+    profile = index.get(_key(name))
+    if profile is not None:
+        return profile
+    close = difflib.get_close_matches(_key(name), list(index), n=8, cutoff=0.5)
+    suggestions = list(dict.fromkeys(index[alias].id for alias in close))[:4]
+    hint = f"did you mean {', '.join(suggestions)}? " if suggestions else ""
+    raise UsageError(f"There is no GPU profile named '{name}'.", hint=f"{hint}`kvplan gpus` lists them all")
+
+
+def _key(name: str) -> str:
+    return " ".join(name.lower().split())
+
+
+@cache
+def _index(profiles: tuple[GpuProfile, ...]) -> Mapping[str, GpuProfile]:
+    index: dict[str, GpuProfile] = {}
+    for profile in profiles:
+        for alias in {_key(text) for text in (profile.id, profile.name, *profile.aliases)}:
+            if alias in index:
+                raise KvplanError(f"GPU alias '{alias}' belongs to both {index[alias].id} and {profile.id}.")
+            index[alias] = profile
+    return MappingProxyType(index)
+
+
+def _read_file(path: Path) -> list[GpuProfile]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return [_profile(entry, document["sources"]) for entry in document["gpus"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise KvplanError(
+            f"The GPU profile file {path.name} cannot be read: {error}.", hint="reinstall kvplan"
+        ) from error
+
+
+def _profile(entry: Mapping[str, Any], sources: Mapping[str, str]) -> GpuProfile:
+    links = entry["interconnect"]
+    sourced = {name: entry[name] for name in ("memory_bytes", "memory_bandwidth", "dense_flops")} | dict(links)
+    price = entry.get("price")
+    memory_bytes = int(entry["memory_bytes"]["value"])
+    if memory_bytes < GIB:
+        raise ValueError(f"{entry['id']}: {memory_bytes} bytes is no GPU")
+    return GpuProfile(
+        id=entry["id"],
+        name=entry["name"],
+        vendor=entry["vendor"],
+        aliases=tuple(entry["aliases"]),
+        memory_bytes=memory_bytes,
+        memory_bandwidth_bytes_per_second=float(entry["memory_bandwidth"]["value"]),
+        dense_flops=MappingProxyType({name: float(value) for name, value in entry["dense_flops"]["value"].items()}),
+        compute_capability=entry["compute_capability"],
+        pcie_bytes_per_second=_bandwidth(links, "pcie_bandwidth"),
+        nvlink_bytes_per_second=_bandwidth(links, "nvlink_bandwidth"),
+        max_gpus_per_node=int(entry["max_gpus_per_node"]),
+        unified_memory=bool(entry.get("unified_memory", False)),
+        price=GpuPrice(price["usd_per_hour"], price["date"], price["source"]) if price else None,
+        note=entry.get("note"),
+        sources=MappingProxyType({name: sources[number["source"]] for name, number in sourced.items()}),
+    )
+
+
+def _bandwidth(links: Mapping[str, Any], name: str) -> float | None:
+    return float(links[name]["value"]) if name in links else None
