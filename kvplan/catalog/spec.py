@@ -64,7 +64,7 @@ class SparseIndexer:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Multi-head latent attention: the cache holds one compressed vector and one rotary key per token, for all heads."""
+    """Multi-head latent attention: the cache holds one latent vector and one rotary key per token, for all heads."""
 
     num_heads: int
     kv_lora_rank: int

@@ -1,0 +1,1 @@
+"""One module per kind of model: from a config to the layers it describes."""

@@ -1,0 +1,115 @@
+"""What every reader of a family returns, and what most of them read the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.parts import FULL, Window, chunked, sliding
+from kvplan.catalog.spec import ExtraModule, LayerSpec, RopeSpec
+from kvplan.catalog.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A model without its name: the part of a ``ModelSpec`` that only the family's reader can know."""
+
+    layers: tuple[LayerSpec, ...]
+    tensors: tuple[Tensor, ...]
+    hidden_size: int
+    vocab_size: int
+    tied: bool
+    max_position_embeddings: int | None
+    rope: RopeSpec | None = None
+    extras: tuple[ExtraModule, ...] = ()
+
+
+Reader = Callable[[ConfigView], Body]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes that nearly every decoder's config states."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head: int
+    vocab: int
+
+
+HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+POSITION_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "model_max_length")
+
+
+def read_sizes(view: ConfigView, *, head_default: int | None = None) -> Sizes:
+    """Hidden size, layers, heads; KV heads default to the query heads, the head size to hidden / heads."""
+    hidden = view.integer(*HIDDEN_KEYS)
+    heads = view.integer(*HEAD_KEYS)
+    kv_heads = view.integer("num_key_value_heads", "num_kv_heads", default=heads)
+    if kv_heads > heads or heads % kv_heads:
+        raise view.reject("num_key_value_heads", f"a divisor of the {heads} query heads")
+    head = view.optional_integer("head_dim") or head_default
+    if head is None:
+        if hidden % heads:
+            raise view.reject("hidden_size", f"a multiple of the {heads} heads (there is no head_dim)")
+        head = hidden // heads
+    return Sizes(hidden, view.layers(*LAYER_KEYS), heads, kv_heads, head, view.integer("vocab_size"))
+
+
+def read_tied(view: ConfigView, *, default: bool) -> bool:
+    return view.flag("tie_word_embeddings", "tie_embeddings", default=default)
+
+
+def read_max_positions(view: ConfigView) -> int | None:
+    return view.optional_integer(*POSITION_KEYS)
+
+
+def read_rope(view: ConfigView, head_size: int) -> RopeSpec:
+    """Rotary positions from the old keys (rope_theta, rope_scaling) or the new object (rope_parameters)."""
+    parameters = view.section("rope_parameters")
+    scaling = view.section("rope_scaling") or parameters
+    source = parameters if parameters is not None and parameters.has("rope_theta") else view
+    theta = source.number("rope_theta", "rotary_emb_base", default=10000.0)
+    share = view.number("partial_rotary_factor", "rotary_pct", default=1.0)
+    rotary = min(head_size, max(int(head_size * share), 1))
+    if scaling is None:
+        return RopeSpec(theta, rotary)
+    kind = scaling.text("rope_type", "type", default="default")
+    return RopeSpec(
+        theta=theta,
+        rotary_size=rotary,
+        scaling=None if kind == "default" else kind,
+        factor=scaling.number("factor", default=1.0),
+        original_max_position_embeddings=scaling.optional_integer("original_max_position_embeddings"),
+    )
+
+
+_LAYER_TYPES = {"full_attention", "global", "attention", "full"}
+
+
+def windows_of_types(view: ConfigView, types: list[str], window_tokens: int | None) -> list[Window]:
+    """One window per entry of ``layer_types``. A sliding entry without a window size is full attention."""
+    found = []
+    for kind in types:
+        if kind in _LAYER_TYPES:
+            found.append(FULL)
+        elif kind in ("sliding_attention", "sliding", "local", "sliding_window"):
+            found.append(sliding(window_tokens) if window_tokens else FULL)
+        elif kind == "chunked_attention":
+            found.append(chunked(window_tokens) if window_tokens else FULL)
+        else:
+            raise view.reject("layer_types", "a list of full_attention, sliding_attention and chunked_attention")
+    return found
+
+
+def layer_types(view: ConfigView, num_layers: int) -> list[str] | None:
+    """The published ``layer_types``, one per layer, or None when the config has none."""
+    types = view.texts("layer_types")
+    if types is not None and len(types) != num_layers:
+        raise view.reject("layer_types", f"one entry for each of {num_layers} layers")
+    return types

@@ -1,0 +1,83 @@
+"""Which layers of a plain decoder look through a window: the rule of each family, for configs without layer_types."""
+
+from __future__ import annotations
+
+from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.families.body import layer_types, windows_of_types
+from kvplan.catalog.parts import FULL, Window, sliding
+
+
+def _published(view: ConfigView, num_layers: int, tokens: int | None) -> list[Window] | None:
+    types = layer_types(view, num_layers)
+    return None if types is None else windows_of_types(view, types, tokens)
+
+
+def no_window(view: ConfigView, num_layers: int) -> list[Window]:
+    """Full attention everywhere; a ``sliding_window`` in the config is not read by this family."""
+    return [FULL] * num_layers
+
+
+def every_layer(view: ConfigView, num_layers: int) -> list[Window]:
+    """``sliding_window`` on all layers when it is set (Mistral, Phi-3, StarCoder2)."""
+    tokens = view.optional_integer("sliding_window")
+    published = _published(view, num_layers, tokens)
+    return published or [sliding(tokens) if tokens else FULL] * num_layers
+
+
+def mistral(view: ConfigView, num_layers: int) -> list[Window]:
+    """As ``every_layer``; a config that does not mention the window has transformers' default of 4,096."""
+    if not view.names("sliding_window") and layer_types(view, num_layers) is None:
+        view.assume("'sliding_window' is not in the config: 4,096, the default of this architecture.")
+        return [sliding(4096)] * num_layers
+    return every_layer(view, num_layers)
+
+
+def when_used(view: ConfigView, num_layers: int) -> list[Window]:
+    """Qwen 2 and 3: only with ``use_sliding_window``, and only from layer ``max_window_layers`` on."""
+    if not view.flag("use_sliding_window", default=False):
+        return [FULL] * num_layers
+    tokens = view.optional_integer("sliding_window")
+    published = _published(view, num_layers, tokens)
+    if published is not None or tokens is None:
+        return published or [FULL] * num_layers
+    first = view.integer("max_window_layers", default=28, minimum=0)
+    return [sliding(tokens) if index >= first else FULL for index in range(num_layers)]
+
+
+def every_nth_full(view: ConfigView, num_layers: int, *, period: int, default_tokens: int) -> list[Window]:
+    """All layers slide but each ``period``-th (Gemma 2 and 3, Cohere 2, OLMo 3, EXAONE 4).
+
+    ``period`` is the family's default, for configs without ``sliding_window_pattern`` and without ``layer_types``.
+    """
+    if view.names("sliding_window") and not view.has("sliding_window"):
+        return [FULL] * num_layers
+    tokens = view.integer("sliding_window", default=default_tokens)
+    published = _published(view, num_layers, tokens)
+    if published is not None:
+        return published
+    pattern = view.config.get("sliding_window_pattern")
+    if isinstance(pattern, str):
+        return _lettered(view, pattern, num_layers, tokens)
+    step = view.integer("sliding_window_pattern", "_sliding_window_pattern", default=period)
+    return [sliding(tokens) if (index + 1) % step else FULL for index in range(num_layers)]
+
+
+def _lettered(view: ConfigView, pattern: str, num_layers: int, tokens: int) -> list[Window]:
+    """EXAONE 4 writes its pattern as letters: L is local, G is global; the last layer is always global."""
+    if not pattern or set(pattern) - {"L", "G"}:
+        raise view.reject("sliding_window_pattern", "a number, or letters L and G")
+    last = num_layers - 1
+    local = [pattern[index % len(pattern)] == "L" and index != last for index in range(num_layers)]
+    return [sliding(tokens) if is_local else FULL for is_local in local]
+
+
+def gemma2(view: ConfigView, num_layers: int) -> list[Window]:
+    return every_nth_full(view, num_layers, period=2, default_tokens=4096)
+
+
+def gemma3(view: ConfigView, num_layers: int) -> list[Window]:
+    return every_nth_full(view, num_layers, period=6, default_tokens=4096)
+
+
+def every_fourth_full(view: ConfigView, num_layers: int) -> list[Window]:
+    return every_nth_full(view, num_layers, period=4, default_tokens=4096)

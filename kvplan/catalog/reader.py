@@ -1,0 +1,161 @@
+"""From the text of a config.json to a ``ModelSpec``: pick the architecture, refuse what is not one we know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.registry import architecture_of_type, find_reader, known_architectures
+from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import KvplanError, UnknownArchitectureError
+
+_NOT_GENERATING = (
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "ForNextSentencePrediction",
+    "ForPreTraining",
+    "ForImageClassification",
+    "ForCTC",
+)
+_NOT_LANGUAGE_MODELS = frozenset(
+    (
+        *("albert", "bert", "camembert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra", "esm"),
+        *("modernbert", "mpnet", "nomic_bert", "roberta", "xlm-roberta", "clap", "clip", "clip_text_model"),
+        *("clip_vision_model", "convnext", "dinov2", "resnet", "sam", "segformer", "siglip", "siglip_vision_model"),
+        *("swin", "vit", "wav2vec2", "yolos"),
+    )
+)
+_DTYPES = {"float32", "float16", "bfloat16", "float64"}
+
+
+def parse_config(text: str, *, where: str) -> dict[str, Any]:
+    """The JSON object in ``text``; ``where`` names it in the error."""
+    try:
+        config = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        detail = f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "too deep"
+        raise KvplanError(f"{where} is not valid JSON ({detail}).", hint="pass a published config.json") from error
+    if not isinstance(config, dict):
+        raise KvplanError(f"{where} holds no JSON object.", hint="pass a published config.json")
+    return config
+
+
+def read_config(
+    config: Mapping[str, Any],
+    *,
+    model_id: str,
+    aliases: tuple[str, ...] = (),
+    source: str | None = None,
+    assumptions: Mapping[str, str] | None = None,
+) -> ModelSpec:
+    """Everything a published config says about a causal language model.
+
+    KvplanError for values that cannot be, UnknownArchitectureError for architectures that no reader knows.
+    """
+    view = ConfigView(_with_assumptions(config, assumptions or {}))
+    for key, value in (assumptions or {}).items():
+        view.assume(f"'{key}' = {value}, because --assume says so.")
+    architecture = choose_architecture(view)
+    reader = find_reader(architecture)
+    if reader is None:
+        raise _unknown(architecture, view)
+    body = reader(view)
+    return ModelSpec(
+        id=model_id,
+        architecture=architecture,
+        model_type=view.text("model_type", default=""),
+        layers=body.layers,
+        hidden_size=body.hidden_size,
+        vocab_size=body.vocab_size,
+        max_position_embeddings=body.max_position_embeddings,
+        dtype=read_dtype(view),
+        tie_word_embeddings=body.tied,
+        tensors=body.tensors,
+        rope=body.rope,
+        extras=body.extras,
+        assumptions=tuple(view.assumptions),
+        aliases=aliases,
+        source=source,
+        raw_config=config,
+    )
+
+
+def choose_architecture(view: ConfigView) -> str:
+    """``architectures[0]``, else what ``model_type`` stands for. Refuses what generates no text, by name."""
+    named = view.texts("architectures") or []
+    model_type = view.text("model_type", default="")
+    for architecture in named:
+        if architecture.endswith(_NOT_GENERATING):
+            raise _not_causal(architecture)
+    if not named and model_type in _NOT_LANGUAGE_MODELS:
+        raise _not_causal(f"model_type '{model_type}'")
+    if named and find_reader(named[0]) is not None:
+        return named[0]
+    if model_type in _NOT_LANGUAGE_MODELS:
+        raise _not_causal(named[0])
+    if named and not named[0].endswith("Model"):
+        return named[0]
+    known = architecture_of_type(model_type)
+    if known is not None:
+        return known
+    if named or model_type:
+        return named[0] if named else f"model_type '{model_type}'"
+    raise KvplanError(
+        "The config names neither 'architectures' nor 'model_type'.",
+        hint="pass the published config.json, or say --assume architectures=LlamaForCausalLM",
+    )
+
+
+def _not_causal(what: str) -> KvplanError:
+    return KvplanError(
+        f"{what} is not a causal language model: it generates no text and keeps no KV cache.",
+        hint="pass a model that generates text",
+    )
+
+
+def _unknown(architecture: str, view: ConfigView) -> UnknownArchitectureError:
+    missing = "what each of its layers caches and which weights it has"
+    return UnknownArchitectureError(
+        f"The architecture {architecture} is not known: kvplan does not know {missing}.",
+        hint="if its layers are like those of a known architecture, say so: --assume architectures=LlamaForCausalLM "
+        f"({len(known_architectures())} are known: kvplan models --architectures)",
+    )
+
+
+def _with_assumptions(config: Mapping[str, Any], assumptions: Mapping[str, str]) -> dict[str, Any]:
+    merged = dict(config)
+    for key, text in assumptions.items():
+        target, name = merged, key
+        while "." in name:
+            section, name = name.split(".", 1)
+            inner = target.get(section)
+            target[section] = dict(inner) if isinstance(inner, Mapping) else {}
+            target = target[section]
+        value = _assumed_value(text)
+        target[name] = [value] if name == "architectures" and isinstance(value, str) else value
+    return merged
+
+
+def _assumed_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def read_dtype(view: ConfigView) -> str:
+    """The dtype of the published weights; float32 where the config is silent, as in transformers."""
+    section = view.section("text_config")
+    for where in (view, *([section] if section is not None else [])):
+        if where.has("torch_dtype") or where.has("dtype"):
+            name = where.text("torch_dtype", "dtype").removeprefix("torch.")
+            if name not in _DTYPES:
+                raise where.reject("torch_dtype", "one of " + ", ".join(sorted(_DTYPES)))
+            return name
+    view.assume("The config names no dtype: its weights are taken to be float32, as transformers does.")
+    return "float32"
