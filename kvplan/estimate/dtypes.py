@@ -1,0 +1,49 @@
+"""Number formats by name: bytes per element, and which one a model is served in when nobody says."""
+
+from __future__ import annotations
+
+from kvplan.errors import UsageError
+
+BYTES_PER_ELEMENT: dict[str, float] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "fp8_inc": 1,
+    "fp8_ds_mla": 1,
+    "int8": 1,
+}
+_SAME = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
+SERVING_DTYPES = ("auto", "bfloat16", "float16", "float32")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "int8")
+
+
+def canonical_dtype(name: str, allowed: tuple[str, ...], *, option: str) -> str:
+    """``name`` in its long form. UsageError when it is not in ``allowed``."""
+    folded = _SAME.get(name.casefold(), name.casefold())
+    if folded not in allowed:
+        raise UsageError(f"{option} does not know '{name}'.", hint="one of " + ", ".join(allowed))
+    return folded
+
+
+def element_bytes(dtype: str) -> int:
+    """Bytes of one element of a cache or a weight in ``dtype``."""
+    return int(BYTES_PER_ELEMENT[dtype])
+
+
+def serving_dtype(published: str, requested: str = "auto") -> str:
+    """The dtype weights and activations have while serving: what was asked for, else as published.
+
+    Weights published in float32 are served in float16, as vLLM's ``auto`` does.
+    """
+    if requested != "auto":
+        return requested
+    return "float16" if published in ("float32", "float64") else published
+
+
+def cache_dtype(serving: str, requested: str = "auto") -> str:
+    """The dtype of the KV cache: what was asked for, else that of the activations, independent of the weights."""
+    return serving if requested == "auto" else requested

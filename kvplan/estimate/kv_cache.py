@@ -1,0 +1,284 @@
+"""What one sequence keeps in memory, on one rank: bytes per token, fixed bytes, and the formula of each part.
+
+Every layer is turned into cache entries (K and V, a latent vector, an indexer's keys, a state, an encoder's K and V);
+equal entries of different layers are one component. Facts about how a rank divides them are vLLM's
+(vllm/v1/kv_cache_interface.py, vllm/model_executor/layers/mamba/mamba_utils.py): at least one KV head per rank, a
+latent cache is not divided, states are divided along heads and channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from kvplan.catalog.spec import (
+    CrossAttention,
+    LatentAttention,
+    LayerSpec,
+    ModelSpec,
+    SoftmaxAttention,
+    StateMixer,
+)
+from kvplan.errors import UsageError
+from kvplan.estimate.dtypes import element_bytes
+
+EntryKind = Literal["full", "sliding", "chunked", "latent", "indexer", "conv_state", "recurrent_state", "cross"]
+
+DS_MLA_BYTES_PER_TOKEN = 656
+"""One token of one MLA layer in fp8_ds_mla: 512 fp8 values, 4 float32 scales, 64 bfloat16 rotary values."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """Everything that decides the size of a cache beside the model."""
+
+    model_dtype: str = "bfloat16"
+    kv_dtype: str = "bfloat16"
+    state_dtype: str | None = None
+    """The recurrent state's dtype when the user overrides the model's."""
+    tensor_parallel_size: int = 1
+    encoder_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """What one layer keeps for one sequence, on one rank.
+
+    ``token_bytes`` per token that it keeps (0 for states), ``window_tokens`` at most so many (None: all of them),
+    ``state_bytes`` however long the sequence is. ``formula`` is one layer's arithmetic with its numbers.
+    """
+
+    kind: EntryKind
+    num_kv_heads: int | None
+    head_size: int | None
+    window_tokens: int | None
+    token_bytes: int
+    state_bytes: int
+    formula: str
+
+    def kept_bytes(self, context_tokens: int) -> int:
+        """Bytes for a sequence of ``context_tokens``: what the architecture needs, without any rounding."""
+        kept = context_tokens if self.window_tokens is None else min(context_tokens, self.window_tokens)
+        return kept * self.token_bytes + self.state_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KvComponent:
+    """``num_layers`` layers with the same entry.
+
+    ``bytes_per_token``: what one more token costs beyond every window (0 for windows and states);
+    ``window_bytes_per_token``: what it costs inside the window; ``fixed_bytes``: windows at their cap and states.
+    """
+
+    entry: CacheEntry
+    num_layers: int
+
+    @property
+    def kind(self) -> EntryKind:
+        return self.entry.kind
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.num_layers * self.entry.token_bytes if self.entry.window_tokens is None else 0
+
+    @property
+    def window_bytes_per_token(self) -> int:
+        return self.num_layers * self.entry.token_bytes if self.entry.window_tokens is not None else 0
+
+    @property
+    def fixed_bytes(self) -> int:
+        capped = (self.entry.window_tokens or 0) * self.entry.token_bytes
+        return self.num_layers * (capped + self.entry.state_bytes)
+
+    @property
+    def formula(self) -> str:
+        return f"{self.num_layers} layers x {self.entry.formula}"
+
+    def logical_bytes(self, context_tokens: int) -> int:
+        return self.num_layers * self.entry.kept_bytes(context_tokens)
+
+
+def rank_kv_heads(num_kv_heads: int, tensor_parallel_size: int) -> int:
+    """KV heads on one rank: divided evenly, or one (a replica) when there are more ranks than heads."""
+    if num_kv_heads >= tensor_parallel_size:
+        if num_kv_heads % tensor_parallel_size:
+            raise UsageError(
+                f"{num_kv_heads} KV heads cannot be divided over {tensor_parallel_size} tensor-parallel ranks.",
+                hint="choose a --tensor-parallel-size that divides the KV heads, or is a multiple of them",
+            )
+        return num_kv_heads // tensor_parallel_size
+    if tensor_parallel_size % num_kv_heads:
+        raise UsageError(
+            f"{tensor_parallel_size} tensor-parallel ranks are no multiple of {num_kv_heads} KV heads.",
+            hint="choose a --tensor-parallel-size that divides the KV heads, or is a multiple of them",
+        )
+    return 1
+
+
+def layer_entries(layer: LayerSpec, settings: CacheSettings) -> tuple[CacheEntry, ...]:
+    """The cache entries of one layer on one rank; empty for a layer that caches nothing of its own."""
+    entries: list[CacheEntry] = []
+    if isinstance(layer.mixer, SoftmaxAttention):
+        entries.extend(_softmax_entries(layer.mixer, settings))
+    elif isinstance(layer.mixer, LatentAttention):
+        entries.extend(_latent_entries(layer.mixer, settings))
+    elif isinstance(layer.mixer, StateMixer):
+        entries.extend(_state_entries(layer.mixer, settings))
+    if layer.cross_attention is not None:
+        entries.append(_cross_entry(layer.cross_attention, settings))
+    return tuple(entries)
+
+
+def _heads_formula(kv_heads: int, head_k: int, head_v: int, size: int) -> str:
+    if head_k == head_v:
+        return f"2 (K, V) x {kv_heads} KV heads x {head_k} x {size} B"
+    return f"{kv_heads} KV heads x ({head_k} K + {head_v} V) x {size} B"
+
+
+def _softmax_entries(mixer: SoftmaxAttention, settings: CacheSettings) -> Iterable[CacheEntry]:
+    if mixer.kv_shared_with is not None:
+        return
+    heads = rank_kv_heads(mixer.num_kv_heads, settings.tensor_parallel_size)
+    size = element_bytes(settings.kv_dtype)
+    yield CacheEntry(
+        kind=mixer.window_kind,
+        num_kv_heads=heads,
+        head_size=mixer.head_size_k,
+        window_tokens=mixer.window_tokens if mixer.window_kind != "full" else None,
+        token_bytes=heads * (mixer.head_size_k + mixer.head_size_v) * size,
+        state_bytes=0,
+        formula=_heads_formula(heads, mixer.head_size_k, mixer.head_size_v, size),
+    )
+
+
+def _latent_entries(mixer: LatentAttention, settings: CacheSettings) -> Iterable[CacheEntry]:
+    size = element_bytes(settings.kv_dtype)
+    width = mixer.cache_elements_per_token
+    token_bytes, formula = width * size, f"({mixer.kv_lora_rank} latent + {mixer.qk_rope_head_size} rotary) x {size} B"
+    if settings.kv_dtype == "fp8_ds_mla":
+        token_bytes, formula = DS_MLA_BYTES_PER_TOKEN, f"{DS_MLA_BYTES_PER_TOKEN} B (512 fp8 + 16 scales + 128 rotary)"
+    yield CacheEntry("latent", 1, width, None, token_bytes, 0, formula)
+    if mixer.indexer is not None:
+        yield _indexer_entry(mixer.indexer.head_size, settings.kv_dtype)
+
+
+def _indexer_entry(head_size: int, kv_dtype: str) -> CacheEntry:
+    """One key per token; in an 8-bit cache with one float32 scale for each 128 of its elements."""
+    size = element_bytes(kv_dtype)
+    if size > 1:
+        return CacheEntry("indexer", 1, head_size, None, head_size * size, 0, f"{head_size} indexer key x {size} B")
+    scales = -(-head_size // 128) * 4
+    formula = f"({head_size} indexer key x 1 B + {scales} B scale)"
+    return CacheEntry("indexer", 1, head_size, None, head_size + scales, 0, formula)
+
+
+def _state_entries(mixer: StateMixer, settings: CacheSettings) -> Iterable[CacheEntry]:
+    tp = settings.tensor_parallel_size
+    if mixer.conv_kernel > 1:
+        channels = rank_conv_channels(mixer, tp)
+        size = element_bytes(mixer.conv_dtype or settings.model_dtype)
+        kept = mixer.conv_kernel - 1
+        formula = f"{channels} channels x {kept} inputs x {size} B"
+        yield CacheEntry("conv_state", None, None, None, 0, channels * kept * size, formula)
+    if mixer.recurrent_shape:
+        heads = _divided(mixer.recurrent_shape[0], tp, what="state heads")
+        shape = (heads, *mixer.recurrent_shape[1:])
+        size = element_bytes(settings.state_dtype or mixer.recurrent_dtype or settings.model_dtype)
+        elements = 1
+        for length in shape:
+            elements *= length
+        formula = " x ".join(str(length) for length in shape) + f" state x {size} B"
+        yield CacheEntry("recurrent_state", None, None, None, 0, elements * size, formula)
+
+
+def rank_conv_channels(mixer: StateMixer, tensor_parallel_size: int) -> int:
+    """Convolved channels on one rank; groups that do not divide are replicated, at least one per rank."""
+    grouped = mixer.conv_group_channels
+    if grouped and mixer.num_groups % tensor_parallel_size:
+        grouped = grouped // mixer.num_groups * tensor_parallel_size
+    return _divided(mixer.conv_channels + grouped, tensor_parallel_size, what="convolution channels")
+
+
+def _divided(count: int, parts: int, *, what: str) -> int:
+    if count % parts:
+        raise UsageError(
+            f"{count} {what} cannot be divided over {parts} tensor-parallel ranks.",
+            hint="choose a --tensor-parallel-size that divides them",
+        )
+    return count // parts
+
+
+def _cross_entry(cross: CrossAttention, settings: CacheSettings) -> CacheEntry:
+    heads = rank_kv_heads(cross.num_kv_heads, settings.tensor_parallel_size)
+    size = element_bytes(settings.kv_dtype)
+    tokens = settings.encoder_tokens if settings.encoder_tokens is not None else cross.encoder_tokens
+    if tokens is None:
+        raise UsageError(
+            "This model attends to an encoder, and how many tokens that holds depends on the input.",
+            hint="say it with --encoder-tokens N",
+        )
+    state = tokens * heads * (cross.head_size_k + cross.head_size_v) * size
+    formula = f"{_heads_formula(heads, cross.head_size_k, cross.head_size_v, size)} x {tokens:,} encoder tokens"
+    return CacheEntry("cross", heads, cross.head_size_k, None, 0, state, formula)
+
+
+def components_of(layers: Iterable[LayerSpec], settings: CacheSettings) -> tuple[KvComponent, ...]:
+    """The entries of ``layers`` on one rank, equal ones counted together, in order of appearance."""
+    counts: dict[CacheEntry, int] = {}
+    for layer in layers:
+        for entry in layer_entries(layer, settings):
+            counts[entry] = counts.get(entry, 0) + 1
+    return tuple(KvComponent(entry, count) for entry, count in counts.items())
+
+
+def pipeline_slices(num_layers: int, pipeline_parallel_size: int) -> tuple[range, ...]:
+    """Which layers each pipeline stage holds: even, and what is left over goes to the stages before the last one.
+
+    As vLLM divides (vllm/distributed/utils.py, get_pp_indices): the last stage has the head, so it gets none extra.
+    """
+    if pipeline_parallel_size > num_layers:
+        raise UsageError(
+            f"{num_layers} layers cannot be divided over {pipeline_parallel_size} pipeline stages.",
+            hint=f"choose a --pipeline-parallel-size of at most {num_layers}",
+        )
+    each, left = divmod(num_layers, pipeline_parallel_size)
+    sizes = [each] * pipeline_parallel_size
+    for index in range(2, left + 2):
+        sizes[-index] += 1
+    slices, first = [], 0
+    for size in sizes:
+        slices.append(range(first, first + size))
+        first += size
+    return tuple(slices)
+
+
+@dataclass(frozen=True, slots=True)
+class KvCacheSize:
+    """One sequence of ``context_tokens`` on one rank holding all layers."""
+
+    context_tokens: int
+    components: tuple[KvComponent, ...]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one more token costs once every window is full."""
+        return sum(component.bytes_per_token for component in self.components)
+
+    @property
+    def window_bytes_per_token(self) -> int:
+        """What one more token costs on top of that while it is inside every window."""
+        return sum(component.window_bytes_per_token for component in self.components)
+
+    @property
+    def fixed_bytes_per_sequence(self) -> int:
+        return sum(component.fixed_bytes for component in self.components)
+
+    @property
+    def logical_bytes(self) -> int:
+        return sum(component.logical_bytes(self.context_tokens) for component in self.components)
+
+
+def size_sequence(spec: ModelSpec, context_tokens: int, settings: CacheSettings) -> KvCacheSize:
+    """The KV cache of one sequence of ``context_tokens`` tokens. UsageError where the ranks cannot divide it."""
+    return KvCacheSize(context_tokens, components_of(spec.layers, settings))
