@@ -73,7 +73,7 @@ class ReferenceBackend:
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """[query_len, hq, d] attended over keys and values [hkv, kv_len, d], whose last query_len are the queries' own."""
+        """[query_len, hq, d] attended over keys and values [hkv, n, d]; the last query_len are the queries' own."""
         group_size = query.shape[1] // keys.shape[0]
         heads_first = query.transpose(0, 1).to(self._compute_dtype)
         scores = heads_first @ keys.repeat_interleave(group_size, dim=0).transpose(1, 2) * scale

@@ -76,7 +76,7 @@ def gelu_inplace(x: torch.Tensor) -> None:
 
 
 def argmax_rows(logits: torch.Tensor, out: torch.Tensor) -> None:
-    """out [S] int64 = index of the largest of each row of logits [S, V], the lowest on ties; a NaN counts as largest."""
+    """out [S] int64 = index of the largest in each row of logits [S, V], the lowest on ties; a NaN is largest."""
     torch.argmax(logits, dim=-1, out=out)
 
 

@@ -1,0 +1,106 @@
+"""One step's inputs: a plan of sequences turned into the tensors the model reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+
+from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.request import Sequence
+from kvplan_engine.scheduler import StepPlan
+from kvplan_engine.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """Views into the workspace for T tokens of S sequences.
+
+    token_ids, positions [T] int64. sampled: the sequences whose next token is chosen, in row order of the logits.
+    sampled_rows [len(sampled)] int64: the row of the hidden states each of them is predicted from.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionMetadata
+    sampled: list[Sequence]
+    sampled_rows: torch.Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+
+class BatchBuilder:
+    """Fills the workspace's index buffers from a plan. Its work grows with the step's tokens, not with the contexts:
+
+    a sequence's block table is copied only as far as it has grown since its row was last written by it.
+    """
+
+    def __init__(self, workspace: Workspace, block_size: int) -> None:
+        self._workspace = workspace
+        self._block_size = block_size
+        # numpy views of the workspace: assigning Python lists to them is several times faster than to tensors
+        self._token_ids = workspace["token_ids"].numpy()
+        self._positions = workspace["positions"].numpy()
+        self._slots = workspace["slots"].numpy()
+        self._block_tables = workspace["block_tables"].numpy()
+        self._seq_lens = workspace["seq_lens"].numpy()
+        self._query_starts = workspace["query_starts"].numpy()
+
+    def build(self, plan: StepPlan) -> StepBatch:
+        """The step's tensors; valid until the next call."""
+        counts = np.fromiter((item.num_new_tokens for item in plan.scheduled), np.int64, len(plan.scheduled))
+        firsts = np.fromiter(
+            (item.sequence.num_computed_tokens for item in plan.scheduled), np.int64, len(plan.scheduled)
+        )
+        num_seqs, num_tokens = len(plan.scheduled), plan.num_tokens
+        starts = self._query_starts
+        starts[0] = 0
+        np.cumsum(counts, out=starts[1 : num_seqs + 1])
+        self._seq_lens[:num_seqs] = firsts + counts
+        self._fill_tables(plan)
+        self._fill_tokens(plan, counts, firsts)
+        sampled = [(row, item.sequence) for row, item in enumerate(plan.scheduled) if item.needs_sampling]
+        rows = starts[1 : num_seqs + 1][[row for row, _ in sampled]].astype(np.int64) - 1
+        return StepBatch(
+            token_ids=self._workspace["token_ids"][:num_tokens],
+            positions=self._workspace["positions"][:num_tokens],
+            attention=AttentionMetadata(
+                slots=self._workspace["slots"][:num_tokens],
+                block_tables=self._workspace["block_tables"][:num_seqs],
+                seq_lens=self._workspace["seq_lens"][:num_seqs],
+                query_starts=self._workspace["query_starts"][: num_seqs + 1],
+                max_query_len=int(counts.max()),
+            ),
+            sampled=[sequence for _, sequence in sampled],
+            sampled_rows=torch.from_numpy(rows),
+        )
+
+    def _fill_tables(self, plan: StepPlan) -> None:
+        tables = self._block_tables
+        for row, item in enumerate(plan.scheduled):
+            blocks = item.sequence.table.blocks
+            tables[row, : len(blocks)] = blocks
+
+    def _fill_tokens(self, plan: StepPlan, counts: np.ndarray, firsts: np.ndarray) -> None:
+        num_tokens = plan.num_tokens
+        if num_tokens == len(plan.scheduled):  # every sequence adds one token
+            self._token_ids[:num_tokens] = [
+                item.sequence.token_ids[item.sequence.num_computed_tokens] for item in plan.scheduled
+            ]
+            positions = firsts
+            rows = np.arange(num_tokens)
+        else:
+            pieces = (
+                item.sequence.token_ids[first : first + item.num_new_tokens]
+                for item, first in zip(plan.scheduled, firsts.tolist(), strict=True)
+            )
+            self._token_ids[:num_tokens] = list(chain.from_iterable(pieces))
+            rows = np.repeat(np.arange(len(counts)), counts)
+            positions = np.arange(num_tokens) - np.repeat(self._query_starts[: len(counts)], counts) + firsts[rows]
+        self._positions[:num_tokens] = positions
+        blocks = self._block_tables[rows, positions // self._block_size].astype(np.int64)
+        self._slots[:num_tokens] = blocks * self._block_size + positions % self._block_size

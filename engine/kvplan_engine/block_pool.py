@@ -1,0 +1,119 @@
+"""The pool of KV blocks: who owns which block, and which block goes next. No tensors, no torch.
+
+    free queue     uncached, last freed first | cached, least recently used first, deepest block of a sequence first
+                   ^ taken from this end                                              a cached block that is looked up
+                                                                                      again leaves the queue in O(1)
+A block is free when nobody references it. A free block may still hold KV that is worth finding again (prefix
+cache): it keeps its hash until it is taken for something else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+BlockHash = bytes
+
+
+class NoFreeBlocks(Exception):
+    """Raised by :meth:`BlockPool.allocate` when fewer blocks are free than asked for. Nothing was taken."""
+
+
+class BlockPool:
+    """Reference counts and the free queue of ``num_blocks`` blocks of ``block_size`` token slots each."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.reset()
+
+    def reset(self) -> None:
+        """Everything free, nothing cached."""
+        self._reference_counts = [0] * self.num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(self.num_blocks))
+        self._hash_of_block: dict[int, BlockHash] = {}
+        self._block_of_hash: dict[BlockHash, int] = {}
+        self.num_evictions = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks nobody references, those that still hold cached KV among them."""
+        return len(self._free)
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks, in use or free, that can be found again by their hash."""
+        return len(self._block_of_hash)
+
+    def reference_count(self, block: int) -> int:
+        return self._reference_counts[block]
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Take ``num_blocks`` free blocks, each with one reference; NoFreeBlocks (and nothing taken) if there are fewer."""
+        if num_blocks > len(self._free):
+            raise NoFreeBlocks
+        taken = []
+        for _ in range(num_blocks):
+            block, _ = self._free.popitem(last=False)
+            self._forget_hash(block)
+            self._reference_counts[block] = 1
+            taken.append(block)
+        return taken
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more reference to each block; a free (cached) one comes back into use."""
+        for block in blocks:
+            if self._reference_counts[block] == 0:
+                del self._free[block]
+            self._reference_counts[block] += 1
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """Drop one reference to each block, given in the order of the sequence.
+
+        Released deepest first, so that a long prefix loses its tail before its head when blocks are evicted.
+        """
+        for block in reversed(blocks):
+            self._reference_counts[block] -= 1
+            if self._reference_counts[block] == 0:
+                self._free[block] = None
+                if block not in self._hash_of_block:
+                    self._free.move_to_end(block, last=False)
+
+    def cache(self, block: int, block_hash: BlockHash) -> None:
+        """Let ``block`` be found by ``block_hash``. The first block with some content keeps the name."""
+        if block_hash not in self._block_of_hash and block not in self._hash_of_block:
+            self._block_of_hash[block_hash] = block
+            self._hash_of_block[block] = block_hash
+
+    def find(self, block_hash: BlockHash) -> int | None:
+        """The block that holds this content, or None."""
+        return self._block_of_hash.get(block_hash)
+
+    def hash_of(self, block: int) -> BlockHash | None:
+        return self._hash_of_block.get(block)
+
+    def _forget_hash(self, block: int) -> None:
+        block_hash = self._hash_of_block.pop(block, None)
+        if block_hash is not None:
+            del self._block_of_hash[block_hash]
+            self.num_evictions += 1
+
+    def check(self, tables: Iterable[Sequence[int]] = ()) -> None:
+        """Assert every invariant; ``tables`` are all block tables that hold references (all, or none to skip that part)."""
+        counts = self._reference_counts
+        assert all(count >= 0 for count in counts), "negative reference count"
+        assert {block for block, count in enumerate(counts) if count == 0} == set(self._free), (
+            "free queue != unreferenced"
+        )
+        assert len(self._block_of_hash) == len(self._hash_of_block), "hash maps differ in size"
+        for block, block_hash in self._hash_of_block.items():
+            assert self._block_of_hash[block_hash] == block, "hash maps disagree"
+        tables = list(tables)
+        if tables:
+            held = Counter(block for table in tables for block in table)
+            assert all(counts[block] == number for block, number in held.items()), "reference counts != block tables"
+            assert sum(counts) == sum(held.values()), "a reference is held by no block table"

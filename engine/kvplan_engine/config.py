@@ -1,0 +1,74 @@
+"""The engine's settings, under vLLM's names. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvplan_engine.errors import EngineError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "dummy", "safetensors", "gguf")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything that decides how an engine starts. Values are checked here; EngineError names the bad one.
+
+    model: a directory, a config.json, a .gguf file, a shipped short name, a hub id, or a config dict.
+    gpu_memory_utilization: share of the device's total memory the engine may use, in (0, 1].
+    max_model_len: longest sequence (prompt + answer) in tokens; None takes the model's own limit.
+    max_num_seqs, max_num_batched_tokens: most sequences and most tokens in one step.
+    block_size: tokens per KV block. device_memory: total bytes of the device; None asks it.
+    swap_space: bytes of host memory for swapped-out blocks (0: preempted sequences are computed again).
+    """
+
+    model: Any
+    device: str = "auto"
+    dtype: str = "auto"
+    load_format: str = "auto"
+    gpu_memory_utilization: float = 0.9
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    kv_cache_dtype: str = "auto"
+    enable_prefix_caching: bool = True
+    swap_space: int = 0
+    device_memory: int | None = None
+    seed: int = 0
+    tensor_parallel_size: int = 1
+    attention_backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        _check_range(
+            "gpu_memory_utilization", self.gpu_memory_utilization, 0 < self.gpu_memory_utilization <= 1, "in (0, 1]"
+        )
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"):
+            _check_range(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        if self.max_model_len is not None:
+            _check_range("max_model_len", self.max_model_len, self.max_model_len >= 2, "at least 2")
+        _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("load_format", self.load_format, LOAD_FORMATS)
+        _check_choice("device", self.device, DEVICES)
+        if self.tensor_parallel_size != 1:
+            raise EngineError(
+                f"the engine runs on one device: tensor_parallel_size {self.tensor_parallel_size} is not possible yet.",
+                hint="`kvplan estimate --tp` sizes a tensor-parallel deployment",
+            )
+        if self.kv_cache_dtype not in ("auto", self.dtype, *DTYPES):
+            raise EngineError(
+                f"kv_cache_dtype '{self.kv_cache_dtype}' is not known to the engine.",
+                hint="use auto, float32 or bfloat16",
+            )
+
+
+def _check_range(name: str, value: Any, good: bool, text: str) -> None:
+    if not good:
+        raise EngineError(f"{name} must be {text}, got {value}.")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise EngineError(f"{name} '{value}' is not known.", hint="one of " + ", ".join(choices))

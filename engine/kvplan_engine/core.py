@@ -1,0 +1,271 @@
+"""The engine: requests in, steps, tokens out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kvplan_engine.block_pool import BlockPool
+from kvplan_engine.config import EngineConfig
+from kvplan_engine.device.allocation import allocating
+from kvplan_engine.device.device import open_device, resolve_dtype
+from kvplan_engine.errors import EngineError
+from kvplan_engine.memory import MemoryBreakdown
+from kvplan_engine.memory_plan import plan_memory, resolve_max_model_len
+from kvplan_engine.model_runner import LoadedModel, ModelRunner
+from kvplan_engine.outputs import StepOutput
+from kvplan_engine.prefix_cache import PrefixCache
+from kvplan_engine.profile_step import measure_profile_step
+from kvplan_engine.request import FinishReason, Request, Sequence, SequenceStatus
+from kvplan_engine.sampling.params import SamplingParams
+from kvplan_engine.sampling.sampler import Draw, SampledToken
+from kvplan_engine.scheduler import Scheduler, StepPlan
+from kvplan_engine.stats import StepStats
+from kvplan_engine.stop import StopChecker
+
+_RECONFIGURABLE = frozenset(
+    {
+        "gpu_memory_utilization",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "block_size",
+        "max_model_len",
+        "enable_prefix_caching",
+    }
+)
+
+
+class Engine:
+    """A model on a device with a paged KV pool, serving any number of requests by continuous batching.
+
+    ``source``: what to load when it is not ``config.model`` itself (a resolved directory, say).
+    ``tokenizer``: needed only for requests with stop strings.
+    Raises OutOfDeviceMemory, ContextTooLong or EngineError when it cannot start.
+    """
+
+    def __init__(self, config: EngineConfig, *, source: Any = None, tokenizer: Any = None) -> None:
+        self.config = config
+        self.device = open_device(config.device, config.device_memory)
+        with allocating("weights"):
+            self.model = LoadedModel(
+                config,
+                config.model if source is None else source,
+                self.device,
+                lambda model_dtype: resolve_dtype(config.dtype, model_dtype, self.device),
+            )
+        self._stops = StopChecker(self.model.config.eos_token_ids, tokenizer)
+        self._overhead_bytes = self.device.overhead_bytes
+        self._profiled: tuple[int, int] = (0, 0)
+        self._activation_peak_bytes = 0
+        self._carve()
+
+    # ---- memory
+
+    def reconfigure(self, **changes: Any) -> None:
+        """The same weights with other settings: a new workspace and a new pool. Nothing may be running.
+
+        On an error the engine has no pool until a later call succeeds.
+        """
+        unknown = set(changes) - _RECONFIGURABLE
+        if unknown:
+            raise EngineError(f"cannot change {', '.join(sorted(unknown))} of a loaded engine.", hint="start a new one")
+        self.config = replace(self.config, **changes)
+        self._drop_pool()
+        self._carve()
+
+    def _drop_pool(self) -> None:
+        for name in ("_runner", "scheduler", "_pool", "_requests"):
+            self.__dict__.pop(name, None)
+
+    def _carve(self) -> None:
+        """Workspace, pool and scheduler for ``self.config``; the profile step confirms the overhead kept back."""
+        config, model = self.config, self.model
+        max_model_len = resolve_max_model_len(config, model.config)
+        runner = ModelRunner(model, config, self.device, max_model_len)
+        largest_step = (config.max_num_batched_tokens, config.max_num_seqs)
+        kv_dtype = model.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+
+        def plan() -> MemoryBreakdown:
+            return plan_memory(
+                config,
+                model.config,
+                kv_dtype,
+                max_model_len,
+                device_total_bytes=self.device.total_bytes,
+                weight_bytes=model.weight_bytes,
+                workspace_bytes=runner.workspace.num_bytes,
+                overhead_bytes=self._overhead_bytes,
+            )
+
+        memory = plan()
+        runner.carve_pool(memory.num_blocks, kv_dtype)
+        if any(new > old for new, old in zip(largest_step, self._profiled, strict=True)):
+            self._profile(runner, memory, max_model_len)
+            if self._overhead_bytes != memory.overhead_bytes:  # the step took more than was kept back: give it that
+                runner.kv = None
+                memory = plan()
+                runner.carve_pool(memory.num_blocks, kv_dtype)
+            self._profiled = largest_step
+        self.memory = replace(memory, activation_peak_bytes=self._activation_peak_bytes)
+        self.max_model_len = max_model_len
+        self._runner = runner
+        self._make_scheduler(memory)
+
+    def _profile(self, runner: ModelRunner, memory: MemoryBreakdown, max_model_len: int) -> None:
+        with allocating("runtime"):
+            peak = measure_profile_step(runner, self.config, memory, max_model_len)
+        self._activation_peak_bytes = peak.peak_bytes
+        held_bytes = memory.weight_bytes + memory.activation_bytes + memory.kv_pool_bytes
+        needed = max(self.device.used_bytes() - held_bytes, peak.extra_bytes)
+        self._overhead_bytes = max(self._overhead_bytes, needed)
+
+    def _make_scheduler(self, memory: MemoryBreakdown) -> None:
+        config = self.config
+        self._pool = BlockPool(memory.num_blocks, memory.block_size)
+        salt = repr((self.model.config, self.model.dtype, config.kv_cache_dtype)).encode()
+        self.prefix_cache = PrefixCache(self._pool, enabled=config.enable_prefix_caching, salt=salt)
+        self.scheduler = Scheduler(
+            self._pool,
+            self.prefix_cache,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+        )
+        self._requests: dict[str, Request] = {}
+        self.stats = StepStats(num_free_blocks=memory.num_blocks)
+
+    # ---- requests
+
+    def add_request(
+        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, *, prompt: str | None = None
+    ) -> Request:
+        """Queue a prompt. EngineError when its id is taken, a token is unknown, or it can never fit."""
+        if request_id in self._requests:
+            raise EngineError(f"request id '{request_id}' is in use.")
+        vocab_size = self.model.config.vocab_size
+        if prompt_token_ids and not (min(prompt_token_ids) >= 0 and max(prompt_token_ids) < vocab_size):
+            raise EngineError(f"a token of request '{request_id}' lies outside the vocabulary of {vocab_size:,}.")
+        self._stops.check_params(params)
+        request = Request(request_id, prompt_token_ids, params, prompt=prompt)
+        self.scheduler.add(request)
+        self._requests[request_id] = request
+        return request
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request and return its blocks; an unknown or finished id is no error."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            for sequence in request.sequences:
+                if sequence.status is not SequenceStatus.FINISHED:
+                    self.scheduler.finish(sequence, FinishReason.ABORT)
+
+    def has_unfinished_requests(self) -> bool:
+        return self.scheduler.has_unfinished
+
+    # ---- one step
+
+    def step(self) -> list[StepOutput]:
+        """Compute one step; the tokens it added, in the order of the running sequences. [] when nothing waits or runs."""
+        started = time.perf_counter()
+        plan = self.scheduler.schedule()
+        if not plan.scheduled:
+            assert not self.scheduler.has_unfinished, "requests wait although nothing runs"
+            return []
+        with allocating("runtime"):
+            draws, tokens = self._run(plan)
+        self._record(plan, started)
+        return [self._append(draw.sequence, token) for draw, token in zip(draws, tokens, strict=True)]
+
+    def _run(self, plan: StepPlan) -> tuple[list[Draw], list[SampledToken]]:
+        if plan.copies:
+            self._runner.copy_blocks(plan.copies)
+        batch = self._runner.prepare(plan)
+        logits = self._runner.forward(batch)
+        self.scheduler.commit(plan)
+        draws = self._draws(batch.sampled)
+        stops = [self._stops.stop_ids(draw.sequence.request.params) for draw in draws]
+        return draws, self._runner.sampler.sample(logits, draws, stops) if draws else []
+
+    def _draws(self, sampled: list[Sequence]) -> list[Draw]:
+        """One draw per sequence; where a prompt has just been completed, one for each of its samples, forked here."""
+        draws = []
+        for row, sequence in enumerate(sampled):
+            draws.append(Draw(row, sequence))
+            if sequence.index == 0:
+                num_forks = sequence.request.num_pending_forks
+                draws += [Draw(row, self.scheduler.fork(sequence)) for _ in range(num_forks)]
+        return draws
+
+    def _append(self, sequence: Sequence, token: SampledToken) -> StepOutput:
+        sequence.token_ids.append(token.token_id)
+        if token.top_logprobs is not None and token.logprob is not None:
+            sequence.logprobs.append(token.top_logprobs)
+            sequence.cumulative_logprob += token.logprob
+        reason = self._stops.check(sequence, self.max_model_len)
+        if reason is not None:
+            self.scheduler.finish(sequence, reason)
+            if sequence.request.is_finished:
+                self._requests.pop(sequence.request.request_id, None)
+        return StepOutput(
+            request_id=sequence.request.request_id,
+            index=sequence.index,
+            new_token_ids=[token.token_id],
+            finished=reason is not None,
+            finish_reason=reason.value if reason else None,
+        )
+
+    def _record(self, plan: StepPlan, started: float) -> None:
+        scheduler, pool = self.scheduler, self._pool
+        running_tokens = wasted = 0
+        for sequence in scheduler.running:
+            running_tokens += sequence.num_computed_tokens
+            if not (sequence.has_shared_tail and sequence.index):  # a tail that siblings share is wasted once
+                wasted += len(sequence.table.blocks) * pool.block_size - sequence.num_computed_tokens
+        num_used_blocks = pool.num_used_blocks
+        self.stats = StepStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_scheduled_tokens=plan.num_tokens,
+            num_used_blocks=num_used_blocks,
+            num_free_blocks=pool.num_free_blocks,
+            num_used_tokens=num_used_blocks * pool.block_size - wasted,
+            num_running_tokens=running_tokens,
+            internal_fragmentation_bytes=wasted * self.memory.block_bytes // pool.block_size,
+            num_preemptions=scheduler.num_preemptions,
+            recomputed_tokens=scheduler.num_recomputed_tokens,
+            num_blocked_admissions=scheduler.num_blocked_admissions,
+            step_seconds=time.perf_counter() - started,
+        )
+
+    # ---- looking in
+
+    def get_stats(self) -> dict[str, Any]:
+        """KV usage, queues and cache hits now, under the names that vLLM's metrics have."""
+        pool, scheduler, cache = self._pool, self.scheduler, self.prefix_cache
+        return {
+            "kv_cache_usage_perc": pool.num_used_blocks / pool.num_blocks,
+            "num_blocks": pool.num_blocks,
+            "num_free_blocks": pool.num_free_blocks,
+            "num_used_blocks": pool.num_used_blocks,
+            "block_size": pool.block_size,
+            "num_requests_running": len(scheduler.running),
+            "num_requests_waiting": len(scheduler.waiting),
+            "num_preemptions": scheduler.num_preemptions,
+            "recomputed_tokens": scheduler.num_recomputed_tokens,
+            "num_cached_tokens": cache.num_hit_tokens,
+            "num_cached_blocks": pool.num_cached_blocks,
+            "prefix_cache_queries": cache.num_queried_tokens,
+            "prefix_cache_hits": cache.num_hit_tokens,
+            "memory": {name: getattr(self.memory, name) for name in self.memory.__dataclass_fields__},
+        }
+
+    def check(self) -> None:
+        """Assert every invariant of scheduler and pool (tests run it after every step)."""
+        self.scheduler.check()
+
+    @property
+    def torch_threads(self) -> int:
+        return torch.get_num_threads()

@@ -1,0 +1,69 @@
+"""Real limits and real readings of this process's private memory, from Linux.
+
+``RLIMIT_DATA`` bounds private writable memory (the kernel's ``VmData``): an allocation beyond it fails in ``mmap``
+or ``brk``, torch's CPU allocator raises, and the process works on after freeing. File mappings do not count.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+
+
+def private_memory_bytes() -> int:
+    """Private writable memory this process has mapped (VmData), which is what RLIMIT_DATA bounds."""
+    return _status_bytes("VmData")
+
+
+def resident_memory_bytes() -> int:
+    """Physical memory this process holds now (VmRSS)."""
+    return _status_bytes("VmRSS")
+
+
+def available_memory_bytes() -> int:
+    """What the machine can still give without swapping (MemAvailable)."""
+    return _field_bytes(Path("/proc/meminfo").read_text(encoding="ascii"), "MemAvailable")
+
+
+def limit_private_memory(bytes_above_now: int) -> int:
+    """Let this process map at most ``bytes_above_now`` more private memory from here on; returns the limit set."""
+    limit = private_memory_bytes() + bytes_above_now
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    return limit
+
+
+def _status_bytes(field: str) -> int:
+    return _field_bytes(_STATUS.read_text(encoding="ascii"), field)
+
+
+def _field_bytes(text: str, field: str) -> int:
+    match = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
+    assert match is not None, f"{field} is missing"
+    return int(match.group(1)) * 1024
+
+
+class PeakMemory:
+    """The most physical memory a block of code took above what was held when it began (VmHWM, reset at entry).
+
+    Where the kernel does not let the mark be reset, ``bytes_above_start`` is what the block left behind.
+    """
+
+    bytes_above_start = 0
+
+    def __enter__(self) -> PeakMemory:
+        try:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+            self._field = "VmHWM"
+        except OSError:
+            self._field = "VmRSS"
+        self._start = resident_memory_bytes()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bytes_above_start = max(0, _status_bytes(self._field) - self._start)

@@ -1,0 +1,25 @@
+"""The KV pool: one allocation, cut into blocks."""
+
+from __future__ import annotations
+
+import torch
+
+from kvplan_engine.device.allocation import allocating
+from kvplan_engine.memory import kv_block_bytes
+from kvplan_engine.model_config import ModelConfig
+
+
+def allocate_kv_pool(
+    config: ModelConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]; index 0 of the third axis holds keys, 1 values.
+
+    A block is one contiguous run of bytes with all layers in it, so that copying, swapping or storing a block is one
+    copy. OutOfDeviceMemory(phase="kv_init") when the device refuses.
+    """
+    shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, block_size, config.head_size)
+    num_bytes = num_blocks * kv_block_bytes(config, str(dtype).removeprefix("torch."), block_size)
+    with allocating("kv_init", num_bytes):
+        pool = torch.empty(shape, dtype=dtype, device=device)
+    assert pool.numel() * pool.element_size() == num_bytes
+    return pool

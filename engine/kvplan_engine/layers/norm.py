@@ -1,0 +1,34 @@
+"""The two normalisations, each alone or fused with the residual addition before it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+from kvplan_engine.models.loading import Weights
+
+
+class Norm:
+    """RMSNorm, or LayerNorm where the checkpoint has a bias for it; ``name`` is the parameter's without ``.weight``."""
+
+    __slots__ = ("_bias", "_epsilon", "_ops", "_weight")
+
+    def __init__(self, weights: Weights, name: str, epsilon: float, ops: ModuleType) -> None:
+        self._weight = weights[f"{name}.weight"]
+        self._bias = weights.get(f"{name}.bias")
+        self._epsilon = epsilon
+        self._ops = ops
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        if self._bias is None:
+            self._ops.rms_norm(x, self._weight, self._epsilon, out)
+        else:
+            self._ops.layer_norm(x, self._weight, self._bias, self._epsilon, out)
+
+    def after_adding(self, delta: torch.Tensor, residual: torch.Tensor, out: torch.Tensor) -> None:
+        """``residual += delta``, then ``out = norm(residual)``, in one pass over the rows."""
+        if self._bias is None:
+            self._ops.add_rms_norm(delta, residual, self._weight, self._epsilon, out)
+        else:
+            self._ops.add_layer_norm(delta, residual, self._weight, self._bias, self._epsilon, out)

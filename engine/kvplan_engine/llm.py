@@ -1,0 +1,171 @@
+"""``LLM``: the engine for people. Names and defaults follow vLLM's offline interface."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from kvplan_engine.config import EngineConfig
+from kvplan_engine.core import Engine
+from kvplan_engine.errors import EngineError
+from kvplan_engine.hub import ModelSource, resolve_source
+from kvplan_engine.outputs import CompletionOutput, RequestOutput
+from kvplan_engine.request import Request
+from kvplan_engine.request import Sequence as TokenSequence
+from kvplan_engine.sampling.params import SamplingParams
+
+logger = logging.getLogger("kvplan_engine")
+
+Prompt = str | Mapping[str, Any]
+
+_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|b|)\s*", re.IGNORECASE)
+
+
+class LLM:
+    """A model ready to answer prompts.
+
+    Arguments are those of :class:`EngineConfig`; ``device_memory`` and ``swap_space`` also take text like ``"4GiB"``.
+    Raises EngineError (and its kinds) when the engine cannot start.
+    """
+
+    def __init__(self, model: Any, **settings: Any) -> None:
+        for name in ("device_memory", "swap_space"):
+            if isinstance(settings.get(name), str):
+                settings[name] = _parse_bytes(name, settings[name])
+        try:
+            config = EngineConfig(model=model, **settings)
+        except TypeError as problem:
+            raise EngineError(f"unknown setting: {problem}.") from None
+        self._source: ModelSource = resolve_source(model, config.load_format)
+        self._tokenizer: Any = None
+        self._request_numbers = count()
+        self.engine = Engine(config, source=self._source.loadable, tokenizer=_LazyTokenizer(self))
+
+    # ---- text
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer (transformers); EngineError where the model came without one."""
+        if self._tokenizer is None:
+            self._tokenizer = _load_tokenizer(self._source.tokenizer_path)
+        return self._tokenizer
+
+    @property
+    def _has_tokenizer(self) -> bool:
+        path = self._source.tokenizer_path
+        return path is not None and (path.suffix == ".gguf" or (path / "tokenizer_config.json").is_file())
+
+    # ---- answering
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt] | Prompt,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer every prompt; outputs are in the order of the prompts.
+
+        prompts: a text, a list of texts, or a list of ``{"prompt_token_ids": [...]}``. sampling_params: one for all or
+        one for each. EngineError when one of them can never run, and then none is started.
+        """
+        if isinstance(prompts, (str, Mapping)):
+            prompts = [prompts]
+        params = _per_prompt(sampling_params, len(prompts))
+        requests: list[Request] = []
+        try:
+            for prompt, prompt_params in zip(prompts, params, strict=True):
+                requests.append(self._add(prompt, prompt_params))
+            while self.engine.has_unfinished_requests():
+                self.engine.step()
+        except BaseException:
+            for request in requests:
+                self.engine.abort(request.request_id)
+            raise
+        return [self._output(request) for request in requests]
+
+    def _add(self, prompt: Prompt, params: SamplingParams) -> Request:
+        request_id = str(next(self._request_numbers))
+        if isinstance(prompt, Mapping):
+            token_ids = list(prompt["prompt_token_ids"])
+            return self.engine.add_request(request_id, token_ids, params, prompt=prompt.get("prompt"))
+        if self.engine.model.is_dummy:
+            raise EngineError(
+                "this model has dummy weights, so an answer to a text would be noise.",
+                hint="give a directory with weights, or prompts as {'prompt_token_ids': [...]} to measure speed",
+            )
+        return self.engine.add_request(request_id, self.tokenizer.encode(prompt), params, prompt=prompt)
+
+    def _output(self, request: Request) -> RequestOutput:
+        completions = [self._completion(sequence) for sequence in sorted(request.sequences, key=lambda s: s.index)]
+        return RequestOutput(
+            request.request_id, request.prompt, request.prompt_token_ids, request.num_cached_tokens, completions
+        )
+
+    def _completion(self, sequence: TokenSequence) -> CompletionOutput:
+        wants_logprobs = sequence.request.params.logprobs is not None
+        return CompletionOutput(
+            index=sequence.index,
+            text=self._text(sequence),
+            token_ids=sequence.output_token_ids,
+            cumulative_logprob=sequence.cumulative_logprob if wants_logprobs else None,
+            logprobs=sequence.logprobs if wants_logprobs else None,
+            finish_reason=sequence.finish_reason.value if sequence.finish_reason else None,
+        )
+
+    def _text(self, sequence: TokenSequence) -> str:
+        if not self._has_tokenizer:
+            return ""
+        text: str = self.tokenizer.decode(sequence.output_token_ids, skip_special_tokens=True)
+        return text.partition(sequence.stop_match)[0] if sequence.stop_match else text
+
+    def get_stats(self) -> dict[str, Any]:
+        """See :meth:`Engine.get_stats`."""
+        return self.engine.get_stats()
+
+
+class _LazyTokenizer:
+    """Loads the tokenizer when the first stop string needs it."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+
+    def decode(self, token_ids: list[int], **options: Any) -> str:
+        text: str = self._llm.tokenizer.decode(token_ids, **options)
+        return text
+
+
+def _load_tokenizer(path: Path | None) -> Any:
+    if path is None:
+        raise EngineError("this model came without a tokenizer.", hint="give prompts as {'prompt_token_ids': [...]}")
+    from transformers import AutoTokenizer
+
+    try:
+        if path.suffix == ".gguf":
+            return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+        return AutoTokenizer.from_pretrained(str(path if path.is_dir() else path.parent))
+    except (OSError, ValueError, KeyError) as problem:
+        first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+        raise EngineError(
+            f"no tokenizer could be loaded from {path}: {first_line}",
+            hint="give prompts as {'prompt_token_ids': [...]}",
+        ) from None
+
+
+def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num_prompts
+    if len(params) != num_prompts:
+        raise EngineError(f"{num_prompts} prompts came with {len(params)} sampling parameters.")
+    return list(params)
+
+
+def _parse_bytes(name: str, text: str) -> int:
+    match = _BYTES.fullmatch(text)
+    if match is None:
+        raise EngineError(f"{name} '{text}' is not an amount of memory.", hint="write it like 4GiB or 4GB")
+    unit = match[2].lower()
+    base = 1024 if "i" in unit else 1000
+    return int(float(match[1]) * base ** " kmgt".index(unit[0] if unit and unit != "b" else " "))

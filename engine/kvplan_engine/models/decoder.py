@@ -1,0 +1,125 @@
+"""The decoder that GPT-2 and the Llama family share: embed, then per layer attention and MLP around one residual.
+
+    hidden  [T, H]  the residual stream                     normed [T, H]  its normalised copy, input of a projection
+    delta   [T, H]  output of a block, added to hidden in the next norm
+    scratch         qkv [T, (hq + 2 hkv) d] and attention output [T, hq d]; then the MLP's inner activations
+
+Every product writes into a buffer of the workspace: a step allocates nothing that grows with the batch.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+from kvplan_engine.attention.backend import AttentionBackend
+from kvplan_engine.batch import StepBatch
+from kvplan_engine.kernels import torch_ops
+from kvplan_engine.layers.linear import Linear
+from kvplan_engine.layers.norm import Norm
+from kvplan_engine.model_config import ModelConfig
+from kvplan_engine.models.loading import Weights
+from kvplan_engine.workspace import Workspace
+
+
+class DecoderLayer:
+    """The weights of one layer, ready to be applied."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, index: int, ops: ModuleType) -> None:
+        def linear(name: str) -> Linear:
+            prefix = f"layers.{index}.{name}"
+            return Linear(weights[f"{prefix}.weight"], weights.get(f"{prefix}.bias"))
+
+        self.qkv, self.output, self.up, self.down = map(linear, ("qkv", "output", "up", "down"))
+        self.attention_norm = Norm(weights, f"layers.{index}.attention_norm", config.norm_eps, ops)
+        self.mlp_norm = Norm(weights, f"layers.{index}.mlp_norm", config.norm_eps, ops)
+        self.query_norm = self.key_norm = None
+        if config.family == "qwen3":
+            # per head, on [T, heads, d] views inside qkv, which the kernels' row-wise norm does not take
+            self.query_norm = Norm(weights, f"layers.{index}.query_norm", config.norm_eps, torch_ops)
+            self.key_norm = Norm(weights, f"layers.{index}.key_norm", config.norm_eps, torch_ops)
+
+
+class Decoder:
+    """A model with its weights; ``forward`` computes one step over the paged pool."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, attention: AttentionBackend, ops: ModuleType) -> None:
+        self.config = config
+        self._attention = attention
+        self._ops = ops
+        self._embedding = weights["embedding"]
+        self._positions = weights.get("positions")
+        self._layers = [DecoderLayer(config, weights, index, ops) for index in range(config.num_layers)]
+        self._final_norm = Norm(weights, "final_norm", config.norm_eps, ops)
+        self._head = Linear(weights.get("head", self._embedding))
+        self._scale = config.head_size**-0.5
+
+    def forward(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+        """Logits [len(batch.sampled), vocab_size] of the step, in the workspace; writes the step's K and V into ``kv``."""
+        num_tokens = batch.num_tokens
+        hidden, normed, delta = (workspace[name][:num_tokens] for name in ("hidden", "normed", "delta"))
+        self._embed(batch, hidden, delta)
+        norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
+        self._layers[0].attention_norm(hidden, normed)
+        for index, (layer, next_norm) in enumerate(zip(self._layers, norms, strict=True)):
+            self._attend(layer, index, batch, normed, kv, workspace, delta)
+            layer.mlp_norm.after_adding(delta, hidden, normed)
+            self._mlp(layer, normed, workspace, delta)
+            next_norm.after_adding(delta, hidden, normed)
+        return self._logits(batch, normed, workspace)
+
+    def _embed(self, batch: StepBatch, hidden: torch.Tensor, delta: torch.Tensor) -> None:
+        torch.index_select(self._embedding, 0, batch.token_ids, out=hidden)
+        if self._positions is not None:
+            torch.index_select(self._positions, 0, batch.positions, out=delta)
+            hidden += delta
+
+    def _attend(
+        self,
+        layer: DecoderLayer,
+        index: int,
+        batch: StepBatch,
+        normed: torch.Tensor,
+        kv: torch.Tensor,
+        workspace: Workspace,
+        delta: torch.Tensor,
+    ) -> None:
+        config, num_tokens = self.config, normed.shape[0]
+        qkv, attended = workspace.scratch((num_tokens, config.qkv_size), (num_tokens, config.query_size))
+        layer.qkv(normed, qkv)
+        heads = qkv.view(num_tokens, -1, config.head_size)
+        query, key, value = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            layer.query_norm(query, query)
+            layer.key_norm(key, key)
+        if config.is_rotary:
+            table = workspace["rope"]
+            self._ops.rope_inplace(query, batch.positions, table)
+            self._ops.rope_inplace(key, batch.positions, table)
+        self._attention.write_kv(key, value, kv, index, batch.attention.slots)
+        out = attended.view(num_tokens, config.num_heads, config.head_size)
+        self._attention.attend(query, kv, index, batch.attention, out, self._scale, config.window_tokens, None)
+        layer.output(attended, delta)
+
+    def _mlp(self, layer: DecoderLayer, normed: torch.Tensor, workspace: Workspace, delta: torch.Tensor) -> None:
+        config = self.config
+        if config.gated_mlp:
+            (inner,) = workspace.scratch((normed.shape[0], 2 * config.ffn_size))
+            layer.up(normed, inner)
+            active = inner[:, : config.ffn_size]
+            self._ops.silu_and_mul(inner, active)
+        else:
+            (active,) = workspace.scratch((normed.shape[0], config.ffn_size))
+            layer.up(normed, active)
+            activate = self._ops.gelu_inplace if config.activation == "gelu" else self._ops.gelu_new_inplace
+            activate(active)
+        layer.down(active, delta)
+
+    def _logits(self, batch: StepBatch, normed: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+        num_rows = len(batch.sampled)
+        last_hidden, logits = workspace["last_hidden"][:num_rows], workspace["logits"][:num_rows]
+        if num_rows:
+            torch.index_select(normed, 0, batch.sampled_rows, out=last_hidden)
+            self._head(last_hidden, logits)
+        return logits

@@ -1,0 +1,65 @@
+"""Finding KV that is already in the pool: full blocks are known by a chained hash of their tokens. No torch.
+
+hash(block i) = blake2b(hash(block i-1) + the block's token ids), so equal hashes mean equal tokens from position 0 on,
+which is what makes their KV equal. The chain starts from a salt (whatever else changes the KV).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+from kvplan_engine.block_pool import BlockHash, BlockPool
+
+_DIGEST_BYTES = 16  # 2**-64 chance of any collision among four billion blocks
+
+
+def chain_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+    """The hash of one full block behind ``parent``."""
+    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=_DIGEST_BYTES).digest()
+
+
+class PrefixCache:
+    """Looks up and registers full blocks of sequences; counts queries and hits in tokens, as vLLM does."""
+
+    def __init__(self, pool: BlockPool, *, enabled: bool = True, salt: bytes = b"") -> None:
+        self.enabled = enabled
+        self._pool = pool
+        self._root: BlockHash = hashlib.blake2b(salt, digest_size=_DIGEST_BYTES).digest()
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+
+    def extend_hashes(self, hashes: list[BlockHash], token_ids: Sequence[int], num_tokens: int) -> None:
+        """Append to ``hashes`` those of the full blocks among the first ``num_tokens`` tokens that it lacks."""
+        size = self._pool.block_size
+        for index in range(len(hashes), num_tokens // size):
+            parent = hashes[-1] if hashes else self._root
+            hashes.append(chain_hash(parent, token_ids[index * size : (index + 1) * size]))
+
+    def lookup(self, hashes: Sequence[BlockHash], num_tokens: int) -> list[int]:
+        """The longest run of cached blocks for a prompt of ``num_tokens`` tokens, from its start.
+
+        At least one token is left to compute: without it there would be no logits to sample from.
+        """
+        if not self.enabled:
+            return []
+        found: list[int] = []
+        for block_hash in hashes[: (num_tokens - 1) // self._pool.block_size]:
+            block = self._pool.find(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def record_lookup(self, num_tokens: int, num_hit_tokens: int) -> None:
+        """Count one admitted prompt; lookups that were retried because the pool was full are counted once."""
+        if self.enabled:
+            self.num_queried_tokens += num_tokens
+            self.num_hit_tokens += num_hit_tokens
+
+    def register(self, hashes: Sequence[BlockHash], blocks: Sequence[int], first: int, last: int) -> None:
+        """Let blocks ``first`` to ``last`` - 1 of a sequence, now full, be found by their hashes."""
+        if self.enabled:
+            for index in range(first, last):
+                self._pool.cache(blocks[index], hashes[index])

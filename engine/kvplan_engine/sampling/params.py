@@ -1,0 +1,74 @@
+"""How a request wants its tokens chosen. Names and defaults are vLLM's. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvplan_engine.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """One request's sampling settings. ``temperature=0`` is greedy.
+
+    n: parallel samples of one prompt. top_k=0 (or -1) and top_p=1.0 keep the whole vocabulary.
+    min_p: drop tokens less likely than ``min_p`` times the likeliest. seed: makes this request's tokens
+    the same whatever else is in the batch. logprobs: how many alternatives to report per token.
+    Penalties are OpenAI's (presence, frequency: over generated tokens) and Hugging Face's (repetition: over prompt
+    and generated tokens). EngineError when a value is out of range.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: Sequence[str] | str | None = None
+    stop_token_ids: Sequence[int] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for good, text in (
+            (self.n >= 1, f"n must be at least 1, got {self.n}"),
+            (self.temperature >= 0, f"temperature must not be negative, got {self.temperature}"),
+            (0 < self.top_p <= 1, f"top_p must lie in (0, 1], got {self.top_p}"),
+            (self.top_k >= -1, f"top_k must be -1, 0 or positive, got {self.top_k}"),
+            (0 <= self.min_p <= 1, f"min_p must lie in [0, 1], got {self.min_p}"),
+            (self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens}"),
+            (
+                0 <= self.min_tokens <= self.max_tokens,
+                f"min_tokens must lie in [0, {self.max_tokens}], got {self.min_tokens}",
+            ),
+            (self.logprobs is None or self.logprobs >= 0, f"logprobs must not be negative, got {self.logprobs}"),
+            (-2 <= self.presence_penalty <= 2, f"presence_penalty must lie in [-2, 2], got {self.presence_penalty}"),
+            (-2 <= self.frequency_penalty <= 2, f"frequency_penalty must lie in [-2, 2], got {self.frequency_penalty}"),
+            (self.repetition_penalty > 0, f"repetition_penalty must be positive, got {self.repetition_penalty}"),
+        ):
+            if not good:
+                raise EngineError(f"sampling parameters: {text}.")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether a penalty or a bias has to be applied to the logits at every step."""
+        return bool(
+            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0 or self.logit_bias
+        )
