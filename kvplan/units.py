@@ -1,4 +1,4 @@
-"""Bytes and tokens as people write them, turned into integers and back. Inside kvplan everything is bytes and tokens."""
+"""Bytes and tokens as people write them, turned into integers and back. Inside kvplan all is bytes and tokens."""
 
 from __future__ import annotations
 

@@ -62,12 +62,12 @@ class EnginePrediction:
 
 
 def engine_dtype(spec: ModelSpec, settings: EngineSettings) -> str:
-    """``dtype`` as given; "auto" is the published one on a GPU and on CPUs with bfloat16 units, else float32."""
+    """``dtype`` as given; "auto" : as published on a GPU; on a CPU bfloat16 where it computes in that, else float32."""
     if settings.dtype != "auto":
         return settings.dtype
-    if settings.device == "cpu" and not settings.has_bfloat16_units:
-        return "float32"
-    return spec.dtype
+    if settings.device == "cuda":
+        return spec.dtype
+    return "bfloat16" if settings.has_bfloat16_units and spec.dtype != "float32" else "float32"
 
 
 def workspace_buffers(spec: ModelSpec, settings: EngineSettings, dtype: str, max_model_len: int) -> dict[str, int]:
@@ -133,6 +133,7 @@ def predict(spec: ModelSpec, settings: EngineSettings, device_memory_bytes: int)
     max_model_len = settings.max_model_len or spec.max_position_embeddings
     if max_model_len is None:
         raise KvplanError(f"The config of {spec.id} states no longest sequence.", hint="give one: --max-model-len 4096")
+    positions = spec.max_position_embeddings or max_model_len
     dtype = engine_dtype(spec, settings)
     weight_bytes = spec.num_parameters * element_bytes(dtype)
     buffers = workspace_buffers(spec, settings, dtype, max_model_len)
@@ -155,12 +156,14 @@ def predict(spec: ModelSpec, settings: EngineSettings, device_memory_bytes: int)
         kv_cache_tokens=num_blocks * settings.block_size,
         max_model_len=max_model_len,
         max_concurrency=num_blocks / blocks_needed,
-        largest_context=num_blocks * settings.block_size,
-        outcome=_outcome(weight_bytes, budget_bytes, num_blocks, blocks_needed),
+        largest_context=min(num_blocks * settings.block_size, positions),
+        outcome=_outcome(weight_bytes, budget_bytes, num_blocks, blocks_needed, too_long=max_model_len > positions),
     )
 
 
-def _outcome(weight_bytes: int, budget_bytes: int, num_blocks: int, blocks_needed: int) -> Outcome:
+def _outcome(weight_bytes: int, budget_bytes: int, num_blocks: int, blocks_needed: int, *, too_long: bool) -> Outcome:
+    if too_long:
+        return "rejected_ctx"
     if weight_bytes > budget_bytes:
         return "oom_weights"
     if num_blocks <= 0:

@@ -1,0 +1,83 @@
+"""``kvplan models``: what is known by name, with the figures people look a model up for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from kvplan.catalog.models import profiles, read_profile
+from kvplan.catalog.registry import known_architectures
+from kvplan.commands.render import OutputFormat, print_csv, print_json, print_markdown, print_table
+from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.kv_cache import CacheSettings, components_of
+from kvplan.units import format_tokens
+
+
+def models(
+    search: Annotated[str | None, typer.Argument(help="Only models whose name contains this.")] = None,
+    architectures: Annotated[bool, typer.Option("--architectures", help="List known architectures instead.")] = False,
+    output_format: Annotated[OutputFormat, typer.Option("--format", help="How to print.")] = OutputFormat.table,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+) -> None:
+    """List the models that are known by name."""
+    chosen = OutputFormat.json if as_json else output_format
+    if architectures:
+        _print_architectures(chosen)
+        return
+    rows = [_row(profile) for profile in profiles() if _matches(profile, search)]
+    if chosen is OutputFormat.json:
+        print_json({"schema": "kvplan.models/1", "models": rows})
+    elif chosen is OutputFormat.csv:
+        print_csv([{**row, "aliases": " ".join(row["aliases"])} for row in rows])
+    else:
+        head = ["name", "id", "parameters", "active", "longest", "KV B/token"]
+        cells = [_cells(row) for row in rows]
+        if chosen is OutputFormat.md:
+            print_markdown(head, cells)
+        else:
+            print_table(None, head, cells, text_columns=(0, 1))
+
+
+def _print_architectures(chosen: OutputFormat) -> None:
+    if chosen is OutputFormat.json:
+        print_json({"schema": "kvplan.architectures/1", "architectures": list(known_architectures())})
+        return
+    for architecture in known_architectures():
+        print(architecture)
+
+
+def _matches(profile: dict[str, Any], search: str | None) -> bool:
+    names = (profile["name"], profile["id"], *profile["aliases"])
+    return search is None or any(search.casefold() in name.casefold() for name in names)
+
+
+def _row(profile: dict[str, Any]) -> dict[str, Any]:
+    spec = read_profile(profile)
+    dtype = serving_dtype(spec.dtype)
+    cached = components_of(spec.layers, CacheSettings(model_dtype=dtype, kv_dtype=dtype, encoder_tokens=1))
+    return {
+        "name": profile["name"],
+        "id": spec.id,
+        "aliases": list(profile["aliases"]),
+        "architecture": spec.architecture,
+        "num_layers": spec.num_layers,
+        "num_parameters": spec.num_parameters,
+        "num_active_parameters": spec.num_active_parameters,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "kv_bytes_per_token": sum(component.bytes_per_token for component in cached),
+        "source": profile["source"],
+        "date": profile["date"],
+    }
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    longest = row["max_position_embeddings"]
+    return [
+        row["name"],
+        row["id"],
+        f"{row['num_parameters']:,}",
+        f"{row['num_active_parameters']:,}",
+        format_tokens(longest) if longest else "",
+        f"{row['kv_bytes_per_token']:,}",
+    ]
