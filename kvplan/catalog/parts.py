@@ -13,6 +13,7 @@ from kvplan.catalog.spec import (
     DenseFeedForward,
     MoeFeedForward,
     SoftmaxAttention,
+    SparseIndexer,
     WindowKind,
 )
 from kvplan.catalog.tensors import Role, Split, Tensor
@@ -65,9 +66,11 @@ class AttentionTraits:
     k_bias: bool = False
     v_bias: bool = False
     output_bias: bool = False
-    output_gate: Literal["none", "element", "head"] = "none"
+    output_gate: Literal["none", "element", "separate", "head"] = "none"
+    """Gate of the output: per element beside the query or in a matrix of its own, or per head."""
     sinks: bool = False
-    qk_norm: Literal["none", "head", "full"] = "none"
+    qk_norm: Literal["none", "head", "per_head", "full"] = "none"
+    """Norm of queries and keys: one for all heads, one for each head, or one over all heads' elements."""
     qk_norm_bias: bool = False
     values_from_keys: bool = False
     """No value projection: the values are the keys before their rotation (Gemma 4's global layers)."""
@@ -88,6 +91,7 @@ def attention(
     window: Window = FULL,
     traits: AttentionTraits = AttentionTraits(),
     kv_shared_with: int | None = None,
+    indexer: SparseIndexer | None = None,
 ) -> SoftmaxAttention:
     """A softmax attention and its weights. A layer that reads another layer's cache has no K and V projection."""
     head_v = head_k if head_v is None else head_v
@@ -101,9 +105,13 @@ def attention(
     tensors += linear(f"{name}.o_proj", hidden, heads * head_v, "row", bias=traits.output_bias)
     if traits.output_gate == "head":
         tensors += linear(f"{name}.g_proj", heads, hidden, "column")
+    elif traits.output_gate == "separate":
+        tensors += linear(f"{name}.g_proj", heads * head_v, hidden, "column")
     if traits.sinks:
         tensors += (Tensor(f"{name}.sinks", (heads,), "state", "column"),)
     tensors += _qk_norms(heads, kv_heads, head_k, traits, with_key=kv_shared_with is None)
+    if indexer is not None:
+        tensors += key_indexer(hidden, indexer)
     return SoftmaxAttention(
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -117,7 +125,18 @@ def attention(
         output_gate=traits.output_gate,
         sinks=traits.sinks,
         qk_norm=traits.qk_norm,
+        indexer=indexer,
         tensors=tensors,
+    )
+
+
+def key_indexer(hidden: int, indexer: SparseIndexer) -> tuple[Tensor, ...]:
+    """MiniMax M3's indexer beside a grouped attention: queries and one key from the hidden state, both normed."""
+    return (
+        *linear("self_attn.index_q_proj", indexer.num_heads * indexer.head_size, hidden),
+        *linear("self_attn.index_k_proj", indexer.head_size, hidden),
+        *norm("self_attn.index_q_norm", indexer.head_size),
+        *norm("self_attn.index_k_norm", indexer.head_size),
     )
 
 

@@ -6,13 +6,11 @@ from functools import partial
 from importlib import import_module
 
 from kvplan.catalog.families.body import Reader
-from kvplan.catalog.families.plain import FAMILIES, read_plain
 
 _FAMILIES = "kvplan.catalog.families."
 
 _READERS: dict[str, str] = {
     "GPT2LMHeadModel": "classic:read_gpt2",
-    "MixtralForCausalLM": "mixtures:read_mixtral",
 }
 
 _ARCHITECTURE_OF_TYPE: dict[str, str] = {
@@ -29,16 +27,27 @@ _SAME_AS: dict[str, str] = {
 }
 
 
+_TABLES: tuple[tuple[str, str, str], ...] = (
+    ("plain", "FAMILIES", "read_plain"),
+    ("mixtures", "MIXTURES", "read_mixture"),
+    ("latent", "LATENT", "read_latent"),
+)
+"""Modules with a table of families: module, table, and the function that reads a config by a row of it."""
+
+
 def find_reader(architecture: str) -> Reader | None:
     """The reader of ``architecture``, or None when it is not known."""
     name = _SAME_AS.get(architecture, architecture)
-    if name in FAMILIES:
-        return partial(read_plain, family=FAMILIES[name])
+    for module_name, table, function in _TABLES:
+        module = import_module(_FAMILIES + module_name)
+        family = getattr(module, table).get(name)
+        if family is not None:
+            return partial(getattr(module, function), family=family)
     address = _READERS.get(name)
     if address is None:
         return None
-    module, function = address.split(":")
-    reader: Reader = getattr(import_module(_FAMILIES + module), function)
+    module_name, function = address.split(":")
+    reader: Reader = getattr(import_module(_FAMILIES + module_name), function)
     return reader
 
 
@@ -48,4 +57,6 @@ def architecture_of_type(model_type: str) -> str | None:
 
 
 def known_architectures() -> tuple[str, ...]:
-    return tuple(sorted({*FAMILIES, *_READERS, *_SAME_AS}))
+    """All names that ``find_reader`` knows, sorted."""
+    tables = [getattr(import_module(_FAMILIES + module), table) for module, table, _ in _TABLES]
+    return tuple(sorted({*_READERS, *_SAME_AS, *(name for table in tables for name in table)}))

@@ -19,12 +19,26 @@ StateKind = Literal["mamba1", "mamba2", "gated_delta_net", "kimi_delta", "short_
 
 
 @dataclass(frozen=True, slots=True)
+class SparseIndexer:
+    """A lightning indexer (DeepSeek V3.2, MiniMax M3): one small key per token that picks the tokens to attend to.
+
+    ``head_size`` elements per token and layer. vLLM keeps them as fp8 with one float32 scale per 128
+    (132 B for 128 elements), whatever the KV dtype is.
+    """
+
+    num_heads: int
+    head_size: int
+    topk: int
+
+
+@dataclass(frozen=True, slots=True)
 class SoftmaxAttention:
     """Multi-head, grouped-query or multi-query attention that caches K and V per token.
 
     With ``window_kind`` "sliding" a token sees the last ``window_tokens`` tokens including itself; with "chunked" the
     tokens of its own chunk. ``kv_shared_with`` names the earlier layer whose cache this layer reads instead of having
-    one. ``output_gate``: "element" has one gate per attention output, projected beside the query; "head" one per head.
+    one. ``output_gate``: "element" has one gate per attention output, projected beside the query ("separate": by a
+    matrix of its own); "head" one per head.
     """
 
     num_heads: int
@@ -36,9 +50,10 @@ class SoftmaxAttention:
     kv_shared_with: int | None = None
     qkv_bias: bool = False
     output_bias: bool = False
-    output_gate: Literal["none", "element", "head"] = "none"
+    output_gate: Literal["none", "element", "separate", "head"] = "none"
     sinks: bool = False
-    qk_norm: Literal["none", "head", "full"] = "none"
+    qk_norm: Literal["none", "head", "per_head", "full"] = "none"
+    indexer: SparseIndexer | None = None
     tensors: tuple[Tensor, ...] = ()
 
     @property
@@ -47,19 +62,6 @@ class SoftmaxAttention:
         if self.kv_shared_with is not None:
             return 0
         return self.num_kv_heads * (self.head_size_k + self.head_size_v)
-
-
-@dataclass(frozen=True, slots=True)
-class SparseIndexer:
-    """DeepSeek V3.2's indexer: one small key per token that picks the tokens to attend to.
-
-    ``head_size`` elements per token and layer. vLLM keeps them as fp8 with one float32 scale per 128
-    (132 B for 128 elements), whatever the KV dtype is.
-    """
-
-    num_heads: int
-    head_size: int
-    topk: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,8 @@ def _softmax_entries(mixer: SoftmaxAttention, settings: CacheSettings) -> Iterab
         state_bytes=0,
         formula=_heads_formula(heads, mixer.head_size_k, mixer.head_size_v, size),
     )
+    if mixer.indexer is not None:
+        yield _indexer_entry(mixer.indexer.head_size, settings.kv_dtype)
 
 
 def _latent_entries(mixer: LatentAttention, settings: CacheSettings) -> Iterable[CacheEntry]:

@@ -7,7 +7,7 @@ bool is fixed by the modelling code.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvplan.catalog.config_view import ConfigView
@@ -43,16 +43,18 @@ class PlainFamily:
     output_bias: Trait = False
     mlp_bias: Trait = False
     gated: bool = True
-    qk_norm: Literal["none", "head", "full"] = "none"
+    qk_norm: Literal["none", "head", "per_head", "full"] = "none"
     qk_norm_flag: Trait = True
     norms: int = 2
     norm_bias: Trait = False
     final_norm: bool = True
     tied: bool = False
-    head_bias: bool = False
+    head_bias: Trait = False
     head_default: int | None = None
     intermediate_ratio: int | None = None
     windows: Callable[[ConfigView, int], list[Window]] = windows.no_window
+    sinks: bool = False
+    output_gate: Literal["none", "element", "separate", "head"] = "none"
 
 
 ATTENTION_BIAS = Flag(("attention_bias",), False)
@@ -60,22 +62,68 @@ MLP_BIAS = Flag(("mlp_bias",), False)
 USE_BIAS = Flag(("use_bias",), True)
 
 LLAMA = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS)
-_QWEN3 = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head", windows=windows.when_used)
-_OLMO2 = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="full")
+_LAYER_NORM = PlainFamily(True, True, True, gated=False, norm_bias=True)
 _GEMMA = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, tied=True, head_default=256)
+_COHERE = PlainFamily(
+    ATTENTION_BIAS, ATTENTION_BIAS, norms=1, tied=True, qk_norm="per_head", qk_norm_flag=Flag(("use_qk_norm",), False)
+)
+_OLMO2 = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="full")
 
 FAMILIES: dict[str, PlainFamily] = {
     "LlamaForCausalLM": LLAMA,
     "MistralForCausalLM": PlainFamily(windows=windows.mistral),
+    "Ministral3ForCausalLM": PlainFamily(windows=windows.every_layer),
+    "MinistralForCausalLM": PlainFamily(windows=windows.every_layer),
     "Qwen2ForCausalLM": PlainFamily(qkv_bias=True, windows=windows.when_used),
-    "Qwen3ForCausalLM": _QWEN3,
+    "Qwen3ForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head", windows=windows.when_used),
+    "MiMoForCausalLM": PlainFamily(qkv_bias=True, windows=windows.when_used),
+    "GemmaForCausalLM": _GEMMA,
+    "Gemma2ForCausalLM": replace(_GEMMA, norms=4, windows=windows.gemma2),
+    "Gemma3ForCausalLM": replace(_GEMMA, norms=4, qk_norm="head", windows=windows.gemma3),
+    "PhiForCausalLM": replace(_LAYER_NORM, norms=1, head_bias=True, intermediate_ratio=4),
+    "Phi3ForCausalLM": PlainFamily(windows=windows.every_layer),
+    "Phi4MMForCausalLM": PlainFamily(windows=windows.every_layer),
+    "GPTNeoXForCausalLM": replace(
+        _LAYER_NORM, qkv_bias=Flag(("attention_bias",), True), output_bias=Flag(("attention_bias",), True)
+    ),
+    "StableLmForCausalLM": PlainFamily(qkv_bias=Flag(("use_qkv_bias",), False), norm_bias=True),
+    "Starcoder2ForCausalLM": PlainFamily(
+        USE_BIAS, USE_BIAS, USE_BIAS, gated=False, norm_bias=True, tied=True, windows=windows.every_layer
+    ),
+    "CohereForCausalLM": _COHERE,
+    "Cohere2ForCausalLM": replace(_COHERE, qk_norm="none", windows=windows.every_fourth_full),
+    "OlmoForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, norms=0, final_norm=False),
+    "Olmo2ForCausalLM": _OLMO2,
+    "Olmo3ForCausalLM": replace(_OLMO2, windows=windows.every_fourth_full),
+    "GraniteForCausalLM": LLAMA,
+    "GlmForCausalLM": PlainFamily(qkv_bias=Flag(("attention_bias",), False)),
+    "Glm4ForCausalLM": PlainFamily(qkv_bias=Flag(("attention_bias",), False), norms=4),
+    "SmolLM3ForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, tied=True, windows=windows.when_used),
+    "SeedOssForCausalLM": PlainFamily(Flag(("attention_bias",), True), Flag(("attention_out_bias",), False), MLP_BIAS),
+    "Exaone4ForCausalLM": PlainFamily(qk_norm="head", windows=windows.exaone4),
+    "NemotronForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, gated=False, norm_bias=True),
+    "InternLM2ForCausalLM": PlainFamily(Flag(("bias",), False), Flag(("bias",), False)),
+    "InternLM3ForCausalLM": PlainFamily(Flag(("qkv_bias",), False), Flag(("bias",), False), Flag(("bias",), False)),
+    "BaichuanForCausalLM": PlainFamily(),
+    "BaiChuanForCausalLM": PlainFamily(),
+    "AquilaForCausalLM": PlainFamily(),
+    "OrionForCausalLM": PlainFamily(norm_bias=True),
+    "ArceeForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, gated=False),
+    "Ernie4_5ForCausalLM": PlainFamily(*(Flag(("use_bias",), False),) * 3, tied=True),
+    "HeliumForCausalLM": PlainFamily(qkv_bias=Flag(("attention_bias",), False), mlp_bias=MLP_BIAS),
+    "HunYuanDenseV1ForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head"),
+    "MiniCPMForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, tied=True),
 }
 
 
 def family_traits(view: ConfigView, family: PlainFamily) -> AttentionTraits:
     qk_norm = family.qk_norm if read_trait(view, family.qk_norm_flag) else "none"
     return AttentionTraits.biased(
-        read_trait(view, family.qkv_bias), read_trait(view, family.output_bias), qk_norm=qk_norm
+        read_trait(view, family.qkv_bias),
+        read_trait(view, family.output_bias),
+        qk_norm=qk_norm,
+        sinks=family.sinks,
+        output_gate=family.output_gate,
     )
 
 
@@ -111,7 +159,7 @@ def assemble(view: ConfigView, family: PlainFamily, sizes: Sizes, feed_forwards:
             tied=tied,
             final_norm=family.final_norm,
             norm_bias=norm_bias,
-            head_bias=family.head_bias,
+            head_bias=read_trait(view, family.head_bias),
         ),
         hidden_size=sizes.hidden,
         vocab_size=sizes.vocab,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.body import layer_types, windows_of_types
-from kvplan.catalog.parts import FULL, Window, sliding
+from kvplan.catalog.parts import FULL, Window, chunked, sliding
 
 
 def _published(view: ConfigView, num_layers: int, tokens: int | None) -> list[Window] | None:
@@ -81,3 +81,32 @@ def gemma3(view: ConfigView, num_layers: int) -> list[Window]:
 
 def every_fourth_full(view: ConfigView, num_layers: int) -> list[Window]:
     return every_nth_full(view, num_layers, period=4, default_tokens=4096)
+
+
+def exaone4(view: ConfigView, num_layers: int) -> list[Window]:
+    """EXAONE 4: windows only where ``sliding_window`` is set; its small model has none."""
+    if not view.has("sliding_window"):
+        return [FULL] * num_layers
+    return every_nth_full(view, num_layers, period=4, default_tokens=4096)
+
+
+def gpt_oss(view: ConfigView, num_layers: int) -> list[Window]:
+    """Every other layer slides, beginning with the first."""
+    tokens = view.integer("sliding_window", default=128)
+    published = _published(view, num_layers, tokens)
+    return published or [FULL if index % 2 else sliding(tokens) for index in range(num_layers)]
+
+
+def llama4(view: ConfigView, num_layers: int) -> list[Window]:
+    """Chunks of ``attention_chunk_size`` where a layer has rotary positions; full where it has none (every 4th)."""
+    if view.names("attention_chunk_size") and not view.has("attention_chunk_size"):
+        return [FULL] * num_layers
+    tokens = view.integer("attention_chunk_size", default=8192)
+    published = _published(view, num_layers, tokens)
+    if published is not None:
+        return published
+    rotary = view.integers("no_rope_layers") or []
+    if len(rotary) != num_layers:
+        step = view.integer("no_rope_layer_interval", default=4)
+        rotary = [int((index + 1) % step != 0) for index in range(num_layers)]
+    return [chunked(tokens) if has_rope else FULL for has_rope in rotary]

@@ -1,0 +1,196 @@
+"""Models with multi-head latent attention: DeepSeek V2 and V3, Kimi K2, GLM 5, MiniCPM 3, Mistral Small 4 and alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.families.body import (
+    HEAD_KEYS,
+    HIDDEN_KEYS,
+    LAYER_KEYS,
+    Body,
+    Sizes,
+    read_max_positions,
+    read_rope,
+    read_tied,
+)
+from kvplan.catalog.families.mixtures import MixtureFamily, after_dense_ones, after_first_layer, read_feed_forwards
+from kvplan.catalog.families.plain import PlainFamily
+from kvplan.catalog.parts import MoeTraits, feed_forward, linear, norm, norms, outside
+from kvplan.catalog.spec import (
+    ExtraModule,
+    FeedForward,
+    LatentAttention,
+    LayerSpec,
+    SparseIndexer,
+)
+from kvplan.catalog.tensors import Tensor, count_elements
+
+_SHARED = MoeTraits(shared_name="shared_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class LatentFamily:
+    """One family with latent attention: its mixture (None: dense everywhere) and whether it has an indexer."""
+
+    mixture: MixtureFamily | None
+    has_indexer: bool = False
+    tied: bool = False
+
+
+def _deepseek(*, correction: bool) -> MixtureFamily:
+    return MixtureFamily(
+        PlainFamily(), after_dense_ones, shared_count=("n_shared_experts",), router_bias=correction, traits=_SHARED
+    )
+
+
+_GLM = MixtureFamily(
+    PlainFamily(), after_first_layer, shared_count=("n_shared_experts",), router_bias=True, traits=_SHARED
+)
+
+LATENT: dict[str, LatentFamily] = {
+    "DeepseekV2ForCausalLM": LatentFamily(_deepseek(correction=False)),
+    "DeepseekV3ForCausalLM": LatentFamily(_deepseek(correction=True)),
+    "DeepseekV32ForCausalLM": LatentFamily(_deepseek(correction=True), has_indexer=True),
+    "GlmMoeDsaForCausalLM": LatentFamily(_deepseek(correction=True), has_indexer=True),
+    "Glm4MoeLiteForCausalLM": LatentFamily(_GLM),
+    "Mistral4ForCausalLM": LatentFamily(_deepseek(correction=False)),
+    "MiniCPM3ForCausalLM": LatentFamily(None, tied=True),
+    "YoutuForCausalLM": LatentFamily(None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """The sizes of a latent attention, as the config states them."""
+
+    heads: int
+    q_lora: int | None
+    kv_lora: int
+    rope: int
+    nope: int
+    value: int
+
+
+def read_latent_sizes(view: ConfigView) -> LatentSizes:
+    return LatentSizes(
+        heads=view.integer(*HEAD_KEYS),
+        q_lora=view.optional_integer("q_lora_rank"),
+        kv_lora=view.integer("kv_lora_rank"),
+        rope=view.integer("qk_rope_head_dim", minimum=0),
+        nope=view.integer("qk_nope_head_dim"),
+        value=view.integer("v_head_dim"),
+    )
+
+
+def read_indexer(view: ConfigView) -> SparseIndexer:
+    return SparseIndexer(
+        num_heads=view.integer("index_n_heads"),
+        head_size=view.integer("index_head_dim"),
+        topk=view.integer("index_topk"),
+    )
+
+
+def latent_attention(
+    hidden: int, sizes: LatentSizes, *, bias: bool = False, indexer: SparseIndexer | None = None, gate: bool = False
+) -> LatentAttention:
+    """A latent attention and its weights; ``bias`` is that of the down projections and of the output.
+
+    ``gate``: the output is gated per element by a matrix of its own (Kimi K3).
+    """
+    return LatentAttention(
+        num_heads=sizes.heads,
+        kv_lora_rank=sizes.kv_lora,
+        qk_rope_head_size=sizes.rope,
+        qk_nope_head_size=sizes.nope,
+        v_head_size=sizes.value,
+        q_lora_rank=sizes.q_lora,
+        indexer=indexer,
+        tensors=_latent_tensors(hidden, sizes, bias=bias, gate=gate) + _indexer_tensors(hidden, sizes, indexer),
+    )
+
+
+def _latent_tensors(hidden: int, sizes: LatentSizes, *, bias: bool, gate: bool) -> tuple[Tensor, ...]:
+    name, query = "self_attn", sizes.heads * (sizes.nope + sizes.rope)
+    if sizes.q_lora is None:
+        tensors = linear(f"{name}.q_proj", query, hidden, "column")
+    else:
+        tensors = linear(f"{name}.q_a_proj", sizes.q_lora, hidden, bias=bias)
+        tensors += norm(f"{name}.q_a_layernorm", sizes.q_lora)
+        tensors += linear(f"{name}.q_b_proj", query, sizes.q_lora, "column")
+    tensors += linear(f"{name}.kv_a_proj_with_mqa", sizes.kv_lora + sizes.rope, hidden, bias=bias)
+    tensors += norm(f"{name}.kv_a_layernorm", sizes.kv_lora)
+    tensors += linear(f"{name}.kv_b_proj", sizes.heads * (sizes.nope + sizes.value), sizes.kv_lora, "column")
+    tensors += linear(f"{name}.o_proj", hidden, sizes.heads * sizes.value, "row", bias=bias)
+    return tensors + (linear(f"{name}.g_proj", sizes.heads * sizes.value, hidden, "column") if gate else ())
+
+
+def _indexer_tensors(hidden: int, sizes: LatentSizes, indexer: SparseIndexer | None) -> tuple[Tensor, ...]:
+    if indexer is None:
+        return ()
+    name = "self_attn.indexer"
+    return (
+        *linear(f"{name}.wq_b", indexer.num_heads * indexer.head_size, sizes.q_lora or hidden),
+        *linear(f"{name}.wk", indexer.head_size, hidden),
+        *norm(f"{name}.k_norm", indexer.head_size, bias=True),
+        *linear(f"{name}.weights_proj", indexer.num_heads, hidden),
+    )
+
+
+def read_latent(view: ConfigView, family: LatentFamily) -> Body:
+    """A body whose every layer has latent attention."""
+    sizes = _decoder_sizes(view)
+    latent = read_latent_sizes(view)
+    bias = view.flag("attention_bias", default=False)
+    indexer = read_indexer(view) if family.has_indexer else None
+    parts = _feed_forwards(view, family, sizes)
+    layers = []
+    for index, part in enumerate(parts):
+        own = indexer if _has_own_indexer(view, index) else None
+        mixer = latent_attention(sizes.hidden, latent, bias=bias, indexer=own)
+        layers.append(LayerSpec(mixer, None, part, norms(2, sizes.hidden)))
+    tied = read_tied(view, default=family.tied)
+    return Body(
+        layers=tuple(layers),
+        tensors=outside(sizes.hidden, sizes.vocab, tied=tied),
+        hidden_size=sizes.hidden,
+        vocab_size=sizes.vocab,
+        tied=tied,
+        max_position_embeddings=read_max_positions(view),
+        rope=read_rope(view, max(latent.rope, 1)),
+        extras=multi_token_layers(view, layers[-1], sizes.hidden),
+    )
+
+
+def _decoder_sizes(view: ConfigView) -> Sizes:
+    heads = view.integer(*HEAD_KEYS)
+    return Sizes(view.integer(*HIDDEN_KEYS), view.layers(*LAYER_KEYS), heads, heads, 1, view.integer("vocab_size"))
+
+
+def _feed_forwards(view: ConfigView, family: LatentFamily, sizes: Sizes) -> list[FeedForward]:
+    if family.mixture is None:
+        return [feed_forward(sizes.hidden, view.integer("intermediate_size"))] * sizes.layers
+    return read_feed_forwards(view, family.mixture, sizes)
+
+
+def _has_own_indexer(view: ConfigView, index: int) -> bool:
+    """GLM 5.2 and later: ``indexer_types`` says which layers reuse the selection of the layer before ("shared")."""
+    types = view.texts("indexer_types")
+    if types is None:
+        return True
+    if index >= len(types) or types[index] not in ("full", "shared"):
+        raise view.reject("indexer_types", "full or shared for each layer")
+    return types[index] == "full"
+
+
+def multi_token_layers(view: ConfigView, layer: LayerSpec, hidden: int) -> tuple[ExtraModule, ...]:
+    """DeepSeek V3's multi-token-prediction layers: a layer like the last one, two norms, a projection of both inputs.
+
+    The embedding and the head are those of the model, though the checkpoint repeats them.
+    """
+    count = view.integer("num_nextn_predict_layers", "num_mtp_modules", default=0, minimum=0, maximum=64)
+    if not count:
+        return ()
+    tensors = layer.all_tensors + norms(3, hidden) + linear("eh_proj", hidden, 2 * hidden)
+    return (ExtraModule("mtp", "multi_token_prediction", count * count_elements(tensors), count, tensors),)

@@ -1,0 +1,77 @@
+"""An independent parameter count: transformers builds the model on the meta device (no memory, no weights).
+
+What is left out is what kvplan names apart: vision and audio towers, their projectors, multi-token-prediction layers,
+and buffers (a load-balancing correction is a parameter in some architectures and a buffer in others; both count).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TOWERS = (
+    "visual",
+    "vision_tower",
+    "vision_model",
+    "vision_embedder",
+    "embed_vision",
+    "multi_modal_projector",
+    "mm_projector",
+    "audio_tower",
+    "embed_audio",
+    "embed_vision",
+    "vision_embed",
+    "mtp",
+)
+CORRECTIONS = ("e_score_correction_bias", "expert_bias", "tokens_per_expert_bias", "moe_statics", "correction_bias")
+
+
+@dataclass(frozen=True, slots=True)
+class IndependentCount:
+    """Parameters of the causal language model, and of the parts left out, by their name."""
+
+    num_parameters: int
+    num_corrections: int
+    towers: dict[str, int]
+
+
+def build_meta_model(config: dict[str, Any]) -> Any:
+    """The model that transformers makes of a raw config, on the meta device. Raises what transformers raises."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        stripped = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
+        (Path(folder) / "config.json").write_text(json.dumps(stripped))
+        loaded = transformers.AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            return _model_class(transformers, loaded)
+
+
+def _model_class(transformers: Any, loaded: Any) -> Any:
+    named = (loaded.architectures or [None])[0]
+    if named is not None and hasattr(transformers, named):
+        return getattr(transformers, named)._from_config(loaded)
+    return transformers.AutoModelForCausalLM.from_config(loaded)
+
+
+def count_independently(config: dict[str, Any]) -> IndependentCount:
+    """Count each tensor once (tied weights share one)."""
+    model = build_meta_model(config)
+    total, corrections, towers = 0, 0, dict[str, int]()
+    for name, tensor in model.named_parameters(remove_duplicate=True):
+        tower = next((part for part in TOWERS if part in name.split(".")), None)
+        if tower is not None:
+            towers[tower] = towers.get(tower, 0) + tensor.numel()
+        else:
+            total += tensor.numel()
+    for name, tensor in model.named_buffers():
+        if name.rsplit(".", 1)[-1] in CORRECTIONS or "moe_statics" in name:
+            corrections += tensor.numel()
+    return IndependentCount(total, corrections, towers)
