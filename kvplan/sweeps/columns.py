@@ -143,9 +143,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("request_throughput", "requests/s", "throughput", "completed / duration"),
     Column("output_throughput", "tokens/s", "throughput", "total_output_tokens / duration"),
     Column("total_token_throughput", "tokens/s", "throughput", "(total_input_tokens + total_output_tokens) / duration"),
-    Column(
-        "max_concurrent_requests", "requests", "throughput", "most requests in flight within one second of the trial"
-    ),
+    Column("max_concurrent_requests", "requests", "throughput", "most requests in flight at once"),
     *_latency_columns(),
     Column("block_bytes", "bytes", "kv", "K and V of one block over all layers, as the engine allocated it"),
     Column("block_bytes_predicted", "bytes", "kv", "the same from the config alone, before the trial started"),

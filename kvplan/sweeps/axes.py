@@ -1,0 +1,146 @@
+"""The axes of a sweep and how people write them: ``0.3,0.6,0.9``, ``1..64*2``, ``256..1024+256``, ``4k..32k*2``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Final, Literal
+
+from kvplan.errors import UsageError
+from kvplan.units import parse_tokens
+
+AxisValue = float | int | str
+AxisKind = Literal["share", "count", "tokens", "name"]
+
+MOST_VALUES: Final = 1000
+_END_OF_RANGE = re.compile(r"(?P<last>[^+*]+)(?:(?P<operator>[+*])(?P<step>.+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One engine argument that can be swept. ``name`` is vLLM's; ``choices`` only for names."""
+
+    name: str
+    kind: AxisKind
+    minimum: int = 1
+    choices: tuple[str, ...] = ()
+
+    @property
+    def option(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+AXES: Final[dict[str, Axis]] = {
+    axis.name: axis
+    for axis in (
+        Axis("gpu_memory_utilization", "share"),
+        Axis("max_num_seqs", "count"),
+        Axis("block_size", "tokens"),
+        Axis("max_model_len", "tokens", minimum=2),
+        Axis("max_num_batched_tokens", "tokens"),
+        Axis("dtype", "name", choices=DTYPES),
+        Axis("kv_cache_dtype", "name", choices=DTYPES),
+    )
+}
+
+
+def parse_axis(name: str, text: str) -> tuple[AxisValue, ...]:
+    """The values of axis ``name`` as written in ``text``: in order of writing, each once. UsageError otherwise."""
+    axis = AXES[name]
+    values: list[AxisValue] = []
+    for part in text.split(","):
+        values.extend(_parse_part(axis, part.strip()))
+        if len(values) > MOST_VALUES:
+            raise UsageError(f"{axis.option} '{text}' has more than {MOST_VALUES} values.", hint="take larger steps")
+    return tuple(dict.fromkeys(values))
+
+
+def _parse_part(axis: Axis, part: str) -> list[AxisValue]:
+    if not part:
+        raise UsageError(f"{axis.option} has an empty value.", hint=_example(axis))
+    if axis.kind == "name":
+        if part not in axis.choices:
+            raise UsageError(f"{axis.option} '{part}' is not known.", hint="one of " + ", ".join(axis.choices))
+        return [part]
+    if ".." not in part:
+        return [_checked(axis, _number(axis, part), part)]
+    first, rest = part.split("..", 1)
+    match = _END_OF_RANGE.fullmatch(rest)
+    if match is None:
+        raise UsageError(f"{axis.option} '{part}' is not a range.", hint=_example(axis))
+    return list(_range_values(axis, part, first, match))
+
+
+def _range_values(axis: Axis, part: str, first_text: str, match: re.Match[str]) -> list[AxisValue]:
+    first, last = _number(axis, first_text), _number(axis, match["last"])
+    _checked(axis, first, first_text)
+    _checked(axis, last, match["last"])
+    operator = match["operator"] or "+"
+    step = _step(axis, part, operator, match["step"])
+    if last < first:
+        raise UsageError(f"{axis.option} '{part}' runs downward.", hint="write the smaller end first")
+    values: list[AxisValue] = []
+    value = first
+    while value <= last and len(values) <= MOST_VALUES:
+        values.append(_checked(axis, value, part))
+        value = value + step if operator == "+" else value * step
+    return values
+
+
+def _step(axis: Axis, part: str, operator: str, text: str | None) -> Decimal:
+    if text is None:
+        if axis.kind == "share":
+            raise UsageError(f"{axis.option} '{part}' says no step.", hint="write it like 0.3..0.9+0.1")
+        return Decimal(1)
+    step = _decimal(text) if operator == "*" or axis.kind == "share" else _number(axis, text)
+    if step is None or step <= 0 or (operator == "*" and step <= 1):
+        raise UsageError(f"{axis.option} '{part}' has a step that leads nowhere.", hint=_example(axis))
+    return step
+
+
+def _decimal(text: str) -> Decimal | None:
+    try:
+        number = Decimal(text.strip())
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() else None
+
+
+def _number(axis: Axis, text: str) -> Decimal:
+    """A value of the axis. Tokens know k and m; zero and negative numbers are left to the check of the range."""
+    number = _decimal(text)
+    if number is not None:
+        return number
+    try:
+        if axis.kind == "tokens":
+            return Decimal(parse_tokens(text.strip()))
+    except UsageError:
+        pass  # said below, with the option's name
+    raise UsageError(f"{axis.option} '{text.strip()}' is not a number.", hint=_example(axis))
+
+
+def _checked(axis: Axis, number: Decimal, text: str) -> float | int:
+    if axis.kind == "share":
+        if not 0 < number <= 1:
+            raise UsageError(
+                f"{axis.name} must be above 0 and at most 1, got {number}.",
+                hint="it is the share of the device's memory that the engine may use, for instance 0.9",
+            )
+        return float(number)
+    if number != number.to_integral_value():
+        raise UsageError(f"{axis.name} must be a whole number, got {number} in '{text}'.", hint=_example(axis))
+    if number < axis.minimum:
+        raise UsageError(f"{axis.name} must be at least {axis.minimum}, got {number}.", hint=_example(axis))
+    return int(number)
+
+
+def _example(axis: Axis) -> str:
+    examples: dict[AxisKind, str] = {
+        "share": "a list or a range, like 0.3,0.6,0.9 or 0.3..0.9+0.1",
+        "count": "a list or a range, like 4,16,64 or 1..64*2",
+        "tokens": "a list or a range, like 8,16,32 or 256..1024+256 or 4k..32k*2",
+        "name": "one of " + ", ".join(axis.choices),
+    }
+    return examples[axis.kind]

@@ -1,0 +1,164 @@
+"""Which trials a sweep runs: the product of the axes that were given, or a default design that shows the boundaries.
+
+The default design has two planes that share their common point:
+
+* throughput: max_num_seqs x block_size, with memory to spare;
+* memory: gpu_memory_utilization x max_model_len. The utilizations are taken from the planner's prediction so that the
+  boundary runs through the plane: weights that do not fit, no room for a block, a pool that takes the short context
+  and refuses the long one, a pool that every context fits but the workload fills, and plenty.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvplan.errors import UsageError
+from kvplan.sweeps.axes import AXES, MOST_VALUES, AxisValue
+from kvplan.sweeps.options import DEFAULT_BATCHED_TOKENS
+from kvplan.sweeps.prediction import Predictor
+from kvplan.sweeps.trial import Trial, TrialSettings
+
+_THROUGHPUT_SEQS: Mapping[str, tuple[int, ...]] = {"cpu": (2, 4, 8, 16), "cuda": (8, 32, 128, 256)}
+_MEMORY_SEQS: Mapping[str, int] = {"cpu": 16, "cuda": 256}
+_BLOCK_SIZES = (8, 16, 32)
+_BLOCK_SIZE = 16
+_UTILIZATION = 0.9
+_CONTEXT_SHARES = (0.375, 0.625, 1.0)
+_UTILIZATION_STEP = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """A view of the design: which settings span it."""
+
+    name: str
+    x: str
+    y: str
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """The settings to run, each once, with the planes they belong to."""
+
+    points: Mapping[TrialSettings, tuple[str, ...]]
+    planes: tuple[Plane, ...]
+
+    def trials(self, predictor: Predictor, num_runs: int) -> tuple[Trial, ...]:
+        """In order of running: one load of the weights after the other, what is expected to start first.
+
+        Within a load the largest batches come first, because the engine profiles its largest step once.
+        """
+
+        def order(settings: TrialSettings) -> tuple[str, str, bool, int, int]:
+            starts = predictor.memory(settings).outcome == "ok"
+            return (*settings.load_key, not starts, -settings.max_num_batched_tokens, -settings.max_num_seqs)
+
+        ordered = sorted(self.points, key=order)
+        runs = itertools.product(range(1, num_runs + 1), ordered)
+        return tuple(
+            Trial(number, settings, run_number, self.points[settings])
+            for number, (run_number, settings) in enumerate(runs, start=1)
+        )
+
+
+def make_design(axes: Mapping[str, Sequence[AxisValue]], predictor: Predictor) -> Design:
+    """The grid of the given axes, or the default design when none was given."""
+    base = base_settings(predictor)
+    return _grid(axes, base) if axes else _default_design(predictor, base)
+
+
+def base_settings(predictor: Predictor) -> TrialSettings:
+    """What an axis has that was not given."""
+    kind = predictor.device.kind
+    return TrialSettings(
+        gpu_memory_utilization=_UTILIZATION,
+        max_num_seqs=_MEMORY_SEQS[kind],
+        block_size=_BLOCK_SIZE,
+        max_model_len=comfortable_context(predictor),
+        max_num_batched_tokens=DEFAULT_BATCHED_TOKENS[kind],
+    )
+
+
+def comfortable_context(predictor: Predictor) -> int:
+    """Room for four times the longest request, as a power of two, within the model's positions."""
+    longest = max(request.num_prompt_tokens + request.num_output_tokens for request in predictor.requests)
+    context = 1 << (4 * longest - 1).bit_length()
+    limit = predictor.spec.max_position_embeddings
+    return context if limit is None else min(context, limit)
+
+
+def _grid(axes: Mapping[str, Sequence[AxisValue]], base: TrialSettings) -> Design:
+    names = [name for name in AXES if name in axes]
+    size = math.prod(len(axes[name]) for name in names)
+    if size > MOST_VALUES:
+        raise UsageError(
+            f"The axes span {size:,} settings, more than {MOST_VALUES:,}.", hint="use fewer values on an axis"
+        )
+    points = {
+        base.with_changes(**dict(zip(names, values, strict=True))): ("grid",)
+        for values in itertools.product(*(axes[name] for name in names))
+    }
+    return Design(points, tuple(_grid_planes(axes)))
+
+
+def _grid_planes(axes: Mapping[str, Sequence[AxisValue]]) -> list[Plane]:
+    """Every pair of axes with more than one value; the first named is x."""
+    varied = [name for name in AXES if len(axes.get(name, ())) > 1]
+    return [Plane("grid", x, y) for x, y in itertools.combinations(varied, 2)] or [
+        Plane("grid", name, "output_throughput") for name in varied
+    ]
+
+
+def _default_design(predictor: Predictor, base: TrialSettings) -> Design:
+    points: dict[TrialSettings, tuple[str, ...]] = {}
+    for num_seqs, block_size in itertools.product(_THROUGHPUT_SEQS[predictor.device.kind], _BLOCK_SIZES):
+        _add(points, base.with_changes(max_num_seqs=num_seqs, block_size=block_size), "throughput")
+    contexts = memory_contexts(base.max_model_len)
+    for utilization, context in itertools.product(memory_utilizations(predictor, base, contexts), contexts):
+        settings = base.with_changes(gpu_memory_utilization=utilization, max_model_len=context)
+        _add(points, settings, "memory")
+    planes = (
+        Plane("throughput", "max_num_seqs", "block_size"),
+        Plane("memory", "gpu_memory_utilization", "max_model_len"),
+    )
+    return Design(points, planes)
+
+
+def _add(points: dict[TrialSettings, tuple[str, ...]], settings: TrialSettings, plane: str) -> None:
+    points[settings] = (*points.get(settings, ()), plane)
+
+
+def memory_contexts(longest: int) -> tuple[int, ...]:
+    """Three contexts up to ``longest``, on whole blocks."""
+    contexts = {max(_BLOCK_SIZE, int(longest * share) // _BLOCK_SIZE * _BLOCK_SIZE) for share in _CONTEXT_SHARES[:-1]}
+    return tuple(sorted(contexts | {longest}))
+
+
+def memory_utilizations(predictor: Predictor, base: TrialSettings, contexts: Sequence[int]) -> tuple[float, ...]:
+    """Utilizations on both sides of every boundary in the plane, ascending, as far as the device has room for them."""
+    plenty = predictor.memory(base)
+    fixed_bytes = plenty.weight_bytes + plenty.activation_bytes + plenty.overhead_bytes
+    token_bytes = plenty.block_bytes / base.block_size
+    demand_tokens = _demand_tokens(predictor, base)
+    # Between two contexts the shorter one starts and the longer one is refused.
+    between = [(shorter + longer) / 2 for shorter, longer in itertools.pairwise(contexts)]
+    tokens = [*between, 1.1 * contexts[-1], max(1.3 * contexts[-1], 0.7 * demand_tokens)]
+    budgets = [0.6 * plenty.weight_bytes, (plenty.weight_bytes + fixed_bytes) / 2]
+    budgets += [fixed_bytes + number * token_bytes for number in tokens]
+    utilizations = {_rounded(budget / predictor.device.memory_bytes) for budget in budgets}
+    return tuple(sorted(value for value in utilizations | {_UTILIZATION} if 0 < value <= _UTILIZATION))
+
+
+def _demand_tokens(predictor: Predictor, base: TrialSettings) -> float:
+    """Tokens that the workload's longest concurrent requests hold at once when memory is no limit."""
+    totals = sorted(
+        (request.num_prompt_tokens + request.num_output_tokens for request in predictor.requests), reverse=True
+    )
+    return sum(totals[: min(base.max_num_seqs, predictor.max_concurrency or len(totals))])
+
+
+def _rounded(utilization: float) -> float:
+    return round(round(utilization / _UTILIZATION_STEP) * _UTILIZATION_STEP, 6)

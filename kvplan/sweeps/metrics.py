@@ -1,0 +1,172 @@
+"""Figures of a finished trial from its recorded times. The definitions are those of vLLM's ``bench serve``.
+
+Checked against vllm/benchmarks/serve.py (`calculate_metrics`): TPOT per request over the tokens after the first, only
+for requests with more than one; ITL pooled; percentiles by linear interpolation; population standard deviation; the
+most requests in flight over half-open intervals, a departure before an arrival at the same instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Figures = dict[str, float | int | None]
+
+
+@dataclass(slots=True)
+class RequestTrace:
+    """What happened to one request. Times in seconds on one clock; ``token_times`` has one entry per output token."""
+
+    request_id: str
+    num_prompt_tokens: int
+    arrival_seconds: float
+    token_times: list[float]
+    finished: bool = False
+
+    @property
+    def ttft_seconds(self) -> float:
+        return self.token_times[0] - self.arrival_seconds
+
+    @property
+    def latency_seconds(self) -> float:
+        return self.token_times[-1] - self.arrival_seconds
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """None for a request with a single output token."""
+        if len(self.token_times) < 2:
+            return None
+        return (self.latency_seconds - self.ttft_seconds) / (len(self.token_times) - 1)
+
+
+def serving_figures(traces: Sequence[RequestTrace], duration_seconds: float) -> Figures:
+    """Throughput and latency of a trial under vLLM's names. Only completed requests count; times are in ms."""
+    completed = [trace for trace in traces if trace.finished and trace.token_times]
+    num_input = sum(trace.num_prompt_tokens for trace in completed)
+    num_output = sum(len(trace.token_times) for trace in completed)
+    figures: Figures = {
+        "duration": duration_seconds,
+        "completed": len(completed),
+        "failed": len(traces) - len(completed),
+        "total_input_tokens": num_input,
+        "total_output_tokens": num_output,
+        "request_throughput": len(completed) / duration_seconds,
+        "output_throughput": num_output / duration_seconds,
+        "total_token_throughput": (num_input + num_output) / duration_seconds,
+        "max_concurrent_requests": peak_concurrency(completed),
+    }
+    gaps = [gap for trace in completed for gap in np.diff(trace.token_times)]
+    tpots = [trace.tpot_seconds for trace in completed if trace.tpot_seconds is not None]
+    figures |= _statistics("ttft", [trace.ttft_seconds for trace in completed])
+    figures |= _statistics("tpot", tpots)
+    figures |= _statistics("itl", gaps)
+    figures |= _statistics("e2el", [trace.latency_seconds for trace in completed])
+    return figures
+
+
+def _statistics(name: str, seconds: Sequence[float]) -> Figures:
+    if not seconds:
+        return {f"{key}_{name}_ms": None for key in ("mean", "median", "std", "p90", "p99")}
+    values = np.asarray(seconds, dtype=np.float64) * 1000
+    return {
+        f"mean_{name}_ms": float(values.mean()),
+        f"median_{name}_ms": float(np.median(values)),
+        f"std_{name}_ms": float(values.std()),
+        f"p90_{name}_ms": float(np.percentile(values, 90)),
+        f"p99_{name}_ms": float(np.percentile(values, 99)),
+    }
+
+
+def peak_concurrency(traces: Sequence[RequestTrace]) -> int:
+    """Most requests in flight at once, each from its arrival to its last token."""
+    events = [(trace.arrival_seconds, 1) for trace in traces]
+    events += [(trace.token_times[-1], -1) for trace in traces]
+    current = peak = 0
+    for _, change in sorted(events):
+        current += change
+        peak = max(peak, current)
+    return peak
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """The engine after one step. ``seconds`` since the first arrival; ``step_seconds`` weights the step in means.
+
+    num_used_tokens: slots of used blocks that hold a token (a shared block counts once). num_running_tokens: computed
+    tokens of the running sequences, each for itself.
+    """
+
+    seconds: float
+    step_seconds: float
+    num_running: int
+    num_waiting: int
+    num_used_blocks: int
+    num_used_tokens: int
+    num_running_tokens: int
+    num_new_tokens: int
+
+
+def occupancy_figures(
+    samples: Sequence[StepSample], *, num_blocks: int, block_size: int, block_bytes: int, max_model_len: int
+) -> Figures:
+    """Block occupancy and waste of a trial; means are over time (each step counts as long as it took).
+
+    frag_pct is the share of allocated slots that hold no token. contiguous_utilization_pct is what the same running
+    sequences would use of their memory if each had reserved max_model_len slots for itself at its start.
+    """
+    if not samples:
+        return {}
+    weights = np.array([sample.step_seconds for sample in samples])
+    if weights.sum() <= 0:
+        weights = np.ones(len(samples))
+    used_blocks = np.array([sample.num_used_blocks for sample in samples], dtype=np.float64)
+    tokens = np.array([sample.num_used_tokens for sample in samples], dtype=np.float64)
+    running = np.array([sample.num_running for sample in samples], dtype=np.float64)
+    slots = used_blocks * block_size
+    usage = used_blocks / num_blocks
+    running_tokens = np.array([sample.num_running_tokens for sample in samples], dtype=np.float64)
+    reserved = float(weights @ (running * max_model_len))
+    allocated = float(weights @ slots)
+    return {
+        "kv_usage_mean": float(np.average(usage, weights=weights)),
+        "kv_usage_p95": weighted_percentile(usage, weights, 95),
+        "kv_usage_max": float(usage.max()),
+        "internal_frag_bytes_mean": float(np.average(slots - tokens, weights=weights)) * block_bytes / block_size,
+        "frag_pct": 100 * float(weights @ (slots - tokens)) / allocated if allocated else None,
+        "contiguous_utilization_pct": 100 * float(weights @ running_tokens) / reserved if reserved else None,
+        "max_running": int(running.max()),
+        "max_waiting": max(sample.num_waiting for sample in samples),
+        "num_steps": len(samples),
+    }
+
+
+def weighted_percentile(values: np.ndarray, weights: np.ndarray, percent: float) -> float:
+    """The smallest value that at least ``percent`` of the weight does not exceed."""
+    order = np.argsort(values)
+    cumulative = np.cumsum(weights[order])
+    index = int(np.searchsorted(cumulative, percent / 100 * cumulative[-1]))
+    return float(values[order][min(index, len(values) - 1)])
+
+
+def downsampled_series(
+    samples: Sequence[StepSample], num_blocks: int, most_points: int = 400
+) -> dict[str, list[float]]:
+    """The trial over time as equally long lists. Steps that share a point are merged: peaks stay, rates average."""
+    series: dict[str, list[float]] = {
+        name: []
+        for name in ("seconds", "kv_usage", "num_running", "num_waiting", "used_tokens", "output_tokens_per_second")
+    }
+    stride = -(-len(samples) // most_points) or 1
+    for start in range(0, len(samples), stride):
+        group = samples[start : start + stride]
+        seconds = sum(sample.step_seconds for sample in group)
+        series["seconds"].append(round(group[-1].seconds, 5))
+        series["kv_usage"].append(round(max(sample.num_used_blocks for sample in group) / num_blocks, 6))
+        series["num_running"].append(max(sample.num_running for sample in group))
+        series["num_waiting"].append(max(sample.num_waiting for sample in group))
+        series["used_tokens"].append(max(sample.num_used_tokens for sample in group))
+        new_tokens = sum(sample.num_new_tokens for sample in group)
+        series["output_tokens_per_second"].append(round(new_tokens / seconds, 3) if seconds > 0 else 0.0)
+    return series

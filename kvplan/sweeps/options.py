@@ -1,0 +1,124 @@
+"""What the user asks a sweep to do, as written; kept in the manifest so that ``--resume`` can compare and continue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from kvplan.errors import KvplanError, UsageError
+from kvplan.sweeps.axes import AXES, AxisValue, parse_axis
+from kvplan.sweeps.workload import LengthRange, WorkloadSpec
+from kvplan.units import parse_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultWorkload:
+    """The requests of a sweep that says nothing of its own, by kind of device."""
+
+    num_prompts: int
+    input_len: str
+    output_len: str
+
+
+# Mixed lengths with a mean of about 200 tokens. On a CPU a trial of a 124M model ends in a few seconds; a GPU needs
+# many more requests before its batch is full.
+DEFAULT_WORKLOADS: Mapping[str, DefaultWorkload] = {
+    "cpu": DefaultWorkload(12, "96..288", "16..48"),
+    "cuda": DefaultWorkload(512, "128..1024", "64..256"),
+}
+# A step of 2,048 prompt tokens would make every decoding sequence wait for seconds on a CPU.
+DEFAULT_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "cuda": 2048}
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """The options of ``kvplan sweep`` that decide what is measured. None: not given, the default by device applies."""
+
+    model: str
+    axes: Mapping[str, str] = field(default_factory=dict)
+    device: str = "auto"
+    device_memory: str | None = None
+    num_prompts: int | None = None
+    input_len: str | None = None
+    output_len: str | None = None
+    request_rate: float = math.inf
+    burstiness: float = 1.0
+    max_concurrency: int | None = None
+    workload: str | None = None
+    num_runs: int = 1
+    seed: int = 0
+    load_format: str = "auto"
+    trial_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.device in ("auto", "cpu", "cuda"), f"--device '{self.device}' is not known", "auto, cpu or cuda")
+        formats = ("auto", "dummy", "safetensors", "gguf")
+        _check(self.load_format in formats, f"--load-format '{self.load_format}' is not known", ", ".join(formats))
+        for name in ("num_prompts", "max_concurrency", "num_runs"):
+            value = getattr(self, name)
+            _check(value is None or value >= 1, f"{_option(name)} must be at least 1, got {value}", "leave it out")
+        for name in ("request_rate", "burstiness", "trial_timeout"):
+            value = getattr(self, name)
+            _check(value is None or value > 0, f"{_option(name)} must be above 0, got {value}", "leave it out")
+        _check(self.seed >= 0, f"--seed must not be negative, got {self.seed}", "use 0 or more")
+
+    def parsed_axes(self) -> dict[str, tuple[AxisValue, ...]]:
+        """The values of every axis that was given. UsageError for a malformed one."""
+        return {name: parse_axis(name, self.axes[name]) for name in AXES if name in self.axes}
+
+    def device_memory_bytes(self) -> int | None:
+        return None if self.device_memory is None else parse_bytes(self.device_memory)
+
+    def workload_spec(self, device_kind: str) -> WorkloadSpec:
+        default = DEFAULT_WORKLOADS[device_kind]
+        return WorkloadSpec(
+            num_prompts=self.num_prompts or default.num_prompts,
+            input_len=LengthRange.parse("--input-len", self.input_len or default.input_len),
+            output_len=LengthRange.parse("--output-len", self.output_len or default.output_len),
+            request_rate=self.request_rate,
+            burstiness=self.burstiness,
+            max_concurrency=self.max_concurrency,
+            seed=self.seed,
+            file=self.workload,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        record = asdict(self)
+        record["request_rate"] = None if math.isinf(self.request_rate) else self.request_rate
+        return record
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> SweepOptions:
+        values = {
+            name: value for name, value in record.items() if name in {option.name for option in fields(SweepOptions)}
+        }
+        values["request_rate"] = math.inf if values.get("request_rate") is None else values["request_rate"]
+        return SweepOptions(**values)
+
+
+def refuse_differences(stored: SweepOptions, given: Mapping[str, Any]) -> None:
+    """KvplanError when an option given on the command line is not what the directory was started with.
+
+    given: option name -> value, only those that the user wrote; axes by their own names.
+    """
+    differences = []
+    for name, value in given.items():
+        before = stored.axes.get(name) if name in AXES else getattr(stored, name)
+        if before != value:
+            differences.append(f"{_option(name)} was {'not given' if before is None else before}, now {value}")
+    if differences:
+        raise KvplanError(
+            f"The directory was started with other settings: {'; '.join(differences)}.",
+            hint="leave those options out to continue it, or start a new sweep with --out",
+        )
+
+
+def _check(good: bool, sentence: str, hint: str) -> None:
+    if not good:
+        raise UsageError(sentence + ".", hint=hint)
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

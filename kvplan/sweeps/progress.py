@@ -1,0 +1,159 @@
+"""What a running sweep shows on stderr: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol, TextIO
+
+from kvplan.sweeps.prediction import TrialPrediction
+from kvplan.sweeps.trial import Trial
+
+
+class Progress(Protocol):
+    """Hears of everything a runner does."""
+
+    def start(self, num_trials: int, num_done: int, seconds_left: float) -> None: ...
+
+    def trial_started(self, trial: Trial, prediction: TrialPrediction) -> None: ...
+
+    def event(self, message: Mapping[str, Any]) -> None: ...
+
+    def trial_ended(self, row: Mapping[str, Any], seconds_left: float) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class SilentProgress:
+    """For tests and for library use."""
+
+    def start(self, num_trials: int, num_done: int, seconds_left: float) -> None:
+        pass
+
+    def trial_started(self, trial: Trial, prediction: TrialPrediction) -> None:
+        pass
+
+    def event(self, message: Mapping[str, Any]) -> None:
+        pass
+
+    def trial_ended(self, row: Mapping[str, Any], seconds_left: float) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+class PlainProgress(SilentProgress):
+    """One line per finished trial, for logs and pipes."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output = output
+        self._num_trials = 0
+        self._num_done = 0
+
+    def start(self, num_trials: int, num_done: int, seconds_left: float) -> None:
+        self._num_trials, self._num_done = num_trials, num_done
+        self._say(f"{num_trials - num_done} trials to run, about {format_seconds(seconds_left)}")
+
+    def trial_ended(self, row: Mapping[str, Any], seconds_left: float) -> None:
+        self._num_done += 1
+        left = f", {format_seconds(seconds_left)} left" if self._num_done < self._num_trials else ""
+        self._say(f"[{self._num_done}/{self._num_trials}] {settings_of(row)}: {outcome_of(row)}{left}")
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._output, flush=True)
+
+
+class RichProgress(SilentProgress):
+    """A live bar: trials done, the running trial's tokens/s and block occupancy, time left."""
+
+    def __init__(self, output: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        self._console = Console(file=output)
+        self._bar = Bar(
+            TextColumn("[bold]trials"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[now]}"),
+            console=self._console,
+            refresh_per_second=5,
+            transient=True,
+        )
+        self._deadline = 0.0
+        self._trial = ""
+
+    def start(self, num_trials: int, num_done: int, seconds_left: float) -> None:
+        self._set_left(seconds_left)
+        self._task = self._bar.add_task("trials", total=num_trials, completed=num_done, now="starting", left="")
+        self._bar.start()
+
+    def trial_started(self, trial: Trial, prediction: TrialPrediction) -> None:
+        self._trial = trial.settings.as_text()
+        self._show(self._trial)
+
+    def event(self, message: Mapping[str, Any]) -> None:
+        if message["type"] == "stage":
+            self._show(f"{self._trial}: {message['stage']}")
+        elif message["type"] == "progress":
+            speed, usage = message["output_tokens_per_second"], message["kv_usage"]
+            self._show(
+                f"{self._trial}: {speed:,.0f} tokens/s, blocks {usage:.0%}, "
+                f"{message['num_running']} running, {message['num_waiting']} waiting"
+            )
+
+    def trial_ended(self, row: Mapping[str, Any], seconds_left: float) -> None:
+        self._set_left(seconds_left)
+        self._console.print(f"{settings_of(row)}: {outcome_of(row)}", highlight=False, style=_style(str(row["status"])))
+        self._bar.advance(self._task)
+        self._show("")
+
+    def stop(self) -> None:
+        self._bar.stop()
+
+    def _set_left(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+
+    def _show(self, now: str) -> None:
+        left = format_seconds(max(0.0, self._deadline - time.monotonic())) + " left"
+        self._bar.update(self._task, now=now, left=left)
+
+
+def _style(status: str) -> str:
+    if status in ("ok", "queued", "preempted"):
+        return "default"
+    return "red" if status in ("crash", "timeout") else "yellow"
+
+
+def settings_of(row: Mapping[str, Any]) -> str:
+    """A row's settings in one short phrase."""
+    return (
+        f"utilization {row['gpu_memory_utilization']:g}, {row['max_num_seqs']} sequences, block {row['block_size']}, "
+        f"context {row['max_model_len']:,}"
+    )
+
+
+def outcome_of(row: Mapping[str, Any]) -> str:
+    """How a trial ended, in one phrase."""
+    status = str(row["status"])
+    if status in ("ok", "queued", "preempted"):
+        text = f"{row['output_throughput']:,.1f} tokens/s, blocks at most {row['kv_usage_max']:.0%} used"
+        if status == "preempted":
+            return f"{text}, {row['num_preemptions']} preemptions"
+        return text if status == "ok" else f"{text}, requests waited for blocks"
+    if status == "rejected_ctx" and row["largest_max_model_len"]:
+        return f"rejected_ctx (at most {row['largest_max_model_len']:,} tokens)"
+    return f"{status} ({row['error']})" if status in ("crash", "timeout") else status
+
+
+def format_seconds(seconds: float) -> str:
+    """``45 s``, ``2 min 5 s``, ``1 h 4 min``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

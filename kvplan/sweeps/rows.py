@@ -1,0 +1,77 @@
+"""A row of the results: what was known before the trial, joined with what came back from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from kvplan.sweeps.columns import COLUMN_NAMES, TRIAL_SCHEMA, empty_row
+from kvplan.sweeps.machine import SweepDevice
+from kvplan.sweeps.prediction import TrialPrediction, predicted_columns
+from kvplan.sweeps.trial import Trial
+from kvplan.sweeps.workload import WorkloadSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SweepIdentity:
+    """What all rows of a sweep have in common."""
+
+    run_id: str
+    model_id: str
+    device: SweepDevice
+    workload: WorkloadSpec
+    load_format: str
+
+
+def row_before(
+    identity: SweepIdentity, trial: Trial, prediction: TrialPrediction, num_clipped_prompts: int
+) -> dict[str, Any]:
+    """The row as far as it is known before its worker starts the trial: identity, settings, workload, prediction."""
+    settings, workload, device = trial.settings, identity.workload, identity.device
+    row = empty_row()
+    row |= {
+        "run_id": identity.run_id,
+        "trial_id": trial.trial_id,
+        "trial_number": trial.number,
+        "planes": ";".join(trial.planes),
+        "model_id": identity.model_id,
+        "device": device.kind,
+        "device_name": device.name,
+        "kv_cache_dtype": settings.kv_cache_dtype,
+        "load_format": identity.load_format,
+        "seed": workload.seed,
+        "run_number": trial.run_number,
+        "started_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "max_num_seqs": settings.max_num_seqs,
+        "block_size": settings.block_size,
+        "max_model_len": settings.max_model_len,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "tensor_parallel_size": 1,
+        "device_memory_bytes": device.memory_bytes,
+        "workload": workload.as_text(),
+        "num_prompts": workload.num_prompts,
+        "request_rate": "inf" if math.isinf(workload.request_rate) else workload.request_rate,
+        "max_concurrency": workload.max_concurrency,
+        "num_clipped_prompts": num_clipped_prompts,
+    }
+    row |= predicted_columns(prediction)
+    if settings.kv_cache_dtype == "auto":
+        row["kv_cache_dtype"] = prediction.dtype
+    return row
+
+
+def finished_record(
+    row: Mapping[str, Any], measured: Mapping[str, Any], series: Mapping[str, Any] | None, trial_seconds: float
+) -> dict[str, Any]:
+    """The record to store. ``measured`` is the worker's or the runner's part of the row; unknown columns are a bug."""
+    whole = {**row, **measured, "trial_seconds": round(trial_seconds, 4)}
+    unknown = whole.keys() - set(COLUMN_NAMES)
+    assert not unknown, f"columns without a definition: {sorted(unknown)}"
+    predicted, actual = whole["pred_max_concurrency"], whole["meas_max_concurrency"]
+    if predicted is not None and actual:
+        whole["pred_error_pct"] = 100 * (predicted - actual) / actual
+    return {"schema": TRIAL_SCHEMA, "row": whole, "series": series}

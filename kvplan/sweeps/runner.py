@@ -1,0 +1,177 @@
+"""Runs the trials of a sweep, one after the other, whatever becomes of each of them.
+
+The worker keeps its weights from trial to trial. A worker that dies costs the trial it was running: that row is a
+``crash``, and the next trial gets a new worker. A row is on the disk before the next trial starts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from kvplan.sweeps.columns import MEASURED_STATUSES
+from kvplan.sweeps.prediction import Predictor, TrialPrediction
+from kvplan.sweeps.progress import Progress
+from kvplan.sweeps.protocol import TrialOrder
+from kvplan.sweeps.rows import SweepIdentity, finished_record, row_before
+from kvplan.sweeps.store import SweepStore
+from kvplan.sweeps.trial import Trial
+from kvplan.sweeps.worker_client import TimeLimits, Worker, WorkerDied, WorkerTimeout
+from kvplan.sweeps.workload import clip_requests
+
+WorkerFactory = Callable[[], Worker]
+
+SECONDS_PER_TRIAL: Final = 0.3  # carving a pool, sending requests, writing the row
+SECONDS_PER_LOAD: Final = 6.0  # importing torch and filling a small model's weights
+_TIMEOUT_FACTOR: Final = 10
+_TIMEOUT_FLOOR_SECONDS: Final = 60.0
+_TRIALS_PER_CSV: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSource:
+    """What a worker's engine is made of. ``path``: a config.json, a directory with weights, or a GGUF file."""
+
+    path: str
+    load_format: str
+    vocab_size: int
+
+
+class Runner:
+    """Owns the current worker. ``run()`` may be interrupted by KeyboardInterrupt at any time; ``close()`` ends the worker.
+
+    timeout_seconds: longest time to serve a trial; None derives it from the trial's prediction.
+    """
+
+    def __init__(
+        self,
+        *,
+        trials: Sequence[Trial],
+        store: SweepStore,
+        predictor: Predictor,
+        identity: SweepIdentity,
+        source: EngineSource,
+        make_worker: WorkerFactory,
+        progress: Progress,
+        limits: TimeLimits = TimeLimits(),
+        timeout_seconds: float | None = None,
+    ) -> None:
+        self._trials = trials
+        self._store = store
+        self._predictor = predictor
+        self._identity = identity
+        self._source = source
+        self._make_worker = make_worker
+        self._progress = progress
+        self._limits = limits
+        self._timeout_seconds = timeout_seconds
+        self._worker: Worker | None = None
+        self._load_key: tuple[str, str] | None = None
+        self._time_ratios: list[float] = []
+
+    def run(self) -> None:
+        """Every trial that has no row yet. The rows are in the store when this returns."""
+        pending = [trial for trial in self._trials if trial.trial_id not in self._store.finished_ids]
+        self._progress.start(len(self._trials), len(self._trials) - len(pending), self._seconds_for(pending))
+        try:
+            for index, trial in enumerate(pending, start=1):
+                row = self._run_one(trial)
+                self._learn_time(row)
+                self._progress.trial_ended(row, self._seconds_for(pending[index:]))
+                if index % _TRIALS_PER_CSV == 0:
+                    self._store.write_results()
+        finally:
+            self._progress.stop()
+
+    def close(self) -> None:
+        """End the worker, politely; to be called whatever happened."""
+        if self._worker is not None:
+            self._worker.stop()
+            self._worker = None
+
+    def _run_one(self, trial: Trial) -> dict[str, Any]:
+        prediction = self._predictor.trial(trial.settings)
+        clipped = clip_requests(self._predictor.requests, trial.settings.max_model_len)
+        row = row_before(self._identity, trial, prediction, clipped.num_clipped)
+        self._progress.trial_started(trial, prediction)
+        order = self._order(trial, clipped.requests)
+        started = time.monotonic()
+        try:
+            result = self._ask_worker(order, trial, self._limits_for(prediction))
+        except WorkerDied as death:
+            self._drop_worker()
+            result = {"row": {"status": "crash", "error": str(death)}, "series": None}
+        except WorkerTimeout as lateness:
+            self._drop_worker()
+            result = {"row": {"status": "timeout", "error": str(lateness)}, "series": None}
+        record = finished_record(row, result["row"], result["series"], time.monotonic() - started)
+        self._store.append(record)
+        return record["row"]
+
+    def _ask_worker(self, order: TrialOrder, trial: Trial, limits: TimeLimits) -> dict[str, Any]:
+        worker = self._worker_for(trial)
+        result = worker.run_trial(order, limits, self._progress.event)
+        result["row"]["engine_version"] = worker.hello["engine_version"]
+        if not result.get("worker_usable", True):
+            self._drop_worker()
+        return result
+
+    def _worker_for(self, trial: Trial) -> Worker:
+        """The current worker when its weights are the right ones, else a new one."""
+        if self._worker is not None and self._load_key == trial.settings.load_key:
+            return self._worker
+        self._drop_worker()
+        self._worker = self._make_worker()
+        self._load_key = trial.settings.load_key
+        self._worker.wait_until_ready(self._limits)
+        self._remember_versions(self._worker.hello)
+        return self._worker
+
+    def _remember_versions(self, hello: Mapping[str, Any]) -> None:
+        versions = self._store.read_manifest().get("versions", {})
+        found = {"kvplan_engine": hello["engine_version"], "torch": hello["torch_version"]}
+        if versions | found != versions:
+            self._store.update_manifest({"versions": versions | found})
+
+    def _drop_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+    def _order(self, trial: Trial, requests: tuple[Any, ...]) -> TrialOrder:
+        device = self._identity.device
+        return TrialOrder(
+            trial_id=trial.trial_id,
+            engine={
+                "model": self._source.path,
+                "device": device.kind,
+                "device_memory": device.memory_bytes,
+                "load_format": self._source.load_format,
+                "seed": self._identity.workload.seed,
+            },
+            settings=asdict(trial.settings),
+            requests=requests,
+            max_concurrency=self._identity.workload.max_concurrency,
+            seed=self._identity.workload.seed,
+            vocab_size=self._source.vocab_size,
+        )
+
+    def _limits_for(self, prediction: TrialPrediction) -> TimeLimits:
+        """Serving may take many times its prediction: the prediction is rough, and machines are shared."""
+        if self._timeout_seconds is not None:
+            return replace(self._limits, serving=self._timeout_seconds)
+        arrivals = max((request.arrival_seconds for request in self._predictor.requests), default=0.0)
+        return replace(self._limits, serving=_TIMEOUT_FLOOR_SECONDS + arrivals + _TIMEOUT_FACTOR * prediction.seconds)
+
+    def _learn_time(self, row: Mapping[str, Any]) -> None:
+        """Scale the prediction of time by what was measured, so that the time left is right from the first trial on."""
+        if row["status"] in MEASURED_STATUSES and row["predicted_seconds"]:
+            self._time_ratios.append(row["duration"] / row["predicted_seconds"] * self._predictor.time_scale)
+            self._predictor = self._predictor.with_time_scale(statistics.median(self._time_ratios[-9:]))
+
+    def _seconds_for(self, trials: Sequence[Trial]) -> float:
+        load = SECONDS_PER_LOAD if self._worker is None and trials else 0.0
+        return load + sum(self._predictor.trial(trial.settings).seconds + SECONDS_PER_TRIAL for trial in trials)
