@@ -35,7 +35,8 @@ class GpuPrice:
 class GpuProfile:
     """One device. ``memory_bytes`` is the driver's total, not the marketing size; ``dense_flops`` are without sparsity.
 
-    Bandwidths are bytes per second and one direction. ``sources`` maps a field's name to where its number was found.
+    Bandwidths are bytes per second and one direction. ``multiprocessors`` is the number of SMs or compute units (0 for a CPU).
+    ``sources`` maps a field's name to where its number was found.
     """
 
     id: str
@@ -46,6 +47,7 @@ class GpuProfile:
     memory_bandwidth_bytes_per_second: float
     dense_flops: Mapping[str, float] = field(hash=False)
     compute_capability: str
+    multiprocessors: int
     pcie_bytes_per_second: float | None
     nvlink_bytes_per_second: float | None
     max_gpus_per_node: int
@@ -146,6 +148,7 @@ def _profile(entry: Mapping[str, Any], sources: Mapping[str, str]) -> GpuProfile
         memory_bandwidth_bytes_per_second=float(entry["memory_bandwidth"]["value"]),
         dense_flops=MappingProxyType({name: float(value) for name, value in entry["dense_flops"]["value"].items()}),
         compute_capability=entry["compute_capability"],
+        multiprocessors=int(entry["multiprocessors"]),
         pcie_bytes_per_second=_bandwidth(links, "pcie_bandwidth"),
         nvlink_bytes_per_second=_bandwidth(links, "nvlink_bandwidth"),
         max_gpus_per_node=int(entry["max_gpus_per_node"]),

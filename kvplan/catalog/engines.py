@@ -1,0 +1,103 @@
+"""Engine releases and their defaults as data: what changed between versions of vLLM that decides memory.
+
+Facts were read in the released sources (paths are vLLM's): vllm/config/cache.py (utilization), vllm/engine/arg_utils.py
+(batch defaults), vllm/v1/core/kv_cache_utils.py (groups, printed tokens), vllm/v1/sample/ops (samplers),
+vllm/v1/worker/{gpu_worker,gpu_model_runner,workspace}.py (profile run), vllm/envs.py (switches).
+Versions between those that were read take the older one's facts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from kvplan.errors import UsageError
+
+SamplerKind = Literal["sort", "triton"]
+HybridPolicy = Literal["full", "min_layers", "balanced"]
+
+LATEST_VLLM = "0.32.0"
+_VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class VllmRelease:
+    """What one release of vLLM does by default. ``version`` is (major, minor, patch).
+
+    ``gpu_memory_utilization``: share of the device's total that an instance may use.
+    ``sampler``: how the dummy sampler of the profile run masks top-k and top-p: "sort" sorts the whole batch of logits
+    in torch, "triton" masks in place with one row of scratch per multiprocessor.
+    ``hybrid``: how layers of several kinds share blocks: "full" keeps every layer like full attention, "min_layers"
+    forms groups of the rarest kind's size, "balanced" of the commonest kind's when that is less than 1.5 times it.
+    ``graphs_in_budget``: the estimate of CUDA graph memory is subtracted before the KV cache is sized.
+    ``prints_concurrency_tokens``: "GPU KV cache size" is max_concurrency x max_model_len, not blocks x block size.
+    ``keeps_moe_workspace``: buffers of the fused experts outlive the forward pass and add to the sampler's peak.
+    ``caches_hybrid_prefixes``: prefix caching is on for models with states, which then keep two states per request.
+    ``in_flight_batches``: batches whose tokens a sliding window still holds at admission (2 with async scheduling).
+    """
+
+    version: tuple[int, int, int]
+    v1: bool
+    gpu_memory_utilization: float = 0.9
+    sampler: SamplerKind = "sort"
+    hybrid: HybridPolicy = "full"
+    graphs_in_budget: bool = False
+    prints_concurrency_tokens: bool = False
+    keeps_moe_workspace: bool = False
+    pads_odd_pages: bool = False
+    caches_hybrid_prefixes: bool = False
+    in_flight_batches: int = 1
+    counts_non_torch: bool = True
+    latent_cache: bool = True
+    large_gpu_defaults: bool = True
+    huge_gpu_defaults: bool = False
+
+    @property
+    def text(self) -> str:
+        return ".".join(str(part) for part in self.version)
+
+
+_CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
+    ((0, 0, 0), {"v1": False, "counts_non_torch": False, "latent_cache": False, "large_gpu_defaults": False}),
+    ((0, 2, 5), {"counts_non_torch": True}),
+    ((0, 7, 1), {"latent_cache": True}),
+    ((0, 8, 0), {"v1": True}),
+    ((0, 8, 3), {"large_gpu_defaults": True}),
+    ((0, 9, 2), {"hybrid": "min_layers"}),
+    ((0, 12, 0), {"hybrid": "balanced"}),
+    ((0, 14, 0), {"keeps_moe_workspace": True}),
+    ((0, 17, 0), {"sampler": "triton"}),
+    (
+        (0, 20, 0),
+        {"gpu_memory_utilization": 0.92, "graphs_in_budget": True, "prints_concurrency_tokens": True},
+    ),
+    ((0, 25, 0), {"pads_odd_pages": True}),
+    ((0, 26, 0), {"caches_hybrid_prefixes": True, "in_flight_batches": 2}),
+    ((0, 28, 0), {"huge_gpu_defaults": True}),
+)
+
+
+def vllm_release(version: str) -> VllmRelease:
+    """The defaults of a version as printed: ``0.19.0``, ``v0.10.2``, ``0.19.2rc1.dev206+g9599``, ``latest``.
+
+    Development builds without a release number (``0.1.dev18496+...``) are taken as the latest. UsageError otherwise.
+    """
+    text = version.strip().lower()
+    if text in ("", "latest") or text.startswith("0.1.dev"):
+        text = LATEST_VLLM
+    match = _VERSION.match(text)
+    if match is None:
+        raise UsageError(f"'{version}' is not a version of vLLM.", hint="write it like vllm@0.19 or vllm@latest")
+    major, minor, patch = (int(part or 0) for part in match.groups())
+    return _release((major, minor, patch))
+
+
+@cache
+def _release(version: tuple[int, int, int]) -> VllmRelease:
+    facts: dict[str, object] = {}
+    for since, changed in _CHANGES:
+        if version >= since:
+            facts.update(changed)
+    return VllmRelease(version=version, **facts)  # type: ignore[arg-type]

@@ -1,0 +1,80 @@
+"""The rest of vLLM's budget: memory that torch does not see, and CUDA graphs.
+
+These depend on driver, CUDA and NCCL versions and cannot be derived; the constants are medians of what published logs
+print, per generation of vLLM, not per model. They are small beside weights and KV cache on large GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.gpus import GpuProfile
+from kvplan.estimate.vllm_settings import ResolvedSettings
+from kvplan.units import GIB, MIB
+
+_SINGLE_GPU_GIB: tuple[tuple[tuple[int, int, int], float], ...] = (
+    ((0, 0, 0), 0.0),
+    ((0, 2, 5), 0.25),
+    ((0, 8, 0), 0.06),
+    ((0, 15, 0), 0.13),
+    ((0, 18, 0), 0.25),
+)
+_PARALLEL_EXTRA_GIB: tuple[tuple[tuple[int, int, int], float], ...] = (
+    ((0, 0, 0), 0.10),
+    ((0, 8, 0), 0.40),
+)
+_NVLINK_PARALLEL_EXTRA_GIB = 1.85
+"""What all-reduce over NVLink on Hopper and later keeps outside torch from 0.18 on, with 2 and with 4 GPUs."""
+_GRAPH_SIZES_AT_512 = 51
+_GRAPH_FIXED_GIB = 0.40
+_GRAPH_LAYER_GIB = 0.0125
+"""Estimates that vLLM 0.19 logged for 35 models with all 51 capture sizes: 0.5 to 1.8 GiB, by number of layers."""
+
+
+def non_torch_bytes(gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease) -> int:
+    """CUDA context growth, cuBLAS handles, JIT-compiled modules, and with several GPUs the communicators' buffers."""
+    if not release.counts_non_torch:
+        return 0
+    total = _since(_SINGLE_GPU_GIB, release)
+    if settings.tensor_parallel_size > 1:
+        total += _parallel_extra_gib(gpu, release)
+    return int(total * GIB)
+
+
+def _parallel_extra_gib(gpu: GpuProfile, release: VllmRelease) -> float:
+    major = gpu.compute_capability.split(".")[0]
+    has_fabric = gpu.nvlink_bytes_per_second is not None and major.isdigit() and int(major) >= 9
+    if has_fabric and release.version >= (0, 18, 0):
+        return _NVLINK_PARALLEL_EXTRA_GIB
+    return _since(_PARALLEL_EXTRA_GIB, release)
+
+
+def _since(table: Sequence[tuple[tuple[int, int, int], float]], release: VllmRelease) -> float:
+    found = 0.0
+    for version, value in table:
+        if release.version >= version:
+            found = value
+    return found
+
+
+def capture_sizes(max_num_seqs: int) -> int:
+    """How many batch sizes are captured: 1, 2, 4, every 8 to 256, every 16 to 512, at most twice max_num_seqs."""
+    largest = min(2 * max_num_seqs, 512)
+    small = sum(1 for size in (1, 2, 4) if size <= largest)
+    middle = min(largest, 256) // 8
+    return small + middle + max(largest - 256, 0) // 16
+
+
+def cudagraph_bytes(num_layers: int, settings: ResolvedSettings) -> int:
+    """Memory of the captured graphs (0 with enforce_eager): a share for each size, larger with every layer."""
+    if settings.enforce_eager:
+        return 0
+    share = capture_sizes(settings.max_num_seqs) / _GRAPH_SIZES_AT_512
+    return max(int(share * (_GRAPH_FIXED_GIB + _GRAPH_LAYER_GIB * num_layers) * GIB), MIB)
+
+
+def requested_bytes(settings: ResolvedSettings) -> int:
+    """What the instance may use of one GPU."""
+    return math.ceil(settings.device_memory_bytes * settings.gpu_memory_utilization)

@@ -1,0 +1,194 @@
+"""How vLLM cuts a model's caches into groups that share one pool of equal blocks, and what a request takes of it.
+
+Written from the rules of vllm/v1/core/kv_cache_utils.py and vllm/v1/kv_cache_interface.py; tests/estimate compares the
+figures with those that vLLM 0.32's own planner gives.
+
+A *page* is one layer's share of a block. Models of one kind of layer are one group. In a hybrid, every page is first
+made equally large; then each kind is cut into groups of equally many layers, because a block of the pool is one page
+for each layer of a group, whichever group takes it.
+
+    10 full, 52 sliding layers -> 1 full group of 10, 6 sliding groups of 9, 9, 9, 9, 8, 8 (padded to 10 pages each)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.spec import CrossAttention, LayerSpec
+from kvplan.errors import KvplanError
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.kv_cache import CacheEntry, CacheSettings, layer_entries, rank_kv_heads
+
+PageKind = Literal["full", "sliding", "chunked", "state", "cross"]
+_ALIGNMENT_TOKENS = 16
+_LATENT_ALIGNMENT_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPage:
+    """What one layer keeps in one block: ``page_bytes`` for ``block_size`` tokens (a state: for one request)."""
+
+    kind: PageKind
+    block_size: int
+    page_bytes: int
+    window_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Layers that share block tables. ``num_layers`` are real ones; the pool gives every group equally many pages."""
+
+    page: LayerPage
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """A rank's caches as vLLM sees them: groups, and the bytes of one block of the shared pool."""
+
+    groups: tuple[KvGroup, ...]
+    bytes_per_block: int
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block as vLLM prints them: the smallest among the groups."""
+        sizes = [group.page.block_size for group in self.groups if group.page.kind != "state"]
+        return min(sizes, default=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestShape:
+    """What decides how many blocks one request takes. ``in_flight_tokens``: scheduled but not yet settled."""
+
+    max_model_len: int
+    in_flight_tokens: int
+    states_per_request: int = 1
+    encoder_tokens: int = 0
+
+
+def blocks_per_request(plan: BlockPlan, shape: RequestShape) -> int:
+    """Blocks that one request of ``max_model_len`` tokens can come to hold, over all groups."""
+    return sum(_group_blocks(group.page, shape) for group in plan.groups)
+
+
+def _group_blocks(page: LayerPage, shape: RequestShape) -> int:
+    length, window = shape.max_model_len, page.window_tokens or 0
+    if page.kind == "state":
+        return shape.states_per_request
+    if page.kind == "cross":
+        return _ceil_div(shape.encoder_tokens, page.block_size)
+    if page.kind == "sliding":
+        # One more: the window need not start where a block does.
+        return _ceil_div(min(window - 1 + shape.in_flight_tokens, length), page.block_size) + 1
+    if page.kind == "chunked":
+        return _ceil_div(min(window + shape.in_flight_tokens, length), page.block_size)
+    return _ceil_div(length, page.block_size)
+
+
+def longest_that_fits(plan: BlockPlan, shape: RequestShape, pool_bytes: int) -> int:
+    """The largest ``max_model_len``, at most the given one, of which one request fits the pool; 0 when none does."""
+    low, high = 0, shape.max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        needed = blocks_per_request(plan, replace(shape, max_model_len=middle)) * plan.bytes_per_block
+        low, high = (middle, high) if needed <= pool_bytes else (low, middle - 1)
+    return low
+
+
+def plan_blocks(layers: Sequence[LayerSpec], cache: CacheSettings, block_size: int, release: VllmRelease) -> BlockPlan:
+    """Groups and block bytes of the layers on one rank. KvplanError where vLLM would refuse the combination."""
+    pages = _layer_pages(layers, cache, block_size, release)
+    if not pages:
+        raise KvplanError("This model keeps no cache on one of the ranks.", hint="use fewer pipeline stages")
+    if release.hybrid == "full":
+        pages = [replace(page, kind="full", window_tokens=None) if page.window_tokens else page for page in pages]
+    kinds = {(page.kind, page.window_tokens, page.block_size) for page in pages}
+    if len(kinds) == 1 and (pages[0].kind != "state" or len({page.page_bytes for page in pages}) == 1):
+        return BlockPlan((KvGroup(pages[0], len(pages)),), sum(page.page_bytes for page in pages))
+    return _hybrid_plan(_equal_pages(pages, release), release)
+
+
+def _layer_pages(
+    layers: Sequence[LayerSpec], cache: CacheSettings, block_size: int, release: VllmRelease
+) -> list[LayerPage]:
+    per_layer = [layer_entries(replace(layer, cross_attention=None), cache) for layer in layers]
+    state_bytes = max((_state_bytes(entries) for entries in per_layer), default=0)
+    token_bytes = [entry.token_bytes for entries in per_layer for entry in entries if entry.token_bytes]
+    if state_bytes and token_bytes:
+        is_latent = any(entry.kind == "latent" for entries in per_layer for entry in entries)
+        block_size = hybrid_block_size(block_size, state_bytes, max(token_bytes), latent=is_latent)
+    pages: list[LayerPage] = []
+    for layer, entries in zip(layers, per_layer, strict=True):
+        pages.extend(_page(entry, block_size) for entry in entries if entry.token_bytes)
+        if _state_bytes(entries):
+            pages.append(LayerPage("state", 1, _state_bytes(entries)))
+        if layer.cross_attention is not None and release.v1:
+            pages.append(_cross_page(layer.cross_attention, cache, block_size))
+    return pages
+
+
+def _state_bytes(entries: Sequence[CacheEntry]) -> int:
+    return sum(entry.state_bytes for entry in entries if entry.kind in ("conv_state", "recurrent_state"))
+
+
+def _page(entry: CacheEntry, block_size: int) -> LayerPage:
+    kind: PageKind = "full"
+    if entry.kind == "sliding":
+        kind = "sliding"
+    elif entry.kind == "chunked":
+        kind = "chunked"
+    return LayerPage(kind, block_size, entry.token_bytes * block_size, entry.window_tokens)
+
+
+def _cross_page(cross: CrossAttention, cache: CacheSettings, block_size: int) -> LayerPage:
+    heads = rank_kv_heads(cross.num_kv_heads, cache.tensor_parallel_size)
+    token_bytes = heads * (cross.head_size_k + cross.head_size_v) * element_bytes(cache.kv_dtype)
+    return LayerPage("cross", block_size, token_bytes * block_size)
+
+
+def hybrid_block_size(block_size: int, state_bytes: int, token_bytes: int, *, latent: bool = False) -> int:
+    """Tokens per block of a model with states: raised until an attention page is no smaller than a state."""
+    alignment = _LATENT_ALIGNMENT_TOKENS if latent else _ALIGNMENT_TOKENS
+    return max(block_size, alignment * _ceil_div(state_bytes, alignment * token_bytes))
+
+
+def _equal_pages(pages: list[LayerPage], release: VllmRelease) -> list[LayerPage]:
+    """Every page as large as the largest: states are padded, attention takes more tokens per block."""
+    largest = max(page.page_bytes for page in pages)
+    return [_enlarged(page, largest, release) for page in pages]
+
+
+def _enlarged(page: LayerPage, largest: int, release: VllmRelease) -> LayerPage:
+    if page.page_bytes == largest:
+        return page
+    if page.kind == "state":
+        return replace(page, page_bytes=largest)
+    if largest % page.page_bytes == 0:
+        return replace(page, page_bytes=largest, block_size=page.block_size * (largest // page.page_bytes))
+    if release.pads_odd_pages:
+        return replace(page, page_bytes=largest)
+    raise KvplanError(
+        f"vLLM {release.text} cannot share blocks between layers with pages of {page.page_bytes} and {largest} bytes.",
+        hint="use vLLM 0.25 or later",
+    )
+
+
+def _hybrid_plan(pages: list[LayerPage], release: VllmRelease) -> BlockPlan:
+    counts: dict[LayerPage, int] = {}
+    for page in pages:
+        counts[page] = counts.get(page, 0) + 1
+    fewest, most = min(counts.values()), max(counts.values())
+    group_size = most if release.hybrid == "balanced" and most < fewest * 1.5 else fewest
+    groups: list[KvGroup] = []
+    for page, count in counts.items():
+        num_groups = _ceil_div(count, group_size)
+        each, left = divmod(count, num_groups)
+        groups.extend(KvGroup(page, each + (1 if index < left else 0)) for index in range(num_groups))
+    return BlockPlan(tuple(groups), group_size * pages[0].page_bytes)
+
+
+def _ceil_div(number: int, divisor: int) -> int:
+    return -(-number // divisor)
