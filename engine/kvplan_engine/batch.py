@@ -34,10 +34,7 @@ class StepBatch:
 
 
 class BatchBuilder:
-    """Fills the workspace's index buffers from a plan. Its work grows with the step's tokens, not with the contexts:
-
-    a sequence's block table is copied only as far as it has grown since its row was last written by it.
-    """
+    """Fills the workspace's index buffers from a plan."""
 
     def __init__(self, workspace: Workspace, block_size: int) -> None:
         self._workspace = workspace

@@ -53,7 +53,7 @@ class BlockPool:
         return self._reference_counts[block]
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Take ``num_blocks`` free blocks, each with one reference; NoFreeBlocks (and nothing taken) if there are fewer."""
+        """Take ``num_blocks`` free blocks, one reference each; NoFreeBlocks, and nothing taken, if there are fewer."""
         if num_blocks > len(self._free):
             raise NoFreeBlocks
         taken = []
@@ -103,7 +103,7 @@ class BlockPool:
             self.num_evictions += 1
 
     def check(self, tables: Iterable[Sequence[int]] = ()) -> None:
-        """Assert every invariant; ``tables`` are all block tables that hold references (all, or none to skip that part)."""
+        """Assert every invariant; ``tables``: all block tables that hold references (or none, to skip that part)."""
         counts = self._reference_counts
         assert all(count >= 0 for count in counts), "negative reference count"
         assert {block for block, count in enumerate(counts) if count == 0} == set(self._free), (

@@ -54,7 +54,7 @@ class BlockTable:
         return copy
 
     def _shared_block_to_write(self, first_token: int) -> int | None:
-        """Only the block that is partly filled can be shared and still be written to: full blocks are never rewritten."""
+        """Only a partly filled block can be shared and still be written to: full blocks are never rewritten."""
         logical = first_token // self._pool.block_size
         if first_token % self._pool.block_size == 0 or logical >= len(self.blocks):
             return None

@@ -168,7 +168,7 @@ class Engine:
     # ---- one step
 
     def step(self) -> list[StepOutput]:
-        """Compute one step; the tokens it added, in the order of the running sequences. [] when nothing waits or runs."""
+        """Compute one step; the tokens it added, in the order of the running sequences. [] when nothing is left."""
         started = time.perf_counter()
         plan = self.scheduler.schedule()
         if not plan.scheduled:

@@ -27,7 +27,7 @@ _FILES = [
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """``loadable``: what the engine's loader takes (path or config dict). ``tokenizer_path``: where a tokenizer may lie."""
+    """loadable: what the engine's loader takes, a path or a config. tokenizer_path: where a tokenizer may lie."""
 
     loadable: Any
     tokenizer_path: Path | None
@@ -55,7 +55,7 @@ def resolve_source(model: Any, load_format: str) -> ModelSource:
         return ModelSource(profile["config"], None)
     raise EngineError(
         f"'{model}' is not a local path, and the Hugging Face hub did not give it.",
-        hint="give a directory with the model's files, a .gguf file, or a name from `kvplan models` with load_format='dummy'",
+        hint="give a directory with the model's files, a .gguf file, or a name from `kvplan models`",
     )
 
 

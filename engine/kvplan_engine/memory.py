@@ -49,7 +49,10 @@ def workspace_buffers(
     max_model_len: int,
     block_size: int,
 ) -> list[BufferSpec]:
-    """Every buffer of one step at its largest. ``scratch`` holds qkv + attention output, later the MLP's inner activations."""
+    """Every buffer of one step at its largest.
+
+    ``scratch`` holds qkv and the attention's output, later the MLP's inner activations: never both.
+    """
     tokens = max_num_batched_tokens
     seqs = min(max_num_seqs, tokens)
     blocks = -(-max_model_len // block_size)

@@ -16,6 +16,7 @@ _LLAMA_FAMILY = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+_AS_PUBLISHED = "use the config.json as published"
 SUPPORTED_ARCHITECTURES = ("GPT2LMHeadModel", *_LLAMA_FAMILY)
 
 

@@ -38,7 +38,7 @@ logger = logging.getLogger("kvplan_engine")
 
 
 class LoadedModel:
-    """A model's config and weights on a device; stays while pools come and go. ``is_dummy``: the values mean nothing."""
+    """A model's config and weights on a device; stays while pools come and go. is_dummy: the values mean nothing."""
 
     def __init__(self, config: EngineConfig, source: Any, device: Device, dtype_of: Any) -> None:
         is_gguf = isinstance(source, (str, Path)) and str(source).endswith(".gguf")
@@ -107,7 +107,7 @@ class ModelRunner:
             fill_rope_table(self.workspace["rope"], rope)
 
     def touch(self, num_blocks: int) -> None:
-        """Have the workspace and the first ``num_blocks`` blocks backed by physical memory before a step is measured."""
+        """Have the workspace and ``num_blocks`` blocks backed by physical memory before a step is measured."""
         assert self.kv is not None
         self.workspace.touch()
         self._fill_tables()

@@ -51,7 +51,7 @@ def _open_cpu(memory_bytes: int | None) -> Device:
     total = memory_bytes or min(_DEFAULT_CPU_BYTES, available // 2)
     if total > available:
         raise EngineError(
-            f"device_memory {total / 1024**3:.2f} GiB is more than the {available / 1024**3:.2f} GiB this machine has free.",
+            f"device_memory {total / 1024**3:.2f} GiB is more than is free here: {available / 1024**3:.2f} GiB.",
             hint="lower device_memory",
         )
     if memory_bytes is None:

@@ -56,7 +56,7 @@ class Decoder:
         self._scale = config.head_size**-0.5
 
     def forward(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace) -> torch.Tensor:
-        """Logits [len(batch.sampled), vocab_size] of the step, in the workspace; writes the step's K and V into ``kv``."""
+        """Logits [len(batch.sampled), vocab_size] in the workspace; the step's K and V are in ``kv`` afterwards."""
         num_tokens = batch.num_tokens
         hidden, normed, delta = (workspace[name][:num_tokens] for name in ("hidden", "normed", "delta"))
         self._embed(batch, hidden, delta)

@@ -82,7 +82,8 @@ def fill_from_gguf(weights: Weights, config: ModelConfig, path: Path) -> None:
     def read(name: str) -> torch.Tensor:
         stored = tensors[_gguf_name(name)]
         values = dequantize(stored.data, stored.tensor_type)
-        values = np.ascontiguousarray(values.reshape([int(extent) for extent in reversed(stored.shape)]))
+        # a copy: unquantised tensors are read-only views of the mapped file
+        values = np.array(values.reshape([int(extent) for extent in reversed(stored.shape)]))
         if config.family in ("llama", "mistral") and ("q_proj" in name or "k_proj" in name):
             values = _unpermute(values, config.num_heads if "q_proj" in name else config.num_kv_heads)
         return torch.from_numpy(values)

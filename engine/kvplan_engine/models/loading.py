@@ -26,6 +26,8 @@ ReadTensor = Callable[[str], torch.Tensor]
 _DUMMY_PERIOD = 1_000_003
 _DUMMY_STANDARD_DEVIATION = 0.02
 
+_OTHER_CONFIG = "is it a checkpoint of this config?"
+
 
 def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
     """Uninitialised tensors for every parameter; OutOfDeviceMemory(phase="weights") when they do not fit."""
@@ -85,7 +87,7 @@ def _fill(weights: Weights, config: ModelConfig, read: ReadTensor, where: str) -
             if tensor.shape != target.shape:
                 raise EngineError(
                     f"'{source.name}' in {where} has shape {list(tensor.shape)}, the config says {list(target.shape)}.",
-                    hint="is it a checkpoint of this config?",
+                    hint=_OTHER_CONFIG,
                 )
             target.copy_(tensor)
             row += source.num_rows

@@ -22,7 +22,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One tensor of the model, [sum of the sources' rows, ...]. kind: ``matrix``, ``norm`` or ``bias`` (dummy values)."""
+    """One tensor, [sum of the sources' rows, ...]. kind (``matrix``, ``norm``, ``bias``) decides its dummy values."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,8 +45,8 @@ def num_parameters(config: ModelConfig) -> int:
     return total
 
 
-def _single(name: str, source: str, shape: tuple[int, ...], kind: str, *, transposed: bool = False) -> Parameter:
-    return Parameter(name, shape, kind, (Source(source, shape[0], transposed),))
+def _single(name: str, source: str, shape: tuple[int, ...], kind: str) -> Parameter:
+    return Parameter(name, shape, kind, (Source(source, shape[0]),))
 
 
 def _gpt2_parameters(c: ModelConfig) -> list[Parameter]:
@@ -63,10 +63,9 @@ def _gpt2_parameters(c: ModelConfig) -> list[Parameter]:
             ("up", "mlp.c_fc", c.ffn_size, h),
             ("down", "mlp.c_proj", h, c.ffn_size),
         ):
-            weight = _single(
-                f"{ours}.{name}.weight", f"{theirs}.{source}.weight", (rows, columns), "matrix", transposed=True
-            )
-            parameters += [weight, _single(f"{ours}.{name}.bias", f"{theirs}.{source}.bias", (rows,), "bias")]
+            stored = Source(f"{theirs}.{source}.weight", rows, transposed=True)
+            parameters.append(Parameter(f"{ours}.{name}.weight", (rows, columns), "matrix", (stored,)))
+            parameters.append(_single(f"{ours}.{name}.bias", f"{theirs}.{source}.bias", (rows,), "bias"))
         for name, source in (("attention_norm", "ln_1"), ("mlp_norm", "ln_2")):
             parameters += _norm(f"{ours}.{name}", f"{theirs}.{source}", h)
     parameters += _norm("final_norm", "ln_f", h)

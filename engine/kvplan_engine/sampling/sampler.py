@@ -109,7 +109,7 @@ class Sampler:
         return position if order is None else int(order[position])
 
     def _uniform(self, sequence: Sequence) -> float:
-        """A number in [0, 1) that depends on the request's seed (or the engine's and the sequence) and the position."""
+        """A number in [0, 1) from the request's seed (or the engine's and the sequence) and the position."""
         seed = sequence.request.params.seed
         origin = (
             ("request", seed, sequence.index) if seed is not None else ("engine", self._engine_seed, sequence.number)

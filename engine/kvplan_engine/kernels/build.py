@@ -1,0 +1,191 @@
+"""Compile the CPU kernels on first use, into the user's cache.
+
+The library's name carries a hash of everything that decides its contents (sources, flags, compiler, CPU), so a cached
+file is right whenever it exists and is never changed once it is there. Two processes that build at once take turns
+behind a file lock; whoever comes second finds the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvplan_engine.errors import EngineError
+
+COMMON_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-ffp-contract=fast",  # a * b + c may become one fused operation: that is what the kernels are written for
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-exceptions",
+    "-fvisibility=hidden",
+    "-Wno-psabi",  # vectors wider than the machine's stay inside the library
+)
+
+
+class KernelBuildError(EngineError):
+    """The kernels could not be compiled here; the torch implementation serves instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildVariant:
+    """One way to compile the same sources."""
+
+    name: str
+    arch_flags: tuple[str, ...]
+    lanes: int | None = None
+    """Floats per vector; None lets the sources choose by what ``arch_flags`` switch on."""
+
+    def flags(self) -> tuple[str, ...]:
+        """The compiler flags of this variant, the common ones included."""
+        lanes = () if self.lanes is None else (f"-DKVPLAN_LANES={self.lanes}",)
+        return (*COMMON_FLAGS, *self.arch_flags, *lanes)
+
+
+NATIVE = BuildVariant("native", ("-march=native",))
+WIDE = BuildVariant("wide", ("-march=native",), lanes=16)
+"""AVX-512's shape of every kernel, on whatever this machine has."""
+GENERIC = BuildVariant("generic", (), lanes=4)
+"""No instruction beyond the compiler's default for the machine."""
+
+
+def build_library(
+    variant: BuildVariant = NATIVE, cache_dir: Path | None = None, extra_flags: tuple[str, ...] = ()
+) -> Path:
+    """The compiled library of ``variant``: from the cache, or compiled now. Raises KernelBuildError."""
+    compiler = find_compiler()
+    sources = source_dir()
+    flags = (*variant.flags(), *extra_flags)
+    key = _build_key(sources, flags, compiler)
+    folder = cache_dir if cache_dir is not None else kernel_cache_dir()
+    library = folder / f"kvplan_cpu-{variant.name}-{key}.so"
+    if library.is_file():
+        return library
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(library.with_suffix(".lock")):
+            if not library.is_file():
+                _compile_into(library, sources, flags, compiler)
+    except OSError as error:
+        raise KernelBuildError(
+            f"the CPU kernels cannot be cached in {folder}: {error.strerror or error}",
+            hint="point KVPLAN_CACHE_DIR at a folder that can be written",
+        ) from error
+    return library
+
+
+def find_compiler() -> tuple[str, ...]:
+    """The C++ compiler as command words: $CXX where set, else g++, clang++ or c++ from PATH."""
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    if chosen:
+        if shutil.which(chosen[0]) is None:
+            raise KernelBuildError(f"$CXX names {chosen[0]!r}, which is not on this machine", hint="unset CXX")
+        return tuple(chosen)
+    for name in ("g++", "clang++", "c++"):
+        if shutil.which(name) is not None:
+            return (name,)
+    raise KernelBuildError("no C++ compiler found (looked for $CXX, g++, clang++, c++)", hint="install g++")
+
+
+def source_dir() -> Path:
+    """The folder csrc/: inside the package (wheel), else in the checkout (editable install)."""
+    package = Path(__file__).resolve().parents[1]
+    for candidate in (package / "csrc", package.parents[1] / "csrc"):
+        if (candidate / "cpu").is_dir():
+            return candidate
+    raise KernelBuildError("the kernels' sources are missing from this installation", hint="reinstall kvplan")
+
+
+def kernel_cache_dir() -> Path:
+    """Where compiled kernels are kept: $KVPLAN_CACHE_DIR/kernels, else kvplan/kernels in the user's cache folder."""
+    explicit = os.environ.get("KVPLAN_CACHE_DIR")
+    if explicit:
+        return Path(explicit) / "kernels"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "kvplan" / "kernels"
+
+
+def _source_files(sources: Path) -> list[Path]:
+    return sorted(path for name in ("cpu", "include") for path in (sources / name).iterdir() if path.is_file())
+
+
+def _build_key(sources: Path, flags: tuple[str, ...], compiler: tuple[str, ...]) -> str:
+    """Hash of all that decides what comes out of the compiler."""
+    digest = hashlib.sha256()
+    for path in _source_files(sources):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for part in (*flags, *compiler, _compiler_version(compiler), cpu_features()):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()[:20]
+
+
+def _compiler_version(compiler: tuple[str, ...]) -> str:
+    result = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise KernelBuildError(f"{shlex.join(compiler)} --version failed: {_first_line(result.stderr)}")
+    return _first_line(result.stdout)
+
+
+def cpu_features() -> str:
+    """What -march=native depends on: the machine type and the instruction sets that the kernel lists."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("flags", "Features", "model name", "CPU part")
+    found = dict.fromkeys(line for line in lines if line.startswith(wanted))
+    return "\n".join((platform.machine(), *found))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock file until the block ends; the operating system lets go of it when a process dies."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compile_into(library: Path, sources: Path, flags: tuple[str, ...], compiler: tuple[str, ...]) -> None:
+    """Compile each source by itself, several at a time, link, and move the result into place in one step."""
+    units = sorted((sources / "cpu").glob("*.cpp"))
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as folder:
+        objects = [Path(folder) / f"{unit.stem}.o" for unit in units]
+        commands = [
+            [*compiler, *flags, "-c", str(unit), "-o", str(target)] for unit, target in zip(units, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            list(pool.map(_run_compiler, commands))
+        linked = Path(folder) / library.name
+        _run_compiler([*compiler, "-shared", *(str(path) for path in objects), "-o", str(linked)])
+        linked.replace(library)
+
+
+def _run_compiler(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise KernelBuildError(
+            f"the CPU kernels do not compile with {command[0]}: {_first_error(result.stderr)}",
+            hint="set CXX to a C++17 compiler (g++ 9 or clang++ 11, or later)",
+        )
+
+
+def _first_error(output: str) -> str:
+    errors = [line for line in output.splitlines() if "error" in line]
+    return errors[0].strip() if errors else _first_line(output)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]

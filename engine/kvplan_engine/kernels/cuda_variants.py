@@ -1,0 +1,80 @@
+"""Which CUDA sources there are, and one compiled form of one of them: a source with its compile-time shape."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from kvplan_engine.errors import EngineError
+
+SCALAR_NAMES = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float8_e4m3fn: "float8",
+}
+"""csrc/cuda/types.cuh's name of each storage type."""
+
+
+class CudaKernelError(EngineError):
+    """A CUDA kernel cannot be compiled, loaded or launched here."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelVariant:
+    """``kernel`` of ``source``, compiled with each of ``defines`` as KVPLAN_<NAME>=<value>."""
+
+    source: str
+    kernel: str
+    defines: tuple[tuple[str, str | int], ...] = ()
+
+    def flags(self) -> tuple[str, ...]:
+        """The defines as compiler options, the same for nvcc, NVRTC and a host compiler."""
+        return tuple(f"-DKVPLAN_{name}={value}" for name, value in self.defines)
+
+    def label(self) -> str:
+        """A name for people and for files: decode_mma-bfloat16-bfloat16-128-..."""
+        return "-".join((self.kernel, Path(self.source).stem, *(str(value) for _, value in self.defines)))
+
+
+def variant(source: str, kernel: str, **defines: str | int | torch.dtype) -> KernelVariant:
+    """A KernelVariant with lower-case names and dtypes in place of macro names and type names."""
+    named = tuple(
+        (name.upper(), scalar_name(value) if isinstance(value, torch.dtype) else value)
+        for name, value in defines.items()
+    )
+    return KernelVariant(source, kernel, named)
+
+
+def scalar_name(dtype: torch.dtype) -> str:
+    """The kernels' name for a storage type. CudaKernelError for a type that they do not have."""
+    if dtype not in SCALAR_NAMES:
+        raise CudaKernelError(
+            f"the CUDA kernels do not store {str(dtype).removeprefix('torch.')}",
+            hint="use float16, bfloat16 or float32, and for the KV cache also fp8",
+        )
+    return SCALAR_NAMES[dtype]
+
+
+@cache
+def source_dir() -> Path:
+    """The folder csrc/: inside the package (wheel), else in the checkout (editable install)."""
+    package = Path(__file__).resolve().parents[1]
+    for candidate in (package / "csrc", package.parents[1] / "csrc"):
+        if (candidate / "cuda").is_dir():
+            return candidate
+    raise CudaKernelError("the CUDA kernels' sources are missing from this installation", hint="reinstall kvplan")
+
+
+def source_digest(*folders: str) -> str:
+    """Hash of all files of csrc/<folder>: what a cached binary must have been built from."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted((source_dir() / folder).iterdir()):
+            if path.suffix in {".cu", ".cuh", ".hpp"}:
+                digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

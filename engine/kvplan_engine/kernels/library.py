@@ -1,0 +1,169 @@
+"""The compiled CPU kernels as typed ctypes functions (csrc/include/kvplan_cpu.h is the other side)."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from kvplan_engine.kernels.build import NATIVE, BuildVariant, KernelBuildError, build_library
+
+log = logging.getLogger(__name__)
+
+STORAGE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+"""The dtypes that the kernels read and write, with their number on the C side."""
+
+STATUS_OK = 0
+STATUS_BAD_INDEX = 1
+
+
+class AttentionArgs(ctypes.Structure):
+    """struct kvplan_attention."""
+
+    _fields_ = (
+        ("query", c_void_p),
+        ("out", c_void_p),
+        ("query_row_stride", c_int64),
+        ("query_head_stride", c_int64),
+        ("out_row_stride", c_int64),
+        ("out_head_stride", c_int64),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("block_stride", c_int64),
+        ("num_blocks", c_int64),
+        ("block_tables", c_void_p),
+        ("block_table_stride", c_int64),
+        ("block_table_width", c_int64),
+        ("seq_lens", c_void_p),
+        ("query_starts", c_void_p),
+        ("num_sequences", c_int64),
+        ("num_tokens", c_int64),
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_size", c_int64),
+        ("block_size", c_int64),
+        ("window", c_int64),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("storage", c_int32),
+        ("kv_storage", c_int32),
+    )
+
+
+class KvWriteArgs(ctypes.Structure):
+    """struct kvplan_kv_write."""
+
+    _fields_ = (
+        ("key", c_void_p),
+        ("value", c_void_p),
+        ("key_row_stride", c_int64),
+        ("key_head_stride", c_int64),
+        ("value_row_stride", c_int64),
+        ("value_head_stride", c_int64),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("block_stride", c_int64),
+        ("num_blocks", c_int64),
+        ("slots", c_void_p),
+        ("num_tokens", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_size", c_int64),
+        ("block_size", c_int64),
+        ("storage", c_int32),
+        ("kv_storage", c_int32),
+    )
+
+
+class NormArgs(ctypes.Structure):
+    """struct kvplan_norm."""
+
+    _fields_ = (
+        ("delta", c_void_p),
+        ("x", c_void_p),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("out", c_void_p),
+        ("rows", c_int64),
+        ("width", c_int64),
+        ("delta_stride", c_int64),
+        ("x_stride", c_int64),
+        ("out_stride", c_int64),
+        ("eps", c_float),
+        ("storage", c_int32),
+    )
+
+
+class CpuKernels:
+    """One loaded library. Its methods are the C functions; they return a status and check nothing but indices."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._library.kvplan_set_parallel.argtypes = (c_void_p,)
+        self._library.kvplan_set_parallel.restype = None
+        self._library.kvplan_set_parallel(find_parallel_runtime())
+        self.lanes: int = self._function("kvplan_lanes")()
+        self.paged_attention = self._function("kvplan_paged_attention", POINTER(AttentionArgs), c_int)
+        self.write_kv = self._function("kvplan_write_kv", POINTER(KvWriteArgs), c_int)
+        self.rms_norm = self._function("kvplan_rms_norm", POINTER(NormArgs), c_int)
+        self.layer_norm = self._function("kvplan_layer_norm", POINTER(NormArgs), c_int)
+        rows = (c_void_p, c_int64, c_int64, c_int64, c_int, c_int)
+        self.gelu_tanh = self._function("kvplan_gelu_tanh", *rows)
+        self.gelu_erf = self._function("kvplan_gelu_erf", *rows)
+        self.silu_and_mul = self._function("kvplan_silu_and_mul", c_void_p, c_int64, *rows)
+        self.argmax_rows = self._function(
+            "kvplan_argmax_rows", c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int, c_int
+        )
+        self.rope = self._function(
+            "kvplan_rope", *(c_void_p, c_int64, c_int64, c_void_p, c_void_p), *(c_int64,) * 4, c_int, c_int
+        )
+        self.copy_blocks = self._function(
+            "kvplan_copy_blocks", c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int
+        )
+        self.exp = self._function("kvplan_exp", c_void_p, c_void_p, c_int64)
+        self.tanh = self._function("kvplan_tanh", c_void_p, c_void_p, c_int64)
+
+    def _function(self, name: str, *argument_types: type) -> ctypes._NamedFuncPointer:
+        function = getattr(self._library, name)
+        function.argtypes = argument_types
+        function.restype = c_int
+        return function
+
+
+def find_parallel_runtime() -> int | None:
+    """Address of GOMP_parallel in the OpenMP runtime that torch itself runs on; None where torch has none.
+
+    Asking torch's own library, through its dependencies, cannot bring a second runtime into the process.
+    """
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        path = Path(torch.__file__).parent / "lib" / name
+        if path.is_file():
+            try:
+                return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, c_void_p).value
+            except (OSError, AttributeError):
+                log.warning("torch has no GNU-compatible OpenMP runtime here: the CPU kernels use one thread")
+    return None
+
+
+@cache
+def load_kernels(variant: BuildVariant = NATIVE) -> CpuKernels:
+    """Build where needed and load. Raises KernelBuildError."""
+    path = build_library(variant)
+    try:
+        return CpuKernels(path)
+    except (OSError, AttributeError) as error:
+        raise KernelBuildError(f"the compiled kernels cannot be loaded: {error}", hint=f"delete {path}") from error
+
+
+@cache
+def cpu_kernels() -> CpuKernels | None:
+    """The kernels for this machine, or None where they cannot be had, which is said once and in one line."""
+    try:
+        return load_kernels()
+    except KernelBuildError as error:
+        hint = f" (hint: {error.hint})" if error.hint else ""
+        log.warning("CPU kernels not available, running on plain torch, which is slower: %s%s", error.message, hint)
+        return None

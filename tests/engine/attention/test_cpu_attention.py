@@ -1,0 +1,196 @@
+"""The compiled attention kernel against its definition, over shapes, lengths and build variants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from paged_cases import LAYER, Shape, assert_matches_definition, attend, make_case
+
+from kvplan_engine.attention.cpu import CpuBackend
+from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, BuildVariant, build_library
+from kvplan_engine.kernels.library import CpuKernels, load_kernels
+
+HEADS = [(2, 2), (6, 2), (8, 2), (7, 1), (16, 2)]  # groups of 1, 3, 4, 7, 8
+HEAD_SIZES = [16, 64, 80, 96, 128, 256]
+BLOCK_SIZES = [1, 8, 16, 32, 48]
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
+
+
+@pytest.fixture(scope="module")
+def native() -> CpuBackend:
+    return CpuBackend(load_kernels(NATIVE))
+
+
+@pytest.fixture(scope="module", params=[WIDE, GENERIC], ids=lambda variant: variant.name)
+def other_build(request: pytest.FixtureRequest) -> CpuBackend:
+    variant: BuildVariant = request.param
+    kernels = CpuKernels(build_library(variant, extra_flags=WARNINGS))
+    assert kernels.lanes == variant.lanes
+    return CpuBackend(kernels)
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def ragged(block_size: int) -> list[tuple[int, int]]:
+    """Decode and prefill mixed: length 1, block boundaries and their neighbours, cached prefixes, no new token."""
+    return [
+        *[(1, 1), (1, block_size), (1, block_size + 1), (1, max(1, block_size - 1)), (1, 150)],
+        *[(2 * block_size, 2 * block_size), (5, 5), (19, 61), (0, 7), (3, 70), (1, 65)],
+    ]
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), HEADS)
+def test_matches_definition(
+    native: CpuBackend, num_heads: int, num_kv_heads: int, head_size: int, block_size: int
+) -> None:
+    shape = Shape(num_heads, num_kv_heads, head_size, block_size)
+    assert_matches_definition(native, make_case(shape, ragged(block_size)))
+
+
+@pytest.mark.parametrize("head_size", [64, 80, 256])
+@pytest.mark.parametrize("block_size", [1, 16, 48])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), HEADS)
+def test_bfloat16_matches_definition(
+    native: CpuBackend, num_heads: int, num_kv_heads: int, head_size: int, block_size: int
+) -> None:
+    shape = Shape(num_heads, num_kv_heads, head_size, block_size)
+    assert_matches_definition(native, make_case(shape, ragged(block_size), torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=str
+)
+def test_cache_of_another_dtype(native: CpuBackend, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    assert_matches_definition(native, make_case(Shape(6, 2), ragged(16), dtype, kv_dtype))
+
+
+@pytest.mark.parametrize("window", [1, 2, 16, 17, 64, 1000])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_window_and_softcap(native: CpuBackend, window: int, softcap: float | None) -> None:
+    shape = Shape(6, 2, window=window, softcap=softcap)
+    assert_matches_definition(native, make_case(shape, [*ragged(16), (70, 200)]))
+
+
+def test_softcap_without_window(native: CpuBackend) -> None:
+    assert_matches_definition(native, make_case(Shape(8, 2, softcap=30.0), ragged(16)))
+
+
+@pytest.mark.parametrize("head_size", [1, 3, 8, 13, 24, 40, 72, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_odd_head_sizes(native: CpuBackend, head_size: int, dtype: torch.dtype) -> None:
+    assert_matches_definition(native, make_case(Shape(6, 2, head_size), ragged(16), dtype))
+
+
+@pytest.mark.parametrize("group_size", [2, 5, 6, 9, 10, 11, 12, 32, 71])
+def test_every_group_size(native: CpuBackend, group_size: int) -> None:
+    assert_matches_definition(native, make_case(Shape(2 * group_size, 2, 32), ragged(16)))
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize("lengths", [[(1, 3000)], [(1, 2500), (1, 3), (1, 700)], [(4, 1500)], [(60, 1200), (1, 5)]])
+@pytest.mark.parametrize("window", [None, 400])
+def test_long_sequences_are_split_and_merged(
+    native: CpuBackend, lengths: list[tuple[int, int]], window: int | None
+) -> None:
+    assert_matches_definition(native, make_case(Shape(3, 1, 32, window=window), lengths))
+
+
+def test_scores_of_any_size_stay_finite(native: CpuBackend) -> None:
+    case = make_case(Shape(6, 2), ragged(16))
+    case.query.mul_(300.0)
+    assert_matches_definition(native, case)
+
+
+def test_same_result_whatever_the_blocks(native: CpuBackend) -> None:
+    """One row reads the same numbers in the same order wherever its blocks lie."""
+    lengths = [(1, 200), (30, 77)]
+    first, second = (make_case(Shape(6, 2), lengths, seed=seed) for seed in (1, 2))
+    for sequence, (_, kv_len) in enumerate(lengths):
+        blocks = -(-kv_len // 16)
+        sources = first.metadata.block_tables[sequence, :blocks].long()
+        second.kv[second.metadata.block_tables[sequence, :blocks].long()] = first.kv[sources]
+    second.query.copy_(first.query)
+    assert torch.equal(attend(native, first), attend(native, second))
+
+
+@pytest.mark.parametrize("head_size", [16, 72, 80, 128])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [*HEADS, (5, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_other_lane_counts(
+    other_build: CpuBackend, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype
+) -> None:
+    shape = Shape(num_heads, num_kv_heads, head_size, window=90, softcap=20.0)
+    assert_matches_definition(other_build, make_case(shape, ragged(16), dtype))
+    assert_matches_definition(other_build, make_case(replace(shape, window=None, softcap=None), ragged(16), dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_size", [64, 20])
+def test_write_kv(native: CpuBackend, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int) -> None:
+    """Tokens land in their slots, rounded as torch rounds, and nothing else changes."""
+    generator = torch.Generator().manual_seed(3)
+    kv = torch.zeros(6, 3, 2, 3, 4, head_size, dtype=kv_dtype)
+    slots = torch.randperm(24, generator=generator)[:11].contiguous()
+    slots[[2, 5]] = -1
+    fused = torch.randn(11, 9, head_size, generator=generator).to(dtype)
+    native.write_kv(fused[:, 3:6], fused[:, 6:9], kv, LAYER, slots)
+    expected = torch.zeros_like(kv)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            expected[slot // 4, LAYER, 0, :, slot % 4] = fused[token, 3:6].to(kv_dtype)
+            expected[slot // 4, LAYER, 1, :, slot % 4] = fused[token, 6:9].to(kv_dtype)
+    assert torch.equal(kv, expected)
+
+
+def test_slot_beyond_the_pool_is_refused(native: CpuBackend) -> None:
+    kv = torch.zeros(2, 1, 2, 1, 4, 8)
+    rows = torch.ones(2, 1, 8)
+    with pytest.raises(IndexError, match="slot 8 lies outside the pool of 2 blocks of 4"):
+        native.write_kv(rows, rows, kv, 0, torch.tensor([0, 8]))
+    assert not kv.any()
+
+
+def test_block_beyond_the_pool_is_refused(native: CpuBackend) -> None:
+    case = make_case(Shape(), [(1, 40)])
+    case.metadata.block_tables[0, 1] = case.kv.shape[0]
+    with pytest.raises(IndexError, match="block_tables"):
+        attend(native, case)
+
+
+@pytest.mark.parametrize(("name", "change"), [("seq_lens", 10**6), ("query_starts", 50)])
+def test_lengths_beyond_their_tensors_are_refused(native: CpuBackend, name: str, change: int) -> None:
+    case = make_case(Shape(), [(1, 40)])
+    getattr(case.metadata, name)[-1] = change
+    with pytest.raises(IndexError, match=name):
+        attend(native, case)
+
+
+def test_wrong_arguments_are_named(native: CpuBackend) -> None:
+    case = make_case(Shape(), [(1, 40)])
+    metadata = case.metadata
+    out = torch.empty(case.query.shape)
+    with pytest.raises(ValueError, match=r"out is torch\.bfloat16"):
+        native.attend(case.query, case.kv, 0, metadata, out.bfloat16(), 1.0, None, None)
+    with pytest.raises(ValueError, match=r"seq_lens is torch\.int64"):
+        wide = replace(metadata, seq_lens=metadata.seq_lens.long())
+        native.attend(case.query, case.kv, 0, wide, out, 1.0, None, None)
+    with pytest.raises(ValueError, match="the KV pool is"):
+        native.attend(case.query, case.kv.transpose(3, 4), 0, metadata, out, 1.0, None, None)
+    with pytest.raises(ValueError, match="contiguous last dimension"):
+        native.attend(case.query.transpose(0, 2), case.kv, 0, metadata, out, 1.0, None, None)
+    with pytest.raises(IndexError, match="layer 3 of a pool of 3 layers"):
+        native.attend(case.query, case.kv, 3, metadata, out, 1.0, None, None)
+    with pytest.raises(ValueError, match="window"):
+        native.attend(case.query, case.kv, 0, metadata, out, 1.0, 0, None)

@@ -1,0 +1,167 @@
+"""Batches for the CUDA kernels' tests: a poisoned pool, scattered blocks, and the reference's answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.attention.reference import ReferenceBackend
+
+SENTINEL = 777.0
+"""Fills output rows that nobody may write."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """One batch: ``seq_lens`` tokens in the cache, of which the last ``query_lens`` are new."""
+
+    head_size: int
+    block_size: int
+    num_query_heads: int
+    num_kv_heads: int
+    seq_lens: tuple[int, ...]
+    query_lens: tuple[int, ...]
+    scalar: torch.dtype = torch.float32
+    cache: torch.dtype | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    num_layers: int = 2
+    layer: int = 1
+
+    def __str__(self) -> str:
+        extras = [f"w{self.window}" if self.window else "", "cap" if self.softcap else "", "sinks" if self.sinks else ""]
+        names = [str(t).removeprefix("torch.") for t in dict.fromkeys((self.scalar, self.cache or self.scalar))]
+        shape = f"d{self.head_size}-bs{self.block_size}-h{self.num_query_heads}.{self.num_kv_heads}"
+        return "-".join(filter(None, ["-".join(names), shape, *extras]))
+
+
+@dataclass(slots=True)
+class Batch:
+    """A case's tensors. ``query`` and ``out`` are views into wider rows, as a model's fused buffers are."""
+
+    query: torch.Tensor
+    kv: torch.Tensor
+    metadata: AttentionMetadata
+    out: torch.Tensor
+    out_memory: torch.Tensor
+    sinks: torch.Tensor | None
+
+
+def build_batch(case: AttentionCase, device: torch.device | str = "cpu", seed: int = 0) -> Batch:
+    """Random tensors for ``case``: every slot that no token owns is NaN, unused table entries are out of range."""
+    generator = torch.Generator().manual_seed(seed)
+    cache = case.cache or case.scalar
+    num_blocks_of = [-(-length // case.block_size) for length in case.seq_lens]
+    num_blocks = sum(num_blocks_of) + 2
+    order = torch.randperm(num_blocks, generator=generator)
+    width = max(num_blocks_of, default=0) + 1
+    tables = torch.full((len(case.seq_lens), width), 2**30, dtype=torch.int32)
+    pool_shape = (num_blocks, case.num_layers, 2, case.num_kv_heads, case.block_size, case.head_size)
+    kv = torch.full(pool_shape, float("nan"))
+    taken = 0
+    for sequence, (length, count) in enumerate(zip(case.seq_lens, num_blocks_of, strict=True)):
+        blocks = order[taken : taken + count]
+        taken += count
+        tables[sequence, :count] = blocks
+        positions = torch.arange(length)
+        rows = torch.randn(length, 2, case.num_kv_heads, case.head_size, generator=generator)
+        kv[blocks[positions // case.block_size], case.layer, :, :, positions % case.block_size] = rows
+    starts = torch.tensor([0, *case.query_lens]).cumsum(0).to(torch.int32)
+    num_tokens = sum(case.query_lens)
+    columns = case.num_query_heads * case.head_size
+    memory = torch.randn(num_tokens + 1, columns + 32, generator=generator).to(case.scalar).to(device)
+    out_memory = torch.full((num_tokens + 2, columns + 16), SENTINEL, dtype=case.scalar, device=device)
+    metadata = AttentionMetadata(
+        slots=torch.full((num_tokens,), -1, dtype=torch.int64, device=device),
+        block_tables=tables.to(device),
+        seq_lens=torch.tensor(case.seq_lens, dtype=torch.int32, device=device),
+        query_starts=starts.to(device),
+        max_query_len=max(case.query_lens, default=0),
+    )
+    heads = (num_tokens, case.num_query_heads, case.head_size)
+    sinks = torch.randn(case.num_query_heads, generator=generator).to(device) if case.sinks else None
+    return Batch(
+        query=memory[:num_tokens, 16 : 16 + columns].view(heads),
+        kv=kv.to(cache).to(device),
+        metadata=metadata,
+        out=out_memory[:num_tokens, :columns].view(heads),
+        out_memory=out_memory,
+        sinks=sinks,
+    )
+
+
+def reference_output(case: AttentionCase, batch: Batch) -> torch.Tensor:
+    """[T, hq, d] float64: what exact arithmetic over the stored values gives."""
+    kv = batch.kv.double().cpu()
+    query = batch.query.double().cpu()
+    out = torch.zeros(query.shape, dtype=torch.float64)
+    metadata = AttentionMetadata(
+        batch.metadata.slots.cpu(),
+        batch.metadata.block_tables.cpu(),
+        batch.metadata.seq_lens.cpu(),
+        batch.metadata.query_starts.cpu(),
+        batch.metadata.max_query_len,
+    )
+    scale = case.head_size**-0.5
+    backend = _ReferenceWithSinks(batch.sinks)
+    backend.attend(query, kv, case.layer, metadata, out, scale, case.window, case.softcap)
+    return out
+
+
+class _ReferenceWithSinks(ReferenceBackend):
+    """The reference in float64, with a logit per head that takes weight and has no value."""
+
+    def __init__(self, sinks: torch.Tensor | None) -> None:
+        super().__init__(torch.float64)
+        self._sinks = None if sinks is None else sinks.double().cpu()
+
+    def _attend_one(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        if self._sinks is None:
+            return super()._attend_one(query, keys, values, scale, window, softcap)
+        sums = super()._attend_one(query, keys, values, scale, window, softcap)
+        group = query.shape[1] // keys.shape[0]
+        scores = query.transpose(0, 1) @ keys.repeat_interleave(group, dim=0).transpose(1, 2) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        positions = torch.arange(keys.shape[1] - query.shape[0], keys.shape[1])[:, None]
+        distance = positions - torch.arange(keys.shape[1])[None, :]
+        visible = (distance >= 0) & (distance < (window or 2**30))
+        total = scores.masked_fill(~visible, float("-inf")).logsumexp(-1)
+        share = torch.sigmoid(total - self._sinks[:, None])
+        return sums * share.transpose(0, 1)[:, :, None]
+
+
+def attend(backend: CudaBackend, case: AttentionCase, batch: Batch) -> None:
+    """One layer's attention of the case."""
+    scale = case.head_size**-0.5
+    backend.attend(
+        batch.query, batch.kv, case.layer, batch.metadata, batch.out, scale, case.window, case.softcap, batch.sinks
+    )
+
+
+def largest_error(case: AttentionCase, batch: Batch) -> float:
+    """max |out - reference|, after checking that nothing outside ``out`` was written."""
+    columns = case.num_query_heads * case.head_size
+    num_tokens = sum(case.query_lens)
+    assert (batch.out_memory[:, columns:] == SENTINEL).all(), "wrote beside the rows"
+    assert (batch.out_memory[num_tokens:] == SENTINEL).all(), "wrote below the rows"
+    if num_tokens == 0:
+        return 0.0
+    return float((batch.out.double().cpu() - reference_output(case, batch)).abs().max())
+
+
+def tolerance(case: AttentionCase) -> float:
+    """Float32 accumulates to about 1e-6; 16-bit types round the weights and the output once each (2^-8, 2^-11)."""
+    return {torch.float32: 4e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}[case.scalar]

@@ -1,0 +1,156 @@
+"""Who owns which block: exact orders, and a state machine that does everything at random."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kvplan_engine.block_pool import BlockPool, NoFreeBlocks
+from kvplan_engine.block_table import BlockTable
+from kvplan_engine.prefix_cache import PrefixCache
+
+
+def test_uncached_blocks_are_reused_last_in_first_out_and_cached_ones_least_recently_used_first() -> None:
+    pool = BlockPool(num_blocks=6, block_size=4)
+    first, second = pool.allocate(2), pool.allocate(2)
+    assert (first, second) == ([0, 1], [2, 3])
+    pool.cache(0, b"head")
+    pool.cache(1, b"tail")
+    pool.free(first)
+    pool.free(second)
+    # 2 (freed last, uncached), 3, the two never used, then the cached sequence, deepest block first
+    assert pool.allocate(6) == [2, 3, 4, 5, 1, 0]
+    assert pool.num_evictions == 2
+    assert pool.find(b"head") is None
+
+
+def test_allocate_is_all_or_nothing() -> None:
+    pool = BlockPool(num_blocks=3, block_size=4)
+    pool.allocate(2)
+    with pytest.raises(NoFreeBlocks):
+        pool.allocate(2)
+    assert pool.num_free_blocks == 1
+    pool.check()
+
+
+def test_cached_block_comes_back_into_use_without_being_taken() -> None:
+    pool = BlockPool(num_blocks=2, block_size=4)
+    (block, _) = pool.allocate(2)
+    pool.cache(block, b"hash")
+    pool.free([block])
+    assert pool.find(b"hash") == block
+    pool.share([block])
+    assert pool.num_free_blocks == 0
+    with pytest.raises(NoFreeBlocks):
+        pool.allocate(1)
+
+
+def test_fork_copies_only_the_partly_filled_block_and_only_when_it_is_written() -> None:
+    pool = BlockPool(num_blocks=8, block_size=4)
+    parent = BlockTable(pool)
+    parent.reserve(0, 6)  # blocks 0 and 1, the second half full
+    child = parent.fork()
+    assert pool.num_used_blocks == 2
+    copy = child.reserve(6, 7)
+    assert copy is not None
+    assert (copy.source, copy.target) == (1, 2)
+    assert parent.blocks == [0, 1]
+    assert child.blocks == [0, 2]
+    assert parent.reserve(6, 7) is None  # alone again: written in place
+    pool.check([parent.blocks, child.blocks])
+
+
+def test_prefix_lookup_leaves_the_last_token_to_compute() -> None:
+    pool = BlockPool(num_blocks=8, block_size=4)
+    cache = PrefixCache(pool)
+    tokens = list(range(8))
+    hashes: list[bytes] = []
+    cache.extend_hashes(hashes, tokens, 8)
+    blocks = pool.allocate(2)
+    cache.register(hashes, blocks, 0, 2)
+    assert cache.lookup(hashes, 8) == blocks[:1]
+    assert cache.lookup(hashes, 9) == blocks
+
+
+def test_hashes_differ_by_salt_and_by_everything_before() -> None:
+    pool = BlockPool(num_blocks=1, block_size=2)
+    a: list[bytes] = []
+    b: list[bytes] = []
+    c: list[bytes] = []
+    PrefixCache(pool, salt=b"a").extend_hashes(a, [1, 2, 3, 4], 4)
+    PrefixCache(pool, salt=b"b").extend_hashes(b, [1, 2, 3, 4], 4)
+    PrefixCache(pool, salt=b"a").extend_hashes(c, [9, 2, 3, 4], 4)
+    assert len({*a, *b, *c}) == 6
+
+
+class BlockMachine(RuleBasedStateMachine):
+    """Sequences that start, grow, fork, hit the cache and end at random; every invariant after every move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(num_blocks=12, block_size=4)
+        self.cache = PrefixCache(self.pool)
+        self.tables: list[tuple[BlockTable, list[int]]] = []
+
+    def _register(self, table: BlockTable, tokens: list[int]) -> None:
+        hashes: list[bytes] = []
+        self.cache.extend_hashes(hashes, tokens, len(tokens))
+        self.cache.register(hashes, table.blocks, 0, len(hashes))
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20))
+    def start(self, tokens: list[int]) -> None:
+        hashes: list[bytes] = []
+        self.cache.extend_hashes(hashes, tokens, len(tokens))
+        table = BlockTable(self.pool)
+        found = self.cache.lookup(hashes, len(tokens))
+        table.adopt(found)
+        try:
+            assert table.reserve(len(found) * 4, len(tokens)) is None
+        except NoFreeBlocks:
+            table.release()
+            return
+        self._register(table, tokens)
+        self.tables.append((table, list(tokens)))
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), token=st.integers(0, 1), count=st.integers(1, 6))
+    def grow(self, data: st.DataObject, token: int, count: int) -> None:
+        table, tokens = data.draw(st.sampled_from(self.tables))
+        before, free = list(table.blocks), self.pool.num_free_blocks
+        expected = table.num_new_blocks(len(tokens), len(tokens) + count)
+        try:
+            table.reserve(len(tokens), len(tokens) + count)
+        except NoFreeBlocks:
+            assert expected > free
+            assert table.blocks == before
+            return
+        assert len(table) == -(-(len(tokens) + count) // 4)
+        written = table.blocks[len(tokens) // 4 :]
+        assert all(self.pool.reference_count(block) == 1 for block in written), "a shared block would be written"
+        tokens.extend([token] * count)
+        self._register(table, tokens)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        table, tokens = data.draw(st.sampled_from(self.tables))
+        self.tables.append((table.fork(), list(tokens)))
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.tables) - 1))
+        table, _ = self.tables.pop(index)
+        table.release()
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        self.pool.check([table.blocks for table, _ in self.tables] or [[]])
+        if not self.tables:
+            assert self.pool.num_free_blocks == 12
+
+
+TestBlockMachine = BlockMachine.TestCase
+TestBlockMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
