@@ -1,0 +1,60 @@
+"""The list of pictures, and how they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kvplan.reports.plots import block_size, latency, memory, occupancy, outcomes, pareto, predictions, throughput
+from kvplan.reports.plots.canvas import drawing, new_figure, png_bytes
+from kvplan.reports.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class PictureKind:
+    """One picture: file name without ending, heading on the page, paper size in inches, and its draw function."""
+
+    name: str
+    heading: str
+    width_inches: float
+    height_inches: float
+    draw: Callable[[Run, Figure], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawn picture. ``finding`` is the sentence over it, which also serves those who cannot see it."""
+
+    name: str
+    heading: str
+    finding: str
+    png: bytes
+
+
+PICTURES: Final = (
+    PictureKind("outcomes", "Outcomes over utilization and context", 8.0, 4.6, outcomes.draw),
+    PictureKind("throughput", "Throughput", 8.0, 4.6, throughput.draw),
+    PictureKind("latency", "Latency", 8.0, 4.2, latency.draw),
+    PictureKind("pareto", "Speed for one user against speed for all", 8.0, 4.6, pareto.draw),
+    PictureKind("occupancy", "KV pool over time", 8.6, 5.6, occupancy.draw),
+    PictureKind("predicted_vs_measured", "Predicted against measured", 9.6, 4.2, predictions.draw),
+    PictureKind("memory", "Memory", 8.0, 4.0, memory.draw),
+    PictureKind("block_size", "Block size", 8.0, 4.2, block_size.draw),
+)
+
+
+def draw_picture(kind: PictureKind, run: Run) -> Picture:
+    """Draw one. Call inside ``canvas.drawing()`` when several are drawn, or alone."""
+    figure = new_figure(kind.width_inches, kind.height_inches)
+    finding = kind.draw(run, figure)
+    return Picture(kind.name, kind.heading, finding, png_bytes(figure))
+
+
+def draw_pictures(run: Run) -> list[Picture]:
+    """All pictures of a run, in the page's order."""
+    with drawing():
+        return [draw_picture(kind, run) for kind in PICTURES]

@@ -1,0 +1,136 @@
+"""Where the device's memory went: weights, activations, overhead, KV pool (used at the peak, never used), free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kvplan.reports.plots.canvas import INK, finish, say
+from kvplan.reports.run import Run, Trial
+from kvplan.reports.selection import best_trial
+from kvplan.reports.statuses import BLUE, GREY, ORANGE, PURPLE
+from kvplan.reports.wording import short_number
+from kvplan.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MOST_BARS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One part of a device's memory in bytes; ``dark`` where its number is written in white."""
+
+    name: str
+    size_bytes: float
+    colour: str
+    hatch: str = ""
+    dark: bool = False
+
+
+def segments(trial: Trial) -> list[Segment]:
+    """The parts of the device's total, in the order in which the engine takes them; [] where the row has no pool."""
+    pool, total = trial.number("kv_pool_bytes"), trial.number("device_memory_bytes")
+    weights = trial.number("weights_bytes")
+    if pool is None or weights is None:
+        return []
+    activations, overhead = trial.number("activation_bytes") or 0, trial.number("overhead_bytes") or 0
+    used = pool * (trial.number("kv_usage_max") or 0)
+    taken = weights + activations + overhead + pool
+    budget = min(trial.number("budget_bytes") or taken, total or taken)
+    outside = (total or taken) - max(budget, taken)
+    return [
+        Segment("weights", weights, BLUE, dark=True),
+        Segment("activations", activations, ORANGE),
+        Segment("overhead", overhead, PURPLE),
+        Segment("KV pool, used at the peak", used, "#007A5A", dark=True),
+        Segment("KV pool, never used", pool - used, "#8FD3BF", hatch="//"),
+        Segment("left of the budget", max(0.0, budget - taken), GREY),
+        Segment("outside gpu_memory_utilization", max(0.0, outside), "#EDEDED", hatch=".."),
+    ]
+
+
+def shown_trials(run: Run) -> list[Trial]:
+    """The best trial, and one of every other utilization that started."""
+    best = best_trial(run)
+    candidates = [trial for trial in run.trials if segments(trial)]
+    if best is not None and segments(best):
+        candidates = [best, *(trial for trial in candidates if trial is not best)]
+    chosen: dict[float, Trial] = {}
+    for trial in candidates:
+        chosen.setdefault(trial.number("gpu_memory_utilization") or 0.0, trial)
+    return _thinned([chosen[utilization] for utilization in sorted(chosen)], best)
+
+
+def _thinned(trials: list[Trial], best: Trial | None) -> list[Trial]:
+    """At most six, evenly picked from low to high, the best one among them."""
+    step = max(1.0, (len(trials) - 1) / (_MOST_BARS - 1))
+    picked = {round(place * step) for place in range(min(len(trials), _MOST_BARS))}
+    nearest = next((place for place, trial in enumerate(trials) if trial is best), None)
+    if nearest is not None and nearest not in picked:
+        picked.discard(min(picked, key=lambda place: abs(place - nearest)))
+        picked.add(nearest)
+    return [trials[place] for place in sorted(picked)]
+
+
+def draw(run: Run, figure: Figure) -> str:
+    """One bar per utilization, in GiB; the finding says how much of the best trial's pool was ever used."""
+    trials = shown_trials(run)
+    if not trials:
+        return say(figure, run, "No trial reached a KV pool: there is no memory breakdown to show.")
+    figure.set_size_inches(8.0, 2.9 + 0.42 * len(trials))
+    axes = figure.subplots()
+    unit = _scale(trials)
+    for place, trial in enumerate(trials):
+        _bar(axes, place, trial, unit)
+    axes.set_yticks(range(len(trials)), [short_number(trial.number("gpu_memory_utilization")) for trial in trials])
+    axes.set_ylabel("gpu_memory_\nutilization")
+    axes.set_xlabel(f"device memory ({unit.name})")
+    axes.grid(visible=False, axis="y")
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    axes.legend(unique.values(), unique.keys(), loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8.5,
+                handlelength=1.4, columnspacing=1.4, borderaxespad=0.2, borderpad=0, labelcolor=INK)  # fmt: skip
+    return finish(figure, run, _finding(best_trial(run) or trials[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """GiB for devices, MiB where the whole device is smaller than one."""
+
+    name: str
+    size_bytes: int
+
+
+def _scale(trials: list[Trial]) -> Scale:
+    largest = max(sum(segment.size_bytes for segment in segments(trial)) for trial in trials)
+    return Scale("GiB", GIB) if largest >= GIB else Scale("MiB", 1024**2)
+
+
+def _bar(axes: Axes, place: int, trial: Trial, unit: Scale) -> None:
+    left = 0.0
+    parts = segments(trial)
+    total = sum(part.size_bytes for part in parts) / unit.size_bytes
+    for part in parts:
+        width = part.size_bytes / unit.size_bytes
+        if width <= 0:
+            continue
+        look: dict[str, Any] = {"color": part.colour, "hatch": part.hatch, "edgecolor": "white", "linewidth": 0.8}
+        axes.barh(place, width, left=left, height=0.72, label=part.name, **look)
+        if width > 0.065 * total:
+            backing = {"facecolor": part.colour, "edgecolor": "none", "pad": 1} if part.hatch else None
+            text = f"{width:.2f}" if width < 10 else f"{width:,.0f}"
+            axes.text(left + width / 2, place, text, ha="center", va="center", fontsize=8.5,
+                      color="white" if part.dark else INK, bbox=backing)  # fmt: skip
+        left += width
+
+
+def _finding(trial: Trial) -> str:
+    pool = trial.number("kv_pool_bytes") or 0
+    used = trial.number("kv_usage_max") or 0
+    total = trial.number("device_memory_bytes")
+    share = f" of {format_bytes(total)}" if total else ""
+    where = f"At utilization {short_number(trial.number('gpu_memory_utilization'))}"
+    return f"{where} the KV pool gets {format_bytes(pool)}{share}; {100 * used:.0f} % of it was used at the peak"

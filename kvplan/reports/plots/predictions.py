@@ -1,0 +1,114 @@
+"""What was predicted before the start against what the engine then had: blocks, concurrency, throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kvplan.reports.plots.canvas import FAINT, finish, say, thousands
+from kvplan.reports.run import Run, Trial
+from kvplan.reports.statuses import look_of
+from kvplan.reports.wording import plural, short_number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One predicted column and the measured one it is held against."""
+
+    title: str
+    predicted: str
+    measured: str
+    unit: str
+
+
+COMPARISONS: Final = (
+    Comparison("Blocks of the KV pool", "num_blocks_predicted", "num_blocks_total", "blocks"),
+    Comparison("Most sequences at once", "pred_max_concurrency", "meas_max_concurrency", "sequences"),
+    Comparison("Output throughput", "pred_output_throughput", "output_throughput", "tokens/s"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    predicted: float
+    measured: float
+    status: str
+
+    @property
+    def error_pct(self) -> float:
+        return 100 * (self.predicted - self.measured) / self.measured
+
+
+def pairs(trials: Sequence[Trial], comparison: Comparison) -> list[Pair]:
+    """Rows that hold both figures, with a positive measured one."""
+    found = []
+    for trial in trials:
+        predicted, measured = trial.number(comparison.predicted), trial.number(comparison.measured)
+        if predicted is not None and measured is not None and measured > 0:
+            found.append(Pair(predicted, measured, trial.status))
+    return found
+
+
+def draw(run: Run, figure: Figure) -> str:
+    """One square panel per comparison that has points, with the line on which a prediction is right."""
+    shown = [(comparison, found) for comparison in COMPARISONS if (found := pairs(run.trials, comparison))]
+    if not shown:
+        return say(figure, run, "No trial started: nothing measured stands beside the predictions.")
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, (comparison, found) in zip(panels, shown, strict=True):
+        _panel(axes, comparison, found)
+    panels[0].legend(loc="upper left", handletextpad=0.3)
+    return finish(figure, run, _finding(shown))
+
+
+def _panel(axes: Axes, comparison: Comparison, found: list[Pair]) -> None:
+    values = [value for pair in found for value in (pair.predicted, pair.measured) if value > 0]
+    low, high = min(values), max(values)
+    wide = high > 12 * low
+    limits = (low / 1.6, high * 1.6) if wide else (0, high * 1.15)
+    axes.plot(limits, limits, color=FAINT, linewidth=1, zorder=1)
+    for status in dict.fromkeys(pair.status for pair in found):
+        points = [pair for pair in found if pair.status == status]
+        axes.scatter([p.predicted for p in points], [p.measured for p in points], s=34, alpha=0.8, zorder=3,
+                     color=look_of(status).colour, edgecolor="#333333", linewidth=0.6, label=status)  # fmt: skip
+    if wide:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    axes.set_xlim(limits)
+    axes.set_ylim(limits)
+    axes.set_box_aspect(1)
+    for axis in (axes.xaxis, axes.yaxis):
+        _few_ticks(axis, wide)
+    axes.set_title(f"{comparison.title}\n{_error_phrase(found)}", fontsize=9.5)
+    axes.set_xlabel(f"predicted ({comparison.unit})")
+    axes.set_ylabel(f"measured ({comparison.unit})")
+
+
+def _few_ticks(axis: object, wide: bool) -> None:
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(numticks=6) if wide else MaxNLocator(5))  # type: ignore[attr-defined]
+    axis.set_major_formatter(thousands())  # type: ignore[attr-defined]
+    axis.set_minor_formatter(NullFormatter())  # type: ignore[attr-defined]
+
+
+def _error_phrase(found: list[Pair]) -> str:
+    errors = sorted(abs(pair.error_pct) for pair in found)
+    if not errors[-1]:
+        return f"all {len(found)} exact"
+    return f"error: median {short_number(errors[len(errors) // 2])} %, largest {short_number(errors[-1])} %"
+
+
+def _finding(shown: list[tuple[Comparison, list[Pair]]]) -> str:
+    comparison, found = shown[0]
+    worst = max(abs(pair.error_pct) for pair in found)
+    if comparison is not COMPARISONS[0]:
+        return f"{comparison.title}: {_error_phrase(found)}"
+    if not worst:
+        return f"Predicted and allocated blocks are equal in {plural(len(found), 'trial')}"
+    return f"Predicted blocks are off by at most {short_number(worst)} % in {plural(len(found), 'trial')}"

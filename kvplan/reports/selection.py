@@ -1,0 +1,151 @@
+"""Which trials a picture shows: slices with all else fixed, the best and the worst trial, medians and spread."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvplan.reports.run import Run, Trial
+
+SETTING_COLUMNS: Final = (
+    "gpu_memory_utilization",
+    "max_num_seqs",
+    "block_size",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "kv_cache_dtype",
+    "dtype",
+    "tensor_parallel_size",
+    "device_memory_bytes",
+    "request_rate",
+    "max_concurrency",
+    "workload",
+)
+# What a report names when it names a trial's settings: the axes of a sweep.
+AXIS_COLUMNS: Final = SETTING_COLUMNS[:5]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Repetitions of one figure: median, extremes and how many."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Trials that differ in the named axes only; ``fixed`` holds the values of all other settings."""
+
+    trials: tuple[Trial, ...]
+    fixed: Mapping[str, Any]
+
+
+def widest_slice(trials: Iterable[Trial], axes: tuple[str, ...]) -> Slice:
+    """Of all groups that agree in every setting but ``axes``, the one with the most points; ties: the most trials,
+    then the larger utilization and context."""
+    groups: dict[tuple[str, ...], list[Trial]] = defaultdict(list)
+    others = [name for name in SETTING_COLUMNS if name not in axes]
+    for trial in trials:
+        groups[tuple(trial.text(name) for name in others)].append(trial)
+    if not groups:
+        return Slice((), {})
+
+    def size(members: list[Trial]) -> tuple[float, ...]:
+        points = {tuple(trial.text(name) for name in axes) for trial in members}
+        first = members[0]
+        memory = first.number("gpu_memory_utilization") or 0, first.number("max_model_len") or 0
+        return (len(points), len(members), *memory)
+
+    members = max(groups.values(), key=size)
+    return Slice(tuple(members), {name: members[0].row.get(name) for name in others})
+
+
+def spreads(trials: Iterable[Trial], column: str, by: str) -> dict[float, Spread]:
+    """``column`` over the repetitions at each value of ``by``, ascending; rows without either are left out."""
+    values: dict[float, list[float]] = defaultdict(list)
+    for trial in trials:
+        place, value = trial.number(by), trial.number(column)
+        if place is not None and value is not None:
+            values[place].append(value)
+    return {place: Spread.of(values[place]) for place in sorted(values)}
+
+
+def best_trial(run: Run) -> Trial | None:
+    """The trial the summary recommends for throughput; without one the fastest, those that never waited first."""
+    for entry in summary_best(run):
+        trial = run.trial(str(entry.get("trial_id")))
+        if trial is not None and trial.measured:
+            return trial
+    clean = [trial for trial in run.measured if trial.status == "ok"]
+    return max(clean or run.measured, key=_output_throughput, default=None)
+
+
+def slowest_trial(run: Run) -> Trial | None:
+    """The measured trial with the lowest output throughput."""
+    return min(run.measured, key=_output_throughput, default=None)
+
+
+def most_preempted_trial(run: Run) -> Trial | None:
+    """The measured trial with the most preemptions, None where there was none at all."""
+    trial = max(run.measured, key=_preemptions, default=None)
+    return trial if trial is not None and _preemptions(trial) > 0 else None
+
+
+def summary_best(run: Run) -> list[Mapping[str, Any]]:
+    """The summary's recommendations, throughput's first."""
+    listed = run.summary.get("best")
+    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    return sorted(entries, key=lambda entry: entry.get("goal") != "output_throughput")
+
+
+@dataclass(frozen=True, slots=True)
+class UserPoint:
+    """A trial between two wishes: tokens/s that one user sees while the answer is written, and tokens/s of all."""
+
+    one_user: float
+    all_users: float
+    trial: Trial
+
+
+def user_points(trials: Iterable[Trial]) -> list[UserPoint]:
+    """Every trial with a median TPOT; one user's speed is 1 / median TPOT."""
+    return [
+        UserPoint(1000 / tpot_ms, _output_throughput(trial), trial)
+        for trial in trials
+        if (tpot_ms := trial.number("median_tpot_ms"))
+    ]
+
+
+def pareto_front(points: Iterable[UserPoint]) -> list[UserPoint]:
+    """Points that no other beats in both wishes, from slow to fast users."""
+    front: list[UserPoint] = []
+    for point in sorted(points, key=lambda point: (-point.one_user, -point.all_users)):
+        if not front or point.all_users > front[-1].all_users:
+            front.append(point)
+    return front[::-1]
+
+
+def knee(points: Mapping[float, float], share: float = 0.95) -> float | None:
+    """The smallest place that reaches ``share`` of the highest value."""
+    if not points:
+        return None
+    goal = share * max(points.values())
+    return next(place for place in sorted(points) if points[place] >= goal)
+
+
+def _output_throughput(trial: Trial) -> float:
+    return trial.number("output_throughput") or 0.0
+
+
+def _preemptions(trial: Trial) -> float:
+    return trial.number("num_preemptions") or 0.0

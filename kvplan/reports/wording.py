@@ -1,0 +1,60 @@
+"""Numbers and settings as a report writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kvplan.reports.run import Run, Trial
+from kvplan.reports.selection import AXIS_COLUMNS
+from kvplan.units import format_bytes
+
+
+def short_number(value: float | None) -> str:
+    """Three figures for small numbers, whole ones with thousands for large: 0.185, 12.3, 1,024."""
+    if value is None:
+        return "–"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def cell(value: object, unit: str = "") -> str:
+    """One table cell: bytes in binary units, floats short, '' for nothing."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        number = float(value)
+        if number != number or number in (float("inf"), float("-inf")):
+            return str(value)
+        return format_bytes(number) if unit == "bytes" else short_number(number)
+    if isinstance(value, dict | list):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def settings_phrase(trial: Trial, columns: Iterable[str] = AXIS_COLUMNS[:4]) -> str:
+    """``gpu_memory_utilization 0.9, max_num_seqs 16, ...`` with what the trial has."""
+    return ", ".join(f"{name} {cell(trial.row.get(name))}" for name in columns if trial.row.get(name) is not None)
+
+
+def fixed_phrase(fixed: Mapping[str, Any]) -> str:
+    """The axes that a slice holds fixed."""
+    return ", ".join(f"{name} {cell(fixed[name])}" for name in AXIS_COLUMNS if fixed.get(name) is not None)
+
+
+def run_phrase(run: Run) -> str:
+    """Model, device, dtype and workload: what every picture of a run must say."""
+    device = run.first("device_name") or run.first("device")
+    words = [run.first("model_id"), device, run.first("dtype")]
+    if prompts := run.first("num_prompts"):
+        words.append(f"{prompts} requests ({run.first('workload')})")
+    return " · ".join(word for word in words if word)
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
