@@ -1,0 +1,80 @@
+// Writing into the paged pool, and moving its blocks.
+#include "parallel.h"
+#include "simd.h"
+
+namespace kvplan {
+namespace {
+
+template <class From, class To>
+KVPLAN_INLINE void copy_row(const From* from, To* to, int64_t width) {
+  int64_t column = 0;
+  for (; column + kLanes <= width; column += kLanes) store(to + column, load(from + column));
+  const int rest = static_cast<int>(width - column);
+  if (rest > 0) store_part(to + column, load_part(from + column, rest), rest);
+}
+
+KVPLAN_INLINE void copy_row(const float* from, float* to, int64_t width) {
+  std::memcpy(to, from, sizeof(float) * static_cast<size_t>(width));
+}
+
+KVPLAN_INLINE void copy_row(const BFloat16* from, BFloat16* to, int64_t width) {
+  std::memcpy(to, from, sizeof(BFloat16) * static_cast<size_t>(width));
+}
+
+template <class From, class To>
+void write_tokens(const kvplan_kv_write& args, int64_t begin, int64_t end) {
+  const int64_t head_step = args.block_size * args.head_size;
+  for (int64_t token = begin; token < end; ++token) {
+    const int64_t slot = args.slots[token];
+    if (slot < 0) continue;
+    const int64_t at = slot / args.block_size * args.block_stride + slot % args.block_size * args.head_size;
+    const From* key = static_cast<const From*>(args.key) + token * args.key_row_stride;
+    const From* value = static_cast<const From*>(args.value) + token * args.value_row_stride;
+    for (int64_t head = 0; head < args.num_kv_heads; ++head) {
+      copy_row(key + head * args.key_head_stride, static_cast<To*>(args.keys) + at + head * head_step, args.head_size);
+      copy_row(value + head * args.value_head_stride, static_cast<To*>(args.values) + at + head * head_step,
+               args.head_size);
+    }
+  }
+}
+
+void write_any(const kvplan_kv_write& args, int64_t begin, int64_t end) {
+  const bool narrow_in = args.storage == KVPLAN_BFLOAT16, narrow_cache = args.kv_storage == KVPLAN_BFLOAT16;
+  if (narrow_in && narrow_cache) {
+    write_tokens<BFloat16, BFloat16>(args, begin, end);
+  } else if (narrow_in) {
+    write_tokens<BFloat16, float>(args, begin, end);
+  } else if (narrow_cache) {
+    write_tokens<float, BFloat16>(args, begin, end);
+  } else {
+    write_tokens<float, float>(args, begin, end);
+  }
+}
+
+}  // namespace
+}  // namespace kvplan
+
+int kvplan_write_kv(const kvplan_kv_write* args, int threads) {
+  const int64_t num_slots = args->num_blocks * args->block_size;
+  for (int64_t i = 0; i < args->num_tokens; ++i)
+    if (args->slots[i] >= num_slots) return KVPLAN_BAD_INDEX;
+  const int64_t grain = kvplan::row_grain(2 * args->num_kv_heads * args->head_size);
+  kvplan::for_each_range(args->num_tokens, grain, threads,
+                         [&](int64_t begin, int64_t end) { kvplan::write_any(*args, begin, end); });
+  return KVPLAN_OK;
+}
+
+int kvplan_copy_blocks(const void* src, int64_t src_blocks, void* dst, int64_t dst_blocks, const int64_t* pairs,
+                       int64_t num_pairs, int64_t block_bytes, int threads) {
+  for (int64_t i = 0; i < num_pairs; ++i)
+    if (pairs[2 * i] < 0 || pairs[2 * i] >= src_blocks || pairs[2 * i + 1] < 0 || pairs[2 * i + 1] >= dst_blocks)
+      return KVPLAN_BAD_INDEX;
+  kvplan::for_each_range(num_pairs, kvplan::row_grain(block_bytes / 4), threads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      if (src == dst && pairs[2 * i] == pairs[2 * i + 1]) continue;
+      std::memcpy(static_cast<char*>(dst) + pairs[2 * i + 1] * block_bytes,
+                  static_cast<const char*>(src) + pairs[2 * i] * block_bytes, static_cast<size_t>(block_bytes));
+    }
+  });
+  return KVPLAN_OK;
+}

@@ -1,0 +1,60 @@
+// Work shared over the threads of the OpenMP runtime that the process already has.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "../include/kvplan_cpu.h"
+
+namespace kvplan {
+
+extern std::atomic<kvplan_parallel_fn> parallel_runtime;
+
+// body(worker, item) for every item in [0, items): each thread takes the next item when it has finished one, so that
+// items of uneven cost balance. worker < threads is a number of the thread's own, for its scratch. Right for any number
+// of threads that the runtime really provides (a nested call gets one).
+template <class Body>
+void for_each_item(int64_t items, int threads, const Body& body) {
+  const kvplan_parallel_fn runtime = parallel_runtime.load(std::memory_order_relaxed);
+  const int64_t wanted = items < threads ? items : threads;
+  if (wanted <= 1 || runtime == nullptr) {
+    for (int64_t item = 0; item < items; ++item) body(0, item);
+    return;
+  }
+  struct Shared {
+    const Body& body;
+    const int64_t items;
+    std::atomic<int64_t> next_item{0};
+    std::atomic<int> next_worker{0};
+  } shared{body, items};
+  const auto run = [](void* data) {
+    Shared& work = *static_cast<Shared*>(data);
+    const int worker = work.next_worker.fetch_add(1, std::memory_order_relaxed);
+    for (;;) {
+      const int64_t item = work.next_item.fetch_add(1, std::memory_order_relaxed);
+      if (item >= work.items) return;
+      work.body(worker, item);
+    }
+  };
+  runtime(run, &shared, static_cast<unsigned>(wanted), 0);
+}
+
+// body(begin, end) over [0, count) in ranges of at least `grain`; a small count runs on the calling thread.
+template <class Body>
+void for_each_range(int64_t count, int64_t grain, int threads, const Body& body) {
+  if (count <= 0) return;
+  const int64_t by_grain = (count + grain - 1) / grain;
+  const int64_t by_threads = 2 * static_cast<int64_t>(threads);  // two ranges a thread: one late thread costs half
+  const int64_t ranges = threads <= 1 ? 1 : (by_grain < by_threads ? by_grain : by_threads);
+  for_each_item(ranges, threads, [&](int, int64_t range) {
+    body(count * range / ranges, count * (range + 1) / ranges);
+  });
+}
+
+// Rows of `width` elements, enough of them per range to be worth waking a thread for (about 4 microseconds of work).
+inline int64_t row_grain(int64_t width) {
+  constexpr int64_t kElements = 8192;
+  return width >= kElements ? 1 : kElements / (width > 0 ? width : 1);
+}
+
+}  // namespace kvplan

@@ -1,0 +1,36 @@
+#include "parallel.h"
+#include "simd_math.h"
+
+namespace kvplan {
+
+std::atomic<kvplan_parallel_fn> parallel_runtime{nullptr};
+
+}  // namespace kvplan
+
+void kvplan_set_parallel(kvplan_parallel_fn parallel) {
+  kvplan::parallel_runtime.store(parallel, std::memory_order_relaxed);
+}
+
+int kvplan_lanes(void) {
+  return kvplan::kLanes;
+}
+
+namespace {
+
+template <class Function>
+void map(const float* x, float* y, int64_t n, Function function) {
+  for (int64_t i = 0; i < n; i += kvplan::kLanes) {
+    const int count = n - i < kvplan::kLanes ? static_cast<int>(n - i) : kvplan::kLanes;
+    kvplan::store_part(y + i, function(kvplan::load_part(x + i, count)), count);
+  }
+}
+
+}  // namespace
+
+void kvplan_exp(const float* x, float* y, int64_t n) {
+  map(x, y, n, [](kvplan::Floats v) { return kvplan::exp(v); });
+}
+
+void kvplan_tanh(const float* x, float* y, int64_t n) {
+  map(x, y, n, [](kvplan::Floats v) { return kvplan::tanh(v); });
+}

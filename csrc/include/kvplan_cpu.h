@@ -1,0 +1,157 @@
+// The CPU kernels' interface: plain C, raw pointers, strides in elements.
+//
+// Each pointer is preceded by the shape it is read with. Tensors of rows have their last dimension contiguous and a
+// row stride of their own, so views into a fused projection need no copy. Functions that take `storage` read and write
+// float32 (KVPLAN_FLOAT32) or bfloat16 (KVPLAN_BFLOAT16) and compute in float32. `threads` is the most threads to use;
+// small inputs use one. Nothing here allocates except kvplan_paged_attention's scratch, which is kept per calling thread.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#pragma GCC visibility push(default)
+
+enum kvplan_storage { KVPLAN_FLOAT32 = 0, KVPLAN_BFLOAT16 = 1 };
+
+enum kvplan_status {
+  KVPLAN_OK = 0,
+  KVPLAN_BAD_INDEX = 1,   // a slot, block, position or length outside its tensor: nothing more was written
+  KVPLAN_NO_MEMORY = 2,   // the scratch could not be allocated
+};
+
+// The type of GOMP_parallel: run body(data) once on each of `threads` threads.
+typedef void (*kvplan_parallel_fn)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+
+// Threads come from the OpenMP runtime that the process already has: the caller looks its GOMP_parallel up and hands it
+// over, so that the library links against none. NULL: everything runs on the calling thread.
+void kvplan_set_parallel(kvplan_parallel_fn parallel);
+
+// Float lanes per vector of this build: 16 (AVX-512), 8 (AVX2) or 4.
+int kvplan_lanes(void);
+
+// One layer of one step.
+typedef struct kvplan_attention {
+  // query [T, num_heads, head_size] and out, of `storage`
+  const void* query;
+  void* out;
+  int64_t query_row_stride, query_head_stride, out_row_stride, out_head_stride;
+  // keys and values of this layer: [num_blocks, num_kv_heads, block_size, head_size] each, of `kv_storage`; a head's
+  // tokens are contiguous, heads are block_size * head_size apart, blocks block_stride apart
+  const void* keys;
+  const void* values;
+  int64_t block_stride, num_blocks;
+  // [num_sequences, >= ceil(max seq_len / block_size)]
+  const int32_t* block_tables;
+  int64_t block_table_stride, block_table_width;
+  // [num_sequences]: tokens in the cache, new ones included
+  const int32_t* seq_lens;
+  // [num_sequences + 1]: rows of query and out; the last is at most num_tokens
+  const int32_t* query_starts;
+  int64_t num_sequences, num_tokens;
+  int64_t num_heads, num_kv_heads, head_size, block_size;
+  int64_t window;  // positions that a token sees, itself included; 0: all
+  float scale;
+  float softcap;  // 0: none
+  int32_t storage, kv_storage;
+} kvplan_attention;
+
+// Causal attention over the paged pool, prefill and decode rows in any mix (attention/backend.py has the definition).
+int kvplan_paged_attention(const kvplan_attention* args, int threads);
+
+typedef struct kvplan_kv_write {
+  // [num_tokens, num_kv_heads, head_size], of `storage`
+  const void* key;
+  const void* value;
+  int64_t key_row_stride, key_head_stride, value_row_stride, value_head_stride;
+  // as in kvplan_attention
+  void* keys;
+  void* values;
+  int64_t block_stride, num_blocks;
+  // [num_tokens]: block * block_size + offset, or -1
+  const int64_t* slots;
+  int64_t num_tokens, num_kv_heads, head_size, block_size;
+  int32_t storage, kv_storage;
+} kvplan_kv_write;
+
+// keys[slot], values[slot] = key, value for every token whose slot is not negative.
+int kvplan_write_kv(const kvplan_kv_write* args, int threads);
+
+// dst block pairs[i][1] = src block pairs[i][0], whole blocks of block_bytes.
+int kvplan_copy_blocks(
+    // [src_blocks, block_bytes]
+    const void* src, int64_t src_blocks,
+    // [dst_blocks, block_bytes]
+    void* dst, int64_t dst_blocks,
+    // [num_pairs, 2]
+    const int64_t* pairs, int64_t num_pairs, int64_t block_bytes, int threads);
+
+// One normalisation over rows: with delta, residual += delta first and x is the residual.
+typedef struct kvplan_norm {
+  // [rows, width]; NULL: no addition
+  const void* delta;
+  // [rows, width]; written when delta is given
+  void* x;
+  // [width]
+  const void* weight;
+  // [width]; NULL for kvplan_rms_norm
+  const void* bias;
+  // [rows, width]; may be x or delta
+  void* out;
+  int64_t rows, width;
+  int64_t delta_stride, x_stride, out_stride;
+  float eps;
+  int32_t storage;
+} kvplan_norm;
+
+int kvplan_rms_norm(const kvplan_norm* args, int threads);
+int kvplan_layer_norm(const kvplan_norm* args, int threads);
+
+// Rotates the first `rotary` values of each head, halves against each other.
+int kvplan_rope(
+    // [tokens, heads, head_size]
+    void* x, int64_t row_stride, int64_t head_stride,
+    // [tokens]
+    const int64_t* positions,
+    // [table_rows, rotary] float32: rotary / 2 cosines, rotary / 2 sines
+    const float* cos_sin, int64_t table_rows, int64_t tokens, int64_t heads, int64_t rotary, int storage, int threads);
+
+// out = silu(gate) * up.
+int kvplan_silu_and_mul(
+    // [rows, 2 * width]: gate beside up
+    const void* gate_up, int64_t in_stride,
+    // [rows, width]; may be the gate's own memory
+    void* out, int64_t out_stride, int64_t rows, int64_t width, int storage, int threads);
+
+// x = gelu(x), by the tanh formula or by the error function.
+int kvplan_gelu_tanh(
+    // [rows, width]
+    void* x, int64_t stride, int64_t rows, int64_t width, int storage, int threads);
+int kvplan_gelu_erf(
+    // [rows, width]
+    void* x, int64_t stride, int64_t rows, int64_t width, int storage, int threads);
+
+// out[row] = the lowest index of the row's largest value; a NaN counts as largest.
+int kvplan_argmax_rows(
+    // [rows, width]
+    const void* x, int64_t stride,
+    // [rows]
+    int64_t* out, int64_t rows, int64_t width, int storage, int threads);
+
+// The vector functions by themselves, for tests: y = exp(x), y = tanh(x).
+void kvplan_exp(
+    // [n]
+    const float* x,
+    // [n]
+    float* y, int64_t n);
+void kvplan_tanh(
+    // [n]
+    const float* x,
+    // [n]
+    float* y, int64_t n);
+
+#pragma GCC visibility pop
+#ifdef __cplusplus
+}
+#endif
