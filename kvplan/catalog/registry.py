@@ -11,6 +11,22 @@ _FAMILIES = "kvplan.catalog.families."
 
 _READERS: dict[str, str] = {
     "GPT2LMHeadModel": "classic:read_gpt2",
+    "MambaForCausalLM": "state:read_mamba",
+    "FalconMambaForCausalLM": "state:read_mamba",
+    "Mamba2ForCausalLM": "state:read_mamba2",
+    "JambaForCausalLM": "hybrid:read_jamba",
+    "BambaForCausalLM": "hybrid:read_bamba",
+    "GraniteMoeHybridForCausalLM": "hybrid:read_granite_hybrid",
+    "FalconH1ForCausalLM": "hybrid:read_falcon_h1",
+    "NemotronHForCausalLM": "hybrid:read_nemotron_h",
+    "Qwen3NextForCausalLM": "delta:read_qwen3_next",
+    "Qwen3_5ForCausalLM": "delta:read_qwen3_next",
+    "Qwen3_5MoeForCausalLM": "delta:read_qwen3_next",
+    "KimiLinearForCausalLM": "delta:read_kimi_linear",
+    "Lfm2ForCausalLM": "short_conv:read_lfm2",
+    "Lfm2MoeForCausalLM": "short_conv:read_lfm2",
+    "MiniMaxForCausalLM": "delta:read_minimax",
+    "MiniMaxText01ForCausalLM": "delta:read_minimax",
 }
 
 _ARCHITECTURE_OF_TYPE: dict[str, str] = {

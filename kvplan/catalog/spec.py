@@ -166,16 +166,20 @@ FeedForward = DenseFeedForward | MoeFeedForward
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One decoder layer. ``tensors`` are those of no part: norms, scalars, per-layer embeddings' projections."""
+    """One decoder layer. ``tensors`` are those of no part: norms, scalars, per-layer embeddings' projections.
+
+    ``parallel_state`` is a second mixer beside an attention in the same layer (Falcon H1).
+    """
 
     mixer: Mixer | None = None
     cross_attention: CrossAttention | None = None
     feed_forward: FeedForward | None = None
     tensors: tuple[Tensor, ...] = ()
+    parallel_state: StateMixer | None = None
 
     @property
     def all_tensors(self) -> tuple[Tensor, ...]:
-        parts = (self.mixer, self.cross_attention, self.feed_forward)
+        parts = (self.mixer, self.parallel_state, self.cross_attention, self.feed_forward)
         return sum((part.tensors for part in parts if part is not None), ()) + self.tensors
 
 
@@ -274,4 +278,4 @@ class ModelSpec:
     @property
     def has_state(self) -> bool:
         """True when some layer keeps recurrent state (Mamba, linear attention) instead of K and V."""
-        return any(isinstance(layer.mixer, StateMixer) for layer in self.layers)
+        return any(isinstance(layer.mixer, StateMixer) or layer.parallel_state is not None for layer in self.layers)

@@ -125,6 +125,8 @@ def layer_entries(layer: LayerSpec, settings: CacheSettings) -> tuple[CacheEntry
         entries.extend(_latent_entries(layer.mixer, settings))
     elif isinstance(layer.mixer, StateMixer):
         entries.extend(_state_entries(layer.mixer, settings))
+    if layer.parallel_state is not None:
+        entries.extend(_state_entries(layer.parallel_state, settings))
     if layer.cross_attention is not None:
         entries.append(_cross_entry(layer.cross_attention, settings))
     return tuple(entries)

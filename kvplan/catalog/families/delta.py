@@ -1,0 +1,128 @@
+"""Hybrids of attention and linear attention: Qwen3-Next, Qwen 3.5, Kimi Linear, MiniMax Text 01."""
+
+from __future__ import annotations
+
+from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.families.body import Body, Sizes, layer_types, read_sizes
+from kvplan.catalog.families.hybrid import hybrid_body
+from kvplan.catalog.families.latent import LatentFamily, latent_attention, multi_token_layers, read_latent_sizes
+from kvplan.catalog.families.mixtures import MixtureFamily, after_first_layer, read_feed_forwards, stepped
+from kvplan.catalog.families.plain import PlainFamily
+from kvplan.catalog.families.state import (
+    DeltaSizes,
+    gated_delta_net,
+    kimi_delta,
+    lightning_attention,
+    read_state_dtype,
+)
+from kvplan.catalog.parts import AttentionTraits, MoeTraits, attention, feed_forward, norms
+from kvplan.catalog.spec import ExtraModule, FeedForward, LayerSpec, Mixer
+
+_QWEN_MIXTURE = MixtureFamily(
+    PlainFamily(),
+    stepped,
+    expert_size=("moe_intermediate_size",),
+    shared_size=("shared_expert_intermediate_size",),
+    traits=MoeTraits(shared_gate=True),
+)
+_KIMI_MIXTURE = MixtureFamily(
+    PlainFamily(),
+    after_first_layer,
+    expert_size=("moe_intermediate_size",),
+    shared_count=("num_shared_experts",),
+    router_bias=True,
+    traits=MoeTraits(name="block_sparse_moe", shared_name="shared_experts"),
+)
+KIMI_LINEAR = LatentFamily(_KIMI_MIXTURE)
+
+
+def _linear_layers(view: ConfigView, num_layers: int) -> list[bool]:
+    """Which layers are linear: ``layer_types``, or all but each ``full_attention_interval``-th."""
+    types = layer_types(view, num_layers)
+    if types is not None:
+        if set(types) - {"linear_attention", "full_attention"}:
+            raise view.reject("layer_types", "linear_attention or full_attention for each layer")
+        return [kind == "linear_attention" for kind in types]
+    step = view.integer("full_attention_interval", default=4)
+    return [(index + 1) % step != 0 for index in range(num_layers)]
+
+
+def read_qwen3_next(view: ConfigView) -> Body:
+    """Qwen3-Next and Qwen 3.5: three gated delta nets, then one gated attention; dense or mixture."""
+    sizes = read_sizes(view, head_default=256)
+    delta = gated_delta_net(
+        sizes.hidden,
+        DeltaSizes(
+            key_heads=view.integer("linear_num_key_heads"),
+            key_head=view.integer("linear_key_head_dim"),
+            value_heads=view.integer("linear_num_value_heads"),
+            value_head=view.integer("linear_value_head_dim"),
+            kernel=view.integer("linear_conv_kernel_dim", default=4),
+        ),
+        state_dtype=read_state_dtype(view),
+    )
+    bias = view.flag("attention_bias", default=False)
+    gated = view.flag("attn_output_gate", default=True)
+    traits = AttentionTraits.biased(bias, bias, qk_norm="head", output_gate="element" if gated else "none")
+    softmax = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
+    parts = _qwen_feed_forwards(view, sizes)
+    mixers: list[Mixer] = [delta if linear else softmax for linear in _linear_layers(view, sizes.layers)]
+    layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
+    extras = _qwen_multi_token(view, LayerSpec(softmax, None, parts[-1], norms(2, sizes.hidden)), sizes.hidden)
+    return hybrid_body(view, sizes, layers, extras=extras)
+
+
+def _qwen_feed_forwards(view: ConfigView, sizes: Sizes) -> list[FeedForward]:
+    if view.has("num_experts") and view.integer("num_experts", minimum=0):
+        return read_feed_forwards(view, _QWEN_MIXTURE, sizes)
+    return [feed_forward(sizes.hidden, view.integer("intermediate_size"))] * sizes.layers
+
+
+def _qwen_multi_token(view: ConfigView, layer: LayerSpec, hidden: int) -> tuple[ExtraModule, ...]:
+    count = view.integer("mtp_num_hidden_layers", default=0, minimum=0, maximum=64)
+    if not count:
+        return ()
+    renamed = ConfigView({"num_nextn_predict_layers": count}, path=view.path, assumptions=view.assumptions)
+    return multi_token_layers(renamed, layer, hidden)
+
+
+def read_kimi_linear(view: ConfigView) -> Body:
+    """Kimi Linear: three Kimi Delta Attentions, then one latent attention without rotary positions."""
+    sizes = read_sizes(view, head_default=1)
+    linear = view.section("linear_attn_config")
+    if linear is None:
+        raise view.reject("linear_attn_config", "an object")
+    delta = kimi_delta(
+        sizes.hidden,
+        linear.integer("num_heads"),
+        linear.integer("head_dim"),
+        linear.integer("short_conv_kernel_size", default=4),
+    )
+    full = {index - 1 for index in linear.integers("full_attn_layers", minimum=1) or []}
+    if any(index >= sizes.layers for index in full):
+        raise linear.reject("full_attn_layers", f"layers from 1 to {sizes.layers}")
+    latent = latent_attention(sizes.hidden, read_latent_sizes(view))
+    parts = read_feed_forwards(view, _KIMI_MIXTURE, sizes)
+    mixers: list[Mixer] = [latent if index in full else delta for index in range(sizes.layers)]
+    layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
+    return hybrid_body(view, sizes, layers, rotary=not view.flag("mla_use_nope", default=True))
+
+
+def read_minimax(view: ConfigView) -> Body:
+    """MiniMax Text 01: seven lightning attentions, then one softmax attention; a mixture in every layer."""
+    sizes = read_sizes(view)
+    types = layer_types(view, sizes.layers)
+    if types is not None:
+        linear = [kind == "linear_attention" for kind in types]
+    else:
+        kinds = view.per_layer("attn_type_list", sizes.layers, minimum=0)
+        linear = [kind == 0 for kind in kinds]
+    lightning = lightning_attention(sizes.hidden, sizes.heads, sizes.head)
+    softmax = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head)
+    family = MixtureFamily(PlainFamily(), traits=MoeTraits(name="block_sparse_moe"))
+    parts = read_feed_forwards(view, family, sizes)
+    layers = [
+        LayerSpec(lightning if is_linear else softmax, None, part, norms(2, sizes.hidden))
+        for is_linear, part in zip(linear, parts, strict=True)
+    ]
+    return hybrid_body(view, sizes, layers)

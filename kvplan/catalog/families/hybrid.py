@@ -1,0 +1,244 @@
+"""Hybrids of attention and Mamba: Jamba, Bamba, Granite 4, Falcon H1, Nemotron-H and Nemotron 3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.families.body import Body, Sizes, read_max_positions, read_rope, read_sizes, read_tied
+from kvplan.catalog.families.mixtures import EXPERT_KEYS, TOP_K_KEYS
+from kvplan.catalog.families.state import (
+    Mamba1Sizes,
+    Mamba2Sizes,
+    mamba1,
+    mamba2,
+    read_state_dtype,
+    time_step_rank,
+)
+from kvplan.catalog.parts import AttentionTraits, MoeTraits, attention, feed_forward, mixture, norms, outside
+from kvplan.catalog.spec import ExtraModule, FeedForward, LayerSpec, Mixer, SoftmaxAttention, StateMixer
+
+
+def hybrid_body(
+    view: ConfigView,
+    sizes: Sizes,
+    layers: list[LayerSpec],
+    *,
+    tied: bool = False,
+    rotary: bool = True,
+    extras: tuple[ExtraModule, ...] = (),
+) -> Body:
+    """The layers between an embedding, a final norm and a head; the shared end of all hybrid readers."""
+    is_tied = read_tied(view, default=tied)
+    return Body(
+        layers=tuple(layers),
+        tensors=outside(sizes.hidden, sizes.vocab, tied=is_tied),
+        hidden_size=sizes.hidden,
+        vocab_size=sizes.vocab,
+        tied=is_tied,
+        max_position_embeddings=read_max_positions(view),
+        rope=read_rope(view, sizes.head) if rotary else None,
+        extras=extras,
+    )
+
+
+def plain_attention(sizes: Sizes, traits: AttentionTraits | None = None) -> SoftmaxAttention:
+    return attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits or AttentionTraits())
+
+
+def read_jamba(view: ConfigView) -> Body:
+    """Jamba: every 8th layer attends, the others are Mamba; every 2nd layer is a mixture; no rotary positions."""
+    sizes = read_sizes(view)
+    intermediate, num_experts = view.integer("intermediate_size"), view.integer("num_experts", default=1)
+    state = mamba1(
+        sizes.hidden,
+        Mamba1Sizes(
+            intermediate=view.integer("mamba_expand", default=2) * sizes.hidden,
+            state=view.integer("mamba_d_state", default=16),
+            kernel=view.integer("mamba_d_conv", default=4),
+            time_step_rank=time_step_rank(view, "mamba_dt_rank", sizes.hidden),
+            conv_bias=view.flag("mamba_conv_bias", default=True),
+            bias=view.flag("mamba_proj_bias", default=False),
+            inner_norms=True,
+        ),
+        name="mamba",
+    )
+    dense = feed_forward(sizes.hidden, intermediate, name="feed_forward")
+    routed: FeedForward = dense
+    if num_experts > 1:
+        top_k = view.integer("num_experts_per_tok")
+        routed = mixture(sizes.hidden, num_experts, top_k, intermediate, traits=MoeTraits(name="feed_forward"))
+    attends = _periodic(view, "attn_layer", sizes.layers, period=8, offset=4)
+    is_routed = _periodic(view, "expert_layer", sizes.layers, period=2, offset=1)
+    mixers: list[Mixer] = [plain_attention(sizes) if own else state for own in attends]
+    parts = [routed if own else dense for own in is_routed]
+    layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
+    return hybrid_body(view, sizes, layers, rotary=False)
+
+
+def _periodic(view: ConfigView, name: str, num_layers: int, *, period: int, offset: int) -> list[bool]:
+    every = view.integer(f"{name}_period", default=period)
+    first = view.integer(f"{name}_offset", default=offset, minimum=0)
+    return [index % every == first for index in range(num_layers)]
+
+
+def _read_mamba2_sizes(view: ConfigView, hidden: int, *, gated_norm: bool = True) -> Mamba2Sizes:
+    """The mamba_* keys that Bamba, Granite 4 and Falcon H1 share."""
+    heads = view.integer("mamba_n_heads")
+    inner = view.integer("mamba_d_ssm", default=view.integer("mamba_expand", default=2) * hidden)
+    if inner % heads:
+        raise view.reject("mamba_n_heads", f"a divisor of the {inner} inner channels")
+    bias = view.flag("mamba_proj_bias", default=False)
+    return Mamba2Sizes(
+        heads=heads,
+        head=inner // heads,
+        state=view.integer("mamba_d_state"),
+        groups=view.integer("mamba_n_groups", default=1),
+        kernel=view.integer("mamba_d_conv", default=4),
+        intermediate=inner,
+        conv_bias=view.flag("mamba_conv_bias", default=True),
+        bias=bias,
+        output_bias=bias,
+        gated_norm=gated_norm,
+    )
+
+
+def _biased_attention(view: ConfigView, sizes: Sizes) -> SoftmaxAttention:
+    bias = view.flag("attention_bias", default=False)
+    return plain_attention(sizes, AttentionTraits.biased(bias, bias))
+
+
+def read_bamba(view: ConfigView) -> Body:
+    """Bamba: the layers in ``attn_layer_indices`` attend, the others are Mamba 2."""
+    sizes = read_sizes(view)
+    state = mamba2(sizes.hidden, _read_mamba2_sizes(view, sizes.hidden), name="mamba")
+    attending = set(view.integers("attn_layer_indices") or [])
+    part = feed_forward(sizes.hidden, view.integer("intermediate_size"), name="feed_forward")
+    softmax = _biased_attention(view, sizes)
+    layers = [
+        LayerSpec(softmax if index in attending else state, None, part, norms(2, sizes.hidden))
+        for index in range(sizes.layers)
+    ]
+    return hybrid_body(view, sizes, layers)
+
+
+def read_granite_hybrid(view: ConfigView) -> Body:
+    """Granite 4: Mamba 2 and attention by ``layer_types``; a shared feed-forward, with experts where there are some."""
+    sizes = read_sizes(view)
+    state = mamba2(
+        sizes.hidden, _read_mamba2_sizes(view, sizes.hidden), state_dtype=read_state_dtype(view), name="mamba"
+    )
+    softmax = _biased_attention(view, sizes)
+    types = view.texts("layer_types") or view.texts("layers_block_type")
+    if types is None:
+        raise view.reject("layer_types", "mamba or attention for each layer")
+    if len(types) != sizes.layers or set(types) - {"mamba", "attention", "linear_attention", "full_attention"}:
+        raise view.reject("layer_types", f"mamba or attention for each of {sizes.layers} layers")
+    part = _granite_feed_forward(view, sizes)
+    layers = [
+        LayerSpec(softmax if kind in ("attention", "full_attention") else state, None, part, norms(2, sizes.hidden))
+        for kind in types
+    ]
+    rotary = view.text("position_embedding_type", default="nope") == "rope"
+    return hybrid_body(view, sizes, layers, rotary=rotary)
+
+
+def _granite_feed_forward(view: ConfigView, sizes: Sizes) -> FeedForward:
+    shared = view.integer("shared_intermediate_size")
+    num_experts = view.integer("num_local_experts", default=0, minimum=0)
+    if not num_experts:
+        return feed_forward(sizes.hidden, shared, name="shared_mlp")
+    return mixture(
+        sizes.hidden,
+        num_experts,
+        view.integer("num_experts_per_tok"),
+        view.integer("intermediate_size"),
+        shared_intermediate=shared,
+        traits=MoeTraits(name="block_sparse_moe", shared_name="shared_mlp"),
+    )
+
+
+def read_falcon_h1(view: ConfigView) -> Body:
+    """Falcon H1: attention and Mamba 2 side by side in every layer."""
+    sizes = read_sizes(view)
+    mamba_sizes = _read_mamba2_sizes(view, sizes.hidden, gated_norm=view.flag("mamba_rms_norm", default=True))
+    mamba_sizes = replace(mamba_sizes, output_bias=view.flag("projectors_bias", default=False))
+    bias = view.flag("mlp_bias", default=False)
+    layer = LayerSpec(
+        mixer=_biased_attention(view, sizes),
+        feed_forward=feed_forward(sizes.hidden, view.integer("intermediate_size"), bias=bias, name="feed_forward"),
+        tensors=norms(2, sizes.hidden),
+        parallel_state=mamba2(sizes.hidden, mamba_sizes, state_dtype=read_state_dtype(view), name="mamba"),
+    )
+    return hybrid_body(view, sizes, [layer] * sizes.layers)
+
+
+_NEMOTRON_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+
+
+def read_nemotron_h(view: ConfigView) -> Body:
+    """Nemotron-H and Nemotron 3: each layer is one thing: Mamba 2 (M), attention (*), MLP (-) or experts (E)."""
+    sizes = read_sizes(view, head_default=view.optional_integer("attention_head_dim"))
+    pattern = _nemotron_pattern(view, sizes.layers)
+    one_norm = norms(1, sizes.hidden)
+    kinds = {"*": LayerSpec(plain_attention(sizes), None, None, one_norm)}
+    if "M" in pattern:
+        kinds["M"] = LayerSpec(_nemotron_mamba(view, sizes), None, None, one_norm)
+    if "-" in pattern:
+        bias = view.flag("mlp_bias", default=False)
+        part = feed_forward(sizes.hidden, view.integer("intermediate_size"), gated=False, bias=bias, name="mixer")
+        kinds["-"] = LayerSpec(None, None, part, one_norm)
+    if "E" in pattern:
+        kinds["E"] = LayerSpec(None, None, _nemotron_mixture(view, sizes), one_norm)
+    return hybrid_body(view, sizes, [kinds[letter] for letter in pattern], rotary=False, extras=_nemotron_extras(view))
+
+
+def _nemotron_pattern(view: ConfigView, num_layers: int) -> str:
+    types = view.texts("layers_block_type")
+    if types is not None and set(types) <= set(_NEMOTRON_LETTERS):
+        pattern = "".join(_NEMOTRON_LETTERS[kind] for kind in types)
+    else:
+        pattern = view.text("hybrid_override_pattern")
+    if len(pattern) != num_layers or set(pattern) - set("M*-E"):
+        raise view.reject("hybrid_override_pattern", f"{num_layers} letters of M, *, - and E")
+    return pattern
+
+
+def _nemotron_mamba(view: ConfigView, sizes: Sizes) -> StateMixer:
+    heads, head = view.integer("mamba_num_heads"), view.integer("mamba_head_dim")
+    bias = view.flag("use_bias", "mamba_proj_bias", default=False)
+    mamba_sizes = Mamba2Sizes(
+        heads=heads,
+        head=head,
+        state=view.integer("ssm_state_size"),
+        groups=view.integer("n_groups"),
+        kernel=view.integer("conv_kernel", default=4),
+        intermediate=heads * head,
+        conv_bias=view.flag("use_conv_bias", default=True),
+        bias=bias,
+        output_bias=bias,
+    )
+    return mamba2(sizes.hidden, mamba_sizes, state_dtype=read_state_dtype(view))
+
+
+def _nemotron_mixture(view: ConfigView, sizes: Sizes) -> FeedForward:
+    count = view.integer("n_shared_experts", default=1, minimum=0)
+    return mixture(
+        sizes.hidden,
+        view.integer(*EXPERT_KEYS),
+        view.integer(*TOP_K_KEYS),
+        view.integer("moe_intermediate_size"),
+        shared_intermediate=view.integer("moe_shared_expert_intermediate_size") if count else 0,
+        traits=MoeTraits(
+            name="mixer",
+            gated=False,
+            router_bias=True,
+            shared_name="shared_experts",
+            latent_size=view.optional_integer("moe_latent_size"),
+        ),
+    )
+
+
+def _nemotron_extras(view: ConfigView) -> tuple[ExtraModule, ...]:
+    count = view.integer("num_nextn_predict_layers", default=0, minimum=0, maximum=64)
+    return (ExtraModule("mtp", "multi_token_prediction", None, count),) if count else ()

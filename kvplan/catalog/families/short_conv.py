@@ -1,0 +1,59 @@
+"""LFM2: gated short convolutions with a few attentions between them."""
+
+from __future__ import annotations
+
+from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.families.body import Body, Sizes, layer_types, read_sizes
+from kvplan.catalog.families.hybrid import hybrid_body, plain_attention
+from kvplan.catalog.families.mixtures import MixtureFamily, after_dense_ones, read_feed_forwards
+from kvplan.catalog.families.plain import Flag, PlainFamily
+from kvplan.catalog.families.state import short_convolution
+from kvplan.catalog.parts import AttentionTraits, feed_forward, norms
+from kvplan.catalog.spec import FeedForward, LayerSpec
+
+_MIXTURE = MixtureFamily(
+    PlainFamily(),
+    after_dense_ones,
+    expert_size=("moe_intermediate_size",),
+    router_bias=Flag(("use_expert_bias",), True),
+)
+
+
+def _attending(view: ConfigView, num_layers: int) -> list[bool]:
+    types = layer_types(view, num_layers)
+    if types is not None:
+        return [kind == "full_attention" for kind in types]
+    listed = view.integers("full_attn_idxs")
+    if listed is None:
+        raise view.reject("layer_types", "conv or full_attention for each layer")
+    return [index in listed for index in range(num_layers)]
+
+
+def _intermediate_size(view: ConfigView) -> int:
+    """With ``block_auto_adjust_ff_dim`` two thirds of the stated size, scaled and rounded up to a multiple."""
+    stated = view.integer("block_ff_dim", "intermediate_size")
+    if not view.flag("block_auto_adjust_ff_dim", default=True):
+        return stated
+    size = int(view.number("block_ffn_dim_multiplier", default=1.0) * int(2 * stated / 3))
+    multiple = view.integer("block_multiple_of", default=256)
+    return -(-size // multiple) * multiple
+
+
+def _feed_forwards(view: ConfigView, sizes: Sizes) -> list[FeedForward]:
+    if view.has("num_experts"):
+        return read_feed_forwards(view, _MIXTURE, sizes)
+    return [feed_forward(sizes.hidden, _intermediate_size(view), name="feed_forward")] * sizes.layers
+
+
+def read_lfm2(view: ConfigView) -> Body:
+    """LFM2 and its mixture: ``layer_types`` or ``full_attn_idxs`` say which layers attend."""
+    sizes = read_sizes(view)
+    softmax = plain_attention(sizes, AttentionTraits(qk_norm="head"))
+    conv = short_convolution(
+        sizes.hidden, view.integer("conv_L_cache", default=3), bias=view.flag("conv_bias", default=False)
+    )
+    layers = [
+        LayerSpec(softmax if attends else conv, None, part, norms(2, sizes.hidden))
+        for attends, part in zip(_attending(view, sizes.layers), _feed_forwards(view, sizes), strict=True)
+    ]
+    return hybrid_body(view, sizes, layers, tied=view.flag("tie_embedding", default=True))
