@@ -1,0 +1,181 @@
+"""Compiling on first use: the cache, two processes at once, no compiler, a compiler that fails, one OpenMP runtime."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvplan_engine.attention.cpu import CpuBackend
+from kvplan_engine.attention.reference import ReferenceBackend
+from kvplan_engine.attention.select import select_backend
+from kvplan_engine.errors import EngineError
+from kvplan_engine.kernels import build, library
+from kvplan_engine.kernels.build import GENERIC, NATIVE, KernelBuildError, build_library
+
+ENGINE = str(Path(build.__file__).parents[2])
+
+BUILD_SCRIPT = """
+import sys
+from kvplan_engine.kernels.build import build_library
+from kvplan_engine.kernels.library import CpuKernels
+path = build_library()
+print(path, CpuKernels(path).lanes)
+"""
+
+ONE_RUNTIME_SCRIPT = """
+import os, re, torch
+torch.set_num_threads(3)
+from kvplan_engine.kernels import ops
+tasks = lambda: len(os.listdir("/proc/self/task"))
+before = tasks()
+x = torch.randn(4096, 512)
+ops.rms_norm(x, torch.ones(512), 1e-5, x)
+with_kernels = tasks()
+torch.nn.functional.gelu(torch.randn(4096, 512)).sum()
+with_torch = tasks()
+names = {line.split()[-1] for line in open("/proc/self/maps") if re.search(r"lib(gomp|iomp|omp)[^/]*\\.so", line)}
+print(with_kernels - before, with_torch - with_kernels, len(names))
+"""
+
+
+def run_python(script: str, **environment: str) -> subprocess.Popen[str]:
+    variables = {**os.environ, "PYTHONPATH": ENGINE, **environment}
+    return subprocess.Popen(
+        [sys.executable, "-c", script], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def write_compiler(folder: Path, body: str) -> Path:
+    """A stand-in for the compiler: a shell script that notes each call in calls.txt."""
+    script = folder / "compiler"
+    script.write_text(f'#!/bin/sh\necho "$@" >> {folder}/calls.txt\n{body}\n')
+    script.chmod(0o755)
+    return script
+
+
+@pytest.fixture
+def no_cached_result() -> Iterator[None]:
+    """Ask anew in this test, and leave nothing of it behind."""
+    library.cpu_kernels.cache_clear()
+    library.load_kernels.cache_clear()
+    yield
+    library.cpu_kernels.cache_clear()
+    library.load_kernels.cache_clear()
+
+
+def test_second_build_is_the_cached_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first = build_library(NATIVE)
+    monkeypatch.setattr(build, "_compile_into", lambda *_: pytest.fail("compiled again"))
+    assert build_library(NATIVE) == first
+
+
+@pytest.mark.parametrize("what", ["sources", "flags", "compiler", "cpu"])
+def test_whatever_decides_the_contents_changes_the_name(
+    what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = (str(write_compiler(tmp_path, 'while [ "$1" != -o ]; do [ $# = 0 ] && exit; shift; done; : > "$2"')),)
+    monkeypatch.setenv("CXX", *compiler)
+    before = build_library(GENERIC, tmp_path)
+    extra: tuple[str, ...] = ()
+    if what == "sources":
+        copy = shutil.copytree(build.source_dir(), tmp_path / "csrc")
+        with (copy / "cpu" / "simd.h").open("a") as file:
+            file.write("\n")
+        monkeypatch.setattr(build, "source_dir", lambda: copy)
+    elif what == "flags":
+        extra = ("-O2",)
+    elif what == "compiler":
+        monkeypatch.setattr(build, "_compiler_version", lambda _: "another version")
+    else:
+        monkeypatch.setattr(build, "cpu_features", lambda: "another machine")
+    assert build_library(GENERIC, tmp_path, extra) != before
+
+
+def test_two_processes_compile_once(tmp_path: Path) -> None:
+    compiler = write_compiler(tmp_path, 'exec c++ "$@" -O0')
+    processes = [
+        run_python(BUILD_SCRIPT, KVPLAN_CACHE_DIR=str(tmp_path / "cache"), CXX=str(compiler)) for _ in range(3)
+    ]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    assert len({stdout for stdout, _ in outputs}) == 1
+    compiled = [line for line in (tmp_path / "calls.txt").read_text().splitlines() if "--version" not in line]
+    assert len(compiled) == len(list((build.source_dir() / "cpu").glob("*.cpp"))) + 1
+    assert [path.suffix for path in sorted((tmp_path / "cache" / "kernels").iterdir())] == [".lock", ".so"]
+
+
+def test_a_failed_build_leaves_nothing_and_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = 'case "$*" in *--version*) exit 0;; esac; echo "x.cpp:3:1: error: no such luck" >&2; exit 1'
+    monkeypatch.setenv("CXX", str(write_compiler(tmp_path, failing)))
+    cache = tmp_path / "cache"
+    for _ in range(2):
+        with pytest.raises(KernelBuildError, match=r"do not compile with .*: x\.cpp:3:1: error: no such luck"):
+            build_library(NATIVE, cache)
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+@pytest.mark.usefixtures("no_cached_result")
+def test_no_compiler_is_one_line_and_the_definition(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("KVPLAN_CACHE_DIR", str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(select_backend("auto", "cpu", torch.float32), ReferenceBackend)
+        assert isinstance(select_backend("auto", "cpu", torch.bfloat16), ReferenceBackend)
+    assert [record.getMessage() for record in caplog.records] == [
+        "CPU kernels not available, running on plain torch, which is slower: "
+        "no C++ compiler found (looked for $CXX, g++, clang++, c++) (hint: install g++)"
+    ]
+    with pytest.raises(KernelBuildError, match="no C"):
+        select_backend("cpu", "cpu", torch.float32)
+
+
+def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KernelBuildError, match="cannot be cached") as caught:
+        build_library(NATIVE, tmp_path / "file" / "cache")
+    assert caught.value.hint is not None
+    assert "KVPLAN_CACHE_DIR" in caught.value.hint
+
+
+def test_compiler_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -m64")
+    with pytest.raises(KernelBuildError, match="'no-such-compiler', which is not on this machine"):
+        build.find_compiler()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads through /proc")
+def test_kernels_run_on_torchs_own_threads() -> None:
+    """Two helpers come with the kernels' first call; torch's first call then brings no more, and one runtime is mapped."""
+    build_library(NATIVE)
+    process = run_python(ONE_RUNTIME_SCRIPT)
+    stdout, stderr = process.communicate(timeout=120)
+    assert stdout.split() == ["2", "0", "1"], stderr
+
+
+@pytest.mark.skipif(shutil.which("aarch64-linux-gnu-g++") is None, reason="no compiler for aarch64 on this machine")
+def test_aarch64_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "aarch64-linux-gnu-g++")
+    assert build_library(GENERIC, tmp_path, ("-Wall", "-Wextra", "-Werror")).is_file()
+
+
+def test_select_backend() -> None:
+    assert isinstance(select_backend("auto", "cpu", torch.float32), CpuBackend)
+    assert isinstance(select_backend("auto", "cpu", torch.float16), ReferenceBackend)
+    assert isinstance(select_backend("reference", "cpu", torch.float32), ReferenceBackend)
+    with pytest.raises(EngineError, match="no attention backend is called 'flash'"):
+        select_backend("flash", "cpu", torch.float32)
+    with pytest.raises(EngineError, match=r"does not run torch\.float16 on cpu"):
+        select_backend("cpu", "cpu", torch.float16)
+    with pytest.raises(EngineError, match="does not run on cpu"):
+        select_backend("cuda", "cpu", torch.float32)
