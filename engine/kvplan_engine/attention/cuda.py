@@ -139,7 +139,9 @@ class CudaBackend:
         _check_heads("key", key, key.dtype, head_size)
         _check_heads("value", value, key.dtype, head_size)
         if (num_kv_heads, head_size) != (kv.shape[3], kv.shape[5]) or value.shape != key.shape:
-            raise ValueError(f"key {tuple(key.shape)} and value {tuple(value.shape)} do not fit the pool {tuple(kv.shape)}")
+            raise ValueError(
+                f"key {tuple(key.shape)} and value {tuple(value.shape)} do not fit the pool {tuple(kv.shape)}"
+            )
         _check_vector("slots", slots, num_tokens, torch.int64)
         return WriteParams(
             key=key.data_ptr(),
@@ -207,7 +209,7 @@ class CudaBackend:
         softcap: bool = False,
         sinks: bool = False,
     ) -> None:
-        """Compile the kernels and make the buffers of decode steps of up to ``max_num_seqs``, before a graph capture."""
+        """Compile the kernels and make the buffers of decode steps of ``max_num_seqs``, before a graph capture."""
         shape = AttentionShape(scalar, kv.dtype, kv.shape[5], kv.shape[4], num_query_heads, kv.shape[3], softcap, sinks)
         launches = self._launches_of(shape)
         for chosen in (_PLAN, launches.decode.variant, launches.prefill.variant):
@@ -399,8 +401,14 @@ def _check_metadata(metadata: AttentionMetadata) -> None:
     _check_vector("seq_lens", metadata.seq_lens, num_sequences, torch.int32)
     _check_vector("query_starts", metadata.query_starts, num_sequences + 1, torch.int32)
     tables = metadata.block_tables
-    if tables.dtype is not torch.int32 or tables.shape[0] != num_sequences or (tables.shape[1] and tables.stride(1) != 1):
-        raise ValueError(f"block_tables is {tables.dtype} {tuple(tables.shape)}, wanted int32 [{num_sequences}, blocks]")
+    if (
+        tables.dtype is not torch.int32
+        or tables.shape[0] != num_sequences
+        or (tables.shape[1] and tables.stride(1) != 1)
+    ):
+        raise ValueError(
+            f"block_tables is {tables.dtype} {tuple(tables.shape)}, wanted int32 [{num_sequences}, blocks]"
+        )
 
 
 def _check_rotary(positions: torch.Tensor, cos_sin: torch.Tensor, num_tokens: int, head_size: int) -> int:

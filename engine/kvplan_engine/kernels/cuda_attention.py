@@ -1,4 +1,4 @@
-"""How the attention kernels are compiled and launched for a model's shape on a device: pure arithmetic, no device needed.
+"""How the attention kernels are compiled and launched for a model's shape on a device: pure arithmetic.
 
 Every size here mirrors a constant in csrc/cuda (named in the comments); the emulated tests run both sides together.
 """
@@ -155,9 +155,7 @@ def _decode_launch(
     blocks_at_once = _blocks_per_multiprocessor(without_weights, properties) * properties.num_multiprocessors
     target_chunks = max(1, blocks_at_once // blocks_per_item)
     weight_bytes = 4 * heads * (target_chunks + 1 + 2)  # decode.cuh: merge_items
-    return DecodeLaunch(
-        chosen, warps * WARP_LANES, blocks_per_item, target_chunks, max(without_weights, weight_bytes)
-    )
+    return DecodeLaunch(chosen, warps * WARP_LANES, blocks_per_item, target_chunks, max(without_weights, weight_bytes))
 
 
 def _blocks_per_multiprocessor(shared_bytes: int, properties: DeviceProperties) -> int:

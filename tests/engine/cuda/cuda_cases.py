@@ -33,7 +33,11 @@ class AttentionCase:
     layer: int = 1
 
     def __str__(self) -> str:
-        extras = [f"w{self.window}" if self.window else "", "cap" if self.softcap else "", "sinks" if self.sinks else ""]
+        extras = [
+            f"w{self.window}" if self.window else "",
+            "cap" if self.softcap else "",
+            "sinks" if self.sinks else "",
+        ]
         names = [str(t).removeprefix("torch.") for t in dict.fromkeys((self.scalar, self.cache or self.scalar))]
         shape = f"d{self.head_size}-bs{self.block_size}-h{self.num_query_heads}.{self.num_kv_heads}"
         return "-".join(filter(None, ["-".join(names), shape, *extras]))

@@ -1,0 +1,93 @@
+// What every attention kernel shares: the argument structure, the compile-time shape, work items, and paged addresses.
+//
+// The pool is block-major:  kv[block][layer][K, V][kv head][offset in block][element], so token `position` of a sequence
+// lies in block  block_tables[sequence][position / BLOCK_SIZE]  at offset  position % BLOCK_SIZE.
+//
+// Each kernel is compiled for one model shape; the macros below come from the compiler's command line.
+#pragma once
+
+#include "types.cuh"
+
+using Scalar = KVPLAN_SCALAR;  // of queries and outputs
+using Cache = KVPLAN_CACHE;    // of the pool
+constexpr int HEAD_SIZE = KVPLAN_HEAD_SIZE;
+constexpr int BLOCK_SIZE = KVPLAN_BLOCK_SIZE;
+constexpr int GROUP = KVPLAN_GROUP;  // query heads that share one KV head
+constexpr bool HAS_SOFTCAP = KVPLAN_SOFTCAP;
+constexpr bool HAS_SINKS = KVPLAN_SINKS;
+
+static_assert(HEAD_SIZE % 16 == 0 && BLOCK_SIZE >= 1 && GROUP >= 1);
+
+// One piece of decode work: some tokens of one sequence. Items of a sequence lie side by side.
+struct DecodeItem {
+    int sequence;     // -1: nothing to do
+    int first_token;  // a multiple of 16
+    int last_token;   // exclusive
+    int first_item;   // the sequence's first item
+    int num_items;    // how many items the sequence has
+    int unused[3];    // 32 bytes, so that one item never spans two sectors
+};
+
+// One piece of prefill work: a tile of one sequence's (token, head of the group) rows.
+struct PrefillItem {
+    int sequence;  // -1: nothing to do
+    int tile;
+};
+
+struct AttentionParams {
+    // [num_tokens, num_query_heads, head_size]  Scalar, rows query_stride elements apart
+    const void* query;
+    // [num_blocks, block_stride]  Cache; already moved to the layer: K of head 0 lies first, V value_offset further
+    const void* kv;
+    // [num_sequences, table_stride]  block numbers
+    const int* block_tables;
+    // [num_sequences]  tokens in the cache, this step's included
+    const int* seq_lens;
+    // [num_sequences + 1]  first query token of each sequence
+    const int* query_starts;
+    // [num_items]  DecodeItem or PrefillItem
+    const void* items;
+    // [num_query_heads]  float32 logits of a token without a value; null without sinks
+    const float* sinks;
+    // [num_items, num_query_heads, head_size]  float32, decode only: sums of unfinished items
+    float* partial_sums;
+    // [num_items, num_query_heads, 2]  float32, decode only: largest logit (times log2 e), sum of exponentials
+    float* partial_stats;
+    // [num_sequences, grid y]  int32, decode only: items finished; zero between launches
+    int* finished;
+    // [num_tokens, num_query_heads, head_size]  Scalar, rows out_stride elements apart
+    void* out;
+    i64 block_stride;  // elements from one block to the next
+    i64 value_offset;  // elements from K to V
+    i64 query_stride;
+    i64 out_stride;
+    int table_stride;
+    int num_query_heads;
+    int window;  // a query sees the last `window` positions, itself included; 0: all of them
+    float scale;
+    float softcap;  // logits become softcap * tanh(logit / softcap)
+    float key_scale;
+    float value_scale;  // stored value times this = value; 1 unless the cache is fp8
+};
+
+// The logit in base 2, so that the softmax needs exp2 only.
+KVPLAN_INLINE float base2_logit(float product, const AttentionParams& params) {
+    const float logit = product * (params.scale * params.key_scale);
+    if constexpr (HAS_SOFTCAP) {
+        return params.softcap * tanhf(logit / params.softcap) * LOG2_E;
+    }
+    return logit * LOG2_E;
+}
+
+// The first position that a query at `position` sees.
+KVPLAN_INLINE int first_visible(int position, const AttentionParams& params) {
+    return params.window > 0 ? larger(0, position - params.window + 1) : 0;
+}
+
+// Elements from the start of the layer's K (of the right head) to the token's row.
+KVPLAN_INLINE i64 row_offset(int block, int position, const AttentionParams& params) {
+    return i64(block) * params.block_stride + (position % BLOCK_SIZE) * HEAD_SIZE;
+}
+
+// e^(x - m) with the largest logit m of nothing at all taken as 0, so that -inf - -inf never appears.
+KVPLAN_INLINE float finite_or_zero(float logit) { return logit == minus_infinity() ? 0.0f : logit; }

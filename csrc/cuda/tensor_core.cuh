@@ -1,0 +1,257 @@
+// The PTX of the tensor-core kernels (sm_80 and newer), each instruction in a function of a few lines with a host twin.
+//
+// Fragment layout of mma.m16n8k16, from the PTX ISA: lane = 4 g + t.
+//   A (16 x 16): a0 = row g,   columns 2t 2t+1     a1 = row g+8, the same columns
+//                a2 = row g,   columns 2t+8 2t+9   a3 = row g+8, the same columns
+//   B (16 x 8):  b0 = rows 2t 2t+1 of column g     b1 = rows 2t+8 2t+9 of column g
+//   C (16 x 8):  c0 c1 = row g, columns 2t 2t+1    c2 c3 = row g+8, the same columns
+#pragma once
+
+#include "types.cuh"
+
+// Two 16-bit values in one register, the first in the low half.
+template <typename T>
+struct Pair;
+
+template <>
+struct Pair<float16> {
+    KVPLAN_INLINE u32 pack(float low, float high) {
+#if defined(KVPLAN_HOST)
+        return u32(from_float<float16>(low).bits) | u32(from_float<float16>(high).bits) << 16;
+#else
+        u32 result;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+        return result;
+#endif
+    }
+
+    // Two e4m3 values (the low 16 bits): exponent bias 7 becomes 15 by a multiplication with 2^8.
+    KVPLAN_INLINE u32 from_float8(u32 two) {
+        const u32 spread = (two & 0xFFu) | (two & 0xFF00u) << 8;
+        const u32 raw = (spread & 0x00800080u) << 8 | (spread & 0x007F007Fu) << 7;
+#if defined(KVPLAN_HOST)
+        return pack(to_float(float16{u16(raw)}) * 256.0f, to_float(float16{u16(raw >> 16)}) * 256.0f);
+#else
+        u32 result;
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(raw), "r"(0x5C005C00u));
+        return result;
+#endif
+    }
+};
+
+template <>
+struct Pair<bfloat16> {
+    KVPLAN_INLINE u32 pack(float low, float high) {
+#if defined(KVPLAN_HOST)
+        return u32(from_float<bfloat16>(low).bits) | u32(from_float<bfloat16>(high).bits) << 16;
+#else
+        u32 result;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+        return result;
+#endif
+    }
+
+    // Two e4m3 values (the low 16 bits): exponent bias 7 becomes 127 by a multiplication with 2^120.
+    KVPLAN_INLINE u32 from_float8(u32 two) {
+        const u32 spread = (two & 0xFFu) | (two & 0xFF00u) << 8;
+        const u32 raw = (spread & 0x00800080u) << 8 | (spread & 0x007F007Fu) << 4;
+#if defined(KVPLAN_HOST)
+        const float scale = float_from_bits(0x7B800000u);
+        return pack(to_float(bfloat16{u16(raw)}) * scale, to_float(bfloat16{u16(raw >> 16)}) * scale);
+#else
+        u32 result;  // multiply by 2^120 and add -0, which changes nothing
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(raw), "r"(0x7B807B80u), "r"(0x80008000u));
+        return result;
+#endif
+    }
+};
+
+// The low (high) halves of two registers side by side.
+KVPLAN_INLINE u32 low_halves(u32 first, u32 second) {
+#if defined(KVPLAN_HOST)
+    return (first & 0xFFFFu) | second << 16;
+#else
+    return __byte_perm(first, second, 0x5410);
+#endif
+}
+
+KVPLAN_INLINE u32 high_halves(u32 first, u32 second) {
+#if defined(KVPLAN_HOST)
+    return first >> 16 | (second & 0xFFFF0000u);
+#else
+    return __byte_perm(first, second, 0x7632);
+#endif
+}
+
+#if defined(KVPLAN_HOST)
+
+namespace kvplan_host {
+
+struct MmaSlot {
+    u32 a[4], b[2];
+    float c[4];
+};
+
+template <typename T>
+float half_of(u32 pair, int which) {
+    return to_float(T{u16(which ? pair >> 16 : pair)});
+}
+
+// Gathers the warp's fragments into matrices, multiplies, and hands the fragments of C back.
+template <typename T>
+void exchange_mma(Warp& warp) {
+    float a[16][16], b[16][8], c[16][8];
+    for (int lane = 0; lane < WARP_SIZE; ++lane) {
+        const MmaSlot* own = slot<MmaSlot>(warp, lane);
+        const int g = lane / 4, t = lane % 4;
+        for (int e = 0; e < 8; ++e) a[g + e / 2 % 2 * 8][2 * t + e % 2 + e / 4 * 8] = half_of<T>(own->a[e / 2], e % 2);
+        for (int e = 0; e < 4; ++e) b[2 * t + e % 2 + e / 2 * 8][g] = half_of<T>(own->b[e / 2], e % 2);
+        for (int e = 0; e < 4; ++e) c[g + e / 2 * 8][2 * t + e % 2] = own->c[e];
+    }
+    for (int row = 0; row < 16; ++row)
+        for (int k = 0; k < 16; ++k)
+            for (int column = 0; column < 8; ++column) c[row][column] += a[row][k] * b[k][column];
+    for (int lane = 0; lane < WARP_SIZE; ++lane)
+        for (int e = 0; e < 4; ++e) slot<MmaSlot>(warp, lane)->c[e] = c[lane / 4 + e / 2 * 8][2 * (lane % 4) + e % 2];
+}
+
+// Transposes an 8 x 8 matrix of 16-bit values, two columns of row g in each lane.
+inline void exchange_transpose(Warp& warp) {
+    u16 matrix[8][8];
+    for (int lane = 0; lane < WARP_SIZE; ++lane)
+        std::memcpy(&matrix[lane / 4][lane % 4 * 2], warp.slots[lane], 4);
+    for (int lane = 0; lane < WARP_SIZE; ++lane) {
+        const u32 low = matrix[lane % 4 * 2][lane / 4], high = matrix[lane % 4 * 2 + 1][lane / 4];
+        *slot<u32>(warp, lane) = low | high << 16;
+    }
+}
+
+struct LoadMatrixSlot {
+    const u8* row;
+    u32 result[4];
+};
+
+template <bool TRANSPOSED>
+void exchange_load_matrix(Warp& warp) {
+    for (int lane = 0; lane < WARP_SIZE; ++lane) {
+        const int g = lane / 4, t = lane % 4;
+        for (int m = 0; m < 4; ++m) {
+            u16 two[2];
+            for (int e = 0; e < 2; ++e) {
+                const int row = TRANSPOSED ? 2 * t + e : g, column = TRANSPOSED ? g : 2 * t + e;
+                std::memcpy(&two[e], slot<LoadMatrixSlot>(warp, 8 * m + row)->row + 2 * column, 2);
+            }
+            slot<LoadMatrixSlot>(warp, lane)->result[m] = u32(two[0]) | u32(two[1]) << 16;
+        }
+    }
+}
+
+template <bool TRANSPOSED>
+void load_matrix(u32 (&result)[4], const u8* row) {
+    if (!is_aligned(row, 16)) fail("ldmatrix of a row that is not aligned to 16 bytes");
+    LoadMatrixSlot exchange{row, {}};
+    warp_meet(&exchange, sizeof(exchange), reinterpret_cast<const void*>(&exchange_load_matrix<TRANSPOSED>),
+              exchange_load_matrix<TRANSPOSED>);
+    for (int m = 0; m < 4; ++m) result[m] = exchange.result[m];
+}
+
+}  // namespace kvplan_host
+
+template <typename T>
+KVPLAN_INLINE void multiply_accumulate(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    kvplan_host::MmaSlot exchange;
+    for (int e = 0; e < 4; ++e) exchange.a[e] = a[e], exchange.c[e] = c[e];
+    for (int e = 0; e < 2; ++e) exchange.b[e] = b[e];
+    kvplan_host::warp_meet(&exchange, sizeof(exchange), reinterpret_cast<const void*>(&kvplan_host::exchange_mma<T>),
+                           kvplan_host::exchange_mma<T>);
+    for (int e = 0; e < 4; ++e) c[e] = exchange.c[e];
+}
+
+KVPLAN_INLINE u32 transpose_8x8(u32 pair) {
+    kvplan_host::warp_meet(&pair, sizeof(pair), reinterpret_cast<const void*>(&kvplan_host::exchange_transpose),
+                           kvplan_host::exchange_transpose);
+    return pair;
+}
+
+KVPLAN_INLINE void load_matrix_x4(u32 (&result)[4], const u8* row) { kvplan_host::load_matrix<false>(result, row); }
+
+KVPLAN_INLINE void load_matrix_x4_transposed(u32 (&result)[4], const u8* row) {
+    kvplan_host::load_matrix<true>(result, row);
+}
+
+KVPLAN_INLINE void copy_async_16(void* shared, const void* global, bool wanted) {
+    kvplan_host::begin_copy(shared, global, wanted ? 16 : 0);
+}
+
+KVPLAN_INLINE void commit_copies() { kvplan_host::commit_copies(); }
+
+template <int GROUPS_LEFT>
+KVPLAN_INLINE void wait_copies() {
+    kvplan_host::wait_copies(GROUPS_LEFT);
+}
+
+#elif KVPLAN_ARCH >= 800 || KVPLAN_ARCH == 0
+
+template <typename T>
+struct Multiply;
+
+#define KVPLAN_MULTIPLY(Type, ptx_type)                                                                           \
+    template <>                                                                                                   \
+    struct Multiply<Type> {                                                                                       \
+        KVPLAN_INLINE void run(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {                             \
+            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." ptx_type "." ptx_type                           \
+                         ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                   \
+                         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                         \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                     \
+        }                                                                                                         \
+    }
+KVPLAN_MULTIPLY(float16, "f16");
+KVPLAN_MULTIPLY(bfloat16, "bf16");
+#undef KVPLAN_MULTIPLY
+
+// c += a x b over a whole warp.
+template <typename T>
+KVPLAN_INLINE void multiply_accumulate(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    Multiply<T>::run(c, a, b);
+}
+
+// Lane (g, t) gives row g, columns 2t 2t+1 of an 8 x 8 matrix and gets the same place of the transposed one.
+KVPLAN_INLINE u32 transpose_8x8(u32 pair) {
+    u32 result;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+    return result;
+}
+
+KVPLAN_INLINE u32 shared_address(const void* pointer) { return u32(__cvta_generic_to_shared(pointer)); }
+
+// Four 8 x 8 matrices; lane 8 m + r gives the address of row r of matrix m, and gets (row g, columns 2t 2t+1) of each.
+KVPLAN_INLINE void load_matrix_x4(u32 (&result)[4], const u8* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// The same, each matrix transposed: (rows 2t 2t+1, column g).
+KVPLAN_INLINE void load_matrix_x4_transposed(u32 (&result)[4], const u8* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// 16 bytes from global to shared memory without a register; zeros when not wanted (the address is then not read).
+KVPLAN_INLINE void copy_async_16(void* shared, const void* global, bool wanted) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(wanted ? 16 : 0)
+                 : "memory");
+}
+
+KVPLAN_INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int GROUPS_LEFT>
+KVPLAN_INLINE void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS_LEFT) : "memory");
+}
+
+#endif

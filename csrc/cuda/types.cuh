@@ -1,0 +1,176 @@
+// The storage types and their way to float and back. Arithmetic is float32 everywhere.
+//
+// Written in bit operations where those are as fast as the instruction, so that every compute capability and the host
+// run the same source; PTX only where it is a clear win.
+#pragma once
+
+#include "platform.cuh"
+
+using float32 = float;
+struct float16 {
+    u16 bits;
+};
+struct bfloat16 {
+    u16 bits;
+};
+struct float8 {  // e4m3, finite only: 448 is the largest value, 0x7F is not a number
+    u8 bits;
+};
+
+KVPLAN_INLINE float float_from_bits(u32 bits) {
+    union {
+        u32 bits;
+        float value;
+    } cast = {bits};
+    return cast.value;
+}
+
+KVPLAN_INLINE u32 bits_from_float(float value) {
+    union {
+        float value;
+        u32 bits;
+    } cast = {value};
+    return cast.bits;
+}
+
+// ---- to float ----------------------------------------------------------------------------------------------------
+
+KVPLAN_INLINE float to_float(float value) { return value; }
+
+KVPLAN_INLINE float to_float(bfloat16 value) { return float_from_bits(u32(value.bits) << 16); }
+
+KVPLAN_INLINE float to_float(float16 value) {
+#if defined(KVPLAN_HOST)
+    const u32 magnitude = value.bits & 0x7FFFu, sign = u32(value.bits & 0x8000u) << 16;
+    if (magnitude >= 0x7C00u) return float_from_bits(sign | 0x7F800000u | (magnitude & 0x3FFu) << 13);
+    return float_from_bits(sign | bits_from_float(float_from_bits(magnitude << 13) * float_from_bits(0x77800000u)));
+#else
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
+    return result;
+#endif
+}
+
+// Exponent bias 7 becomes 127 by a multiplication with 2^120, which also makes subnormals right.
+KVPLAN_INLINE float to_float(float8 value) {
+    const u32 sign = u32(value.bits & 0x80u) << 24;
+    if ((value.bits & 0x7Fu) == 0x7Fu) return float_from_bits(sign | 0x7FC00000u);
+    return float_from_bits(sign | u32(value.bits & 0x7Fu) << 20) * float_from_bits(0x7B800000u);
+}
+
+// ---- from float: round to nearest, ties to even ------------------------------------------------------------------
+
+template <typename T>
+struct FromFloat;
+
+template <>
+struct FromFloat<float> {
+    KVPLAN_INLINE float convert(float value) { return value; }
+};
+
+template <>
+struct FromFloat<bfloat16> {
+    KVPLAN_INLINE bfloat16 convert(float value) {
+        const u32 bits = bits_from_float(value);
+        if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return {u16(bits >> 16 | 0x40u)};
+        return {u16((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16)};
+    }
+};
+
+template <>
+struct FromFloat<float16> {
+    KVPLAN_INLINE float16 convert(float value) {
+#if defined(KVPLAN_HOST)
+        const u32 bits = bits_from_float(value), sign = bits >> 16 & 0x8000u;
+        const u32 magnitude = bits & 0x7FFFFFFFu;
+        if (magnitude > 0x7F800000u) return {u16(sign | 0x7E00u)};
+        if (magnitude >= 0x477FF000u) return {u16(sign | 0x7C00u)};
+        if (magnitude < 0x38800000u) {  // subnormal: adding 2^-1 * 2^0 leaves the steps of 2^-24 in the last bits
+            const float shifted = float_from_bits(magnitude) + 0.5f;
+            return {u16(sign | (bits_from_float(shifted) - 0x3F000000u))};
+        }
+        return {u16(sign | (magnitude - 0x38000000u + 0xFFFu + (magnitude >> 13 & 1u)) >> 13)};
+#else
+        float16 result;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+        return result;
+#endif
+    }
+};
+
+template <>
+struct FromFloat<float8> {
+    KVPLAN_INLINE float8 convert(float value) {
+        const u32 bits = bits_from_float(value), sign = bits >> 24 & 0x80u;
+        const u32 magnitude = bits & 0x7FFFFFFFu;
+        if (magnitude > 0x7F800000u) return {u8(sign | 0x7Fu)};
+        if (magnitude >= 0x43E00000u) return {u8(sign | 0x7Eu)};  // saturates at 448
+        if (magnitude < 0x3C800000u) {  // below 2^-6: steps of 2^-9, left in the last bits by adding 2^14
+            const float shifted = float_from_bits(magnitude) + 16384.0f;
+            return {u8(sign | (bits_from_float(shifted) & 0xFu))};
+        }
+        return {u8(sign | (magnitude - 0x3C000000u + 0x7FFFFu + (magnitude >> 20 & 1u)) >> 20)};
+    }
+};
+
+template <typename T>
+KVPLAN_INLINE T from_float(float value) {
+    return FromFloat<T>::convert(value);
+}
+
+// ---- 16 bytes at a time ------------------------------------------------------------------------------------------
+
+KVPLAN_INLINE bool is_aligned(const void* address, u64 bytes) { return reinterpret_cast<u64>(address) % bytes == 0; }
+
+// A whole vector load, and in the emulation a check that the address allows it.
+template <typename Vector>
+KVPLAN_INLINE Vector load_vector(const void* address) {
+#if defined(KVPLAN_HOST)
+    if (!is_aligned(address, sizeof(Vector))) kvplan_host::fail("a vector load from an unaligned address");
+#endif
+    return *static_cast<const Vector*>(address);
+}
+
+template <typename Vector>
+KVPLAN_INLINE void store_vector(void* address, Vector value) {
+#if defined(KVPLAN_HOST)
+    if (!is_aligned(address, sizeof(Vector))) kvplan_host::fail("a vector store to an unaligned address");
+#endif
+    *static_cast<Vector*>(address) = value;
+}
+
+// 16 bytes as elements.
+template <typename T>
+struct Pack {
+    static constexpr int SIZE = 16 / sizeof(T);
+    union {
+        uint4 vector;
+        T elements[SIZE];
+    };
+};
+
+template <typename T>
+KVPLAN_INLINE Pack<T> load_pack(const T* address) {
+    Pack<T> pack;
+    pack.vector = load_vector<uint4>(address);
+    return pack;
+}
+
+template <typename T>
+KVPLAN_INLINE void store_pack(T* address, const Pack<T>& pack) {
+    store_vector<uint4>(address, pack.vector);
+}
+
+// ---- special functions -------------------------------------------------------------------------------------------
+
+KVPLAN_INLINE float fast_exp2(float x) {
+#if defined(KVPLAN_HOST)
+    return std::exp2(x);
+#else
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#endif
+}
+
+KVPLAN_INLINE float maximum(float a, float b) { return a > b ? a : b; }

@@ -1,0 +1,101 @@
+"""The write kernel's own source, run on the CPU, against torch: slots, rotation, storage types."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.attention.reference import ReferenceBackend
+from kvplan_engine.kernels import torch_ops
+from kvplan_engine.kernels.cuda_emulation import EmulatedRuntime
+
+F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
+NUM_BLOCKS, NUM_LAYERS, NUM_TOKENS, MAX_POSITION = 6, 3, 9, 40
+
+
+def fused_rows(query_heads: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """query, key and value as a fused projection leaves them: views of the same rows."""
+    heads = torch.randn(NUM_TOKENS, query_heads + 2 * kv_heads, head_size, generator=torch.Generator().manual_seed(1))
+    split = heads.to(dtype).split([query_heads, kv_heads, kv_heads], dim=1)
+    return tuple(split)
+
+
+def some_slots(block_size: int) -> torch.Tensor:
+    slots = torch.randperm(NUM_BLOCKS * block_size, generator=torch.Generator().manual_seed(2))[:NUM_TOKENS]
+    slots[3] = -1
+    return slots
+
+
+def same_stored(one: torch.Tensor, other: torch.Tensor, steps: int) -> bool:
+    """Equal up to ``steps`` neighbouring values of the storage type."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}[one.element_size()]
+    return bool(((one.view(integers).long() - other.view(integers).long()).abs() <= steps).all())
+
+
+@pytest.mark.parametrize("scalar", [F32, F16, BF16])
+@pytest.mark.parametrize(("cache", "head_size", "block_size"), [(None, 64, 16), (FP8, 80, 5)])
+def test_rows_land_in_their_slots_and_nowhere_else(scalar, cache, head_size, block_size) -> None:
+    _, key, value = fused_rows(4, 2, head_size, scalar)
+    pool = torch.full((NUM_BLOCKS, NUM_LAYERS, 2, 2, block_size, head_size), 5.0).to(cache or scalar)
+    expected = pool.clone()
+    slots = some_slots(block_size)
+    ReferenceBackend().write_kv(key, value, expected, 1, slots)
+    CudaBackend(EmulatedRuntime()).write_kv(key, value, pool, 1, slots)
+    assert same_stored(pool, expected, 0)
+
+
+@pytest.mark.parametrize(
+    ("scalar", "cache", "head_size", "rotary"),
+    [(F32, F32, 64, 64), (BF16, BF16, 128, 128), (F16, F16, 80, 32), (BF16, FP8, 96, 96), (BF16, BF16, 256, 64)],
+)
+def test_rotation_is_fused(scalar, cache, head_size, rotary) -> None:
+    query, key, value = fused_rows(4, 2, head_size, scalar)
+    pool = torch.zeros(NUM_BLOCKS, NUM_LAYERS, 2, 2, 16, head_size).to(cache)
+    expected = pool.clone()
+    slots = some_slots(16)
+    positions = torch.randint(MAX_POSITION, (NUM_TOKENS,), generator=torch.Generator().manual_seed(3))
+    angles = torch.rand(MAX_POSITION, rotary // 2, generator=torch.Generator().manual_seed(4)) * 6
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+    rotated_query = query.clone()
+    torch_ops.rope_inplace(rotated_query, positions, cos_sin)
+    wide_key = key.float().clone()
+    torch_ops.rope_inplace(wide_key, positions, cos_sin)
+    ReferenceBackend().write_kv(wide_key, value.float(), expected, 2, slots)
+    key_before = key.clone()
+    CudaBackend(EmulatedRuntime()).rotate_and_write_kv(query, key, value, positions, cos_sin, pool, 2, slots)
+    assert torch.allclose(query.float(), rotated_query.float(), atol=2e-2 if scalar is not F32 else 1e-6)
+    assert torch.equal(key, key_before)
+    if cache is F32:
+        assert torch.allclose(pool, expected, atol=1e-6)
+    else:
+        assert same_stored(pool, expected, 1)
+
+
+def test_every_fp8_value_is_written_as_torch_writes_it() -> None:
+    """All finite bfloat16 values, so every rounding, subnormal and saturation of e4m3."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    values = bits.view(BF16)
+    values = values[values.isfinite()]
+    count = values.numel() // 64 * 64
+    key = values[:count].view(-1, 1, 64)
+    tokens = key.shape[0]
+    pool = torch.zeros(tokens, 1, 2, 1, 1, 64).to(FP8)
+    CudaBackend(EmulatedRuntime()).write_kv(key, key, pool, 0, torch.arange(tokens))
+    expected = key.float().clamp(-448, 448).to(FP8)
+    assert torch.equal(pool[:, 0, 0, :, 0].float(), expected.float())
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    backend = CudaBackend(EmulatedRuntime())
+    pool = torch.zeros(2, 1, 2, 1, 16, 64)
+    key = torch.zeros(3, 1, 64)
+    slots = torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="do not fit the pool"):
+        backend.write_kv(key.view(3, 1, 64).repeat(1, 2, 1), key.repeat(1, 2, 1), pool, 0, slots)
+    with pytest.raises(ValueError, match="slots is"):
+        backend.write_kv(key, key, pool, 0, slots.int())
+    with pytest.raises(ValueError, match="layer 1 of a pool with 1"):
+        backend.write_kv(key, key, pool, 1, slots)
+    with pytest.raises(ValueError, match="multiples of 16 bytes"):
+        backend.write_kv(torch.zeros(3 * 65)[1:].as_strided((3, 1, 64), (65, 64, 1)), key, pool, 0, slots)
