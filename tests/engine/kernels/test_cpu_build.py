@@ -156,7 +156,7 @@ def test_compiler_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads through /proc")
 def test_kernels_run_on_torchs_own_threads() -> None:
-    """Two helpers come with the kernels' first call; torch's first call then brings no more, and one runtime is mapped."""
+    """The kernels' first call brings two helpers, torch's first call then no more; one runtime is mapped."""
     build_library(NATIVE)
     process = run_python(ONE_RUNTIME_SCRIPT)
     stdout, stderr = process.communicate(timeout=120)

@@ -149,8 +149,9 @@ def test_gelu(name: str, width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("function", [ops.gelu_inplace, ops.gelu_new_inplace])
 def test_gelu_at_the_ends(function: Callable[[torch.Tensor], None]) -> None:
     x = torch.tensor([[-1e30, -200.0, -0.0, 0.0, 200.0, 1e30, float("inf")]])
+    expected = x.clamp(min=0.0)
     function(x)
-    assert x.tolist() == [[0.0, 0.0, 0.0, 0.0, 200.0, 1e30, float("inf")]]
+    assert x.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -194,12 +195,12 @@ def test_copy_blocks(dtype: torch.dtype) -> None:
 
 
 def test_vector_exp_and_tanh(kernels: CpuKernels) -> None:
-    """exp within 2 units in the last place over all its range, 0 and infinity beyond; tanh within 1.2e-7 and 2 units."""
+    """exp within 2 units in the last place over its range, 0 and infinity beyond; tanh within 2 units."""
     x = torch.cat([torch.linspace(-87.3, 88.3, 400_001), torch.linspace(-1, 1, 100_001)])
     y = torch.empty_like(x)
     kernels.exp(x.data_ptr(), y.data_ptr(), len(x))
     exact = x.double().exp()
-    assert float(((y.double() - exact).abs() / exact).max()) < 2 * 2.0**-24 * 2
+    assert float(((y.double() - exact).abs() / exact).max()) < 2 * 2.0**-23
     kernels.tanh(x.data_ptr(), y.data_ptr(), len(x))
     exact = x.double().tanh()
     assert bool(((y.double() - exact).abs() <= 2 * 2.0**-23 * exact.abs()).all())
