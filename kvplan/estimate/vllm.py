@@ -6,12 +6,12 @@ blocks    = available // bytes of one block, the minimum over ranks
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvplan.catalog.engines import VllmRelease, vllm_release
 from kvplan.catalog.gpus import GpuProfile
-from kvplan.catalog.spec import ModelSpec, SoftmaxAttention
+from kvplan.catalog.spec import LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention
 from kvplan.errors import UsageError
 from kvplan.estimate.kv_cache import CacheSettings, pipeline_slices
 from kvplan.estimate.vllm_activation import ActivationPeak, activation_peak
@@ -100,7 +100,7 @@ def _check_heads(spec: ModelSpec, tensor_parallel_size: int) -> None:
 
 
 def cache_settings(settings: ResolvedSettings, release: VllmRelease) -> CacheSettings:
-    """How the KV cache is stored. The first engine had no latent cache and is not modelled for such models."""
+    """How the KV cache is stored on one rank."""
     return CacheSettings(
         model_dtype=settings.dtype,
         kv_dtype=settings.kv_cache_dtype,
@@ -113,6 +113,8 @@ def _rank_memory(
     spec: ModelSpec, part: range, gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease
 ) -> RankMemory:
     layers = spec.layers[part.start : part.stop]
+    if not release.latent_cache:
+        layers = tuple(without_latent_cache(layer) for layer in layers)
     graphs = cudagraph_bytes(len(layers), settings)
     return RankMemory(
         weight_bytes=rank_weight_bytes(
@@ -130,6 +132,19 @@ def _rank_memory(
         requested_bytes=requested_bytes(settings),
         blocks=plan_blocks(layers, cache_settings(settings, release), settings.block_size, release),
     )
+
+
+_HEAD_SIZES_OF_OLD_KERNELS = (64, 80, 96, 112, 128)
+
+
+def without_latent_cache(layer: LayerSpec) -> LayerSpec:
+    """Latent attention as releases before 0.7.1 ran it: K and V of every head, padded to a size their kernels knew."""
+    mixer = layer.mixer
+    if not isinstance(mixer, LatentAttention):
+        return layer
+    wanted = mixer.qk_nope_head_size + mixer.qk_rope_head_size
+    head = 256 if wanted > 128 else next(size for size in _HEAD_SIZES_OF_OLD_KERNELS if size >= wanted)
+    return replace(layer, mixer=SoftmaxAttention(mixer.num_heads, mixer.num_heads, head, head, tensors=mixer.tensors))
 
 
 def request_shape(settings: ResolvedSettings, release: VllmRelease) -> RequestShape:

@@ -7,24 +7,18 @@ print, per generation of vLLM, not per model. They are small beside weights and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.gpus import GpuProfile
 from kvplan.estimate.vllm_settings import ResolvedSettings
 from kvplan.units import GIB, MIB
 
-_SINGLE_GPU_GIB: tuple[tuple[tuple[int, int, int], float], ...] = (
-    ((0, 0, 0), 0.0),
-    ((0, 2, 5), 0.25),
-    ((0, 8, 0), 0.06),
-    ((0, 15, 0), 0.13),
-    ((0, 18, 0), 0.25),
-)
-_PARALLEL_EXTRA_GIB: tuple[tuple[tuple[int, int, int], float], ...] = (
-    ((0, 0, 0), 0.10),
-    ((0, 8, 0), 0.40),
-)
+_Table = tuple[tuple[tuple[int, int, int], float], ...]
+
+_HOPPER_GIB: _Table = (((0, 0, 0), 0.0), ((0, 2, 5), 0.25), ((0, 8, 0), 0.07), ((0, 15, 0), 0.13), ((0, 18, 0), 0.25))
+_OLDER_GIB: _Table = (((0, 0, 0), 0.0), ((0, 2, 5), 0.25), ((0, 8, 0), 0.02), ((0, 15, 0), 0.05), ((0, 18, 0), 0.10))
+_PARALLEL_EXTRA_GIB: _Table = (((0, 0, 0), 0.10), ((0, 8, 0), 0.15))
+"""Logs of 14 models: 0.02 on consumer cards and 0.07 on H100 (0.10), 0.13 (0.15 to 0.17), 0.24 to 0.27 (0.18, 0.19)."""
 _NVLINK_PARALLEL_EXTRA_GIB = 1.85
 """What all-reduce over NVLink on Hopper and later keeps outside torch from 0.18 on, with 2 and with 4 GPUs."""
 _GRAPH_SIZES_AT_512 = 51
@@ -37,21 +31,25 @@ def non_torch_bytes(gpu: GpuProfile, settings: ResolvedSettings, release: VllmRe
     """CUDA context growth, cuBLAS handles, JIT-compiled modules, and with several GPUs the communicators' buffers."""
     if not release.counts_non_torch:
         return 0
-    total = _since(_SINGLE_GPU_GIB, release)
+    total = _since(_HOPPER_GIB if _is_hopper_or_later(gpu) else _OLDER_GIB, release)
     if settings.tensor_parallel_size > 1:
         total += _parallel_extra_gib(gpu, release)
     return int(total * GIB)
 
 
 def _parallel_extra_gib(gpu: GpuProfile, release: VllmRelease) -> float:
-    major = gpu.compute_capability.split(".")[0]
-    has_fabric = gpu.nvlink_bytes_per_second is not None and major.isdigit() and int(major) >= 9
+    has_fabric = gpu.nvlink_bytes_per_second is not None and _is_hopper_or_later(gpu)
     if has_fabric and release.version >= (0, 18, 0):
         return _NVLINK_PARALLEL_EXTRA_GIB
     return _since(_PARALLEL_EXTRA_GIB, release)
 
 
-def _since(table: Sequence[tuple[tuple[int, int, int], float]], release: VllmRelease) -> float:
+def _is_hopper_or_later(gpu: GpuProfile) -> bool:
+    major = gpu.compute_capability.split(".")[0]
+    return major.isdigit() and int(major) >= 9
+
+
+def _since(table: _Table, release: VllmRelease) -> float:
     found = 0.0
     for version, value in table:
         if release.version >= version:

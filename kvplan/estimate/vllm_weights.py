@@ -10,6 +10,7 @@ from math import prod
 from kvplan.catalog.spec import LayerSpec, ModelSpec, QuantizationSpec, SoftmaxAttention
 from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import BYTES_PER_ELEMENT, element_bytes
+from kvplan.units import MIB
 
 _VOCAB_PADDING = 64
 _QUANTIZED_ROLES = ("linear", "expert")
@@ -54,14 +55,14 @@ def rank_weight_bytes(
     total = 0
     for index in layers:
         share = _share(spec, spec.layers[index], quantization, tensor_parallel_size, dtype)
-        total += sum(tensor_bytes(tensor, share) for tensor in spec.layers[index].all_tensors)
+        total += _allocated_bytes(spec.layers[index].all_tensors, share)
     is_first, is_last = layers.start == 0, layers.stop == spec.num_layers
     for tensor in spec.tensors:
         is_input = tensor.role in ("embedding", "position")
         if (is_input and (is_first or (is_last and spec.tie_word_embeddings))) or (not is_input and is_last):
             parts.append(tensor)
     share = WeightShare(dtype, quantization, tensor_parallel_size, 1)
-    total += sum(tensor_bytes(tensor, share) for tensor in parts)
+    total += _allocated_bytes(parts, share)
     if is_first:
         total += tower_bytes(spec, tensor_parallel_size, dtype)
     return total + rope_table_bytes(spec, dtype, max_model_len)
@@ -166,5 +167,39 @@ def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int) -> int:
     return positions * spec.rope.rotary_size * element_bytes(dtype)
 
 
-def sum_bytes(tensors: Iterable[Tensor], share: WeightShare) -> int:
-    return sum(tensor_bytes(tensor, share) for tensor in tensors)
+_MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_LARGE_ALLOCATION = 10 * MIB
+_SEGMENT_STEP = 2 * MIB
+_SPLIT_ABOVE = MIB
+
+
+def _allocated_bytes(tensors: Iterable[Tensor], share: WeightShare) -> int:
+    """Bytes as PyTorch's allocator counts them: a large tensor takes whole steps of 2 MiB.
+
+    What is left of the last step counts when it is at most 1 MiB: more than that is split off and used for others.
+    vLLM merges q, k and v, and gate and up, into one tensor each.
+    """
+    total, merged = 0, [0] * len(_MERGED)
+    for tensor in tensors:
+        size = tensor_bytes(tensor, share)
+        place = _merged_place(tensor.name)
+        if place is None:
+            total += _rounded(size)
+        else:
+            merged[place] += size
+    return total + sum(_rounded(size) for size in merged)
+
+
+def _merged_place(name: str) -> int | None:
+    last = name.rsplit(".", 1)[-1]
+    for place, names in enumerate(_MERGED):
+        if last in names:
+            return place
+    return None
+
+
+def _rounded(size: int) -> int:
+    if size < _LARGE_ALLOCATION:
+        return size
+    left = -size % _SEGMENT_STEP
+    return size + left if left <= _SPLIT_ABOVE else size
