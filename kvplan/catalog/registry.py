@@ -11,6 +11,16 @@ _FAMILIES = "kvplan.catalog.families."
 
 _READERS: dict[str, str] = {
     "GPT2LMHeadModel": "classic:read_gpt2",
+    "GPTBigCodeForCausalLM": "classic:read_gpt_bigcode",
+    "GPTNeoForCausalLM": "classic:read_gpt_neo",
+    "GPTJForCausalLM": "classic:read_gptj",
+    "CodeGenForCausalLM": "classic:read_gptj",
+    "OPTForCausalLM": "classic:read_opt",
+    "BloomForCausalLM": "classic:read_bloom",
+    "MptForCausalLM": "classic:read_mpt",
+    "FalconForCausalLM": "classic:read_falcon",
+    "Gemma3nForCausalLM": "gemma:read_gemma3n",
+    "Gemma4ForCausalLM": "gemma:read_gemma4",
     "MambaForCausalLM": "state:read_mamba",
     "FalconMambaForCausalLM": "state:read_mamba",
     "Mamba2ForCausalLM": "state:read_mamba2",
@@ -40,6 +50,8 @@ _ARCHITECTURE_OF_TYPE: dict[str, str] = {
 
 _SAME_AS: dict[str, str] = {
     "LLaMAForCausalLM": "LlamaForCausalLM",
+    "RWForCausalLM": "FalconForCausalLM",
+    "MPTForCausalLM": "MptForCausalLM",
 }
 
 

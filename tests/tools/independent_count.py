@@ -27,7 +27,14 @@ TOWERS = (
     "vision_embed",
     "mtp",
 )
-CORRECTIONS = ("e_score_correction_bias", "expert_bias", "tokens_per_expert_bias", "moe_statics", "correction_bias")
+CORRECTIONS = (
+    "e_score_correction_bias",
+    "expert_bias",
+    "tokens_per_expert_bias",
+    "moe_statics",
+    "correction_bias",
+    "layer_scalar",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,9 @@ def build_meta_model(config: dict[str, Any]) -> Any:
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        renamed = {"kimi_k2": "deepseek_v3"}.get(str(config.get("model_type")))
         stripped = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
+        stripped |= {"model_type": renamed} if renamed else {}
         (Path(folder) / "config.json").write_text(json.dumps(stripped))
         loaded = transformers.AutoConfig.from_pretrained(folder)
         with torch.device("meta"):
