@@ -18,7 +18,7 @@ from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.protocol import TrialOrder
 from kvplan.sweeps.rows import SweepIdentity, finished_record, row_before
 from kvplan.sweeps.store import SweepStore
-from kvplan.sweeps.trial import Trial
+from kvplan.sweeps.trial import Trial, TrialSettings
 from kvplan.sweeps.worker_client import TimeLimits, Worker, WorkerDied, WorkerTimeout
 from kvplan.sweeps.workload import clip_requests
 
@@ -41,7 +41,7 @@ class EngineSource:
 
 
 class Runner:
-    """Owns the current worker. ``run()`` may be interrupted by KeyboardInterrupt at any time; ``close()`` ends the worker.
+    """Owns the current worker. ``run()`` may be interrupted by KeyboardInterrupt; ``close()`` ends the worker.
 
     timeout_seconds: longest time to serve a trial; None derives it from the trial's prediction.
     """
@@ -71,6 +71,7 @@ class Runner:
         self._worker: Worker | None = None
         self._load_key: tuple[str, str] | None = None
         self._time_ratios: list[float] = []
+        self._unscaled_seconds: dict[TrialSettings, float] = {}
 
     def run(self) -> None:
         """Every trial that has no row yet. The rows are in the store when this returns."""
@@ -174,4 +175,11 @@ class Runner:
 
     def _seconds_for(self, trials: Sequence[Trial]) -> float:
         load = SECONDS_PER_LOAD if self._worker is None and trials else 0.0
-        return load + sum(self._predictor.trial(trial.settings).seconds + SECONDS_PER_TRIAL for trial in trials)
+        serving = sum(self._unscaled(trial.settings) for trial in trials) * self._predictor.time_scale
+        return load + serving + SECONDS_PER_TRIAL * len(trials)
+
+    def _unscaled(self, settings: TrialSettings) -> float:
+        """A trial's predicted seconds before anything was measured; forecasts of long workloads are not free."""
+        if settings not in self._unscaled_seconds:
+            self._unscaled_seconds[settings] = self._predictor.with_time_scale(1.0).trial(settings).seconds
+        return self._unscaled_seconds[settings]

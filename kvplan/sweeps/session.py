@@ -1,0 +1,109 @@
+"""A whole sweep, from a plan to a directory: new or continued, interrupted or not."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from kvplan.sweeps.plan import SweepPlan, manifest_of, plan_from_manifest, weights_path
+from kvplan.sweeps.progress import Progress
+from kvplan.sweeps.rows import SweepIdentity
+from kvplan.sweeps.runner import EngineSource, Runner
+from kvplan.sweeps.store import WORKER_LOG, SweepStore, read_manifest, write_whole
+from kvplan.sweeps.summary import summarize
+from kvplan.sweeps.worker_client import WORKER_COMMAND, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOutcome:
+    """What a sweep left in ``directory``. interrupted: ended by Ctrl-C or SIGTERM before its last trial."""
+
+    directory: Path
+    summary: dict[str, Any]
+    rows: list[dict[str, Any]]
+    interrupted: bool
+
+
+def run_new_sweep(
+    plan: SweepPlan,
+    directory: Path,
+    progress: Progress,
+    *,
+    command: str,
+    worker_command: Sequence[str] = WORKER_COMMAND,
+) -> SweepOutcome:
+    """Run every trial of the plan into a new directory. KvplanError when the directory cannot be used."""
+    with SweepStore.create(directory, manifest_of(plan, command)) as store:
+        return _run(plan, store, progress, worker_command)
+
+
+def resume_sweep(
+    directory: Path,
+    progress: Progress,
+    *,
+    announce: Callable[[SweepPlan], None] = lambda plan: None,
+    worker_command: Sequence[str] = WORKER_COMMAND,
+) -> SweepOutcome:
+    """Run what a sweep's directory still lacks. ``announce`` hears of the plan before the first trial."""
+    plan = plan_from_manifest(read_manifest(directory))
+    with SweepStore.reopen(directory) as store:
+        announce(plan)
+        return _run(plan, store, progress, worker_command)
+
+
+def _run(plan: SweepPlan, store: SweepStore, progress: Progress, worker_command: Sequence[str]) -> SweepOutcome:
+    log_path = store.directory / WORKER_LOG
+    runner = Runner(
+        trials=plan.trials,
+        store=store,
+        predictor=plan.predictor,
+        identity=SweepIdentity(plan.run_id, plan.spec.id, plan.device, plan.workload, plan.load_format),
+        source=_engine_source(plan, store.directory),
+        make_worker=lambda: Worker(log_path, worker_command),
+        progress=progress,
+        timeout_seconds=plan.options.trial_timeout,
+    )
+    interrupted = False
+    try:
+        with _sigterm_interrupts():
+            runner.run()
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        runner.close()
+    store.write_results()
+    summary = summarize(store.read_manifest(), store.rows, interrupted=interrupted)
+    store.write_summary(summary)
+    return SweepOutcome(store.directory, summary, store.rows, interrupted)
+
+
+def _engine_source(plan: SweepPlan, directory: Path) -> EngineSource:
+    """Weights where they lie; for dummy weights the config alone, written into the run directory."""
+    weights = None if plan.load_format == "dummy" else weights_path(plan.options)
+    if weights is not None:
+        return EngineSource(str(weights), plan.load_format, plan.spec.vocab_size)
+    model_directory = (directory / "model").resolve()
+    model_directory.mkdir(exist_ok=True)
+    config = model_directory / "config.json"
+    write_whole(config, json.dumps(dict(plan.spec.raw_config), indent=2) + "\n")
+    return EngineSource(str(config), plan.load_format, plan.spec.vocab_size)
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """A polite request to end is treated like Ctrl-C: what is there gets written."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

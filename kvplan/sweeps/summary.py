@@ -1,0 +1,174 @@
+"""summary.json: the answers that the rows hold. Pure functions of rows and manifest, so that it can be made again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from kvplan.sweeps.boundaries import find_boundaries, find_violations
+from kvplan.sweeps.columns import MEASURED_STATUSES, SUMMARY_SCHEMA
+from kvplan.sweeps.trial import SETTING_NAMES
+
+Row = Mapping[str, Any]
+
+DEFAULT_BLOCK_SIZE = 16
+_FIGURES = (
+    "output_throughput",
+    "total_token_throughput",
+    "request_throughput",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "median_tpot_ms",
+    "p99_tpot_ms",
+    "kv_usage_max",
+    "frag_pct",
+    "num_preemptions",
+)
+
+
+def summarize(manifest: Mapping[str, Any], rows: Sequence[Row], *, interrupted: bool = False) -> dict[str, Any]:
+    """The whole summary. Figures of settings that ran several times are medians of their runs."""
+    return {
+        "schema": SUMMARY_SCHEMA,
+        "run_id": manifest["run_id"],
+        "model_id": manifest["model"]["id"],
+        "device": manifest["device"]["kind"],
+        "device_name": manifest["device"]["name"],
+        "workload": manifest["workload"]["text"],
+        "num_trials": len(manifest["trials"]),
+        "num_finished": len(rows),
+        "interrupted": interrupted,
+        "status_counts": dict(Counter(str(row["status"]) for row in rows)),
+        "best": best_settings(rows, str(manifest["model"]["id"])),
+        "boundaries": [boundary.as_json() for boundary in find_boundaries(rows)],
+        "violations": find_violations(rows),
+        "kv_waste": kv_waste(rows),
+        "predictions": prediction_errors(rows),
+    }
+
+
+def best_settings(rows: Sequence[Row], model_id: str) -> list[dict[str, Any]]:
+    """The best setting for each goal, among those that served every request as asked and without waiting for blocks.
+
+    Where no trial did, those that had to queue or preempt are taken; where none was measured, the list is empty.
+    """
+    candidates = _median_rows([row for row in rows if row["status"] in MEASURED_STATUSES])
+    for good in (_is_undisturbed, _is_complete, lambda row: True):
+        chosen = [row for row in candidates if good(row)]
+        if chosen:
+            goals: tuple[tuple[str, Callable[[Row], float], str], ...] = (
+                ("output_throughput", lambda row: -row["output_throughput"], "most output tokens per second"),
+                ("median_tpot_ms", lambda row: row["median_tpot_ms"] or 0.0, "shortest time per output token"),
+                ("p99_ttft_ms", lambda row: row["p99_ttft_ms"], "shortest time to first token (99th percentile)"),
+            )
+            return [_best(goal, min(chosen, key=key), reason, model_id) for goal, key, reason in goals]
+    return []
+
+
+def _is_undisturbed(row: Row) -> bool:
+    return row["status"] == "ok" and _is_complete(row)
+
+
+def _is_complete(row: Row) -> bool:
+    return not row["num_clipped_prompts"] and not row["failed"]
+
+
+def _median_rows(rows: Sequence[Row]) -> list[Row]:
+    """One row per setting: its figures are medians over its runs, its status the worst of them."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in SETTING_NAMES), []).append(row)
+    merged: list[Row] = []
+    for runs in groups.values():
+        row = dict(runs[0])
+        for name in _FIGURES:
+            values = [run[name] for run in runs if run[name] is not None]
+            row[name] = median(values) if values else None
+        row["status"] = max((str(run["status"]) for run in runs), key=("ok", "queued", "preempted").index)
+        row["num_runs"] = len(runs)
+        merged.append(row)
+    return merged
+
+
+def _best(goal: str, row: Row, reason: str, model_id: str) -> dict[str, Any]:
+    settings = {name: row[name] for name in SETTING_NAMES}
+    return {
+        "goal": goal,
+        "reason": reason,
+        "trial_id": row["trial_id"],
+        "status": row["status"],
+        "num_runs": row["num_runs"],
+        "settings": settings,
+        "figures": {name: row[name] for name in _FIGURES},
+        "commands": {"kvplan": _python_command(model_id, settings), "vllm": _vllm_command(model_id, settings)},
+    }
+
+
+_DEPLOYED = ("gpu_memory_utilization", "max_num_seqs", "block_size", "max_model_len", "max_num_batched_tokens")
+
+
+def _python_command(model_id: str, settings: Mapping[str, Any]) -> str:
+    arguments = ", ".join(f"{name}={settings[name]}" for name in _DEPLOYED)
+    return f'LLM(model="{model_id}", {arguments})'
+
+
+def _vllm_command(model_id: str, settings: Mapping[str, Any]) -> str:
+    options = " ".join(f"--{name.replace('_', '-')} {settings[name]}" for name in _DEPLOYED)
+    return f"vllm serve {model_id} {options}"
+
+
+def kv_waste(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """KV memory that holds no token: paged as measured, beside the same sequences under contiguous reservation.
+
+    From the fastest undisturbed trial with the default block size (with any, where that was not run). by_block_size
+    has the medians of all undisturbed trials.
+    """
+    undisturbed = [row for row in rows if row["status"] in MEASURED_STATUSES and row["frag_pct"] is not None]
+    undisturbed = [row for row in undisturbed if row["status"] == "ok"] or undisturbed
+    if not undisturbed:
+        return None
+    usual = [row for row in undisturbed if row["block_size"] == DEFAULT_BLOCK_SIZE] or undisturbed
+    row = max(usual, key=lambda row: (row["max_model_len"], row["output_throughput"]))
+    sizes = sorted({row["block_size"] for row in undisturbed})
+    return {
+        "trial_id": row["trial_id"],
+        "block_size": row["block_size"],
+        "max_model_len": row["max_model_len"],
+        "paged_waste_pct": row["frag_pct"],
+        "paged_utilization_pct": 100 - row["frag_pct"],
+        "contiguous_utilization_pct": row["contiguous_utilization_pct"],
+        "contiguous_waste_pct": 100 - row["contiguous_utilization_pct"],
+        "by_block_size": [
+            {
+                "block_size": size,
+                "paged_waste_pct": median(row["frag_pct"] for row in undisturbed if row["block_size"] == size),
+            }
+            for size in sizes
+        ],
+    }
+
+
+def prediction_errors(rows: Sequence[Row]) -> dict[str, Any]:
+    """How far the planner was from what happened; every figure says over how many trials it is."""
+    allocated = [row for row in rows if row["num_blocks_total"]]
+    served = [row for row in rows if row["status"] in MEASURED_STATUSES]
+    ran = [row for row in rows if row["status"] not in ("timeout", "crash", "skipped_oom_dominated")]
+    block_errors = [_error_pct(row["num_blocks_predicted"], row["num_blocks_total"]) for row in allocated]
+    speed_errors = [_error_pct(row["pred_output_throughput"], row["output_throughput"]) for row in served]
+    return {
+        "num_compared": len(allocated),
+        "block_bytes_equal": sum(row["block_bytes"] == row["block_bytes_predicted"] for row in allocated),
+        "num_blocks_equal": sum(row["num_blocks_total"] == row["num_blocks_predicted"] for row in allocated),
+        "num_blocks_max_error_pct": max((abs(error) for error in block_errors), default=None),
+        "num_outcomes_compared": len(ran),
+        "outcomes_equal": sum(row["status"] == row["predicted_status"] for row in ran),
+        "num_served": len(served),
+        "max_concurrency_equal": sum(row["pred_max_concurrency"] == row["meas_max_concurrency"] for row in served),
+        "output_throughput_median_error_pct": median(abs(error) for error in speed_errors) if speed_errors else None,
+    }
+
+
+def _error_pct(predicted: float | None, measured: float) -> float:
+    return 100 * ((predicted or 0.0) - measured) / measured if measured else 0.0
