@@ -1,0 +1,163 @@
+"""vLLM's start-up: releases, defaults, the profile run's peak, budget, printed tokens and refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.gpus import find_gpu
+from kvplan.catalog.models import resolve_model
+from kvplan.errors import UsageError
+from kvplan.estimate.vllm import VllmPrediction, VllmSettings, predict_vllm
+from kvplan.estimate.vllm_budget import capture_sizes
+from kvplan.units import GIB
+
+LLAMA = resolve_model("llama-3.1-8b")
+H100 = find_gpu("h100")
+CAMPAIGN = VllmSettings(gpu_memory_utilization=0.95, max_model_len=8192, max_num_batched_tokens=8192)
+
+
+def predict(version: str = "0.19.0", gpu: str = "h100", **settings: object) -> VllmPrediction:
+    return predict_vllm(LLAMA, find_gpu(gpu), VllmSettings(**settings), version)  # type: ignore[arg-type]
+
+
+def gib(number: int) -> float:
+    return round(number / GIB, 2)
+
+
+def test_llama_on_h100_as_vllm_019_printed_it() -> None:
+    """The log: 14.99 GiB weights, 1.89 activation, 0.25 non-torch, 58.11 available, 476,016 tokens, 58.11x."""
+    predicted = predict_vllm(LLAMA, H100, CAMPAIGN, "0.19.0")
+    rank = predicted.rank
+    assert (gib(rank.weight_bytes), gib(rank.non_torch_bytes)) == (14.99, 0.25)
+    assert gib(rank.activation.peak_bytes) == pytest.approx(1.89, abs=0.011)
+    assert gib(rank.available_kv_bytes) == pytest.approx(58.11, abs=0.011)
+    assert predicted.kv_cache_tokens == pytest.approx(476016, rel=0.0005)
+    assert predicted.max_concurrency == pytest.approx(58.11, rel=0.0005)
+    assert predicted.outcome == "ok"
+
+
+@pytest.mark.parametrize(
+    ("version", "utilization", "sampler", "graphs"),
+    [
+        ("0.6.3.post1", 0.9, "sort", False),
+        ("0.10.2", 0.9, "sort", False),
+        ("0.17.1", 0.9, "triton", False),
+        ("0.19.2rc1.dev206+g95995bbef", 0.9, "triton", False),
+        ("v0.20.2", 0.92, "triton", True),
+        ("0.1.dev18496+gd4e0675a7", 0.92, "triton", True),
+        ("latest", 0.92, "triton", True),
+    ],
+)
+def test_releases(version: str, utilization: float, sampler: str, graphs: bool) -> None:
+    release = vllm_release(version)
+    assert (release.gpu_memory_utilization, release.sampler, release.graphs_in_budget) == (utilization, sampler, graphs)
+
+
+def test_not_a_version() -> None:
+    with pytest.raises(UsageError, match="not a version"):
+        vllm_release("nineteen")
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "tokens", "rows"),
+    [
+        ("0.19.0", "h100", 8192, 1024),
+        ("0.19.0", "a100-80", 2048, 256),
+        ("0.19.0", "l40s", 2048, 256),
+        ("0.32.0", "b200", 16384, 1024),
+        ("0.19.0", "b200", 8192, 1024),
+        ("0.6.3", "h100", 2048, 256),
+    ],
+)
+def test_default_batches(version: str, gpu: str, tokens: int, rows: int) -> None:
+    settings = predict(version, gpu).settings
+    assert (settings.max_num_batched_tokens, settings.max_num_seqs) == (tokens, rows)
+
+
+def test_first_engine_prefills_whole_prompts() -> None:
+    assert predict("0.6.3", max_model_len=20000).settings.max_num_batched_tokens == 20000
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "activation_gib"),
+    [(20000, 2.08), (29000, 3.00)],  # printed by 0.6.4 on a 3090: the decoder decides, 3 inner and 3 hidden widths
+)
+def test_decoder_peak_grows_with_the_prompt(max_model_len: int, activation_gib: float) -> None:
+    rank = predict("0.6.4", "3090", max_model_len=max_model_len).rank
+    assert rank.activation.decided_by == "decoder"
+    assert rank.activation.peak_bytes / GIB == pytest.approx(activation_gib, abs=0.02)
+
+
+def test_sampler_decides_with_many_sequences() -> None:
+    many = predict(max_num_seqs=1024).rank.activation
+    few = predict(max_num_seqs=16).rank.activation
+    assert (many.decided_by, few.decided_by) == ("sampler", "decoder")
+    assert few.peak_bytes < many.peak_bytes
+
+
+def test_printed_tokens_change_their_meaning_with_020() -> None:
+    old = predict("0.19.0", max_model_len=10000)
+    new = predict("0.20.2", max_model_len=10000)
+    assert old.kv_cache_tokens == old.num_blocks * 16
+    assert new.kv_cache_tokens == int(new.max_concurrency * 10000)
+    assert new.rank.subtracted_graph_bytes > 0 == old.rank.subtracted_graph_bytes
+
+
+def test_graphs_cost_nothing_in_eager_mode() -> None:
+    assert predict("0.22.1", enforce_eager=True).rank.cudagraph_bytes == 0
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(1024, 51), (256, 51), (32, 11), (1, 2)])
+def test_capture_sizes(rows: int, sizes: int) -> None:
+    assert capture_sizes(rows) == sizes
+
+
+def test_too_long_is_refused_with_the_longest_that_fits() -> None:
+    """Claim 7 of the founding texts: a 32k model on 24 GB stops, naming what would fit."""
+    predicted = predict("0.19.0", "3090", max_model_len=131072)
+    assert predicted.outcome == "rejected_ctx"
+    assert 16 <= predicted.largest_max_model_len < 131072
+    assert predicted.missing_bytes > 0
+    again = predict("0.19.0", "3090", max_model_len=predicted.largest_max_model_len)
+    assert again.outcome == "ok"
+
+
+def test_weights_alone_do_not_fit() -> None:
+    predicted = predict("0.19.0", "4080")
+    assert predicted.outcome in ("oom_weights", "oom_kv_init")
+    assert predicted.num_blocks == 0
+    assert predict("0.19.0", "4060").outcome == "oom_weights"
+
+
+def test_tensor_parallel_divides_weights_and_cache() -> None:
+    one, four = predict(max_model_len=8192), predict(max_model_len=8192, tensor_parallel_size=4)
+    assert four.rank.weight_bytes < one.rank.weight_bytes / 3.9
+    assert four.bytes_per_block * 4 == one.bytes_per_block
+
+
+def test_pipeline_parallel_takes_the_smallest_rank() -> None:
+    """The log: 1,075,312 tokens on two H100 as two stages; the last one, which samples, decides."""
+    predicted = predict_vllm(
+        LLAMA,
+        H100,
+        VllmSettings(
+            gpu_memory_utilization=0.95, max_model_len=8192, max_num_batched_tokens=8192, pipeline_parallel_size=2
+        ),
+        "0.19.0",
+    )
+    assert predicted.kv_cache_tokens == pytest.approx(1075312, rel=0.002)
+
+
+def test_heads_must_divide() -> None:
+    with pytest.raises(UsageError, match="cannot be divided"):
+        predict(tensor_parallel_size=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("gpu_memory_utilization", 1.5), ("max_model_len", 0), ("max_num_seqs", -1), ("block_size", 0)],
+)
+def test_impossible_settings(name: str, value: float) -> None:
+    with pytest.raises(UsageError, match=name):
+        predict(**{name: value})
