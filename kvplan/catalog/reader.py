@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.quantization import read_quantization
 from kvplan.catalog.registry import architecture_of_type, find_reader, known_architectures
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UnknownArchitectureError
@@ -77,6 +78,7 @@ def read_config(
         tie_word_embeddings=body.tied,
         tensors=body.tensors,
         rope=body.rope,
+        quantization=read_quantization(view),
         extras=body.extras,
         assumptions=tuple(view.assumptions),
         aliases=aliases,

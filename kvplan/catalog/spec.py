@@ -187,9 +187,11 @@ class LayerSpec:
 class QuantizationSpec:
     """How the published weights are stored, as ``quantization_config`` says it.
 
-    ``method`` is the loader's name (awq, gptq, fp8, compressed-tensors, modelopt, mxfp4, bitsandbytes, gguf, ...).
+    ``method`` is the loader's name (awq, gptq, fp8, compressed-tensors, modelopt, mxfp4, bitsandbytes, ...).
     ``bits`` per quantized weight; one scale per ``group_size`` weights of a row, or per ``block_shape`` tile, or per
-    output channel / per tensor (``granularity``); ``ignore`` are the module names and patterns that stay unquantized.
+    output channel / per tensor (``granularity``). ``ignore`` are the module names and patterns that stay unquantized,
+    ``targets`` those that are quantized this way (empty: every linear layer). ``others`` are further formats in the
+    same checkpoint, for the modules that their ``targets`` name.
     """
 
     method: str
@@ -204,6 +206,7 @@ class QuantizationSpec:
     ignore: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     kv_cache_dtype: str | None = None
+    others: tuple[QuantizationSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
