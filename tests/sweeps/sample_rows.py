@@ -196,7 +196,7 @@ def _summary(records: list[dict]) -> dict:
                 "trial_id": best["trial_id"],
                 "settings": {key: best[key] for key in keys},
                 "figures": {"output_throughput": best["output_throughput"], "median_tpot_ms": best["median_tpot_ms"]},
-                "reason": "highest output throughput of the trials that served every request without waiting for blocks",
+                "reason": "most output tokens per second",
                 "commands": {"kvplan": "kvplan sweep --model gpt2", "vllm": "vllm serve gpt2"},
             }
         ],

@@ -1,0 +1,47 @@
+"""A small sweep over a tiny model with the fake worker, for tests of everything around the engine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from kvplan.sweeps.options import SweepOptions
+from kvplan.sweeps.plan import SweepPlan, make_plan
+
+FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
+
+TINY_CONFIG: dict[str, Any] = {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "n_embd": 32,
+    "n_head": 4,
+    "n_layer": 2,
+    "n_positions": 256,
+    "n_ctx": 256,
+    "vocab_size": 128,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "tie_word_embeddings": True,
+}
+
+
+def write_tiny_model(directory: Path) -> Path:
+    """A config.json of a GPT-2 with 26 thousand parameters; returns its path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "config.json"
+    path.write_text(json.dumps(TINY_CONFIG))
+    return path
+
+
+def tiny_plan(directory: Path, axes: dict[str, str] | None = None, **options: Any) -> SweepPlan:
+    """A plan for the tiny model on the CPU device with 256 MiB and eight short requests."""
+    defaults: dict[str, Any] = {
+        "device": "cpu", "device_memory": "256MiB", "num_prompts": 8, "input_len": "4..12", "output_len": "2..6",
+        "trial_timeout": 30.0,
+    }  # fmt: skip
+    model = write_tiny_model(directory / "tiny-model")
+    return make_plan(SweepOptions(model=str(model), axes=axes or {"max_num_seqs": "1..8*2"}, **(defaults | options)))

@@ -1,0 +1,57 @@
+"""How axes are written: every form that works, and one clear sentence for every form that does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvplan.errors import UsageError
+from kvplan.sweeps.axes import parse_axis
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "values"),
+    [
+        ("gpu_memory_utilization", "0.3,0.6,0.9", (0.3, 0.6, 0.9)),
+        ("gpu_memory_utilization", "0.3..0.9+0.1", (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)),
+        ("gpu_memory_utilization", ".5..1+.25", (0.5, 0.75, 1.0)),
+        ("max_num_seqs", "1..64*2", (1, 2, 4, 8, 16, 32, 64)),
+        ("max_num_seqs", "1..50*2", (1, 2, 4, 8, 16, 32)),
+        ("max_num_seqs", "3..5", (3, 4, 5)),
+        ("max_num_seqs", "8, 4,8..32*2", (8, 4, 16, 32)),
+        ("max_model_len", "256..1024+256", (256, 512, 768, 1024)),
+        ("max_model_len", "4k..32k*2", (4096, 8192, 16384, 32768)),
+        ("max_model_len", "1k", (1024,)),
+        ("block_size", "16", (16,)),
+        ("dtype", "float32,bfloat16", ("float32", "bfloat16")),
+    ],
+)
+def test_lists_and_ranges(name: str, text: str, values: tuple) -> None:
+    assert parse_axis(name, text) == values
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "part_of_message"),
+    [
+        ("gpu_memory_utilization", "1.7", "gpu_memory_utilization must be above 0 and at most 1, got 1.7"),
+        ("gpu_memory_utilization", "0", "above 0"),
+        ("gpu_memory_utilization", "nan", "not a number"),
+        ("gpu_memory_utilization", "0.1..0.5", "says no step"),
+        ("block_size", "0", "block_size must be at least 1, got 0"),
+        ("block_size", "banana", "--block-size 'banana' is not a number"),
+        ("block_size", "8..4", "runs downward"),
+        ("block_size", "2.5", "whole number"),
+        ("max_num_seqs", "-3", "at least 1"),
+        ("max_num_seqs", "1..8*1", "leads nowhere"),
+        ("max_num_seqs", "1..8+0", "leads nowhere"),
+        ("max_num_seqs", "1,,2", "empty value"),
+        ("max_num_seqs", "1..1000000", "more than 1000"),
+        ("max_num_seqs", "1..", "not a range"),
+        ("dtype", "float8", "'float8' is not known"),
+    ],
+)
+def test_one_sentence_and_a_hint(name: str, text: str, part_of_message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_axis(name, text)
+    assert part_of_message in raised.value.message
+    assert raised.value.message.endswith(".")
+    assert raised.value.hint

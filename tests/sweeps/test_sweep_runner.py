@@ -1,0 +1,179 @@
+"""The runner against a worker that dies, hangs or talks nonsense: one row each, and the sweep goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sweep_helpers import FAKE_WORKER, tiny_plan
+
+from kvplan.errors import KvplanError
+from kvplan.sweeps.columns import COLUMN_NAMES
+from kvplan.sweeps.options import refuse_differences
+from kvplan.sweeps.progress import SilentProgress
+from kvplan.sweeps.session import SweepOutcome, resume_sweep, run_new_sweep
+from kvplan.sweeps.store import read_trials
+
+
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, str], **options: object) -> SweepOutcome:
+    monkeypatch.setenv("FAKE_WORKER_BEHAVIOUR", json.dumps(behaviour))
+    monkeypatch.setenv("FAKE_WORKER_LOG", str(tmp_path / "begun.log"))
+    plan = tiny_plan(tmp_path, **options)
+    return run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="test", worker_command=FAKE_WORKER)
+
+
+def begun(tmp_path: Path) -> list[tuple[int, str]]:
+    lines = (tmp_path / "begun.log").read_text().splitlines()
+    return [(int(line.split()[0]), line.split()[1]) for line in lines]
+
+
+def statuses(outcome: SweepOutcome) -> dict[int, str]:
+    return {row["max_num_seqs"]: row["status"] for row in outcome.rows}
+
+
+def test_one_worker_serves_all_trials_and_rows_follow_the_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = run(tmp_path, monkeypatch, {})
+    assert statuses(outcome) == {1: "ok", 2: "ok", 4: "ok", 8: "ok"}
+    assert len({pid for pid, _ in begun(tmp_path)}) == 1
+    for row in outcome.rows:
+        assert list(row) == list(COLUMN_NAMES)
+        assert row["num_blocks_predicted"] > 0
+        assert row["block_bytes_predicted"] == 2 * 2 * 32 * 16 * 4
+        assert row["engine_version"] == "fake"
+    assert outcome.summary["best"][0]["settings"]["max_num_seqs"] == 8
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == outcome.summary
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status", "part_of_error"),
+    [
+        ("exit", "crash", "exit code 3: the sky fell on the engine"),
+        ("sigkill", "crash", "SIGKILL"),
+        ("garbage", "crash", "no message"),
+    ],
+)
+def test_a_dead_worker_costs_its_row_and_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str, status: str, part_of_error: str
+) -> None:
+    outcome = run(tmp_path, monkeypatch, {"4": behaviour})
+    assert statuses(outcome) == {1: "ok", 2: "ok", 4: status, 8: "ok"}
+    failed = next(row for row in outcome.rows if row["max_num_seqs"] == 4)
+    assert part_of_error in failed["error"]
+    assert failed["num_blocks_predicted"] > 0
+    assert failed["output_throughput"] is None
+    assert len({pid for pid, _ in begun(tmp_path)}) == 2
+
+
+def test_a_hung_trial_is_ended_by_its_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = time.monotonic()
+    outcome = run(tmp_path, monkeypatch, {"2": "hang"}, trial_timeout=0.7)
+    assert statuses(outcome) == {1: "ok", 2: "timeout", 4: "ok", 8: "ok"}
+    assert time.monotonic() - started < 20
+    for pid, _ in begun(tmp_path):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_worker_that_never_starts_is_a_row_each(tmp_path: Path) -> None:
+    plan = tiny_plan(tmp_path, {"max_num_seqs": "1,2"})
+    command = (sys.executable, "-c", "raise SystemExit('no engine here')")
+    outcome = run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="test", worker_command=command)
+    assert statuses(outcome) == {1: "crash", 2: "crash"}
+    assert "no engine here" in outcome.rows[0]["error"]
+
+
+def test_ctrl_c_writes_what_is_there_and_resume_runs_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_WORKER_SECONDS", "0.4")
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    outcome = run(tmp_path, monkeypatch, {})
+    timer.join()
+    assert outcome.interrupted
+    assert 0 < len(outcome.rows) < 4
+    assert outcome.summary["interrupted"]
+    assert (tmp_path / "run" / "results.csv").exists()
+    monkeypatch.setenv("FAKE_WORKER_SECONDS", "0")
+    before = {row["trial_id"] for row in outcome.rows}
+    continued = resume_sweep(tmp_path / "run", SilentProgress(), worker_command=FAKE_WORKER)
+    assert not continued.interrupted
+    assert statuses(continued) == {1: "ok", 2: "ok", 4: "ok", 8: "ok"}
+    redone = [trial_id for _, trial_id in begun(tmp_path) if trial_id in before]
+    assert sorted(redone) == sorted(before)
+
+
+def test_resume_refuses_other_settings_and_shows_the_difference(tmp_path: Path) -> None:
+    plan = tiny_plan(tmp_path, seed=3)
+    refuse_differences(plan.options, {"seed": 3, "max_num_seqs": "1..8*2"})
+    with pytest.raises(KvplanError) as raised:
+        refuse_differences(plan.options, {"seed": 4, "block_size": "8", "num_prompts": 8})
+    assert "--seed was 3, now 4" in raised.value.message
+    assert "--block-size was not given, now 8" in raised.value.message
+    assert "num-prompts" not in raised.value.message
+
+
+def test_resume_refuses_another_model_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path, monkeypatch, {}, axes={"max_num_seqs": "1"})
+    config = tmp_path / "tiny-model" / "config.json"
+    config.write_text(config.read_text().replace('"n_layer": 2', '"n_layer": 3'))
+    with pytest.raises(KvplanError, match="not the one this sweep was started with"):
+        resume_sweep(tmp_path / "run", SilentProgress(), worker_command=FAKE_WORKER)
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from sweep_helpers import FAKE_WORKER, tiny_plan
+from kvplan.sweeps.progress import SilentProgress
+from kvplan.sweeps.session import run_new_sweep, resume_sweep
+directory = Path({directory!r})
+if (directory / "run" / "manifest.json").exists():
+    resume_sweep(directory / "run", SilentProgress(), worker_command=FAKE_WORKER)
+else:
+    plan = tiny_plan(directory, {{"max_num_seqs": "1..8*2", "block_size": "4,8"}}, num_runs=2)
+    run_new_sweep(plan, directory / "run", SilentProgress(), command="test", worker_command=FAKE_WORKER)
+"""
+
+
+def test_rows_survive_sigkill_of_the_parent_at_random_moments(tmp_path: Path) -> None:
+    """Killed again and again, then continued: the same rows as an undisturbed run, none twice, none lost."""
+    program = DRIVER.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "FAKE_WORKER_SECONDS": "0.05",
+        "FAKE_WORKER_BEHAVIOUR": json.dumps({"4": "sigkill"}),
+        "FAKE_WORKER_LOG": str(tmp_path / "begun.log"),
+    }
+    killed = 0
+    for delay in (0.9, 1.3, 0.7, 1.1, 1.0, 60):
+        process = subprocess.Popen([sys.executable, "-c", program], env=environment)
+        try:
+            process.wait(delay)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            killed += 1
+    assert killed >= 2
+    stored = read_trials(tmp_path / "run" / "trials.jsonl")
+    names = ("max_num_seqs", "block_size", "run_number", "status")
+    found = sorted(tuple(item["row"][name] for name in names) for item in stored.records)
+    expected = sorted(
+        (sequences, block_size, run_number, "crash" if sequences == 4 else "ok")
+        for sequences in (1, 2, 4, 8)
+        for block_size in (4, 8)
+        for run_number in (1, 2)
+    )
+    assert found == expected
+    time.sleep(0.3)  # a worker whose parent died reads the end of its stdin and leaves
+    for pid, _ in begun(tmp_path):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -1,0 +1,135 @@
+"""Requests: the same for the same seed, clipped to the trial's context, read from the files people have."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from kvplan.errors import KvplanError, UsageError
+from kvplan.sweeps.workload import (
+    LengthRange,
+    RequestSpec,
+    WorkloadSpec,
+    clip_requests,
+    generate_requests,
+    prompt_token_ids,
+)
+
+SPEC = WorkloadSpec(50, LengthRange(10, 90), LengthRange(2, 9), seed=7)
+
+
+def test_same_seed_same_requests_and_another_seed_others() -> None:
+    assert generate_requests(SPEC) == generate_requests(WorkloadSpec.from_json(SPEC.as_json()))
+    assert generate_requests(SPEC) != generate_requests(
+        WorkloadSpec(50, LengthRange(10, 90), LengthRange(2, 9), seed=8)
+    )
+
+
+def test_lengths_cover_their_range_and_no_more() -> None:
+    requests = generate_requests(WorkloadSpec(2000, LengthRange(3, 6), LengthRange(2, 2)))
+    assert {request.num_prompt_tokens for request in requests} == {3, 4, 5, 6}
+    assert {request.num_output_tokens for request in requests} == {2}
+    assert {request.arrival_seconds for request in requests} == {0.0}
+
+
+def test_arrivals_have_the_rate_that_was_asked_for() -> None:
+    requests = generate_requests(WorkloadSpec(200, LengthRange(1, 1), LengthRange(1, 1), request_rate=20.0))
+    times = [request.arrival_seconds for request in requests]
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(10.0)
+    burstier = generate_requests(
+        WorkloadSpec(200, LengthRange(1, 1), LengthRange(1, 1), request_rate=20.0, burstiness=0.2)
+    )
+
+    def variation(arrivals: list[float]) -> float:
+        gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
+        mean = sum(gaps) / len(gaps)
+        return math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean
+
+    assert variation([request.arrival_seconds for request in burstier]) > 1.4 * variation(times)
+
+
+def test_clipping_keeps_prompt_and_output_within_the_context_and_counts() -> None:
+    requests = [RequestSpec(0, 100, 20), RequestSpec(1, 30, 20), RequestSpec(2, 10, 200)]
+    clipped = clip_requests(requests, 64)
+    assert [(item.num_prompt_tokens, item.num_output_tokens) for item in clipped.requests] == [
+        (44, 20),
+        (30, 20),
+        (1, 63),
+    ]
+    assert clipped.num_clipped == 2
+
+
+def test_a_clipped_prompt_is_a_prefix_of_the_whole_one() -> None:
+    whole = prompt_token_ids(5, RequestSpec(3, 40, 1), 1000)
+    assert prompt_token_ids(5, RequestSpec(3, 12, 1), 1000) == whole[:12]
+    assert prompt_token_ids(5, RequestSpec(4, 40, 1), 1000) != whole
+    assert prompt_token_ids(6, RequestSpec(3, 40, 1), 1000) != whole
+
+
+def read(path: Path, count: int = 10) -> list[tuple[int, int, float]]:
+    spec = WorkloadSpec(count, LengthRange(1, 1), LengthRange(1, 1), file=str(path))
+    return [(item.num_prompt_tokens, item.num_output_tokens, item.arrival_seconds) for item in generate_requests(spec)]
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"input_len": 12, "output_len": 3}\n\n{"prompt_token_ids": [1, 2, 3], "output_len": 4}\n')
+    assert read(path) == [(12, 3, 0.0), (3, 4, 0.0)]
+    assert read(path, 1) == [(12, 3, 0.0)]
+
+
+def test_conversations(tmp_path: Path) -> None:
+    path = tmp_path / "sharegpt.json"
+    turns = [{"from": "human", "value": "x" * 80}, {"from": "gpt", "value": "y" * 40}]
+    path.write_text(json.dumps([{"conversations": turns}, {"conversations": turns[:1]}]))
+    assert read(path) == [(20, 10, 0.0)]
+
+
+def test_azure_and_burstgpt_traces(tmp_path: Path) -> None:
+    azure = tmp_path / "azure.csv"
+    azure.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:48.1805900,396,109\n"
+        "2023-11-16 18:15:49.0000000,10,0\n"
+    )
+    assert read(azure) == [(374, 44, 0.0), (396, 109, pytest.approx(1.5))]
+    burst = tmp_path / "burst.csv"
+    burst.write_text(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,GPT-4,472,18,490,log\n45,GPT-4,1087,230,1317,log\n"
+    )
+    assert read(burst) == [(472, 18, 0.0), (1087, 230, 40.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("broken.jsonl", '{"input_len": 12}\n'),
+        ("broken.json", "[1, 2"),
+        ("zero.jsonl", '{"input_len": 0, "output_len": 3}\n'),
+        ("empty.jsonl", "\n"),
+        ("unknown.csv", "a,b\n1,2\n"),
+        ("text.csv", "Timestamp,Request tokens,Response tokens\n1,many,2\n"),
+    ],
+)
+def test_a_malformed_file_is_one_sentence(tmp_path: Path, name: str, content: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(KvplanError, match="workload file"):
+        read(path)
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(KvplanError, match="cannot be read"):
+        read(tmp_path / "nowhere.jsonl")
+
+
+@pytest.mark.parametrize("text", ["", "9..3", "..", "1..2..3", "many", "0"])
+def test_malformed_lengths(text: str) -> None:
+    with pytest.raises(UsageError):
+        LengthRange.parse("--input-len", text)
