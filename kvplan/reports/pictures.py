@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+# 10 pt of a picture beside the page's 16 px.
+_PAGE_PIXELS_PER_INCH: Final = 108
+
+
 @dataclass(frozen=True, slots=True)
 class PictureKind:
     """One picture: file name without ending, heading on the page, paper size in inches, and its draw function."""
@@ -27,12 +31,14 @@ class PictureKind:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawn picture. ``finding`` is the sentence over it, which also serves those who cannot see it."""
+    """A drawn picture. ``finding`` is the sentence over it, which also serves those who cannot see it; ``width_px`` is
+    the width at which its type is as large as the page's."""
 
     name: str
     heading: str
     finding: str
     png: bytes
+    width_px: int
 
 
 PICTURES: Final = (
@@ -51,7 +57,9 @@ def draw_picture(kind: PictureKind, run: Run) -> Picture:
     """Draw one. Call inside ``canvas.drawing()`` when several are drawn, or alone."""
     figure = new_figure(kind.width_inches, kind.height_inches)
     finding = kind.draw(run, figure)
-    return Picture(kind.name, kind.heading, finding, png_bytes(figure))
+    return Picture(
+        kind.name, kind.heading, finding, png_bytes(figure), round(figure.get_figwidth() * _PAGE_PIXELS_PER_INCH)
+    )
 
 
 def draw_pictures(run: Run) -> list[Picture]:

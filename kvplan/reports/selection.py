@@ -17,7 +17,6 @@ SETTING_COLUMNS: Final = (
     "max_model_len",
     "max_num_batched_tokens",
     "kv_cache_dtype",
-    "dtype",
     "tensor_parallel_size",
     "device_memory_bytes",
     "request_rate",

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from kvplan.errors import KvplanError
+from kvplan.reports.html.page import report_page
 from kvplan.reports.pictures import Picture, draw_pictures
 from kvplan.reports.run import load_run
+
+PAGE_FILE: Final = "report.html"
 
 
 def write_all(directory: Path) -> list[Path]:
     """Pictures and page of a run, into its own directory."""
-    pictures = draw_pictures(load_run(directory))
-    return write_pictures(pictures, directory)
+    run = load_run(directory)
+    pictures = draw_pictures(run)
+    page = write_file(directory / PAGE_FILE, report_page(run, pictures).encode())
+    return [*write_pictures(pictures, directory), page]
 
 
 def write_pictures(pictures: list[Picture], directory: Path) -> list[Path]:

@@ -89,11 +89,17 @@ def draw(run: Run, figure: Figure) -> str:
     axes.set_ylabel("gpu_memory_\nutilization")
     axes.set_xlabel(f"device memory ({unit.name})")
     axes.grid(visible=False, axis="y")
-    handles, labels = axes.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
+    unique = _legend_in_order(axes, trials[0])
     axes.legend(unique.values(), unique.keys(), loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8.5,
                 handlelength=1.4, columnspacing=1.4, borderaxespad=0.2, borderpad=0, labelcolor=INK)  # fmt: skip
     return finish(figure, run, _finding(best_trial(run) or trials[-1]))
+
+
+def _legend_in_order(axes: Axes, trial: Trial) -> dict[str, Any]:
+    """Name -> handle of every segment drawn in any bar, in the bars' order."""
+    handles, labels = axes.get_legend_handles_labels()
+    drawn = dict(zip(labels, handles, strict=True))
+    return {part.name: drawn[part.name] for part in segments(trial) if part.name in drawn}
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def draw(run: Run, figure: Figure) -> str:
         return say(figure, run, "No trial names a gpu_memory_utilization and a max_model_len: there is no map.")
     _fit(figure, plane)
     axes = figure.subplots()
-    flagged = _flagged_ids(run)
+    flagged = violations(run)
     for place in plane.cells:
         _cell(axes, plane, place, flagged)
     has_line = _predicted_boundary(axes, plane)
@@ -81,13 +81,13 @@ def _fit(figure: Figure, plane: OutcomeMap) -> None:
     figure.set_size_inches(width, height)
 
 
-def _cell(axes: Axes, plane: OutcomeMap, place: tuple[int, int], flagged: set[str]) -> None:
+def _cell(axes: Axes, plane: OutcomeMap, place: tuple[int, int], flagged: list[dict[str, Any]]) -> None:
     from matplotlib.patches import Rectangle
 
     look = look_of(plane.status(place))
     x, y = place
     axes.add_patch(_patch(Rectangle, look, (x - 0.5, y - 0.5)))
-    marks = any(trial.trial_id in flagged for trial in plane.cells[place])
+    marks = any(_agrees(trial, settings) for trial in plane.cells[place] for settings in flagged)
     backing = {"facecolor": "white", "alpha": 0.82, "edgecolor": "none", "pad": 1.2}
     axes.text(x, y, ("! " if marks else "") + _cell_text(plane, place, look), ha="center", va="center", fontsize=7.5,
               linespacing=1.05, bbox=backing)  # fmt: skip
@@ -155,11 +155,19 @@ def _legend(axes: Axes, plane: OutcomeMap, has_line: bool) -> None:
                 handleheight=1.2, borderaxespad=0.2, borderpad=0, labelcolor=INK)  # fmt: skip
 
 
-def _flagged_ids(run: Run) -> set[str]:
-    """Ids of trials that the summary names as violations of monotony."""
+def violations(run: Run) -> list[dict[str, Any]]:
+    """The settings of failures that the summary flags because a harder setting worked."""
     listed = run.summary.get("violations")
     entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    return {str(value) for entry in entries for key, value in entry.items() if "trial_id" in key}
+    return [
+        {**entry["at"], str(entry.get("axis")): entry.get("failed")}
+        for entry in entries
+        if isinstance(entry.get("at"), dict)
+    ]
+
+
+def _agrees(trial: Trial, settings: Mapping[str, Any]) -> bool:
+    return all(trial.row.get(name) == value for name, value in settings.items())
 
 
 def _finding(plane: OutcomeMap) -> str:
