@@ -73,18 +73,39 @@ class VllmPrediction:
         return self.outcome == "ok"
 
 
+Memo = dict[tuple[object, ...], "RankParts"]
+"""What does not depend on the GPU, kept between predictions for one model (a search tries many GPUs)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankParts:
+    """A rank's weights and blocks, which are the same on every GPU."""
+
+    num_layers: int
+    layer_kinds: tuple[LayerSpec, ...]
+    weight_bytes: int
+    blocks: BlockPlan
+
+
 def predict_vllm(
-    spec: ModelSpec, gpu: GpuProfile, settings: VllmSettings | None = None, version: str = "latest"
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    settings: VllmSettings | None = None,
+    version: str = "latest",
+    *,
+    memo: Memo | None = None,
 ) -> VllmPrediction:
     """The start-up of vLLM ``version`` with ``settings`` on as many ``gpu`` as the parallel sizes say.
 
-    UsageError where the ranks cannot divide the model; a model that does not fit is an ``outcome``, not an error.
+    ``memo`` may be shared between calls with the same ``spec``. UsageError where the ranks cannot divide the model; a
+    model that does not fit is an ``outcome``, not an error.
     """
     release = vllm_release(version)
     resolved = resolve_settings(spec, gpu, settings or VllmSettings(), release)
     _check_heads(spec, resolved.tensor_parallel_size)
+    memo = {} if memo is None else memo
     ranks = [
-        _rank_memory(spec, part, gpu, resolved, release)
+        _rank_memory(spec, part, gpu, resolved, release, memo)
         for part in pipeline_slices(spec.num_layers, resolved.pipeline_parallel_size)
     ]
     return _prediction(spec, ranks, resolved, release)
@@ -110,28 +131,53 @@ def cache_settings(settings: ResolvedSettings, release: VllmRelease) -> CacheSet
 
 
 def _rank_memory(
-    spec: ModelSpec, part: range, gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease
+    spec: ModelSpec, part: range, gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease, memo: Memo
 ) -> RankMemory:
-    layers = spec.layers[part.start : part.stop]
-    if not release.latent_cache:
-        layers = tuple(without_latent_cache(layer) for layer in layers)
-    graphs = cudagraph_bytes(len(layers), settings)
+    parts = _rank_parts(spec, part, settings, release, memo)
+    graphs = cudagraph_bytes(parts.num_layers, settings)
     return RankMemory(
-        weight_bytes=rank_weight_bytes(
-            spec,
-            part,
-            tensor_parallel_size=settings.tensor_parallel_size,
-            dtype=settings.dtype,
-            requested=settings.quantization,
-            max_model_len=settings.max_model_len,
+        weight_bytes=parts.weight_bytes,
+        activation=activation_peak(
+            spec, parts.layer_kinds, gpu, settings, release, samples=part.stop == spec.num_layers
         ),
-        activation=activation_peak(spec, layers, gpu, settings, release, samples=part.stop == spec.num_layers),
         non_torch_bytes=non_torch_bytes(gpu, settings, release),
         cudagraph_bytes=graphs,
         subtracted_graph_bytes=graphs if settings.subtract_graphs else 0,
         requested_bytes=requested_bytes(settings),
-        blocks=plan_blocks(layers, cache_settings(settings, release), settings.block_size, release),
+        blocks=parts.blocks,
     )
+
+
+def _rank_parts(
+    spec: ModelSpec, part: range, settings: ResolvedSettings, release: VllmRelease, memo: Memo
+) -> RankParts:
+    tp, quantization = settings.tensor_parallel_size, settings.quantization
+    cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens)
+    key = (id(spec), part, tp, settings.dtype, quantization, settings.max_model_len, cached, release)
+    if key not in memo:
+        layers = spec.layers[part.start : part.stop]
+        if not release.latent_cache:
+            layers = tuple(without_latent_cache(layer) for layer in layers)
+        weight_bytes = rank_weight_bytes(
+            spec,
+            part,
+            tensor_parallel_size=tp,
+            dtype=settings.dtype,
+            requested=quantization,
+            max_model_len=settings.max_model_len,
+        )
+        blocks = plan_blocks(layers, cache_settings(settings, release), settings.block_size, release)
+        memo[key] = RankParts(len(layers), _distinct(layers), weight_bytes, blocks)
+    return memo[key]
+
+
+def _distinct(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """One layer of each kind: what a peak is taken over."""
+    found: list[LayerSpec] = []
+    for layer in layers:
+        if layer not in found:
+            found.append(layer)
+    return tuple(found)
 
 
 _HEAD_SIZES_OF_OLD_KERNELS = (64, 80, 96, 112, 128)
