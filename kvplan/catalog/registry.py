@@ -39,14 +39,120 @@ _READERS: dict[str, str] = {
     "MiniMaxText01ForCausalLM": "delta:read_minimax",
 }
 
+_WRAPPERS = (
+    *("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "LlavaOnevisionForConditionalGeneration"),
+    *("LlavaLlamaForCausalLM", "Mistral3ForConditionalGeneration", "PixtralForConditionalGeneration"),
+    *("Gemma3ForConditionalGeneration", "Gemma3nForConditionalGeneration", "Gemma4ForConditionalGeneration"),
+    *("PaliGemmaForConditionalGeneration", "Llama4ForConditionalGeneration", "Phi3VForCausalLM"),
+    *("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "DotsOCRForCausalLM"),
+    *("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
+    *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+    *("KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration", "InternVLChatModel"),
+    *("InternVLForConditionalGeneration", "Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration"),
+    *("MiniMaxM3SparseForConditionalGeneration", "Cohere2VisionForConditionalGeneration"),
+    *("AyaVisionForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+    *("VoxtralForConditionalGeneration", "Lfm2VlForConditionalGeneration", "Step3p7ForConditionalGeneration"),
+    "DeepseekVLV2ForCausalLM",
+)
+"""Towers around a language model: the text config decides."""
+
 _ARCHITECTURE_OF_TYPE: dict[str, str] = {
+    "apertus": "ApertusForCausalLM",
+    "arcee": "ArceeForCausalLM",
+    "baichuan": "BaichuanForCausalLM",
+    "bamba": "BambaForCausalLM",
+    "bloom": "BloomForCausalLM",
+    "cohere": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "deepseek": "DeepseekForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM",
+    "dots1": "Dots1ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "falcon": "FalconForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
+    "falcon_mamba": "FalconMambaForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gemma3n_text": "Gemma3nForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "glm": "GlmForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "glm4v_text": "Glm4ForCausalLM",
+    "glm4v_moe_text": "Glm4MoeForCausalLM",
+    "glm_moe_dsa": "GlmMoeDsaForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "gpt_bigcode": "GPTBigCodeForCausalLM",
+    "gpt_neo": "GPTNeoForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "gptj": "GPTJForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "granitemoeshared": "GraniteMoeSharedForCausalLM",
+    "helium": "HeliumForCausalLM",
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
+    "internlm2": "InternLM2ForCausalLM",
+    "internlm3": "InternLM3ForCausalLM",
+    "jamba": "JambaForCausalLM",
+    "kimi_k2": "DeepseekV3ForCausalLM",
+    "kimi_linear": "KimiLinearForCausalLM",
+    "laguna": "LagunaForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
     "llama": "LlamaForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
+    "mamba": "MambaForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
+    "mimo": "MiMoForCausalLM",
+    "mimo_v2_flash": "MiMoV2FlashForCausalLM",
+    "minicpm": "MiniCPMForCausalLM",
+    "minicpm3": "MiniCPM3ForCausalLM",
+    "minimax": "MiniMaxForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
+    "ministral": "MinistralForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mistral4": "Mistral4ForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "mpt": "MptForCausalLM",
+    "nemotron": "NemotronForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "nemotron-nas": "DeciLMForCausalLM",
+    "olmo": "OlmoForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "opt": "OPTForCausalLM",
+    "phi": "PhiForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "phimoe": "PhimoeForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "t5": "T5ForConditionalGeneration",
+    "whisper": "WhisperForConditionalGeneration",
 }
+"""The causal language model of each ``model_type``, for configs (nested ones above all) without ``architectures``."""
 
 _SAME_AS: dict[str, str] = {
     "LLaMAForCausalLM": "LlamaForCausalLM",
@@ -71,7 +177,7 @@ def find_reader(architecture: str) -> Reader | None:
         family = getattr(module, table).get(name)
         if family is not None:
             return partial(getattr(module, function), family=family)
-    address = _READERS.get(name)
+    address = "wrapped:read_wrapped" if name in _WRAPPERS else _READERS.get(name)
     if address is None:
         return None
     module_name, function = address.split(":")
@@ -87,4 +193,4 @@ def architecture_of_type(model_type: str) -> str | None:
 def known_architectures() -> tuple[str, ...]:
     """All names that ``find_reader`` knows, sorted."""
     tables = [getattr(import_module(_FAMILIES + module), table) for module, table, _ in _TABLES]
-    return tuple(sorted({*_READERS, *_SAME_AS, *(name for table in tables for name in table)}))
+    return tuple(sorted({*_READERS, *_SAME_AS, *_WRAPPERS, *(name for table in tables for name in table)}))

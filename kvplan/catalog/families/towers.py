@@ -1,0 +1,201 @@
+"""Vision and audio towers: how many parameters stand beside the language model. Counted apart, never cached.
+
+A tower that is not known here is named with no count, and whoever sums up weights says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.spec import ExtraModule
+
+_LAYER_KEYS = ("num_hidden_layers", "depth")
+
+
+@dataclass(frozen=True, slots=True)
+class TowerCount:
+    """Parameters of an encoder and of what joins it to the language model."""
+
+    tower: int
+    projector: int
+    num_layers: int
+
+
+def _attention(hidden: int, *, bias: bool) -> int:
+    return 4 * hidden * hidden + (4 * hidden if bias else 0)
+
+
+def _mlp(hidden: int, inner: int, *, bias: bool, gated: bool = False) -> int:
+    matrices = 3 if gated else 2
+    return matrices * hidden * inner + ((matrices - 1) * inner + hidden if bias else 0)
+
+
+def _linear(inner: int, out: int, *, bias: bool) -> int:
+    return inner * out + (out if bias else 0)
+
+
+def _patches(view: ConfigView, *, image: int, patch: int) -> int:
+    return (view.integer("image_size", default=image) // view.integer("patch_size", default=patch)) ** 2
+
+
+def _clip(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """LLaVA's CLIP encoder and its two-layer projector."""
+    hidden = vision.integer("hidden_size", default=1024)
+    inner, layers = vision.integer("intermediate_size", default=4096), vision.layers(*_LAYER_KEYS, default=24)
+    patch = vision.integer("patch_size", default=14)
+    embedding = hidden + 3 * patch**2 * hidden + (_patches(vision, image=336, patch=14) + 1) * hidden
+    layer = _attention(hidden, bias=True) + _mlp(hidden, inner, bias=True) + 4 * hidden
+    bias = outer.flag("multimodal_projector_bias", default=True)
+    projector = _linear(hidden, text_hidden, bias=bias) + _linear(text_hidden, text_hidden, bias=bias)
+    return TowerCount(embedding + layers * layer + 4 * hidden, projector, layers)
+
+
+def _siglip(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """Gemma 3's SigLIP encoder; the projector is one matrix and a norm."""
+    hidden = vision.integer("hidden_size", default=1152)
+    inner, layers = vision.integer("intermediate_size", default=4304), vision.layers(*_LAYER_KEYS, default=27)
+    patch = vision.integer("patch_size", default=14)
+    embedding = 3 * patch**2 * hidden + hidden + _patches(vision, image=896, patch=14) * hidden
+    layer = _attention(hidden, bias=True) + _mlp(hidden, inner, bias=True) + 4 * hidden
+    return TowerCount(embedding + layers * layer + 2 * hidden, hidden * text_hidden + hidden, layers)
+
+
+def _pixtral(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """Mistral 3's Pixtral encoder: no biases, gated; its projector merges patches."""
+    hidden = vision.integer("hidden_size", default=1024)
+    inner, layers = vision.integer("intermediate_size", default=4096), vision.layers(*_LAYER_KEYS, default=24)
+    layer = _attention(hidden, bias=False) + _mlp(hidden, inner, bias=False, gated=True) + 2 * hidden
+    tower = 3 * vision.integer("patch_size", default=16) ** 2 * hidden + hidden + layers * layer
+    bias = outer.flag("multimodal_projector_bias", default=False)
+    projector = _linear(hidden, text_hidden, bias=bias) + _linear(text_hidden, text_hidden, bias=bias)
+    if outer.has("spatial_merge_size"):
+        merged = outer.integer("spatial_merge_size") ** 2
+        projector += hidden + merged * hidden * hidden
+    return TowerCount(tower, projector, layers)
+
+
+def _qwen2_vl(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    hidden = vision.integer("embed_dim", default=1280)
+    layers = vision.layers("depth", default=32)
+    inner = int(hidden * vision.number("mlp_ratio", default=4.0))
+    layer = _attention(hidden, bias=True) + _mlp(hidden, inner, bias=True) + 4 * hidden
+    return _merged(vision, hidden, layers, layer, out=text_hidden, norm=2 * hidden, patch_bias=False)
+
+
+def _qwen2_5_vl(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    hidden = vision.integer("hidden_size", default=1280)
+    layers = vision.layers("depth", default=32)
+    inner = vision.integer("intermediate_size", default=3420)
+    layer = _attention(hidden, bias=True) + _mlp(hidden, inner, bias=True, gated=True) + 2 * hidden
+    return _merged(vision, hidden, layers, layer, out=text_hidden, norm=hidden, patch_bias=False)
+
+
+def _merged(
+    vision: ConfigView, hidden: int, layers: int, layer: int, *, out: int, norm: int, patch_bias: bool
+) -> TowerCount:
+    """Qwen's frame: 3-D patches, the layers, and a merger of neighbouring patches."""
+    patch, frames = vision.integer("patch_size", "spatial_patch_size", default=14), 2
+    frames = vision.integer("temporal_patch_size", default=frames)
+    embedding = 3 * frames * patch**2 * hidden + (hidden if patch_bias else 0)
+    wide = hidden * vision.integer("spatial_merge_size", default=2) ** 2
+    merger = norm + _linear(wide, wide, bias=True) + _linear(wide, out, bias=True)
+    return TowerCount(embedding + layers * layer + merger, 0, layers)
+
+
+def _qwen3_vl(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """Qwen3-VL and Qwen 3.5: learned positions, and one more merger for every deepstack layer."""
+    hidden = vision.integer("hidden_size", default=1152)
+    layers = vision.layers("depth", default=27)
+    inner = vision.integer("intermediate_size", default=4304)
+    layer = _attention(hidden, bias=True) + _mlp(hidden, inner, bias=True) + 4 * hidden
+    out = vision.integer("out_hidden_size", default=text_hidden)
+    found = _merged(vision, hidden, layers, layer, out=out, norm=2 * hidden, patch_bias=True)
+    wide = hidden * vision.integer("spatial_merge_size", default=2) ** 2
+    deepstack = 2 * wide + _linear(wide, wide, bias=True) + _linear(wide, out, bias=True)
+    count = len(vision.items("deepstack_visual_indexes") or [])
+    positions = vision.integer("num_position_embeddings", default=2304) * hidden
+    return TowerCount(found.tower + positions + count * deepstack, 0, layers)
+
+
+def _llama4(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    hidden = vision.integer("hidden_size", default=1408)
+    inner, layers = vision.integer("intermediate_size", default=5632), vision.layers(*_LAYER_KEYS, default=34)
+    patch = vision.integer("patch_size", default=14)
+    embedding = 3 * patch**2 * hidden + hidden + (_patches(vision, image=336, patch=14) + 1) * hidden + 4 * hidden
+    layer = _attention(hidden, bias=True) + _mlp(hidden, inner, bias=True) + 4 * hidden
+    middle, out = (
+        vision.integer("projector_input_dim", default=4096),
+        vision.integer("projector_output_dim", default=4096),
+    )
+    adapter = inner * middle + out * out
+    projector = vision.integer("vision_output_dim", default=out) * text_hidden
+    return TowerCount(embedding + layers * layer + adapter, projector, layers)
+
+
+def _gemma4(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """Gemma 4's encoder: two tables of positions, gated, four norms per layer, norms of queries and keys."""
+    hidden = vision.integer("hidden_size", default=768)
+    inner, layers = vision.integer("intermediate_size", default=3072), vision.layers(*_LAYER_KEYS, default=16)
+    heads, head = vision.integer("num_attention_heads", default=12), vision.integer("head_dim", default=64)
+    kv_heads = vision.integer("num_key_value_heads", default=heads)
+    positions = 2 * vision.integer("position_embedding_size", default=10240) * hidden
+    embedding = 3 * vision.integer("patch_size", default=16) ** 2 * hidden + positions
+    width = 2 * hidden * head * (heads + kv_heads)
+    layer = width + _mlp(hidden, inner, bias=False, gated=True) + 4 * hidden + 2 * head
+    return TowerCount(embedding + layers * layer, hidden * text_hidden, layers)
+
+
+def _mllama(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """Llama 3.2 Vision: a local and a gated global encoder, tables for tiles and aspect ratios."""
+    hidden = vision.integer("hidden_size", default=1280)
+    inner, layers = vision.integer("intermediate_size", default=5120), vision.layers(*_LAYER_KEYS, default=32)
+    more = vision.layers("num_global_layers", default=8)
+    tiles, patch = vision.integer("max_num_tiles", default=4), vision.integer("patch_size", default=14)
+    ratios = len(vision.items("supported_aspect_ratios") or [0] * 8) + 1
+    patches = _patches(vision, image=448, patch=14) + 1
+    layer = _attention(hidden, bias=False) + _mlp(hidden, inner, bias=True) + 4 * hidden
+    embedding = 3 * patch**2 * hidden + hidden + patches * hidden + 4 * hidden + 1
+    embedding += ratios * tiles * patches * hidden + 2 * (ratios * tiles * hidden + 1)
+    projector = _linear(vision.integer("vision_output_dim", default=7680), text_hidden, bias=True)
+    return TowerCount(embedding + layers * layer + more * (layer + 2), projector, layers + more)
+
+
+_TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
+    "clip_vision_model": _clip,
+    "siglip_vision_model": _siglip,
+    "pixtral": _pixtral,
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_vl": _qwen3_vl,
+    "qwen3_vl_moe": _qwen3_vl,
+    "qwen3_5": _qwen3_vl,
+    "qwen3_5_moe": _qwen3_vl,
+    "llama4_vision_model": _llama4,
+    "gemma4_vision": _gemma4,
+    "mllama_vision_model": _mllama,
+}
+
+
+def read_towers(view: ConfigView, text_hidden: int) -> tuple[ExtraModule, ...]:
+    """The towers that a wrapper's config names, with their counts where the tower is known."""
+    found: list[ExtraModule] = []
+    vision = view.section("vision_config")
+    if vision is not None:
+        outer_type = view.text("model_type", default="")
+        kind = vision.text("model_type", default=outer_type)
+        reader = _TOWERS.get(kind) or _TOWERS.get(outer_type)
+        found.extend(_vision_modules(reader(vision, view, text_hidden) if reader else None))
+    if view.section("audio_config") is not None:
+        found.append(ExtraModule("audio tower", "audio", None))
+    return tuple(found)
+
+
+def _vision_modules(count: TowerCount | None) -> tuple[ExtraModule, ...]:
+    if count is None:
+        return (ExtraModule("vision tower", "vision", None),)
+    tower = ExtraModule("vision tower", "vision", count.tower, count.num_layers)
+    if not count.projector:
+        return (tower,)
+    return (tower, ExtraModule("projector", "projector", count.projector))
