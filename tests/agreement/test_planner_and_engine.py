@@ -1,0 +1,154 @@
+"""The planner predicts from the config alone what the engine allocates: the same bytes per block, the same blocks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvplan.catalog.models import resolve_model
+from kvplan.estimate.kvplan_engine import EngineSettings, predict
+from kvplan.paths import profiles_dir
+from kvplan_engine import ContextTooLong, Engine, EngineConfig, OutOfDeviceMemory
+from kvplan_engine.memory import CPU_OVERHEAD_BYTES, DTYPE_BYTES, workspace_buffers
+from kvplan_engine.memory_plan import plan_memory, resolve_max_model_len
+from kvplan_engine.model_config import SUPPORTED_ARCHITECTURES, load_model_config
+from kvplan_engine.models.parameters import num_parameters
+
+GIB = 1024**3
+
+
+def _native_profiles() -> list[str]:
+    names = []
+    for file in sorted((profiles_dir() / "models").glob("*.json")):
+        config = json.loads(file.read_text(encoding="utf-8"))["config"]
+        rope = config.get("rope_scaling") or {}
+        known_rope = rope.get("rope_type", rope.get("type", "default")) in ("default", "linear", "llama3")
+        native = (config.get("architectures") or [""])[0] in SUPPORTED_ARCHITECTURES
+        if native and known_rope and "quantization_config" not in config:
+            names.append(file.stem)
+    return names
+
+
+NATIVE = _native_profiles()
+
+
+def _engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict[str, Any]:
+    """What the engine's own arithmetic gives, with nothing allocated."""
+    model = load_model_config(config.model)
+    try:
+        max_model_len = resolve_max_model_len(config, model)
+        buffers = workspace_buffers(
+            model,
+            dtype,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=config.block_size,
+        )
+        memory = plan_memory(
+            config,
+            model,
+            dtype,
+            max_model_len,
+            device_total_bytes=device_bytes,
+            weight_bytes=num_parameters(model) * DTYPE_BYTES[dtype],
+            workspace_bytes=sum(buffer.num_bytes for buffer in buffers),
+            overhead_bytes=CPU_OVERHEAD_BYTES,
+        )
+    except (OutOfDeviceMemory, ContextTooLong) as refusal:
+        return {"outcome": refusal.status}
+    return {
+        "outcome": "ok",
+        "block_bytes": memory.block_bytes,
+        "num_blocks": memory.num_blocks,
+        "weight_bytes": memory.weight_bytes,
+        "activation_bytes": memory.activation_bytes,
+        "kv_pool_bytes": memory.kv_pool_bytes,
+    }
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    name=st.sampled_from(NATIVE),
+    utilization=st.floats(0.01, 1.0),
+    device_bytes=st.integers(GIB // 4, 160 * GIB),
+    max_num_seqs=st.integers(1, 1024),
+    max_num_batched_tokens=st.integers(1, 8192),
+    block_size=st.integers(1, 256),
+    max_model_len=st.one_of(st.none(), st.integers(2, 200_000)),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+)
+def test_the_same_outcome_the_same_bytes_the_same_blocks(
+    name: str,
+    utilization: float,
+    device_bytes: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    block_size: int,
+    max_model_len: int | None,
+    dtype: str,
+) -> None:
+    common: dict[str, Any] = {
+        "gpu_memory_utilization": utilization,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "block_size": block_size,
+        "max_model_len": max_model_len,
+        "dtype": dtype,
+    }
+    engine = _engine_outcome(EngineConfig(model=name, **common), dtype, device_bytes)
+    planner = predict(resolve_model(name), EngineSettings(**common), device_bytes)
+    assert planner.outcome == engine.pop("outcome")
+    for figure, value in engine.items():
+        assert getattr(planner, figure) == value, figure
+
+
+def test_every_founding_model_is_compared() -> None:
+    wanted = {"gpt2", "llama-13b", "llama-2-7b", "llama-2-70b", "llama-3.1-8b", "mistral-7b-v0.1", "qwen2.5-7b"}
+    assert wanted <= set(NATIVE)
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 24])
+@pytest.mark.parametrize("utilization", [0.8, 1.0])
+def test_a_started_engine_reports_what_was_predicted(tmp_path: Path, block_size: int, utilization: float) -> None:
+    """Through a real start: weights, workspace, profile step and pool on the CPU device."""
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "vocab_size": 5000,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "torch_dtype": "float32",
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    common: dict[str, Any] = {
+        "gpu_memory_utilization": utilization,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 128,
+        "block_size": block_size,
+        "max_model_len": 256,
+        "dtype": "float32",
+    }
+    engine = Engine(EngineConfig(model=str(path), device="cpu", device_memory=GIB // 2, load_format="dummy", **common))
+    predicted = predict(resolve_model(str(path)), EngineSettings(**common), GIB // 2)
+    assert engine.memory.block_bytes == predicted.block_bytes
+    assert engine.memory.num_blocks == predicted.num_blocks
+    assert engine.memory.weight_bytes == predicted.weight_bytes
+    assert engine.memory.activation_bytes == predicted.activation_bytes
+    # the profile step confirmed the overhead that was kept back, instead of adding to it
+    assert engine.memory.overhead_bytes == CPU_OVERHEAD_BYTES
+    assert 0 < engine.memory.activation_peak_bytes < engine.memory.activation_bytes + CPU_OVERHEAD_BYTES
