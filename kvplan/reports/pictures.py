@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kvplan.reports.comparison import Comparison
 from kvplan.reports.plots import block_size, latency, memory, occupancy, outcomes, pareto, predictions, throughput
+from kvplan.reports.plots import comparison as comparison_plot
 from kvplan.reports.plots.canvas import drawing, new_figure, png_bytes
 from kvplan.reports.run import Run
 
@@ -54,15 +56,23 @@ PICTURES: Final = (
 
 
 def draw_picture(kind: PictureKind, run: Run) -> Picture:
-    """Draw one. Call inside ``canvas.drawing()`` when several are drawn, or alone."""
+    """Draw one. Call inside ``canvas.drawing()``."""
     figure = new_figure(kind.width_inches, kind.height_inches)
-    finding = kind.draw(run, figure)
-    return Picture(
-        kind.name, kind.heading, finding, png_bytes(figure), round(figure.get_figwidth() * _PAGE_PIXELS_PER_INCH)
-    )
+    return _finished(kind.name, kind.heading, kind.draw(run, figure), figure)
 
 
 def draw_pictures(run: Run) -> list[Picture]:
     """All pictures of a run, in the page's order."""
     with drawing():
         return [draw_picture(kind, run) for kind in PICTURES]
+
+
+def draw_comparison(comparison: Comparison) -> Picture:
+    """The one picture of two runs."""
+    with drawing():
+        figure = new_figure(8.6, 4.6)
+        return _finished("comparison", "Both runs", comparison_plot.draw(comparison, figure), figure)
+
+
+def _finished(name: str, heading: str, finding: str, figure: Figure) -> Picture:
+    return Picture(name, heading, finding, png_bytes(figure), round(figure.get_figwidth() * _PAGE_PIXELS_PER_INCH))

@@ -130,10 +130,9 @@ def _read_trials(directory: Path, notes: list[str]) -> tuple[Trial, ...]:
         trials.pop(key, None)
         trials[key] = trial
     if unreadable:
-        lines = ", ".join(map(str, unreadable[:10]))
-        notes.append(
-            f"{len(unreadable)} of the lines of {TRIALS_FILE} could not be read and were left out (line {lines})."
-        )
+        word, were = ("Line", "was") if len(unreadable) == 1 else ("Lines", "were")
+        numbers = ", ".join(map(str, unreadable[:10])) + (", ..." if len(unreadable) > 10 else "")
+        notes.append(f"{word} {numbers} of {TRIALS_FILE} could not be read and {were} left out.")
     return tuple(trials.values())
 
 

@@ -21,7 +21,7 @@ figure { margin: .6rem 0; }
 .scroll { overflow-x: auto; -webkit-overflow-scrolling: touch; border: 1px solid var(--line); border-radius: 6px; }
 .scroll:focus-visible { outline: 2px solid var(--blue); }
 figure .scroll { border: 0; }
-figure img { display: block; width: 100%; min-width: 600px; height: auto; }
+figure img { display: block; width: 100%; min-width: 540px; height: auto; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); gap: .9rem; }
 .card { border: 1px solid var(--line); border-radius: 8px; padding: .9rem 1rem; min-width: 0; break-inside: avoid; }
 .card.first { grid-column: 1 / -1; border: 2px solid var(--green); }
@@ -29,7 +29,7 @@ figure img { display: block; width: 100%; min-width: 600px; height: auto; }
 dl { display: grid; align-content: start;
   grid-template-columns: minmax(8rem, max-content) minmax(0, 1fr); gap: .05rem .9rem; margin: .5rem 0;
   font-size: .92rem; }
-dt { color: var(--faint); overflow-wrap: anywhere; }
+dt { color: var(--faint); overflow-wrap: break-word; min-width: 0; }
 dd { margin: 0; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 18rem), 1fr)); gap: 0 1.5rem; }
 .command { position: relative; margin: .5rem 0; }
@@ -63,7 +63,9 @@ summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
 .bar .empty { flex: 1; padding: .2rem .5rem; white-space: nowrap; overflow: hidden;
   background: repeating-linear-gradient(45deg, #fbe9dd 0 7px, #fff 7px 14px); }
 .note { background: #fff8e1; border: 1px solid #e6c200; border-radius: 6px; padding: .5rem .8rem; margin: .6rem 0; }
-@media (max-width: 560px) {
+.phone { display: none; }
+@media (max-width: 640px) {
+  .phone { display: block; }
   body { padding: .6rem .8rem 3rem; }
   .waste { grid-template-columns: 1fr; gap: .15rem; }
   .waste .bar { margin-bottom: .6rem; }

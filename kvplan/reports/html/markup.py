@@ -37,6 +37,11 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
     return Html(opening if name in _VOID else f"{opening}{join(*children)}</{name}>")
 
 
+def breakable(name: str) -> Html:
+    """A long identifier that may break behind its underscores and dots, nowhere else."""
+    return Html(escape(name).replace("_", "_<wbr>").replace(".", ".<wbr>"))
+
+
 def data_uri(content: bytes, kind: str) -> str:
     """The content itself as an address, so that the page fetches nothing."""
     return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"

@@ -14,7 +14,7 @@ from kvplan.reports.findings import (
     sentences,
     status_counts,
 )
-from kvplan.reports.html.markup import Html, data_uri, join, tag
+from kvplan.reports.html.markup import Html, breakable, data_uri, join, tag
 from kvplan.reports.html.tables import group_tables, main_table, status_badge
 from kvplan.reports.pictures import Picture
 from kvplan.reports.run import Run
@@ -64,7 +64,7 @@ def recommendation(run: Run) -> Html:
     total = tag("p", f"{plural(len(run.trials), 'trial')}, by outcome:")
     if not found:
         return section("recommendation", "No setting could be served", total, badges, _reasons(run))
-    cards = tag("div", *(_card(entry, place == 0) for place, entry in enumerate(found)), class_="cards")
+    cards = tag("div", *(card(entry, is_first=place == 0) for place, entry in enumerate(found)), class_="cards")
     return section("recommendation", "Recommendation", cards, total, badges)
 
 
@@ -73,7 +73,8 @@ def _reasons(run: Run) -> Html:
     return tag("ul", *(tag("li", error) for error in list(errors)[:_MOST_SENTENCES]))
 
 
-def _card(entry: Recommendation, is_first: bool) -> Html:
+def card(entry: Recommendation, *, is_first: bool = False) -> Html:
+    """One recommendation with its settings, figures and commands."""
     commands = [_command(name, text) for name, text in entry.commands.items()]
     lists = tag("div", _definitions(entry.settings), _definitions(entry.figures), class_="two")
     kind = "card first" if is_first else "card"
@@ -87,13 +88,16 @@ def _command(name: str, text: str) -> Html:
 
 
 def _definitions(values: Mapping[str, str]) -> Html:
-    return tag("dl", *(part for name, value in values.items() for part in (tag("dt", name), tag("dd", value))))
+    return tag(
+        "dl", *(part for name, value in values.items() for part in (tag("dt", breakable(name)), tag("dd", value)))
+    )
 
 
 def picture(drawn: Picture) -> Html:
     image = tag("img", src=data_uri(drawn.png, "image/png"), alt=drawn.finding, style=f"max-width:{drawn.width_px}px")
     box = tag("div", image, class_="scroll", tabindex="0", role="region", aria_label=drawn.heading)
-    return tag("figure", box, id=f"picture-{drawn.name}")
+    # On a phone the picture scrolls sideways, and the finding written over it with it: there it stands here as well.
+    return tag("figure", tag("figcaption", drawn.finding, class_="phone"), box, id=f"picture-{drawn.name}")
 
 
 def boundaries(run: Run, drawn: Picture) -> Html:

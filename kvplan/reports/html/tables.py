@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from kvplan.reports.html.markup import Html, join, tag
+from kvplan.reports.html.markup import Html, breakable, join, tag
 from kvplan.reports.run import ReportColumn, Run, Trial
 from kvplan.reports.statuses import look_of
 from kvplan.reports.wording import cell
@@ -94,7 +94,7 @@ def _shared(run: Run, columns: Sequence[ReportColumn]) -> Html:
     entries: list[Html] = []
     for column in columns:
         value = cell(run.trials[0].row.get(column.name), column.unit)
-        entries += [tag("dt", column.name, title=column.description or None)]
+        entries += [tag("dt", breakable(column.name), title=column.description or None)]
         entries += [tag("dd", f"{value}{_unit_suffix(column)}" if value else "– (empty)")]
     return join(tag("p", "The same in every trial:", class_="faint"), tag("dl", *entries))
 
@@ -130,10 +130,7 @@ def _is_text(trials: Sequence[Trial], column: ReportColumn) -> bool:
 
 def _head(column: ReportColumn, is_text: bool) -> Html:
     unit = tag("span", column.unit, class_="unit") if column.unit and column.unit != "bytes" else Html("")
-    # Long names may break at their underscores, nowhere else.
-    name = join(*(part for word in column.name.split("_") for part in (word, Html("_<wbr>"))))
-    name = Html(name.removesuffix("_<wbr>"))
-    return tag("th", name, unit, scope="col", title=column.description or None, data_sortable=True,
+    return tag("th", breakable(column.name), unit, scope="col", title=column.description or None, data_sortable=True,
                class_="text" if is_text else None)  # fmt: skip
 
 
