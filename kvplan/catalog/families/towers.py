@@ -162,6 +162,18 @@ def _mllama(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCou
     return TowerCount(embedding + layers * layer + more * (layer + 2), projector, layers + more)
 
 
+def _dots(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """dots.ocr's encoder: no biases in its layers, gated; a merger of 2 x 2 patches."""
+    hidden = vision.integer("embed_dim", default=1536)
+    inner, layers = vision.integer("intermediate_size", default=4224), vision.layers(*_LAYER_KEYS, default=42)
+    bias = vision.flag("use_bias", default=False)
+    layer = _attention(hidden, bias=bias) + _mlp(hidden, inner, bias=bias, gated=True) + 2 * hidden
+    embedding = 3 * vision.integer("patch_size", default=14) ** 2 * hidden + 2 * hidden
+    wide = hidden * vision.integer("spatial_merge_size", default=2) ** 2
+    merger = 2 * hidden + _linear(wide, wide, bias=True) + _linear(wide, text_hidden, bias=True)
+    return TowerCount(embedding + layers * layer + hidden + merger, 0, layers)
+
+
 _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "clip_vision_model": _clip,
     "siglip_vision_model": _siglip,
@@ -175,21 +187,34 @@ _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "llama4_vision_model": _llama4,
     "gemma4_vision": _gemma4,
     "mllama_vision_model": _mllama,
+    "dots_ocr": _dots,
 }
+
+
+_OWN_TOWERS = {"minimax_m3_vl"}
+"""Wrappers that call their encoder by the name of a known one, but build it differently."""
 
 
 def read_towers(view: ConfigView, text_hidden: int) -> tuple[ExtraModule, ...]:
     """The towers that a wrapper's config names, with their counts where the tower is known."""
     found: list[ExtraModule] = []
-    vision = view.section("vision_config")
+    vision = view.section("vision_config") or _default_vision(view)
     if vision is not None:
         outer_type = view.text("model_type", default="")
         kind = vision.text("model_type", default=outer_type)
-        reader = _TOWERS.get(kind) or _TOWERS.get(outer_type)
+        reader = None if outer_type in _OWN_TOWERS else _TOWERS.get(kind) or _TOWERS.get(outer_type)
         found.extend(_vision_modules(reader(vision, view, text_hidden) if reader else None))
     if view.section("audio_config") is not None:
         found.append(ExtraModule("audio tower", "audio", None))
     return tuple(found)
+
+
+def _default_vision(view: ConfigView) -> ConfigView | None:
+    """Llama 4's tower where a copy of the config leaves it out: all published Llama 4 models have the same one."""
+    if view.text("model_type", default="") != "llama4":
+        return None
+    view.assume("The config has no 'vision_config': the tower is taken to be the one all Llama 4 models have.")
+    return ConfigView({"model_type": "llama4_vision_model"}, path="vision_config.", assumptions=view.assumptions)
 
 
 def _vision_modules(count: TowerCount | None) -> tuple[ExtraModule, ...]:
