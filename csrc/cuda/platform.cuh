@@ -18,6 +18,7 @@ using i64 = long long;
 #define KVPLAN_KERNEL(name, Params, max_threads) \
     extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Params params)
 #define KVPLAN_UNROLL _Pragma("unroll")
+#define KVPLAN_UNROLL_BY_2 _Pragma("unroll 2")
 #define KVPLAN_UNROLL_BY_8 _Pragma("unroll 8")
 #if defined(__CUDA_ARCH__)
 #define KVPLAN_ARCH __CUDA_ARCH__
@@ -44,6 +45,7 @@ using i64 = long long;
     extern "C" unsigned long name##_params_bytes() { return sizeof(Params); }                                 \
     static void name##_body(const Params& params)
 #define KVPLAN_UNROLL
+#define KVPLAN_UNROLL_BY_2
 #define KVPLAN_UNROLL_BY_8
 
 #endif

@@ -20,9 +20,10 @@ from kvplan_engine.kernels.cuda_attention import (
     decode_launch,
     prefill_launch,
 )
+from kvplan_engine.kernels.cuda_checks import check_heads, check_metadata, check_pool, check_rotary, check_vector
 from kvplan_engine.kernels.cuda_params import AttentionParams, PlanParams, WriteParams
 from kvplan_engine.kernels.cuda_runtime import CudaRuntime
-from kvplan_engine.kernels.cuda_variants import CudaKernelError, KernelVariant, variant
+from kvplan_engine.kernels.cuda_variants import KernelVariant, write_variant
 
 _PLAN = KernelVariant("plan.cu", "plan_attention")
 _PLAN_THREADS = 256
@@ -122,8 +123,8 @@ class CudaBackend:
         ``key`` itself stays unrotated. ``positions`` [T] int64, ``cos_sin`` [L, r] float32 as for ops.rope_inplace.
         """
         params = self._write_params(key, value, kv, layer, slots)
-        _check_heads("query", query, key.dtype, key.shape[2])
-        rotary = _check_rotary(positions, cos_sin, key.shape[0], key.shape[2])
+        check_heads("query", query, key.dtype, key.shape[2])
+        rotary = check_rotary(positions, cos_sin, key.shape[0], key.shape[2])
         params.query = query.data_ptr()
         params.query_stride = query.stride(0)
         params.num_query_heads = query.shape[1]
@@ -134,15 +135,15 @@ class CudaBackend:
     def _write_params(
         self, key: torch.Tensor, value: torch.Tensor, kv: torch.Tensor, layer: int, slots: torch.Tensor
     ) -> WriteParams:
-        _check_pool(kv, layer)
+        check_pool(kv, layer)
         num_tokens, num_kv_heads, head_size = key.shape
-        _check_heads("key", key, key.dtype, head_size)
-        _check_heads("value", value, key.dtype, head_size)
+        check_heads("key", key, key.dtype, head_size)
+        check_heads("value", value, key.dtype, head_size)
         if (num_kv_heads, head_size) != (kv.shape[3], kv.shape[5]) or value.shape != key.shape:
             raise ValueError(
                 f"key {tuple(key.shape)} and value {tuple(value.shape)} do not fit the pool {tuple(kv.shape)}"
             )
-        _check_vector("slots", slots, num_tokens, torch.int64)
+        check_vector("slots", slots, num_tokens, torch.int64)
         return WriteParams(
             key=key.data_ptr(),
             value=value.data_ptr(),
@@ -177,13 +178,13 @@ class CudaBackend:
         sinks: torch.Tensor | None = None,
     ) -> None:
         """See AttentionBackend.attend. ``sinks`` [hq] float32: a logit per head that takes weight but has no value."""
-        _check_pool(kv, layer)
-        _check_heads("query", query, query.dtype, kv.shape[5])
-        _check_heads("out", out, query.dtype, kv.shape[5])
+        check_pool(kv, layer)
+        check_heads("query", query, query.dtype, kv.shape[5])
+        check_heads("out", out, query.dtype, kv.shape[5])
         num_sequences = metadata.seq_lens.shape[0]
         if num_sequences == 0 or query.shape[0] == 0:
             return
-        _check_metadata(metadata)
+        check_metadata(metadata)
         shape = _shape_of(query, kv, softcap, sinks)
         launches = self._launches_of(shape)
         plan = self._plan_of(shape, launches, metadata, layer, window or 0, query.shape[0])
@@ -344,23 +345,6 @@ class CudaBackend:
         buffers.finished = self._grown(buffers.finished, num_sequences * launches.decode.blocks_per_item)
 
 
-def write_variant(
-    scalar: torch.dtype, cache: torch.dtype, head_size: int, block_size: int, rotary: int, kernel: str = "write_kv"
-) -> KernelVariant:
-    """The write kernel of one shape; ``rotary`` leading elements of a head rotate."""
-    if head_size % 8 or rotary % 16:
-        raise CudaKernelError(f"the CUDA write kernel takes no head of {head_size} elements, {rotary} of them rotary")
-    return variant(
-        "write_kv.cu",
-        kernel,
-        scalar=scalar,
-        cache=cache,
-        head_size=head_size,
-        block_size=block_size,
-        rotary=rotary,
-    )
-
-
 def _shape_of(
     query: torch.Tensor, kv: torch.Tensor, softcap: float | None, sinks: torch.Tensor | None
 ) -> AttentionShape:
@@ -372,49 +356,3 @@ def _shape_of(
 
 def _layer_pointer(kv: torch.Tensor, layer: int) -> int:
     return kv.data_ptr() + layer * kv.stride(1) * kv.element_size()
-
-
-def _check_pool(kv: torch.Tensor, layer: int) -> None:
-    if kv.dim() != 6 or kv.shape[2] != 2 or not kv.is_contiguous():
-        raise ValueError(f"the KV pool is contiguous [blocks, layers, 2, heads, block size, head size], got {kv.shape}")
-    if not 0 <= layer < kv.shape[1]:
-        raise ValueError(f"layer {layer} of a pool with {kv.shape[1]} layers")
-
-
-def _check_heads(name: str, tensor: torch.Tensor, dtype: torch.dtype, head_size: int) -> None:
-    """[T, heads, head_size], heads side by side, rows at multiples of 16 bytes."""
-    if tensor.dim() != 3 or tensor.dtype is not dtype or tensor.shape[2] != head_size:
-        raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, wanted {dtype} [T, heads, {head_size}]")
-    if tensor.stride(2) != 1 or (tensor.shape[1] > 1 and tensor.stride(1) != head_size):
-        raise ValueError(f"{name} has strides {tensor.stride()}; the heads of a token must lie side by side")
-    if tensor.data_ptr() % 16 or tensor.stride(0) * tensor.element_size() % 16:
-        raise ValueError(f"{name}'s rows do not start at multiples of 16 bytes (strides {tensor.stride()})")
-
-
-def _check_vector(name: str, tensor: torch.Tensor, length: int, dtype: torch.dtype) -> None:
-    if tensor.dtype is not dtype or tensor.shape != (length,) or not tensor.is_contiguous():
-        raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, wanted contiguous {dtype} ({length},)")
-
-
-def _check_metadata(metadata: AttentionMetadata) -> None:
-    num_sequences = metadata.seq_lens.shape[0]
-    _check_vector("seq_lens", metadata.seq_lens, num_sequences, torch.int32)
-    _check_vector("query_starts", metadata.query_starts, num_sequences + 1, torch.int32)
-    tables = metadata.block_tables
-    if (
-        tables.dtype is not torch.int32
-        or tables.shape[0] != num_sequences
-        or (tables.shape[1] and tables.stride(1) != 1)
-    ):
-        raise ValueError(
-            f"block_tables is {tables.dtype} {tuple(tables.shape)}, wanted int32 [{num_sequences}, blocks]"
-        )
-
-
-def _check_rotary(positions: torch.Tensor, cos_sin: torch.Tensor, num_tokens: int, head_size: int) -> int:
-    _check_vector("positions", positions, num_tokens, torch.int64)
-    if cos_sin.dim() != 2 or cos_sin.dtype is not torch.float32 or not cos_sin.is_contiguous():
-        raise ValueError(f"cos_sin is {cos_sin.dtype} {tuple(cos_sin.shape)}, wanted contiguous float32 [L, rotary]")
-    if cos_sin.shape[1] > head_size:
-        raise ValueError(f"cos_sin rotates {cos_sin.shape[1]} of {head_size} elements")
-    return int(cos_sin.shape[1])

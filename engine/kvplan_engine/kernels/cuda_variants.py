@@ -50,6 +50,23 @@ def variant(source: str, kernel: str, **defines: str | int | torch.dtype) -> Ker
     return KernelVariant(source, kernel, named)
 
 
+def write_variant(
+    scalar: torch.dtype, cache: torch.dtype, head_size: int, block_size: int, rotary: int, kernel: str = "write_kv"
+) -> KernelVariant:
+    """The write kernel of one shape; ``rotary`` leading elements of a head rotate."""
+    if head_size % 8 or rotary % 16:
+        raise CudaKernelError(f"the CUDA write kernel takes no head of {head_size} elements, {rotary} of them rotary")
+    return variant(
+        "write_kv.cu",
+        kernel,
+        scalar=scalar,
+        cache=cache,
+        head_size=head_size,
+        block_size=block_size,
+        rotary=rotary,
+    )
+
+
 def scalar_name(dtype: torch.dtype) -> str:
     """The kernels' name for a storage type. CudaKernelError for a type that they do not have."""
     if dtype not in SCALAR_NAMES:

@@ -1,0 +1,57 @@
+// What both prefill kernels share: which rows and which tokens one block works on.
+//
+// The rows of a sequence are its (new token, head of the group) pairs, token by token, so that all heads of a KV head
+// read its keys once and a short chunk still fills a tile:
+//
+//     row        0        1        2        3        4     ...          GROUP = 3
+//     token      0        0        0        1        1
+//     head       0        1        2        0        1     (within the group)
+#pragma once
+
+#include "attention.cuh"
+
+constexpr int WARPS = KVPLAN_WARPS;
+constexpr int THREADS = WARPS * WARP_LANES;
+
+struct PrefillTile {
+    int sequence;
+    int kv_head;
+    int first_row;       // of the sequence's rows
+    int num_rows;        // in this tile
+    int first_token;     // of the sequence, in the query tensor
+    int first_position;  // of the sequence's first new token
+    int kv_begin;        // first position that any row sees
+    int kv_end;          // one past the last
+};
+
+KVPLAN_INLINE PrefillTile tile_of(const PrefillItem& item, int tile_rows, const AttentionParams& params) {
+    PrefillTile tile;
+    tile.sequence = item.sequence;
+    tile.kv_head = int(blockIdx.y);
+    tile.first_token = params.query_starts[item.sequence];
+    const int num_queries = params.query_starts[item.sequence + 1] - tile.first_token;
+    tile.first_row = item.tile * tile_rows;
+    tile.num_rows = smaller(tile_rows, num_queries * GROUP - tile.first_row);
+    tile.first_position = params.seq_lens[item.sequence] - num_queries;
+    tile.kv_begin = first_visible(tile.first_position + tile.first_row / GROUP, params);
+    tile.kv_end = tile.first_position + (tile.first_row + tile.num_rows - 1) / GROUP + 1;
+    return tile;
+}
+
+// The position of one of the tile's rows; rows past the last take the last one's.
+KVPLAN_INLINE int row_position(const PrefillTile& tile, int row) {
+    return tile.first_position + (tile.first_row + smaller(row, tile.num_rows - 1)) / GROUP;
+}
+
+KVPLAN_INLINE int row_head(const PrefillTile& tile, int row) { return tile.kv_head * GROUP + (tile.first_row + row) % GROUP; }
+
+// Elements from the start of a [tokens, heads, HEAD_SIZE] tensor to one of the tile's rows.
+KVPLAN_INLINE i64 row_start(const PrefillTile& tile, int row, i64 token_stride) {
+    return (tile.first_token + (tile.first_row + row) / GROUP) * token_stride + row_head(tile, row) * HEAD_SIZE;
+}
+
+// Whether every row of the tile sees every position of [begin, begin + count).
+KVPLAN_INLINE bool all_visible(const PrefillTile& tile, int begin, int count, const AttentionParams& params) {
+    return begin + count - 1 <= row_position(tile, 0) &&
+           begin >= first_visible(row_position(tile, tile.num_rows - 1), params);
+}

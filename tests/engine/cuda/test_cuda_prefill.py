@@ -1,0 +1,75 @@
+"""The prefill kernels' own source, run on the CPU, against float64 over the stored values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cuda_cases import AttentionCase, attend, build_batch, largest_error, tolerance
+
+from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.kernels.cuda_emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
+
+F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
+SHUFFLED = 5
+OLD_GPU = replace(EMULATED_PROPERTIES, capability=(7, 0), shared_bytes_per_block=96 * 1024)
+
+# (tokens in the cache, new ones): whole prompts of 1, 2 and many tokens; cached prefixes; a decode; nothing; a chunk of
+# several tiles of rows over several tiles of keys.
+LENGTHS = ((1, 1), (2, 2), (40, 40), (64, 5), (17, 1), (0, 0), (130, 66), (200, 2), (65, 65))
+
+
+def prefill_case(head_size: int, block_size: int, heads: int, kv_heads: int, **options) -> AttentionCase:
+    seq_lens, query_lens = zip(*LENGTHS, strict=True)
+    return AttentionCase(head_size, block_size, heads, kv_heads, seq_lens, query_lens, **options)
+
+
+CASES = [
+    prefill_case(64, 16, 2, 2, scalar=BF16),
+    prefill_case(64, 1, 7, 1, scalar=F16),
+    prefill_case(80, 5, 4, 4, scalar=F16),
+    prefill_case(96, 16, 3, 1, scalar=BF16),
+    prefill_case(128, 16, 4, 1, scalar=BF16),
+    prefill_case(128, 3, 2, 1, scalar=F16, window=20, softcap=3.0, sinks=True),
+    prefill_case(256, 32, 2, 1, scalar=BF16),
+    prefill_case(80, 16, 2, 1, scalar=BF16, cache=FP8),
+    prefill_case(64, 16, 1, 1, scalar=BF16, window=50),
+    prefill_case(64, 16, 3, 3),
+    prefill_case(80, 7, 5, 1, window=33, softcap=5.0, sinks=True),
+    prefill_case(256, 16, 2, 2),
+]
+OLD_GPU_CASES = [prefill_case(96, 16, 4, 2, scalar=F16), prefill_case(128, 4, 2, 2, scalar=BF16, cache=FP8)]
+
+
+def check(case: AttentionCase, runtime: EmulatedRuntime) -> None:
+    batch = build_batch(case)
+    attend(CudaBackend(runtime), case, batch)
+    assert largest_error(case, batch) < tolerance(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_prefill_matches_the_reference(case: AttentionCase) -> None:
+    check(case, EmulatedRuntime())
+
+
+@pytest.mark.parametrize("case", OLD_GPU_CASES, ids=str)
+def test_prefill_without_tensor_cores_matches_the_reference(case: AttentionCase) -> None:
+    check(case, EmulatedRuntime(OLD_GPU))
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[7], CASES[9]], ids=str)
+def test_the_order_of_threads_and_blocks_does_not_change_a_bit(case: AttentionCase) -> None:
+    results = []
+    for order in (FORWARD, BACKWARD, SHUFFLED):
+        batch = build_batch(case)
+        attend(CudaBackend(EmulatedRuntime(order=order)), case, batch)
+        results.append(batch.out.clone())
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("rows", [63, 64, 65, 127, 128, 129, 257])
+def test_tiles_of_rows_end_where_they_should(rows: int) -> None:
+    case = AttentionCase(64, 16, 1, 1, (rows + 70,), (rows,), scalar=BF16, window=50)
+    check(case, EmulatedRuntime())
