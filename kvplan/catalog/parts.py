@@ -172,6 +172,8 @@ class MoeTraits:
     shared_gate: bool = False
     """The shared expert's output is scaled by a gate of its own (Qwen)."""
     shared_name: str = "shared_expert"
+    shared_path: str = ""
+    """Where the shared expert stands when it is not inside the mixture."""
     latent_size: int | None = None
     """Experts work on a projection of this size instead of the hidden size (Nemotron 3 Super)."""
 
@@ -192,7 +194,7 @@ def mixture(
     )
     tensors += _experts(inner, num_experts, experts_per_token, expert_intermediate, traits)
     if shared_intermediate:
-        shared = f"{traits.name}.{traits.shared_name}"
+        shared = traits.shared_path or f"{traits.name}.{traits.shared_name}"
         tensors += feed_forward(hidden, shared_intermediate, gated=traits.gated, bias=traits.bias, name=shared).tensors
         if traits.shared_gate:
             tensors += linear(f"{traits.name}.shared_expert_gate", 1, hidden, role="router")

@@ -193,7 +193,7 @@ def _gemma4_experts(view: ConfigView, sizes: Sizes) -> MoeFeedForward | None:
         view.integer("top_k_experts"),
         view.integer("moe_intermediate_size"),
         shared_intermediate=view.integer("intermediate_size"),
-        traits=MoeTraits(name="mlp", shared_name="dense"),
+        traits=MoeTraits(name="moe", shared_path="mlp"),
     )
     scales = (
         Tensor("router.scale", (sizes.hidden,), "norm"),

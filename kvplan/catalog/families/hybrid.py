@@ -178,8 +178,11 @@ _NEMOTRON_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
 
 def read_nemotron_h(view: ConfigView) -> Body:
     """Nemotron-H and Nemotron 3: each layer is one thing: Mamba 2 (M), attention (*), MLP (-) or experts (E)."""
-    sizes = read_sizes(view, head_default=view.optional_integer("attention_head_dim"))
-    pattern = _nemotron_pattern(view, sizes.layers)
+    pattern = _nemotron_pattern(view)
+    counted = ConfigView(
+        {**view.config, "num_hidden_layers": len(pattern)}, path=view.path, assumptions=view.assumptions
+    )
+    sizes = read_sizes(counted, head_default=view.optional_integer("attention_head_dim"))
     one_norm = norms(1, sizes.hidden)
     kinds = {"*": LayerSpec(plain_attention(sizes), None, None, one_norm)}
     if "M" in pattern:
@@ -193,14 +196,16 @@ def read_nemotron_h(view: ConfigView) -> Body:
     return hybrid_body(view, sizes, [kinds[letter] for letter in pattern], rotary=False, extras=_nemotron_extras(view))
 
 
-def _nemotron_pattern(view: ConfigView, num_layers: int) -> str:
+def _nemotron_pattern(view: ConfigView) -> str:
+    """One letter per layer; newer configs spell the kinds out and leave the number of layers to the list."""
     types = view.texts("layers_block_type")
     if types is not None and set(types) <= set(_NEMOTRON_LETTERS):
         pattern = "".join(_NEMOTRON_LETTERS[kind] for kind in types)
     else:
         pattern = view.text("hybrid_override_pattern")
-    if len(pattern) != num_layers or set(pattern) - set("M*-E"):
-        raise view.reject("hybrid_override_pattern", f"{num_layers} letters of M, *, - and E")
+    stated = view.optional_integer("num_hidden_layers")
+    if not pattern or set(pattern) - set("M*-E") or stated not in (None, len(pattern)) or len(pattern) > 4096:
+        raise view.reject("hybrid_override_pattern", "one letter of M, *, - and E for each layer")
     return pattern
 
 

@@ -191,7 +191,9 @@ MIXTURES: dict[str, MixtureFamily] = {
     "HunYuanMoEV1ForCausalLM": MixtureFamily(
         PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head"), shared_default=1
     ),
-    "MiniMaxM2ForCausalLM": MixtureFamily(PlainFamily(qk_norm="full"), router_bias=True),
+    "MiniMaxM2ForCausalLM": MixtureFamily(
+        PlainFamily(qk_norm="full"), router_bias=True, traits=MoeTraits(name="block_sparse_moe")
+    ),
     "GptOssForCausalLM": MixtureFamily(_GPT_OSS, router_bias=True, traits=MoeTraits(bias=True)),
     "Llama4ForCausalLM": MixtureFamily(
         PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, windows=windows.llama4),

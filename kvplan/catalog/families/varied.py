@@ -209,7 +209,7 @@ def read_minimax_m3(view: ConfigView) -> Body:
         dense_size=("dense_intermediate_size",),
         shared_size=("shared_intermediate_size",),
         router_bias=True,
-        traits=_SHARED,
+        traits=replace(_SHARED, name="block_sparse_moe"),
     )
     layers = _stack(sizes, mixers, read_feed_forwards(view, family, sizes))
     return hybrid_body(view, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))
