@@ -18,7 +18,7 @@ from kvplan.estimate.vllm_activation import ActivationPeak, activation_peak
 from kvplan.estimate.vllm_budget import cudagraph_bytes, non_torch_bytes, requested_bytes
 from kvplan.estimate.vllm_groups import BlockPlan, RequestShape, blocks_per_request, longest_that_fits, plan_blocks
 from kvplan.estimate.vllm_settings import ResolvedSettings, VllmSettings, resolve_settings
-from kvplan.estimate.vllm_weights import rank_weight_bytes
+from kvplan.estimate.vllm_weights import drafters, rank_weight_bytes
 
 VllmOutcome = Literal["ok", "oom_weights", "oom_kv_init", "rejected_ctx"]
 
@@ -120,11 +120,18 @@ def _check_heads(spec: ModelSpec, tensor_parallel_size: int) -> None:
             )
 
 
-def cache_settings(settings: ResolvedSettings, release: VllmRelease) -> CacheSettings:
-    """How the KV cache is stored on one rank."""
+_EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3")
+
+
+def cache_settings(spec: ModelSpec, settings: ResolvedSettings) -> CacheSettings:
+    """How the KV cache is stored on one rank. Sparse latent attention in 8 bits has a layout of its own."""
+    is_sparse = any(isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer for layer in spec.layers)
+    kv_dtype = settings.kv_cache_dtype
+    if is_sparse and kv_dtype in _EIGHT_BIT_FLOATS:
+        kv_dtype = "fp8_ds_mla"
     return CacheSettings(
         model_dtype=settings.dtype,
-        kv_dtype=settings.kv_cache_dtype,
+        kv_dtype=kv_dtype,
         tensor_parallel_size=settings.tensor_parallel_size,
         encoder_tokens=settings.encoder_tokens,
     )
@@ -153,7 +160,8 @@ def _rank_parts(
 ) -> RankParts:
     tp, quantization = settings.tensor_parallel_size, settings.quantization
     cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens)
-    key = (id(spec), part, tp, settings.dtype, quantization, settings.max_model_len, cached, release)
+    drafts = settings.num_speculative_tokens
+    key = (id(spec), part, tp, settings.dtype, quantization, settings.max_model_len, cached, drafts, release)
     if key not in memo:
         layers = spec.layers[part.start : part.stop]
         if not release.latent_cache:
@@ -165,10 +173,20 @@ def _rank_parts(
             dtype=settings.dtype,
             requested=quantization,
             max_model_len=settings.max_model_len,
+            with_drafter=settings.num_speculative_tokens > 0,
         )
-        blocks = plan_blocks(layers, cache_settings(settings, release), settings.block_size, release)
+        if settings.num_speculative_tokens and part.stop == spec.num_layers:
+            layers += _drafter_layers(spec)
+        blocks = plan_blocks(layers, cache_settings(spec, settings), settings.block_size, release)
         memo[key] = RankParts(len(layers), _distinct(layers), weight_bytes, blocks)
     return memo[key]
+
+
+def _drafter_layers(spec: ModelSpec) -> tuple[LayerSpec, ...]:
+    """Layers for multi-token prediction cache like the model's last attention layer."""
+    count = sum(max(extra.num_layers, 1) for extra in drafters(spec))
+    attending = [layer for layer in spec.layers if isinstance(layer.mixer, (SoftmaxAttention, LatentAttention))]
+    return (replace(attending[-1], feed_forward=None, tensors=()),) * count if attending else ()
 
 
 def _distinct(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:

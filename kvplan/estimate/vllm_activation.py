@@ -71,7 +71,7 @@ def activation_peak(
     *,
     samples: bool = True,
 ) -> ActivationPeak:
-    """The profile run's peak on a rank with ``layers`` (one of each kind is enough); ``samples`` where it has the head."""
+    """The peak on a rank with ``layers`` (one of each kind is enough); ``samples`` where the rank has the head."""
     workspace = blas_workspace_bytes(gpu)
     vision = vision_profile(spec, settings)
     encoder, kept = 0, 0

@@ -15,10 +15,13 @@ from kvplan.units import GIB, MIB
 
 _Table = tuple[tuple[tuple[int, int, int], float], ...]
 
-_HOPPER_GIB: _Table = (((0, 0, 0), 0.0), ((0, 2, 5), 0.25), ((0, 8, 0), 0.07), ((0, 15, 0), 0.13), ((0, 18, 0), 0.25))
-_OLDER_GIB: _Table = (((0, 0, 0), 0.0), ((0, 2, 5), 0.25), ((0, 8, 0), 0.02), ((0, 15, 0), 0.05), ((0, 18, 0), 0.10))
-_PARALLEL_EXTRA_GIB: _Table = (((0, 0, 0), 0.10), ((0, 8, 0), 0.15))
-"""Logs of 14 models: 0.02 on consumer cards and 0.07 on H100 (0.10), 0.13 (0.15 to 0.17), 0.24 to 0.27 (0.18, 0.19)."""
+_HOPPER_GIB: _Table = (((0, 0, 0), 0.0), ((0, 2, 5), 0.28), ((0, 8, 0), 0.07), ((0, 15, 0), 0.13), ((0, 18, 0), 0.25))
+_OLDER_GIB: _Table = (((0, 0, 0), 0.0), ((0, 2, 5), 0.28), ((0, 8, 0), 0.02), ((0, 15, 0), 0.05))
+_PARALLEL_EXTRA_GIB = 0.10
+"""What logs print: 0.03 to 0.38 (up to 0.7), 0.02 on consumer cards and 0.07 on H100 (0.10), on H100 0.13 (0.15 to
+0.17) and 0.24 to 0.27 (0.18, 0.19). With several GPUs 0.1 more, except over NVLink on Hopper and later."""
+_UNIFIED_EXTRA_GIB = 1.0
+"""On a GPU that shares its host's memory, free memory also shrinks by what the engine's processes take of the host."""
 _NVLINK_PARALLEL_EXTRA_GIB = 1.85
 """What all-reduce over NVLink on Hopper and later keeps outside torch from 0.18 on, with 2 and with 4 GPUs."""
 _GRAPH_SIZES_AT_512 = 51
@@ -34,6 +37,8 @@ def non_torch_bytes(gpu: GpuProfile, settings: ResolvedSettings, release: VllmRe
     total = _since(_HOPPER_GIB if _is_hopper_or_later(gpu) else _OLDER_GIB, release)
     if settings.tensor_parallel_size > 1:
         total += _parallel_extra_gib(gpu, release)
+    if gpu.unified_memory:
+        total += _UNIFIED_EXTRA_GIB
     return int(total * GIB)
 
 
@@ -41,7 +46,7 @@ def _parallel_extra_gib(gpu: GpuProfile, release: VllmRelease) -> float:
     has_fabric = gpu.nvlink_bytes_per_second is not None and _is_hopper_or_later(gpu)
     if has_fabric and release.version >= (0, 18, 0):
         return _NVLINK_PARALLEL_EXTRA_GIB
-    return _since(_PARALLEL_EXTRA_GIB, release)
+    return _PARALLEL_EXTRA_GIB if release.v1 else 0.0
 
 
 def _is_hopper_or_later(gpu: GpuProfile) -> bool:

@@ -162,8 +162,10 @@ def _batch_defaults(
         if chunks:
             return (_V0_DEFAULT_CONTEXT_TOKENS if release.version >= (0, 6, 2) else 512), 256
         return max(max_model_len, _V0_DEFAULT_CONTEXT_TOKENS), 256
-    is_large = release.large_gpu_defaults and total_bytes >= _LARGE_GPU_BYTES and "a100" not in gpu.id
-    if release.huge_gpu_defaults and total_bytes >= _HUGE_GPU_BYTES:
+    # The driver does not tell the memory of a GPU that shares its host's, so vLLM takes such a GPU for a small one.
+    is_told = not gpu.unified_memory
+    is_large = release.large_gpu_defaults and is_told and total_bytes >= _LARGE_GPU_BYTES and "a100" not in gpu.id
+    if release.huge_gpu_defaults and is_told and total_bytes >= _HUGE_GPU_BYTES:
         return 16384, 1024
     if is_large:
         return (8192 if usage == "server" else 16384), 1024

@@ -15,19 +15,24 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.vllm_settings import ResolvedSettings
 
 _CHANNELS = 3
-_FLOAT_ROTARY_WIDTHS = 16
-"""Hidden widths alive in a vision block with rotary positions in float32: residual, norm, qkv (3), q, k, v as the
-kernel wants them (3), q and k in float32 before and after the rotation (4 x 2)."""
+_RESIDUAL_WIDTHS = 2
+_FLOAT_ROTARY_WIDTHS = 14
+"""Hidden widths alive in a vision block with rotary positions in float32, beside residual and norm: qkv (3), q, k, v as
+the kernel wants them (3), q and k in float32 before and after the rotation (4 x 2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
-    """One image of the largest size. ``pixels`` counts values, ``patches`` rows inside the encoder."""
+    """One image of the largest size. ``pixels`` counts values, ``patches`` rows inside the encoder.
+
+    Per patch there are alive two hidden widths, whole on every rank, and ``inner_width`` elements, divided over them.
+    """
 
     pixels: int
     patches: int
     tokens: int
-    peak_width: int
+    hidden_size: int
+    inner_width: int
     deepstack_outputs: int = 0
 
 
@@ -59,9 +64,8 @@ def vision_profile(spec: ModelSpec, settings: ResolvedSettings) -> VisionProfile
         return None
     budget = max(settings.max_num_batched_tokens, image.tokens)
     num_items = max(min(budget // image.tokens, settings.max_num_seqs), 1)
-    return VisionProfile(
-        num_items, image.pixels, image.patches, image.tokens, image.peak_width, image.deepstack_outputs
-    )
+    width = _RESIDUAL_WIDTHS * image.hidden_size + image.inner_width // settings.tensor_parallel_size
+    return VisionProfile(num_items, image.pixels, image.patches, image.tokens, width, image.deepstack_outputs)
 
 
 def _number(section: Mapping[str, Any], name: str, default: int) -> int:
@@ -70,9 +74,8 @@ def _number(section: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _plain_width(section: Mapping[str, Any], hidden: int) -> int:
-    """Residual and input, and inside either the MLP's two activations or qkv with the attention's output."""
-    inner = _number(section, "intermediate_size", 4 * hidden)
-    return 2 * hidden + max(2 * inner, 4 * hidden)
+    """Either the MLP's two activations or qkv with the attention's output."""
+    return max(2 * _number(section, "intermediate_size", 4 * hidden), 4 * hidden)
 
 
 def _square(side: int) -> int:
@@ -83,7 +86,7 @@ def _gemma3(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
     side, patch = _number(section, "image_size", 896), _number(section, "patch_size", 14)
     hidden = _number(section, "hidden_size", 1152)
     tokens = _number(config, "mm_tokens_per_image", 256)
-    return ImageSize(_square(side), (side // patch) ** 2, tokens, _plain_width(section, hidden))
+    return ImageSize(_square(side), (side // patch) ** 2, tokens, hidden, _plain_width(section, hidden))
 
 
 def _pixtral(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
@@ -92,7 +95,7 @@ def _pixtral(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize
     rows = side // patch
     merged = -(-rows // merge)
     # A token for every merged patch and a break after each row.
-    return ImageSize(_square(side), rows * rows, merged * (merged + 1), _plain_width(section, hidden))
+    return ImageSize(_square(side), rows * rows, merged * (merged + 1), hidden, _plain_width(section, hidden))
 
 
 def _llama4(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
@@ -102,13 +105,13 @@ def _llama4(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
     ratio = section.get("pixel_shuffle_ratio", 0.5)
     kept = ratio * ratio if isinstance(ratio, float) else 0.25
     tokens = tiles * int(patches * kept)
-    return ImageSize(tiles * _square(side), tiles * (patches + 1), tokens, _plain_width(section, hidden))
+    return ImageSize(tiles * _square(side), tiles * (patches + 1), tokens, hidden, _plain_width(section, hidden))
 
 
 def _llava(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
     side, patch = _number(section, "image_size", 336), _number(section, "patch_size", 14)
     hidden, patches = _number(section, "hidden_size", 1024), (side // patch) ** 2
-    return ImageSize(_square(side), patches + 1, patches, _plain_width(section, hidden))
+    return ImageSize(_square(side), patches + 1, patches, hidden, _plain_width(section, hidden))
 
 
 def _qwen_vl(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
@@ -121,7 +124,7 @@ def _qwen_vl(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize
     levels = section.get("deepstack_visual_indexes")
     deeper = len(levels) if isinstance(levels, list) else 0
     pixels = patches * _CHANNELS * patch * patch * frames
-    return ImageSize(pixels, patches, tokens, _FLOAT_ROTARY_WIDTHS * hidden, deeper)
+    return ImageSize(pixels, patches, tokens, hidden, _FLOAT_ROTARY_WIDTHS * hidden, deeper)
 
 
 def _dots(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
@@ -130,7 +133,7 @@ def _dots(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
     hidden = _number(section, "embed_dim", 1536)
     patches = 11_289_600 // (patch * patch)
     return ImageSize(
-        patches * _CHANNELS * patch * patch, patches, patches // (merge * merge), _FLOAT_ROTARY_WIDTHS * hidden
+        patches * _CHANNELS * patch * patch, patches, patches // (merge * merge), hidden, _FLOAT_ROTARY_WIDTHS * hidden
     )
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from kvplan.catalog.spec import LayerSpec, ModelSpec, QuantizationSpec, SoftmaxAttention
+from kvplan.catalog.spec import ExtraModule, LayerSpec, ModelSpec, QuantizationSpec, SoftmaxAttention
 from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import BYTES_PER_ELEMENT, element_bytes
+from kvplan.estimate.vllm_ignored import ignore_rules
 from kvplan.units import MIB
 
 _VOCAB_PADDING = 64
 _QUANTIZED_ROLES = ("linear", "expert")
-_BITS_PER_WEIGHT = {"bitsandbytes": 4.0, "awq": 4.0, "gptq": 4.0, "awq_marlin": 4.0, "gptq_marlin": 4.0, "mxfp4": 4.0}
 _RUNTIME_METHODS = {
     "fp8": QuantizationSpec(method="fp8", bits=8, granularity="tensor", scale_dtype="float32"),
     "bitsandbytes": QuantizationSpec(
@@ -31,8 +30,9 @@ class WeightShare:
     dtype: str
     quantization: QuantizationSpec | None
     tensor_parallel_size: int
-    head_tokens: int
+    head_rows: int
     """Rows of the KV projections that belong to one KV head, for ranks that hold a replica."""
+    layer: int | None
 
 
 def quantization_of(spec: ModelSpec, requested: str | None) -> QuantizationSpec | None:
@@ -43,45 +43,66 @@ def quantization_of(spec: ModelSpec, requested: str | None) -> QuantizationSpec 
 
 
 def rank_weight_bytes(
-    spec: ModelSpec, layers: range, *, tensor_parallel_size: int, dtype: str, requested: str | None, max_model_len: int
+    spec: ModelSpec,
+    layers: range,
+    *,
+    tensor_parallel_size: int,
+    dtype: str,
+    requested: str | None,
+    max_model_len: int,
+    with_drafter: bool = False,
 ) -> int:
     """Bytes of the layers ``layers`` on one rank, with embedding, head and towers where they lie, and rope tables.
 
-    The first stage has the embedding and the towers, the last one the head (a second copy of a tied embedding when
-    they are different ranks).
+    The first stage has the embedding and the towers, the last one the head (and a second copy of a tied embedding when
+    they are different ranks) and, ``with_drafter``, the layers for multi-token prediction.
     """
     quantization = quantization_of(spec, requested)
     parts: list[Tensor] = []
     total = 0
     for index in layers:
-        share = _share(spec, spec.layers[index], quantization, tensor_parallel_size, dtype)
+        share = WeightShare(dtype, quantization, tensor_parallel_size, _head_rows(spec.layers[index]), index)
         total += _allocated_bytes(spec.layers[index].all_tensors, share)
     is_first, is_last = layers.start == 0, layers.stop == spec.num_layers
     for tensor in spec.tensors:
         is_input = tensor.role in ("embedding", "position")
         if (is_input and (is_first or (is_last and spec.tie_word_embeddings))) or (not is_input and is_last):
             parts.append(tensor)
-    share = WeightShare(dtype, quantization, tensor_parallel_size, 1)
+    share = WeightShare(dtype, quantization, tensor_parallel_size, 1, None)
     total += _allocated_bytes(parts, share)
     if is_first:
         total += tower_bytes(spec, tensor_parallel_size, dtype)
+    if is_last and with_drafter:
+        drafter = WeightShare(dtype, quantization, tensor_parallel_size, 1, spec.num_layers)
+        total += sum(_allocated_bytes(extra.tensors, drafter) for extra in drafters(spec))
     return total + rope_table_bytes(spec, dtype, max_model_len)
 
 
-def _share(
-    spec: ModelSpec, layer: LayerSpec, quantization: QuantizationSpec | None, tensor_parallel_size: int, dtype: str
-) -> WeightShare:
-    head = layer.mixer.head_size_k if isinstance(layer.mixer, SoftmaxAttention) else 1
-    return WeightShare(dtype, quantization, tensor_parallel_size, head)
+def _head_rows(layer: LayerSpec) -> int:
+    return layer.mixer.head_size_k if isinstance(layer.mixer, SoftmaxAttention) else 1
 
 
 def tensor_bytes(tensor: Tensor, share: WeightShare) -> int:
     """Bytes of one tensor on one rank, scales and zero points included."""
-    shape = rank_shape(tensor, share.tensor_parallel_size, share.head_tokens)
+    shape = rank_shape(tensor, share.tensor_parallel_size, share.head_rows)
     quantization = share.quantization
-    if quantization is None or not is_quantized(tensor, quantization):
+    if quantization is None or not is_quantized(tensor, quantization, share.layer):
         return prod(shape) * element_bytes(share.dtype)
+    if quantization.method == "mxfp4" and tensor.role == "expert":
+        shape = padded_experts(shape, tensor.split)
     return quantized_bytes(shape, quantization)
+
+
+def padded_experts(shape: tuple[int, ...], split: str) -> tuple[int, ...]:
+    """Stacked MXFP4 experts as vLLM lays them out: hidden in steps of 256, each rank's inner width in steps of 64.
+
+    (vllm/model_executor/layers/quantization/mxfp4.py.) The inner width is the output of gate and up, the input of down.
+    """
+    if len(shape) < 3:
+        return shape
+    inner_axis = len(shape) - 1 if split == "row" else len(shape) - 2
+    steps = [_INNER_STEP if axis == inner_axis else _HIDDEN_STEP for axis in range(len(shape))]
+    return (*shape[:-2], *(-(-shape[axis] // steps[axis]) * steps[axis] for axis in (len(shape) - 2, len(shape) - 1)))
 
 
 def rank_shape(tensor: Tensor, tensor_parallel_size: int, head_rows: int = 1) -> tuple[int, ...]:
@@ -108,31 +129,18 @@ def _padded_vocabulary(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...
     return (-(-shape[0] // _VOCAB_PADDING) * _VOCAB_PADDING, *shape[1:])
 
 
-def is_quantized(tensor: Tensor, quantization: QuantizationSpec) -> bool:
+def is_quantized(tensor: Tensor, quantization: QuantizationSpec, layer: int | None) -> bool:
     """Matrices of layers and experts are, unless the format's ignore list names them."""
     if tensor.role not in _QUANTIZED_ROLES or len(tensor.shape) < 2:
         return False
-    return not any(_names(pattern, tensor.name) for pattern in quantization.ignore)
-
-
-def _names(pattern: str, name: str) -> bool:
-    """Whether an ignore entry of a published config means the module ``name`` (layer numbers are not in our names)."""
-    import re
-
-    if pattern.startswith("re:"):
-        try:
-            return re.search(pattern[3:], f"model.layers.0.{name}") is not None
-        except re.error:
-            return False
-    bare = re.sub(r"^(.*\.)?layers\.\d+\.", "", pattern)
-    return fnmatch.fnmatch(name, bare) or name == bare or name.startswith(f"{bare}.")
+    return not ignore_rules(quantization.ignore).spares(layer, tensor.name)
 
 
 def quantized_bytes(shape: Sequence[int], quantization: QuantizationSpec) -> int:
     """Packed weights plus scales (and zero points) of one matrix, or of stacked matrices."""
     elements = prod(shape)
     rows, inner = prod(shape[:-1]), shape[-1]
-    weight = elements * (_BITS_PER_WEIGHT.get(quantization.method, quantization.bits)) / 8
+    weight = elements * quantization.bits / 8
     if quantization.granularity == "group" and quantization.group_size:
         scales = rows * -(-inner // quantization.group_size)
     elif quantization.granularity == "block" and quantization.block_shape:
@@ -141,33 +149,67 @@ def quantized_bytes(shape: Sequence[int], quantization: QuantizationSpec) -> int
     else:
         scales = rows if quantization.granularity == "channel" else 1
     zero_points = scales * quantization.bits / 8 if quantization.has_zero_points else 0
-    return int(weight + scales * _scale_bytes(quantization) + zero_points)
+    return int(weight + scales * BYTES_PER_ELEMENT.get(quantization.scale_dtype, 2) + zero_points)
 
 
-def _scale_bytes(quantization: QuantizationSpec) -> float:
-    if quantization.method in ("mxfp4", "modelopt_fp4", "nvfp4"):
-        return 1
-    return BYTES_PER_ELEMENT.get(quantization.scale_dtype, 2)
+def drafters(spec: ModelSpec) -> tuple[ExtraModule, ...]:
+    """The checkpoint's own layers for multi-token prediction, loaded when vLLM speculates with them."""
+    return tuple(extra for extra in spec.extras if extra.kind == "multi_token_prediction")
 
 
 def tower_bytes(spec: ModelSpec, tensor_parallel_size: int, dtype: str) -> int:
-    """Vision and audio towers and their projectors, divided over the ranks as vLLM does; never quantized here."""
+    """Vision and audio towers and their projectors, divided over the ranks as vLLM does; not quantized."""
     kinds = ("vision", "audio", "encoder", "projector")
-    counted = [extra.num_parameters or 0 for extra in spec.extras if extra.kind in kinds]
-    return -(-sum(counted) // tensor_parallel_size) * element_bytes(dtype)
+    counted = 0
+    for extra in spec.extras:
+        if extra.kind not in kinds:
+            continue
+        counted += extra.num_parameters if extra.num_parameters is not None else _rough_tower(spec.raw_config)
+    return -(-counted // tensor_parallel_size) * element_bytes(dtype)
+
+
+def _rough_tower(config: Mapping[str, object]) -> int:
+    """A tower whose exact weights are not known: its blocks' matrices and a merger of 2 x 2 patches."""
+    section = config.get("vision_config")
+    if not isinstance(section, Mapping):
+        return 0
+    sizes = [section.get(name) for name in ("embed_dim", "intermediate_size", "num_hidden_layers")]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return 0
+    hidden, inner, layers = (int(size) for size in sizes if isinstance(size, int))
+    merged = 4 * hidden
+    return layers * (4 * hidden * hidden + 3 * hidden * inner) + merged * merged + merged * hidden
 
 
 def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int) -> int:
-    """cos and sin of every position the config knows: vLLM keeps them in the model's dtype, one table per rope."""
-    if spec.rope is None:
+    """cos and sin of every position the config knows, in the model's dtype: one table for each kind of rope.
+
+    Linear and dynamic scaling stretch the positions by their factor, YaRN the original ones by its own.
+    """
+    rope = spec.rope
+    if rope is None:
         return 0
-    positions = spec.max_position_embeddings or max_model_len
-    if spec.rope.scaling == "yarn" and spec.rope.factor and spec.rope.original_max_position_embeddings:
-        positions = int(spec.rope.original_max_position_embeddings * spec.rope.factor)
-    return positions * spec.rope.rotary_size * element_bytes(dtype)
+    known = spec.max_position_embeddings or max_model_len
+    positions = known
+    if rope.scaling in ("linear", "dynamic") and rope.factor:
+        positions = int(known * rope.factor)
+    elif rope.scaling == "yarn" and rope.factor and rope.original_max_position_embeddings:
+        positions = int(rope.original_max_position_embeddings * rope.factor)
+    if _has_local_rope(spec.raw_config):
+        positions += known
+    return positions * rope.rotary_size * element_bytes(dtype)
+
+
+def _has_local_rope(config: Mapping[str, object]) -> bool:
+    """Whether sliding layers turn at a frequency of their own (Gemma 3 and later)."""
+    text = config.get("text_config")
+    sections = [config, *([text] if isinstance(text, Mapping) else [])]
+    return any("rope_local_base_freq" in section or section.get("model_type") == "gemma3_text" for section in sections)
 
 
 _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_INNER_STEP = 64
+_HIDDEN_STEP = 256
 _LARGE_ALLOCATION = 10 * MIB
 _SEGMENT_STEP = 2 * MIB
 _SPLIT_ABOVE = MIB

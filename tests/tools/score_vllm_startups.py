@@ -78,6 +78,8 @@ def _score(row: Row, models: dict[str, dict[str, object]]) -> RowScore:
         "model": row["model"],
         "failed": row["outcome"] != "ok",
     }
+    if "Embedding" in row["model"]:
+        return RowScore(reason="an embedding model: it generates no text and its run samples nothing", **base)  # type: ignore[arg-type]
     try:
         spec = _spec(row, models)
         gpu = _gpu(row)
