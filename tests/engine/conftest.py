@@ -9,6 +9,9 @@ import pytest
 import torch
 import transformers
 
+from kvplan_engine import Engine
+from kvplan_engine.outputs import StepOutput
+
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
@@ -62,6 +65,19 @@ class Checkpoint:
         self.model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         self.path = folder / name
         self.model.save_pretrained(self.path)
+
+
+@pytest.fixture(autouse=True)
+def every_step_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a test does with an engine, all invariants of scheduler and pool hold after each of its steps."""
+    step = Engine.step
+
+    def checked_step(self: Engine) -> list[StepOutput]:
+        outputs = step(self)
+        self.check()
+        return outputs
+
+    monkeypatch.setattr(Engine, "step", checked_step)
 
 
 @pytest.fixture(scope="session")
