@@ -21,8 +21,9 @@ from kvplan.sweeps.options import DEFAULT_BATCHED_TOKENS
 from kvplan.sweeps.prediction import Predictor
 from kvplan.sweeps.trial import Trial, TrialSettings
 
-_THROUGHPUT_SEQS: Mapping[str, tuple[int, ...]] = {"cpu": (2, 4, 8, 16), "cuda": (8, 32, 128, 256)}
-_MEMORY_SEQS: Mapping[str, int] = {"cpu": 16, "cuda": 256}
+_THROUGHPUT_SEQS: Mapping[str, tuple[int, ...]] = {"cpu": (2, 4, 8), "cuda": (8, 32, 128, 256)}
+_MEMORY_SEQS: Mapping[str, int] = {"cpu": 8, "cuda": 256}
+_GRID_SEQS = 256
 _BLOCK_SIZES = (8, 16, 32)
 _BLOCK_SIZE = 16
 _UTILIZATION = 0.9
@@ -67,11 +68,11 @@ class Design:
 def make_design(axes: Mapping[str, Sequence[AxisValue]], predictor: Predictor) -> Design:
     """The grid of the given axes, or the default design when none was given."""
     base = base_settings(predictor)
-    return _grid(axes, base) if axes else _default_design(predictor, base)
+    return _grid(axes, base.with_changes(max_num_seqs=_GRID_SEQS)) if axes else _default_design(predictor, base)
 
 
 def base_settings(predictor: Predictor) -> TrialSettings:
-    """What an axis has that was not given."""
+    """The settings that the default design varies; a grid takes them for the axes that were not given."""
     kind = predictor.device.kind
     return TrialSettings(
         gpu_memory_utilization=_UTILIZATION,

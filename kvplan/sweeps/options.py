@@ -22,10 +22,10 @@ class DefaultWorkload:
     output_len: str
 
 
-# Mixed lengths with a mean of about 200 tokens. On a CPU a trial of a 124M model ends in a few seconds; a GPU needs
-# many more requests before its batch is full.
+# Mixed lengths. On a CPU a trial of a 124M model ends in a few seconds; a GPU needs many more requests before its
+# batch is full.
 DEFAULT_WORKLOADS: Mapping[str, DefaultWorkload] = {
-    "cpu": DefaultWorkload(12, "96..288", "16..48"),
+    "cpu": DefaultWorkload(8, "160..320", "16..48"),
     "cuda": DefaultWorkload(512, "128..1024", "64..256"),
 }
 # A step of 2,048 prompt tokens would make every decoding sequence wait for seconds on a CPU.

@@ -16,7 +16,7 @@ from kvplan import __version__
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.sweeps.columns import MANIFEST_SCHEMA, columns_as_json
+from kvplan.sweeps.columns import MANIFEST_SCHEMA, STATUS_MEANING, columns_as_json
 from kvplan.sweeps.commit import checkout_commit
 from kvplan.sweeps.design import Plane, make_design
 from kvplan.sweeps.machine import SweepDevice, detect_device
@@ -144,6 +144,7 @@ def manifest_of(plan: SweepPlan, command: str) -> dict[str, Any]:
         "versions": {"kvplan": __version__, "python": platform.python_version()},
         "platform": platform.platform(),
         "commit": checkout_commit(),
+        "statuses": dict(STATUS_MEANING),
         "columns": columns_as_json(),
     }
 

@@ -1,7 +1,7 @@
 """What parent and worker say to each other: one JSON object a line, over the worker's stdin and stdout.
 
     parent -> worker   {"type": "trial", ...TrialOrder}      run one trial
-    worker -> parent   {"type": "hello", "engine_version", "torch_version", "pid"}
+    worker -> parent   {"type": "hello", "engine_version", "torch_version", "pid", "architectures"}
                        {"type": "stage", "stage": "loading" | "setup" | "warmup" | "serving"}
                        {"type": "progress", "output_tokens_per_second", "kv_usage", "num_running", "num_waiting",
                         "share"}                               share: of the trial's output tokens that are there

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from kvplan.errors import KvplanError
 from kvplan.sweeps.columns import MEASURED_STATUSES
 from kvplan.sweeps.prediction import Predictor, TrialPrediction
 from kvplan.sweeps.progress import Progress
@@ -128,8 +129,19 @@ class Runner:
         self._worker = self._make_worker()
         self._load_key = trial.settings.load_key
         self._worker.wait_until_ready(self._limits)
+        self._refuse_architecture(self._worker.hello)
         self._remember_versions(self._worker.hello)
         return self._worker
+
+    def _refuse_architecture(self, hello: Mapping[str, Any]) -> None:
+        """Not a trial's failure: no trial of this model can ever start."""
+        architecture = self._predictor.spec.architecture
+        known = hello.get("architectures")
+        if known is not None and architecture not in known:
+            raise KvplanError(
+                f"kvplan's engine does not run {architecture} yet.",
+                hint=f"it runs {', '.join(known)}; `kvplan estimate` sizes many more",
+            )
 
     def _remember_versions(self, hello: Mapping[str, Any]) -> None:
         versions = self._store.read_manifest().get("versions", {})

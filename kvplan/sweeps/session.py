@@ -11,11 +11,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from kvplan.errors import KvplanError
 from kvplan.sweeps.plan import SweepPlan, manifest_of, plan_from_manifest, weights_path
 from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.rows import SweepIdentity
 from kvplan.sweeps.runner import EngineSource, Runner
-from kvplan.sweeps.store import WORKER_LOG, SweepStore, read_manifest, write_whole
+from kvplan.sweeps.store import MODEL, WORKER_LOG, SweepStore, read_manifest, write_whole
 from kvplan.sweeps.summary import summarize
 from kvplan.sweeps.worker_client import WORKER_COMMAND, Worker
 
@@ -40,7 +41,12 @@ def run_new_sweep(
 ) -> SweepOutcome:
     """Run every trial of the plan into a new directory. KvplanError when the directory cannot be used."""
     with SweepStore.create(directory, manifest_of(plan, command)) as store:
-        return _run(plan, store, progress, worker_command)
+        try:
+            return _run(plan, store, progress, worker_command)
+        except KvplanError:
+            if not store.records:  # nothing was measured, and nothing can be continued
+                store.take_back()
+            raise
 
 
 def resume_sweep(
@@ -88,7 +94,7 @@ def _engine_source(plan: SweepPlan, directory: Path) -> EngineSource:
     weights = None if plan.load_format == "dummy" else weights_path(plan.options)
     if weights is not None:
         return EngineSource(str(weights), plan.load_format, plan.spec.vocab_size)
-    model_directory = (directory / "model").resolve()
+    model_directory = (directory / MODEL).resolve()
     model_directory.mkdir(exist_ok=True)
     config = model_directory / "config.json"
     write_whole(config, json.dumps(dict(plan.spec.raw_config), indent=2) + "\n")

@@ -8,12 +8,14 @@ replaced as a whole, so that a reader never sees half of it.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import fcntl
 import io
 import json
 import os
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ RESULTS: Final = "results.csv"
 MANIFEST: Final = "manifest.json"
 SUMMARY: Final = "summary.json"
 WORKER_LOG: Final = "worker.log"
+MODEL: Final = "model"
 _LOCK: Final = ".lock"
 
 Record = dict[str, Any]
@@ -123,6 +126,14 @@ class SweepStore:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)  # closing gives the lock back, and so does any death
             self._lock_fd = -1
+
+    def take_back(self) -> None:
+        """Remove the files of a run that never started; the directory goes too if nothing else lies in it."""
+        for name in (TRIALS, MANIFEST, WORKER_LOG, _LOCK):
+            (self.directory / name).unlink(missing_ok=True)
+        shutil.rmtree(self.directory / MODEL, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()
 
     @property
     def finished_ids(self) -> set[str]:

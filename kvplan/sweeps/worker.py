@@ -48,9 +48,9 @@ def main() -> None:
     threading.Thread(target=_read_orders, args=(orders,), daemon=True).start()
 
     # The engine and torch are imported here, after the pipe is safe and with a thread that notices a dead parent.
-    from kvplan.sweeps.worker_trial import EngineHost, run_trial, versions
+    from kvplan.sweeps.worker_trial import EngineHost, greeting, run_trial
 
-    channel.send("hello", pid=os.getpid(), **versions())
+    channel.send("hello", pid=os.getpid(), **greeting())
     host = EngineHost()
     while True:
         order = orders.get()

@@ -17,20 +17,25 @@ from kvplan.sweeps.workload import RequestSpec, prompt_token_ids
 from kvplan_engine import Engine, EngineConfig, EngineError, SamplingParams
 from kvplan_engine.device import process_memory
 from kvplan_engine.errors import OutOfDeviceMemory
+from kvplan_engine.model_config import SUPPORTED_ARCHITECTURES
 
 Send = Callable[..., None]
 _PROGRESS_SECONDS = 0.2
 _WARMUP = RequestSpec(index=1 << 30, num_prompt_tokens=16, num_output_tokens=3)
 
 
-def versions() -> dict[str, str]:
-    """What this process runs, for the manifest and the rows."""
+def greeting() -> dict[str, Any]:
+    """What this process runs and what its engine can run."""
     import torch
 
     import kvplan_engine
 
     engine_version = getattr(kvplan_engine, "__version__", None) or _distribution_version("kvplan")
-    return {"engine_version": str(engine_version), "torch_version": str(torch.__version__)}
+    return {
+        "engine_version": str(engine_version),
+        "torch_version": str(torch.__version__),
+        "architectures": list(SUPPORTED_ARCHITECTURES),
+    }
 
 
 def _distribution_version(name: str) -> str:

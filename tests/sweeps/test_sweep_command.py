@@ -1,0 +1,75 @@
+"""``kvplan sweep`` at the prompt: bad input is one sentence, a hint and the right exit code; a dry run runs nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from sweep_helpers import write_tiny_model
+
+from kvplan.cli import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "part"),
+    [
+        ([], 2, "No model is given"),
+        (["--model", "gpt-none"], 2, "gpt-none"),
+        (["--model", "gpt2", "--gpu-memory-utilization", "1.7"], 2, "at most 1, got 1.7"),
+        (["--model", "gpt2", "--block-size", "0"], 2, "block_size must be at least 1, got 0"),
+        (["--model", "gpt2", "--max-model-len", "banana"], 2, "'banana' is not a number"),
+        (["--model", "gpt2", "--num-prompts", "0"], 2, "--num-prompts must be at least 1"),
+        (["--model", "gpt2", "--request-rate", "-1"], 2, "--request-rate must be above 0"),
+        (["--model", "gpt2", "--device", "tpu"], 2, "--device 'tpu'"),
+        (["--model", "gpt2", "--device-memory", "lots"], 2, "'lots' is not an amount of memory"),
+        (["--model", "gpt2", "--device", "cpu", "--device-memory", "900TiB"], 1, "more than the"),
+        (["--model", "gpt2", "--load-format", "gguf"], 1, "no gguf weights"),
+        (["--model", "gpt2", "--workload", "/nowhere/at-all.jsonl"], 1, "cannot be read"),
+        (["--resume", "/nowhere/at-all"], 1, "holds no sweep"),
+        (["--resume", "/nowhere/at-all", "--dry-run"], 2, "exclude each other"),
+        (["--model", "gpt2", "--frobnicate"], 2, "frobnicate"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_a_hint(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, part: str
+) -> None:
+    assert main(["sweep", *arguments]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = [line for line in captured.err.splitlines() if line]
+    assert lines[0].startswith("error: ")
+    assert part in lines[0]
+    assert len(lines) <= 2
+    assert "Traceback" not in captured.err
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert main(["sweep", "--model", "gpt2", "--device", "cpu", "--out", str(blocked / "run")]) == 1
+    captured = capsys.readouterr()
+    assert "cannot be written" in captured.err
+    assert "hint: " in captured.err
+
+
+def test_a_malformed_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"architectures": ["GPT2LMHeadModel"], "n_embd": ')
+    assert main(["sweep", "--model", str(config), "--dry-run"]) in (1, 2)
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_dry_run_tells_trials_outcomes_and_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    arguments = ["sweep", "--model", str(model), "--device", "cpu", "--device-memory", "256MiB", "--dry-run"]
+    axes = ["--gpu-memory-utilization", "0.0001,0.9", "--max-num-seqs", "2,4"]
+    assert main([*arguments, *axes, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [trial["predicted_status"] for trial in answer["trials"]] == ["ok", "ok", "oom_weights", "oom_weights"]
+    assert answer["seconds"] > 0
+    assert main([*arguments, *axes]) == 0
+    printed = capsys.readouterr().out
+    assert "4 trials, about" in printed
+    assert "2 oom_weights" in printed
+    assert list(tmp_path.iterdir()) == [tmp_path / "model"]

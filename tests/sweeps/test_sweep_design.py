@@ -1,0 +1,101 @@
+"""The default design shows every boundary; a grid is the product of its axes; a forecast counts blocks right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sweep_helpers import tiny_plan
+
+from kvplan.errors import UsageError
+from kvplan.sweeps.forecast import forecast_trial
+from kvplan.sweeps.options import SweepOptions
+from kvplan.sweeps.plan import SweepPlan, make_plan
+from kvplan.sweeps.step_cost import StepCost
+from kvplan.sweeps.trial import Trial, TrialSettings
+from kvplan.sweeps.workload import RequestSpec
+
+COST = StepCost(0, 0, 0, 0.0, 1.0, 1.0, step_seconds=1.0)
+
+
+@pytest.fixture(scope="module")
+def default_plan() -> SweepPlan:
+    return make_plan(SweepOptions(model="gpt2", device="cpu", device_memory="4GiB"))
+
+
+def test_the_default_design_expects_every_outcome(default_plan: SweepPlan) -> None:
+    statuses = [prediction.status for prediction in default_plan.predictions()]
+    assert {"ok", "preempted", "oom_weights", "oom_kv_init", "rejected_ctx"} <= set(statuses)
+    assert len(set(default_plan.trials)) == len(default_plan.trials)
+    assert {plane for trial in default_plan.trials for plane in trial.planes} == {"throughput", "memory"}
+    assert sum(len(trial.planes) == 2 for trial in default_plan.trials) == 1
+
+
+def test_a_utilization_lies_on_both_sides_of_every_context_boundary(default_plan: SweepPlan) -> None:
+    outcomes: dict[int, set[bool]] = {}
+    for trial, prediction in zip(default_plan.trials, default_plan.predictions(), strict=True):
+        if "memory" in trial.planes:
+            outcomes.setdefault(trial.settings.max_model_len, set()).add(prediction.is_measured)
+    assert len(outcomes) == 3
+    assert all(both == {True, False} for both in outcomes.values())
+
+
+def test_the_largest_batch_runs_first_because_it_is_profiled_once(tmp_path: Path) -> None:
+    plan = tiny_plan(tmp_path, {"max_num_seqs": "1..8*2", "gpu_memory_utilization": "0.01,0.9"})
+    assert [trial.settings.max_num_seqs for trial in plan.trials] == [8, 4, 2, 1, 8, 4, 2, 1]
+    assert [trial.settings.gpu_memory_utilization for trial in plan.trials] == [0.9] * 4 + [0.01] * 4
+
+
+def test_a_grid_is_the_product_of_its_axes_and_runs_repeat_it(tmp_path: Path) -> None:
+    plan = tiny_plan(tmp_path, {"max_num_seqs": "1,2", "block_size": "4,8,16"}, num_runs=2)
+    assert len(plan.trials) == 12
+    assert len({trial.trial_id for trial in plan.trials}) == 12
+    assert [trial.run_number for trial in plan.trials] == [1] * 6 + [2] * 6
+
+
+def test_too_large_a_grid_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="more than"):
+        tiny_plan(tmp_path, {"max_num_seqs": "1..100", "block_size": "1..32", "max_model_len": "8,16"})
+
+
+def test_a_trial_comes_back_from_the_manifest() -> None:
+    trial = Trial(3, TrialSettings(0.3, 4, 16, 512, dtype="float32"), 2, ("throughput", "memory"))
+    assert Trial.from_json(trial.as_json()) == trial
+    assert Trial.from_json(trial.as_json()).trial_id == trial.trial_id
+
+
+def settings(**changes: int) -> TrialSettings:
+    return TrialSettings(0.9, 8, 4, 64, max_num_batched_tokens=64).with_changes(**changes)
+
+
+def test_a_forecast_worked_out_by_hand() -> None:
+    # Two sequences of 6 prompt and 3 output tokens, blocks of 4, room for both: one prefill step, two decode steps.
+    requests = [RequestSpec(index, 6, 3) for index in range(2)]
+    forecast = forecast_trial(requests, settings(), num_blocks=16, cost=COST)
+    assert (forecast.status, forecast.num_steps, forecast.max_running) == ("ok", 3, 2)
+    assert forecast.seconds == pytest.approx(3.0)
+    assert forecast.num_output_tokens == 6
+
+
+def test_a_forecast_of_a_pool_that_is_too_small_for_two_at_once() -> None:
+    # 3 blocks of 4: the first takes 2 of them, so the second (2 blocks) must wait for it to end.
+    requests = [RequestSpec(index, 6, 3) for index in range(2)]
+    forecast = forecast_trial(requests, settings(), num_blocks=3, cost=COST)
+    assert (forecast.status, forecast.num_steps, forecast.max_running) == ("queued", 6, 1)
+
+
+def test_a_forecast_of_preemption() -> None:
+    # 4 blocks: both prompts fit (2 + 2); when the first needs its third block the second is preempted and comes back.
+    requests = [RequestSpec(index, 8, 4) for index in range(2)]
+    forecast = forecast_trial(requests, settings(), num_blocks=4, cost=COST)
+    assert forecast.status == "preempted"
+    assert forecast.num_preemptions == 1
+    assert forecast.num_output_tokens == 8
+
+
+def test_a_forecast_of_a_closed_loop_and_of_late_arrivals() -> None:
+    requests = [RequestSpec(index, 4, 2) for index in range(3)]
+    one_by_one = forecast_trial(requests, settings(), num_blocks=16, cost=COST, max_concurrency=1)
+    assert (one_by_one.max_running, one_by_one.num_steps) == (1, 6)
+    late = forecast_trial([RequestSpec(0, 4, 2), RequestSpec(1, 4, 2, 100.0)], settings(), num_blocks=16, cost=COST)
+    assert late.seconds == pytest.approx(102.0)

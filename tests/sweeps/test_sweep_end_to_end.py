@@ -1,0 +1,133 @@
+"""Sweeps of a tiny model through the real worker and the real engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweep_helpers import tiny_plan, write_tiny_model
+
+from kvplan.errors import KvplanError
+from kvplan.sweeps.options import SweepOptions
+from kvplan.sweeps.plan import make_plan
+from kvplan.sweeps.progress import SilentProgress
+from kvplan.sweeps.session import SweepOutcome, run_new_sweep
+from kvplan.sweeps.store import missing_columns, read_trials
+
+
+class Watcher(SilentProgress):
+    """Remembers what a user would have been shown, and may kill the worker in the middle of a trial."""
+
+    def __init__(self, kill_at: int | None = None) -> None:
+        self.events: list[Mapping[str, Any]] = []
+        self._kill_at = kill_at
+        self._num_serving = 0
+
+    def event(self, message: Mapping[str, Any]) -> None:
+        self.events.append(message)
+        if message["type"] == "stage" and message["stage"] == "serving":
+            self._num_serving += 1
+            if self._num_serving == self._kill_at:
+                os.kill(self.worker_pid(), signal.SIGKILL)
+
+    @staticmethod
+    def worker_pid() -> int:
+        """The only child of this process that runs the worker's module."""
+        own = os.getpid()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and b"kvplan.sweeps.worker" in (entry / "cmdline").read_bytes():
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == own:
+                    return int(entry.name)
+        raise AssertionError("no worker runs")
+
+
+def run(
+    tmp_path: Path, axes: dict[str, str], *, kill_at: int | None = None, **options: Any
+) -> tuple[SweepOutcome, Watcher]:
+    plan = tiny_plan(tmp_path, axes, **options)
+    watcher = Watcher(plan, tmp_path, kill_at)
+    return run_new_sweep(plan, tmp_path / "run", watcher, command="test"), watcher
+
+
+def test_possible_and_impossible_settings_side_by_side(tmp_path: Path) -> None:
+    """Utilization 0.01, a context beyond the pool, a tight pool and one with room: one classified row each."""
+    axes = {
+        "gpu_memory_utilization": "0.0001,0.01,0.5036,0.9",
+        "max_model_len": "32,256",
+        "block_size": "4",
+        "max_num_seqs": "8",
+    }
+    outcome, watcher = run(tmp_path, axes, device_memory="256MiB", input_len="8..24", output_len="4..8")
+    by_setting = {(row["gpu_memory_utilization"], row["max_model_len"]): row for row in outcome.rows}
+    assert len(by_setting) == 8
+    assert missing_columns(outcome.rows) == set()
+    for row in outcome.rows:
+        assert row["status"] == row["predicted_status"], row
+        assert row["block_bytes_predicted"] == 2 * 2 * 32 * 4 * 4
+        if row["num_blocks_total"] is not None:
+            assert row["block_bytes_predicted"] == row["block_bytes"]
+            assert row["num_blocks_predicted"] == row["num_blocks_total"]
+    assert by_setting[0.0001, 32]["status"] == "oom_weights"
+    assert by_setting[0.0001, 32]["oom_phase"] == "weights"
+    assert by_setting[0.01, 32]["status"] == "oom_kv_init"
+    refused = by_setting[0.5036, 256]
+    assert refused["status"] == "rejected_ctx"
+    assert refused["largest_max_model_len"] == 4 * refused["num_blocks_predicted"]
+    tight = by_setting[0.5036, 32]
+    assert tight["status"] == "preempted"
+    assert tight["num_preemptions"] > 0
+    assert tight["recomputed_tokens"] > 0
+    assert tight["completed"] == 8
+    served = by_setting[0.9, 256]
+    assert served["status"] == "ok"
+    assert served["completed"] == 8
+    assert served["total_output_tokens"] > 8
+    assert served["kv_usage_max"] > 0
+    assert served["peak_allocated_bytes"] > 0
+    assert served["meas_max_concurrency"] == served["pred_max_concurrency"] == 8
+    assert {event["type"] for event in watcher.events} >= {"stage"}
+    assert outcome.summary["predictions"]["num_blocks_max_error_pct"] == 0
+    assert (
+        outcome.summary["kv_waste"]["paged_waste_pct"] < 100 - outcome.summary["kv_waste"]["contiguous_utilization_pct"]
+    )
+
+
+def test_sigkill_of_the_worker_in_the_middle_of_a_trial_costs_that_row(tmp_path: Path) -> None:
+    outcome, _ = run(tmp_path, {"max_num_seqs": "1..4*2"}, kill_at=2)
+    statuses = [row["status"] for row in outcome.rows]
+    assert statuses == ["ok", "crash", "ok"]
+    assert "SIGKILL" in outcome.rows[1]["error"]
+    assert len(read_trials(tmp_path / "run" / "trials.jsonl").records) == 3
+
+
+def test_device_memory_below_the_weights(tmp_path: Path) -> None:
+    outcome, _ = run(tmp_path, {"max_num_seqs": "1,2"}, device_memory="64KiB")
+    assert [row["status"] for row in outcome.rows] == ["oom_weights", "oom_weights"]
+    assert all(row["predicted_status"] == "oom_weights" for row in outcome.rows)
+    assert outcome.summary["best"] == []
+
+
+def test_same_seed_same_requests(tmp_path: Path) -> None:
+    first, _ = run(tmp_path / "a", {"max_num_seqs": "4"}, num_runs=2)
+    second, _ = run(tmp_path / "b", {"max_num_seqs": "4"})
+    counts = {
+        (row["total_input_tokens"], row["total_output_tokens"], row["num_steps"]) for row in first.rows + second.rows
+    }
+    assert len(counts) == 1
+    assert [row["run_number"] for row in first.rows] == [1, 2]
+
+
+def test_a_model_the_engine_does_not_run_is_said_once_and_leaves_nothing(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "tiny-model")
+    config = json.loads(model.read_text()) | {"architectures": ["GPTBigCodeForCausalLM"], "model_type": "gpt_bigcode"}
+    model.write_text(json.dumps(config))
+    plan = make_plan(SweepOptions(model=str(model), device="cpu", device_memory="256MiB", axes={"max_num_seqs": "1,2"}))
+    with pytest.raises(KvplanError, match="GPTBigCodeForCausalLM"):
+        run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="test")
+    assert not (tmp_path / "run").exists()
