@@ -109,7 +109,7 @@ def summary_best(run: Run) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class UserPoint:
-    """A trial between two wishes: tokens/s that one user sees while the answer is written, and tokens/s of all."""
+    """A setting between two wishes: tokens/s that one user sees while the answer is written, and tokens/s of all."""
 
     one_user: float
     all_users: float
@@ -117,11 +117,18 @@ class UserPoint:
 
 
 def user_points(trials: Iterable[Trial]) -> list[UserPoint]:
-    """Every trial with a median TPOT; one user's speed is 1 / median TPOT."""
+    """One point per setting with a median TPOT, medians over its runs; one user's speed is 1 / median TPOT."""
+    groups: dict[tuple[str, ...], list[Trial]] = defaultdict(list)
+    for trial in trials:
+        if trial.number("median_tpot_ms"):
+            groups[tuple(trial.text(name) for name in SETTING_COLUMNS)].append(trial)
     return [
-        UserPoint(1000 / tpot_ms, _output_throughput(trial), trial)
-        for trial in trials
-        if (tpot_ms := trial.number("median_tpot_ms"))
+        UserPoint(
+            statistics.median(1000 / (trial.number("median_tpot_ms") or 1.0) for trial in runs),
+            statistics.median(map(_output_throughput, runs)),
+            runs[0],
+        )
+        for runs in groups.values()
     ]
 
 

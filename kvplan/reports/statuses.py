@@ -33,16 +33,16 @@ class StatusLook:
 
 
 _LOOKS: Final = (
-    StatusLook("ok", "ok", "every request served, none waited for blocks", GREEN, measured=True),
-    StatusLook("queued", "queued", "all served, some waited for free blocks", SKY_BLUE, measured=True),
-    StatusLook("preempted", "preempted", "all served, some lost their blocks and were redone", YELLOW, measured=True),
-    StatusLook("rejected_ctx", "context\nrefused", "the pool holds no sequence of max_model_len", ORANGE, "//"),
-    StatusLook("oom_kv_init", "OOM\nKV pool", "no room for a KV pool beside weights and activations", PURPLE, "\\\\"),
-    StatusLook("oom_weights", "OOM\nweights", "the weights do not fit the budget", VERMILION, "xx"),
+    StatusLook("ok", "ok", "all served, none waited for blocks", GREEN, measured=True),
+    StatusLook("queued", "queued", "all served, some waited for blocks", SKY_BLUE, measured=True),
+    StatusLook("preempted", "preempted", "all served, some lost blocks, redone", YELLOW, measured=True),
+    StatusLook("rejected_ctx", "context\nrefused", "pool holds no max_model_len sequence", ORANGE, "//"),
+    StatusLook("oom_kv_init", "OOM\nKV pool", "no room left for a KV pool", PURPLE, "\\\\"),
+    StatusLook("oom_weights", "OOM\nweights", "weights exceed the budget", VERMILION, "xx"),
     StatusLook("oom_runtime", "OOM\nrunning", "an allocation failed while serving", BLUE, "++"),
-    StatusLook("timeout", "timeout", "ended after many times its predicted time", GREY, "--"),
+    StatusLook("timeout", "timeout", "ended long after its predicted time", GREY, "--"),
     StatusLook("crash", "crash", "the worker died", "#5A5A5A", "xx"),
-    StatusLook("skipped_oom_dominated", "skipped", "not run: a lighter trial ran out of memory", "#D9D9D9", ".."),
+    StatusLook("skipped_oom_dominated", "skipped", "not run, a lighter trial failed", "#D9D9D9", ".."),
 )
 STATUS_ORDER: Final = tuple(look.name for look in _LOOKS)
 _BY_NAME: Final = {look.name: look for look in _LOOKS}

@@ -83,16 +83,17 @@ def finish(figure: Figure, run: Run, finding: str, held: str = "") -> str:
         textwrap.fill(printable(finding), int(width * 8.7)), x=0.01, ha="left", fontsize=12, fontweight="bold"
     )
     foot = "\n".join(
-        textwrap.fill(printable(line), int(width * 16.5)) for line in (run_phrase(run), held and f"at {held}") if line
+        textwrap.fill(printable(line), int(width * 15.2)) for line in (run_phrase(run), held and f"at {held}") if line
     )
     figure.supxlabel(foot, x=0.01, ha="left", fontsize=8, color=FAINT)
     return finding
 
 
 def say(figure: Figure, run: Run, message: str) -> str:
-    """A figure without data: the reason in words instead of empty axes."""
+    """A figure without data: the reason in words instead of empty axes, on less paper."""
+    figure.set_size_inches(8.0, 2.0)
     figure.text(0.5, 0.5, textwrap.fill(printable(message), 60), ha="center", va="center", fontsize=13, color=FAINT)
-    foot = textwrap.fill(printable(run_phrase(run)), int(figure.get_figwidth() * 16.5))
+    foot = textwrap.fill(printable(run_phrase(run)), int(figure.get_figwidth() * 15.2))
     figure.text(0.01, 0.02, foot, ha="left", va="bottom", fontsize=8, color=FAINT)
     return message
 

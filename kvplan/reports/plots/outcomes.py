@@ -135,6 +135,7 @@ def _ticks(axes: Axes, plane: OutcomeMap) -> None:
     axes.set_xticks(range(len(plane.x_values)), [short_number(x) for x in plane.x_values], rotation=90 * crowded)
     axes.set_yticks(range(len(plane.y_values)), [short_number(y) for y in plane.y_values])
     axes.tick_params(length=0)
+    axes.set_facecolor("#F3F3F3")  # pairs that were not tried
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.set_xlabel("gpu_memory_utilization (share of device memory)")
@@ -150,7 +151,7 @@ def _legend(axes: Axes, plane: OutcomeMap, has_line: bool) -> None:
     labels = [f"{look.name}: {look.meaning}" if look.meaning else look.name for look in looks]
     if has_line:
         handles.append(Line2D([], [], color="black", linewidth=2.6))
-        labels.append("boundary predicted before the trials: serves | fails")
+        labels.append("predicted boundary: serves | fails")
     axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=8, handlelength=1.6,
                 handleheight=1.2, borderaxespad=0.2, borderpad=0, labelcolor=INK)  # fmt: skip
 
@@ -178,5 +179,5 @@ def _finding(plane: OutcomeMap) -> str:
         return f"None of {plural(total, 'setting')} could be served"
     known = [place for place in statuses if plane.predicted(place) is not None]
     wrong = sum(plane.predicted(place) != is_measured(statuses[place]) for place in known)
-    verdict = f"; the predicted boundary {'held' if not wrong else f'was wrong in {wrong}'}" if known else ""
+    verdict = f"; {wrong or 'none'} ended against the prediction" if known else ""
     return f"{len(served)} of {plural(total, 'setting')} could be served{verdict}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def draw(run: Run, figure: Figure) -> str:
-    """A mark per measured trial by block size; the front's points are joined and labelled with their max_num_seqs."""
+    """A mark per measured setting (median of its runs); the front is joined and labelled with max_num_seqs."""
     points = user_points(run.measured)
     if not points:
         return say(figure, run, "No trial was served: there is no trade-off to show.")
@@ -57,10 +57,14 @@ def _labels(axes: Axes, front: list[UserPoint]) -> None:
         last = here
 
 
-def _finding(front: list[UserPoint], num_trials: int) -> str:
+def _finding(front: list[UserPoint], num_settings: int) -> str:
     most, fastest = front[0], front[-1]
     all_users, one_user = short_number(most.all_users), short_number(most.one_user)
+    if num_settings == 1:
+        return f"{all_users} tokens/s, {one_user} for each user: the only setting that was served"
     if len(front) == 1:
-        return f"One of {plural(num_trials, 'trial')} is best in both: {all_users} tokens/s, {one_user} for each user"
+        return (
+            f"One of {plural(num_settings, 'setting')} is best in both: {all_users} tokens/s, {one_user} for each user"
+        )
     fewer, faster = short_number(fastest.all_users), short_number(fastest.one_user)
     return f"From {all_users} tokens/s with {one_user} per user to {fewer} with {faster} per user"

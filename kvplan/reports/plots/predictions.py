@@ -100,7 +100,7 @@ def _few_ticks(axis: object, wide: bool) -> None:
 def _error_phrase(found: list[Pair]) -> str:
     errors = sorted(abs(pair.error_pct) for pair in found)
     if not errors[-1]:
-        return f"all {len(found)} exact"
+        return "exact in " + plural(len(found), "trial")
     return f"error: median {short_number(errors[len(errors) // 2])} %, largest {short_number(errors[-1])} %"
 
 

@@ -1,0 +1,56 @@
+"""Run directories for the report tests, made from the sweep's sample rows."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from kvplan.reports.run import Run, Trial, load_run
+
+MEASURED = ("ok", "queued", "preempted")
+
+
+def _load_sample_rows() -> ModuleType:
+    path = Path(__file__).parents[1] / "sweeps" / "sample_rows.py"
+    spec = importlib.util.spec_from_file_location("report_sample_rows", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+sample_rows = _load_sample_rows()
+
+
+def sample_directory(directory: Path) -> Path:
+    return sample_rows.write_sample_directory(directory)
+
+
+def records() -> list[dict]:
+    return copy.deepcopy(sample_rows.sample_records())
+
+
+def failed_records() -> list[dict]:
+    return [record for record in records() if record["row"]["status"] not in MEASURED]
+
+
+def write_trials(directory: Path, kept: Iterable[dict]) -> Path:
+    """A directory with trials.jsonl alone, as a killed sweep may leave it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(record) + "\n" for record in kept)
+    (directory / "trials.jsonl").write_text(text, encoding="utf-8")
+    return directory
+
+
+def sample_run(directory: Path) -> Run:
+    return load_run(sample_directory(directory))
+
+
+def trial(**cells: object) -> Trial:
+    """A measured trial with the given cells."""
+    row = {"status": "ok", "output_throughput": 100.0, "trial_id": "t", "run_number": 1, "median_tpot_ms": 20.0}
+    return Trial(row | cells)

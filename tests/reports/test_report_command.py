@@ -1,0 +1,160 @@
+"""``kvplan report`` as users run it, and two runs held against each other."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from report_helpers import records, sample_directory, write_trials
+
+from kvplan.cli import main
+from kvplan.errors import KvplanError
+from kvplan.reports.comparison import compare_runs, verdicts
+from kvplan.reports.run import load_run
+
+
+def faster_directory(directory, factor: float = 1.25):
+    """The sample again, faster, on another device, one trial lost and one outcome changed."""
+    kept = records()[1:]
+    for record in kept:
+        record["row"]["device_name"] = "Other CPU"
+        if record["row"]["output_throughput"]:
+            record["row"]["output_throughput"] *= factor
+    changed = next(r for r in kept if r["row"]["status"] == "queued")
+    changed["row"]["status"] = "preempted"
+    return write_trials(directory, kept)
+
+
+def test_csv_holds_every_row_as_the_sweep_wrote_it(tmp_path, capsys):
+    directory = sample_directory(tmp_path / "run")
+    assert main(["report", str(directory), "--format", "csv"]) == 0
+    printed = capsys.readouterr().out
+    with (directory / "results.csv").open(newline="") as file:
+        assert list(csv.DictReader(io.StringIO(printed))) == list(csv.DictReader(file))
+
+
+def test_json_is_one_document(tmp_path, capsys):
+    directory = sample_directory(tmp_path / "run")
+    assert main(["report", str(directory), "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "kvplan.report/1"
+    assert document["rows"] == [record["row"] for record in records()]
+
+
+def test_markdown_is_short_and_whole(tmp_path, capsys):
+    directory = sample_directory(tmp_path / "run")
+    assert main(["report", str(directory), "--format", "md"]) == 0
+    text = capsys.readouterr().out
+    assert "## Recommendation" in text and "vllm serve gpt2" in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(records())
+    assert len({line.count("|") for line in table}) == 1
+
+
+def test_the_page_goes_beside_the_rows(tmp_path, capsys):
+    directory = sample_directory(tmp_path / "run")
+    assert main(["report", str(directory)]) == 0
+    assert capsys.readouterr().out == f"{directory / 'report.html'}\n"
+    assert (directory / "report.html").read_text().startswith("<!doctype html>")
+    assert not list(directory.glob(".*.partial"))
+
+
+def test_pictures_go_where_out_says(tmp_path, capsys):
+    directory = write_trials(tmp_path / "run", records()[:1])
+    assert main(["report", str(directory), "--format", "png", "--out", str(tmp_path / "a" / "b")]) == 0
+    paths = capsys.readouterr().out.split()
+    assert f"{tmp_path / 'a' / 'b' / 'throughput.png'}" in paths
+    assert sorted(paths) == sorted(str(path) for path in (tmp_path / "a" / "b").iterdir())
+
+
+def test_a_torn_line_is_a_note_on_stderr(tmp_path, capsys):
+    directory = sample_directory(tmp_path / "run")
+    with (directory / "trials.jsonl").open("a") as file:
+        file.write('{"row"')
+    assert main(["report", str(directory), "--format", "csv"]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 1 + len(records())
+    assert captured.err == f"note: Line {len(records()) + 1} of trials.jsonl could not be read and was left out.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["{tmp}/nowhere"], 1, "There is no directory"),
+        (["{tmp}/empty"], 1, "holds no finished trial"),
+        (["{tmp}/run", "{tmp}/nowhere"], 1, "There is no directory"),
+        (["{tmp}/run", "--format", "csv", "--out", "{tmp}/run/trials.jsonl/x"], 1, "cannot be written"),
+        (["{tmp}/run", "--format", "png", "--out", "{tmp}/run/trials.jsonl"], 1, "cannot be made"),
+        (["{tmp}/run", "--format", "png", "--out", "-"], 2, "cannot go to stdout"),
+        (["{tmp}/run", "--format", "pdf"], 2, "pdf"),
+        ([], 2, "DIR"),
+    ],
+)
+def test_errors_are_one_sentence_and_a_hint(tmp_path, capsys, arguments, code, sentence):
+    sample_directory(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    words = [word.replace("{tmp}", str(tmp_path)) for word in arguments]
+    assert main(["report", *words]) == code
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 2 and lines[0].startswith("error: ") and lines[1].startswith("hint: ")
+    assert sentence in lines[0]
+
+
+def test_two_runs_are_matched_by_their_settings(tmp_path):
+    first, second = load_run(sample_directory(tmp_path / "one")), load_run(faster_directory(tmp_path / "two"))
+    compared = compare_runs(first, second)
+    assert compared.names == ("one", "two")
+    assert compared.num_alone == (1, 0)
+    assert compared.ratios("output_throughput") == pytest.approx([1.25] * len(compared.ratios("output_throughput")))
+    assert [match.statuses for match in compared.changed_outcomes] == [("queued", "preempted")]
+    assert [(entry.name, entry.second) for entry in compared.differences] == [("device_name", "Other CPU")]
+    assert verdicts(compared)[0].startswith("Output throughput of two is 1.25 times the first one's")
+
+
+def test_a_setting_that_only_separates_the_runs_is_the_change_not_a_mismatch(tmp_path):
+    kept = records()
+    for record in kept:
+        record["row"]["max_num_batched_tokens"] = 512
+    first = load_run(sample_directory(tmp_path / "one"))
+    compared = compare_runs(first, load_run(write_trials(tmp_path / "two", kept)))
+    assert compared.num_alone == (0, 0)
+    assert [(entry.name, entry.first, entry.second) for entry in compared.differences] == [
+        ("max_num_batched_tokens", "2,048", "512")
+    ]
+
+
+def test_runs_without_a_common_setting_cannot_be_compared(tmp_path):
+    kept = records()[:6]
+    for place, record in enumerate(kept):
+        record["row"]["max_model_len"] = 5000 + place
+    other = load_run(write_trials(tmp_path / "two", kept))
+    with pytest.raises(KvplanError, match="no setting in common") as caught:
+        compare_runs(load_run(sample_directory(tmp_path / "one")), other)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["md", "csv", "json"])
+def test_comparisons_as_text(tmp_path, capsys, kind):
+    first, second = sample_directory(tmp_path / "one"), faster_directory(tmp_path / "two")
+    assert main(["report", str(first), str(second), "--format", kind]) == 0
+    text = capsys.readouterr().out
+    if kind == "json":
+        document = json.loads(text)
+        assert document["schema"] == "kvplan.comparison/1" and document["num_shared_settings"] == len(document["rows"])
+    elif kind == "csv":
+        rows = list(csv.DictReader(io.StringIO(text)))
+        ratios = [float(row["output_throughput_ratio"]) for row in rows if row["output_throughput_ratio"]]
+        assert ratios == pytest.approx([1.25] * len(ratios)) and len(ratios) > 20
+    else:
+        assert text.startswith("# two against one") and "Other CPU" in text
+
+
+def test_the_comparison_page(tmp_path, capsys):
+    first, second = sample_directory(tmp_path / "one"), faster_directory(tmp_path / "two")
+    assert main(["report", str(first), str(second)]) == 0
+    path = capsys.readouterr().out.strip()
+    assert path == str(first / "comparison.html")
+    page = (first / "comparison.html").read_text()
+    assert "two against one" in page and "data:image/png;base64," in page and "http" not in page.split("<body>")[1]

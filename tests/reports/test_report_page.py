@@ -1,0 +1,173 @@
+"""The page: well-formed, complete, alone in the world, and never markup where a file's text should be."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import re
+from html.parser import HTMLParser
+
+import pytest
+from report_helpers import failed_records, records, sample_directory, sample_run, write_trials
+
+from kvplan.reports.html.markup import Html, escape, tag
+from kvplan.reports.html.page import report_page
+from kvplan.reports.pictures import PICTURES, Picture, draw_pictures
+from kvplan.reports.run import Run, load_run
+
+VOID = {"br", "img", "meta", "wbr"}
+FETCHING = {"src", "href", "srcset", "data", "action", "poster", "background"}
+
+
+class PageReader(HTMLParser):
+    """Collects what the tests ask for and fails on a tag that is closed wrongly."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, name, attributes):
+        self.tags.append((name, dict(attributes)))
+        if name not in VOID:
+            self.open.append(name)
+
+    def handle_endtag(self, name):
+        assert self.open and self.open[-1] == name, f"</{name}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def all(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for tag_name, attributes in self.tags if tag_name == name]
+
+
+def stand_ins() -> list[Picture]:
+    """Pictures that cost no drawing."""
+    return [Picture(kind.name, kind.heading, f"finding of {kind.name}", b"PNG", 800) for kind in PICTURES]
+
+
+def page_of(run: Run) -> PageReader:
+    return PageReader(report_page(run, stand_ins()))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> PageReader:
+    return page_of(sample_run(tmp_path_factory.mktemp("run")))
+
+
+def test_nothing_is_fetched(page):
+    for name, attributes in page.tags:
+        assert name not in {"link", "iframe", "object", "embed", "base"}
+        for key in FETCHING & attributes.keys():
+            assert re.match(r"(data:|#)", attributes[key] or ""), f"<{name} {key}={attributes[key][:60]}>"
+    assert not re.search(r"url\(|@import|https?://", page.text)
+
+
+def test_it_is_made_for_phones_and_paper(page):
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all("meta")
+    assert "@media print" in page.text and "@media (max-width" in page.text
+    boxes = [attributes for attributes in page.all("div") if attributes.get("class") == "scroll"]
+    assert len(boxes) >= len(page.all("table")) + len(page.all("img"))
+
+
+def test_the_recommendation_comes_first_with_commands_to_paste(page):
+    sections = [attributes["id"] for attributes in page.all("section")]
+    expected = "recommendation outcomes throughput pareto occupancy predicted memory waste trials environment"
+    assert sections == expected.split()
+    assert "vllm serve gpt2" in page.text and "kvplan sweep --model gpt2" in page.text
+
+
+def test_every_link_leads_somewhere(page):
+    ids = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
+    targets = {attributes["href"][1:] for attributes in page.all("a") if attributes["href"].startswith("#")}
+    assert targets and targets <= ids
+
+
+def test_every_picture_is_in_it_with_its_finding(page):
+    images = page.all("img")
+    assert {image["alt"] for image in images} == {f"finding of {kind.name}" for kind in PICTURES}
+    assert all(base64.b64decode(image["src"].split(",", 1)[1]) == b"PNG" for image in images)
+
+
+def test_every_column_of_every_trial_is_in_it(page):
+    words = page.text
+    for name in records()[0]["row"]:
+        assert name in words, name
+    link = next(attributes for attributes in page.all("a") if attributes.get("download") == "results.csv")
+    rows = list(csv.DictReader(io.StringIO(base64.b64decode(link["href"].split(",", 1)[1]).decode())))
+    assert len(rows) == len(records()) and set(rows[0]) == set(records()[0]["row"])
+
+
+def test_cells_can_be_sorted_by_their_exact_value(page):
+    values = {attributes.get("data-value") for attributes in page.all("td")}
+    exact = next(r for r in records() if r["row"]["output_throughput"])["row"]["output_throughput"]
+    assert str(exact) in values
+
+
+def test_text_from_files_never_becomes_markup(tmp_path):
+    attack = "<script>alert(1)</script>\"'><img src=http://example.invalid/x onerror=alert(1)>&amp;"
+    kept = records()[::5]
+    for record in kept:
+        for column in ("model_id", "device_name", "error", "workload", "dtype", "run_id", "status"):
+            record["row"][column] = attack
+        record["row"][attack] = attack
+    directory = sample_directory(tmp_path)
+    write_trials(directory, kept)
+    for name in ("manifest.json", "summary.json"):
+        path = directory / name
+        text = (
+            path.read_text()
+            .replace("gpt2", "<script>alert(1)</script><img src=x>")
+            .replace("Sample CPU", "</title><b>")
+        )
+        path.write_text(text)
+    hostile = page_of(load_run(directory))
+    assert len(hostile.all("script")) == 1
+    assert len(hostile.all("img")) == len(PICTURES)
+    assert not any(key.startswith("on") for _, attributes in hostile.tags for key in attributes)
+    assert attack in hostile.text
+
+
+def test_nothing_served_says_why(tmp_path):
+    found = page_of(load_run(write_trials(tmp_path, failed_records())))
+    assert "No setting could be served" in found.text
+    assert "The worker died by SIGKILL." in found.text
+    assert "There is no manifest." in found.text
+
+
+def test_what_could_not_be_read_stands_on_the_page(tmp_path):
+    directory = write_trials(tmp_path, records()[:4])
+    with (directory / "trials.jsonl").open("a") as file:
+        file.write('{"torn": ')
+    assert "Line 5 of trials.jsonl could not be read and was left out." in page_of(load_run(directory)).text
+
+
+def test_an_interrupted_sweep_says_so(tmp_path):
+    path = sample_directory(tmp_path) / "summary.json"
+    path.write_text(path.read_text().replace('"schema"', '"interrupted": true,\n "schema"', 1))
+    assert "The sweep was interrupted" in page_of(load_run(tmp_path)).text
+
+
+def test_real_pictures_stand_in_the_page(tmp_path):
+    run = load_run(write_trials(tmp_path, records()[:1]))
+    read = PageReader(report_page(run, draw_pictures(run)))
+    assert all(base64.b64decode(image["src"].split(",", 1)[1]).startswith(b"\x89PNG") for image in read.all("img"))
+
+
+def test_markup_escapes_everything_but_markup():
+    assert escape("<&'\"") == "&lt;&amp;&#x27;&quot;"
+    assert tag("p", "a<b", Html("<br>"), class_='x"y', hidden=True, title=None) == (
+        '<p class="x&quot;y" hidden>a&lt;b<br></p>'
+    )
+    assert tag("td", 5, data_value="<") == '<td data-value="&lt;">5</td>'

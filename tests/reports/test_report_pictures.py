@@ -1,0 +1,138 @@
+"""The pictures: there, of readable size, with ink inside and none at the edge, whatever the rows are."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from report_helpers import failed_records, records, sample_directory, sample_run, write_trials
+
+from kvplan.reports.comparison import compare_runs
+from kvplan.reports.pictures import PICTURES, Picture, draw_comparison, draw_pictures
+from kvplan.reports.run import load_run
+
+ROOT = Path(__file__).parents[2]
+
+
+def assert_readable(picture: Picture) -> None:
+    image = Image.open(io.BytesIO(picture.png)).convert("L")
+    assert image.width >= 900 and image.height >= 240, picture.name
+    assert len(set(image.getdata())) > 20, f"{picture.name} is blank"
+    edges = [(0, 0, image.width, 2), (0, image.height - 2, image.width, image.height), (0, 0, 2, image.height),
+             (image.width - 2, 0, image.width, image.height)]  # fmt: skip
+    for edge in edges:
+        assert image.crop(edge).getextrema() == (255, 255), f"{picture.name} is cut off at {edge}"
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory) -> dict[str, Picture]:
+    run = sample_run(tmp_path_factory.mktemp("run"))
+    return {picture.name: picture for picture in draw_pictures(run)}
+
+
+def test_every_picture_is_drawn(drawn):
+    assert set(drawn) == {kind.name for kind in PICTURES}
+    assert {"throughput", "occupancy", "outcomes", "predicted_vs_measured", "memory", "block_size"} <= set(drawn)
+
+
+@pytest.mark.parametrize("name", [kind.name for kind in PICTURES])
+def test_a_picture_has_ink_and_nothing_is_cut_off(drawn, name):
+    assert_readable(drawn[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "finding"),
+    [
+        ("outcomes", "18 of 27 settings could be served; none ended against the prediction"),
+        (
+            "throughput",
+            "Throughput still grows at the largest batch tried: 216 tokens/s at max_num_seqs 32, block_size 8",
+        ),
+        ("predicted_vs_measured", "Predicted and allocated blocks are equal in 33 trials"),
+        ("memory", "At utilization 0.9 the KV pool gets 2.89 GiB of 4.00 GiB; 9 % of it was used at the peak"),
+    ],
+)
+def test_titles_say_the_finding(drawn, name, finding):
+    assert drawn[name].finding == finding
+
+
+def repeated(kept: list[dict], num_runs: int) -> list[dict]:
+    found = []
+    for run_number in range(1, num_runs + 1):
+        for record in copy.deepcopy(kept):
+            record["row"] |= {"run_number": run_number, "trial_id": f"{record['row']['trial_id']}-{run_number}"}
+            if record["row"]["output_throughput"]:
+                record["row"]["output_throughput"] *= 1 + 0.1 * run_number
+            found.append(record)
+    return found
+
+
+def strange(kept: list[dict]) -> list[dict]:
+    """Names that would be formulas, markup or missing glyphs; a status of a later version; a very long device."""
+    for record in kept:
+        record["row"] |= {"model_id": "$x_{2}$ <b>\u4e2d", "device_name": "long name " * 30}
+    kept[-1]["row"]["status"] = "melted"
+    return kept
+
+
+CASES = {
+    "one": lambda: records()[:1],
+    "one_failed": lambda: failed_records()[:1],
+    "all_failed": failed_records,
+    "repeated": lambda: repeated([r for r in records() if r["row"]["max_num_seqs"] in (4, 16)], 3),
+    "strange": lambda: strange(records()[::4]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pictures_of_unusual_runs_are_readable(tmp_path, case):
+    for picture in draw_pictures(load_run(write_trials(tmp_path, CASES[case]()))):
+        assert_readable(picture)
+
+
+def test_rows_without_figures_say_so_in_words(tmp_path):
+    bare = [{"row": {"trial_id": "a", "status": "ok"}, "series": None}]
+    pictures = {picture.name: picture for picture in draw_pictures(load_run(write_trials(tmp_path, bare)))}
+    assert pictures["throughput"].finding == "No trial was served: there is no throughput to show."
+    assert pictures["outcomes"].finding.endswith("there is no map.")
+    for picture in pictures.values():
+        assert_readable(picture)
+
+
+def test_two_runs_in_one_picture(tmp_path):
+    first, faster = sample_run(tmp_path / "first"), records()
+    for record in faster:
+        if record["row"]["output_throughput"]:
+            record["row"]["output_throughput"] *= 1.25
+    second = load_run(write_trials(tmp_path / "second", faster))
+    picture = draw_comparison(compare_runs(first, second))
+    assert picture.finding == "second is 1.25 times as fast as first (median of 32 shared settings)"
+    assert_readable(picture)
+
+
+def test_writing_reports_says_nothing_on_stderr(tmp_path):
+    """Not even matplotlib's talk about its font cache, nor a user's own matplotlibrc."""
+    directory = sample_directory(tmp_path / "run")
+    (tmp_path / "matplotlibrc").write_text("font.size: 40\nfigure.facecolor: black\n")
+    script = "import sys, pathlib, kvplan.reports; kvplan.reports.write_reports(pathlib.Path(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, str(directory)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env=os.environ | {"MPLCONFIGDIR": str(tmp_path / "fresh"), "MATPLOTLIBRC": str(tmp_path / "matplotlibrc")},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert {path.name for path in directory.glob("*.png")} == {f"{kind.name}.png" for kind in PICTURES}
+    assert Image.open(directory / "throughput.png").convert("L").getpixel((0, 0)) == 255
+
+
+def test_reading_a_run_imports_no_matplotlib():
+    modules = "kvplan.reports.run, kvplan.reports.pictures, kvplan.commands.report"
+    script = f"import sys, {modules}; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n"

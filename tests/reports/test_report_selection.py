@@ -1,0 +1,164 @@
+"""Which trials a report shows, and what it says of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from report_helpers import failed_records, records, sample_directory, sample_run, trial, write_trials
+
+from kvplan.reports.findings import kv_waste, prediction_sentences, recommendations, status_counts
+from kvplan.reports.plots.occupancy import chosen_trials
+from kvplan.reports.plots.outcomes import outcome_map
+from kvplan.reports.run import load_run
+from kvplan.reports.selection import (
+    best_trial,
+    knee,
+    most_preempted_trial,
+    pareto_front,
+    slowest_trial,
+    spreads,
+    user_points,
+    widest_slice,
+)
+from kvplan.reports.wording import cell, short_number
+
+
+def test_the_widest_slice_holds_everything_else_fixed():
+    plane = [
+        trial(max_num_seqs=seqs, block_size=size, gpu_memory_utilization=0.9) for seqs in (2, 4) for size in (8, 16)
+    ]
+    stray = [trial(max_num_seqs=8, block_size=8, gpu_memory_utilization=0.5)]
+    part = widest_slice([*stray, *plane], ("max_num_seqs", "block_size"))
+    assert list(part.trials) == plane
+    assert part.fixed["gpu_memory_utilization"] == 0.9 and "block_size" not in part.fixed
+
+
+def test_repetitions_become_median_and_range():
+    runs = [trial(max_num_seqs=4, output_throughput=value) for value in (90.0, 130.0, 100.0)]
+    point = spreads(runs, "output_throughput", "max_num_seqs")[4]
+    assert (point.median, point.low, point.high, point.count) == (100.0, 90.0, 130.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [({}, None), ({2: 10.0}, 2), ({1: 50.0, 2: 96.0, 4: 100.0, 8: 99.0}, 2), ({1: 10.0, 2: 20.0, 4: 40.0}, 4)],
+)
+def test_the_knee_is_the_smallest_batch_near_the_best(points, expected):
+    assert knee(points) == expected
+
+
+def test_the_pareto_front_holds_what_nothing_beats():
+    both = [(50.0, 10.0), (40.0, 40.0), (30.0, 30.0), (20.0, 60.0), (10.0, 60.0), (40.0, 35.0)]
+    trials = [
+        trial(max_num_seqs=place, median_tpot_ms=1000 / user, output_throughput=total)
+        for place, (user, total) in enumerate(both)
+    ]
+    front = [(round(point.one_user), point.all_users) for point in pareto_front(user_points(trials))]
+    assert front == [(20, 60.0), (40, 40.0), (50, 10.0)]
+
+
+def test_repetitions_are_one_point_of_the_front():
+    runs = [trial(max_num_seqs=4, median_tpot_ms=20.0, output_throughput=value) for value in (90.0, 130.0, 100.0)]
+    assert [point.all_users for point in user_points(runs)] == [100.0]
+
+
+def test_the_summary_decides_which_trial_is_best(tmp_path):
+    sample_directory(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary["best"][0]["trial_id"] = "sample0002"
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert best_trial(load_run(tmp_path)).trial_id == "sample0002"
+
+
+def test_without_a_summary_the_fastest_undisturbed_trial_is_best(tmp_path):
+    run = load_run(write_trials(tmp_path, records()))
+    best = best_trial(run)
+    assert best.status == "ok"
+    assert best.number("output_throughput") == max(
+        one.number("output_throughput") for one in run.measured if one.status == "ok"
+    )
+
+
+def test_the_worst_trial_is_the_most_preempted_or_else_the_slowest(tmp_path):
+    run = sample_run(tmp_path / "all")
+    assert most_preempted_trial(run).status == "preempted"
+    assert [name.split(":")[0] for name, _ in chosen_trials(run)] == ["Best", "Worst"]
+    calm = load_run(write_trials(tmp_path / "calm", [r for r in records() if r["row"]["status"] == "ok"]))
+    assert most_preempted_trial(calm) is None
+    assert chosen_trials(calm)[1][1] is slowest_trial(calm)
+
+
+def test_the_map_takes_the_worst_of_repetitions(tmp_path):
+    kept = [r for r in records() if r["row"]["planes"] == "memory"]
+    flaky = json.loads(json.dumps(next(r for r in kept if r["row"]["status"] == "ok")))
+    flaky["row"] |= {"status": "oom_runtime", "run_number": 2, "trial_id": "flaky"}
+    plane = outcome_map(load_run(write_trials(tmp_path, [*kept, flaky])))
+    place = (
+        plane.x_values.index(flaky["row"]["gpu_memory_utilization"]),
+        plane.y_values.index(flaky["row"]["max_model_len"]),
+    )
+    assert len(plane.cells) == 27 and len(plane.cells[place]) == 2
+    assert plane.status(place) == "oom_runtime"
+    assert plane.predicted(place) is True
+
+
+def test_rows_of_failed_trials_share_the_map_with_measured_ones(tmp_path):
+    """A trial that never started has no dtype; that must not put it on another map."""
+    kept = records()
+    for record in kept:
+        if record["series"] is None:
+            record["row"]["dtype"] = None
+    assert len(outcome_map(load_run(write_trials(tmp_path, kept))).cells) == 27
+
+
+def test_recommendations_carry_settings_reason_and_commands(tmp_path):
+    found = recommendations(sample_run(tmp_path))
+    assert found[0].title == "Highest throughput"
+    assert found[0].settings["max_num_seqs"] == "32"
+    assert found[0].figures["output throughput"].endswith("tokens/s")
+    assert set(found[0].commands) == {"kvplan", "vllm"}
+
+
+def test_without_a_summary_the_rows_recommend(tmp_path):
+    found = recommendations(load_run(write_trials(tmp_path, records())))
+    assert len(found) == 1
+    assert found[0].commands["vllm"].startswith("vllm serve gpt2 --gpu-memory-utilization 0.9 --max-num-seqs 32")
+
+
+def test_nothing_served_recommends_nothing(tmp_path):
+    run = load_run(write_trials(tmp_path, failed_records()))
+    assert recommendations(run) == [] and kv_waste(run) is None and prediction_sentences(run) == []
+
+
+def test_status_counts_run_from_best_to_worst(tmp_path):
+    counts = status_counts(sample_run(tmp_path))
+    assert list(counts)[:3] == ["ok", "queued", "preempted"]
+    assert sum(counts.values()) == len(records())
+
+
+def test_waste_is_held_tokens_of_both_layouts(tmp_path):
+    found = kv_waste(sample_run(tmp_path))
+    assert (found.paged_pct, found.contiguous_pct) == (pytest.approx(96.6), 21.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, "–"), (0.0, "0"), (0.185, "0.185"), (12.345, "12.3"), (1024.0, "1,024"), (1234.56, "1,235"), (-3.0, "-3")],
+)
+def test_short_numbers(value, expected):
+    assert short_number(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "expected"),
+    [
+        (None, "", ""),
+        (True, "", "yes"),
+        (1536 * 1024**2, "bytes", "1.50 GiB"),
+        ("inf", "", "inf"),
+        ([8, 16], "", "8, 16"),
+    ],
+)
+def test_cells(value, unit, expected):
+    assert cell(value, unit) == expected
