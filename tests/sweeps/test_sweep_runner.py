@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -30,7 +31,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, st
 
 
 def begun(tmp_path: Path) -> list[tuple[int, str]]:
-    lines = (tmp_path / "begun.log").read_text().splitlines()
+    log = tmp_path / "begun.log"
+    lines = log.read_text().splitlines() if log.exists() else []
     return [(int(line.split()[0]), line.split()[1]) for line in lines]
 
 
@@ -144,6 +146,15 @@ else:
 """
 
 
+def wait_for_trials(tmp_path: Path, count: int, process: subprocess.Popen[bytes]) -> bool:
+    """Until so many trials have begun; False when the process ended before."""
+    while process.poll() is None:
+        if len(begun(tmp_path)) >= count:
+            return True
+        time.sleep(0.005)
+    return False
+
+
 def test_rows_survive_sigkill_of_the_parent_at_random_moments(tmp_path: Path) -> None:
     """Killed again and again, then continued: the same rows as an undisturbed run, none twice, none lost."""
     program = DRIVER.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
@@ -153,16 +164,18 @@ def test_rows_survive_sigkill_of_the_parent_at_random_moments(tmp_path: Path) ->
         "FAKE_WORKER_BEHAVIOUR": json.dumps({"4": "sigkill"}),
         "FAKE_WORKER_LOG": str(tmp_path / "begun.log"),
     }
-    killed = 0
-    for delay in (0.9, 1.3, 0.7, 1.1, 1.0, 60):
+    moments = random.Random(5)
+    num_killed = 0
+    while True:
         process = subprocess.Popen([sys.executable, "-c", program], env=environment)
-        try:
-            process.wait(delay)
-        except subprocess.TimeoutExpired:
+        if num_killed < 8 and wait_for_trials(tmp_path, len(begun(tmp_path)) + moments.randint(1, 2), process):
+            time.sleep(moments.uniform(0, 0.06))
             process.kill()
+            num_killed += 1
             process.wait()
-            killed += 1
-    assert killed >= 2
+        elif process.wait(60) == 0:
+            break
+    assert num_killed >= 5
     stored = read_trials(tmp_path / "run" / "trials.jsonl")
     names = ("max_num_seqs", "block_size", "run_number", "status")
     found = sorted(tuple(item["row"][name] for name in names) for item in stored.records)
