@@ -113,18 +113,6 @@ KVPLAN_INLINE void store_part(T* target, Floats value, int count) {
   std::memcpy(target, all, sizeof(T) * static_cast<size_t>(count));
 }
 
-KVPLAN_INLINE float sum_of(Floats value) {
-  float total = 0.0f;
-  for (int i = 0; i < kLanes; ++i) total += value[i];
-  return total;
-}
-
-KVPLAN_INLINE float maximum_of(Floats value) {
-  float largest = value[0];
-  for (int i = 1; i < kLanes; ++i) largest = value[i] > largest ? value[i] : largest;
-  return largest;
-}
-
 // All lanes folded onto four by addition.
 KVPLAN_INLINE Floats4 fold_to_four(Floats value) {
   Floats4 parts[kLanes / 4];
@@ -132,6 +120,21 @@ KVPLAN_INLINE Floats4 fold_to_four(Floats value) {
   Floats4 total = parts[0];
   for (int i = 1; i < kLanes / 4; ++i) total += parts[i];
   return total;
+}
+
+KVPLAN_INLINE float sum_of(Floats value) {
+  const Floats4 four = fold_to_four(value);
+  return (four[0] + four[1]) + (four[2] + four[3]);
+}
+
+KVPLAN_INLINE float maximum_of(Floats value) {
+  Floats4 parts[kLanes / 4];
+  std::memcpy(parts, &value, sizeof value);
+  Floats4 four = parts[0];
+  for (int i = 1; i < kLanes / 4; ++i) four = four > parts[i] ? four : parts[i];
+  const Floats4 swapped = KVPLAN_SHUFFLE4(four, four, 2, 3, 0, 1);
+  const Floats4 two = four > swapped ? four : swapped;
+  return two[0] > two[1] ? two[0] : two[1];
 }
 
 // The sums of four vectors, side by side.

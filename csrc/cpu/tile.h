@@ -22,16 +22,17 @@ constexpr int padded_to_lanes(int64_t width) {
   return static_cast<int>((width + kLanes - 1) / kLanes * kLanes);
 }
 
-// scores[r][t] = query[r] . key[t] for kRows rows and the four tokens at keys[0..3].
-// query [kRows, padded head] with zeros beyond head_size; scores [kRows, kTileTokens]
+// scores[r][t] = query[r] . key[t] for kRows rows and the four tokens whose keys lie `offset` behind keys[0..3].
+// query [kRows, padded head] with zeros beyond head_size; scores [kRows, score_stride]
 template <class T, int kRows>
-KVPLAN_INLINE void score_four_tokens(const float* query, int64_t query_stride, const T* const* keys, int head_size,
-                                     float* scores) {
+KVPLAN_INLINE void score_four_tokens(const float* query, int64_t query_stride, const T* const* keys, int64_t offset,
+                                     int head_size, float* scores, int64_t score_stride) {
+  const T* const rows[4] = {keys[0] + offset, keys[1] + offset, keys[2] + offset, keys[3] + offset};
   Floats sums[kRows][4] = {};
   int column = 0;
   for (; column + kLanes <= head_size; column += kLanes) {
-    const Floats key[4] = {load(keys[0] + column), load(keys[1] + column), load(keys[2] + column),
-                           load(keys[3] + column)};
+    const Floats key[4] = {load(rows[0] + column), load(rows[1] + column), load(rows[2] + column),
+                           load(rows[3] + column)};
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const Floats q = load(query + r * query_stride + column);
@@ -39,33 +40,30 @@ KVPLAN_INLINE void score_four_tokens(const float* query, int64_t query_stride, c
       for (int t = 0; t < 4; ++t) sums[r][t] += q * key[t];
     }
   }
-  if (column < head_size) {
-    for (int t = 0; t < 4; ++t) {
-      const Floats key = load_part(keys[t] + column, head_size - column);
-      for (int r = 0; r < kRows; ++r) sums[r][t] += load(query + r * query_stride + column) * key;
-    }
-  }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     const Floats4 four = sums_of_four(sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
-    std::memcpy(scores + r * kTileTokens, &four, sizeof four);
+    std::memcpy(scores + r * score_stride, &four, sizeof four);
   }
+  for (; column < head_size; ++column)
+    for (int r = 0; r < kRows; ++r)
+      for (int t = 0; t < 4; ++t)
+        scores[r * score_stride + t] += query[r * query_stride + column] * to_float(rows[t][column]);
 }
 
-// out[r][0 .. kVectors * kLanes) (+)= sum over k of left[r][k] * right[k][column ..], for kRows rows.
+// out[r][0 .. kVectors * kLanes) (+)= sum over k of left[r][k] * right[k][offset ..], for kRows rows.
 // left [kRows, depth], right: depth row pointers, out [kRows, out_stride].
-// `ahead` (or null) names rows of the next tile: their same columns are prefetched on the way.
 template <class T, int kRows, int kVectors, bool kAccumulate>
-KVPLAN_INLINE void multiply_tile(const float* left, int64_t left_stride, const T* const* right, int64_t column,
-                                 int depth, float* out, int64_t out_stride, const T* const* ahead) {
+KVPLAN_INLINE void multiply_tile(const float* left, int64_t left_stride, const T* const* right, int64_t offset,
+                                 int depth, float* out, int64_t out_stride, const T* ahead) {
   Floats sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) sums[r][v] = kAccumulate ? load(out + r * out_stride + v * kLanes) : Floats{};
   for (int k = 0; k < depth; ++k) {
-    const T* row = right[k] + column;
-    if (ahead != nullptr) prefetch_bytes(ahead[k] + column, kVectors * kLanes * static_cast<int64_t>(sizeof(T)));
+    const T* row = right[k] + offset;
+    if (ahead != nullptr) prefetch_bytes(ahead + k * kVectors * kLanes, kVectors * kLanes * int64_t{sizeof(T)});
     Floats values[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) values[v] = load(row + v * kLanes);
@@ -82,55 +80,56 @@ KVPLAN_INLINE void multiply_tile(const float* left, int64_t left_stride, const T
     for (int v = 0; v < kVectors; ++v) store(out + r * out_stride + v * kLanes, sums[r][v]);
 }
 
-// The same for rows in one column range: kRows at a time, then the rest.
+// The same for any number of rows: kRows at a time, then the rest.
 template <class T, int kRows, int kVectors, bool kAccumulate>
-void multiply_rows(const float* left, int64_t left_stride, const T* const* right, int64_t column, int rows, int depth,
-                   float* out, int64_t out_stride, const T* const* ahead) {
+KVPLAN_INLINE void multiply_rows(const float* left, int64_t left_stride, const T* const* right, int64_t offset,
+                                 int rows, int depth, float* out, int64_t out_stride, const T* ahead) {
   int r = 0;
-  for (; r + kRows <= rows; r += kRows) {
-    multiply_tile<T, kRows, kVectors, kAccumulate>(left + r * left_stride, left_stride, right, column, depth,
-                                                   out + r * out_stride + column, out_stride, r == 0 ? ahead : nullptr);
-  }
+  for (; r + kRows <= rows; r += kRows)
+    multiply_tile<T, kRows, kVectors, kAccumulate>(left + r * left_stride, left_stride, right, offset, depth,
+                                                   out + r * out_stride, out_stride, r == 0 ? ahead : nullptr);
   if constexpr (kRows > 1) {
-    if (r < rows) {
-      multiply_rows<T, kRows - 1, kVectors, kAccumulate>(left + r * left_stride, left_stride, right, column, rows - r,
+    if (r < rows)
+      multiply_rows<T, kRows - 1, kVectors, kAccumulate>(left + r * left_stride, left_stride, right, offset, rows - r,
                                                          depth, out + r * out_stride, out_stride,
                                                          r == 0 ? ahead : nullptr);
-    }
   }
 }
 
 // The last width % kLanes columns of the same sum, into padded rows of `out`.
 template <class T>
-void multiply_tail(const float* left, int64_t left_stride, const T* const* right, int64_t column, int width, int rows,
+void multiply_tail(const float* left, int64_t left_stride, const T* const* right, int64_t offset, int width, int rows,
                    int depth, float* out, int64_t out_stride) {
   for (int k = 0; k < depth; ++k) {
-    const Floats values = load_part(right[k] + column, width);
+    const Floats values = load_part(right[k] + offset, width);
     for (int r = 0; r < rows; ++r) {
-      float* target = out + r * out_stride + column;
+      float* target = out + r * out_stride;
       store(target, load(target) + left[r * left_stride + k] * values);
     }
   }
 }
 
-// out [rows, width] (+)= left [rows, depth] * right [depth, width], in register tiles of kRows x kVectors.
+// out [rows, width] (+)= left [rows, depth] * right [depth, offset + width], in register tiles of kRows x kVectors.
 // Without kAccumulate, width must be a multiple of kLanes.
 template <class T, int kRows, int kVectors, bool kAccumulate>
-void multiply(const float* left, int64_t left_stride, const T* const* right, int width, int rows, int depth, float* out,
-              int64_t out_stride, const T* const* ahead) {
+void multiply(const float* left, int64_t left_stride, const T* const* right, int64_t offset, int width, int rows,
+              int depth, float* out, int64_t out_stride, const T* ahead = nullptr) {
   int column = 0;
   for (; column + kVectors * kLanes <= width; column += kVectors * kLanes)
-    multiply_rows<T, kRows, kVectors, kAccumulate>(left, left_stride, right, column, rows, depth, out, out_stride,
-                                                   ahead);
+    multiply_rows<T, kRows, kVectors, kAccumulate>(left, left_stride, right, offset + column, rows, depth, out + column,
+                                                   out_stride, ahead == nullptr ? nullptr : ahead + column * depth);
   if (kVectors > 2 && column + 2 * kLanes <= width) {
-    multiply_rows<T, kRows, 2, kAccumulate>(left, left_stride, right, column, rows, depth, out, out_stride, ahead);
+    multiply_rows<T, kRows, 2, kAccumulate>(left, left_stride, right, offset + column, rows, depth, out + column,
+                                            out_stride, nullptr);
     column += 2 * kLanes;
   }
   if (column + kLanes <= width) {
-    multiply_rows<T, kRows, 1, kAccumulate>(left, left_stride, right, column, rows, depth, out, out_stride, ahead);
+    multiply_rows<T, kRows, 1, kAccumulate>(left, left_stride, right, offset + column, rows, depth, out + column,
+                                            out_stride, nullptr);
     column += kLanes;
   }
-  if (column < width) multiply_tail(left, left_stride, right, column, width - column, rows, depth, out, out_stride);
+  if (column < width)
+    multiply_tail(left, left_stride, right, offset + column, width - column, rows, depth, out + column, out_stride);
 }
 
 KVPLAN_INLINE Floats4 load_four(const float* source) {
