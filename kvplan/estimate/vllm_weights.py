@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
 from kvplan.catalog.spec import ExtraModule, LayerSpec, ModelSpec, QuantizationSpec, SoftmaxAttention
 from kvplan.catalog.tensors import Tensor
-from kvplan.estimate.dtypes import BYTES_PER_ELEMENT, element_bytes
-from kvplan.estimate.vllm_ignored import ignore_rules
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes
 from kvplan.units import MIB
 
 _VOCAB_PADDING = 64
-_QUANTIZED_ROLES = ("linear", "expert")
-_RUNTIME_METHODS = {
-    "fp8": QuantizationSpec(method="fp8", bits=8, granularity="tensor", scale_dtype="float32"),
-    "bitsandbytes": QuantizationSpec(
-        method="bitsandbytes", bits=4, granularity="group", group_size=64, scale_dtype="float32"
-    ),
-}
-"""Formats that vLLM makes itself from unquantized weights while it loads them."""
+_MADE_WHILE_LOADING = ("fp8", "bitsandbytes")
+"""Formats that vLLM makes itself from unquantized weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +33,7 @@ def quantization_of(spec: ModelSpec, requested: str | None) -> QuantizationSpec 
     """The published format, else one that vLLM makes while loading; None for plain weights."""
     if spec.quantization is not None:
         return spec.quantization
-    return _RUNTIME_METHODS.get(requested or "")
+    return NAMED_FORMATS[requested] if requested in _MADE_WHILE_LOADING else None
 
 
 def rank_weight_bytes(
@@ -85,12 +79,12 @@ def _head_rows(layer: LayerSpec) -> int:
 def tensor_bytes(tensor: Tensor, share: WeightShare) -> int:
     """Bytes of one tensor on one rank, scales and zero points included."""
     shape = rank_shape(tensor, share.tensor_parallel_size, share.head_rows)
-    quantization = share.quantization
-    if quantization is None or not is_quantized(tensor, quantization, share.layer):
+    stored = format_of(share.quantization, tensor, share.layer)
+    if stored is None:
         return prod(shape) * element_bytes(share.dtype)
-    if quantization.method == "mxfp4" and tensor.role == "expert":
+    if stored.method == "mxfp4" and tensor.role == "expert":
         shape = padded_experts(shape, tensor.split)
-    return quantized_bytes(shape, quantization)
+    return quantized_bytes(shape, stored)
 
 
 def padded_experts(shape: tuple[int, ...], split: str) -> tuple[int, ...]:
@@ -127,29 +121,6 @@ def _padded_vocabulary(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...
     if tensor.split != "vocab" or not shape:
         return shape
     return (-(-shape[0] // _VOCAB_PADDING) * _VOCAB_PADDING, *shape[1:])
-
-
-def is_quantized(tensor: Tensor, quantization: QuantizationSpec, layer: int | None) -> bool:
-    """Matrices of layers and experts are, unless the format's ignore list names them."""
-    if tensor.role not in _QUANTIZED_ROLES or len(tensor.shape) < 2:
-        return False
-    return not ignore_rules(quantization.ignore).spares(layer, tensor.name)
-
-
-def quantized_bytes(shape: Sequence[int], quantization: QuantizationSpec) -> int:
-    """Packed weights plus scales (and zero points) of one matrix, or of stacked matrices."""
-    elements = prod(shape)
-    rows, inner = prod(shape[:-1]), shape[-1]
-    weight = elements * quantization.bits / 8
-    if quantization.granularity == "group" and quantization.group_size:
-        scales = rows * -(-inner // quantization.group_size)
-    elif quantization.granularity == "block" and quantization.block_shape:
-        block_rows, block_columns = quantization.block_shape
-        scales = prod(shape[:-2]) * -(-shape[-2] // block_rows) * -(-inner // block_columns)
-    else:
-        scales = rows if quantization.granularity == "channel" else 1
-    zero_points = scales * quantization.bits / 8 if quantization.has_zero_points else 0
-    return int(weight + scales * BYTES_PER_ELEMENT.get(quantization.scale_dtype, 2) + zero_points)
 
 
 def drafters(spec: ModelSpec) -> tuple[ExtraModule, ...]:
