@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from kvplan.catalog.gpus import GpuProfile
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.dtypes import cache_dtype, element_bytes, serving_dtype
+from kvplan.estimate.deployments import Deployment, EngineChoice, Placement, PlacementSettings, place_all
+from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, KvCacheSize, size_sequence
-from kvplan.estimate.kvplan_engine import EnginePrediction, EngineSettings, predict
-from kvplan.units import format_bytes, format_tokens
+from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages
+from kvplan.estimate.weights import WeightBytes, extra_bytes, named_format, size_weights
+from kvplan.units import format_tokens
+
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_IN_FLIGHT_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,75 +28,78 @@ class EstimateRequest:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     dtype: str = "auto"
+    quantization: str = "auto"
     kv_cache_dtype: str = "auto"
-    block_size: int = 16
-    gpu_memory_utilization: float = 0.9
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    engine: str = "kvplan"
+    block_size: int | None = None
+    gpu_memory_utilization: float | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
     encoder_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
-    """One model on one kind of GPU. Bytes are per GPU; blocks, tokens and concurrency are the deployment's."""
-
-    gpu: str
-    engine: str
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    device_memory_bytes: int
-    budget_bytes: int
-    weight_bytes: int
-    activation_peak_bytes: int
-    overhead_bytes: int
-    kv_pool_bytes: int
-    num_blocks: int
-    block_size: int
-    kv_cache_tokens: int
-    max_concurrency: float
-    max_model_len: int
-    fits: bool
-    limit: str | None
-    """What stands in the way when it does not fit, with the missing bytes or the largest length that fits."""
-
-
-@dataclass(frozen=True, slots=True)
 class Estimate:
-    """The answer. ``assumptions``: everything that was taken because nobody said it, one sentence each."""
+    """The answer. ``assumptions``: everything that was taken because nobody said it, one sentence each.
+
+    ``pages`` is None where the engine cannot hold this mixture of caches; ``in_flight_tokens`` is what its admission
+    figure assumes. ``extra_weight_bytes`` are towers beside the language model.
+    """
 
     spec: ModelSpec
     context_tokens: int
     dtype: str
     kv_dtype: str
-    weight_bytes: int
+    weights: WeightBytes
+    extra_weight_bytes: int
     cache: KvCacheSize
+    pages: SequencePages | None
+    in_flight_tokens: int
     deployments: tuple[Deployment, ...]
-    assumptions: tuple[str, ...] = field(default=())
+    assumptions: tuple[str, ...] = ()
 
 
-def make_estimate(spec: ModelSpec, request: EstimateRequest) -> Estimate:
+def make_estimate(model: ModelSpec, request: EstimateRequest) -> Estimate:
     """Size the model's weights and cache, and place it on every requested GPU."""
+    spec = with_quantization(model, request.quantization)
     notes = list(spec.assumptions)
     context_tokens = _context(spec, request, notes)
     dtype = serving_dtype(spec.dtype, request.dtype)
-    kv_dtype = cache_dtype(dtype, request.kv_cache_dtype)
-    if request.dtype == "auto" and dtype != spec.dtype:
-        notes.append(
-            f"The weights are published in {spec.dtype} and taken to be served in {dtype}: --dtype {spec.dtype}."
-        )
-    settings = CacheSettings(model_dtype=dtype, kv_dtype=kv_dtype, encoder_tokens=request.encoder_tokens)
-    deployments = [_place(spec, request, gpu, dtype, context_tokens) for gpu in request.gpus]
+    cache = _cache_settings(spec, request, dtype, notes)
+    in_flight = request.max_num_batched_tokens or DEFAULT_IN_FLIGHT_TOKENS
+    pages = _pages(spec, request, cache, context_tokens, in_flight, notes)
+    placements = place_all(spec, request.gpus, _placement(request, context_tokens, dtype))
+    _note_dtypes(model, request, dtype, notes)
+    notes.extend(_gathered(placements))
     return Estimate(
         spec=spec,
         context_tokens=context_tokens,
         dtype=dtype,
-        kv_dtype=kv_dtype,
-        weight_bytes=spec.num_parameters * element_bytes(dtype),
-        cache=size_sequence(spec, context_tokens, settings),
-        deployments=tuple(deployments),
-        assumptions=tuple(notes),
+        kv_dtype=cache.kv_dtype,
+        weights=size_weights(spec, dtype),
+        extra_weight_bytes=extra_bytes(spec, dtype),
+        cache=size_sequence(spec, context_tokens, cache),
+        pages=pages,
+        in_flight_tokens=in_flight,
+        deployments=tuple(placement.deployment for placement in placements),
+        assumptions=tuple(dict.fromkeys(notes)),
     )
+
+
+def _gathered(placements: list[Placement]) -> list[str]:
+    """The engine's defaults, each with the GPUs it was taken on (none named where it was taken on all)."""
+    gpus: dict[str, list[str]] = {}
+    for placement in placements:
+        for note in placement.notes:
+            gpus.setdefault(note, []).append(placement.deployment.gpu)
+    return [note if len(names) == len(placements) else f"{', '.join(names)}: {note}" for note, names in gpus.items()]
+
+
+def with_quantization(spec: ModelSpec, name: str) -> ModelSpec:
+    """``spec`` as it is ("auto"), as if published plain ("none"), or in a format's usual recipe."""
+    if name.casefold() == "auto":
+        return spec
+    return replace(spec, quantization=named_format(name), stored_weight_bytes=None)
 
 
 def _context(spec: ModelSpec, request: EstimateRequest, notes: list[str]) -> int:
@@ -103,7 +110,7 @@ def _context(spec: ModelSpec, request: EstimateRequest, notes: list[str]) -> int
         notes.append(f"No --ctx was given: {format_tokens(longest)}, the model's longest context.")
         return longest
     if longest is not None and request.context_tokens > longest:
-        if spec.rope is None:
+        if spec.rope is None and not spec.has_state:
             raise KvplanError(
                 f"{spec.id} has {longest:,} positions; a context of {request.context_tokens:,} is beyond them.",
                 hint=f"use --ctx {longest} or less",
@@ -115,51 +122,67 @@ def _context(spec: ModelSpec, request: EstimateRequest, notes: list[str]) -> int
     return request.context_tokens
 
 
-def _place(spec: ModelSpec, request: EstimateRequest, gpu: GpuProfile, dtype: str, context_tokens: int) -> Deployment:
-    if request.tensor_parallel_size * request.pipeline_parallel_size != 1:
-        raise UsageError("kvplan's engine runs on one device.", hint="use --engine vllm for more than one GPU")
-    total = request.device_memory_bytes or gpu.memory_bytes
-    settings = EngineSettings(
-        gpu_memory_utilization=request.gpu_memory_utilization,
-        max_num_seqs=request.max_num_seqs,
-        max_num_batched_tokens=request.max_num_batched_tokens,
-        block_size=request.block_size,
+def _cache_settings(spec: ModelSpec, request: EstimateRequest, dtype: str, notes: list[str]) -> CacheSettings:
+    kv_dtype = cache_dtype(dtype, request.kv_cache_dtype)
+    tokens = request.encoder_tokens
+    crossed = [layer.cross_attention for layer in spec.layers if layer.cross_attention is not None]
+    if crossed and tokens is None:
+        tokens = crossed[0].encoder_tokens
+        if tokens is not None:
+            notes.append(f"A sequence attends to {tokens:,} encoder tokens: --encoder-tokens changes it.")
+    published = spec.quantization.kv_cache_dtype if spec.quantization else None
+    if published and request.kv_cache_dtype == "auto":
+        notes.append(f"The checkpoint has scales for an {published} KV cache: --kv-cache-dtype {published} uses them.")
+    return CacheSettings(model_dtype=dtype, kv_dtype=kv_dtype, encoder_tokens=tokens)
+
+
+def _pages(
+    spec: ModelSpec,
+    request: EstimateRequest,
+    cache: CacheSettings,
+    context_tokens: int,
+    in_flight: int,
+    notes: list[str],
+) -> SequencePages | None:
+    block_size = request.block_size or DEFAULT_BLOCK_SIZE
+    if request.engine.name == "kvplan":
+        return kvplan_pages(spec, cache, context_tokens=context_tokens, block_size=block_size)
+    try:
+        return vllm_pages(
+            spec,
+            cache,
+            context_tokens=context_tokens,
+            block_size=block_size,
+            in_flight_tokens=in_flight,
+            version=request.engine.version,
+        )
+    except UsageError:
+        raise
+    except KvplanError as error:
+        notes.append(f"No paged figure: {error.message}")
+        return None
+
+
+def _placement(request: EstimateRequest, context_tokens: int, dtype: str) -> PlacementSettings:
+    return PlacementSettings(
+        engine=request.engine,
         max_model_len=context_tokens,
         dtype=dtype,
         kv_cache_dtype=request.kv_cache_dtype,
-        device="cpu" if gpu.is_cpu else "cuda",
-    )
-    found = predict(spec, settings, total)
-    return Deployment(
-        gpu=gpu.id,
-        engine="kvplan",
-        tensor_parallel_size=1,
-        pipeline_parallel_size=1,
-        device_memory_bytes=total,
-        budget_bytes=found.budget_bytes,
-        weight_bytes=found.weight_bytes,
-        activation_peak_bytes=found.activation_bytes,
-        overhead_bytes=found.overhead_bytes,
-        kv_pool_bytes=found.kv_pool_bytes,
-        num_blocks=found.num_blocks,
-        block_size=found.block_size,
-        kv_cache_tokens=found.kv_cache_tokens,
-        max_concurrency=found.max_concurrency,
-        max_model_len=context_tokens,
-        fits=found.outcome == "ok",
-        limit=_limit(found),
+        device_memory_bytes=request.device_memory_bytes,
+        tensor_parallel_size=request.tensor_parallel_size,
+        pipeline_parallel_size=request.pipeline_parallel_size,
+        block_size=request.block_size,
+        gpu_memory_utilization=request.gpu_memory_utilization,
+        max_num_seqs=request.max_num_seqs,
+        max_num_batched_tokens=request.max_num_batched_tokens,
+        encoder_tokens=request.encoder_tokens,
     )
 
 
-def _limit(found: EnginePrediction) -> str | None:
-    if found.outcome == "ok":
-        return None
-    if found.outcome == "rejected_ctx":
-        return f"longest sequence that fits: {found.largest_context:,} tokens"
-    needed = found.weight_bytes + found.activation_bytes + found.overhead_bytes + found.block_bytes
-    return f"{format_bytes(needed - found.budget_bytes)} short of one block"
-
-
-def deployment_figures(deployments: Sequence[Deployment]) -> list[dict[str, object]]:
-    """The deployments as rows for JSON and CSV, one key per field."""
-    return [{name: getattr(row, name) for name in Deployment.__dataclass_fields__} for row in deployments]
+def _note_dtypes(spec: ModelSpec, request: EstimateRequest, dtype: str, notes: list[str]) -> None:
+    if request.dtype == "auto" and dtype != spec.dtype:
+        notes.append(f"The weights are published in {spec.dtype} and taken to be served in {dtype} (--dtype).")
+    for extra in spec.extras:
+        if extra.num_parameters is None and extra.kind != "multi_token_prediction":
+            notes.append(f"The {extra.name} is not counted: its config does not say enough, or is not known.")

@@ -39,6 +39,8 @@ class CacheSettings:
     """The recurrent state's dtype when the user overrides the model's."""
     tensor_parallel_size: int = 1
     encoder_tokens: int | None = None
+    indexer_dtype: str | None = None
+    """An indexer's keys where the engine stores them in a format of their own (vLLM: fp8), else as the KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ def _softmax_entries(mixer: SoftmaxAttention, settings: CacheSettings) -> Iterab
         formula=_heads_formula(heads, mixer.head_size_k, mixer.head_size_v, size),
     )
     if mixer.indexer is not None:
-        yield _indexer_entry(mixer.indexer.head_size, settings.kv_dtype)
+        yield _indexer_entry(mixer.indexer.head_size, settings.indexer_dtype or settings.kv_dtype)
 
 
 def _latent_entries(mixer: LatentAttention, settings: CacheSettings) -> Iterable[CacheEntry]:
@@ -164,7 +166,7 @@ def _latent_entries(mixer: LatentAttention, settings: CacheSettings) -> Iterable
         token_bytes, formula = DS_MLA_BYTES_PER_TOKEN, f"{DS_MLA_BYTES_PER_TOKEN} B (512 fp8 + 16 scales + 128 rotary)"
     yield CacheEntry("latent", 1, width, None, token_bytes, 0, formula)
     if mixer.indexer is not None:
-        yield _indexer_entry(mixer.indexer.head_size, settings.kv_dtype)
+        yield _indexer_entry(mixer.indexer.head_size, settings.indexer_dtype or settings.kv_dtype)
 
 
 def _indexer_entry(head_size: int, kv_dtype: str) -> CacheEntry:

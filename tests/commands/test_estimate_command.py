@@ -28,7 +28,7 @@ def estimate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
 def test_llama_at_32k_prints_the_formula_with_its_numbers():
     done = run("estimate", "llama-3.1-8b", "--ctx", "32k")
     assert done.returncode == 0 and done.stderr == ""
-    assert "131,072 B per token = 32 layers x 2 (K, V) x 8 KV heads x 128 x 2 B" in done.stdout
+    assert "full attention: 131,072 B per token = 32 layers x 2 (K, V) x 8 KV heads x 128 x 2 B" in done.stdout
     assert "One sequence of 32k tokens: 4.00 GiB" in done.stdout
     assert "14.96 GiB" in done.stdout and "h100-sxm" in done.stdout
 
