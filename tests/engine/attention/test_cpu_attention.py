@@ -32,10 +32,11 @@ def other_build(request: pytest.FixtureRequest) -> CpuBackend:
     return CpuBackend(kernels)
 
 
-@pytest.fixture
-def four_threads() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The grid runs on one thread: on a busy machine helpers that wait for a core cost more than the work."""
     before = torch.get_num_threads()
-    torch.set_num_threads(4)
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
@@ -97,13 +98,27 @@ def test_every_group_size(native: CpuBackend, group_size: int) -> None:
     assert_matches_definition(native, make_case(Shape(2 * group_size, 2, 32), ragged(16)))
 
 
-@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize("num_threads", [2, 3])
 @pytest.mark.parametrize("lengths", [[(1, 3000)], [(1, 2500), (1, 3), (1, 700)], [(4, 1500)], [(60, 1200), (1, 5)]])
 @pytest.mark.parametrize("window", [None, 400])
 def test_long_sequences_are_split_and_merged(
-    native: CpuBackend, lengths: list[tuple[int, int]], window: int | None
+    native: CpuBackend, lengths: list[tuple[int, int]], window: int | None, num_threads: int
 ) -> None:
-    assert_matches_definition(native, make_case(Shape(3, 1, 32, window=window), lengths))
+    case = make_case(Shape(6, 2, 32, window=window), lengths)
+    torch.set_num_threads(num_threads)
+    assert_matches_definition(native, case)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [*HEADS, (9, 9)])
+def test_threads_share_a_ragged_batch(
+    native: CpuBackend, num_heads: int, num_kv_heads: int, dtype: torch.dtype
+) -> None:
+    """More sequences than items that any one thread would take; each item is computed alike whoever takes it."""
+    case = make_case(Shape(num_heads, num_kv_heads), ragged(16) * 4, dtype)
+    assert_matches_definition(native, case)
+    torch.set_num_threads(3)
+    assert_matches_definition(native, case)
 
 
 def test_scores_of_any_size_stay_finite(native: CpuBackend) -> None:
