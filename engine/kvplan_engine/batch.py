@@ -33,19 +33,27 @@ class StepBatch:
         return self.token_ids.shape[0]
 
 
-class BatchBuilder:
-    """Fills the workspace's index buffers from a plan."""
+_INDEX_BUFFERS = ("token_ids", "positions", "slots", "block_tables", "seq_lens", "query_starts")
 
-    def __init__(self, workspace: Workspace, block_size: int) -> None:
+
+def _host_buffer(buffer: torch.Tensor, staged: bool) -> torch.Tensor:
+    """Where the host fills ``buffer``: in place, or in a twin (pinned for a GPU) that is copied to the device."""
+    if not staged:
+        return buffer
+    return torch.empty_like(buffer, device="cpu", pin_memory=buffer.is_cuda)
+
+
+class BatchBuilder:
+    """Fills the workspace's index buffers from a plan; ``staged`` when the device cannot be written to directly."""
+
+    def __init__(self, workspace: Workspace, block_size: int, *, staged: bool = False) -> None:
         self._workspace = workspace
         self._block_size = block_size
+        self._host = {name: _host_buffer(workspace[name], staged) for name in _INDEX_BUFFERS}
+        self._staged = staged
         # numpy views of the workspace: assigning Python lists to them is several times faster than to tensors
-        self._token_ids = workspace["token_ids"].numpy()
-        self._positions = workspace["positions"].numpy()
-        self._slots = workspace["slots"].numpy()
-        self._block_tables = workspace["block_tables"].numpy()
-        self._seq_lens = workspace["seq_lens"].numpy()
-        self._query_starts = workspace["query_starts"].numpy()
+        arrays = [self._host[name].numpy() for name in _INDEX_BUFFERS]
+        self._token_ids, self._positions, self._slots, self._block_tables, self._seq_lens, self._query_starts = arrays
 
     def build(self, plan: StepPlan) -> StepBatch:
         """The step's tensors; valid until the next call."""
@@ -62,6 +70,8 @@ class BatchBuilder:
         self._fill_tokens(plan, counts, firsts)
         sampled = [(row, item.sequence) for row, item in enumerate(plan.scheduled) if item.needs_sampling]
         rows = starts[1 : num_seqs + 1][[row for row, _ in sampled]].astype(np.int64) - 1
+        if self._staged:
+            self._upload(num_tokens, num_seqs)
         return StepBatch(
             token_ids=self._workspace["token_ids"][:num_tokens],
             positions=self._workspace["positions"][:num_tokens],
@@ -73,8 +83,15 @@ class BatchBuilder:
                 max_query_len=int(counts.max()),
             ),
             sampled=[sequence for _, sequence in sampled],
-            sampled_rows=torch.from_numpy(rows),
+            sampled_rows=torch.from_numpy(rows).to(self._workspace["token_ids"].device),
         )
+
+    def _upload(self, num_tokens: int, num_seqs: int) -> None:
+        """Copy what this step filled to the device. The host buffers are free again once its tokens have been read."""
+        rows = dict.fromkeys(("token_ids", "positions", "slots"), num_tokens)
+        rows |= {"block_tables": num_seqs, "seq_lens": num_seqs, "query_starts": num_seqs + 1}
+        for name, count in rows.items():
+            self._workspace[name][:count].copy_(self._host[name][:count], non_blocking=True)
 
     def _fill_tables(self, plan: StepPlan) -> None:
         tables = self._block_tables

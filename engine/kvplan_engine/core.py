@@ -79,6 +79,7 @@ class Engine:
     def _drop_pool(self) -> None:
         for name in ("_runner", "scheduler", "_pool", "_requests"):
             self.__dict__.pop(name, None)
+        self.device.release_unused()
 
     def _carve(self) -> None:
         """Workspace, pool and scheduler for ``self.config``; the profile step confirms the overhead kept back."""

@@ -22,6 +22,7 @@ SAMPLER_ELEMENT_BYTES = 24
 
 # What the process takes beside tensors: allocator slack, BLAS scratch, thread stacks. The profile step checks it.
 CPU_OVERHEAD_BYTES = 128 * 1024**2
+CUDA_OVERHEAD_BYTES = 640 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)

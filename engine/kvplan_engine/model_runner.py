@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
+from kvplan_engine.attention.backend import AttentionBackend
 from kvplan_engine.attention.select import select_backend
 from kvplan_engine.batch import BatchBuilder, StepBatch
 from kvplan_engine.block_table import BlockCopy
@@ -17,7 +18,10 @@ from kvplan_engine.device.device import Device
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels import ops as compiled_ops
 from kvplan_engine.kernels import torch_ops
+from kvplan_engine.kernels.cuda_driver import current_runtime
+from kvplan_engine.kernels.cuda_ops import CudaOps
 from kvplan_engine.kv_cache import allocate_kv_pool
+from kvplan_engine.layers.ops import Ops
 from kvplan_engine.memory import workspace_buffers
 from kvplan_engine.model_config import ModelConfig, load_model_config
 from kvplan_engine.models.decoder import Decoder
@@ -37,6 +41,22 @@ from kvplan_engine.workspace import Workspace
 logger = logging.getLogger("kvplan_engine")
 
 
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What computes everything but the matrix products: attention, and the operations around it."""
+
+    attention: AttentionBackend
+    ops: Ops
+
+
+def select_kernels(name: str, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The kernels called ``name`` (see ``select_backend``) with the operations that go with them."""
+    attention = select_backend(name, device, dtype)
+    if attention.name == "cuda":
+        return Kernels(attention, CudaOps(current_runtime()))
+    return Kernels(attention, torch_ops if attention.name == "reference" else compiled_ops)
+
+
 class LoadedModel:
     """A model's config and weights on a device; stays while pools come and go. is_dummy: the values mean nothing."""
 
@@ -47,10 +67,10 @@ class LoadedModel:
         torch_dtype = getattr(torch, self.dtype)
         self.weights: Weights = allocate_weights(self.config, torch_dtype, device.torch_device)
         self.is_dummy = self._fill(config, source, is_gguf)
-        backend = select_backend(config.attention_backend, device.torch_device, torch_dtype)
-        self.ops: ModuleType = torch_ops if backend.name == "reference" else compiled_ops
-        self.attention = backend
-        self.decoder = Decoder(self.config, self.weights, backend, self.ops)
+        kernels = select_kernels(config.attention_backend, device.torch_device, torch_dtype)
+        self.ops = kernels.ops
+        self.attention = kernels.attention
+        self.decoder = Decoder(self.config, self.weights, self.attention, self.ops)
 
     @property
     def weight_bytes(self) -> int:
@@ -84,7 +104,7 @@ class ModelRunner:
     def __init__(self, model: LoadedModel, config: EngineConfig, device: Device, max_model_len: int) -> None:
         self._model = model
         self._config = config
-        self._device = device
+        self.device = device
         self.workspace = Workspace(
             workspace_buffers(
                 model.config,
@@ -98,7 +118,7 @@ class ModelRunner:
         )
         self._fill_tables()
         self.sampler = Sampler(self.workspace["sampler"], model.config.vocab_size, model.ops, engine_seed=config.seed)
-        self._batches = BatchBuilder(self.workspace, config.block_size)
+        self._batches = BatchBuilder(self.workspace, config.block_size, staged=device.torch_device.type != "cpu")
         self.kv: torch.Tensor | None = None
 
     def _fill_tables(self) -> None:
@@ -120,7 +140,7 @@ class ModelRunner:
             num_blocks=num_blocks,
             block_size=self._config.block_size,
             dtype=getattr(torch, kv_dtype),
-            device=self._device.torch_device,
+            device=self.device.torch_device,
         )
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
@@ -129,7 +149,9 @@ class ModelRunner:
         sources = {copy.source for copy in copies}
         independent = sources.isdisjoint(copy.target for copy in copies)
         for group in [copies] if independent else [[copy] for copy in copies]:
-            pairs = torch.tensor([[copy.source, copy.target] for copy in group], dtype=torch.int64)
+            pairs = torch.tensor(
+                [[copy.source, copy.target] for copy in group], dtype=torch.int64, device=self.kv.device
+            )
             self._model.ops.copy_blocks(self.kv, self.kv, pairs)
 
     def prepare(self, plan: StepPlan) -> StepBatch:

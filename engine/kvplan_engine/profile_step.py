@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from kvplan_engine.block_pool import BlockPool
 from kvplan_engine.block_table import BlockTable
 from kvplan_engine.config import EngineConfig
-from kvplan_engine.device.process_memory import PeakMemory
 from kvplan_engine.memory import SAMPLER_ROWS, MemoryBreakdown
 from kvplan_engine.model_runner import ModelRunner
 from kvplan_engine.request import Request, Sequence
@@ -30,7 +29,7 @@ def measure_profile_step(
     """Run a step of ``max_num_batched_tokens`` tokens over as many sequences as there may be, sampling for each."""
     plan, sequences = _largest_step(config, memory, max_model_len)
     runner.touch(sum(len(sequence.table) for sequence in sequences))
-    with PeakMemory() as peak:
+    with runner.device.peak() as peak:
         batch = runner.prepare(plan)
         logits = runner.forward(batch)
         # one group of rows: the others would be sampled in the same memory

@@ -1,14 +1,15 @@
-"""The device an engine runs on: how much memory it has, and how much of it is taken."""
+"""The device an engine runs on: how much memory it has, how much of it is taken, and what computes on it."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
-from kvplan_engine.device.process_memory import available_memory_bytes, private_memory_bytes
+from kvplan_engine.device.cuda import open_cuda
+from kvplan_engine.device.process_memory import PeakMemory, available_memory_bytes, private_memory_bytes
 from kvplan_engine.errors import EngineError
 from kvplan_engine.memory import CPU_OVERHEAD_BYTES
 
@@ -17,36 +18,77 @@ logger = logging.getLogger("kvplan_engine")
 _DEFAULT_CPU_BYTES = 4 * 1024**3
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    """torch_device with ``total_bytes`` of memory, of which ``overhead_bytes`` are kept back for what is no tensor.
+class PeakMeter(Protocol):
+    """A context manager that tells the most memory its block took above what was held when it began."""
 
-    baseline_bytes: what the process held before the engine took anything; not part of the device's account.
-    """
+    bytes_above_start: int
+
+    def __enter__(self) -> PeakMeter: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Device(Protocol):
+    """``total_bytes`` of memory on ``torch_device``; ``overhead_bytes`` of them are kept back for what is no tensor."""
 
     torch_device: torch.device
     name: str
     total_bytes: int
     overhead_bytes: int
-    baseline_bytes: int
 
     def used_bytes(self) -> int:
-        """Memory taken since the device was opened."""
-        return private_memory_bytes() - self.baseline_bytes
+        """Memory taken now, of the device's account."""
+        ...
+
+    def peak(self) -> PeakMeter:
+        """Measures the peak of a block of code."""
+        ...
+
+    def release_unused(self) -> None:
+        """Give memory that freed tensors left in the allocator back to the device."""
+        ...
+
+    def auto_dtype(self, model_dtype: str) -> str:
+        """The dtype to compute a model in that was published in ``model_dtype``."""
+        ...
+
+
+class CpuDevice:
+    """The machine's processors with a share of its memory as the device's.
+
+    What the process held before (interpreter, libraries) is not part of the account, as a GPU's memory does not hold
+    the process that drives it.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self.torch_device = torch.device("cpu")
+        self.name = cpu_name()
+        self.total_bytes = total_bytes
+        self.overhead_bytes = CPU_OVERHEAD_BYTES
+        self._baseline_bytes = private_memory_bytes()
+
+    def used_bytes(self) -> int:
+        return private_memory_bytes() - self._baseline_bytes
+
+    def peak(self) -> PeakMeter:
+        return PeakMemory()
+
+    def release_unused(self) -> None:
+        """Large tensors are mapped one by one: freeing one unmaps it."""
+
+    def auto_dtype(self, model_dtype: str) -> str:
+        """The model's own dtype where the CPU has units for it, float32 otherwise."""
+        return "bfloat16" if model_dtype != "float32" and _cpu_has_bfloat16() else "float32"
 
 
 def open_device(kind: str, memory_bytes: int | None) -> Device:
     """``auto`` takes a GPU where there is one. EngineError when ``kind`` cannot be had."""
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise EngineError(
-            "there is no CUDA device here.", hint="use device='cpu', or device='auto' to take what there is"
-        )
     if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
-        raise EngineError("the engine does not run on CUDA devices yet.", hint="use device='cpu'")
+        return open_cuda(memory_bytes)
     return _open_cpu(memory_bytes)
 
 
-def _open_cpu(memory_bytes: int | None) -> Device:
+def _open_cpu(memory_bytes: int | None) -> CpuDevice:
     available = available_memory_bytes()
     total = memory_bytes or min(_DEFAULT_CPU_BYTES, available // 2)
     if total > available:
@@ -56,7 +98,7 @@ def _open_cpu(memory_bytes: int | None) -> Device:
         )
     if memory_bytes is None:
         logger.info("CPU device with %.2f GiB (device_memory sets it)", total / 1024**3)
-    return Device(torch.device("cpu"), cpu_name(), total, CPU_OVERHEAD_BYTES, private_memory_bytes())
+    return CpuDevice(total)
 
 
 def cpu_name() -> str:
@@ -68,12 +110,8 @@ def cpu_name() -> str:
 
 
 def resolve_dtype(dtype: str, model_dtype: str, device: Device) -> str:
-    """``auto``: the model's own dtype where the device computes in it, float32 on CPUs without bfloat16 units."""
-    if dtype != "auto":
-        return dtype
-    if device.torch_device.type == "cpu":
-        return "bfloat16" if model_dtype != "float32" and _cpu_has_bfloat16() else "float32"
-    return model_dtype
+    """``dtype`` as asked for, or what suits model and device when it is ``auto``."""
+    return device.auto_dtype(model_dtype) if dtype == "auto" else dtype
 
 
 def _cpu_has_bfloat16() -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 
+from kvplan_engine.layers.ops import Ops
 from kvplan_engine.models.loading import Weights
 
 
@@ -14,7 +13,7 @@ class Norm:
 
     __slots__ = ("_bias", "_epsilon", "_ops", "_weight")
 
-    def __init__(self, weights: Weights, name: str, epsilon: float, ops: ModuleType) -> None:
+    def __init__(self, weights: Weights, name: str, epsilon: float, ops: Ops) -> None:
         self._weight = weights[f"{name}.weight"]
         self._bias = weights.get(f"{name}.bias")
         self._epsilon = epsilon

@@ -9,8 +9,6 @@ Every product writes into a buffer of the workspace: a step allocates nothing th
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 
 from kvplan_engine.attention.backend import AttentionBackend
@@ -18,6 +16,7 @@ from kvplan_engine.batch import StepBatch
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.layers.linear import Linear
 from kvplan_engine.layers.norm import Norm
+from kvplan_engine.layers.ops import Ops
 from kvplan_engine.model_config import ModelConfig
 from kvplan_engine.models.loading import Weights
 from kvplan_engine.workspace import Workspace
@@ -26,7 +25,7 @@ from kvplan_engine.workspace import Workspace
 class DecoderLayer:
     """The weights of one layer, ready to be applied."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, index: int, ops: ModuleType) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, index: int, ops: Ops) -> None:
         def linear(name: str) -> Linear:
             prefix = f"layers.{index}.{name}"
             return Linear(weights[f"{prefix}.weight"], weights.get(f"{prefix}.bias"))
@@ -44,7 +43,7 @@ class DecoderLayer:
 class Decoder:
     """A model with its weights; ``forward`` computes one step over the paged pool."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, attention: AttentionBackend, ops: ModuleType) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, attention: AttentionBackend, ops: Ops) -> None:
         self.config = config
         self._attention = attention
         self._ops = ops

@@ -45,6 +45,7 @@ def fill_dummy(weights: Weights, config: ModelConfig, seed: int) -> None:
     """Normal(0, 0.02) matrices, unit norms, zero biases; the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.empty(_DUMMY_PERIOD).normal_(0.0, _DUMMY_STANDARD_DEVIATION, generator=generator)
+    values = values.to(weights["embedding"].device)
     offset = 0
     for parameter in model_parameters(config):
         tensor = weights[parameter.name]

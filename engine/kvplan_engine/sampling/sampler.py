@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 
+from kvplan_engine.layers.ops import Ops
 from kvplan_engine.memory import SAMPLER_ROWS
 from kvplan_engine.request import Sequence
 from kvplan_engine.sampling.logits import adjust_logits, adjusts_logits
@@ -39,7 +39,7 @@ class SampledToken:
 class Sampler:
     """Chooses tokens for a step. ``memory``: the workspace's sampler buffer, uint8."""
 
-    def __init__(self, memory: torch.Tensor, vocab_size: int, ops: ModuleType, *, engine_seed: int) -> None:
+    def __init__(self, memory: torch.Tensor, vocab_size: int, ops: Ops, *, engine_seed: int) -> None:
         self._ops = ops
         self._engine_seed = engine_seed
         self._num_rows = max(1, min(SAMPLER_ROWS, memory.numel() // (vocab_size * 24)))

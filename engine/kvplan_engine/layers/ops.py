@@ -1,0 +1,33 @@
+"""The operations a model needs beside attention and matrix products, whichever device computes them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Ops(Protocol):
+    """What ``kernels.ops`` (CPU), ``kernels.torch_ops`` (the definition, with the shapes) and ``CudaOps`` offer."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
+
+    def add_rms_norm(self, delta: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None: ...
+
+    def add_layer_norm(
+        self, delta: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor
+    ) -> None: ...
+
+    def rope_inplace(self, x: Tensor, positions: Tensor, cos_sin: Tensor) -> None: ...
+
+    def silu_and_mul(self, gate_up: Tensor, out: Tensor) -> None: ...
+
+    def gelu_new_inplace(self, x: Tensor) -> None: ...
+
+    def gelu_inplace(self, x: Tensor) -> None: ...
+
+    def argmax_rows(self, logits: Tensor, out: Tensor) -> None: ...
+
+    def copy_blocks(self, src_kv: Tensor, dst_kv: Tensor, pairs: Tensor) -> None: ...

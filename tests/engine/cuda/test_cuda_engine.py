@@ -1,0 +1,98 @@
+"""The whole engine over the CUDA kernels, run by the emulation: the same code that a GPU runs, up to the launch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import greedy
+
+from kvplan_engine import LLM, SamplingParams, model_runner
+from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.batch import BatchBuilder
+from kvplan_engine.kernels.cuda_emulation import EmulatedRuntime
+from kvplan_engine.kernels.cuda_ops import CudaOps
+from kvplan_engine.workspace import Workspace
+
+
+@pytest.fixture
+def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of the emulation, and index buffers that are filled on the host and copied, as for a GPU."""
+    runtime = EmulatedRuntime()
+
+    def kernels(_: str, __: torch.device, ___: torch.dtype) -> model_runner.Kernels:
+        return model_runner.Kernels(CudaBackend(runtime), CudaOps(runtime))
+
+    class StagedBatchBuilder(BatchBuilder):
+        def __init__(self, workspace: Workspace, block_size: int, *, staged: bool) -> None:
+            assert not staged, "the emulated device is the CPU"
+            super().__init__(workspace, block_size, staged=True)
+
+    monkeypatch.setattr(model_runner, "select_kernels", kernels)
+    monkeypatch.setattr(model_runner, "BatchBuilder", StagedBatchBuilder)
+
+
+def _config(name: str) -> transformers.PretrainedConfig:
+    """Two layers with heads of 64, the smallest the CUDA kernels have."""
+    if name == "gpt2":
+        return transformers.GPT2Config(n_embd=128, n_head=2, n_layer=2, vocab_size=384, n_positions=64)
+    common = {"hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 384}
+    common |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    if name == "mistral":
+        return transformers.MistralConfig(**common, sliding_window=12, tie_word_embeddings=False)
+    return transformers.Qwen3Config(**common, head_dim=64, tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, torch.nn.Module]]:
+    folder = tmp_path_factory.mktemp("wide")
+    made = {}
+    for name in ("gpt2", "mistral", "qwen3"):
+        torch.manual_seed(4)
+        config = _config(name)
+        config.initializer_range = 0.2
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        model.save_pretrained(folder / name)
+        made[name] = (str(folder / name), model)
+    return made
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3"])
+def test_greedy_tokens_are_transformers(
+    models: dict[str, tuple[str, torch.nn.Module]], emulated_gpu: None, name: str
+) -> None:
+    path, model = models[name]
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(1, 384, length).tolist() for length in (1, 9, 30, 17)]
+    llm = LLM(
+        path,
+        dtype="float32",
+        device="cpu",
+        device_memory="400MiB",
+        max_num_batched_tokens=32,
+        max_num_seqs=4,
+        max_model_len=64,
+    )
+    assert llm.engine.model.attention.name == "cuda"
+    params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+    assert [output.outputs[0].token_ids for output in outputs] == greedy(model, prompts, 10)
+
+
+def test_samples_fork_on_the_device(models: dict[str, tuple[str, torch.nn.Module]], emulated_gpu: None) -> None:
+    """Copy-on-write goes through the device's own block copy."""
+    llm = LLM(
+        models["gpt2"][0],
+        dtype="float32",
+        device="cpu",
+        device_memory="400MiB",
+        max_num_batched_tokens=32,
+        max_num_seqs=4,
+        max_model_len=64,
+    )
+    prompt = {"prompt_token_ids": [5, 6, 7, 8, 9]}
+    (together,) = llm.generate([prompt], SamplingParams(n=3, temperature=1.0, seed=11, max_tokens=8, ignore_eos=True))
+    (alone,) = llm.generate([prompt], SamplingParams(n=1, temperature=1.0, seed=11, max_tokens=8, ignore_eos=True))
+    assert together.outputs[0].token_ids == alone.outputs[0].token_ids
+    assert len({tuple(output.token_ids) for output in together.outputs}) > 1
