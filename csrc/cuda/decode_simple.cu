@@ -10,7 +10,7 @@ constexpr int ROW_VECTORS = HEAD_SIZE / VECTOR;
 constexpr int LANES = ROW_VECTORS > 16 ? 32 : ROW_VECTORS > 8 ? 16 : ROW_VECTORS > 4 ? 8 : 4;
 constexpr int VECTORS = ceil_divide(ROW_VECTORS, LANES);
 constexpr int TEAMS = WARP_LANES / LANES;
-constexpr int TOKENS = VECTORS > 1 ? 2 : 4;
+constexpr int TOKENS = VECTORS > 1 || VECTOR > 8 ? 2 : 4;
 // As many heads at once as the registers hold sums for.
 constexpr int HEADS = smaller(GROUP, larger(1, 64 / (VECTOR * VECTORS)));
 constexpr int HEAD_CHUNKS = ceil_divide(GROUP, HEADS);

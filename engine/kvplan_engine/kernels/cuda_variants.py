@@ -41,6 +41,7 @@ class KernelVariant:
         return "-".join((self.kernel, Path(self.source).stem, *(str(value) for _, value in self.defines)))
 
 
+@cache
 def variant(source: str, kernel: str, **defines: str | int | torch.dtype) -> KernelVariant:
     """A KernelVariant with lower-case names and dtypes in place of macro names and type names."""
     named = tuple(
@@ -50,6 +51,7 @@ def variant(source: str, kernel: str, **defines: str | int | torch.dtype) -> Ker
     return KernelVariant(source, kernel, named)
 
 
+@cache
 def write_variant(
     scalar: torch.dtype, cache: torch.dtype, head_size: int, block_size: int, rotary: int, kernel: str = "write_kv"
 ) -> KernelVariant:

@@ -1,0 +1,128 @@
+"""The kernel variants that must compile for every architecture, and those that stand for every shape."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from kvplan_engine.kernels.cuda_attention import HEAD_SIZES, AttentionShape, decode_launch, prefill_launch
+from kvplan_engine.kernels.cuda_emulation import EMULATED_PROPERTIES
+from kvplan_engine.kernels.cuda_runtime import DeviceProperties
+from kvplan_engine.kernels.cuda_variants import KernelVariant, source_dir, variant, write_variant
+
+F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
+CAPABILITIES = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0))
+SHAPE_CAPABILITY = (9, 0)
+"""Every shape is compiled for this one; every kernel for all."""
+
+# KiB of shared memory per block and per multiprocessor: CUDA C++ Programming Guide, "Technical Specifications per
+# Compute Capability".
+_SHARED_KIB = {
+    (7, 0): (96, 96),
+    (7, 5): (64, 64),
+    (8, 0): (163, 164),
+    (8, 6): (99, 100),
+    (8, 9): (99, 100),
+    (9, 0): (227, 228),
+    (10, 0): (227, 228),
+}
+LLAMA = AttentionShape(BF16, BF16, 128, 16, 32, 8)
+
+
+def properties_of(capability: tuple[int, int]) -> DeviceProperties:
+    """A made-up device of that compute capability, with its real shared memory."""
+    per_block, per_multiprocessor = _SHARED_KIB[capability]
+    return replace(
+        EMULATED_PROPERTIES,
+        capability=capability,
+        num_multiprocessors=80,
+        shared_bytes_per_block=per_block * 1024,
+        shared_bytes_per_multiprocessor=per_multiprocessor * 1024,
+    )
+
+
+def every_kernel(capability: tuple[int, int]) -> list[KernelVariant]:
+    """One or two variants of each kernel, as a device of ``capability`` would take them."""
+    properties = properties_of(capability)
+    scalar = BF16 if properties.has_tensor_kernels else F16
+    llama = replace(LLAMA, scalar=scalar, cache=scalar)
+    capped = replace(llama, cache=FP8, has_softcap=True, has_sinks=True)
+    variants = [KernelVariant("plan.cu", "plan_attention")]
+    for shape in (llama, capped, replace(llama, scalar=F32, cache=F32)):
+        variants += [decode_launch(shape, properties).variant, prefill_launch(shape, properties).variant]
+    variants.append(write_variant(scalar, scalar, 128, 16, 128))
+    variants.append(write_variant(scalar, FP8, 64, 16, 0))
+    norm = {"scalar": scalar, "width": 4096, "threads": 512, "delta": 1, "vectors": 1}
+    variants.append(variant("norm.cu", "rms_norm", **norm))
+    variants.append(variant("activation.cu", "silu_and_mul", scalar=scalar, vectors=1))
+    variants.append(variant("argmax.cu", "argmax_rows", scalar=scalar, vectors=1))
+    variants.append(variant("copy_blocks.cu", "copy_blocks"))
+    return variants
+
+
+def every_shape() -> list[KernelVariant]:
+    """The attention kernels over head sizes, storage types and group sizes, on SHAPE_CAPABILITY.
+
+    Prefill compiles slowly and its fp8 differs in one load, so it has fewer.
+    """
+    properties = properties_of(SHAPE_CAPABILITY)
+    shapes = [AttentionShape(BF16, BF16, size, 16, 32, 8) for size in HEAD_SIZES if size != LLAMA.head_size]
+    shapes += [AttentionShape(BF16, BF16, 128, 16, 128, 8), AttentionShape(F16, F16, 128, 5, 7, 1)]
+    decode_only = [AttentionShape(F16, FP8, size, 16, 8, 8) for size in HEAD_SIZES]
+    decode_only += [AttentionShape(BF16, BF16, 64, 16, 71, 1), AttentionShape(BF16, BF16, 64, 1, 12, 12)]
+    decode = [decode_launch(shape, properties).variant for shape in shapes + decode_only]
+    return decode + [prefill_launch(shape, properties).variant for shape in shapes]
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What ptxas says that one kernel takes."""
+
+    registers: int
+    spill_bytes: int
+    """Stores and loads together."""
+    shared_bytes: int
+    """Static; the dynamic part is the launch's."""
+
+
+def parse_resources(log: str, kernel: str) -> Resources:
+    """The figures of ``kernel`` in a log of ptxas -v."""
+    section = log.split(f"entry function '{kernel}'", 1)[1].split("entry function '", 1)[0]
+    registers = re.search(r"Used (\d+) registers", section)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", section)
+    shared = re.search(r"(\d+) bytes smem", section)
+    assert registers is not None, log
+    assert spills is not None, log
+    return Resources(
+        registers=int(registers.group(1)),
+        spill_bytes=int(spills.group(1)) + int(spills.group(2)),
+        shared_bytes=int(shared.group(1)) if shared else 0,
+    )
+
+
+def find_nvcc() -> str | None:
+    """nvcc on PATH, if there is one."""
+    return shutil.which("nvcc")
+
+
+def nvcc_architectures(nvcc: str) -> set[str]:
+    """sm_ names of what this nvcc compiles for."""
+    listed = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True)
+    return {name.replace("compute_", "sm_") for name in listed.stdout.split()}
+
+
+def compile_with_nvcc(nvcc: str, chosen: KernelVariant, architecture: str) -> Resources:
+    """The variant through nvcc with all warnings as errors."""
+    source = source_dir() / "cuda" / chosen.source
+    with tempfile.TemporaryDirectory() as folder:
+        command = [nvcc, "-cubin", "-std=c++17", f"-arch={architecture}", "-Werror", "all-warnings", "-Xptxas", "-v"]
+        command += [*chosen.flags(), str(source), "-o", str(Path(folder) / "kernel.cubin")]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"{chosen.label()} for {architecture}: {result.stderr}"
+    return parse_resources(result.stderr, chosen.kernel)

@@ -1,0 +1,123 @@
+"""Every kernel compiles for every architecture without a warning, and takes the registers that csrc/cuda says it takes.
+
+Needs no GPU: NVRTC comes as the package nvidia-cuda-nvrtc-cu12 (12.8 knows sm_70 to sm_120), nvcc with a toolkit.
+After a change that is meant, write the figures anew with  PYTHONPATH=.:engine python tests/engine/cuda/test_compile_gate.py
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from kernel_matrix import (
+    CAPABILITIES,
+    SHAPE_CAPABILITY,
+    Resources,
+    compile_with_nvcc,
+    every_kernel,
+    every_shape,
+    find_nvcc,
+    nvcc_architectures,
+    parse_resources,
+)
+
+from kvplan_engine.kernels.cuda_nvrtc import Nvrtc, load_nvrtc
+from kvplan_engine.kernels.cuda_variants import CudaKernelError, KernelVariant, source_dir
+
+RECORD = source_dir() / "cuda" / "resources.json"
+NVCC_CAPABILITIES = ((9, 0),)
+PARALLEL = 2
+
+
+def find_nvrtc() -> Nvrtc | None:
+    try:
+        return load_nvrtc()
+    except CudaKernelError:
+        return None
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    return "sm_{}{}".format(*capability)
+
+
+def measure_one(nvrtc: Nvrtc, variant: KernelVariant, arch: str) -> Resources:
+    compiled = nvrtc.compile(variant, arch, ("--ptxas-options=-v",))
+    assert not compiled.warnings, f"{variant.label()} for {arch}: {compiled.warnings}"
+    return parse_resources(compiled.log, variant.kernel)
+
+
+def measure(nvrtc: Nvrtc, variants: list[KernelVariant], arch: str) -> dict[str, dict[str, int]]:
+    """Figures by kernel label, ready to be stored."""
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        found = pool.map(lambda variant: measure_one(nvrtc, variant, arch), variants)
+        return {
+            variant.label(): {
+                "registers": one.registers,
+                "spill_bytes": one.spill_bytes,
+                "shared_bytes": one.shared_bytes,
+            }
+            for variant, one in zip(variants, found, strict=True)
+        }
+
+
+def variants_for(capability: tuple[int, int]) -> list[KernelVariant]:
+    extra = every_shape() if capability == SHAPE_CAPABILITY else []
+    return list(dict.fromkeys(every_kernel(capability) + extra))
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=architecture)
+def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
+    nvrtc = find_nvrtc()
+    if nvrtc is None:
+        pytest.skip("no NVRTC on this machine: pip install nvidia-cuda-nvrtc-cu12")
+    if capability not in nvrtc.supported_capabilities():
+        pytest.skip(f"NVRTC {nvrtc.version} does not compile for {architecture(capability)}; 12.8 does")
+    recorded = json.loads(RECORD.read_text())
+    found = measure(nvrtc, variants_for(capability), architecture(capability))
+    if list(nvrtc.version) != recorded["nvrtc_version"]:
+        return  # another compiler allocates registers its own way: compiling without a warning is the test
+    assert found == recorded["kernels"][architecture(capability)], f"if this is meant, run python {__file__}"
+
+
+@pytest.mark.parametrize("capability", NVCC_CAPABILITIES, ids=architecture)
+def test_nvcc_compiles_every_kernel(capability: tuple[int, int]) -> None:
+    nvcc = find_nvcc()
+    if nvcc is None:
+        pytest.skip("no nvcc on this machine")
+    if architecture(capability) not in nvcc_architectures(nvcc):
+        pytest.skip(f"this nvcc does not compile for {architecture(capability)}")
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        list(pool.map(lambda one: compile_with_nvcc(nvcc, one, architecture(capability)), every_kernel(capability)))
+
+
+def test_the_record_shows_no_new_spill() -> None:
+    """What spills is known and named here; everything else must not."""
+    recorded = json.loads(RECORD.read_text())["kernels"]
+    spilling = {
+        f"{arch} {label}": figures["spill_bytes"]
+        for arch, kernels in recorded.items()
+        for label, figures in kernels.items()
+        if figures["spill_bytes"] > 0
+    }
+    assert set(spilling) == set(json.loads(RECORD.read_text())["accepted_spills"])
+    assert max(spilling.values(), default=0) <= 512
+
+
+def write_record(path: Path) -> None:
+    """Compile everything and store the figures."""
+    nvrtc = load_nvrtc()
+    kernels = {architecture(c): measure(nvrtc, variants_for(c), architecture(c)) for c in CAPABILITIES}
+    spilling = sorted(
+        f"{arch} {label}" for arch, k in kernels.items() for label, one in k.items() if one["spill_bytes"]
+    )
+    record = {"nvrtc_version": nvrtc.version, "accepted_spills": spilling, "kernels": kernels}
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"{path}: {sum(map(len, kernels.values()))} kernels by NVRTC {nvrtc.version}")
+    for name in spilling:
+        print("spills:", name)
+
+
+if __name__ == "__main__":
+    write_record(RECORD)
