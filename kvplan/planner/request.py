@@ -67,8 +67,8 @@ def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
         notes.append(f"--output-len {output:,}: kvplan's default.")
     prompt = request.input_tokens
     if prompt is None:
-        prompt = max(average - output // 2, 1)
-        notes.append(f"--input-len {prompt:,}: what leaves --ctx-avg in the middle of an answer.")
+        prompt = max(min(average - output // 2, longest - output), 1)
+        notes.append(f"--input-len {prompt:,}: --ctx-avg less half of the answer, as far as --ctx-max allows.")
     if average > longest:
         raise UsageError(
             f"--ctx-avg {average:,} is longer than --ctx-max {longest:,}.", hint=f"say --ctx-max {average} or more"

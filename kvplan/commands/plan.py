@@ -1,0 +1,244 @@
+"""``kvplan plan``: parse, search, print. The arithmetic is in kvplan.planner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from kvplan.catalog.gpus import GpuProfile, find_gpu, load_gpus
+from kvplan.catalog.models import resolve_model
+from kvplan.commands.render import print_json, print_table
+from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.dtypes import KV_CACHE_DTYPES, SERVING_DTYPES, canonical_dtype
+from kvplan.estimate.latency import ORIGIN, Range
+from kvplan.planner.candidate import Deployment
+from kvplan.planner.document import ASSUMPTIONS, plan_document
+from kvplan.planner.formats import FORMAT_NAMES
+from kvplan.planner.launch import launch_commands
+from kvplan.planner.request import PlanRequest
+from kvplan.planner.rule_of_thumb import RuleOfThumb
+from kvplan.planner.search import Plan, make_plan
+from kvplan.planner.slo import parse_slo
+from kvplan.units import format_bytes, format_gib, parse_tokens
+
+DEFAULTS = PlanRequest()
+_SHOWN = 10
+
+
+def plan(
+    model: Annotated[
+        str, typer.Argument(help="Short name, Hugging Face id, directory, config.json or .gguf.", metavar="MODEL")
+    ],
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Further values of --slo (with a colon) and --gpu.", metavar="[VALUES]", show_default=False
+        ),
+    ] = None,
+    users: Annotated[int | None, typer.Option(help="Requests in progress at once.")] = None,
+    request_rate: Annotated[float | None, typer.Option(help="Requests per second, instead of --users.")] = None,
+    ctx_avg: Annotated[str | None, typer.Option(help="Tokens that a sequence holds on average, such as 8k.")] = None,
+    ctx_max: Annotated[str | None, typer.Option(help="Longest sequence that must be served, such as 32k.")] = None,
+    input_len: Annotated[str | None, typer.Option(help="Tokens of a prompt.")] = None,
+    output_len: Annotated[str | None, typer.Option(help="Tokens of an answer.")] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(help="ttft:500 tpot:50 e2el:5000 in ms, or mlperf:llama3.1-8b; several may follow."),
+    ] = None,
+    gpu: Annotated[list[str] | None, typer.Option(help="GPU names; several may follow. Default: all.")] = None,
+    max_gpus: Annotated[int, typer.Option(help="GPUs in all, over all replicas.")] = DEFAULTS.max_gpus,
+    quantization: Annotated[
+        list[str] | None, typer.Option(help="Weight formats to try: " + ", ".join(FORMAT_NAMES))
+    ] = None,
+    kv_cache_dtype: Annotated[list[str] | None, typer.Option(help="KV formats to try: auto, fp8.")] = None,
+    dtype: Annotated[str, typer.Option(help="Activations: " + ", ".join(SERVING_DTYPES))] = DEFAULTS.dtype,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help="Share of each GPU's memory that the engine may use.")
+    ] = DEFAULTS.gpu_memory_utilization,
+    worst_case: Annotated[
+        bool, typer.Option("--worst-case", help="Hold all users at --ctx-max, not at --ctx-avg.")
+    ] = False,
+    engine: Annotated[str, typer.Option(help="vllm or vllm@VERSION: whose memory is planned.")] = "vllm",
+    plot: Annotated[Path | None, typer.Option(help="Draw memory and concurrency to this PNG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document, schema kvplan.plan/1.")] = False,
+) -> None:
+    """Find the GPUs and settings that serve so many users at such a context."""
+    levels, names = _sort_words(slo or [], gpu or [], more or [])
+    request = PlanRequest(
+        num_users=_positive(users, "--users"),
+        requests_per_second=_positive(request_rate, "--request-rate"),
+        average_context=_tokens(ctx_avg),
+        longest_context=_tokens(ctx_max),
+        input_tokens=_tokens(input_len),
+        output_tokens=_tokens(output_len),
+        slo=parse_slo(levels),
+        gpus=_gpus(names),
+        max_gpus=_positive(max_gpus, "--max-gpus") or DEFAULTS.max_gpus,
+        quantizations=tuple(quantization) if quantization else None,
+        kv_cache_dtypes=tuple(
+            canonical_dtype(name, KV_CACHE_DTYPES, option="--kv-cache-dtype") for name in kv_cache_dtype or ["auto"]
+        ),
+        gpu_memory_utilization=gpu_memory_utilization,
+        dtype=canonical_dtype(dtype, SERVING_DTYPES, option="--dtype"),
+        worst_case=worst_case,
+        version=_version(engine),
+    )
+    found = make_plan(resolve_model(model), request)
+    if as_json:
+        print_json(plan_document(found))
+    else:
+        _print_plan(found)
+    if plot is not None and found.deployments:
+        from kvplan.planner.picture import draw_plan
+
+        draw_plan(found, plot)
+    if not found.deployments:
+        raise _nothing_fits(found)
+
+
+def _sort_words(slo: list[str], gpu: list[str], more: list[str]) -> tuple[list[str], list[str]]:
+    """``--slo ttft:500 tpot:50`` leaves the second value behind: words with a colon are levels, others GPUs."""
+    levels = [word for text in slo for word in text.replace(",", " ").split()]
+    names = [part.strip() for text in gpu for part in text.split(",")]
+    for word in more:
+        if ":" in word:
+            levels.append(word)
+        elif gpu:
+            names.append(word)
+        else:
+            raise UsageError(f"'{word}' belongs to no option.", hint="GPUs are named after --gpu")
+    return levels, names
+
+
+def _gpus(names: list[str]) -> tuple[GpuProfile, ...]:
+    if names:
+        return tuple(dict.fromkeys(find_gpu(name) for name in names))
+    return tuple(gpu for gpu in load_gpus() if not gpu.is_cpu)
+
+
+def _version(engine: str) -> str:
+    name, _, version = engine.strip().lower().partition("@")
+    if name != "vllm":
+        raise UsageError(f"--engine does not know '{engine}'.", hint="vllm, or vllm@VERSION such as vllm@0.19")
+    return version or "latest"
+
+
+def _tokens(text: str | None) -> int | None:
+    return None if text is None else parse_tokens(text)
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _positive(number: Number | None, option: str) -> Number | None:
+    if number is not None and number <= 0:
+        raise UsageError(f"{option} is {number}, but a positive number is expected.", hint=f"for instance {option} 8")
+    return number
+
+
+def _nothing_fits(found: Plan) -> KvplanError:
+    miss = found.nearest_miss
+    if miss is None:
+        return KvplanError("Nothing fits.")
+    where = f"{miss.choice.tensor_parallel_size} x {miss.choice.gpu.id}"
+    lacks = f" ({format_bytes(miss.missing_bytes)} missing on each GPU)" if miss.missing_bytes else ""
+    hint = None
+    if found.fix is not None:
+        answer = found.fix.deployment
+        hint = f"{found.fix.sentence}: then {answer.num_gpus} x {answer.choice.gpu.id} serve it"
+    return KvplanError(f"Nothing serves this. Nearest: {where}{lacks}. {miss.sentence}", hint=hint)
+
+
+_HEAD = (
+    "deployment",
+    "weights",
+    "KV",
+    "weights GiB",
+    "KV pool GiB",
+    "at ctx-avg",
+    "at ctx-max",
+    "by rule",
+    "TTFT ms",
+    "TPOT ms",
+    "tokens/s",
+    "$/h",
+    "$/Mtok",
+    "limit",
+)
+
+
+def _print_plan(found: Plan) -> None:
+    workload = found.workload
+    who = f"{workload.num_users:,} users" if workload.num_users else f"{workload.requests_per_second:g} requests/s"
+    lengths = f"{workload.average_context:,} tokens on average, {workload.longest_context:,} at most"
+    print(f"{found.spec.id}: {who}, {lengths}; prompts {workload.input_tokens:,}, answers {workload.output_tokens:,}")
+    for note in workload.assumptions:
+        print(f"  {note}")
+    if found.rule is not None:
+        total = found.rule.total_bytes / 1e9
+        print(f"  rule of thumb (weights + 1.2 GB x users + 5 GB): {total:,.0f} GB in all")
+    if not found.deployments:
+        return
+    print()
+    rows = [_row(deployment, found.rule) for deployment in found.deployments[:_SHOWN]]
+    print_table(None, _HEAD, rows, text_columns=(0, 1, 2, 13))
+    left = len(found.deployments) - _SHOWN
+    if left > 0:
+        print(f"  ... and {left} more (--json lists all)")
+    print(f"\n  TTFT, TPOT and tokens/s are a {ORIGIN}. {ASSUMPTIONS[0]}")
+    best = found.deployments[0]
+    print(f"\nbest: {_settings_line(best)}")
+    if best.choice.gpu.price is not None:
+        print(f"  price: {best.choice.gpu.price.source}")
+    for engine, command in launch_commands(best, found.spec.id).items():
+        print(f"  {engine + ':':14s}{command}")
+
+
+def _settings_line(deployment: Deployment) -> str:
+    settings = deployment.prediction.settings
+    return (
+        f"{_name(deployment)}, gpu_memory_utilization {settings.gpu_memory_utilization}, "
+        f"max_num_seqs {settings.max_num_seqs}, max_model_len {settings.max_model_len}, "
+        f"max_num_batched_tokens {settings.max_num_batched_tokens}, block_size {deployment.prediction.block_size}"
+    )
+
+
+def _name(deployment: Deployment) -> str:
+    size = deployment.choice.tensor_parallel_size
+    inner = f"{size} x {deployment.choice.gpu.id}" if size > 1 else deployment.choice.gpu.id
+    return f"{deployment.replicas} x ({inner})" if deployment.replicas > 1 else inner
+
+
+def users_by_rule(deployment: Deployment, rule: RuleOfThumb | None) -> int | None:
+    """Users that the rule of thumb would put on the same GPUs."""
+    if rule is None:
+        return None
+    memory = deployment.choice.gpu.memory_bytes * deployment.choice.tensor_parallel_size
+    return deployment.replicas * rule.users_on(memory)
+
+
+def _row(deployment: Deployment, rule: RuleOfThumb | None) -> tuple[str, ...]:
+    rank, speed, capacity = deployment.prediction.rank, deployment.speed, deployment.capacity
+    throughput, cost = deployment.output_tokens_per_second, deployment.usd_per_million_output_tokens()
+    return (
+        _name(deployment),
+        deployment.choice.weights.name,
+        deployment.prediction.settings.kv_cache_dtype,
+        format_gib(rank.weight_bytes),
+        format_gib(max(rank.available_kv_bytes, 0)),
+        f"{capacity.average_sequences * deployment.replicas:,}",
+        f"{capacity.worst_sequences * deployment.replicas:,}",
+        "-" if rule is None else f"{users_by_rule(deployment, rule):,}",
+        _milliseconds(speed.ttft_seconds),
+        _milliseconds(speed.tpot_seconds),
+        f"{throughput[0]:,.0f}-{throughput[1]:,.0f}",
+        "-" if deployment.usd_per_hour is None else f"{deployment.usd_per_hour:,.2f}",
+        "-" if cost is None else f"{cost[0]:.2f}-{cost[1]:.2f}",
+        deployment.limit,
+    )
+
+
+def _milliseconds(found: Range) -> str:
+    return f"{found.low * 1000:,.0f}-{found.high * 1000:,.0f}"

@@ -1,0 +1,161 @@
+"""A plan as the JSON document ``kvplan.plan/1``. Bytes are per GPU; times in milliseconds as ranges [low, high]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplan.estimate.latency import ORIGIN, Range
+from kvplan.planner.candidate import Deployment, Miss
+from kvplan.planner.launch import launch_commands
+from kvplan.planner.rule_of_thumb import RuleOfThumb
+from kvplan.planner.search import Plan
+
+SCHEMA = "kvplan.plan/1"
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """The whole answer."""
+    workload, slo = plan.workload, plan.request.slo
+    return {
+        "schema": SCHEMA,
+        "model": {
+            "id": plan.spec.id,
+            "architecture": plan.spec.architecture,
+            "num_parameters": plan.spec.num_parameters,
+            "num_active_parameters": plan.spec.num_active_parameters,
+        },
+        "request": {
+            "num_users": workload.num_users,
+            "requests_per_second": workload.requests_per_second,
+            "average_context_tokens": workload.average_context,
+            "longest_context_tokens": workload.longest_context,
+            "input_tokens": workload.input_tokens,
+            "output_tokens": workload.output_tokens,
+            "slo_ms": {
+                "ttft": _milliseconds(slo.ttft_seconds),
+                "tpot": _milliseconds(slo.tpot_seconds),
+                "e2el": _milliseconds(slo.e2el_seconds),
+            },
+            "max_gpus": plan.request.max_gpus,
+        },
+        "rule_of_thumb": None
+        if plan.rule is None
+        else {
+            "formula": "weights + 1.2 GB x users + 5 GB",
+            "weight_bytes": plan.rule.weight_bytes,
+            "total_bytes": plan.rule.total_bytes,
+        },
+        "deployments": [deployment_document(each, plan.spec.id, plan.rule) for each in plan.deployments],
+        "nearest_miss": None if plan.nearest_miss is None else miss_document(plan.nearest_miss),
+        "fix": None
+        if plan.fix is None
+        else {
+            "change": plan.fix.sentence,
+            "deployment": deployment_document(plan.fix.deployment, plan.spec.id, plan.rule),
+        },
+        "num_tried": plan.num_tried,
+        "assumptions": [*plan.spec.assumptions, *workload.assumptions, *ASSUMPTIONS],
+    }
+
+
+ASSUMPTIONS = (
+    "Every user always has a request in progress, and no prompt shares a prefix with another.",
+    "Memory is that of vLLM; times are a roofline between well-tuned and ordinary kernels, not a measurement.",
+)
+
+
+def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb | None = None) -> dict[str, Any]:
+    """One ranked deployment."""
+    choice, prediction, speed = deployment.choice, deployment.prediction, deployment.speed
+    settings, capacity = prediction.settings, deployment.capacity
+    throughput = deployment.output_tokens_per_second
+    return {
+        "gpu": choice.gpu.id,
+        "num_gpus": deployment.num_gpus,
+        "replicas": deployment.replicas,
+        "tensor_parallel_size": choice.tensor_parallel_size,
+        "quantization": choice.weights.name,
+        "kv_cache_dtype": settings.kv_cache_dtype,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_model_len": settings.max_model_len,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "block_size": prediction.block_size,
+        "memory": memory_document(deployment),
+        "capacity": {
+            "average_sequences": capacity.average_sequences * deployment.replicas,
+            "worst_case_sequences": capacity.worst_sequences * deployment.replicas,
+            "rule_of_thumb_users": None
+            if rule is None
+            else deployment.replicas * rule.users_on(choice.gpu.memory_bytes * choice.tensor_parallel_size),
+            "bytes_per_average_sequence": capacity.average_bytes,
+            "bytes_per_worst_case_sequence": capacity.worst_bytes,
+        },
+        "users_per_replica": deployment.users_per_replica,
+        "limit": deployment.limit,
+        "performance": {
+            "origin": ORIGIN,
+            "ttft_ms": _range(speed.ttft_seconds),
+            "tpot_ms": _range(speed.tpot_seconds),
+            "e2el_ms": _range(speed.e2el_seconds),
+            "output_throughput": [round(throughput[0], 1), round(throughput[1], 1)],
+            "request_throughput": [
+                round(speed.requests_per_second.low * deployment.replicas, 3),
+                round(speed.requests_per_second.high * deployment.replicas, 3),
+            ],
+            "slo": "met" if deployment.slo.sure else "likely",
+        },
+        "cost": cost_document(deployment),
+        "commands": launch_commands(deployment, model_id),
+    }
+
+
+def memory_document(deployment: Deployment) -> dict[str, int]:
+    """Where each byte of one GPU goes, with the pool's use at average and at worst case."""
+    rank, settings = deployment.prediction.rank, deployment.prediction.settings
+    pool = max(rank.available_kv_bytes, 0)
+    users = int(deployment.users_per_replica)
+    return {
+        "total_bytes": settings.device_memory_bytes,
+        "budget_bytes": rank.requested_bytes,
+        "weight_bytes": rank.weight_bytes,
+        "activation_bytes": rank.activation.peak_bytes,
+        "overhead_bytes": rank.non_torch_bytes + rank.cudagraph_bytes,
+        "kv_pool_bytes": pool,
+        "kv_used_average_bytes": min(users * deployment.capacity.average_bytes, pool),
+        "kv_used_worst_case_bytes": min(users * deployment.capacity.worst_bytes, pool),
+    }
+
+
+def cost_document(deployment: Deployment) -> dict[str, Any] | None:
+    """None where no price is known."""
+    price, each = deployment.choice.gpu.price, deployment.usd_per_million_output_tokens()
+    if price is None or each is None or deployment.usd_per_hour is None:
+        return None
+    return {
+        "usd_per_hour": round(deployment.usd_per_hour, 2),
+        "usd_per_million_output_tokens": [round(each[0], 3), round(each[1], 3)],
+        "price_date": price.date,
+        "price_source": price.source,
+    }
+
+
+def miss_document(miss: Miss) -> dict[str, Any]:
+    """The choice that came nearest, and what it lacks."""
+    return {
+        "gpu": miss.choice.gpu.id,
+        "tensor_parallel_size": miss.choice.tensor_parallel_size,
+        "quantization": miss.choice.weights.name,
+        "kv_cache_dtype": miss.choice.kv_cache_dtype,
+        "limit": miss.reason,
+        "missing_bytes_per_gpu": miss.missing_bytes,
+        "sentence": miss.sentence,
+    }
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)
+
+
+def _range(found: Range) -> list[float]:
+    return [round(found.low * 1000, 1), round(found.high * 1000, 1)]

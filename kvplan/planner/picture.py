@@ -1,0 +1,125 @@
+"""``--plot``: memory of each ranked deployment as a stacked bar, and concurrency against context."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvplan.catalog.engines import vllm_release
+from kvplan.errors import KvplanError
+from kvplan.estimate.vllm import request_shape
+from kvplan.estimate.vllm_groups import blocks_per_request
+from kvplan.planner.candidate import Deployment
+from kvplan.planner.document import memory_document
+from kvplan.planner.search import Plan
+from kvplan.units import GIB, format_tokens
+
+_MOST_BARS = 8
+_PARTS = (
+    ("weights", "#4878a8"),
+    ("activations", "#e1974c"),
+    ("overhead", "#9a9a9a"),
+    ("KV, average case", "#55a868"),
+    ("KV, added in the worst case", "#b7dfc1"),
+    ("KV, free", "#eef6f0"),
+    ("not the engine's", "#ffffff"),
+)
+
+
+def memory_parts(deployment: Deployment) -> list[float]:
+    """GiB of one GPU, in the order of the bar's parts; their sum is the GPU's memory."""
+    memory = memory_document(deployment)
+    pool = memory["kv_pool_bytes"]
+    average, worst = memory["kv_used_average_bytes"], memory["kv_used_worst_case_bytes"]
+    used = memory["weight_bytes"] + memory["activation_bytes"] + memory["overhead_bytes"] + pool
+    parts = [
+        memory["weight_bytes"],
+        memory["activation_bytes"],
+        memory["overhead_bytes"],
+        average,
+        max(worst - average, 0),
+        pool - max(worst, average),
+        max(memory["total_bytes"] - used, 0),
+    ]
+    return [part / GIB for part in parts]
+
+
+def concurrency_curve(deployment: Deployment) -> tuple[list[int], list[int]]:
+    """(context lengths in tokens, sequences of that length that the deployment holds), doubling from 512."""
+    prediction = deployment.prediction
+    shape = request_shape(prediction.settings, vllm_release(prediction.version))
+    lengths, length = [], 512
+    while length < prediction.settings.max_model_len:
+        lengths.append(length)
+        length *= 2
+    lengths.append(prediction.settings.max_model_len)
+    held = [
+        deployment.replicas
+        * (
+            prediction.num_blocks
+            // max(blocks_per_request(prediction.rank.blocks, replace(shape, max_model_len=each)), 1)
+        )
+        for each in lengths
+    ]
+    return lengths, held
+
+
+def draw_plan(plan: Plan, path: Path) -> None:
+    """Write the picture to ``path``. KvplanError when nothing fits or the file cannot be written."""
+    if not plan.deployments:
+        raise KvplanError("Nothing fits, so there is nothing to draw.", hint="see the fix that the plan names")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = plan.deployments[:_MOST_BARS]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
+    _draw_bars(left, shown)
+    _draw_curves(right, shown, plan)
+    figure.suptitle(
+        f"{plan.spec.id}: {plan.workload.num_users or plan.workload.requests_per_second} users or requests/s"
+    )
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise KvplanError(f"The picture cannot be written to {path}: {error}.", hint="name a .png file") from error
+    finally:
+        pyplot.close(figure)
+
+
+def _name(deployment: Deployment) -> str:
+    replicas = f"{deployment.replicas} x " if deployment.replicas > 1 else ""
+    size = deployment.choice.tensor_parallel_size
+    return f"{replicas}{deployment.choice.gpu.id}" + (f" tp{size}" if size > 1 else "")
+
+
+def _draw_bars(axes: Any, shown: tuple[Deployment, ...]) -> None:
+    names = [_name(deployment) for deployment in shown]
+    columns = list(zip(*(memory_parts(deployment) for deployment in shown), strict=True))
+    bottoms = [0.0] * len(shown)
+    for (label, color), heights in zip(_PARTS, columns, strict=True):
+        axes.bar(
+            range(len(names)), heights, bottom=bottoms, label=label, color=color, edgecolor="#444444", linewidth=0.4
+        )
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axes.set_ylabel("GiB of one GPU")
+    axes.set_title("memory")
+    axes.legend(fontsize=8)
+
+
+def _draw_curves(axes: Any, shown: tuple[Deployment, ...], plan: Plan) -> None:
+    for deployment in shown:
+        lengths, held = concurrency_curve(deployment)
+        axes.plot(lengths, held, marker="o", markersize=3, label=_name(deployment))
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(lengths, [format_tokens(length) for length in lengths])
+    if plan.workload.num_users:
+        axes.axhline(plan.workload.num_users, color="#444444", linewidth=0.8, linestyle="--")
+    axes.set_xlabel("tokens per sequence")
+    axes.set_ylabel("sequences at once")
+    axes.set_title("concurrency against context")
+    axes.legend(fontsize=8)

@@ -1,0 +1,253 @@
+"""Inverse planning: capacity in three senses, service levels, costs, misses with their fixes, commands, speed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvplan.catalog.gpus import find_gpu, load_gpus
+from kvplan.catalog.models import resolve_model
+from kvplan.cli import main
+from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.latency import decode_step_seconds, model_work, prefill_seconds, serving_speed
+from kvplan.planner.document import deployment_document, plan_document
+from kvplan.planner.launch import ENGINES, launch_commands
+from kvplan.planner.picture import concurrency_curve, memory_parts
+from kvplan.planner.request import PlanRequest, complete
+from kvplan.planner.search import Plan, make_plan
+from kvplan.planner.slo import MLPERF, parse_slo
+from kvplan.units import GIB
+
+LLAMA = resolve_model("llama-3.1-8b")
+BIG = resolve_model("llama-3.1-70b")
+SERVERS = tuple(gpu for gpu in load_gpus() if not gpu.is_cpu)
+
+
+def plan(*gpus: str, model=LLAMA, **settings: object) -> Plan:  # type: ignore[no-untyped-def]
+    asked: dict[str, object] = {"num_users": 40, "average_context": 8192, "longest_context": 32768}
+    asked |= settings
+    profiles = tuple(find_gpu(name) for name in gpus) or SERVERS
+    return make_plan(model, PlanRequest(gpus=profiles, **asked))  # type: ignore[arg-type]
+
+
+def test_founding_example() -> None:
+    """Llama 3.1 8B on one A100 80 GB: 12 to 13 sequences of 32k, and more than the 40 of 8k that the texts name."""
+    best = plan("a100-80", max_gpus=1).deployments[0]
+    assert best.num_gpus == 1
+    assert best.capacity.worst_sequences in (12, 13)
+    assert 50 <= best.capacity.average_sequences <= 56
+    assert best.limit == "kv"
+
+
+def test_rule_of_thumb_stands_beside() -> None:
+    found = plan("a100-80")
+    assert found.rule is not None
+    assert found.rule.total_bytes == found.rule.weight_bytes + 40 * 1_200_000_000 + 5_000_000_000
+    assert found.rule.total_bytes / 1e9 == pytest.approx(69, abs=0.2)
+
+
+def test_two_a100_for_70b_in_16_bits() -> None:
+    """Claim 5: 140 GB of weights need two 80 GB GPUs at least."""
+    sizes = {each.choice.tensor_parallel_size for each in plan("a100-80", model=BIG, num_users=1).deployments}
+    assert sizes and min(sizes) >= 2
+    short = {"average_context": 2048, "longest_context": 2048}
+    eight_bit = plan("a100-80", model=BIG, num_users=1, quantizations=("fp8",), max_gpus=1, **short)
+    assert [each.choice.weights.name for each in eight_bit.deployments] == ["fp8"]
+
+
+def test_ranked_by_cost_with_unknown_prices_last() -> None:
+    deployments = plan().deployments
+    costs = [each.usd_per_hour for each in deployments]
+    known = [cost for cost in costs if cost is not None]
+    assert known == sorted(known)
+    assert all(cost is None for cost in costs[len(known) :])
+
+
+def test_cost_per_token_is_price_over_throughput() -> None:
+    best = plan("h100").deployments[0]
+    cheapest, dearest = best.usd_per_million_output_tokens() or (0.0, 0.0)
+    low, high = best.output_tokens_per_second
+    assert best.usd_per_hour == 2.69 * best.num_gpus
+    assert dearest == pytest.approx(best.usd_per_hour / 3600 / low * 1e6)
+    assert 0 < cheapest < dearest
+    assert cheapest == pytest.approx(best.usd_per_hour / 3600 / high * 1e6)
+
+
+def test_service_level_needs_more_or_faster_gpus() -> None:
+    free = plan("a100-80", "h100")
+    strict = plan("a100-80", "h100", slo=parse_slo(["ttft:500", "tpot:50"]))
+    assert strict.deployments[0].usd_per_hour > free.deployments[0].usd_per_hour  # type: ignore[operator]
+    for each in strict.deployments:
+        assert each.speed.ttft_seconds.middle <= 0.5
+        assert each.speed.tpot_seconds.middle <= 0.05
+    assert strict.deployments[0].limit in ("ttft", "tpot")
+
+
+def test_worst_case_needs_more() -> None:
+    average = plan("h100").deployments[0]
+    worst = plan("h100", worst_case=True).deployments[0]
+    assert worst.num_gpus > average.num_gpus
+    assert worst.capacity.worst_sequences * worst.replicas >= 40
+
+
+def test_request_rate_becomes_users_by_littles_law() -> None:
+    best = plan(
+        "h100", num_users=None, requests_per_second=4.0, average_context=1024, longest_context=4096
+    ).deployments[0]
+    assert best.users_per_replica == pytest.approx(4.0 * best.speed.e2el_seconds.middle, rel=0.15, abs=1)
+
+
+def test_nothing_fits_names_the_nearest_miss_and_a_fix() -> None:
+    found = plan("l4", model=BIG, max_gpus=2)
+    assert found.deployments == ()
+    assert found.nearest_miss is not None and found.nearest_miss.missing_bytes > GIB
+    assert found.fix is not None
+    assert "--" in found.fix.sentence
+
+
+def test_capacity_miss_counts_what_would_be_needed() -> None:
+    found = plan("rtx-4090", num_users=500, max_gpus=1)
+    miss = found.nearest_miss
+    assert miss is not None and miss.reason == "kv"
+    assert "500 are asked for" in miss.sentence or "does not fit" in miss.sentence
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["ttft:500", "tpot:50"], (0.5, 0.05, None)),
+        (["e2el:5s"], (None, None, 5.0)),
+        (["mlperf:llama3.1-8b-interactive"], (0.5, 0.03, None)),
+    ],
+)
+def test_slo(texts: list[str], expected: tuple[float | None, ...]) -> None:
+    found = parse_slo(texts)
+    assert (found.ttft_seconds, found.tpot_seconds, found.e2el_seconds) == expected
+
+
+@pytest.mark.parametrize("text", ["ttft", "ttft:", "ttft:-1", "ttft:0", "speed:5", "mlperf:gpt9", "ttft:1e3"])
+def test_slo_errors(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_slo([text])
+
+
+def test_mlperf_presets_are_in_milliseconds() -> None:
+    assert all(ttft >= 450 and tpot >= 30 for ttft, tpot in MLPERF.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "for how many"),
+        ({"num_users": 1, "average_context": 9000, "longest_context": 8000}, "longer than"),
+        ({"num_users": 1, "input_tokens": 9000, "output_tokens": 1, "longest_context": 8000}, "is longer|do not fit"),
+    ],
+)
+def test_contradictions(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        complete(PlanRequest(**settings), LLAMA)  # type: ignore[arg-type]
+
+
+def test_beyond_the_positions() -> None:
+    with pytest.raises(KvplanError, match="positions"):
+        complete(PlanRequest(num_users=1, longest_context=10**6), LLAMA)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama-3.1-8b"])
+def test_lengths_are_filled_consistently(model: str) -> None:
+    work = complete(PlanRequest(num_users=4), resolve_model(model))
+    assert work.input_tokens + work.output_tokens <= work.longest_context
+    assert work.average_context <= work.longest_context
+    assert work.assumptions
+
+
+def test_commands_of_every_engine() -> None:
+    found = plan("h100", model=BIG, num_users=8, kv_cache_dtypes=("fp8",)).deployments[0]
+    commands = launch_commands(found, "meta-llama/Llama-3.1-70B")
+    assert tuple(commands) == ENGINES
+    size = found.choice.tensor_parallel_size
+    assert f"--tensor-parallel-size {size}" in commands["vllm"] and "--kv-cache-dtype fp8" in commands["vllm"]
+    assert f"--tp {size}" in commands["sglang"] and f"--tp_size {size}" in commands["tensorrt-llm"]
+    assert f"--num-shard {size}" in commands["tgi"] and "--cache-type-k q8_0" in commands["llama.cpp"]
+    assert "kvplan serve meta-llama/Llama-3.1-70B" in commands["kvplan"]
+
+
+def test_document_is_json_and_adds_up() -> None:
+    found = plan("h100", "l4")
+    document = json.loads(json.dumps(plan_document(found)))
+    assert document["schema"] == "kvplan.plan/1"
+    for each in document["deployments"]:
+        memory = each["memory"]
+        assert memory["kv_used_average_bytes"] <= memory["kv_used_worst_case_bytes"] <= memory["kv_pool_bytes"]
+        assert each["num_gpus"] == each["replicas"] * each["tensor_parallel_size"]
+        assert each["performance"]["origin"] == "roofline"
+        assert each["performance"]["ttft_ms"][0] <= each["performance"]["ttft_ms"][1]
+    again = deployment_document(found.deployments[0], LLAMA.id, found.rule)
+    assert again["capacity"] == document["deployments"][0]["capacity"]
+
+
+def test_bar_parts_sum_to_the_gpu() -> None:
+    for each in plan("h100", "l4", "a100-80").deployments:
+        assert sum(memory_parts(each)) == pytest.approx(each.choice.gpu.memory_bytes / GIB, rel=0.02)
+        lengths, held = concurrency_curve(each)
+        assert held == sorted(held, reverse=True)
+        assert lengths[-1] == 32768
+
+
+def test_under_a_second_for_all_gpus() -> None:
+    """Every GPU, every tensor-parallel size, three weight formats and two KV formats of a 70B model."""
+    started = time.perf_counter()
+    found = plan(model=BIG, quantizations=("published", "fp8", "awq"), kv_cache_dtypes=("auto", "fp8"), max_gpus=16)
+    assert found.num_tried > 500
+    assert time.perf_counter() - started < 3.0  # about 0.5 s alone; machines are shared
+
+
+def test_roofline_has_the_right_order() -> None:
+    h100, l4 = find_gpu("h100"), find_gpu("l4")
+    work = model_work(LLAMA, 16 * 10**9, "bfloat16", 1)
+    one, many = decode_step_seconds(work, h100, 1, 10**8), decode_step_seconds(work, h100, 64, 10**8)
+    assert 0.0045 < one.low < one.high < 0.02  # 15 GB at 3.35 TB/s
+    assert one.low < many.low < 64 * one.low
+    assert decode_step_seconds(work, l4, 1, 10**8).low > 8 * one.low
+    short, long = prefill_seconds(work, h100, 1000), prefill_seconds(work, h100, 8000)
+    assert 7 < long.low / short.low < 12
+    alone, crowd = (serving_speed(work, h100, users, 1000, 100, 10**8) for users in (1, 32))
+    assert crowd.output_tokens_per_second.low > alone.output_tokens_per_second.high
+    assert crowd.tpot_seconds.low > alone.tpot_seconds.low
+
+
+def test_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3.1-8b --users 40 --ctx-avg 8k --ctx-max 32k --slo ttft:1000 tpot:100 --gpu h100 a100-80"
+    assert main(words.split()) == 0
+    printed = capsys.readouterr().out
+    assert "rule of thumb" in printed and "h100-sxm" in printed and "vllm serve" in printed and "roofline" in printed
+
+
+def test_command_exits_1_with_a_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "llama-3.1-70b", "--users", "4", "--ctx-max", "8k", "--gpu", "l4", "--max-gpus", "2"]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: Nothing serves this.") and "hint: " in shown
+
+
+@pytest.mark.parametrize(
+    "words", ["plan gpt2", "plan gpt2 --users 0", "plan gpt2 --users 4 stray", "plan gpt2 --users 4 --gpu nosuch"]
+)
+def test_usage_errors(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_picture(tmp_path: Path) -> None:
+    """Drawn in a process of its own: matplotlib stays out of this one."""
+    target = tmp_path / "plan.png"
+    code = "import sys; from kvplan.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = f"plan llama-3.1-8b --users 8 --ctx-max 8k --gpu h100 l4 --json --plot {target}"
+    done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["schema"] == "kvplan.plan/1"
+    assert target.read_bytes().startswith(b"\x89PNG")
