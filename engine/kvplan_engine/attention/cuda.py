@@ -207,15 +207,22 @@ class CudaBackend:
         kv: torch.Tensor,
         num_query_heads: int,
         max_num_seqs: int,
+        windows: tuple[int | None, ...] = (None,),
         softcap: bool = False,
         sinks: bool = False,
     ) -> None:
-        """Compile the kernels and make the buffers of decode steps of ``max_num_seqs``, before a graph capture."""
+        """Compile the kernels and make the buffers of decode steps of ``max_num_seqs``, before a graph capture.
+
+        ``windows``: every window that the model's layers attend with.
+        """
         shape = AttentionShape(scalar, kv.dtype, kv.shape[5], kv.shape[4], num_query_heads, kv.shape[3], softcap, sinks)
         launches = self._launches_of(shape)
         for chosen in (_PLAN, launches.decode.variant, launches.prefill.variant):
             self._runtime.kernel(chosen)
-        self._grow_buffers(shape, launches, launches.decode.max_items(max_num_seqs), max_num_seqs)
+        num_items = launches.decode.max_items(max_num_seqs)
+        for window in windows:
+            self._items_of((shape, window or 0), num_items, 0)
+        self._grow_buffers(shape, launches, num_items, max_num_seqs)
 
     def _launches_of(self, shape: AttentionShape) -> _Launches:
         launches = self._launches.get(shape)
@@ -324,7 +331,7 @@ class CudaBackend:
     def _items_of(
         self, key: tuple[AttentionShape, int], decode_items: int, prefill_items: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        decode, prefill = self._item_memory.get(key, (self._zeros(0), self._zeros(0)))
+        decode, prefill = self._item_memory.get(key) or (self._zeros(0), self._zeros(0))
         decode = self._grown(decode, decode_items * _DECODE_ITEM_INTS)
         prefill = self._grown(prefill, prefill_items * _PREFILL_ITEM_INTS)
         self._item_memory[key] = (decode, prefill)

@@ -1,7 +1,8 @@
 """Every kernel compiles for every architecture without a warning, and takes the registers that csrc/cuda says it takes.
 
 Needs no GPU: NVRTC comes as the package nvidia-cuda-nvrtc-cu12 (12.8 knows sm_70 to sm_120), nvcc with a toolkit.
-After a change that is meant, write the figures anew with  PYTHONPATH=.:engine python tests/engine/cuda/test_compile_gate.py
+After a change that is meant, write the figures anew:
+    PYTHONPATH=.:engine python tests/engine/cuda/test_compile_gate.py
 """
 
 from __future__ import annotations

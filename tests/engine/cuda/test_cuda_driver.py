@@ -1,0 +1,248 @@
+"""Compiling, caching, loading and launching, with a libnvrtc and a libcuda that only take notes."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+from cuda_cases import AttentionCase, build_batch
+from kernel_matrix import every_kernel, properties_of
+
+from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.kernels import cuda_driver, cuda_nvrtc
+from kvplan_engine.kernels.cuda_cache import cached_image, image_key
+from kvplan_engine.kernels.cuda_driver import Driver, DriverRuntime, make_runtime
+from kvplan_engine.kernels.cuda_nvrtc import CompiledKernel, Nvrtc
+from kvplan_engine.kernels.cuda_params import AttentionParams, CopyParams
+from kvplan_engine.kernels.cuda_runtime import DeviceProperties
+from kvplan_engine.kernels.cuda_variants import CudaKernelError, KernelVariant
+
+COPY = KernelVariant("copy_blocks.cu", "copy_blocks")
+
+
+class FakeNvrtc(Nvrtc):
+    """Knows some capabilities and compiles everything to a note."""
+
+    def __init__(self, capabilities: tuple[tuple[int, int], ...], log: str = "") -> None:
+        self.version = (12, 8)
+        self._capabilities = capabilities
+        self._log = log
+        self.compiled: list[str] = []
+
+    def supported_capabilities(self) -> tuple[tuple[int, int], ...]:
+        return self._capabilities
+
+    def compile(self, variant, architecture, extra_options=()) -> CompiledKernel:
+        self.compiled.append(variant.label())
+        return CompiledKernel(f"{variant.label()} for {architecture}".encode(), architecture, self._log)
+
+
+class Noted:
+    """A C function that notes its arguments and returns a status."""
+
+    def __init__(self, notes: list, name: str, status: int = 0, fill=None) -> None:
+        self._notes, self._name, self._status, self._fill = notes, name, status, fill
+
+    def __call__(self, *arguments) -> int:
+        if self._fill is not None:
+            self._fill(*arguments)
+        self._notes.append((self._name, arguments))
+        return self._status
+
+
+class FakeLibrary:
+    """libcuda: loads anything, launches anything, notes all."""
+
+    def __init__(self, launch_status: int = 0) -> None:
+        self.notes: list = []
+        self.params: list[bytes] = []
+        self.cuLaunchKernel = Noted(self.notes, "launch", launch_status, self._copy_params)
+        self.cuModuleLoadData = Noted(self.notes, "load")
+        self.cuModuleGetFunction = Noted(self.notes, "function")
+        self.cuFuncSetAttribute = Noted(self.notes, "attribute")
+        self.cuGetErrorString = Noted(self.notes, "error", 0, self._say)
+        self.cuDriverGetVersion = Noted(self.notes, "version", 0, lambda value: self._set(value, 13010))
+        self.cuDeviceGet = Noted(self.notes, "device")
+        self.cuDeviceGetAttribute = Noted(
+            self.notes, "device attribute", 0, lambda value, attribute, _: self._set(value, attribute)
+        )
+
+    def _copy_params(self, *arguments) -> None:
+        self.params.append(ctypes.string_at(arguments[9][0], ctypes.sizeof(AttentionParams)))
+
+    @staticmethod
+    def _set(reference, number: int) -> None:
+        reference._obj.value = number
+
+    @staticmethod
+    def _say(_, reference) -> None:
+        reference._obj.value = b"too many resources requested for launch"
+
+    def named(self, name: str) -> list[tuple]:
+        return [arguments for noted, arguments in self.notes if noted == name]
+
+
+class FakeStream:
+    cuda_stream = 4242
+
+
+@pytest.fixture(autouse=True)
+def _stream_and_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: FakeStream)
+    monkeypatch.setenv("KVPLAN_CACHE_DIR", str(tmp_path))
+
+
+def fake_runtime(library: FakeLibrary, capability: tuple[int, int] = (9, 0)) -> DriverRuntime:
+    nvrtc = FakeNvrtc(((7, 0), (8, 0), (8, 6), (9, 0)))
+    return make_runtime(Driver(library), nvrtc, torch.device("cpu"), properties_of(capability))
+
+
+def test_a_kernel_is_compiled_once_and_found_in_the_cache_afterwards() -> None:
+    nvrtc = FakeNvrtc(((9, 0),))
+    first = cached_image(COPY, nvrtc, "sm_90")
+    assert cached_image(COPY, nvrtc, "sm_90") == first
+    assert len(nvrtc.compiled) == 1
+    cached_image(COPY, nvrtc, "sm_80")
+    assert len(nvrtc.compiled) == 2
+
+
+def test_the_cache_key_covers_all_that_decides_the_binary() -> None:
+    keys = {image_key(variant, (12, 8), "sm_90") for variant in every_kernel((9, 0))}
+    assert len(keys) == len(every_kernel((9, 0)))
+    keys |= {image_key(COPY, (12, 9), "sm_90"), image_key(COPY, (12, 8), "sm_80")}
+    assert len(keys) == len(every_kernel((9, 0))) + 2
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    monkeypatch.setenv("KVPLAN_CACHE_DIR", str(blocker))
+    assert cached_image(COPY, FakeNvrtc(((9, 0),)), "sm_90").startswith(b"copy_blocks")
+
+
+def test_a_warning_of_the_compiler_is_an_error() -> None:
+    log = "ptxas info    : Used 3 registers\nplan.cu(3): warning #177-D: variable was declared but never referenced\n"
+    with pytest.raises(CudaKernelError, match="177-D"):
+        cached_image(COPY, FakeNvrtc(((9, 0),), log), "sm_90")
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture"),
+    [((9, 0), "sm_90"), ((8, 9), "sm_86"), ((8, 7), "sm_86"), ((12, 0), "compute_90"), ((7, 5), "sm_70")],
+)
+def test_the_architecture_is_the_nearest_that_runs_there(capability, architecture: str) -> None:
+    assert FakeNvrtc(((7, 0), (8, 0), (8, 6), (9, 0))).architecture_for(capability) == architecture
+
+
+def test_a_gpu_that_nvrtc_or_the_kernels_do_not_know_is_refused_in_one_line() -> None:
+    with pytest.raises(CudaKernelError, match=r"NVRTC 12.8 does not compile for compute capability 7\.0"):
+        FakeNvrtc(((7, 5), (8, 0))).architecture_for((7, 0))
+    old = DeviceProperties("Tesla P100", (6, 0), 56, 49152, 65536, "12.8")
+    with pytest.raises(CudaKernelError, match=r"Tesla P100 has compute capability 6\.0"):
+        make_runtime(Driver(FakeLibrary()), FakeNvrtc(((7, 0),)), torch.device("cpu"), old)
+
+
+def test_device_properties_come_from_the_driver() -> None:
+    found = Driver(FakeLibrary()).properties(0, "some GPU")
+    assert found == DeviceProperties("some GPU", (75, 76), 16, 97, 81, "13.1")
+
+
+def test_a_launch_passes_grid_stream_and_the_structure() -> None:
+    library = FakeLibrary()
+    kernel = fake_runtime(library).kernel(COPY)
+    params = CopyParams(1, 2, 3, 4)
+    kernel((5, 6), 256, 1000, params)
+    (arguments,) = library.named("launch")
+    assert arguments[1:9] == (5, 6, 1, 256, 1, 1, 1000, 4242)
+    assert library.params[0][:32] == bytes(params)
+    assert library.named("attribute") == []
+    kernel((0, 6), 256, 0, params)
+    assert len(library.named("launch")) == 1
+
+
+def test_large_shared_memory_is_asked_for_once() -> None:
+    library = FakeLibrary()
+    kernel = fake_runtime(library).kernel(COPY)
+    for _ in range(3):
+        kernel((1, 1), 128, 100_000, CopyParams())
+    ((_, attribute, value),) = library.named("attribute")
+    assert (attribute, value.value) == (8, 100_000)
+
+
+def test_a_failed_launch_says_what_the_driver_says() -> None:
+    kernel = fake_runtime(FakeLibrary(launch_status=701)).kernel(COPY)
+    with pytest.raises(CudaKernelError, match="too many resources requested for launch"):
+        kernel((1, 1), 128, 0, CopyParams())
+
+
+def test_a_decode_step_plans_once_and_launches_once_per_layer() -> None:
+    library = FakeLibrary()
+    backend = CudaBackend(fake_runtime(library))
+    case = AttentionCase(128, 16, 8, 2, (5, 900, 17), (1, 1, 1), scalar=torch.bfloat16)
+    batch = build_batch(case)
+    for layer in (0, 1):
+        backend.attend(batch.query, batch.kv, layer, batch.metadata, batch.out, 0.1, None, None)
+    grids = [arguments[1:3] for arguments in library.named("launch")]
+    properties = properties_of((9, 0))
+    items = 3 + 2 * properties.num_multiprocessors // 2
+    assert grids == [(1, 1), (items, 2), (items, 2)]
+    first, second = (AttentionParams.from_buffer_copy(raw) for raw in library.params[1:])
+    layer_bytes = 2 * 2 * 16 * 128 * 2
+    assert (first.kv, second.kv) == (batch.kv.data_ptr(), batch.kv.data_ptr() + layer_bytes)
+    assert first.block_stride == 2 * layer_bytes // 2
+    assert (first.items, first.table_stride) == (second.items, batch.metadata.block_tables.stride(0))
+    assert (first.window, first.softcap, first.sinks) == (0, 0.0, None)
+    assert first.scale == pytest.approx(0.1)
+
+
+def test_the_next_step_and_another_window_are_planned_anew() -> None:
+    library = FakeLibrary()
+    backend = CudaBackend(fake_runtime(library))
+    batch = build_batch(AttentionCase(128, 16, 8, 2, (5, 900, 17), (1, 1, 1), scalar=torch.bfloat16))
+
+    def step() -> int:
+        before = len(library.named("launch"))
+        for layer, window in ((0, None), (1, 100)):
+            backend.attend(batch.query, batch.kv, layer, batch.metadata, batch.out, 0.1, window, None)
+        return len(library.named("launch")) - before
+
+    assert [step(), step()] == [4, 4]
+
+
+def test_reserve_compiles_and_makes_room_so_that_a_capture_allocates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = FakeLibrary()
+    backend = CudaBackend(fake_runtime(library))
+    batch = build_batch(AttentionCase(128, 16, 8, 2, (5, 900, 17), (1, 1, 1), scalar=torch.bfloat16))
+    backend.reserve(torch.bfloat16, batch.kv, 8, 3, windows=(None, 100))
+    loaded = len(library.named("load"))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("allocated during a capture")
+
+    monkeypatch.setattr(torch, "zeros", refuse)
+    monkeypatch.setattr(torch, "empty", refuse)
+    for window in (None, 100):
+        backend.attend(batch.query, batch.kv, 0, batch.metadata, batch.out, 0.1, window, None)
+    assert len(library.named("load")) == loaded
+
+
+def test_without_a_gpu_the_reason_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(CudaKernelError, match="no CUDA device"):
+        cuda_driver.current_runtime()
+
+
+def test_nvrtc_of_torchs_cuda_is_tried_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for folder, name in (("cu13/lib", "libnvrtc.so.13"), ("cuda_nvrtc/lib", "libnvrtc.so.12")):
+        (tmp_path / "nvidia" / folder).mkdir(parents=True)
+        (tmp_path / "nvidia" / folder / name).write_text("no library")
+    monkeypatch.setattr(cuda_nvrtc.sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(cuda_nvrtc.ctypes.util, "find_library", lambda name: None)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    assert [Path(path).name for path in cuda_nvrtc.nvrtc_candidates(13)] == ["libnvrtc.so.13", "libnvrtc.so.12"]
+    assert [Path(path).name for path in cuda_nvrtc.nvrtc_candidates(12)] == ["libnvrtc.so.12", "libnvrtc.so.13"]
+    with pytest.raises(CudaKernelError, match="no libnvrtc found"):
+        cuda_nvrtc.load_nvrtc(12)

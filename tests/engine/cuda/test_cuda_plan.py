@@ -1,0 +1,132 @@
+"""How a step is cut into work items, and how kernels are sized for a device."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from kernel_matrix import BF16, CAPABILITIES, F16, F32, FP8, LLAMA, properties_of
+
+from kvplan_engine.kernels.cuda_attention import (
+    CHUNK_MULTIPLE,
+    HEAD_SIZES,
+    MIN_CHUNK,
+    AttentionShape,
+    decode_launch,
+    prefill_launch,
+)
+from kvplan_engine.kernels.cuda_emulation import EmulatedRuntime
+from kvplan_engine.kernels.cuda_params import PlanParams
+from kvplan_engine.kernels.cuda_variants import CudaKernelError, KernelVariant
+
+TILE_ROWS = 64
+GROUP = 4
+
+
+def make_plan(
+    seq_lens: list[int], query_lens: list[int], window: int, target_chunks: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Decode items [sequence, first token, last token, first item, number of items] and prefill items, as planned."""
+    starts = torch.tensor([0, *query_lens]).cumsum(0).to(torch.int32)
+    lengths = torch.tensor(seq_lens, dtype=torch.int32)
+    max_decode = len(seq_lens) + target_chunks
+    max_prefill = len(seq_lens) + sum(query_lens) * GROUP // TILE_ROWS
+    decode = torch.full((max_decode, 8), 99, dtype=torch.int32)
+    prefill = torch.full((max_prefill + 1, 2), 99, dtype=torch.int32)
+    params = PlanParams(
+        seq_lens=lengths.data_ptr(),
+        query_starts=starts.data_ptr(),
+        decode_items=decode.data_ptr(),
+        prefill_items=prefill.data_ptr(),
+        num_sequences=len(seq_lens),
+        max_decode_items=max_decode,
+        max_prefill_items=max_prefill,
+        window=window,
+        target_chunks=target_chunks,
+        min_chunk=MIN_CHUNK,
+        chunk_multiple=CHUNK_MULTIPLE,
+        group=GROUP,
+        tile_rows=TILE_ROWS,
+    )
+    EmulatedRuntime().kernel(KernelVariant("plan.cu", "plan_attention"))((1, 1), 256, 0, params)
+    assert (prefill[-1] == 99).all(), "wrote past the last prefill item"
+    used_decode = [row[:5] for row in decode.tolist() if row[0] >= 0]
+    used_prefill = [row for row in prefill[:-1].tolist() if row[0] >= 0]
+    assert all(row[0] == -1 for row in decode.tolist()[len(used_decode) :])
+    return used_decode, used_prefill
+
+
+BATCHES = [
+    ([32768], [1], 0, 33),
+    ([8192] * 16, [1] * 16, 0, 33),
+    ([1024] * 300, [1] * 300, 0, 33),
+    ([1, 0, 255, 256, 257, 5000, 77], [1, 1, 1, 1, 1, 1, 1], 0, 20),
+    ([3000, 100, 5000], [1, 1, 1], 1000, 20),
+    ([3000, 100, 500, 40, 17], [1, 100, 3, 0, 1], 0, 20),
+]
+
+
+@pytest.mark.parametrize(("seq_lens", "query_lens", "window", "target"), BATCHES)
+def test_decode_items_cover_every_visible_token_once(seq_lens, query_lens, window, target) -> None:
+    items, _ = make_plan(seq_lens, query_lens, window, target)
+    for sequence, (length, queries) in enumerate(zip(seq_lens, query_lens, strict=True)):
+        own = [item for item in items if item[0] == sequence]
+        if queries != 1:
+            assert own == []
+            continue
+        first_item = items.index(own[0])
+        assert all(item[3:] == [first_item, len(own)] for item in own)
+        assert items[first_item : first_item + len(own)] == own, "the items of a sequence lie side by side"
+        first_visible = max(0, length - window) if window else 0
+        assert own[0][1] == first_visible // CHUNK_MULTIPLE * CHUNK_MULTIPLE
+        assert own[-1][2] == length
+        assert all(one[2] == other[1] for one, other in pairwise(own))
+        assert all(item[1] % CHUNK_MULTIPLE == 0 or item[1] == item[2] for item in own)
+
+
+def test_a_long_sequence_fills_the_device_and_many_short_ones_are_not_cut() -> None:
+    alone, _ = make_plan([32768], [1], 0, 33)
+    assert len(alone) == 33 - 1  # chunks of 1024 = 32768 / 33 rounded up to 64
+    many, _ = make_plan([1024] * 300, [1] * 300, 0, 33)
+    assert len(many) == 300
+    short, _ = make_plan([200] * 2, [1] * 2, 0, 33)
+    assert len(short) == 2
+
+
+def test_prefill_items_are_all_tiles_longest_first() -> None:
+    _, items = make_plan([3000, 100, 500, 40, 17], [1, 100, 3, 0, 40], 0, 20)
+    rows = {1: 100 * GROUP, 2: 3 * GROUP, 4: 40 * GROUP}
+    expected = [
+        [sequence, tile] for sequence, count in rows.items() for tile in reversed(range(-(-count // TILE_ROWS)))
+    ]
+    assert items == expected
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+def test_kernels_fit_every_devices_shared_memory(capability: tuple[int, int], head_size: int) -> None:
+    properties = properties_of(capability)
+    for scalar, cache in ((F32, F32), (F16, F16), (BF16, FP8)):
+        for heads, kv_heads in ((1, 1), (8, 2), (64, 4), (71, 1)):
+            shape = AttentionShape(scalar, cache, head_size, 16, heads, kv_heads)
+            decode, prefill = decode_launch(shape, properties), prefill_launch(shape, properties)
+            assert decode.shared_bytes <= properties.shared_bytes_per_block
+            assert prefill.shared_bytes <= properties.shared_bytes_per_block
+            uses_mma = capability >= (8, 0) and scalar is not F32
+            assert ("mma" in decode.variant.source, "mma" in prefill.variant.source) == (uses_mma, uses_mma)
+
+
+def test_two_decode_blocks_share_a_multiprocessor_of_the_large_chips() -> None:
+    h100 = properties_of((9, 0))
+    launch = decode_launch(LLAMA, h100)
+    assert launch.shared_bytes * 2 + 2048 <= h100.shared_bytes_per_multiprocessor
+    assert launch.target_chunks == 2 * h100.num_multiprocessors // LLAMA.num_kv_heads
+    assert launch.blocks_per_item == LLAMA.num_kv_heads
+
+
+def test_shapes_without_kernels_say_so() -> None:
+    with pytest.raises(CudaKernelError, match="no head size 72"):
+        decode_launch(AttentionShape(BF16, BF16, 72, 16, 8, 8), properties_of((9, 0)))
+    with pytest.raises(CudaKernelError, match="do not divide"):
+        prefill_launch(AttentionShape(BF16, BF16, 64, 16, 9, 2), properties_of((9, 0)))
