@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvplan.reports.run import Run, Trial
@@ -56,9 +56,23 @@ def recommendations(run: Run) -> list[Recommendation]:
     """The summary's, best throughput first; without a summary one from the rows; [] where nothing was served."""
     found = [_from_summary(entry) for entry in summary_best(run) if isinstance(entry.get("settings"), dict)]
     if found:
-        return found
+        return _merged(found)
     best = best_trial(run)
     return [] if best is None else [_from_trial(best)]
+
+
+def _merged(found: list[Recommendation]) -> list[Recommendation]:
+    """One entry per setting: what is best for two goals is said once, with both."""
+    by_settings: dict[tuple[str, ...], Recommendation] = {}
+    for entry in found:
+        key = tuple(entry.settings.values())
+        first = by_settings.get(key)
+        by_settings[key] = entry if first is None else replace(first, title=_joined_titles(first.title, entry.title))
+    return list(by_settings.values())
+
+
+def _joined_titles(first: str, second: str) -> str:
+    return f"{first}, {second[:1].lower()}{second[1:]}"
 
 
 def _from_summary(entry: Mapping[str, Any]) -> Recommendation:

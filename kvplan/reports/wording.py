@@ -51,8 +51,8 @@ def run_phrase(run: Run) -> str:
     """Model, device, dtype and workload: what every picture of a run must say."""
     device = run.first("device_name") or run.first("device")
     words = [run.first("model_id"), device, run.first("dtype")]
-    if prompts := run.first("num_prompts"):
-        words.append(f"{prompts} requests ({run.first('workload')})")
+    prompts, workload = run.first("num_prompts"), run.first("workload")
+    words.append(workload if "requests" in workload or not prompts else f"{prompts} requests, {workload}")
     return " · ".join(word for word in words if word)
 
 

@@ -81,6 +81,13 @@ def test_it_is_made_for_phones_and_paper(page):
     assert len(boxes) >= len(page.all("table")) + len(page.all("img"))
 
 
+def test_commands_break_between_words_and_copy_whole(page):
+    start = page.text.index("vllm serve")
+    assert page.text[start:].startswith("vllm serve gpt2")
+    spans = [attributes for attributes in page.all("span") if not attributes]
+    assert len(spans) >= len(["vllm", "serve", "gpt2"])
+
+
 def test_the_recommendation_comes_first_with_commands_to_paste(page):
     sections = [attributes["id"] for attributes in page.all("section")]
     expected = "recommendation outcomes throughput pareto occupancy predicted memory waste trials environment"
@@ -156,7 +163,10 @@ def test_what_could_not_be_read_stands_on_the_page(tmp_path):
 def test_an_interrupted_sweep_says_so(tmp_path):
     path = sample_directory(tmp_path) / "summary.json"
     path.write_text(path.read_text().replace('"schema"', '"interrupted": true,\n "schema"', 1))
-    assert "The sweep was interrupted" in page_of(load_run(tmp_path)).text
+    path.write_text(path.read_text().replace(f'"num_trials": {len(records())}', '"num_trials": 60'))
+    text = page_of(load_run(tmp_path)).text
+    assert "The sweep was interrupted" in text
+    assert f"{len(records())} of 60 trials have ended; --resume runs the others." in text
 
 
 def test_real_pictures_stand_in_the_page(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from report_helpers import failed_records, records, sample_directory, sample_run
 
 from kvplan.reports.comparison import compare_runs
 from kvplan.reports.pictures import PICTURES, Picture, draw_comparison, draw_pictures
+from kvplan.reports.plots import outcomes
+from kvplan.reports.plots.canvas import drawing, new_figure
 from kvplan.reports.run import load_run
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +106,21 @@ def test_rows_without_figures_say_so_in_words(tmp_path):
     assert pictures["outcomes"].finding.endswith("there is no map.")
     for picture in pictures.values():
         assert_readable(picture)
+
+
+def test_a_failure_that_breaks_monotony_is_flagged_on_the_map(tmp_path):
+    path = sample_directory(tmp_path) / "summary.json"
+    summary = json.loads(path.read_text())
+    at = {"max_num_seqs": 16, "block_size": 16, "max_model_len": 512}
+    summary["violations"] = [
+        {"axis": "gpu_memory_utilization", "at": at, "worked": 0.2, "failed": 0.3, "sentence": "x"}
+    ]
+    path.write_text(json.dumps(summary))
+    run, figure = load_run(tmp_path), new_figure()
+    with drawing():
+        outcomes.draw(run, figure)
+    flagged = [text.get_text() for text in figure.axes[0].texts if text.get_text().startswith("!")]
+    assert len(flagged) == 1 and flagged[0].startswith("! ok")
 
 
 def test_two_runs_in_one_picture(tmp_path):

@@ -120,6 +120,15 @@ def test_recommendations_carry_settings_reason_and_commands(tmp_path):
     assert set(found[0].commands) == {"kvplan", "vllm"}
 
 
+def test_a_setting_that_is_best_twice_is_recommended_once(tmp_path):
+    path = sample_directory(tmp_path) / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["best"].append(summary["best"][0] | {"goal": "median_tpot_ms"})
+    path.write_text(json.dumps(summary))
+    found = recommendations(load_run(tmp_path))
+    assert [entry.title for entry in found] == ["Highest throughput, shortest time per token"]
+
+
 def test_without_a_summary_the_rows_recommend(tmp_path):
     found = recommendations(load_run(write_trials(tmp_path, records())))
     assert len(found) == 1

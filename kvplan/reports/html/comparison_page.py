@@ -26,7 +26,7 @@ def comparison_page(comparison: Comparison, pictures: Sequence[Picture]) -> str:
         sections.section("throughput", "Throughput", *(sections.picture(drawn) for drawn in pictures)),
         sections.section("recommendations", "Recommendations", _recommendations(comparison)),
         sections.section("settings", "Shared settings", _settings_table(comparison)),
-        sections.legend(),
+        sections.legend(comparison.runs[0]),
     )
     return document(title, body)
 

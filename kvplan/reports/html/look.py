@@ -22,9 +22,10 @@ figure { margin: .6rem 0; }
 .scroll:focus-visible { outline: 2px solid var(--blue); }
 figure .scroll { border: 0; }
 figure img { display: block; width: 100%; min-width: 540px; height: auto; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); gap: .9rem; }
+.cards { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .9rem; }
 .card { border: 1px solid var(--line); border-radius: 8px; padding: .9rem 1rem; min-width: 0; break-inside: avoid; }
 .card.first { grid-column: 1 / -1; border: 2px solid var(--green); }
+.card:last-child:nth-child(even) { grid-column: 1 / -1; }
 .card.first h3 { font-size: 1.15rem; }
 dl { display: grid; align-content: start;
   grid-template-columns: minmax(8rem, max-content) minmax(0, 1fr); gap: .05rem .9rem; margin: .5rem 0;
@@ -35,7 +36,8 @@ dd { margin: 0; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .command { position: relative; margin: .5rem 0; }
 .command .label { font-size: .8rem; color: var(--faint); }
 pre { margin: 0; padding: .6rem .7rem; background: var(--soft); border: 1px solid var(--line); border-radius: 6px;
-  white-space: pre-wrap; overflow-wrap: anywhere; font: .85rem/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
+  white-space: pre-wrap; overflow-x: auto; font: .85rem/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
+pre span { white-space: nowrap; }
 button { font: inherit; font-size: .8rem; padding: .1rem .55rem; border: 1px solid var(--line); border-radius: 5px;
   background: #fff; cursor: pointer; }
 .command button { position: absolute; right: 0; top: -.15rem; }
@@ -66,6 +68,7 @@ summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
 .phone { display: none; }
 @media (max-width: 640px) {
   .phone { display: block; }
+  .cards { grid-template-columns: 1fr; }
   body { padding: .6rem .8rem 3rem; }
   .waste { grid-template-columns: 1fr; gap: .15rem; }
   .waste .bar { margin-bottom: .6rem; }
@@ -81,6 +84,8 @@ summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
   figure img { min-width: 0; max-width: 100%; max-height: 155mm; width: auto; }
   .scroll { overflow: visible; border: 0; }
   thead th { position: static; }
+  td.long { min-width: 48mm; }
+  details:not([open]) { display: none; }
   table { font-size: 7pt; }
   th, td { padding: .1rem .3rem; white-space: normal; overflow-wrap: anywhere; }
 }
@@ -119,6 +124,6 @@ document.querySelectorAll("button[data-copy]").forEach(function (button) {
   });
 });
 window.addEventListener("beforeprint", function () {
-  document.querySelectorAll("details").forEach(function (part) { part.open = true; });
+  document.querySelectorAll("details:not(.columns)").forEach(function (part) { part.open = true; });
 });
 """

@@ -27,7 +27,7 @@ def report_page(run: Run, pictures: Sequence[Picture]) -> str:
         sections.section("memory", "Where the device's memory went", *_shown(drawn, "memory")),
         sections.waste(run, drawn["block_size"]),
         sections.trials(run),
-        sections.legend(),
+        sections.legend(run),
         sections.environment(run),
     )
     return document(f"{run.first('model_id')} on {run.first('device_name') or run.first('device')}", body)

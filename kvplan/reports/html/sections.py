@@ -24,7 +24,7 @@ from kvplan.reports.wording import cell, plural, run_phrase, short_number
 
 _MOST_SENTENCES: Final = 6
 # Long lists of the manifest that the page shows elsewhere or not at all.
-_NOT_ENVIRONMENT: Final = frozenset({"columns", "planes", "trials", "schema"})
+_NOT_ENVIRONMENT: Final = frozenset({"columns", "planes", "trials", "schema", "statuses"})
 
 
 def section(identifier: str, heading: str, *children: object) -> Html:
@@ -49,8 +49,11 @@ def _when(started_at: str) -> str:
 def notes(run: Run) -> Html:
     """What is missing or was left out, before anything is concluded."""
     lines = [*run.notes]
+    planned = run.summary.get("num_trials")
     if run.summary.get("interrupted"):
         lines.append("The sweep was interrupted: the report shows the trials that had ended by then.")
+    if isinstance(planned, int) and planned > len(run.trials):
+        lines.append(f"{len(run.trials)} of {planned} trials have ended; --resume runs the others.")
     listed = run.summary.get("notes")
     lines += [str(line) for line in listed] if isinstance(listed, list) else []
     return join(*(tag("p", line, class_="note") for line in lines))
@@ -75,16 +78,24 @@ def _reasons(run: Run) -> Html:
 
 def card(entry: Recommendation, *, is_first: bool = False) -> Html:
     """One recommendation with its settings, figures and commands."""
-    commands = [_command(name, text) for name, text in entry.commands.items()]
+    commands = join(*(_command(name, text) for name, text in entry.commands.items()))
+    if not is_first and commands:
+        commands = tag("details", tag("summary", "Commands"), commands)
     lists = tag("div", _definitions(entry.settings), _definitions(entry.figures), class_="two")
     kind = "card first" if is_first else "card"
-    return tag("div", tag("h3", entry.title), tag("p", entry.reason, class_="faint"), lists, *commands, class_=kind)
+    return tag("div", tag("h3", entry.title), tag("p", entry.reason, class_="faint"), lists, commands, class_=kind)
 
 
 def _command(name: str, text: str) -> Html:
     label = f"{name}, in Python" if text.startswith("LLM(") else name
     button = tag("button", "copy", type="button", data_copy=True)
-    return tag("div", tag("div", label, class_="label"), tag("pre", text), button, class_="command")
+    return tag("div", tag("div", label, class_="label"), tag("pre", *_unbroken(text)), button, class_="command")
+
+
+def _unbroken(command: str) -> list[Html]:
+    """A command whose lines break between words only, never at an option's hyphens."""
+    words = [tag("span", word) for word in command.split(" ")]
+    return [part for word in words for part in (word, Html(" "))][:-1]
 
 
 def _definitions(values: Mapping[str, str]) -> Html:
@@ -156,7 +167,11 @@ def _bar(label: str, held_pct: float) -> tuple[Html, Html]:
 def trials(run: Run) -> Html:
     download = tag("a", "results.csv", href=data_uri(csv_text(run).encode(), "text/csv"), download="results.csv")
     lead = tag(
-        "p", "A click on a heading sorts. All rows and columns as a file: ", download, ".", class_="faint screen"
+        "p",
+        "A click on a heading sorts; groups that are open are printed. All rows as a file: ",
+        download,
+        ".",
+        class_="faint screen",
     )
     return section("trials", "Trials", lead, main_table(run), tag("h3", "Every column"), group_tables(run))
 
@@ -179,9 +194,10 @@ def _flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
             yield name, cell(value, unit)
 
 
-def legend() -> Html:
-    """What the statuses mean, for whoever meets them in the table."""
-    entries = (
-        part for name in STATUS_ORDER for part in (tag("dt", status_badge(name)), tag("dd", look_of(name).meaning))
-    )
+def legend(run: Run) -> Html:
+    """What the statuses mean, for whoever meets them in the table: in the sweep's own words where it left them."""
+    told = run.manifest.get("statuses")
+    known = told if isinstance(told, dict) else {}
+    meanings = {name: known.get(name) or look_of(name).meaning for name in STATUS_ORDER}
+    entries = (part for name, text in meanings.items() for part in (tag("dt", status_badge(name)), tag("dd", text)))
     return tag("details", tag("summary", "What the statuses mean"), tag("dl", *entries))

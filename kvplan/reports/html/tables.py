@@ -75,7 +75,7 @@ def _group(run: Run, name: str, columns: list[ReportColumn]) -> Html:
     shared = [column for column in columns if _is_constant(run.trials, column)]
     body = [_shared(run, shared)] if shared else []
     body += [_chunk(run, chunk, name) for chunk in _chunks(varying)]
-    return tag("details", tag("summary", f"{name} ({len(columns)} columns)"), *body)
+    return tag("details", tag("summary", f"{name} ({len(columns)} columns)"), *body, class_="columns")
 
 
 def _chunk(run: Run, columns: Sequence[ReportColumn], name: str) -> Html:

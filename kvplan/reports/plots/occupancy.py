@@ -85,6 +85,7 @@ def _sequences(axes: Axes, trial: Trial) -> None:
         text = plural(int(preemptions), "preemption")
         axes.text(0.02, 0.96, text, transform=axes.transAxes, va="top", fontsize=9,
                   bbox={"facecolor": ORANGE, "alpha": 0.35, "edgecolor": "none", "pad": 2})  # fmt: skip
+    axes.set_xlim(left=0)
     axes.set_xlabel("time since the first arrival (s)")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.reports.plots.canvas import FAINT, finish, say, thousands
 from kvplan.reports.run import Run, Trial
@@ -83,18 +83,23 @@ def _panel(axes: Axes, comparison: Comparison, found: list[Pair]) -> None:
     axes.set_ylim(limits)
     axes.set_box_aspect(1)
     for axis in (axes.xaxis, axes.yaxis):
-        _few_ticks(axis, wide)
+        _few_ticks(axis, limits if wide else None)
     axes.set_title(f"{comparison.title}\n{_error_phrase(found)}", fontsize=9.5)
     axes.set_xlabel(f"predicted ({comparison.unit})")
     axes.set_ylabel(f"measured ({comparison.unit})")
 
 
-def _few_ticks(axis: object, wide: bool) -> None:
+def _few_ticks(axis: Any, log_limits: tuple[float, float] | None) -> None:
+    """At most about six labelled ticks: 1, 2, 5 of each decade on a short logarithmic axis, decades on a long one."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(numticks=6) if wide else MaxNLocator(5))  # type: ignore[attr-defined]
-    axis.set_major_formatter(thousands())  # type: ignore[attr-defined]
-    axis.set_minor_formatter(NullFormatter())  # type: ignore[attr-defined]
+    if log_limits is None:
+        axis.set_major_locator(MaxNLocator(5))
+    else:
+        is_short = log_limits[1] < 100 * log_limits[0]
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_short else (1,), numticks=12 if is_short else 6))
+    axis.set_major_formatter(thousands())
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _error_phrase(found: list[Pair]) -> str:
