@@ -32,6 +32,12 @@ def sweep(
     burstiness: Annotated[float | None, typer.Option(help="1 is Poisson, below 1 is burstier.  [default: 1]")] = None,
     max_concurrency: Annotated[int | None, typer.Option(help="Most requests in flight.")] = None,
     workload: Annotated[str | None, typer.Option(help="File with requests (JSON lines, ShareGPT, CSV trace).")] = None,
+    boundary: Annotated[
+        str | None,
+        typer.Option(
+            help="Find where max_model_len, gpu_memory_utilization or max_num_seqs (or a list) stops working."
+        ),
+    ] = None,
     num_runs: Annotated[int | None, typer.Option(help="Repetitions of every setting.  [default: 1]")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of requests and weights.  [default: 0]")] = None,
     load_format: Annotated[str | None, typer.Option(help="auto, dummy, safetensors or gguf.  [default: auto]")] = None,
@@ -68,6 +74,7 @@ def sweep(
         "seed": seed,
         "load_format": load_format,
         "trial_timeout": trial_timeout,
+        "boundary": None if boundary is None else tuple(name.strip() for name in boundary.split(",")),
     }
     given = {name: value for name, value in options.items() if value is not None}
     given_axes = {name: value for name, value in axes.items() if value is not None}

@@ -18,12 +18,16 @@ _DEFAULT_CPU_BYTES: Final = 4 * GIB
 
 @dataclass(frozen=True, slots=True)
 class SweepDevice:
-    """Where the trials run. ``notice`` is one line for the user, or None."""
+    """Where the trials run. ``notice`` is one line for the user, or None.
+
+    engine_memory_bytes: the total to tell the engine; None lets it ask the GPU itself.
+    """
 
     kind: str
     name: str
     memory_bytes: int
     num_cores: int
+    engine_memory_bytes: int | None = None
     notice: str | None = None
 
 
@@ -37,7 +41,8 @@ def detect_device(wanted: str, memory_bytes: int | None, *, weight_bytes: int = 
         gpu = _first_gpu()
         if gpu is not None and not _torch_is_cpu_build():
             name, total = gpu
-            return SweepDevice("cuda", name, min(memory_bytes or total, total), os.cpu_count() or 1)
+            given = None if memory_bytes is None else min(memory_bytes, total)
+            return SweepDevice("cuda", name, given or total, os.cpu_count() or 1, given)
         if wanted == "cuda":
             reason = "no NVIDIA driver answers" if gpu is None else "the installed torch is built for the CPU"
             raise KvplanError(f"There is no CUDA device to sweep on: {reason}.", hint="use --device cpu")
@@ -55,7 +60,7 @@ def _cpu_device(memory_bytes: int | None, weight_bytes: int, *, said_cpu: bool) 
     what = "CPU device" if said_cpu else "No GPU found: running on the CPU"
     given = "" if memory_bytes else " (--device-memory sets it)"
     notice = f"{what}, {os.cpu_count()} cores, device memory {format_bytes(total)}{given}"
-    return SweepDevice("cpu", cpu_name(), total, os.cpu_count() or 1, notice)
+    return SweepDevice("cpu", cpu_name(), total, os.cpu_count() or 1, total, notice)
 
 
 def _whole_gib(number: int) -> int:

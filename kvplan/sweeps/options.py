@@ -51,6 +51,7 @@ class SweepOptions:
     seed: int = 0
     load_format: str = "auto"
     trial_timeout: float | None = None
+    boundary: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self.device in ("auto", "cpu", "cuda"), f"--device '{self.device}' is not known", "auto, cpu or cuda")
@@ -62,6 +63,7 @@ class SweepOptions:
         for name in ("request_rate", "burstiness", "trial_timeout"):
             value = getattr(self, name)
             _check(value is None or value > 0, f"{_option(name)} must be above 0, got {value}", "leave it out")
+        _check(not self.boundary or self.num_runs == 1, "--boundary and --num-runs exclude each other", "leave one out")
         _check(self.seed >= 0, f"--seed must not be negative, got {self.seed}", "use 0 or more")
 
     def parsed_axes(self) -> dict[str, tuple[AxisValue, ...]]:
@@ -94,6 +96,7 @@ class SweepOptions:
         values = {
             name: value for name, value in record.items() if name in {option.name for option in fields(SweepOptions)}
         }
+        values["boundary"] = tuple(values.get("boundary", ()))
         values["request_rate"] = math.inf if values.get("request_rate") is None else values["request_rate"]
         return SweepOptions(**values)
 

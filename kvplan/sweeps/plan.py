@@ -18,10 +18,12 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.sweeps.columns import MANIFEST_SCHEMA, STATUS_MEANING, columns_as_json
 from kvplan.sweeps.commit import checkout_commit
-from kvplan.sweeps.design import Plane, make_design
+from kvplan.sweeps.design import Plane, base_settings, make_design
 from kvplan.sweeps.machine import SweepDevice, detect_device
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.prediction import Predictor, TrialPrediction
+from kvplan.sweeps.schedule import FixedSchedule, Schedule, Step, play, trials_of
+from kvplan.sweeps.search import SearchSequence, make_search
 from kvplan.sweeps.trial import Trial
 from kvplan.sweeps.workload import WorkloadSpec, generate_requests
 
@@ -30,7 +32,10 @@ DUMMY_NOTICE = "random weights (dummy): capacity and speed do not depend on the 
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """A sweep that is ready to run. ``notices`` are lines for the user."""
+    """A sweep that is ready to run. ``notices`` are lines for the user.
+
+    trials: all of them for a design, those that are expected from the predictions for a search.
+    """
 
     run_id: str
     created_at: str
@@ -39,6 +44,7 @@ class SweepPlan:
     device: SweepDevice
     workload: WorkloadSpec
     predictor: Predictor
+    schedule: Schedule
     trials: tuple[Trial, ...]
     planes: tuple[Plane, ...]
     load_format: str
@@ -55,13 +61,13 @@ class SweepPlan:
 
 def make_plan(options: SweepOptions) -> SweepPlan:
     """Everything decided, nothing started and nothing written. UsageError or KvplanError for what cannot be."""
-    axes = options.parsed_axes()
+    options.parsed_axes()  # a malformed axis is said before anything slow
     memory_bytes = options.device_memory_bytes()
     spec = resolve_model(options.model)
     device = detect_device(options.device, memory_bytes, weight_bytes=_float32_bytes(spec))
     workload = options.workload_spec(device.kind)
     predictor = Predictor(spec, device, generate_requests(workload), workload.max_concurrency)
-    design = make_design(axes, predictor)
+    trials, planes = _trials_and_planes(options, predictor)
     now = datetime.now(timezone.utc)
     load_format = resolve_load_format(options)
     return SweepPlan(
@@ -72,11 +78,34 @@ def make_plan(options: SweepOptions) -> SweepPlan:
         device=device,
         workload=workload,
         predictor=predictor,
-        trials=design.trials(predictor, options.num_runs),
-        planes=design.planes,
+        schedule=_schedule(options, predictor, trials),
+        trials=trials,
+        planes=planes,
         load_format=load_format,
         notices=_notices(device, load_format, options),
     )
+
+
+def _trials_and_planes(options: SweepOptions, predictor: Predictor) -> tuple[tuple[Trial, ...], tuple[Plane, ...]]:
+    if not options.boundary:
+        design = make_design(options.parsed_axes(), predictor)
+        return design.trials(predictor, options.num_runs), design.planes
+    steps = play(_search(options, predictor), lambda step: _expected_row(step, predictor))
+    return trials_of(steps), (Plane("probe", "gpu_memory_utilization", "max_model_len"),)
+
+
+def _schedule(options: SweepOptions, predictor: Predictor, trials: tuple[Trial, ...]) -> Schedule:
+    return _search(options, predictor) if options.boundary else FixedSchedule(trials)
+
+
+def _search(options: SweepOptions, predictor: Predictor) -> SearchSequence:
+    axes = options.parsed_axes()
+    return make_search(options.boundary, axes, base_settings(predictor), predictor, options.seed)
+
+
+def _expected_row(step: Step, predictor: Predictor) -> dict[str, Any]:
+    prediction = predictor.trial(step.trial.settings)
+    return {"status": prediction.status, "output_throughput": prediction.output_throughput}
 
 
 def plan_from_manifest(manifest: Mapping[str, Any]) -> SweepPlan:
@@ -89,8 +118,11 @@ def plan_from_manifest(manifest: Mapping[str, Any]) -> SweepPlan:
             hint="start a new sweep with --out",
         )
     stored = manifest["device"]
-    device = detect_device(stored["kind"], stored["memory_bytes"])
+    memory_bytes = stored["memory_bytes"] if stored["kind"] == "cpu" else options.device_memory_bytes()
+    device = detect_device(stored["kind"], memory_bytes)
     workload = WorkloadSpec.from_json(manifest["workload"]["spec"])
+    predictor = Predictor(spec, device, generate_requests(workload), workload.max_concurrency)
+    trials = tuple(Trial.from_json(record) for record in manifest["trials"])
     notices = _notices(device, manifest["settings"]["load_format"], options)
     if device.name != stored["name"]:
         notices += (f"this machine's {device.name} is not the {stored['name']} that the first rows were measured on",)
@@ -101,8 +133,9 @@ def plan_from_manifest(manifest: Mapping[str, Any]) -> SweepPlan:
         spec=spec,
         device=device,
         workload=workload,
-        predictor=Predictor(spec, device, generate_requests(workload), workload.max_concurrency),
-        trials=tuple(Trial.from_json(record) for record in manifest["trials"]),
+        predictor=predictor,
+        schedule=_schedule(options, predictor, trials),
+        trials=trials,
         planes=tuple(Plane(**plane) for plane in manifest["planes"]),
         load_format=manifest["settings"]["load_format"],
         notices=notices,

@@ -13,13 +13,13 @@ from kvplan.sweeps.trial import Trial
 class Progress(Protocol):
     """Hears of everything a runner does."""
 
-    def start(self, num_trials: int, num_done: int, seconds_left: float) -> None: ...
+    def start(self, num_done: int, num_left: int, seconds_left: float) -> None: ...
 
     def trial_started(self, trial: Trial, prediction: TrialPrediction) -> None: ...
 
     def event(self, message: Mapping[str, Any]) -> None: ...
 
-    def trial_ended(self, row: Mapping[str, Any], seconds_left: float) -> None: ...
+    def trial_ended(self, row: Mapping[str, Any], num_left: int, seconds_left: float) -> None: ...
 
     def stop(self) -> None: ...
 
@@ -27,7 +27,7 @@ class Progress(Protocol):
 class SilentProgress:
     """For tests and for library use."""
 
-    def start(self, num_trials: int, num_done: int, seconds_left: float) -> None:
+    def start(self, num_done: int, num_left: int, seconds_left: float) -> None:
         pass
 
     def trial_started(self, trial: Trial, prediction: TrialPrediction) -> None:
@@ -36,7 +36,7 @@ class SilentProgress:
     def event(self, message: Mapping[str, Any]) -> None:
         pass
 
-    def trial_ended(self, row: Mapping[str, Any], seconds_left: float) -> None:
+    def trial_ended(self, row: Mapping[str, Any], num_left: int, seconds_left: float) -> None:
         pass
 
     def stop(self) -> None:
@@ -48,17 +48,16 @@ class PlainProgress(SilentProgress):
 
     def __init__(self, output: TextIO) -> None:
         self._output = output
-        self._num_trials = 0
         self._num_done = 0
 
-    def start(self, num_trials: int, num_done: int, seconds_left: float) -> None:
-        self._num_trials, self._num_done = num_trials, num_done
-        self._say(f"{num_trials - num_done} trials to run, about {format_seconds(seconds_left)}")
+    def start(self, num_done: int, num_left: int, seconds_left: float) -> None:
+        self._num_done = num_done
+        self._say(f"{num_left} trials to run, about {format_seconds(seconds_left)}")
 
-    def trial_ended(self, row: Mapping[str, Any], seconds_left: float) -> None:
+    def trial_ended(self, row: Mapping[str, Any], num_left: int, seconds_left: float) -> None:
         self._num_done += 1
-        left = f", {format_seconds(seconds_left)} left" if self._num_done < self._num_trials else ""
-        self._say(f"[{self._num_done}/{self._num_trials}] {settings_of(row)}: {outcome_of(row)}{left}")
+        left = f", {format_seconds(seconds_left)} left" if num_left else ""
+        self._say(f"[{self._num_done}/{self._num_done + num_left}] {settings_of(row)}: {outcome_of(row)}{left}")
 
     def _say(self, line: str) -> None:
         print(line, file=self._output, flush=True)
@@ -84,11 +83,14 @@ class RichProgress(SilentProgress):
             transient=True,
         )
         self._deadline = 0.0
+        self._num_done = 0
         self._trial = ""
 
-    def start(self, num_trials: int, num_done: int, seconds_left: float) -> None:
+    def start(self, num_done: int, num_left: int, seconds_left: float) -> None:
         self._set_left(seconds_left)
-        self._task = self._bar.add_task("trials", total=num_trials, completed=num_done, now="starting", left="")
+        total = num_done + num_left
+        self._task = self._bar.add_task("trials", total=total, completed=num_done, now="starting", left="")
+        self._num_done = num_done
         self._bar.start()
 
     def trial_started(self, trial: Trial, prediction: TrialPrediction) -> None:
@@ -101,14 +103,15 @@ class RichProgress(SilentProgress):
         elif message["type"] == "progress":
             speed, usage = message["output_tokens_per_second"], message["kv_usage"]
             self._show(
-                f"{self._trial}: {speed:,.0f} tokens/s, blocks {usage:.0%}, "
+                f"{self._trial}: {speed:,.0f} tokens/s, blocks {usage:.1%} used, "
                 f"{message['num_running']} running, {message['num_waiting']} waiting"
             )
 
-    def trial_ended(self, row: Mapping[str, Any], seconds_left: float) -> None:
+    def trial_ended(self, row: Mapping[str, Any], num_left: int, seconds_left: float) -> None:
         self._set_left(seconds_left)
         self._console.print(f"{settings_of(row)}: {outcome_of(row)}", highlight=False, style=_style(str(row["status"])))
-        self._bar.advance(self._task)
+        self._num_done += 1
+        self._bar.update(self._task, completed=self._num_done, total=self._num_done + num_left)
         self._show("")
 
     def stop(self) -> None:
@@ -140,7 +143,7 @@ def outcome_of(row: Mapping[str, Any]) -> str:
     """How a trial ended, in one phrase."""
     status = str(row["status"])
     if status in ("ok", "queued", "preempted"):
-        text = f"{row['output_throughput']:,.1f} tokens/s, blocks at most {row['kv_usage_max']:.0%} used"
+        text = f"{row['output_throughput']:,.1f} tokens/s, blocks at most {row['kv_usage_max']:.1%} used"
         if status == "preempted":
             return f"{text}, {row['num_preemptions']} preemptions"
         return text if status == "ok" else f"{text}, requests waited for blocks"

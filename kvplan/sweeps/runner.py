@@ -18,6 +18,7 @@ from kvplan.sweeps.prediction import Predictor, TrialPrediction
 from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.protocol import TrialOrder
 from kvplan.sweeps.rows import SweepIdentity, finished_record, row_before
+from kvplan.sweeps.schedule import Schedule, Step, Steps
 from kvplan.sweeps.store import SweepStore
 from kvplan.sweeps.trial import Trial, TrialSettings
 from kvplan.sweeps.worker_client import TimeLimits, Worker, WorkerDied, WorkerTimeout
@@ -44,13 +45,15 @@ class EngineSource:
 class Runner:
     """Owns the current worker. ``run()`` may be interrupted by KeyboardInterrupt; ``close()`` ends the worker.
 
+    expected: the trials that the schedule is expected to run, for the time left.
     timeout_seconds: longest time to serve a trial; None derives it from the trial's prediction.
     """
 
     def __init__(
         self,
         *,
-        trials: Sequence[Trial],
+        schedule: Schedule,
+        expected: Sequence[Trial],
         store: SweepStore,
         predictor: Predictor,
         identity: SweepIdentity,
@@ -60,7 +63,8 @@ class Runner:
         limits: TimeLimits = TimeLimits(),
         timeout_seconds: float | None = None,
     ) -> None:
-        self._trials = trials
+        self._schedule = schedule
+        self._expected = {trial.trial_id: trial for trial in expected}
         self._store = store
         self._predictor = predictor
         self._identity = identity
@@ -75,18 +79,35 @@ class Runner:
         self._unscaled_seconds: dict[TrialSettings, float] = {}
 
     def run(self) -> None:
-        """Every trial that has no row yet. The rows are in the store when this returns."""
-        pending = [trial for trial in self._trials if trial.trial_id not in self._store.finished_ids]
-        self._progress.start(len(self._trials), len(self._trials) - len(pending), self._seconds_for(pending))
+        """Follow the schedule to its end. Rows that are stored already are answers, not trials to run again."""
+        stored = {row["trial_id"]: row for row in self._store.rows}
+        for trial_id in stored:
+            self._expected.pop(trial_id, None)
+        self._progress.start(len(stored), len(self._expected), self._seconds_left())
+        steps = self._schedule.steps()
         try:
-            for index, trial in enumerate(pending, start=1):
-                row = self._run_one(trial)
-                self._learn_time(row)
-                self._progress.trial_ended(row, self._seconds_for(pending[index:]))
-                if index % _TRIALS_PER_CSV == 0:
-                    self._store.write_results()
+            step = next(steps, None)
+            while step is not None:
+                row = stored.get(step.trial.trial_id) or self._take(step)
+                step = _send(steps, row)
         finally:
             self._progress.stop()
+
+    def _take(self, step: Step) -> dict[str, Any]:
+        """Run (or only record) one step; its row is on the disk when this returns."""
+        row = self._run_one(step.trial) if step.skip_sentence is None else self._skip(step.trial, step.skip_sentence)
+        self._learn_time(row)
+        self._expected.pop(step.trial.trial_id, None)
+        self._progress.trial_ended(row, len(self._expected), self._seconds_left())
+        if len(self._store.records) % _TRIALS_PER_CSV == 0:
+            self._store.write_results()
+        return row
+
+    def _skip(self, trial: Trial, sentence: str) -> dict[str, Any]:
+        row = self._row_before(trial, self._predictor.trial(trial.settings))
+        record = finished_record(row, {"status": "skipped_oom_dominated", "error": sentence}, None, 0.0)
+        self._store.append(record)
+        return record["row"]
 
     def close(self) -> None:
         """End the worker, politely; to be called whatever happened."""
@@ -96,10 +117,9 @@ class Runner:
 
     def _run_one(self, trial: Trial) -> dict[str, Any]:
         prediction = self._predictor.trial(trial.settings)
-        clipped = clip_requests(self._predictor.requests, trial.settings.max_model_len)
-        row = row_before(self._identity, trial, prediction, clipped.num_clipped)
+        row = self._row_before(trial, prediction)
         self._progress.trial_started(trial, prediction)
-        order = self._order(trial, clipped.requests)
+        order = self._order(trial)
         started = time.monotonic()
         try:
             result = self._ask_worker(order, trial, self._limits_for(prediction))
@@ -112,6 +132,10 @@ class Runner:
         record = finished_record(row, result["row"], result["series"], time.monotonic() - started)
         self._store.append(record)
         return record["row"]
+
+    def _row_before(self, trial: Trial, prediction: TrialPrediction) -> dict[str, Any]:
+        clipped = clip_requests(self._predictor.requests, trial.settings.max_model_len)
+        return row_before(self._identity, trial, prediction, clipped.num_clipped)
 
     def _ask_worker(self, order: TrialOrder, trial: Trial, limits: TimeLimits) -> dict[str, Any]:
         worker = self._worker_for(trial)
@@ -154,14 +178,15 @@ class Runner:
             self._worker.kill()
             self._worker = None
 
-    def _order(self, trial: Trial, requests: tuple[Any, ...]) -> TrialOrder:
+    def _order(self, trial: Trial) -> TrialOrder:
         device = self._identity.device
+        requests = clip_requests(self._predictor.requests, trial.settings.max_model_len).requests
         return TrialOrder(
             trial_id=trial.trial_id,
             engine={
                 "model": self._source.path,
                 "device": device.kind,
-                "device_memory": device.memory_bytes,
+                "device_memory": device.engine_memory_bytes,
                 "load_format": self._source.load_format,
                 "seed": self._identity.workload.seed,
             },
@@ -185,7 +210,8 @@ class Runner:
             self._time_ratios.append(row["duration"] / row["predicted_seconds"] * self._predictor.time_scale)
             self._predictor = self._predictor.with_time_scale(statistics.median(self._time_ratios[-9:]))
 
-    def _seconds_for(self, trials: Sequence[Trial]) -> float:
+    def _seconds_left(self) -> float:
+        trials = self._expected.values()
         load = SECONDS_PER_LOAD if self._worker is None and trials else 0.0
         serving = sum(self._unscaled(trial.settings) for trial in trials) * self._predictor.time_scale
         return load + serving + SECONDS_PER_TRIAL * len(trials)
@@ -195,3 +221,10 @@ class Runner:
         if settings not in self._unscaled_seconds:
             self._unscaled_seconds[settings] = self._predictor.with_time_scale(1.0).trial(settings).seconds
         return self._unscaled_seconds[settings]
+
+
+def _send(steps: Steps, row: Mapping[str, Any]) -> Step | None:
+    try:
+        return steps.send(row)
+    except StopIteration:
+        return None

@@ -66,7 +66,8 @@ def resume_sweep(
 def _run(plan: SweepPlan, store: SweepStore, progress: Progress, worker_command: Sequence[str]) -> SweepOutcome:
     log_path = store.directory / WORKER_LOG
     runner = Runner(
-        trials=plan.trials,
+        schedule=plan.schedule,
+        expected=plan.trials,
         store=store,
         predictor=plan.predictor,
         identity=SweepIdentity(plan.run_id, plan.spec.id, plan.device, plan.workload, plan.load_format),

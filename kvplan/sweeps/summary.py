@@ -37,7 +37,7 @@ def summarize(manifest: Mapping[str, Any], rows: Sequence[Row], *, interrupted: 
         "device": manifest["device"]["kind"],
         "device_name": manifest["device"]["name"],
         "workload": manifest["workload"]["text"],
-        "num_trials": len(manifest["trials"]),
+        "num_trials": max(len(manifest["trials"]), len(rows)) if interrupted else len(rows),
         "num_finished": len(rows),
         "interrupted": interrupted,
         "status_counts": dict(Counter(str(row["status"]) for row in rows)),

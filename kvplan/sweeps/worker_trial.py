@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Any
 
+import torch
+
+import kvplan_engine
 from kvplan.sweeps.load_generator import LoadGenerator, Recording, TimedRequest
 from kvplan.sweeps.machine import CpuMeter
 from kvplan.sweeps.metrics import StepSample, downsampled_series, occupancy_figures, serving_figures
@@ -17,6 +20,7 @@ from kvplan.sweeps.workload import RequestSpec, prompt_token_ids
 from kvplan_engine import Engine, EngineConfig, EngineError, SamplingParams
 from kvplan_engine.device import process_memory
 from kvplan_engine.errors import OutOfDeviceMemory
+from kvplan_engine.kernels.library import cpu_kernels
 from kvplan_engine.model_config import SUPPORTED_ARCHITECTURES
 
 Send = Callable[..., None]
@@ -26,10 +30,6 @@ _WARMUP = RequestSpec(index=1 << 30, num_prompt_tokens=16, num_output_tokens=3)
 
 def greeting() -> dict[str, Any]:
     """What this process runs and what its engine can run."""
-    import torch
-
-    import kvplan_engine
-
     engine_version = getattr(kvplan_engine, "__version__", None) or _distribution_version("kvplan")
     return {
         "engine_version": str(engine_version),
@@ -64,6 +64,8 @@ class EngineHost:
     engine: Any = None
     is_limited: bool = False
     is_warm: bool = False
+    resident_at_start: int = 0
+    private_at_start: int = 0
 
     def make_ready(self, order: TrialOrder, send: Send) -> None:
         """Load on the first call, reconfigure afterwards. Raises what the engine raises."""
@@ -78,10 +80,17 @@ class EngineHost:
         self.engine = Engine(EngineConfig(**order.engine, **settings))
 
     def _limit_memory(self, order: TrialOrder) -> None:
-        """On the CPU the device's total becomes a limit of the operating system, before any weight is there."""
-        if order.engine["device"] == "cpu" and not self.is_limited:
-            process_memory.limit_private_memory(order.engine["device_memory"])
-            self.is_limited = True
+        """On the CPU the device's total becomes a limit of the operating system, before any weight is there.
+
+        The kernels are built before: a compiler is no part of the device, and a process inherits its parent's limit.
+        """
+        if order.engine["device"] != "cpu" or self.is_limited:
+            return
+        cpu_kernels()
+        self.resident_at_start = process_memory.resident_memory_bytes()
+        self.private_at_start = process_memory.private_memory_bytes()
+        process_memory.limit_private_memory(order.engine["device_memory"])
+        self.is_limited = True
 
     def warm_up(self, order: TrialOrder, send: Send) -> None:
         """One short request, not measured, on an engine that has just been loaded."""
@@ -95,7 +104,7 @@ def run_trial(host: EngineHost, order: TrialOrder, send: Send) -> TrialResult:
     """Run one trial. Failures that belong to it become a status; anything else is raised and ends the process."""
     stage: Stage = "loading" if host.engine is None else "setup"
     started = time.perf_counter()
-    watch = _Watch(order, send)
+    watch = _Watch(order, send, host)
     try:
         host.make_ready(order, send)
         watch.row["setup_seconds"] = time.perf_counter() - started
@@ -219,6 +228,7 @@ class _Watch:
 
     order: TrialOrder
     send: Send
+    host: EngineHost
     row: dict[str, Any] = field(default_factory=dict)
     _num_blocks: int = 1
     _num_tokens: int = 0
@@ -229,6 +239,8 @@ class _Watch:
 
     def start(self, engine: Any) -> None:
         self._num_blocks = engine.memory.num_blocks
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
         self._read_memory()
 
     def see_step(self, sample: StepSample) -> None:
@@ -249,9 +261,21 @@ class _Watch:
         self._read_memory()
 
     def peak_memory(self) -> dict[str, int]:
+        """The most memory seen: what the allocator counted on a GPU, what the process mapped on the CPU."""
+        if self._on_gpu:
+            allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+            return {"peak_allocated_bytes": allocated, "peak_reserved_bytes": reserved}
         self._read_memory()
-        return {"peak_allocated_bytes": self._peak_resident, "peak_reserved_bytes": self._peak_private}
+        return {
+            "peak_allocated_bytes": self._peak_resident - self.host.resident_at_start,
+            "peak_reserved_bytes": self._peak_private - self.host.private_at_start,
+        }
+
+    @property
+    def _on_gpu(self) -> bool:
+        return bool(self.order.engine["device"] == "cuda")
 
     def _read_memory(self) -> None:
-        self._peak_resident = max(self._peak_resident, process_memory.resident_memory_bytes())
-        self._peak_private = max(self._peak_private, process_memory.private_memory_bytes())
+        if not self._on_gpu:
+            self._peak_resident = max(self._peak_resident, process_memory.resident_memory_bytes())
+            self._peak_private = max(self._peak_private, process_memory.private_memory_bytes())
