@@ -10,7 +10,7 @@ import torch
 
 from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.request import Sequence
-from kvplan_engine.scheduler import StepPlan
+from kvplan_engine.step_plan import StepPlan
 from kvplan_engine.workspace import Workspace
 
 

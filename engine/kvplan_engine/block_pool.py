@@ -10,7 +10,7 @@ cache): it keeps its hash until it is taken for something else.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 BlockHash = bytes
 
@@ -25,15 +25,18 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.on_evict: Callable[[int, BlockHash], None] | None = None  # told of cached blocks that go
         self.reset()
 
     def reset(self) -> None:
         """Everything free, nothing cached."""
         self._reference_counts = [0] * self.num_blocks
+        self._generations = [0] * self.num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(self.num_blocks))
         self._hash_of_block: dict[int, BlockHash] = {}
         self._block_of_hash: dict[BlockHash, int] = {}
         self.num_evictions = 0
+        self.num_references = 0
 
     @property
     def num_free_blocks(self) -> int:
@@ -52,6 +55,15 @@ class BlockPool:
     def reference_count(self, block: int) -> int:
         return self._reference_counts[block]
 
+    def generation(self, block: int) -> int:
+        """How often ``block`` has been handed out: while this stays, so does the content of a full block."""
+        return self._generations[block]
+
+    def num_unused_among(self, blocks: Iterable[int]) -> int:
+        """How many of ``blocks`` nobody references: sharing these takes free ones away."""
+        counts = self._reference_counts
+        return sum(not counts[block] for block in blocks)
+
     def allocate(self, num_blocks: int) -> list[int]:
         """Take ``num_blocks`` free blocks, one reference each; NoFreeBlocks, and nothing taken, if there are fewer."""
         if num_blocks > len(self._free):
@@ -61,11 +73,14 @@ class BlockPool:
             block, _ = self._free.popitem(last=False)
             self._forget_hash(block)
             self._reference_counts[block] = 1
+            self._generations[block] += 1
             taken.append(block)
+        self.num_references += num_blocks
         return taken
 
-    def share(self, blocks: Iterable[int]) -> None:
-        """One more reference to each block; a free (cached) one comes back into use."""
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more reference to each block; a free one, whose content is still there, comes back into use."""
+        self.num_references += len(blocks)
         for block in blocks:
             if self._reference_counts[block] == 0:
                 del self._free[block]
@@ -76,6 +91,7 @@ class BlockPool:
 
         Released deepest first, so that a long prefix loses its tail before its head when blocks are evicted.
         """
+        self.num_references -= len(blocks)
         for block in reversed(blocks):
             self._reference_counts[block] -= 1
             if self._reference_counts[block] == 0:
@@ -101,10 +117,13 @@ class BlockPool:
         if block_hash is not None:
             del self._block_of_hash[block_hash]
             self.num_evictions += 1
+            if self.on_evict is not None:
+                self.on_evict(block, block_hash)
 
     def check(self, tables: Iterable[Sequence[int]] = ()) -> None:
         """Assert every invariant; ``tables``: all block tables that hold references (or none, to skip that part)."""
         counts = self._reference_counts
+        assert sum(counts) == self.num_references, "references are counted wrong"
         assert all(count >= 0 for count in counts), "negative reference count"
         assert {block for block, count in enumerate(counts) if count == 0} == set(self._free), (
             "free queue != unreferenced"

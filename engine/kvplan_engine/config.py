@@ -10,6 +10,7 @@ from kvplan_engine.errors import EngineError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy", "safetensors", "gguf")
 DEVICES = ("auto", "cpu", "cuda")
+PREEMPTION_MODES = ("auto", "recompute", "swap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class EngineConfig:
     max_num_seqs, max_num_batched_tokens: most sequences and most tokens in one step.
     block_size: tokens per KV block. device_memory: total bytes of the device; None asks it.
     swap_space: bytes of host memory for swapped-out blocks (0: preempted sequences are computed again).
+    preemption_mode: "recompute", "swap" (when swap_space has room), or "auto": swap when there is room and copying
+    costs less than computing again (see ``offload/cost.py``).
     """
 
     model: Any
@@ -40,6 +43,7 @@ class EngineConfig:
     seed: int = 0
     tensor_parallel_size: int = 1
     attention_backend: str = "auto"
+    preemption_mode: str = "auto"
 
     def __post_init__(self) -> None:
         _check_range(
@@ -52,6 +56,7 @@ class EngineConfig:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
         _check_choice("device", self.device, DEVICES)
+        self._check_offload()
         if self.tensor_parallel_size != 1:
             raise EngineError(
                 f"the engine runs on one device: tensor_parallel_size {self.tensor_parallel_size} is not possible yet.",
@@ -62,6 +67,12 @@ class EngineConfig:
                 f"kv_cache_dtype '{self.kv_cache_dtype}' is not known to the engine.",
                 hint="use auto, float32 or bfloat16",
             )
+
+    def _check_offload(self) -> None:
+        _check_choice("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
+        _check_range("swap_space", self.swap_space, self.swap_space >= 0, "0 or more bytes")
+        if self.preemption_mode == "swap" and not self.swap_space:
+            raise EngineError("preemption_mode 'swap' needs host memory.", hint="set swap_space, such as '1GiB'")
 
 
 def _check_range(name: str, value: Any, good: bool, text: str) -> None:

@@ -16,14 +16,16 @@ from kvplan_engine.errors import EngineError
 from kvplan_engine.memory import MemoryBreakdown
 from kvplan_engine.memory_plan import plan_memory, resolve_max_model_len
 from kvplan_engine.model_runner import LoadedModel, ModelRunner
+from kvplan_engine.offload.assembly import make_offload
 from kvplan_engine.outputs import StepOutput
 from kvplan_engine.prefix_cache import PrefixCache
 from kvplan_engine.profile_step import measure_profile_step
 from kvplan_engine.request import FinishReason, Request, Sequence, SequenceStatus
 from kvplan_engine.sampling.params import SamplingParams
 from kvplan_engine.sampling.sampler import Draw, SampledToken
-from kvplan_engine.scheduler import Scheduler, StepPlan
+from kvplan_engine.scheduler import Scheduler
 from kvplan_engine.stats import StepStats
+from kvplan_engine.step_plan import StepPlan
 from kvplan_engine.stop import StopChecker
 
 _RECONFIGURABLE = frozenset(
@@ -34,6 +36,8 @@ _RECONFIGURABLE = frozenset(
         "block_size",
         "max_model_len",
         "enable_prefix_caching",
+        "preemption_mode",
+        "swap_space",
     }
 )
 
@@ -60,6 +64,7 @@ class Engine:
         self._overhead_bytes = self.device.overhead_bytes
         self._profiled: tuple[int, int] = (0, 0)
         self._activation_peak_bytes = 0
+        self._seconds_per_token = 0.0
         self._carve()
 
     # ---- memory
@@ -77,7 +82,7 @@ class Engine:
         self._carve()
 
     def _drop_pool(self) -> None:
-        for name in ("_runner", "scheduler", "_pool", "_requests"):
+        for name in ("_runner", "scheduler", "_pool", "_requests", "_offload"):
             self.__dict__.pop(name, None)
         self.device.release_unused()
 
@@ -119,6 +124,7 @@ class Engine:
         with allocating("runtime"):
             peak = measure_profile_step(runner, self.config, memory, max_model_len)
         self._activation_peak_bytes = peak.peak_bytes
+        self._seconds_per_token = peak.seconds_per_token
         held_bytes = memory.weight_bytes + memory.activation_bytes + memory.kv_pool_bytes
         needed = max(self.device.used_bytes() - held_bytes, peak.extra_bytes)
         self._overhead_bytes = max(self._overhead_bytes, needed)
@@ -128,9 +134,15 @@ class Engine:
         self._pool = BlockPool(memory.num_blocks, memory.block_size)
         salt = repr((self.model.config, self.model.dtype, config.kv_cache_dtype)).encode()
         self.prefix_cache = PrefixCache(self._pool, enabled=config.enable_prefix_caching, salt=salt)
+        assert self._runner.kv is not None
+        self._offload = make_offload(
+            config, memory, self._pool, self.model.ops, self._runner.kv, self._seconds_per_token
+        )
         self.scheduler = Scheduler(
             self._pool,
             self.prefix_cache,
+            self._offload.preemption,
+            self._offload.log,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.max_model_len,
@@ -150,6 +162,7 @@ class Engine:
         if prompt_token_ids and not (min(prompt_token_ids) >= 0 and max(prompt_token_ids) < vocab_size):
             raise EngineError(f"a token of request '{request_id}' lies outside the vocabulary of {vocab_size:,}.")
         self._stops.check_params(params)
+        params.check_vocabulary(vocab_size)
         request = Request(request_id, prompt_token_ids, params, prompt=prompt)
         self.scheduler.add(request)
         self._requests[request_id] = request
@@ -181,8 +194,8 @@ class Engine:
         return [self._append(draw.sequence, token) for draw, token in zip(draws, tokens, strict=True)]
 
     def _run(self, plan: StepPlan) -> tuple[list[Draw], list[SampledToken]]:
-        if plan.copies:
-            self._runner.copy_blocks(plan.copies)
+        if plan.transfers:
+            self._offload.mover.run(plan.transfers)
         batch = self._runner.prepare(plan)
         logits = self._runner.forward(batch)
         self.scheduler.commit(plan)
@@ -220,22 +233,24 @@ class Engine:
 
     def _record(self, plan: StepPlan, started: float) -> None:
         scheduler, pool = self.scheduler, self._pool
-        running_tokens = wasted = 0
-        for sequence in scheduler.running:
-            running_tokens += sequence.num_computed_tokens
-            if not (sequence.has_shared_tail and sequence.index):  # a tail that siblings share is wasted once
-                wasted += len(sequence.table.blocks) * pool.block_size - sequence.num_computed_tokens
+        # each running sequence's table, minus what it holds; a tail that siblings share is wasted once
+        wasted = pool.num_references * pool.block_size - scheduler.num_running_tokens
+        for sequence in scheduler.shared_tails:
+            if sequence.index:
+                wasted -= len(sequence.table) * pool.block_size - sequence.num_computed_tokens
         num_used_blocks = pool.num_used_blocks
         self.stats = StepStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
+            num_swapped=len(scheduler.swapped),
             num_scheduled_tokens=plan.num_tokens,
             num_used_blocks=num_used_blocks,
             num_free_blocks=pool.num_free_blocks,
             num_used_tokens=num_used_blocks * pool.block_size - wasted,
-            num_running_tokens=running_tokens,
+            num_running_tokens=scheduler.num_running_tokens,
             internal_fragmentation_bytes=wasted * self.memory.block_bytes // pool.block_size,
             num_preemptions=scheduler.num_preemptions,
+            num_swaps=scheduler.num_swaps,
             recomputed_tokens=scheduler.num_recomputed_tokens,
             num_blocked_admissions=scheduler.num_blocked_admissions,
             step_seconds=time.perf_counter() - started,
@@ -254,7 +269,11 @@ class Engine:
             "block_size": pool.block_size,
             "num_requests_running": len(scheduler.running),
             "num_requests_waiting": len(scheduler.waiting),
+            "num_requests_swapped": len(scheduler.swapped),
             "num_preemptions": scheduler.num_preemptions,
+            "num_swaps": scheduler.num_swaps,
+            "swapped_out_blocks": self._offload.preemption.swap.num_blocks_out,
+            "swapped_in_blocks": self._offload.preemption.swap.num_blocks_in,
             "recomputed_tokens": scheduler.num_recomputed_tokens,
             "num_cached_tokens": cache.num_hit_tokens,
             "num_cached_blocks": pool.num_cached_blocks,

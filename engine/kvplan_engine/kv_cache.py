@@ -23,3 +23,15 @@ def allocate_kv_pool(
         pool = torch.empty(shape, dtype=dtype, device=device)
     assert pool.numel() * pool.element_size() == num_bytes
     return pool
+
+
+def allocate_host_pool(device_pool: torch.Tensor, num_slots: int) -> torch.Tensor | None:
+    """``num_slots`` slots of host memory with the layout of ``device_pool``; None for none.
+
+    Pinned beside a GPU, so that copies run at the link's full speed. Pages are taken when they are first written.
+    """
+    if not num_slots:
+        return None
+    shape = (num_slots, *device_pool.shape[1:])
+    with allocating("kv_host", num_slots * device_pool[0].nbytes):
+        return torch.empty(shape, dtype=device_pool.dtype, device="cpu", pin_memory=device_pool.is_cuda)

@@ -12,7 +12,6 @@ import torch
 from kvplan_engine.attention.backend import AttentionBackend
 from kvplan_engine.attention.select import select_backend
 from kvplan_engine.batch import BatchBuilder, StepBatch
-from kvplan_engine.block_table import BlockCopy
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.device import Device
 from kvplan_engine.errors import EngineError
@@ -35,7 +34,7 @@ from kvplan_engine.models.loading import (
 )
 from kvplan_engine.models.rope import fill_rope_table
 from kvplan_engine.sampling.sampler import Sampler
-from kvplan_engine.scheduler import StepPlan
+from kvplan_engine.step_plan import StepPlan
 from kvplan_engine.workspace import Workspace
 
 logger = logging.getLogger("kvplan_engine")
@@ -142,17 +141,6 @@ class ModelRunner:
             dtype=getattr(torch, kv_dtype),
             device=self.device.torch_device,
         )
-
-    def copy_blocks(self, copies: list[BlockCopy]) -> None:
-        """Carry out copies-on-write, in order: a block freed by one copy may be the target of a later one."""
-        assert self.kv is not None
-        sources = {copy.source for copy in copies}
-        independent = sources.isdisjoint(copy.target for copy in copies)
-        for group in [copies] if independent else [[copy] for copy in copies]:
-            pairs = torch.tensor(
-                [[copy.source, copy.target] for copy in group], dtype=torch.int64, device=self.kv.device
-            )
-            self._model.ops.copy_blocks(self.kv, self.kv, pairs)
 
     def prepare(self, plan: StepPlan) -> StepBatch:
         return self._batches.build(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from kvplan_engine.block_pool import BlockPool
@@ -12,15 +13,19 @@ from kvplan_engine.model_runner import ModelRunner
 from kvplan_engine.request import Request, Sequence
 from kvplan_engine.sampling.params import SamplingParams
 from kvplan_engine.sampling.sampler import Draw
-from kvplan_engine.scheduler import StepPlan
+from kvplan_engine.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
 class ProfilePeak:
-    """peak_bytes: the workspace plus what the step took on top. extra_bytes: the latter alone."""
+    """peak_bytes: the workspace plus what the step took on top. extra_bytes: the latter alone.
+
+    seconds_per_token: of this large prefill step.
+    """
 
     peak_bytes: int
     extra_bytes: int
+    seconds_per_token: float
 
 
 def measure_profile_step(
@@ -30,14 +35,18 @@ def measure_profile_step(
     plan, sequences = _largest_step(config, memory, max_model_len)
     runner.touch(sum(len(sequence.table) for sequence in sequences))
     with runner.device.peak() as peak:
+        started = time.perf_counter()
         batch = runner.prepare(plan)
         logits = runner.forward(batch)
         # one group of rows: the others would be sampled in the same memory
         draws = [Draw(row, sequence) for row, sequence in enumerate(batch.sampled[:SAMPLER_ROWS])]
         runner.sampler.sample(logits, draws, [frozenset()] * len(draws))
+        seconds = time.perf_counter() - started
     for sequence in sequences:
         sequence.table.release()
-    return ProfilePeak(memory.activation_bytes + peak.bytes_above_start, peak.bytes_above_start)
+    return ProfilePeak(
+        memory.activation_bytes + peak.bytes_above_start, peak.bytes_above_start, seconds / plan.num_tokens
+    )
 
 
 def _largest_step(config: EngineConfig, memory: MemoryBreakdown, max_model_len: int) -> tuple[StepPlan, list[Sequence]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from enum import Enum
 from itertools import count
 from typing import TYPE_CHECKING
@@ -12,11 +13,14 @@ from kvplan_engine.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from kvplan_engine.block_pool import BlockHash
     from kvplan_engine.block_table import BlockTable
+    from kvplan_engine.sampling.detokenizer import Detokenizer
+    from kvplan_engine.sampling.logits import TokenCounts
 
 
 class SequenceStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
+    SWAPPED = "swapped"  # preempted, its KV in host memory
     FINISHED = "finished"
 
 
@@ -50,6 +54,18 @@ class Request:
         return self.num_pending_forks == 0 and all(s.status is SequenceStatus.FINISHED for s in self.sequences)
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """``num_new_tokens`` tokens of ``sequence`` from its ``num_computed_tokens`` on are computed in a step.
+
+    needs_sampling: the step reaches the sequence's last known token, so that its successor can be chosen.
+    """
+
+    sequence: Sequence
+    num_new_tokens: int
+    needs_sampling: bool
+
+
 _sequence_numbers = count()
 
 
@@ -66,6 +82,8 @@ class Sequence:
     __slots__ = (
         "block_hashes",
         "cumulative_logprob",
+        "decode_item",
+        "detokenizer",
         "finish_reason",
         "has_shared_tail",
         "high_water_tokens",
@@ -78,7 +96,9 @@ class Sequence:
         "request",
         "status",
         "stop_match",
+        "swap_slots",
         "table",
+        "token_counts",
         "token_ids",
     )
 
@@ -93,10 +113,15 @@ class Sequence:
         self.has_shared_tail = False
         self.block_hashes: list[BlockHash] = []
         self.num_registered_blocks = 0
+        self.swap_slots: list[int] = []  # where its KV is while it is swapped out
+        self.decode_item = ScheduledSequence(self, 1, True)
         self.high_water_tokens = 0  # what was computed before a preemption: computing it again is recomputation
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
-        self.stop_match: str | None = None
+        self.stop_match: str | int | None = None  # the stop string or the stop token it ended with
+        # made by whoever needs them, from the tokens alone; a fork makes its own
+        self.detokenizer: Detokenizer | None = None
+        self.token_counts: TokenCounts | None = None
         self.cumulative_logprob = 0.0
         self.logprobs: list[dict[int, float]] = []
 

@@ -1,61 +1,43 @@
 """Who runs in this step: continuous batching with paged memory. No torch.
 
 Every step is decided anew. First the running sequences, oldest first, each with the tokens it still has to compute
-(one when it decodes, a chunk of its prompt otherwise), then waiting ones as long as the token budget, the number of
-sequences and the free blocks allow. When blocks run out the newest running sequence is preempted: its blocks are
-returned at once and it is computed again later, from the front of the waiting queue.
+(one when it decodes, a chunk of its prompt otherwise), then swapped ones, then waiting ones as long as the token
+budget, the number of sequences and the free blocks allow. When blocks run out the newest running sequence is
+preempted: its blocks are returned at once, and it comes back from the front of the swapped or of the waiting queue.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
 from kvplan_engine.block_pool import BlockPool, NoFreeBlocks
-from kvplan_engine.block_table import BlockCopy, BlockTable
+from kvplan_engine.block_table import BlockTable
 from kvplan_engine.errors import EngineError
+from kvplan_engine.offload.preemption import PreemptionPolicy
+from kvplan_engine.offload.transfers import TransferLog
 from kvplan_engine.prefix_cache import PrefixCache
-from kvplan_engine.request import FinishReason, Request, Sequence, SequenceStatus
+from kvplan_engine.request import FinishReason, Request, ScheduledSequence, Sequence, SequenceStatus
+from kvplan_engine.step_plan import StepPlan
+
+__all__ = ["ScheduledSequence", "Scheduler", "StepPlan"]
 
 # Blocks kept back when a sequence is admitted beside running ones, as a share of the pool: each of these will soon
 # want a block, and a sequence admitted into the last free blocks would be preempted in the next step.
 _ADMISSION_WATERMARK = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """``num_new_tokens`` tokens of ``sequence`` from its ``num_computed_tokens`` on are computed in this step.
-
-    needs_sampling: the step reaches the sequence's last known token, so that its successor can be chosen.
-    """
-
-    sequence: Sequence
-    num_new_tokens: int
-    needs_sampling: bool
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """What one step computes: the sequences with their tokens, and the blocks to copy before it."""
-
-    scheduled: list[ScheduledSequence] = field(default_factory=list)
-    copies: list[BlockCopy] = field(default_factory=list)
-    num_tokens: int = 0
-    num_preempted: int = 0
-
-    def add(self, sequence: Sequence, num_new_tokens: int) -> None:
-        reaches_end = sequence.num_computed_tokens + num_new_tokens == len(sequence.token_ids)
-        self.scheduled.append(ScheduledSequence(sequence, num_new_tokens, reaches_end))
-        self.num_tokens += num_new_tokens
-
-
 class Scheduler:
-    """Owns the waiting queue and the running list; takes and returns blocks of ``pool``."""
+    """Owns the waiting and swapped queues and the running sequences; takes and returns blocks of ``pool``.
+
+    Block transfers that a step begins with are collected in ``log``, by whoever decides on them.
+    """
 
     def __init__(
         self,
         pool: BlockPool,
         prefix_cache: PrefixCache,
+        preemption: PreemptionPolicy,
+        log: TransferLog,
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -67,10 +49,17 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.swapped: deque[Sequence] = deque()
+        self.running: dict[Sequence, None] = {}  # an ordered set: a sequence in the middle leaves it in O(1)
+        self.num_running_tokens = 0  # computed tokens of the running sequences
+        self.shared_tails: set[Sequence] = set()  # running sequences that must not write to their last block yet
         self.num_preemptions = 0
+        self.num_swaps = 0
         self.num_recomputed_tokens = 0
         self.num_blocked_admissions = 0  # steps in which a waiting sequence stayed out because of the pool
+        self._preemption = preemption
+        self._log = log
+        self._recomputing: set[Sequence] = set()
         self._num_pending_forks = 0
         self._watermark_blocks = int(pool.num_blocks * _ADMISSION_WATERMARK)
 
@@ -101,24 +90,42 @@ class Scheduler:
         """One more sample of ``sequence``'s request, running beside it on the same blocks."""
         child = sequence.fork(len(sequence.request.sequences))
         sequence.request.sequences.append(child)
-        self.running.append(child)
+        self.running[child] = None
+        self.num_running_tokens += child.num_computed_tokens
+        self.shared_tails.update((sequence, child))
         self._num_pending_forks -= 1
         return child
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Take ``sequence`` out, wherever it is, and return its blocks at once."""
         if sequence.status is SequenceStatus.RUNNING:
-            self.running.remove(sequence)
-            self._num_pending_forks -= sequence.request.num_pending_forks if sequence.index == 0 else 0
+            self._leave_running(sequence)
         elif sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
+        elif sequence.status is SequenceStatus.SWAPPED:
+            self.swapped.remove(sequence)
+            self._preemption.swap.release(sequence.swap_slots)
+            sequence.swap_slots = []
+        self._recomputing.discard(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         sequence.table.release()
 
+    def _leave_running(self, sequence: Sequence) -> None:
+        del self.running[sequence]
+        self.num_running_tokens -= sequence.num_computed_tokens
+        if sequence.index == 0:
+            self._num_pending_forks -= sequence.request.num_pending_forks
+        self._own_tail(sequence)
+
+    def _own_tail(self, sequence: Sequence) -> None:
+        if sequence.has_shared_tail:
+            sequence.has_shared_tail = False
+            self.shared_tails.discard(sequence)
+
     @property
     def has_unfinished(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running or self.waiting or self.swapped)
 
     # ---- one step
 
@@ -127,92 +134,138 @@ class Scheduler:
         plan = StepPlan()
         self._schedule_running(plan)
         if not plan.num_preempted:
-            self._admit_waiting(plan)
+            self._swap_in(plan)
+            if not self.swapped:
+                self._admit_waiting(plan)
+        plan.transfers = self._log.take()
         return plan
 
     def _schedule_running(self, plan: StepPlan) -> None:
-        budget = self.max_num_batched_tokens
-        block_size = self.pool.block_size
-        running = self.running
-        position = 0
-        while position < len(running) and plan.num_tokens < budget:
-            sequence = running[position]
+        """The first branch is the common one, a decoding sequence with a free slot in its last block: kept short."""
+        budget, block_size = self.max_num_batched_tokens, self.pool.block_size
+        sequences = list(self.running)
+        scheduled = plan.scheduled
+        for sequence in sequences:
+            if plan.num_tokens >= budget:
+                break
             computed = sequence.num_computed_tokens
-            num_new_tokens = len(sequence.token_ids) - computed
-            if num_new_tokens != 1 or computed % block_size == 0 or sequence.has_shared_tail:
-                num_new_tokens = min(num_new_tokens, budget - plan.num_tokens)
-                if not self._reserve_or_preempt(sequence, num_new_tokens, plan):
-                    break  # the sequence itself was the newest one left and had to go
-            plan.add(sequence, num_new_tokens)
-            position += 1
+            missing = len(sequence.token_ids) - computed
+            if missing == 1 and computed % block_size and not sequence.has_shared_tail:
+                scheduled.append(sequence.decode_item)
+                plan.num_tokens += 1
+            else:
+                self._schedule_growing(sequence, min(missing, budget - plan.num_tokens), plan)
+                del sequences[len(self.running) :]  # those that were preempted are the last ones
 
-    def _reserve_or_preempt(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> bool:
-        """Take blocks for ``sequence``, preempting from the newest end; False when it was preempted itself."""
+    def _schedule_growing(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> None:
+        """Take blocks for ``sequence``, preempting from the newest end, and be it itself."""
         while True:
             try:
                 self._reserve(sequence, num_new_tokens, plan)
-                return True
             except NoFreeBlocks:
-                victim = self.running[-1]
+                victim = next(reversed(self.running))
                 self._preempt(victim)
                 plan.num_preempted += 1
                 if victim is sequence:
-                    return False
+                    return
+            else:
+                plan.add(sequence, num_new_tokens)
+                return
 
     def _reserve(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> None:
         first = sequence.num_computed_tokens
         copy = sequence.table.reserve(first, first + num_new_tokens)
-        sequence.has_shared_tail = False
+        self._own_tail(sequence)
+        plan.regrown.append(sequence)
         if copy is not None:
-            plan.copies.append(copy)
+            self._log.add(copy)
+
+    # ---- out of the running sequences and back
 
     def _preempt(self, sequence: Sequence) -> None:
-        assert self.running[-1] is sequence
-        self.running.pop()
-        if sequence.index == 0:
-            self._num_pending_forks -= sequence.request.num_pending_forks
+        self._leave_running(sequence)
+        self.num_preemptions += 1
+        if self._preemption.try_swap_out(sequence):
+            self.num_swaps += 1
+            sequence.status = SequenceStatus.SWAPPED
+            self.swapped.appendleft(sequence)
+            return
         sequence.table.release()
         sequence.high_water_tokens = max(sequence.high_water_tokens, sequence.num_computed_tokens)
+        if sequence.high_water_tokens:
+            self._recomputing.add(sequence)
         sequence.num_computed_tokens = 0
         sequence.num_registered_blocks = 0
-        sequence.has_shared_tail = False
         sequence.status = SequenceStatus.WAITING
         self.waiting.appendleft(sequence)
-        self.num_preemptions += 1
+
+    def _swap_in(self, plan: StepPlan) -> None:
+        """Bring swapped sequences back, longest running first, while there is room for them."""
+        while self.swapped and plan.num_tokens < self.max_num_batched_tokens:
+            sequence = self.swapped[0]
+            if not (self._has_seat(sequence) and self._try_swap_in(sequence, plan)):
+                break
+
+    def _try_swap_in(self, sequence: Sequence, plan: StepPlan) -> bool:
+        swap, slots = self._preemption.swap, sequence.swap_slots
+        computed = sequence.num_computed_tokens
+        num_new_tokens = min(len(sequence.token_ids) - computed, self.max_num_batched_tokens - plan.num_tokens)
+        num_more = -(-(computed + num_new_tokens) // self.pool.block_size) - len(slots)
+        if swap.num_blocks_to_take(slots) + num_more + self._kept_back_blocks > self.pool.num_free_blocks:
+            return False
+        self.swapped.popleft()
+        swap.swap_in(sequence.table, slots)
+        sequence.swap_slots = []
+        self.prefix_cache.register(sequence.block_hashes, sequence.table.blocks, 0, sequence.num_registered_blocks)
+        self._enter_running(sequence, num_new_tokens, plan)
+        return True
+
+    def _has_seat(self, sequence: Sequence) -> bool:
+        """Whether ``sequence``, with the samples that will fork from it, may run beside the others."""
+        num_forks = sequence.request.num_pending_forks if sequence.index == 0 else 0
+        return len(self.running) + self._num_pending_forks + 1 + num_forks <= self.max_num_seqs
+
+    @property
+    def _kept_back_blocks(self) -> int:
+        return self._watermark_blocks if self.running else 0
+
+    def _enter_running(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> None:
+        sequence.status = SequenceStatus.RUNNING
+        self._reserve(sequence, num_new_tokens, plan)
+        self.running[sequence] = None
+        self.num_running_tokens += sequence.num_computed_tokens
+        if sequence.index == 0:
+            self._num_pending_forks += sequence.request.num_pending_forks
+        plan.add(sequence, num_new_tokens)
+
+    # ---- admission
 
     def _admit_waiting(self, plan: StepPlan) -> None:
         while self.waiting and plan.num_tokens < self.max_num_batched_tokens:
             sequence = self.waiting[0]
-            num_forks = sequence.request.num_pending_forks if sequence.index == 0 else 0
-            if len(self.running) + self._num_pending_forks + 1 + num_forks > self.max_num_seqs:
+            if not self._has_seat(sequence):
                 break
             if not self._try_admit(sequence, plan):
                 self.num_blocked_admissions += 1
                 break
-            self._num_pending_forks += num_forks
 
     def _try_admit(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Move the head of the queue to the running list if its blocks can be had."""
+        """Move the head of the queue to the running sequences if its blocks can be had."""
         num_tokens = len(sequence.token_ids)
         cached = self._find_cached(sequence, num_tokens)
-        sequence.table.adopt(cached)
         first = len(cached) * self.pool.block_size
         num_new_tokens = min(num_tokens - first, self.max_num_batched_tokens - plan.num_tokens)
-        kept_back = self._watermark_blocks if self.running else 0
-        needed = sequence.table.num_new_blocks(first, first + num_new_tokens)
-        if needed + kept_back > self.pool.num_free_blocks:
-            sequence.table.release()
+        num_more = -(-(first + num_new_tokens) // self.pool.block_size) - len(cached)
+        if num_more + self._kept_back_blocks + self.pool.num_unused_among(cached) > self.pool.num_free_blocks:
             return False
         self.waiting.popleft()
-        sequence.status = SequenceStatus.RUNNING
+        sequence.table.adopt(cached)
         sequence.num_computed_tokens = first
         sequence.num_registered_blocks = len(cached)
         if sequence.high_water_tokens == 0:
             sequence.request.num_cached_tokens = first
             self.prefix_cache.record_lookup(num_tokens, first)
-        self._reserve(sequence, num_new_tokens, plan)
-        self.running.append(sequence)
-        plan.add(sequence, num_new_tokens)
+        self._enter_running(sequence, num_new_tokens, plan)
         return True
 
     def _find_cached(self, sequence: Sequence, num_tokens: int) -> list[int]:
@@ -225,14 +278,23 @@ class Scheduler:
 
     def commit(self, plan: StepPlan) -> None:
         """The step has been computed: advance its sequences and let their newly full blocks be found."""
+        if self._recomputing:
+            self._count_recomputed(plan)
+        block_size, is_caching = self.pool.block_size, self.prefix_cache.enabled
         for item in plan.scheduled:
             sequence = item.sequence
-            before = sequence.num_computed_tokens
-            sequence.num_computed_tokens = before + item.num_new_tokens
-            if before < sequence.high_water_tokens:
-                self.num_recomputed_tokens += min(sequence.high_water_tokens, sequence.num_computed_tokens) - before
-            if self.prefix_cache.enabled:
+            sequence.num_computed_tokens = computed = sequence.num_computed_tokens + item.num_new_tokens
+            if is_caching and (item.num_new_tokens > 1 or not computed % block_size):
                 self._register_full_blocks(sequence)
+        self.num_running_tokens += plan.num_tokens
+
+    def _count_recomputed(self, plan: StepPlan) -> None:
+        for item in plan.scheduled:
+            before, high = item.sequence.num_computed_tokens, item.sequence.high_water_tokens
+            if before < high:
+                self.num_recomputed_tokens += min(high - before, item.num_new_tokens)
+            if before + item.num_new_tokens >= high:
+                self._recomputing.discard(item.sequence)
 
     def _register_full_blocks(self, sequence: Sequence) -> None:
         num_full = sequence.num_computed_tokens // self.pool.block_size
@@ -246,11 +308,16 @@ class Scheduler:
     def check(self) -> None:
         """Assert the invariants that tie sequences to blocks; see :meth:`BlockPool.check`."""
         tables = [sequence.table.blocks for sequence in self.running]
-        assert all(not sequence.table.blocks for sequence in self.waiting), "a waiting sequence holds blocks"
         assert len(self.running) <= self.max_num_seqs, "more sequences run than max_num_seqs"
         for sequence in self.running:
             room = len(sequence.table) * self.pool.block_size
             assert sequence.num_computed_tokens <= room, "computed tokens without a block"
+        for sequence in (*self.waiting, *self.swapped):
+            assert not sequence.table.blocks, "a sequence that does not run holds blocks"
+        running_tokens = sum(sequence.num_computed_tokens for sequence in self.running)
+        assert running_tokens == self.num_running_tokens, "running tokens are counted wrong"
+        assert self.shared_tails == {sequence for sequence in self.running if sequence.has_shared_tail}
         self.pool.check(tables)
+        self._preemption.swap.check([sequence.swap_slots for sequence in self.swapped])
         if not tables:
             assert self.pool.num_used_blocks == 0, "blocks are in use though no sequence runs"

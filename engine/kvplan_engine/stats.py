@@ -10,11 +10,13 @@ class StepStats:
     """One step. Block and token counts are taken when the step's tokens are in, before finished sequences leave.
 
     num_used_tokens: token slots of used blocks that hold KV; the other slots are internal fragmentation.
-    num_preemptions, recomputed_tokens, num_blocked_admissions: since the pool was made.
+    num_swaps: those of the num_preemptions that went to host memory.
+    num_preemptions, num_swaps, recomputed_tokens, num_blocked_admissions: since the pool was made.
     """
 
     num_running: int = 0
     num_waiting: int = 0
+    num_swapped: int = 0
     num_scheduled_tokens: int = 0
     num_used_blocks: int = 0
     num_free_blocks: int = 0
@@ -22,6 +24,7 @@ class StepStats:
     num_running_tokens: int = 0
     internal_fragmentation_bytes: int = 0
     num_preemptions: int = 0
+    num_swaps: int = 0
     recomputed_tokens: int = 0
     num_blocked_admissions: int = 0
     step_seconds: float = 0.0

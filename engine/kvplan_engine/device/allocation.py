@@ -15,8 +15,11 @@ _CPU_ALLOCATOR_MESSAGES = ("can't allocate memory", "not enough memory", "std::b
 _WHAT_FAILED = {
     "weights": "the model's weights do not fit the device",
     "kv_init": "the workspace and the KV pool could not be allocated",
+    "kv_host": "the host memory for swapped and cached KV could not be allocated",
     "runtime": "an allocation failed while requests were running",
 }
+
+_HINTS = {"kv_host": "lower swap_space or kv_host_cache_bytes"}
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -39,5 +42,7 @@ def allocating(phase: str, requested_bytes: int | None = None) -> Iterator[None]
             f"{_WHAT_FAILED[phase]}: {first_line}",
             phase=phase,
             requested_bytes=requested_bytes,
-            hint="lower gpu_memory_utilization, max_num_seqs or max_model_len, or give the device more memory",
+            hint=_HINTS.get(
+                phase, "lower gpu_memory_utilization, max_num_seqs or max_model_len, or give the device more memory"
+            ),
         ) from error

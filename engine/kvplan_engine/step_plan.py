@@ -1,0 +1,27 @@
+"""What one step does: which sequences compute which tokens, and which blocks change place before. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvplan_engine.offload.transfers import Transfer
+from kvplan_engine.request import ScheduledSequence, Sequence
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """scheduled: the sequences with their tokens. transfers: carried out in this order before the step writes.
+
+    regrown: the sequences of the step whose block tables changed since they last ran.
+    """
+
+    scheduled: list[ScheduledSequence] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+    regrown: list[Sequence] = field(default_factory=list)
+    num_tokens: int = 0
+    num_preempted: int = 0
+
+    def add(self, sequence: Sequence, num_new_tokens: int) -> None:
+        reaches_end = sequence.num_computed_tokens + num_new_tokens == len(sequence.token_ids)
+        self.scheduled.append(ScheduledSequence(sequence, num_new_tokens, reaches_end))
+        self.num_tokens += num_new_tokens
