@@ -43,6 +43,7 @@ def write_all(directory: Path) -> list[Path]:
 def write_png_files(directory: Path, other: Path | None, target: Path) -> list[Path]:
     """The pictures of a run, or the one picture of two, into ``target``."""
     run = load_run(directory)
+    make_directory(target)
     pictures = draw_pictures(run) if other is None else [draw_comparison(compare_runs(run, load_run(other)))]
     return write_pictures(pictures, target)
 

@@ -170,7 +170,7 @@ def test_an_interrupted_sweep_says_so(tmp_path):
 
 
 def test_real_pictures_stand_in_the_page(tmp_path):
-    run = load_run(write_trials(tmp_path, records()[:1]))
+    run = load_run(write_trials(tmp_path, failed_records()[:1]))
     read = PageReader(report_page(run, draw_pictures(run)))
     assert all(base64.b64decode(image["src"].split(",", 1)[1]).startswith(b"\x89PNG") for image in read.all("img"))
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 def assert_readable(picture: Picture) -> None:
     image = Image.open(io.BytesIO(picture.png)).convert("L")
     assert image.width >= 900 and image.height >= 240, picture.name
-    assert len(set(image.getdata())) > 20, f"{picture.name} is blank"
+    assert sum(count > 0 for count in image.histogram()) > 20, f"{picture.name} is blank"
     edges = [(0, 0, image.width, 2), (0, image.height - 2, image.width, image.height), (0, 0, 2, image.height),
              (image.width - 2, 0, image.width, image.height)]  # fmt: skip
     for edge in edges:

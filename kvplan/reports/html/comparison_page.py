@@ -21,7 +21,7 @@ def comparison_page(comparison: Comparison, pictures: Sequence[Picture]) -> str:
     title = f"{second} against {first}"
     body = join(
         tag("header", tag("h1", title), tag("p", _coverage(comparison), class_="faint")),
-        *(sections.notes(run) for run in comparison.runs),
+        *(sections.notes(run, name) for run, name in zip(comparison.runs, comparison.names, strict=True)),
         sections.section("verdict", "What changed", _list(verdicts(comparison)), _differences(comparison)),
         sections.section("throughput", "Throughput", *(sections.picture(drawn) for drawn in pictures)),
         sections.section("recommendations", "Recommendations", _recommendations(comparison)),
@@ -62,12 +62,17 @@ def _recommendations(comparison: Comparison) -> Html:
 
 
 def _settings_table(comparison: Comparison) -> Html:
-    names = list(dict.fromkeys(name for match in comparison.matches for name in match.settings))
+    every = list(dict.fromkeys(name for match in comparison.matches for name in match.settings))
+    names = [name for name in every if len({str(match.settings.get(name)) for match in comparison.matches}) > 1]
+    shared = ", ".join(
+        f"{name} {cell(comparison.matches[0].settings.get(name))}" for name in every if name not in names
+    )
     heads = [*names, "status first", "status second"]
     heads += [f"{column} {part}" for column in COMPARED_COLUMNS for part in ("first", "second", "ratio")]
     head = tag("tr", *(tag("th", breakable(name), scope="col", data_sortable=True) for name in heads))
     rows = [tag("tr", *_cells(match, names)) for match in comparison.matches]
-    return scrolled(tag("table", tag("thead", head), tag("tbody", *rows)), "shared settings")
+    table = scrolled(tag("table", tag("thead", head), tag("tbody", *rows)), "shared settings")
+    return join(tag("p", f"All at {shared}.", class_="faint"), table) if shared else table
 
 
 def _cells(match: Match, names: Sequence[str]) -> list[Html]:

@@ -46,8 +46,8 @@ def _when(started_at: str) -> str:
     return f"started {started_at}" if started_at else ""
 
 
-def notes(run: Run) -> Html:
-    """What is missing or was left out, before anything is concluded."""
+def notes(run: Run, name: str = "") -> Html:
+    """What is missing or was left out, before anything is concluded. ``name`` tells runs apart where there are two."""
     lines = [*run.notes]
     planned = run.summary.get("num_trials")
     if run.summary.get("interrupted"):
@@ -56,7 +56,7 @@ def notes(run: Run) -> Html:
         lines.append(f"{len(run.trials)} of {planned} trials have ended; --resume runs the others.")
     listed = run.summary.get("notes")
     lines += [str(line) for line in listed] if isinstance(listed, list) else []
-    return join(*(tag("p", line, class_="note") for line in lines))
+    return join(*(tag("p", f"{name}: {line}" if name else line, class_="note") for line in lines))
 
 
 def recommendation(run: Run) -> Html:
