@@ -81,7 +81,11 @@ def find_profile(name: str) -> dict[str, Any] | None:
         path = profiles_dir() / "models" / f"{folded}.json"
         if path.is_file():
             return _load_profile(path)
-    for profile in profiles():
+    for path in sorted((profiles_dir() / "models").glob("*.json")):
+        # Most files are ruled out by their text: parsing all of them would take longer than everything else.
+        if f'"{folded}"' not in path.read_text(encoding="utf-8").casefold():
+            continue
+        profile = _load_profile(path)
         if folded in (alias.casefold() for alias in (profile["id"], *profile["aliases"])):
             return profile
     return None

@@ -34,6 +34,8 @@ def read_quantization(view: ConfigView) -> QuantizationSpec | None:
             hint="--assume quantization_config=null sizes the weights as if they were not quantized",
         )
     found = reader(section)
+    if found is not None and view.config.get("expert_dtype") == "fp4" and not found.others:
+        found = replace(found, others=(replace(_ALGORITHMS["MXFP4"], targets=("re:.*experts\\.\\*.*",)),))
     kv_cache_dtype = _kv_cache_dtype(section)
     return None if found is None else replace(found, kv_cache_dtype=kv_cache_dtype)
 

@@ -87,6 +87,20 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressedAttention:
+    """DeepSeek V4's attention: one vector per token (key and value at once) in a short window, and beyond it one
+    vector for every ``ratio`` tokens (None: the window alone). ``indexer``: one small key per compressed vector.
+    """
+
+    num_heads: int
+    head_size: int
+    window_tokens: int
+    ratio: int | None = None
+    indexer: SparseIndexer | None = None
+    tensors: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StateMixer:
     """A layer whose memory of the past has a fixed size: state space, linear attention, short convolution.
 
@@ -160,7 +174,7 @@ class MoeFeedForward:
     tensors: tuple[Tensor, ...] = ()
 
 
-Mixer = SoftmaxAttention | LatentAttention | StateMixer
+Mixer = SoftmaxAttention | LatentAttention | CompressedAttention | StateMixer
 FeedForward = DenseFeedForward | MoeFeedForward
 
 

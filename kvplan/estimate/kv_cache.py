@@ -9,10 +9,11 @@ latent cache is not divided, states are divided along heads and channels.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvplan.catalog.spec import (
+    CompressedAttention,
     CrossAttention,
     LatentAttention,
     LayerSpec,
@@ -23,7 +24,9 @@ from kvplan.catalog.spec import (
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import element_bytes
 
-EntryKind = Literal["full", "sliding", "chunked", "latent", "indexer", "conv_state", "recurrent_state", "cross"]
+EntryKind = Literal[
+    "full", "sliding", "chunked", "latent", "compressed", "indexer", "conv_state", "recurrent_state", "cross"
+]
 
 DS_MLA_BYTES_PER_TOKEN = 656
 """One token of one MLA layer in fp8_ds_mla: 512 fp8 values, 4 float32 scales, 64 bfloat16 rotary values."""
@@ -125,6 +128,8 @@ def layer_entries(layer: LayerSpec, settings: CacheSettings) -> tuple[CacheEntry
         entries.extend(_softmax_entries(layer.mixer, settings))
     elif isinstance(layer.mixer, LatentAttention):
         entries.extend(_latent_entries(layer.mixer, settings))
+    elif isinstance(layer.mixer, CompressedAttention):
+        entries.extend(_compressed_entries(layer.mixer, settings))
     elif isinstance(layer.mixer, StateMixer):
         entries.extend(_state_entries(layer.mixer, settings))
     if layer.parallel_state is not None:
@@ -177,6 +182,20 @@ def _indexer_entry(head_size: int, kv_dtype: str) -> CacheEntry:
     scales = -(-head_size // 128) * 4
     formula = f"({head_size} indexer key x 1 B + {scales} B scale)"
     return CacheEntry("indexer", 1, head_size, None, head_size + scales, 0, formula)
+
+
+def _compressed_entries(mixer: CompressedAttention, settings: CacheSettings) -> Iterable[CacheEntry]:
+    """The window's vectors, and one vector (and one indexer key) for every ``ratio`` tokens; not divided by ranks."""
+    size = element_bytes(settings.kv_dtype)
+    head, window = mixer.head_size, mixer.window_tokens
+    yield CacheEntry("sliding", 1, head, window, head * size, 0, f"{head} x {size} B")
+    if mixer.ratio is None:
+        return
+    ratio = mixer.ratio
+    yield CacheEntry("compressed", 1, head, None, -(-head * size // ratio), 0, f"{head} x {size} B / {ratio} tokens")
+    if mixer.indexer is not None:
+        key = _indexer_entry(mixer.indexer.head_size, settings.indexer_dtype or settings.kv_dtype)
+        yield replace(key, token_bytes=-(-key.token_bytes // ratio), formula=f"{key.formula} / {ratio} tokens")
 
 
 def _state_entries(mixer: StateMixer, settings: CacheSettings) -> Iterable[CacheEntry]:

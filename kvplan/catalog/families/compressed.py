@@ -1,0 +1,130 @@
+"""DeepSeek V4: a short window of tokens, everything older compressed by 4 or by 128, hyper-connected residuals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.families.body import Body, Sizes, read_sizes
+from kvplan.catalog.families.hybrid import hybrid_body
+from kvplan.catalog.families.latent import multi_token_layers
+from kvplan.catalog.families.mixtures import EXPERT_KEYS, TOP_K_KEYS
+from kvplan.catalog.parts import MoeTraits, linear, mixture, norm, norms
+from kvplan.catalog.spec import CompressedAttention, LayerSpec, MoeFeedForward, SparseIndexer
+from kvplan.catalog.tensors import Tensor
+
+_INDEXED_RATIO = 4
+"""Layers that compress by 4 choose what they read with an indexer; those that compress more read everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The sizes of the attention that all layers share."""
+
+    q_lora: int
+    o_lora: int
+    o_groups: int
+    window: int
+    indexer: SparseIndexer
+
+
+def _compression(name: str, hidden: int, head: int, ratio: int, width: int) -> tuple[Tensor, ...]:
+    """What makes one vector of ``ratio`` tokens: values, gates, a bias per position, and a norm."""
+    return (
+        *linear(f"{name}.kv_proj", width, hidden),
+        *linear(f"{name}.gate_proj", width, hidden),
+        Tensor(f"{name}.position_bias", (ratio, width), "position"),
+        *norm(f"{name}.kv_norm", head),
+    )
+
+
+def _attention(sizes: Sizes, parts: _Parts, ratio: int) -> CompressedAttention:
+    name, hidden, head = "self_attn", sizes.hidden, sizes.head
+    tensors = linear(f"{name}.q_a_proj", parts.q_lora, hidden) + norm(f"{name}.q_a_norm", parts.q_lora)
+    tensors += linear(f"{name}.q_b_proj", sizes.heads * head, parts.q_lora, "column")
+    tensors += linear(f"{name}.kv_proj", head, hidden) + norm(f"{name}.kv_norm", head)
+    tensors += linear(f"{name}.o_a_proj", parts.o_groups * parts.o_lora, sizes.heads * head // parts.o_groups, "column")
+    tensors += linear(f"{name}.o_b_proj", hidden, parts.o_groups * parts.o_lora, "row")
+    tensors += (Tensor(f"{name}.sinks", (sizes.heads,), "state", "column"),)
+    if not ratio:
+        return CompressedAttention(sizes.heads, head, parts.window, tensors=tensors)
+    if ratio != _INDEXED_RATIO:
+        tensors += _compression(f"{name}.compressor", hidden, head, ratio, head)
+        return CompressedAttention(sizes.heads, head, parts.window, ratio, tensors=tensors)
+    indexer = parts.indexer
+    tensors += _compression(f"{name}.compressor", hidden, head, ratio, 2 * head)
+    inner = f"{name}.compressor.indexer"
+    tensors += _compression(inner, hidden, indexer.head_size, ratio, 2 * indexer.head_size)
+    tensors += linear(f"{inner}.q_b_proj", indexer.num_heads * indexer.head_size, parts.q_lora)
+    tensors += linear(f"{inner}.weights_proj", indexer.num_heads, hidden)
+    return CompressedAttention(sizes.heads, head, parts.window, ratio, indexer, tensors)
+
+
+def _hyper_connections(hidden: int, streams: int) -> tuple[Tensor, ...]:
+    """Two per layer: how the parallel residual streams are mixed before and after a part."""
+    found: tuple[Tensor, ...] = ()
+    mixing = (2 + streams) * streams
+    for part in ("attn_hc", "ffn_hc"):
+        found += (
+            Tensor(f"{part}.fn", (mixing, streams * hidden), "router"),
+            Tensor(f"{part}.base", (mixing,), "bias"),
+            Tensor(f"{part}.scale", (3,), "norm"),
+        )
+    return found
+
+
+def _mixture(view: ConfigView, hidden: int, *, hashed: bool) -> MoeFeedForward:
+    """The first layers route by a table of token ids, which needs no correction of the load."""
+    size = view.integer("moe_intermediate_size")
+    return mixture(
+        hidden,
+        view.integer(*EXPERT_KEYS),
+        view.integer(*TOP_K_KEYS),
+        size,
+        shared_intermediate=size * view.integer("n_shared_experts", default=1, minimum=0),
+        traits=MoeTraits(router_bias=not hashed, shared_name="shared_experts"),
+    )
+
+
+def read_deepseek_v4(view: ConfigView) -> Body:
+    """DeepSeek V4: ``compress_ratios`` says per layer 0 (window alone), 4 (with indexer) or 128."""
+    sizes = read_sizes(view)
+    ratios = view.integers("compress_ratios", minimum=0)
+    if ratios is None or len(ratios) < sizes.layers:
+        raise view.reject("compress_ratios", f"one number for each of {sizes.layers} layers")
+    parts = _Parts(
+        q_lora=view.integer("q_lora_rank"),
+        o_lora=view.integer("o_lora_rank"),
+        o_groups=view.integer("o_groups"),
+        window=view.integer("sliding_window", default=128),
+        indexer=SparseIndexer(
+            view.integer("index_n_heads"), view.integer("index_head_dim"), view.integer("index_topk")
+        ),
+    )
+    if sizes.heads * sizes.head % parts.o_groups:
+        raise view.reject("o_groups", "a divisor of the attention's width")
+    streams = view.integer("hc_mult", default=4, maximum=64)
+    hashed = view.integer("num_hash_layers", default=0, minimum=0)
+    rest = norms(2, sizes.hidden) + _hyper_connections(sizes.hidden, streams)
+    routed = {flag: _mixture(view, sizes.hidden, hashed=flag) for flag in (True, False)}
+    mixers = {ratio: _attention(sizes, parts, ratio) for ratio in set(ratios[: sizes.layers])}
+    layers = [
+        LayerSpec(mixers[ratio], None, routed[index < hashed], rest)
+        for index, ratio in enumerate(ratios[: sizes.layers])
+    ]
+    body = hybrid_body(view, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))
+    head = (
+        Tensor("hc_head.fn", (streams, streams * sizes.hidden), "router"),
+        Tensor("hc_head.base", (streams,), "bias"),
+        Tensor("hc_head.scale", (1,), "norm"),
+    )
+    return Body(
+        body.layers,
+        body.tensors + head,
+        body.hidden_size,
+        body.vocab_size,
+        body.tied,
+        body.max_position_embeddings,
+        body.rope,
+        body.extras,
+    )
