@@ -14,8 +14,9 @@ from kvplan_engine.core import Engine
 from kvplan_engine.errors import EngineError
 from kvplan_engine.hub import ModelSource, resolve_source
 from kvplan_engine.outputs import CompletionOutput, RequestOutput
-from kvplan_engine.request import Request
+from kvplan_engine.request import FinishReason, Request
 from kvplan_engine.request import Sequence as TokenSequence
+from kvplan_engine.sampling.detokenizer import answer_text
 from kvplan_engine.sampling.params import SamplingParams
 
 logger = logging.getLogger("kvplan_engine")
@@ -113,13 +114,20 @@ class LLM:
             cumulative_logprob=sequence.cumulative_logprob if wants_logprobs else None,
             logprobs=sequence.logprobs if wants_logprobs else None,
             finish_reason=sequence.finish_reason.value if sequence.finish_reason else None,
+            stop_reason=sequence.stop_match,
         )
 
     def _text(self, sequence: TokenSequence) -> str:
         if not self._has_tokenizer:
             return ""
-        text: str = self.tokenizer.decode(sequence.output_token_ids, skip_special_tokens=True)
-        return text.partition(sequence.stop_match)[0] if sequence.stop_match else text
+        if sequence.detokenizer is not None:  # it has looked for stop strings and cut the text at the one it found
+            if not isinstance(sequence.stop_match, str):
+                sequence.detokenizer.flush()
+            return sequence.detokenizer.text
+        token_ids = sequence.output_token_ids
+        if sequence.finish_reason is FinishReason.STOP:
+            token_ids.pop()  # the token that ended the answer is no part of its text
+        return answer_text(self.tokenizer, sequence.request.prompt_token_ids, token_ids)
 
     def get_stats(self) -> dict[str, Any]:
         """See :meth:`Engine.get_stats`."""

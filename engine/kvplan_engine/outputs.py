@@ -18,7 +18,11 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One answer. logprobs: per token, the alternatives' natural log-probabilities by token id (where asked for)."""
+    """One answer.
+
+    logprobs: per token, the alternatives' natural log-probabilities by token id (where asked for), of the model's raw
+    logits. stop_reason: the stop string or stop token it ended with; None at the model's own end token.
+    """
 
     index: int
     text: str
@@ -26,6 +30,7 @@ class CompletionOutput:
     cumulative_logprob: float | None
     logprobs: list[dict[int, float]] | None
     finish_reason: str | None
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,10 @@ from typing import Any
 
 from kvplan_engine.errors import EngineError
 from kvplan_engine.request import FinishReason, Sequence
+from kvplan_engine.sampling.detokenizer import Detokenizer
 from kvplan_engine.sampling.params import SamplingParams
+
+_NO_TOKENS: frozenset[int] = frozenset()
 
 
 class StopChecker:
@@ -22,26 +25,31 @@ class StopChecker:
 
     def stop_ids(self, params: SamplingParams) -> frozenset[int]:
         """The tokens that end a request with these parameters."""
-        if params.ignore_eos and not params.stop_token_ids:
-            return frozenset()
-        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        end_tokens = _NO_TOKENS if params.ignore_eos else self._eos
+        return end_tokens.union(params.stop_token_ids) if params.stop_token_ids else end_tokens
 
     def check(self, sequence: Sequence, max_model_len: int) -> FinishReason | None:
         """Why ``sequence`` ends with its last token, or None."""
         params = sequence.request.params
-        num_output = sequence.num_output_tokens
-        if num_output >= params.min_tokens:
-            if sequence.token_ids[-1] in self.stop_ids(params):
-                return FinishReason.STOP
-            if params.stop_strings and self._matches(sequence, params):
-                return FinishReason.STOP
+        num_output = len(sequence.token_ids) - sequence.num_prompt_tokens
+        may_stop = num_output >= params.min_tokens
+        token = sequence.token_ids[-1]
+        if may_stop and token in self.stop_ids(params):
+            sequence.stop_match = token if token in params.stop_token_ids else None
+            return FinishReason.STOP
+        if params.stop is not None and self._completes_stop_string(sequence, may_stop):
+            return FinishReason.STOP
         if num_output >= params.max_tokens or len(sequence.token_ids) >= max_model_len:
             return FinishReason.LENGTH
         return None
 
-    def _matches(self, sequence: Sequence, params: SamplingParams) -> bool:
-        text = self._tokenizer.decode(sequence.output_token_ids, skip_special_tokens=True)
-        found = [(text.find(stop), stop) for stop in params.stop_strings if stop in text]
-        if found:
-            sequence.stop_match = min(found)[1]
-        return bool(found)
+    def _completes_stop_string(self, sequence: Sequence, may_stop: bool) -> bool:
+        stops = sequence.request.params.stop_strings
+        if not stops:
+            return False
+        detokenizer = sequence.detokenizer
+        if detokenizer is None:
+            detokenizer = sequence.detokenizer = Detokenizer(self._tokenizer, sequence.request.prompt_token_ids)
+        for token in sequence.token_ids[sequence.num_prompt_tokens + detokenizer.num_tokens :]:
+            sequence.stop_match = detokenizer.find_stop(detokenizer.add(token), stops, may_stop=may_stop)
+        return sequence.stop_match is not None

@@ -1,12 +1,30 @@
-"""What a request does to the logits before a token is chosen: penalties, bias, tokens that may not come yet."""
+"""What a request does to the logits before a token is chosen: tokens that may not come yet, bias, penalties."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 import torch
 
 from kvplan_engine.request import Sequence
+
+
+class TokenCounts:
+    """How often each token stands in a sequence's answer, and which stand in its prompt; extended as tokens come in.
+
+    Kept with the sequence, so that a step costs the number of different tokens and not the length of the sequence.
+    """
+
+    __slots__ = ("_num_counted", "in_prompt", "of_output")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.in_prompt = set(sequence.request.prompt_token_ids)
+        self.of_output: dict[int, int] = {}
+        self._num_counted = sequence.num_prompt_tokens
+
+    def extend(self, token_ids: list[int]) -> None:
+        """Count the tokens of ``token_ids`` (prompt and answer) that came since the last call."""
+        for token in token_ids[self._num_counted :]:
+            self.of_output[token] = self.of_output.get(token, 0) + 1
+        self._num_counted = len(token_ids)
 
 
 def adjusts_logits(sequence: Sequence, stop_ids: frozenset[int]) -> bool:
@@ -16,24 +34,33 @@ def adjusts_logits(sequence: Sequence, stop_ids: frozenset[int]) -> bool:
 
 
 def adjust_logits(row: torch.Tensor, sequence: Sequence, stop_ids: frozenset[int]) -> None:
-    """Apply the request's penalties and bias to ``row`` [vocab_size] float32, in place.
+    """Apply the request's bias and penalties to ``row`` [vocab_size] float32, in place.
 
-    Repetition penalty over prompt and answer: positive logits divided, negative multiplied (Keskar et al., CTRL,
-    2019). Frequency and presence penalties over the answer alone: subtracted (OpenAI's API).
+    Order as in vLLM: minimum length, bias, then penalties. Repetition penalty over prompt and answer: positive logits
+    divided, negative multiplied (Keskar et al., CTRL, 2019). Frequency and presence penalties over the answer alone:
+    subtracted (OpenAI's API).
     """
     params = sequence.request.params
+    if stop_ids and sequence.num_output_tokens < params.min_tokens:
+        row[torch.tensor(sorted(stop_ids), device=row.device)] = float("-inf")
+    if params.logit_bias:
+        tokens = torch.tensor(list(params.logit_bias), device=row.device)
+        row[tokens] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)
+    if params.has_penalties:
+        _penalize(row, sequence)
+
+
+def _penalize(row: torch.Tensor, sequence: Sequence) -> None:
+    params = sequence.request.params
+    counts: TokenCounts | None = sequence.token_counts
+    if counts is None:
+        counts = sequence.token_counts = TokenCounts(sequence)
+    counts.extend(sequence.token_ids)
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(sequence.token_ids)), device=row.device)
+        seen = torch.tensor(list(counts.in_prompt.union(counts.of_output)), device=row.device)
         values = row[seen]
         row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    if params.frequency_penalty or params.presence_penalty:
-        counts = Counter(sequence.output_token_ids)
-        if counts:
-            tokens = torch.tensor(list(counts), device=row.device)
-            times = torch.tensor(list(counts.values()), dtype=row.dtype, device=row.device)
-            row[tokens] -= params.frequency_penalty * times + params.presence_penalty
-    for token, bias in params.logit_bias.items():
-        if 0 <= token < row.numel():
-            row[token] += bias
-    if sequence.num_output_tokens < params.min_tokens and stop_ids:
-        row[torch.tensor(sorted(stop_ids), device=row.device)] = float("-inf")
+    if (params.frequency_penalty or params.presence_penalty) and counts.of_output:
+        tokens = torch.tensor(list(counts.of_output), device=row.device)
+        times = torch.tensor(list(counts.of_output.values()), dtype=row.dtype, device=row.device)
+        row[tokens] -= params.frequency_penalty * times + params.presence_penalty

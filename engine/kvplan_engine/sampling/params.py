@@ -39,7 +39,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for good, text in (
             (self.n >= 1, f"n must be at least 1, got {self.n}"),
-            (self.temperature >= 0, f"temperature must not be negative, got {self.temperature}"),
+            (0 <= self.temperature < float("inf"), f"temperature must not be negative, got {self.temperature}"),
             (0 < self.top_p <= 1, f"top_p must lie in (0, 1], got {self.top_p}"),
             (self.top_k >= -1, f"top_k must be -1, 0 or positive, got {self.top_k}"),
             (0 <= self.min_p <= 1, f"min_p must lie in [0, 1], got {self.min_p}"),
@@ -52,6 +52,11 @@ class SamplingParams:
             (-2 <= self.presence_penalty <= 2, f"presence_penalty must lie in [-2, 2], got {self.presence_penalty}"),
             (-2 <= self.frequency_penalty <= 2, f"frequency_penalty must lie in [-2, 2], got {self.frequency_penalty}"),
             (self.repetition_penalty > 0, f"repetition_penalty must be positive, got {self.repetition_penalty}"),
+            (
+                all(-100 <= bias <= 100 for bias in self.logit_bias.values()),
+                f"logit_bias must lie in [-100, 100], got {dict(self.logit_bias)}",
+            ),
+            ("" not in self.stop_strings, "a stop string must not be empty"),
         ):
             if not good:
                 raise EngineError(f"sampling parameters: {text}.")
@@ -67,8 +72,23 @@ class SamplingParams:
         return self.temperature < 1e-5
 
     @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
     def changes_logits(self) -> bool:
         """Whether a penalty or a bias has to be applied to the logits at every step."""
-        return bool(
-            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0 or self.logit_bias
-        )
+        return self.has_penalties or bool(self.logit_bias)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """EngineError when a token that is named here is none of the model's, or more are asked for than there are."""
+        for name, token_ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            for token in token_ids:
+                if not 0 <= token < vocab_size:
+                    raise EngineError(
+                        f"sampling parameters: {name} names token {token}, outside the vocabulary of {vocab_size:,}."
+                    )
+        if self.logprobs is not None and self.logprobs > vocab_size:
+            raise EngineError(
+                f"sampling parameters: logprobs {self.logprobs} is more than the {vocab_size:,} tokens there are."
+            )

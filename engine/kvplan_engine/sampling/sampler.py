@@ -1,8 +1,8 @@
 """Logits to tokens. Rows are worked on a few at a time, in memory that was set aside for it.
 
-Order of the steps, as in vLLM: penalties and bias, temperature, min-p, top-k, top-p, draw. A draw is a function of
-(seed, sample, position) alone, so a request with a seed gets the same tokens whatever else runs, and again after a
-preemption.
+Order of the steps, as in vLLM: log-probabilities of the raw logits (where asked for), minimum length and bias,
+penalties, temperature, min-p, top-k, top-p, draw. A draw is a function of (seed, sample, position) and the logits, so
+a request with a seed gets the same tokens whatever else runs, and again after a preemption.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kvplan_engine.layers.ops import Ops
-from kvplan_engine.memory import SAMPLER_ROWS
+from kvplan_engine.memory import SAMPLER_ELEMENT_BYTES, SAMPLER_ROWS
 from kvplan_engine.request import Sequence
 from kvplan_engine.sampling.logits import adjust_logits, adjusts_logits
+from kvplan_engine.sampling.truncation import truncate_row, truncates
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +44,13 @@ class Sampler:
     def __init__(self, memory: torch.Tensor, vocab_size: int, ops: Ops, *, engine_seed: int) -> None:
         self._ops = ops
         self._engine_seed = engine_seed
-        self._num_rows = max(1, min(SAMPLER_ROWS, memory.numel() // (vocab_size * 24)))
-        count = self._num_rows * vocab_size
-
-        def take(start: int, dtype: torch.dtype) -> torch.Tensor:
-            return memory[start * count : (start + dtype.itemsize) * count].view(dtype).view(self._num_rows, vocab_size)
-
-        self._indices = take(0, torch.int64)
-        self._logits, self._sorted, self._probabilities, self._cumulative = (
-            take(start, torch.float32) for start in (8, 12, 16, 20)
-        )
+        self._num_rows = max(1, min(SAMPLER_ROWS, memory.numel() // (vocab_size * SAMPLER_ELEMENT_BYTES)))
+        num_bytes = self._num_rows * vocab_size * 4
+        matrices = [
+            memory[start * num_bytes : (start + 1) * num_bytes].view(torch.float32).view(self._num_rows, vocab_size)
+            for start in range(SAMPLER_ELEMENT_BYTES // 4)
+        ]
+        self._logits, self._raw_logprobs, self._probabilities, self._ranked, self._cumulative, self._noise = matrices
 
     def sample(self, logits: torch.Tensor, draws: list[Draw], stop_ids: list[frozenset[int]]) -> list[SampledToken]:
         """A token for each draw from logits [rows, vocab_size]; ``stop_ids[i]`` may not be drawn before min_tokens."""
@@ -69,54 +68,90 @@ class Sampler:
     def _sample_rows(
         self, logits: torch.Tensor, draws: list[Draw], stop_ids: list[frozenset[int]]
     ) -> list[SampledToken]:
-        rows = self._logits[: len(draws)]
+        rows = self._load(logits, draws)
+        reported = [i for i, draw in enumerate(draws) if draw.sequence.request.params.logprobs is not None]
+        for index in reported:
+            torch.log_softmax(rows[index], dim=-1, out=self._raw_logprobs[index])
+        for row, draw, stops in zip(rows, draws, stop_ids, strict=True):
+            if adjusts_logits(draw.sequence, stops):
+                adjust_logits(row, draw.sequence, stops)
+        if all(draw.sequence.request.params.is_greedy for draw in draws):
+            tokens = rows.argmax(dim=-1).tolist()
+        else:
+            tokens = self._draw_tokens(rows, [draw.sequence for draw in draws])
+        sampled = [SampledToken(token) for token in tokens]
+        for index in reported:
+            count = draws[index].sequence.request.params.logprobs or 0
+            sampled[index] = _with_logprobs(tokens[index], self._raw_logprobs[index], count)
+        return sampled
+
+    def _load(self, logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
+        """The draws' rows in float32, ours to change."""
+        rows, first = self._logits[: len(draws)], draws[0].row
+        if all(draw.row == first + index for index, draw in enumerate(draws)):
+            return rows.copy_(logits[first : first + len(draws)])
         for target, draw in zip(rows, draws, strict=True):
             target.copy_(logits[draw.row])
-        reports = [self._report(row, draw) for row, draw in zip(rows, draws, strict=True)]
-        for row, draw, stops in zip(rows, draws, stop_ids, strict=True):
-            adjust_logits(row, draw.sequence, stops)
-        tokens = rows.argmax(dim=-1)
-        random = [index for index, draw in enumerate(draws) if not draw.sequence.request.params.is_greedy]
-        for index in random:
-            tokens[index] = self._draw_token(index, draws[index].sequence)
-        return [
-            SampledToken(token) if report is None else _with_logprobs(token, report, draw)
-            for token, report, draw in zip(tokens.tolist(), reports, draws, strict=True)
-        ]
+        return rows
 
-    def _report(self, row: torch.Tensor, draw: Draw) -> torch.Tensor | None:
-        """Log-probabilities of the raw logits, before anything is done to them, where the request wants to see them."""
-        return None if draw.sequence.request.params.logprobs is None else torch.log_softmax(row, dim=-1)
+    # ---- random tokens, all rows at once
 
-    def _draw_token(self, index: int, sequence: Sequence) -> int:
-        params = sequence.request.params
-        logits, probabilities = self._logits[index], self._probabilities[index]
-        logits.div_(params.temperature)
-        torch.softmax(logits, dim=-1, out=probabilities)
-        if params.min_p > 0:
-            probabilities[probabilities < params.min_p * probabilities.max()] = 0.0
-        order = None
-        if params.top_k > 0 or params.top_p < 1.0:
-            ranked, order = self._sorted[index], self._indices[index]
-            torch.sort(probabilities, descending=True, stable=True, out=(ranked, order))
-            probabilities = _keep_top(ranked, self._cumulative[index], params.top_k, params.top_p)
-        cumulative = torch.cumsum(probabilities, dim=-1, out=self._cumulative[index])
-        point = self._uniform(sequence) * float(cumulative[-1])
-        # side="right": a token with no probability is never hit, not even by a draw of exactly 0
-        position = int(torch.searchsorted(cumulative, point, side="right"))
-        if position >= cumulative.numel():  # rounding put the point on the very end
-            position = int(probabilities.nonzero()[-1])
-        return position if order is None else int(order[position])
+    def _draw_tokens(self, rows: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+        params = [sequence.request.params for sequence in sequences]
+        greedy = [index for index, wanted in enumerate(params) if wanted.is_greedy]
+        best = dict(zip(greedy, rows[greedy].argmax(dim=-1).tolist(), strict=True)) if greedy else {}
+        temperatures = [[1.0 if wanted.is_greedy else wanted.temperature] for wanted in params]
+        if any(temperature != 1.0 for (temperature,) in temperatures):
+            rows.div_(torch.tensor(temperatures, device=rows.device))
+        probabilities = torch.softmax(rows, dim=-1, out=self._probabilities[: len(sequences)])
+        for index, wanted in enumerate(params):
+            if index not in best and truncates(wanted):
+                truncate_row(probabilities[index], wanted, self._ranked[index], self._cumulative[index])
+        unseeded = any(wanted.seed is None and index not in best for index, wanted in enumerate(params))
+        tokens = self._by_inversion(probabilities, sequences) if unseeded else [0] * len(sequences)
+        for index, wanted in enumerate(params):
+            if index in best:
+                tokens[index] = best[index]
+            elif wanted.seed is not None:
+                tokens[index] = self._by_race(index, sequences[index])
+        return tokens
 
-    def _uniform(self, sequence: Sequence) -> float:
-        """A number in [0, 1) from the request's seed (or the engine's and the sequence) and the position."""
+    def _by_inversion(self, probabilities: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+        """The tokens at which the cumulative probabilities pass a uniform number: the cheapest way."""
+        cumulative = torch.cumsum(probabilities, dim=-1, out=self._cumulative[: len(sequences)])
+        numbers = [[self._random_bits(sequence) * 2.0**-64] for sequence in sequences]
+        points = torch.tensor(numbers, device=cumulative.device) * cumulative[:, -1:]
+        # right=True: a token with no probability is never hit, not even by a draw of exactly 0
+        tokens: list[int] = torch.searchsorted(cumulative, points, right=True).squeeze(-1).tolist()
+        for index, token in enumerate(tokens):
+            if token >= probabilities.shape[-1]:  # rounding put the point on the very end
+                tokens[index] = int(probabilities[index].nonzero()[-1])
+        return tokens
+
+    def _by_race(self, index: int, sequence: Sequence) -> int:
+        """The token that comes first when each arrives after an exponential time with its probability as the rate.
+
+        Ten times the work of an inversion, but logits that differ in their last bits, as they do with the size of a
+        batch, practically never change the winner; with an inversion they shift the borders of all tokens.
+        """
+        generator = np.random.Generator(np.random.SFC64(self._random_bits(sequence)))
+        noise = self._noise[index]
+        if noise.device.type == "cpu":
+            generator.standard_exponential(dtype=np.float32, out=noise.numpy())
+        else:
+            noise.copy_(torch.from_numpy(generator.standard_exponential(noise.numel(), dtype=np.float32)))
+        arrivals = torch.div(self._probabilities[index], noise.clamp_min_(1e-30), out=self._cumulative[index])
+        return int(arrivals.argmax())
+
+    def _random_bits(self, sequence: Sequence) -> int:
+        """64 bits from the request's seed (or the engine's and the sequence) and the position."""
         seed = sequence.request.params.seed
         origin = (
             ("request", seed, sequence.index) if seed is not None else ("engine", self._engine_seed, sequence.number)
         )
         text = repr((*origin, sequence.num_output_tokens)).encode()
         (number,) = struct.unpack("<Q", hashlib.blake2b(text, digest_size=8).digest())
-        return float(number >> 11) * 2.0**-53
+        return int(number)
 
 
 def _is_plain_greedy(sequence: Sequence, stop_ids: frozenset[int]) -> bool:
@@ -124,22 +159,9 @@ def _is_plain_greedy(sequence: Sequence, stop_ids: frozenset[int]) -> bool:
     return params.is_greedy and params.logprobs is None and not adjusts_logits(sequence, stop_ids)
 
 
-def _keep_top(ranked: torch.Tensor, cumulative: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Zero all but the ``top_k`` likeliest, then all but the fewest of those whose share reaches ``top_p``."""
-    if 0 < top_k < ranked.numel():
-        ranked[top_k:] = 0.0
-    if top_p < 1.0:
-        torch.cumsum(ranked, dim=-1, out=cumulative)
-        # the first token is always kept; another one when those before it have not reached the share yet
-        reached = cumulative[:-1] >= top_p * cumulative[-1]
-        ranked[1:][reached] = 0.0
-    return ranked
-
-
-def _with_logprobs(token: int, report: torch.Tensor, draw: Draw) -> SampledToken:
-    count = draw.sequence.request.params.logprobs or 0
-    values, indices = report.topk(count)
+def _with_logprobs(token: int, logprobs: torch.Tensor, count: int) -> SampledToken:
+    values, indices = logprobs.topk(count)
     top = dict(zip(indices.tolist(), values.tolist(), strict=True))
-    logprob = float(report[token])
+    logprob = float(logprobs[token])
     top.setdefault(token, logprob)
     return SampledToken(token, logprob, top)
