@@ -78,9 +78,9 @@ def draw_plan(plan: Plan, path: Path) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
     _draw_bars(left, shown)
     _draw_curves(right, shown, plan)
-    figure.suptitle(
-        f"{plan.spec.id}: {plan.workload.num_users or plan.workload.requests_per_second} users or requests/s"
-    )
+    workload = plan.workload
+    who = f"{workload.num_users:,} users" if workload.num_users else f"{workload.requests_per_second:g} requests/s"
+    figure.suptitle(f"{plan.spec.id}, {who}: {workload.average_context:,} tokens on average")
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
@@ -106,8 +106,7 @@ def _draw_bars(axes: Any, shown: tuple[Deployment, ...]) -> None:
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
     axes.set_ylabel("GiB of one GPU")
-    axes.set_title("memory")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.06), ncols=4)
 
 
 def _draw_curves(axes: Any, shown: tuple[Deployment, ...], plan: Plan) -> None:

@@ -96,9 +96,8 @@ def test_worst_case_needs_more() -> None:
 
 
 def test_request_rate_becomes_users_by_littles_law() -> None:
-    best = plan(
-        "h100", num_users=None, requests_per_second=4.0, average_context=1024, longest_context=4096
-    ).deployments[0]
+    asked = {"num_users": None, "requests_per_second": 4.0, "average_context": 1024, "longest_context": 4096}
+    best = plan("h100", **asked).deployments[0]
     assert best.users_per_replica == pytest.approx(4.0 * best.speed.e2el_seconds.middle, rel=0.15, abs=1)
 
 

@@ -1,0 +1,137 @@
+"""``kvplan explain``: read a start-up log, print the account. The reading and comparing is in kvplan.planner."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvplan.catalog.gpus import find_gpu
+from kvplan.catalog.models import resolve_model
+from kvplan.catalog.spec import ModelSpec
+from kvplan.commands.render import print_json, print_table
+from kvplan.errors import KvplanError
+from kvplan.planner.explanation import Explanation, difference_gib, explain_log
+from kvplan.planner.startup_log import parse_startup_log
+from kvplan.units import format_gib
+
+_LARGEST_LOG_BYTES = 200 * 1024**2
+
+
+def explain(
+    log: Annotated[Path, typer.Argument(help="Start-up log of vLLM or SGLang; - reads standard input.", metavar="LOG")],
+    model: Annotated[str | None, typer.Option(help="The model, where the log names a private path.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="The GPU; default: by the memory that the log names.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document, schema kvplan.explain/1.")] = False,
+) -> None:
+    """Read an engine's start-up log: where each GiB went, and what to change."""
+    found = parse_startup_log(_read(log))
+    if not found.has_figures:
+        raise KvplanError(
+            f"{log} says nothing about memory or KV cache.", hint="pass the log of a vLLM or SGLang server's start"
+        )
+    profile = find_gpu(gpu) if gpu is not None else None
+    answer = explain_log(found, _model(model, found.settings.model), profile)
+    if as_json:
+        print_json(explain_document(answer))
+    else:
+        _print(answer)
+
+
+def _read(path: Path) -> str:
+    if str(path) == "-":
+        return sys.stdin.read()
+    try:
+        if path.stat().st_size > _LARGEST_LOG_BYTES:
+            raise KvplanError(f"{path} is larger than 200 MiB.", hint="pass the part that holds the start")
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise KvplanError(f"{path} cannot be read: {error.strerror or error}.", hint="pass a log file") from error
+
+
+def _model(given: str | None, logged: str | None) -> ModelSpec | None:
+    """The model that was named; one that only the log names may be unknown."""
+    if given is not None:
+        return resolve_model(given)
+    if logged is None:
+        return None
+    try:
+        return resolve_model(logged)
+    except KvplanError:
+        return None
+
+
+def explain_document(answer: Explanation) -> dict[str, Any]:
+    """The account in the schema ``kvplan.explain/1``."""
+    log, prediction = answer.log, answer.prediction
+    return {
+        "schema": "kvplan.explain/1",
+        "engine": log.engine,
+        "version": log.settings.version,
+        "model": log.settings.model,
+        "gpu": None if answer.gpu is None else answer.gpu.id,
+        "failure": log.failure,
+        "memory": [
+            {"part": part.name, "logged_bytes": part.logged_bytes, "predicted_bytes": part.predicted_bytes}
+            for part in answer.parts
+        ],
+        "kv_cache_tokens": {
+            "logged": log.kv_cache_tokens,
+            "predicted": None if prediction is None else prediction.kv_cache_tokens,
+        },
+        "num_blocks": {"logged": log.num_blocks, "predicted": None if prediction is None else prediction.num_blocks},
+        "max_concurrency": {
+            "logged": log.max_concurrency,
+            "predicted": None if prediction is None else round(prediction.max_concurrency, 2),
+        },
+        "changes": [{"change": each.sentence, "gained_tokens": each.gained_tokens} for each in answer.changes],
+        "notes": list(answer.notes),
+    }
+
+
+def _print(answer: Explanation) -> None:
+    log, prediction = answer.log, answer.prediction
+    settings = log.settings
+    where = answer.gpu.id if answer.gpu else "an unknown GPU"
+    print(f"{log.engine} {settings.version or '(version not printed)'}: {settings.model or 'a model'} on {where}")
+    if log.failure:
+        print(f"  stopped: {log.failure}")
+    print()
+    rows = [
+        (part.name, _gib(part.logged_bytes), _gib(part.predicted_bytes), _signed(difference_gib(part)))
+        for part in answer.parts
+    ]
+    print_table(None, ("GiB of one GPU", "log", "kvplan", "difference"), rows)
+    counts = [
+        ("KV cache tokens", log.kv_cache_tokens, None if prediction is None else prediction.kv_cache_tokens),
+        ("blocks", log.num_blocks, None if prediction is None else prediction.num_blocks),
+    ]
+    print()
+    for name, logged, predicted in counts:
+        if logged is not None or predicted is not None:
+            print(f"  {name:16s} log {_count(logged)}, kvplan {_count(predicted)}")
+    if log.max_concurrency is not None or prediction is not None:
+        mine = "-" if prediction is None else f"{prediction.max_concurrency:.2f}x"
+        theirs = "-" if log.max_concurrency is None else f"{log.max_concurrency:.2f}x"
+        print(f"  {'concurrency':16s} log {theirs}, kvplan {mine}")
+    if answer.changes:
+        print("\nwhat to change:")
+    for each in answer.changes:
+        gain = f"  (+{each.gained_tokens:,} tokens)" if each.gained_tokens is not None else ""
+        print(f"  {each.sentence}{gain}")
+    for note in answer.notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _gib(number: int | None) -> str:
+    return "-" if number is None else format_gib(number)
+
+
+def _signed(number: float | None) -> str:
+    return "-" if number is None else f"{number:+.2f}"
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"

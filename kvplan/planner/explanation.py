@@ -1,0 +1,204 @@
+"""A start-up log beside our prediction: where each GiB went, what differs, and which change gains how much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from kvplan.catalog.gpus import GpuProfile, load_gpus
+from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import KvplanError
+from kvplan.estimate.vllm import VllmPrediction, VllmSettings, predict_vllm
+from kvplan.planner.startup_log import StartupLog
+from kvplan.units import GIB, format_bytes
+
+_SMALL_GAIN = 0.02
+_MANY_SEQUENCES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One line of the account: bytes as logged and as predicted, None where one of them is not known."""
+
+    name: str
+    logged_bytes: int | None
+    predicted_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something to change, with what it would give: tokens of KV cache more than now (None: unknown)."""
+
+    sentence: str
+    gained_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The account of one start. ``prediction`` is None where model or GPU could not be told from the log."""
+
+    log: StartupLog
+    gpu: GpuProfile | None
+    parts: tuple[Part, ...]
+    prediction: VllmPrediction | None
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...]
+
+
+def explain_log(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None) -> Explanation:
+    """Put log and prediction side by side. ``gpu`` None: the profile whose memory is nearest the logged total."""
+    notes: list[str] = []
+    if gpu is None and log.memory.total_bytes is not None:
+        gpu = _nearest_gpu(log.memory.total_bytes)
+        notes.append(f"The GPU is taken to be {gpu.id}, by the memory that the log names.")
+    prediction = None
+    if spec is None:
+        notes.append("The model is not known, so there is no prediction: name it with --model.")
+    elif gpu is None:
+        notes.append("The log does not tell the GPU, so there is no prediction: name it with --gpu.")
+    else:
+        prediction = _predict(log, spec, gpu, notes)
+    changes = tuple(in_words_of(log.engine, change) for change in _changes(log, spec, gpu, prediction))
+    return Explanation(log, gpu, _parts(log, prediction), prediction, changes, tuple(notes))
+
+
+def _nearest_gpu(total_bytes: int) -> GpuProfile:
+    return min(load_gpus(), key=lambda gpu: abs(gpu.memory_bytes - total_bytes))
+
+
+def log_settings(log: StartupLog) -> VllmSettings:
+    """The log's settings in vLLM's terms; what it does not print is left to the version's default."""
+    found = log.settings
+    return VllmSettings(
+        gpu_memory_utilization=found.gpu_memory_utilization,
+        max_model_len=found.max_model_len,
+        max_num_batched_tokens=found.max_num_batched_tokens,
+        max_num_seqs=found.max_num_seqs,
+        tensor_parallel_size=found.tensor_parallel_size or 1,
+        pipeline_parallel_size=found.pipeline_parallel_size or 1,
+        dtype=found.dtype or "auto",
+        quantization=found.quantization,
+        kv_cache_dtype=found.kv_cache_dtype or "auto",
+        enforce_eager=bool(found.enforce_eager),
+        device_memory_bytes=log.memory.total_bytes,
+    )
+
+
+def _predict(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, notes: list[str]) -> VllmPrediction | None:
+    if log.engine == "sglang":
+        notes.append("The prediction is vLLM's: SGLang keeps activations outside its static share.")
+    try:
+        found = predict_vllm(spec, gpu, log_settings(log), log.settings.version or "latest")
+    except KvplanError as error:
+        notes.append(f"There is no prediction: {error.message}")
+        return None
+    notes.extend(found.settings.notes)
+    return found
+
+
+_PARTS: tuple[tuple[str, str, Callable[[VllmPrediction], int]], ...] = (
+    ("GPU in all", "total_bytes", lambda found: found.settings.device_memory_bytes),
+    ("the engine may use", "budget_bytes", lambda found: found.rank.requested_bytes),
+    ("weights", "weight_bytes", lambda found: found.rank.weight_bytes),
+    ("activations (peak)", "activation_bytes", lambda found: found.rank.activation.peak_bytes),
+    ("outside torch", "non_torch_bytes", lambda found: found.rank.non_torch_bytes),
+    ("CUDA graphs", "graph_bytes", lambda found: found.rank.cudagraph_bytes),
+    ("KV cache", "kv_pool_bytes", lambda found: found.rank.available_kv_bytes),
+)
+"""Name, where the log has it, and where the prediction has it."""
+
+
+def _parts(log: StartupLog, prediction: VllmPrediction | None) -> tuple[Part, ...]:
+    return tuple(
+        Part(name, getattr(log.memory, field), None if prediction is None else predicted(prediction))
+        for name, field, predicted in _PARTS
+    )
+
+
+def _changes(
+    log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None, prediction: VllmPrediction | None
+) -> Iterator[Change]:
+    yield from _ways_out(log)
+    if spec is None or gpu is None or prediction is None:
+        return
+    now = prediction.num_blocks * prediction.block_size
+    for sentence, settings in _variants(log_settings(log), prediction):
+        try:
+            changed = predict_vllm(spec, gpu, settings, log.settings.version or "latest")
+        except KvplanError:
+            continue
+        gained = changed.num_blocks * changed.block_size - now
+        if gained > max(_SMALL_GAIN * now, changed.block_size):
+            yield Change(sentence, gained)
+
+
+def _variants(settings: VllmSettings, prediction: VllmPrediction) -> Iterator[tuple[str, VllmSettings]]:
+    resolved, rank = prediction.settings, prediction.rank
+    if resolved.gpu_memory_utilization < 0.95:
+        yield "raise --gpu-memory-utilization to 0.95", replace(settings, gpu_memory_utilization=0.95)
+    if rank.activation.decided_by == "sampler" and resolved.max_num_seqs > _MANY_SEQUENCES:
+        sentence = f"lower --max-num-seqs from {resolved.max_num_seqs} to {_MANY_SEQUENCES} (the sampler's logits)"
+        yield sentence, replace(settings, max_num_seqs=_MANY_SEQUENCES)
+    if rank.activation.decided_by == "decoder" and resolved.max_num_batched_tokens > 2048:
+        sentence = f"lower --max-num-batched-tokens from {resolved.max_num_batched_tokens} to 2048"
+        yield sentence, replace(settings, max_num_batched_tokens=2048)
+    if resolved.kv_cache_dtype in ("bfloat16", "float16", "float32"):
+        yield "keep the KV cache in 8 bits: --kv-cache-dtype fp8", replace(settings, kv_cache_dtype="fp8")
+    if rank.subtracted_graph_bytes:
+        yield "give up CUDA graphs: --enforce-eager (slower)", replace(settings, enforce_eager=True)
+    more = settings.tensor_parallel_size * 2
+    yield f"use {more} GPUs: --tensor-parallel-size {more}", replace(settings, tensor_parallel_size=more)
+
+
+def _ways_out(log: StartupLog) -> Iterator[Change]:
+    """What the log itself calls for."""
+    memory = log.memory
+    if log.failure is None:
+        rows, concurrency = log.settings.max_num_seqs, log.max_concurrency
+        if rows and concurrency and concurrency > 2 * rows:
+            yield Change(f"the pool holds {concurrency:.0f} sequences but --max-num-seqs is {rows}: raise it")
+        return
+    if log.largest_max_model_len:
+        yield Change(f"lower --max-model-len to {log.largest_max_model_len} or less, or make room for the cache:")
+    elif log.kv_cache_tokens and "max seq len" in log.failure:
+        yield Change(f"lower --max-model-len to {log.kv_cache_tokens} or less, or make room for the cache:")
+    if memory.needed_kv_bytes and memory.kv_pool_bytes is not None:
+        missing = memory.needed_kv_bytes - memory.kv_pool_bytes
+        yield Change(f"{format_bytes(missing)} more of KV cache are needed on each GPU for one longest request")
+    if "is less than desired" in log.failure and memory.free_bytes and memory.total_bytes:
+        share = int(memory.free_bytes / memory.total_bytes * 100) / 100
+        yield Change(
+            f"other programs hold {format_bytes(memory.total_bytes - memory.free_bytes)} of the GPU: stop them, "
+            f"or lower --gpu-memory-utilization to {share}"
+        )
+    if memory.kv_pool_bytes is not None and memory.kv_pool_bytes <= 0:
+        yield Change(f"{format_bytes(-memory.kv_pool_bytes)} more are needed before there is any KV cache")
+    if "out of memory" in log.failure or "No available memory" in log.failure:
+        yield Change("lower --gpu-memory-utilization, --max-num-seqs or --max-num-batched-tokens, or use more GPUs")
+
+
+_SGLANG_WORDS = {
+    "--gpu-memory-utilization": "--mem-fraction-static",
+    "--max-num-seqs": "--max-running-requests",
+    "--max-num-batched-tokens": "--chunked-prefill-size",
+    "--max-model-len": "--context-length",
+    "--kv-cache-dtype fp8": "--kv-cache-dtype fp8_e4m3",
+    "--tensor-parallel-size": "--tp",
+    "--enforce-eager": "--disable-cuda-graph",
+}
+
+
+def in_words_of(engine: str, change: Change) -> Change:
+    """The change with the engine's own option names."""
+    sentence = change.sentence
+    if engine == "sglang":
+        for ours, theirs in _SGLANG_WORDS.items():
+            sentence = sentence.replace(ours, theirs)
+    return replace(change, sentence=sentence)
+
+
+def difference_gib(part: Part) -> float | None:
+    """Logged less predicted, in GiB."""
+    if part.logged_bytes is None or part.predicted_bytes is None:
+        return None
+    return (part.logged_bytes - part.predicted_bytes) / GIB

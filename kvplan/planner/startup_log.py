@@ -1,0 +1,198 @@
+"""What an engine's start-up log says: settings, where the memory went, the capacity, or why it stopped.
+
+Understands vLLM (0.2 to 0.3x) and SGLang. Every figure is taken as printed; SGLang's "GB" are GiB. Of several ranks the
+one with the least KV memory counts, as in the engines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from kvplan.units import GIB
+
+Engine = Literal["vllm", "sglang"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """Settings found in the log; None: not printed."""
+
+    model: str | None = None
+    version: str | None = None
+    gpu_memory_utilization: float | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    enforce_eager: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogMemory:
+    """Bytes of one GPU as printed; None: not printed. ``needed_kv_bytes``: what a refused request would have taken."""
+
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    budget_bytes: int | None = None
+    weight_bytes: int | None = None
+    activation_bytes: int | None = None
+    non_torch_bytes: int | None = None
+    graph_bytes: int | None = None
+    kv_pool_bytes: int | None = None
+    needed_kv_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartupLog:
+    """One start of an engine. ``failure`` is the sentence it stopped with, None when it came up."""
+
+    engine: Engine
+    settings: LogSettings = field(default_factory=LogSettings)
+    memory: LogMemory = field(default_factory=LogMemory)
+    num_blocks: int | None = None
+    kv_cache_tokens: int | None = None
+    max_concurrency: float | None = None
+    largest_max_model_len: int | None = None
+    failure: str | None = None
+
+    @property
+    def has_figures(self) -> bool:
+        figures = (self.memory.weight_bytes, self.memory.kv_pool_bytes, self.num_blocks, self.kv_cache_tokens)
+        return self.failure is not None or any(figure is not None for figure in figures)
+
+
+_AMOUNT = r"(-?\d+(?:\.\d+)?) ?Gi?B"
+_MEMORY: tuple[tuple[str, str], ...] = (
+    ("weight_bytes", rf"Model loading took {_AMOUNT}"),
+    ("weight_bytes", rf"Loading model weights took {_AMOUNT}"),
+    ("weight_bytes", rf"model weights take {_AMOUNT}"),
+    ("weight_bytes", rf"Actual usage is {_AMOUNT} for weight"),
+    ("weight_bytes", rf"Load weight end\..*mem usage={_AMOUNT}"),
+    ("activation_bytes", rf"PyTorch activation peak memory takes {_AMOUNT}"),
+    ("activation_bytes", rf"{_AMOUNT} for peak activation"),
+    ("non_torch_bytes", rf"non_torch_memory takes {_AMOUNT}"),
+    ("non_torch_bytes", rf"{_AMOUNT} for non-torch memory"),
+    ("graph_bytes", rf"Graph capturing finished in .*took {_AMOUNT}"),
+    ("graph_bytes", rf"{_AMOUNT} for CUDAGraph memory"),
+    ("graph_bytes", rf"Capture cuda graph end\..*mem usage={_AMOUNT}"),
+    ("total_bytes", rf"total_gpu_memory ?[(=]{_AMOUNT}"),
+    ("total_bytes", rf"has a total capacity of {_AMOUNT}"),
+    ("total_bytes", rf"Free memory on device.*?\(-?[\d.]+/{_AMOUNT}\)"),
+    ("free_bytes", r"Free memory on device.*?\((-?[\d.]+)/[\d.]+ GiB\)"),
+    ("budget_bytes", rf"gpu_memory_utilization \([\d.]+\) = {_AMOUNT}"),
+    ("budget_bytes", rf"GPU memory utilization (?:is )?\([\d.]+, {_AMOUNT}\)"),
+    ("needed_kv_bytes", rf"\(?{_AMOUNT} KV cache is needed"),
+)
+_POOL = (
+    rf"Available KV cache memory: {_AMOUNT}",
+    rf"the rest of the memory reserved for KV Cache is {_AMOUNT}",
+    rf"larger than the available KV cache memory \({_AMOUNT}\)",
+    rf"kv_cache_size={_AMOUNT}",
+)
+_SGLANG_POOL = re.compile(r"KV Cache is allocated\..*?K size: ([\d.]+) GB, V size: ([\d.]+) GB")
+_COUNTS: tuple[tuple[str, str], ...] = (
+    ("num_blocks", r"# (?:GPU|CUDA|cuda) blocks: (\d+)"),
+    ("kv_cache_tokens", r"GPU KV cache size: ([\d,]+) tokens"),
+    ("kv_cache_tokens", r"max_total_num_tokens=(\d+)"),
+    ("kv_cache_tokens", r"#tokens: (\d+), K size"),
+    ("kv_cache_tokens", r"that can be stored in KV cache \((\d+)\)"),
+    ("largest_max_model_len", r"estimated maximum model length is (\d+)"),
+)
+_TEXT_SETTINGS: tuple[tuple[str, str], ...] = (
+    ("version", r"(?:vLLM API server version|LLM engine \()\s*v?(\d[\w.+]*)"),
+    ("model", r"""(?:model|model_path)['"]?[=:]\s*['"]([^'"]+)['"]"""),
+    ("dtype", r"""\bdtype['"]?[=:]\s*['"]?(?:torch\.)?(bfloat16|float16|float32)"""),
+    ("quantization", r"""\bquantization['"]?[=:]\s*['"]?([\w-]+)"""),
+    ("kv_cache_dtype", r"""kv_cache_dtype['"]?[=:]\s*['"]?([\w-]+)"""),
+)
+_NUMBER_SETTINGS: tuple[tuple[str, str], ...] = (
+    ("max_model_len", r"""(?:max_model_len|max_seq_len|context_len|context_length)['"]?[=:]\s*(\d+)"""),
+    ("max_num_batched_tokens", r"""(?:max_num_batched_tokens|chunked_prefill_size)['"]?[=:]\s*(\d+)"""),
+    ("max_num_seqs", r"""(?:max_num_seqs|max_running_requests)['"]?[=:]\s*(\d+)"""),
+    ("tensor_parallel_size", r"""(?:tensor_parallel_size|tp_size)['"]?[=:]\s*(\d+)"""),
+    ("pipeline_parallel_size", r"""(?:pipeline_parallel_size|pp_size)['"]?[=:]\s*(\d+)"""),
+)
+_UTILIZATION = (
+    r"""(?:gpu_memory_utilization|mem_fraction_static)['"]?[=:]\s*(0?\.\d+|1\.0)""",
+    r"gpu_memory_utilization \((\d\.\d+)\)",
+    r"GPU memory utilization (?:is )?\((\d?\.\d+),",
+)
+_FAILURES = (
+    r"(To serve at least one request with the models?'s max seq len.*)",
+    r"(The model's max seq len \(\d+\) is larger than the maximum number of tokens.*)",
+    r"(No available memory for the cache blocks.*)",
+    r"(CUDA out of memory\. Tried to allocate.*)",
+    r"(Free memory on device.*is less than desired.*)",
+    r"(Not enough memory\. Please try.*)",
+)
+_NOTHING = ("None", "none", "null")
+
+
+def parse_startup_log(text: str) -> StartupLog:
+    """Everything the log says. Lines of other programs are passed over."""
+    is_sglang = "sglang" in text.lower() or "ServerArgs(" in text or "KV Cache is allocated" in text
+    counts = {name: _count(text, name) for name in ("num_blocks", "kv_cache_tokens", "largest_max_model_len")}
+    concurrency = re.findall(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x", text)
+    return StartupLog(
+        engine="sglang" if is_sglang else "vllm",
+        settings=_settings(text),
+        memory=_memory(text),
+        max_concurrency=min(map(float, concurrency), default=None),
+        failure=_first(text, _FAILURES),
+        **counts,
+    )
+
+
+def _first(text: str, patterns: Iterable[str]) -> str | None:
+    for pattern in patterns:
+        match = re.search(pattern, text)
+        if match:
+            return match.group(1).strip()
+    return None
+
+
+def _count(text: str, name: str) -> int | None:
+    """The smallest number printed under ``name``: the smallest rank decides."""
+    for each, pattern in _COUNTS:
+        found = re.findall(pattern, text) if each == name else []
+        if found:
+            return min(int(number.replace(",", "")) for number in found)
+    return None
+
+
+def _memory(text: str) -> LogMemory:
+    found: dict[str, int] = {}
+    for name, pattern in _MEMORY:
+        match = None if name in found else re.search(pattern, text)
+        if match:
+            found[name] = round(float(match.group(1)) * GIB)
+    memory = LogMemory(**found)
+    pools = [round(float(number) * GIB) for pattern in _POOL for number in re.findall(pattern, text)]
+    pools += [round((float(k) + float(v)) * GIB) for k, v in _SGLANG_POOL.findall(text)]
+    return replace(memory, kv_pool_bytes=min(pools)) if pools else memory
+
+
+def _settings(text: str) -> LogSettings:
+    found: dict[str, object] = {}
+    for name, pattern in _TEXT_SETTINGS:
+        values = [value for value in re.findall(pattern, text) if value not in _NOTHING]
+        if values:
+            found[name] = values[0]
+    for name, pattern in _NUMBER_SETTINGS:
+        numbers = re.findall(pattern, text)
+        if numbers:
+            found[name] = int(numbers[0])
+    utilization = _first(text, _UTILIZATION)
+    if utilization is not None:
+        found["gpu_memory_utilization"] = float(utilization)
+    eager = re.findall(r"""enforce_eager['"]?[=:]\s*(True|False)""", text)
+    if eager:
+        found["enforce_eager"] = "True" in eager
+    return LogSettings(**found)  # type: ignore[arg-type]
