@@ -81,11 +81,19 @@ class CudaBackend:
     """AttentionBackend over csrc/cuda. ``runtime`` is the device, or the emulation in tests.
 
     key_scale, value_scale: what a stored fp8 value is multiplied with to get the value back.
+    decode_warps, decode_stages: the decode kernel's shape; None takes what suits the device.
     """
 
     name = "cuda"
 
-    def __init__(self, runtime: CudaRuntime | None = None, key_scale: float = 1.0, value_scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        runtime: CudaRuntime | None = None,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
+        decode_warps: int = 4,
+        decode_stages: int | None = None,
+    ) -> None:
         if runtime is None:
             from kvplan_engine.kernels.cuda_driver import current_runtime
 
@@ -93,6 +101,8 @@ class CudaBackend:
         self._runtime = runtime
         self._key_scale = key_scale
         self._value_scale = value_scale
+        self._decode_warps = decode_warps
+        self._decode_stages = decode_stages
         self._launches: dict[AttentionShape, _Launches] = {}
         self._item_memory: dict[tuple[AttentionShape, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._buffers = _Buffers(self._floats(0), self._floats(0), self._zeros(0))
@@ -228,7 +238,8 @@ class CudaBackend:
         launches = self._launches.get(shape)
         if launches is None:
             properties = self._runtime.properties
-            launches = _Launches(decode_launch(shape, properties), prefill_launch(shape, properties))
+            decode = decode_launch(shape, properties, self._decode_warps, self._decode_stages)
+            launches = _Launches(decode, prefill_launch(shape, properties))
             self._launches[shape] = launches
         return launches
 

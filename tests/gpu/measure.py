@@ -1,0 +1,118 @@
+"""Everything that is measured on a GPU, in one call of under ten minutes:
+
+    python tests/gpu/measure.py --out profiles/measured/NAME.jsonl
+
+Each section is a process of its own, so that one that fails (or spoils its CUDA context) takes nothing else with it.
+The rows go to --out as they come, the table is printed last. --dry-run takes tiny shapes through the CPU emulation, to
+know beforehand that every line runs; its rows say so and mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SECTION_SECONDS = {
+    "tests": 150,
+    "decode": 50,
+    "prefill": 50,
+    "operations": 30,
+    "tuning": 50,
+    "step": 100,
+    "throughput": 150,
+}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines to append to")
+    parser.add_argument("--sections", default=",".join(SECTION_SECONDS), help="comma-separated, in order")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes through the CPU emulation")
+    parser.add_argument("--only", help=argparse.SUPPRESS)  # the section that this process measures
+    return parser.parse_args()
+
+
+def sections() -> dict[str, Callable]:
+    """What each section calls; imported late, since only the section's own process needs torch."""
+    import measure_engine
+    import measure_kernels
+
+    return {
+        "decode": measure_kernels.measure_decode,
+        "prefill": measure_kernels.measure_prefill,
+        "operations": measure_kernels.measure_operations,
+        "tuning": measure_kernels.measure_tuning,
+        "step": measure_engine.measure_decode_step,
+        "throughput": measure_engine.measure_throughput,
+    }
+
+
+def measure_section(name: str, out: Path, dry: bool) -> None:
+    """Measure one section in this process; its rows are written even when it fails on the way."""
+    from measure_support import Bench, write_rows
+
+    bench = Bench(dry)
+    try:
+        sections()[name](bench)
+    finally:
+        write_rows(bench, out)
+
+
+def command_of(name: str, options: argparse.Namespace) -> list[str]:
+    """The process that runs one section."""
+    if name == "tests":
+        return [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(ROOT / "tests" / "gpu")]
+    own = [sys.executable, __file__, "--only", name, "--out", str(options.out)]
+    return [*own, "--dry-run"] if options.dry_run else own
+
+
+def run_section(name: str, options: argparse.Namespace) -> str:
+    """ok, or what went wrong, of one section."""
+    print(f"== {name}", file=sys.stderr, flush=True)
+    try:
+        result = subprocess.run(command_of(name, options), cwd=ROOT, timeout=SECTION_SECONDS[name], check=False)
+    except subprocess.TimeoutExpired:
+        return f"stopped after {SECTION_SECONDS[name]} s"
+    return "ok" if result.returncode == 0 else f"failed with exit code {result.returncode}"
+
+
+def print_table(out: Path, outcomes: dict[str, str]) -> None:
+    """The rows of ``out`` against their goals, and how each section ended."""
+    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    if rows:
+        origin = rows[-1]
+        print(f"{origin['device']}, driver {origin['driver']}, torch {origin['torch']}, commit {origin['commit']}")
+    for row in rows:
+        share = "" if row["share"] is None else f"{row['share']:6.2f}"
+        goal = "" if row["goal"] is None else f"{row['goal']:5.2f} {'met' if row['share'] >= row['goal'] else 'MISSED'}"
+        shape = " ".join(f"{key}={value}" for key, value in row["shape"].items())
+        print(f"{row['name']:34s} {shape:74s} {row['value']:10.1f} {row['unit']:16s} {share:>7s} {goal}")
+    for name, outcome in outcomes.items():
+        print(f"section {name}: {outcome}")
+
+
+def main() -> int:
+    options = arguments()
+    sys.path[:0] = [str(ROOT), str(ROOT / "engine"), str(Path(__file__).parent)]
+    options.out = options.out.resolve()
+    if options.only:
+        measure_section(options.only, options.out, options.dry_run)
+        return 0
+    chosen = options.sections.split(",")
+    unknown = [name for name in chosen if name not in SECTION_SECONDS]
+    if unknown:
+        print(f"error: no section {unknown[0]!r}; there are {', '.join(SECTION_SECONDS)}", file=sys.stderr)
+        return 2
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    outcomes = {name: run_section(name, options) for name in chosen}
+    print_table(options.out, outcomes)
+    return 0 if all(outcome == "ok" for outcome in outcomes.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

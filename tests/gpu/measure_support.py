@@ -1,0 +1,141 @@
+"""What every measurement shares: rows with their provenance, a clock, and the device or its stand-in for a dry run."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.kernels.cuda_emulation import EmulatedRuntime
+from kvplan_engine.kernels.cuda_ops import CudaOps
+from kvplan_engine.kernels.cuda_runtime import CudaRuntime
+
+ROOT = Path(__file__).resolve().parents[2]
+WARM_UPS, REPEATS = 3, 15
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured figure; ``share`` is value over ``reference``, a figure of the same run."""
+
+    section: str
+    name: str
+    value: float
+    unit: str
+    shape: dict[str, Any] = field(default_factory=dict)
+    share: float | None = None
+    reference: str = ""
+    goal: float | None = None
+    """The least share that the project wants; None where there is none."""
+    median_seconds: float | None = None
+    samples_seconds: list[float] = field(default_factory=list)
+    excluded: str = ""
+    """What the time does not contain."""
+
+
+def provenance(runtime: CudaRuntime, dry: bool) -> dict[str, Any]:
+    """What is needed to repeat a row, and whether it means anything."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return {
+        "device": runtime.properties.name,
+        "compute_capability": "{}.{}".format(*runtime.properties.capability),
+        "driver": runtime.properties.driver_version,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "commit": commit.stdout.strip() or None,
+        "uncommitted_changes": bool(changed.stdout.strip()),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.argv]),
+        "dry_run": dry,
+    }
+
+
+class Bench:
+    """A device to measure on. A dry run takes the emulation, so that every line runs and no figure means anything."""
+
+    def __init__(self, dry: bool) -> None:
+        self.dry = dry
+        self.runtime: CudaRuntime
+        if dry:
+            self.runtime = EmulatedRuntime()
+        else:
+            from kvplan_engine.kernels.cuda_driver import current_runtime
+
+            self.runtime = current_runtime()
+        self.device = torch.device("cpu" if dry else "cuda")
+        self.backend = CudaBackend(self.runtime)
+        self.ops = CudaOps(self.runtime)
+        self.rows: list[Row] = []
+
+    def backend_with(self, warps: int, stages: int) -> CudaBackend:
+        """A backend whose decode kernel has another shape."""
+        return CudaBackend(self.runtime, decode_warps=warps, decode_stages=stages)
+
+    def add(self, row: Row) -> None:
+        """Keep a row, and say it at once: what comes later may fail."""
+        self.rows.append(row)
+        share = "" if row.share is None else f"  {100 * row.share:5.1f} % of {row.reference}"
+        print(
+            f"  {row.name:34s} {json.dumps(row.shape):60s} {row.value:10.1f} {row.unit}{share}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def synchronize(self) -> None:
+        if not self.dry:
+            torch.cuda.synchronize()
+
+    def time(self, work: Callable[[], object], graph: bool = True) -> list[float]:
+        """Seconds of each of several runs of ``work``, after warm-ups; on a device as a captured graph, by events."""
+        if self.dry:
+            started = time.perf_counter()
+            work()
+            return [time.perf_counter() - started]
+        for _ in range(WARM_UPS):
+            work()
+        torch.cuda.synchronize()
+        run = self._captured(work) if graph else work
+        run()
+        pairs = []
+        for _ in range(REPEATS):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            run()
+            end.record()
+            pairs.append((begin, end))
+        torch.cuda.synchronize()
+        return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+
+    def _captured(self, work: Callable[[], object]) -> Callable[[], object]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        return graph.replay
+
+    def copy_bytes_per_second(self) -> float:
+        """The device's own copy: bytes read plus bytes written, over time, of buffers far beyond any cache."""
+        count = 1 << (16 if self.dry else 30)
+        source, target = (torch.empty(count, dtype=torch.uint8, device=self.device) for _ in range(2))
+        seconds = statistics.median(self.time(lambda: target.copy_(source)))
+        rate = 2 * count / seconds
+        self.add(Row("device", "copy bandwidth", rate / 1e9, "GB/s", {"bytes": count}, median_seconds=seconds))
+        return rate
+
+
+def write_rows(bench: Bench, path: Path) -> None:
+    """Append the rows, each with its provenance, as JSON lines."""
+    origin = provenance(bench.runtime, bench.dry)
+    with path.open("a") as file:
+        for row in bench.rows:
+            file.write(json.dumps({**asdict(row), **origin}) + "\n")

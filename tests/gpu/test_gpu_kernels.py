@@ -1,0 +1,98 @@
+"""The kernels on a real device: the same cases as the emulated tests, larger ones, and capture in a graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cuda_cases import AttentionCase, attend, build_batch, largest_error, tolerance
+from test_cuda_decode import OLD_GPU_CASES, PLAIN_CASES, TENSOR_CORE_CASES
+from test_cuda_prefill import CASES as PREFILL_CASES
+
+from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.kernels import torch_ops
+from kvplan_engine.kernels.cuda_driver import current_runtime
+from kvplan_engine.kernels.cuda_ops import CudaOps
+
+pytestmark = pytest.mark.gpu
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+DEVICE = "cuda"
+LONG_CASES = [
+    AttentionCase(128, 16, 32, 8, (30000,), (1,), scalar=BF16),
+    AttentionCase(128, 16, 32, 8, tuple(range(1, 2000, 31)), (1,) * 65, scalar=BF16),
+    AttentionCase(64, 16, 12, 12, tuple(range(1, 2000, 31)), (1,) * 65, scalar=F16),
+    AttentionCase(128, 16, 32, 8, (1500, 4000, 700), (1500, 300, 1), scalar=BF16),
+    AttentionCase(64, 16, 12, 12, (1500, 2000), (1500, 129), scalar=F16, window=700),
+]
+
+
+@pytest.fixture(scope="module")
+def backend() -> CudaBackend:
+    return CudaBackend(current_runtime())
+
+
+@pytest.mark.parametrize("case", TENSOR_CORE_CASES + PLAIN_CASES + OLD_GPU_CASES + PREFILL_CASES + LONG_CASES, ids=str)
+def test_attention_matches_the_reference(backend: CudaBackend, case: AttentionCase) -> None:
+    batch = build_batch(case, DEVICE)
+    attend(backend, case, batch)
+    torch.cuda.synchronize()
+    assert largest_error(case, batch) < tolerance(case)
+
+
+def test_a_captured_decode_step_follows_new_lengths(backend: CudaBackend) -> None:
+    case = AttentionCase(128, 16, 8, 2, (900, 40, 300), (1, 1, 1), scalar=BF16)
+    batch = build_batch(case, DEVICE)
+    backend.reserve(BF16, batch.kv, 8, 3)
+    attend(backend, case, batch)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attend(backend, case, batch)
+    for lengths in ((900, 40, 300), (5, 40, 17), (0, 1, 256)):
+        shorter = replace(case, seq_lens=lengths)
+        batch.metadata.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert largest_error(shorter, batch) < tolerance(case)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+def test_operations_match_torch(dtype: torch.dtype) -> None:
+    ops, rounding = CudaOps(current_runtime()), {F32: 1e-5, F16: 4e-3, BF16: 3e-2}[dtype]
+    x, delta = (torch.randn(37, 4096, device=DEVICE).to(dtype) for _ in range(2))
+    weight, bias = (torch.randn(4096, device=DEVICE).to(dtype) for _ in range(2))
+    for name, parameters in (("add_rms_norm", (weight,)), ("add_layer_norm", (weight, bias))):
+        results = []
+        for source in (ops, torch_ops):
+            residual, out = x.clone(), torch.empty_like(x)
+            getattr(source, name)(delta, residual, *parameters, 1e-5, out)
+            results.append((residual, out))
+        assert torch.equal(results[0][0], results[1][0])
+        assert torch.allclose(results[0][1].float(), results[1][1].float(), atol=rounding, rtol=rounding)
+    for name in ("gelu_inplace", "gelu_new_inplace"):
+        ours, theirs = x.clone(), x.clone()
+        getattr(ops, name)(ours)
+        getattr(torch_ops, name)(theirs)
+        assert torch.allclose(ours.float(), theirs.float(), atol=rounding, rtol=rounding)
+    ours, theirs = torch.empty(37, 2048, device=DEVICE, dtype=dtype), torch.empty(37, 2048, device=DEVICE, dtype=dtype)
+    ops.silu_and_mul(x, ours)
+    torch_ops.silu_and_mul(x, theirs)
+    assert torch.allclose(ours.float(), theirs.float(), atol=rounding, rtol=rounding)
+    best, expected = (torch.empty(37, dtype=torch.int64, device=DEVICE) for _ in range(2))
+    ops.argmax_rows(x, best)
+    torch_ops.argmax_rows(x, expected)
+    assert torch.equal(x.gather(1, best[:, None]), x.gather(1, expected[:, None]))
+
+
+def test_blocks_are_copied_to_and_from_pinned_host_memory() -> None:
+    ops = CudaOps(current_runtime())
+    pool = torch.randn(9, 2, 2, 4, 16, 64, device=DEVICE).to(BF16)
+    host = torch.zeros(5, 2, 2, 4, 16, 64, dtype=BF16).pin_memory()
+    out_pairs, in_pairs = torch.tensor([[3, 0], [8, 4]]), torch.tensor([[0, 5], [4, 1]])
+    ops.copy_blocks(pool, host, out_pairs.to(DEVICE))
+    ops.copy_blocks(host, pool, in_pairs.to(DEVICE))
+    torch.cuda.synchronize()
+    assert torch.equal(host[[0, 4]], pool[[3, 8]].cpu())
+    assert torch.equal(pool[[5, 1]], pool[[3, 8]])
