@@ -223,6 +223,8 @@ def _modelopt(section: ConfigView) -> QuantizationSpec | None:
     ignore = _names(inner, "exclude_modules", "ignore") or _names(section, "ignore")
     algorithm = inner.text("quant_algo", default="")
     layers = inner.section("quantized_layers")
+    if section.has("moe_quant_algo") and section.has("config_groups"):
+        return _modelopt_groups(section, ignore)
     if layers is not None:
         return _mixed(layers, ignore)
     if algorithm.upper() == "MIXED_PRECISION" or not algorithm:

@@ -39,7 +39,8 @@ def read_t5(view: ConfigView) -> Body:
         Tensor(f"{stack}.relative_attention_bias", (buckets, heads), "position") for stack in ("encoder", "decoder")
     )
     tensors += (Tensor("encoder", (encoder_size,), "linear", "ranks"),)
-    return Body((layer,) * decoder_layers, tensors, hidden, vocab, tied, view.optional_integer("n_positions"))
+    # Positions are relative: ``n_positions`` is the length of the training data, and limits nothing.
+    return Body((layer,) * decoder_layers, tensors, hidden, vocab, tied, None)
 
 
 def read_whisper(view: ConfigView) -> Body:
