@@ -50,6 +50,8 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
 ) -> int:
     """Measure throughput, block occupancy and memory limits with kvplan's own engine."""
+    from kvplan.sweeps.options import with_absolute_paths
+
     axes = {
         "gpu_memory_utilization": gpu_memory_utilization,
         "max_num_seqs": max_num_seqs,
@@ -76,7 +78,7 @@ def sweep(
         "trial_timeout": trial_timeout,
         "boundary": None if boundary is None else tuple(name.strip() for name in boundary.split(",")),
     }
-    given = {name: value for name, value in options.items() if value is not None}
+    given = with_absolute_paths({name: value for name, value in options.items() if value is not None})
     given_axes = {name: value for name, value in axes.items() if value is not None}
     if resume is not None:
         _refuse_together("--resume", {"--out": out is not None, "--dry-run": dry_run})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from kvplan.errors import KvplanError, UsageError
@@ -28,6 +29,8 @@ DEFAULT_WORKLOADS: Mapping[str, DefaultWorkload] = {
     "cpu": DefaultWorkload(8, "160..320", "16..48"),
     "cuda": DefaultWorkload(512, "128..1024", "64..256"),
 }
+# A file is used as a whole unless it is long.
+MOST_FILE_REQUESTS = 1000
 # A step of 2,048 prompt tokens would make every decoding sequence wait for seconds on a CPU.
 DEFAULT_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "cuda": 2048}
 
@@ -75,8 +78,9 @@ class SweepOptions:
 
     def workload_spec(self, device_kind: str) -> WorkloadSpec:
         default = DEFAULT_WORKLOADS[device_kind]
+        usual = MOST_FILE_REQUESTS if self.workload else default.num_prompts
         return WorkloadSpec(
-            num_prompts=self.num_prompts or default.num_prompts,
+            num_prompts=self.num_prompts or usual,
             input_len=LengthRange.parse("--input-len", self.input_len or default.input_len),
             output_len=LengthRange.parse("--output-len", self.output_len or default.output_len),
             request_rate=self.request_rate,
@@ -99,6 +103,16 @@ class SweepOptions:
         values["boundary"] = tuple(values.get("boundary", ()))
         values["request_rate"] = math.inf if values.get("request_rate") is None else values["request_rate"]
         return SweepOptions(**values)
+
+
+def with_absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options whose model or workload is a file or directory name it from the root, so that a resume finds it again."""
+    values = dict(given)
+    for name in ("model", "workload"):
+        path = Path(str(values.get(name, ""))).expanduser()
+        if name in values and path.exists():
+            values[name] = str(path.resolve())
+    return values
 
 
 def refuse_differences(stored: SweepOptions, given: Mapping[str, Any]) -> None:

@@ -6,8 +6,8 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from kvplan.sweeps.prediction import Predictor, TrialPrediction
 from kvplan.sweeps.schedule import FixedSchedule, Schedule, Step, play, trials_of
 from kvplan.sweeps.search import SearchSequence, make_search
 from kvplan.sweeps.trial import Trial
-from kvplan.sweeps.workload import WorkloadSpec, generate_requests
+from kvplan.sweeps.workload import RequestSpec, WorkloadSpec, generate_requests
 
 DUMMY_NOTICE = "random weights (dummy): capacity and speed do not depend on the weights' values"
 
@@ -66,7 +66,9 @@ def make_plan(options: SweepOptions) -> SweepPlan:
     spec = resolve_model(options.model)
     device = detect_device(options.device, memory_bytes, weight_bytes=_float32_bytes(spec))
     workload = options.workload_spec(device.kind)
-    predictor = Predictor(spec, device, generate_requests(workload), workload.max_concurrency)
+    requests = generate_requests(workload)
+    workload = replace(workload, num_prompts=len(requests))  # a file may hold fewer
+    predictor = Predictor(spec, device, requests, workload.max_concurrency)
     trials, planes = _trials_and_planes(options, predictor)
     now = datetime.now(timezone.utc)
     load_format = resolve_load_format(options)
@@ -121,7 +123,13 @@ def plan_from_manifest(manifest: Mapping[str, Any]) -> SweepPlan:
     memory_bytes = stored["memory_bytes"] if stored["kind"] == "cpu" else options.device_memory_bytes()
     device = detect_device(stored["kind"], memory_bytes)
     workload = WorkloadSpec.from_json(manifest["workload"]["spec"])
-    predictor = Predictor(spec, device, generate_requests(workload), workload.max_concurrency)
+    requests = generate_requests(workload)
+    if requests_hash(requests) != manifest["workload"]["sha256"]:
+        raise KvplanError(
+            f"The requests of {workload.file or 'this workload'} are not those this sweep was started with.",
+            hint="start a new sweep with --out",
+        )
+    predictor = Predictor(spec, device, requests, workload.max_concurrency)
     trials = tuple(Trial.from_json(record) for record in manifest["trials"])
     notices = _notices(device, manifest["settings"]["load_format"], options)
     if device.name != stored["name"]:
@@ -164,7 +172,11 @@ def manifest_of(plan: SweepPlan, command: str) -> dict[str, Any]:
             "memory_bytes": device.memory_bytes,
             "num_cores": device.num_cores,
         },
-        "workload": {"text": plan.workload.as_text(), "spec": plan.workload.as_json()},
+        "workload": {
+            "text": plan.workload.as_text(),
+            "spec": plan.workload.as_json(),
+            "sha256": requests_hash(plan.predictor.requests),
+        },
         "settings": {
             "seed": plan.options.seed,
             "num_runs": plan.options.num_runs,
@@ -184,6 +196,11 @@ def manifest_of(plan: SweepPlan, command: str) -> dict[str, Any]:
 
 def config_hash(spec: ModelSpec) -> str:
     return hashlib.sha256(json.dumps(dict(spec.raw_config), sort_keys=True, default=str).encode()).hexdigest()
+
+
+def requests_hash(requests: Sequence[RequestSpec]) -> str:
+    """Lengths and arrivals of the requests; their tokens follow from the seed."""
+    return hashlib.sha256(json.dumps([asdict(request) for request in requests]).encode()).hexdigest()
 
 
 def weights_path(options: SweepOptions) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.spec import ModelSpec
@@ -91,6 +90,11 @@ class Predictor:
         )
         return cost.scaled(self.time_scale)
 
+    def largest_step_seconds(self, settings: TrialSettings) -> float:
+        """The step that the engine profiles when it starts: as many tokens as fit one step."""
+        cost = self.step_cost(settings, self.memory(settings))
+        return cost.seconds(settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_num_batched_tokens)
+
     def dtype(self, settings: TrialSettings) -> str:
         return engine_dtype(self.spec, self._engine_settings(settings))
 
@@ -119,8 +123,3 @@ def predicted_columns(prediction: TrialPrediction) -> dict[str, object]:
         "pred_output_throughput": prediction.output_throughput,
         "predicted_seconds": round(prediction.seconds, 3),
     }
-
-
-def total_seconds(predictions: Sequence[TrialPrediction], *, seconds_per_trial: float) -> float:
-    """Time for a list of trials, each with ``seconds_per_trial`` for carving and bookkeeping."""
-    return sum(prediction.seconds + seconds_per_trial for prediction in predictions)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kvplan.errors import KvplanError
@@ -29,7 +29,7 @@ WorkerFactory = Callable[[], Worker]
 SECONDS_PER_TRIAL: Final = 0.3  # carving a pool, sending requests, writing the row
 SECONDS_PER_LOAD: Final = 6.0  # importing torch and filling a small model's weights
 _TIMEOUT_FACTOR: Final = 10
-_TIMEOUT_FLOOR_SECONDS: Final = 60.0
+_SLOWEST_LOAD_BYTES_PER_SECOND: Final = 50e6
 _TRIALS_PER_CSV: Final = 5
 
 
@@ -46,7 +46,8 @@ class Runner:
     """Owns the current worker. ``run()`` may be interrupted by KeyboardInterrupt; ``close()`` ends the worker.
 
     expected: the trials that the schedule is expected to run, for the time left.
-    timeout_seconds: longest time to serve a trial; None derives it from the trial's prediction.
+    limits: what each stage gets on top of its prediction. timeout_seconds: longest time to serve a trial; None
+    derives it from the trial's prediction.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Runner:
         order = self._order(trial)
         started = time.monotonic()
         try:
-            result = self._ask_worker(order, trial, self._limits_for(prediction))
+            result = self._ask_worker(order, trial, self._limits_for(trial, prediction))
         except WorkerDied as death:
             self._drop_worker()
             result = {"row": {"status": "crash", "error": str(death)}, "series": None}
@@ -197,12 +198,19 @@ class Runner:
             vocab_size=self._source.vocab_size,
         )
 
-    def _limits_for(self, prediction: TrialPrediction) -> TimeLimits:
-        """Serving may take many times its prediction: the prediction is rough, and machines are shared."""
-        if self._timeout_seconds is not None:
-            return replace(self._limits, serving=self._timeout_seconds)
+    def _limits_for(self, trial: Trial, prediction: TrialPrediction) -> TimeLimits:
+        """Every stage may take many times its prediction: predictions of time are rough, and machines are shared."""
+        memory = self._predictor.memory(trial.settings)
+        step = _TIMEOUT_FACTOR * self._predictor.largest_step_seconds(trial.settings)
         arrivals = max((request.arrival_seconds for request in self._predictor.requests), default=0.0)
-        return replace(self._limits, serving=_TIMEOUT_FLOOR_SECONDS + arrivals + _TIMEOUT_FACTOR * prediction.seconds)
+        serving = self._limits.serving + arrivals + _TIMEOUT_FACTOR * prediction.seconds
+        return TimeLimits(
+            starting=self._limits.starting,
+            loading=self._limits.loading + memory.weight_bytes / _SLOWEST_LOAD_BYTES_PER_SECOND + 3 * step,
+            setup=self._limits.setup + 3 * step,
+            warmup=self._limits.warmup + 3 * step,
+            serving=serving if self._timeout_seconds is None else self._timeout_seconds,
+        )
 
     def _learn_time(self, row: Mapping[str, Any]) -> None:
         """Scale the prediction of time by what was measured, so that the time left is right from the first trial on."""

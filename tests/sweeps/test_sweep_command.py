@@ -73,3 +73,32 @@ def test_dry_run_tells_trials_outcomes_and_time(tmp_path: Path, capsys: pytest.C
     assert "4 trials, about" in printed
     assert "2 oom_weights" in printed
     assert list(tmp_path.iterdir()) == [tmp_path / "model"]
+
+
+def test_a_whole_sweep_at_the_prompt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One JSON document on stdout, every file of the contract in the directory, and a resume that has nothing to do."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    model = write_tiny_model(tmp_path / "model")
+    run = tmp_path / "run"
+    options = ["--device-memory", "256MiB", "--num-prompts", "4", "--input-len", "8..16", "--output-len", "2..4"]
+    axes = ["--gpu-memory-utilization", "0.0001,0.9", "--max-num-seqs", "2,4"]
+    assert main(["sweep", "--model", str(model), "--device", "cpu", "--out", str(run), *options, *axes, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["status_counts"] == {"ok": 2, "oom_weights": 2}
+    assert summary["predictions"]["block_bytes_equal"] == summary["predictions"]["num_compared"] == 2
+    names = {path.name for path in run.iterdir()}
+    assert {"trials.jsonl", "results.csv", "manifest.json", "summary.json", "report.html"} <= names
+    assert any(name.endswith(".png") for name in names)
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["versions"]["torch"]
+    before = (run / "trials.jsonl").read_bytes()
+
+    assert main(["sweep", "--resume", str(run), "--seed", "4"]) == 1
+    assert "--seed was 0, now 4" in capsys.readouterr().err
+    assert main(["sweep", "--model", "gpt2", "--device", "cpu", "--out", str(run)]) == 1
+    assert "already holds a sweep" in capsys.readouterr().err
+    assert main(["sweep", "--resume", str(run), "--seed", "0"]) == 0
+    assert "Best settings" in capsys.readouterr().out
+    assert (run / "trials.jsonl").read_bytes() == before
