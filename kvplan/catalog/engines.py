@@ -34,6 +34,7 @@ class VllmRelease:
     ``graphs_in_budget``: the estimate of CUDA graph memory is subtracted before the KV cache is sized.
     ``prints_concurrency_tokens``: "GPU KV cache size" is max_concurrency x max_model_len, not blocks x block size.
     ``keeps_moe_workspace``: buffers of the fused experts outlive the forward pass and add to the sampler's peak.
+    ``pads_odd_pages``, ``packs_odd_pages``: what becomes of layers whose pages cannot be made equally large.
     ``caches_hybrid_prefixes``: prefix caching is on for models with states, which then keep two states per request.
     ``in_flight_batches``: batches whose tokens a sliding window still holds at admission (2 with async scheduling).
     """
@@ -47,6 +48,7 @@ class VllmRelease:
     prints_concurrency_tokens: bool = False
     keeps_moe_workspace: bool = False
     pads_odd_pages: bool = False
+    packs_odd_pages: bool = False
     caches_hybrid_prefixes: bool = False
     in_flight_batches: int = 1
     counts_non_torch: bool = True
@@ -75,7 +77,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ),
     ((0, 25, 0), {"pads_odd_pages": True}),
     ((0, 26, 0), {"caches_hybrid_prefixes": True, "in_flight_batches": 2}),
-    ((0, 28, 0), {"huge_gpu_defaults": True}),
+    ((0, 28, 0), {"huge_gpu_defaults": True, "packs_odd_pages": True}),
 )
 
 

@@ -46,6 +46,8 @@ _BLAS_WORKSPACE = 8320 * KIB
 _RESIDUAL_WIDTHS = 3
 _LATENT_CHUNK_TOKENS = 64 * KIB
 _VOCAB_PADDING = 64
+_INDEXER_LOGIT_BYTES = 512 * MIB
+"""What the profile run sets aside for the scores of a sparse indexer (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +192,14 @@ def moe_workspace_bytes(spec: ModelSpec, layers: tuple[LayerSpec, ...], settings
 def _latent_chunk_bytes(layer: LayerSpec, settings: ResolvedSettings) -> int:
     """Latent attention expands cached prefixes chunk by chunk; the profile run allocates one expanded chunk.
 
-    The chunk is 8 times the longest sequence or 4 blocks for each sequence, at most 64k tokens.
+    The chunk is 8 times the longest sequence or 4 blocks for each sequence, at most 64k tokens. With an indexer there
+    is no expansion, but room for the indexer's scores.
     """
     mixer = layer.mixer
     if not isinstance(mixer, LatentAttention):
         return 0
+    if mixer.indexer is not None:
+        return _INDEXER_LOGIT_BYTES
     rows = max(8 * settings.max_model_len, 4 * settings.max_num_seqs * settings.block_size)
     tokens = max(min(rows, _LATENT_CHUNK_TOKENS), settings.max_num_seqs * settings.block_size)
     heads = mixer.num_heads // settings.tensor_parallel_size

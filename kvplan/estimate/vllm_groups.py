@@ -108,6 +108,8 @@ def plan_blocks(layers: Sequence[LayerSpec], cache: CacheSettings, block_size: i
     kinds = {(page.kind, page.window_tokens, page.block_size) for page in pages}
     if len(kinds) == 1 and (pages[0].kind != "state" or len({page.page_bytes for page in pages}) == 1):
         return BlockPlan((KvGroup(pages[0], len(pages)),), sum(page.page_bytes for page in pages))
+    if release.packs_odd_pages and not _can_be_made_equal(pages):
+        return _packed_plan(pages)
     return _hybrid_plan(_equal_pages(pages, release), release)
 
 
@@ -170,9 +172,10 @@ def _enlarged(page: LayerPage, largest: int, release: VllmRelease) -> LayerPage:
         return replace(page, page_bytes=largest, block_size=page.block_size * (largest // page.page_bytes))
     if release.pads_odd_pages:
         return replace(page, page_bytes=largest)
+    sizes = f"{page.page_bytes:,} and {largest:,} bytes"
     raise KvplanError(
-        f"vLLM {release.text} cannot share blocks between layers with pages of {page.page_bytes} and {largest} bytes.",
-        hint="use vLLM 0.25 or later",
+        f"How vLLM {release.text} shares blocks between layers with pages of {sizes} is not known.",
+        hint="try a later release: vllm@0.32",
     )
 
 
@@ -188,6 +191,34 @@ def _hybrid_plan(pages: list[LayerPage], release: VllmRelease) -> BlockPlan:
         each, left = divmod(count, num_groups)
         groups.extend(KvGroup(page, each + (1 if index < left else 0)) for index in range(num_groups))
     return BlockPlan(tuple(groups), group_size * pages[0].page_bytes)
+
+
+def _can_be_made_equal(pages: list[LayerPage]) -> bool:
+    largest = max(page.page_bytes for page in pages)
+    return all(page.kind == "state" or largest % page.page_bytes == 0 for page in pages)
+
+
+def _packed_plan(pages: list[LayerPage]) -> BlockPlan:
+    """Pages of unequal size side by side in a block (DeepSeek V4): a group for each kind, windows split to fit.
+
+    Kinds that see everything stay whole; the widest of them is the block. Windows and states are cut into as many
+    groups as it takes to fit into it (vllm/v1/core/kv_cache_utils.py, _get_packed_kv_cache_groups).
+    """
+    kinds: dict[tuple[PageKind, int | None, int], list[LayerPage]] = {}
+    for page in pages:
+        kinds.setdefault((page.kind, page.window_tokens, page.block_size), []).append(page)
+    recycled = ("sliding", "state")
+    bytes_per_block = max(
+        max(page.page_bytes for page in found) if kind in recycled else sum(page.page_bytes for page in found)
+        for (kind, _, _), found in kinds.items()
+    )
+    groups: list[KvGroup] = []
+    for (kind, _, _), found in kinds.items():
+        fitting = max(bytes_per_block // found[0].page_bytes, 1) if kind in recycled else len(found)
+        num_groups = _ceil_div(len(found), fitting)
+        each, left = divmod(len(found), num_groups)
+        groups.extend(KvGroup(found[0], each + (1 if index < left else 0)) for index in range(num_groups))
+    return BlockPlan(tuple(groups), bytes_per_block)
 
 
 def _ceil_div(number: int, divisor: int) -> int:

@@ -36,7 +36,9 @@ def summary(scores, name):  # type: ignore[no-untyped-def]
 
 def test_every_row_whose_config_can_be_had_is_scored(scores) -> None:  # type: ignore[no-untyped-def]
     reasons = [score.reason for score in scores if score.reason is not None]
-    assert all(reason.startswith(("no config of", "an embedding model")) for reason in reasons), reasons
+    assert all(
+        reason.startswith(("no config of", "an embedding model", "How vLLM 0.22.0 shares")) for reason in reasons
+    ), reasons
     assert sum(1 for score in scores if score.reason is None) >= 124
 
 
@@ -69,6 +71,7 @@ OUTLIERS = {
     "V152": "as V148",
     "V153": "as V148",
     "V195": "0.2.5 counted 13 GiB more per GPU with 4 GPUs than the release before it",
+    "V197": "0.6.6 profiled 128 images of Llama 3.2 Vision at once, 37 GiB; its encoder is not modelled",
     "V202": "0.2.7 with 2 GPUs held 18 GiB more than weights and activations",
     "V211": "0.6 GiB on a 3090 that no term explains",
 }
