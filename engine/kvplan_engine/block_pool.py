@@ -112,6 +112,12 @@ class BlockPool:
     def hash_of(self, block: int) -> BlockHash | None:
         return self._hash_of_block.get(block)
 
+    def cached_blocks(self) -> list[tuple[int, BlockHash]]:
+        """Cached blocks with their hashes: in the order in which they would be evicted, then those in use."""
+        known = self._hash_of_block
+        free = [(block, known[block]) for block in self._free if block in known]
+        return free + [(block, name) for block, name in known.items() if self._reference_counts[block]]
+
     def _forget_hash(self, block: int) -> None:
         block_hash = self._hash_of_block.pop(block, None)
         if block_hash is not None:

@@ -11,6 +11,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy", "safetensors", "gguf")
 DEVICES = ("auto", "cpu", "cuda")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
+KV_LOAD_POLICIES = ("auto", "always")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,9 @@ class EngineConfig:
     swap_space: bytes of host memory for swapped-out blocks (0: preempted sequences are computed again).
     preemption_mode: "recompute", "swap" (when swap_space has room), or "auto": swap when there is room and copying
     costs less than computing again (see ``offload/cost.py``).
+    kv_host_cache_bytes: host memory for blocks that the prefix cache evicts (0: none).
+    kv_disk_cache_dir, kv_disk_cache_bytes: where blocks go from there, and how much of them is kept there per model;
+    they outlive the engine. kv_load_policy: "auto" loads a block when that is cheaper than computing it, or "always".
     """
 
     model: Any
@@ -44,6 +48,10 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     attention_backend: str = "auto"
     preemption_mode: str = "auto"
+    kv_host_cache_bytes: int = 0
+    kv_disk_cache_dir: str | None = None
+    kv_disk_cache_bytes: int = 0
+    kv_load_policy: str = "auto"
 
     def __post_init__(self) -> None:
         _check_range(
@@ -70,9 +78,20 @@ class EngineConfig:
 
     def _check_offload(self) -> None:
         _check_choice("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
-        _check_range("swap_space", self.swap_space, self.swap_space >= 0, "0 or more bytes")
+        _check_choice("kv_load_policy", self.kv_load_policy, KV_LOAD_POLICIES)
+        for name in ("swap_space", "kv_host_cache_bytes", "kv_disk_cache_bytes"):
+            _check_range(name, getattr(self, name), getattr(self, name) >= 0, "0 or more bytes")
         if self.preemption_mode == "swap" and not self.swap_space:
             raise EngineError("preemption_mode 'swap' needs host memory.", hint="set swap_space, such as '1GiB'")
+        if (self.kv_disk_cache_dir is None) != (self.kv_disk_cache_bytes == 0):
+            raise EngineError(
+                "a KV cache on disk needs a directory and a size.", hint="set kv_disk_cache_dir and kv_disk_cache_bytes"
+            )
+        if (self.kv_host_cache_bytes or self.kv_disk_cache_bytes) and not self.enable_prefix_caching:
+            raise EngineError(
+                "KV cache tiers hold what the prefix cache evicts, and enable_prefix_caching is off.",
+                hint="turn enable_prefix_caching on",
+            )
 
 
 def _check_range(name: str, value: Any, good: bool, text: str) -> None:

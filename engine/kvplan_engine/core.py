@@ -38,6 +38,10 @@ _RECONFIGURABLE = frozenset(
         "enable_prefix_caching",
         "preemption_mode",
         "swap_space",
+        "kv_host_cache_bytes",
+        "kv_disk_cache_dir",
+        "kv_disk_cache_bytes",
+        "kv_load_policy",
     }
 )
 
@@ -81,7 +85,13 @@ class Engine:
         self._drop_pool()
         self._carve()
 
+    def close(self) -> None:
+        """Write the cached KV to disk where that is asked for, and give the memory of pool and workspace back."""
+        self._drop_pool()
+
     def _drop_pool(self) -> None:
+        if "_offload" in self.__dict__:
+            self._offload.store_all()
         for name in ("_runner", "scheduler", "_pool", "_requests", "_offload"):
             self.__dict__.pop(name, None)
         self.device.release_unused()
@@ -135,13 +145,12 @@ class Engine:
         salt = repr((self.model.config, self.model.dtype, config.kv_cache_dtype)).encode()
         self.prefix_cache = PrefixCache(self._pool, enabled=config.enable_prefix_caching, salt=salt)
         assert self._runner.kv is not None
-        self._offload = make_offload(
-            config, memory, self._pool, self.model.ops, self._runner.kv, self._seconds_per_token
-        )
+        self._offload = make_offload(config, memory, self._pool, self.model, self._runner.kv, self._seconds_per_token)
         self.scheduler = Scheduler(
             self._pool,
             self.prefix_cache,
             self._offload.preemption,
+            self._offload.tiers,
             self._offload.log,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -185,6 +194,9 @@ class Engine:
         """Compute one step; the tokens it added, in the order of the running sequences. [] when nothing is left."""
         started = time.perf_counter()
         plan = self.scheduler.schedule()
+        if plan.transfers:
+            with allocating("runtime"):
+                self._offload.mover.run(plan.transfers)
         if not plan.scheduled:
             assert not self.scheduler.has_unfinished, "requests wait although nothing runs"
             return []
@@ -194,8 +206,6 @@ class Engine:
         return [self._append(draw.sequence, token) for draw, token in zip(draws, tokens, strict=True)]
 
     def _run(self, plan: StepPlan) -> tuple[list[Draw], list[SampledToken]]:
-        if plan.transfers:
-            self._offload.mover.run(plan.transfers)
         batch = self._runner.prepare(plan)
         logits = self._runner.forward(batch)
         self.scheduler.commit(plan)
@@ -272,13 +282,12 @@ class Engine:
             "num_requests_swapped": len(scheduler.swapped),
             "num_preemptions": scheduler.num_preemptions,
             "num_swaps": scheduler.num_swaps,
-            "swapped_out_blocks": self._offload.preemption.swap.num_blocks_out,
-            "swapped_in_blocks": self._offload.preemption.swap.num_blocks_in,
             "recomputed_tokens": scheduler.num_recomputed_tokens,
             "num_cached_tokens": cache.num_hit_tokens,
             "num_cached_blocks": pool.num_cached_blocks,
             "prefix_cache_queries": cache.num_queried_tokens,
             "prefix_cache_hits": cache.num_hit_tokens,
+            **self._offload.get_stats(),
             "memory": {name: getattr(self.memory, name) for name in self.memory.__dataclass_fields__},
         }
 

@@ -37,15 +37,21 @@ class PrefixCache:
             parent = hashes[-1] if hashes else self._root
             hashes.append(chain_hash(parent, token_ids[index * size : (index + 1) * size]))
 
-    def lookup(self, hashes: Sequence[BlockHash], num_tokens: int) -> list[int]:
-        """The longest run of cached blocks for a prompt of ``num_tokens`` tokens, from its start.
+    def usable_hashes(self, hashes: list[BlockHash], token_ids: Sequence[int]) -> list[BlockHash]:
+        """Hashes of the full blocks of a prompt, all but the last token of it: extends ``hashes`` as needed.
 
         At least one token is left to compute: without it there would be no logits to sample from.
         """
         if not self.enabled:
             return []
+        num_tokens = len(token_ids)
+        self.extend_hashes(hashes, token_ids, num_tokens)
+        return hashes[: (num_tokens - 1) // self._pool.block_size]
+
+    def lookup(self, hashes: Sequence[BlockHash]) -> list[int]:
+        """The longest run of cached blocks, from the first hash on."""
         found: list[int] = []
-        for block_hash in hashes[: (num_tokens - 1) // self._pool.block_size]:
+        for block_hash in hashes:
             block = self._pool.find(block_hash)
             if block is None:
                 break

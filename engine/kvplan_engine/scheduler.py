@@ -14,6 +14,7 @@ from kvplan_engine.block_pool import BlockPool, NoFreeBlocks
 from kvplan_engine.block_table import BlockTable
 from kvplan_engine.errors import EngineError
 from kvplan_engine.offload.preemption import PreemptionPolicy
+from kvplan_engine.offload.tiers import KvTiers
 from kvplan_engine.offload.transfers import TransferLog
 from kvplan_engine.prefix_cache import PrefixCache
 from kvplan_engine.request import FinishReason, Request, ScheduledSequence, Sequence, SequenceStatus
@@ -37,6 +38,7 @@ class Scheduler:
         pool: BlockPool,
         prefix_cache: PrefixCache,
         preemption: PreemptionPolicy,
+        tiers: KvTiers,
         log: TransferLog,
         *,
         max_num_seqs: int,
@@ -58,6 +60,7 @@ class Scheduler:
         self.num_recomputed_tokens = 0
         self.num_blocked_admissions = 0  # steps in which a waiting sequence stayed out because of the pool
         self._preemption = preemption
+        self._tiers = tiers
         self._log = log
         self._recomputing: set[Sequence] = set()
         self._num_pending_forks = 0
@@ -250,29 +253,36 @@ class Scheduler:
                 break
 
     def _try_admit(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Move the head of the queue to the running sequences if its blocks can be had."""
-        num_tokens = len(sequence.token_ids)
-        cached = self._find_cached(sequence, num_tokens)
-        first = len(cached) * self.pool.block_size
-        num_new_tokens = min(num_tokens - first, self.max_num_batched_tokens - plan.num_tokens)
+        """Move the head of the queue to the running sequences if its blocks can be had.
+
+        token_ids   p p p p | p p p p | p p p p | p p p p | p
+                    cached    cached    loadable  computed
+                    in pool   in pool   in a tier
+        """
+        hashes = self.prefix_cache.usable_hashes(sequence.block_hashes, sequence.token_ids)
+        cached = self.prefix_cache.lookup(hashes)
+        loadable = hashes[len(cached) :]
+        loadable = loadable[: self._tiers.find_run(loadable)]
+        num_found = len(cached) + len(loadable)
+        first = num_found * self.pool.block_size
+        num_new_tokens = min(len(sequence.token_ids) - first, self.max_num_batched_tokens - plan.num_tokens)
         num_more = -(-(first + num_new_tokens) // self.pool.block_size) - len(cached)
         if num_more + self._kept_back_blocks + self.pool.num_unused_among(cached) > self.pool.num_free_blocks:
             return False
+        fetched = self._tiers.fetch(loadable)
+        if fetched is None:  # a file was bad and is forgotten now
+            return self._try_admit(sequence, plan)
         self.waiting.popleft()
         sequence.table.adopt(cached)
         sequence.num_computed_tokens = first
-        sequence.num_registered_blocks = len(cached)
+        sequence.num_registered_blocks = num_found
         if sequence.high_water_tokens == 0:
             sequence.request.num_cached_tokens = first
-            self.prefix_cache.record_lookup(num_tokens, first)
+            self.prefix_cache.record_lookup(len(sequence.token_ids), first)
         self._enter_running(sequence, num_new_tokens, plan)
+        self._tiers.place(fetched, sequence.table.blocks[len(cached) : num_found])
+        self.prefix_cache.register(sequence.block_hashes, sequence.table.blocks, len(cached), num_found)
         return True
-
-    def _find_cached(self, sequence: Sequence, num_tokens: int) -> list[int]:
-        if not self.prefix_cache.enabled:
-            return []
-        self.prefix_cache.extend_hashes(sequence.block_hashes, sequence.token_ids, num_tokens)
-        return self.prefix_cache.lookup(sequence.block_hashes, num_tokens)
 
     # ---- after the step
 

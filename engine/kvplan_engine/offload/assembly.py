@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -9,31 +10,87 @@ import torch
 from kvplan_engine.block_pool import BlockPool
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.kv_cache import allocate_host_pool
-from kvplan_engine.layers.ops import Ops
 from kvplan_engine.memory import MemoryBreakdown
+from kvplan_engine.model_runner import LoadedModel
 from kvplan_engine.offload.cost import CostModel
+from kvplan_engine.offload.disk_tier import DiskTier
+from kvplan_engine.offload.host_tier import HostTier
 from kvplan_engine.offload.mover import BlockMover
 from kvplan_engine.offload.preemption import PreemptionPolicy
 from kvplan_engine.offload.swap import SwapSpace
+from kvplan_engine.offload.tiers import KvTiers
 from kvplan_engine.offload.transfers import TransferLog
+
+_SAMPLED_ELEMENTS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """log: what moves before the next step. mover: moves it. preemption: with the swap space."""
+    """log: what moves before the next step. mover: moves it. preemption: with the swap space. tiers: what was evicted.
+
+    One host pool serves both: its first slots are swap space, the others the host tier.
+    """
 
     log: TransferLog
     mover: BlockMover
     preemption: PreemptionPolicy
+    tiers: KvTiers
+
+    def store_all(self) -> None:
+        """Write what is cached in pool and host memory to disk, where there is a tier for it."""
+        self.tiers.store_all()
+        self.mover.run(self.log.take())
+
+    def get_stats(self) -> dict[str, int]:
+        """Counts since the pool was made."""
+        swap, tiers = self.preemption.swap, self.tiers
+        return {
+            "swapped_out_blocks": swap.num_blocks_out,
+            "swapped_in_blocks": swap.num_blocks_in,
+            "kv_host_cache_blocks": len(tiers.host),
+            "kv_host_cache_hits": tiers.num_host_hit_tokens,
+            "kv_disk_cache_blocks": len(tiers.disk) if tiers.disk is not None else 0,
+            "kv_disk_cache_hits": tiers.num_disk_hit_tokens,
+        }
 
 
 def make_offload(
-    config: EngineConfig, memory: MemoryBreakdown, pool: BlockPool, ops: Ops, kv: torch.Tensor, seconds_per_token: float
+    config: EngineConfig,
+    memory: MemoryBreakdown,
+    pool: BlockPool,
+    model: LoadedModel,
+    kv: torch.Tensor,
+    seconds_per_token: float,
 ) -> Offload:
-    """Host memory is taken here, beside the device's account. OutOfDeviceMemory when there is not enough."""
+    """Host memory is taken here, beside the device's account.
+
+    OutOfDeviceMemory when there is not enough, EngineError when the directory for the disk tier cannot be used.
+    """
     log = TransferLog()
-    num_swap_slots = config.swap_space // memory.block_bytes
-    host_kv = allocate_host_pool(kv, num_swap_slots)
     cost = CostModel(memory.block_bytes, memory.block_size, seconds_per_token)
+    num_swap_slots = config.swap_space // memory.block_bytes
+    num_tier_slots = config.kv_host_cache_bytes // memory.block_bytes
+    disk = None
+    if config.kv_disk_cache_dir is not None:
+        key = kv_identity(model, config.kv_cache_dtype, memory.block_size)
+        disk = DiskTier(config.kv_disk_cache_dir, config.kv_disk_cache_bytes, memory.block_bytes, key)
+    host_kv = allocate_host_pool(kv, num_swap_slots + num_tier_slots)
     swap = SwapSpace(pool, num_swap_slots, log)
-    return Offload(log, BlockMover(ops, kv, host_kv), PreemptionPolicy(config.preemption_mode, swap, cost))
+    return Offload(
+        log=log,
+        mover=BlockMover(model.ops, kv, host_kv, disk),
+        preemption=PreemptionPolicy(config.preemption_mode, swap, cost),
+        tiers=KvTiers(pool, HostTier(num_swap_slots, num_tier_slots), disk, cost, log, config.kv_load_policy),
+    )
+
+
+def kv_identity(model: LoadedModel, kv_cache_dtype: str, block_size: int) -> bytes:
+    """16 bytes that differ when KV blocks differ: config, dtypes, block size and a sample of every weight."""
+    digest = hashlib.blake2b(repr((model.config, model.dtype, kv_cache_dtype, block_size)).encode(), digest_size=16)
+    for name, tensor in sorted(model.weights.items()):
+        flat = tensor.detach().reshape(-1)
+        step = max(1, flat.numel() // _SAMPLED_ELEMENTS)
+        sample = flat[::step].cpu().contiguous().view(torch.uint8)
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        digest.update(sample.numpy().tobytes())
+    return digest.digest()

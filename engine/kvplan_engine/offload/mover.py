@@ -8,24 +8,34 @@ import torch
 
 from kvplan_engine.block_table import BlockCopy
 from kvplan_engine.layers.ops import Ops
-from kvplan_engine.offload.transfers import FromHost, ToHost, Transfer
+from kvplan_engine.offload.disk_tier import DiskTier
+from kvplan_engine.offload.transfers import FromDisk, FromHost, ToDisk, ToHost, Transfer
 
 
 class BlockMover:
-    """Moves blocks between the device pool and a host pool of the same layout.
+    """Moves blocks between the device pool, a host pool of the same layout, and files.
 
     device_kv, host_kv: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]; host_kv None without slots.
     """
 
-    def __init__(self, ops: Ops, device_kv: torch.Tensor, host_kv: torch.Tensor | None) -> None:
+    def __init__(
+        self, ops: Ops, device_kv: torch.Tensor, host_kv: torch.Tensor | None, disk: DiskTier | None = None
+    ) -> None:
         self._ops = ops
         self._device_kv = device_kv
         self._host_kv = host_kv
+        self._disk = disk
 
     def run(self, transfers: list[Transfer]) -> None:
         """Do all of them, as if one after another."""
         for group in group_transfers(transfers):
-            self._copy(group)
+            first = group[0]
+            if isinstance(first, ToDisk):
+                self._store(first)
+            elif isinstance(first, FromDisk):
+                self._load(first)
+            else:
+                self._copy(group)
 
     def _copy(self, group: list[Transfer]) -> None:
         pairs = torch.tensor([_ends(transfer) for transfer in group], dtype=torch.int64, device=self._device_kv.device)
@@ -35,6 +45,18 @@ class BlockMover:
         assert source is not None and target is not None, "a transfer to or from a host pool that there is not"
         self._ops.copy_blocks(source, target, pairs)
 
+    def _store(self, transfer: ToDisk) -> None:
+        pool = self._host_kv if transfer.from_host else self._device_kv
+        assert pool is not None and self._disk is not None, "a transfer to a tier that there is not"
+        if self._device_kv.is_cuda:  # copies to host memory may still be under way
+            torch.cuda.synchronize()
+        content = pool[transfer.index].cpu().view(-1).view(torch.uint8)
+        self._disk.write(transfer.block_hash, content.numpy().data)
+
+    def _load(self, transfer: FromDisk) -> None:
+        content = torch.frombuffer(transfer.payload, dtype=torch.uint8)
+        self._device_kv[transfer.block].view(-1).view(torch.uint8).copy_(content)
+
 
 def group_transfers(transfers: Iterable[Transfer]) -> Iterator[list[Transfer]]:
     """Neighbours of one kind that may be copied at once: none writes what another one of the group reads or writes."""
@@ -42,6 +64,12 @@ def group_transfers(transfers: Iterable[Transfer]) -> Iterator[list[Transfer]]:
     sources: set[int] = set()
     targets: set[int] = set()
     for transfer in transfers:
+        if isinstance(transfer, (ToDisk, FromDisk)):
+            if group:
+                yield group
+                group, sources, targets = [], set(), set()
+            yield [transfer]
+            continue
         source, target = _ends(transfer)
         in_one_pool = type(transfer) is BlockCopy
         clashes = target in targets or (in_one_pool and (source in targets or target in sources))
@@ -56,7 +84,7 @@ def group_transfers(transfers: Iterable[Transfer]) -> Iterator[list[Transfer]]:
 
 
 def _ends(transfer: Transfer) -> tuple[int, int]:
-    """Source and target."""
+    """Source and target of a copy between pools."""
     if isinstance(transfer, BlockCopy):
         return transfer.source, transfer.target
     if isinstance(transfer, ToHost):

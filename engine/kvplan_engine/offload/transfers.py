@@ -49,7 +49,7 @@ class ToDisk:
 class FromDisk:
     """``payload``, read from disk and checked already, -> pool block ``block``."""
 
-    payload: bytes
+    payload: bytearray
     block: int
 
 

@@ -1,0 +1,192 @@
+"""Evicted blocks on disk, one file each, which later engines with the same model find again. No torch.
+
+    <directory>/<key>/<block hash>.kv       key: model, weights, dtype and block size, hashed
+    header    magic, format version, key, block hash, payload bytes, checksum of the payload
+    payload   the block as it lies in the pool: [num_layers, 2, num_kv_heads, block_size, head_size]
+
+A file is written under another name and renamed, so that none is ever half there. What cannot be read, is damaged or
+belongs to something else is left where it is and never served: one line in the log says so. When a write fails (the
+disk is full, the directory is gone), the tier says so once and switches itself off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import struct
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+from kvplan_engine.block_pool import BlockHash
+from kvplan_engine.errors import EngineError
+
+logger = logging.getLogger("kvplan_engine")
+
+_MAGIC = b"KVPLANKV"
+_VERSION = 1
+_DIGEST_BYTES = 16
+_HEADER = struct.Struct(f"<8sI{_DIGEST_BYTES}s{_DIGEST_BYTES}sQ{_DIGEST_BYTES}s")
+_SUFFIX = ".kv"
+_STALE_SECONDS = 3600.0  # a file being written that is older than this was left by a process that died
+
+
+class _BadFile(Exception):
+    """Why a file is not served."""
+
+
+class DiskTier:
+    """At most ``limit_bytes`` of files for blocks of ``block_bytes``; EngineError when the directory cannot be used.
+
+    key: 16 bytes that differ whenever the blocks of two engines are not interchangeable.
+    """
+
+    def __init__(self, directory: str | Path, limit_bytes: int, block_bytes: int, key: bytes) -> None:
+        self.is_on = True
+        self.limit_bytes = limit_bytes
+        self._block_bytes = block_bytes
+        self._file_bytes = _HEADER.size + block_bytes
+        self._key = key
+        self._folder = Path(directory) / key.hex()
+        self._used: OrderedDict[BlockHash, None] = OrderedDict()  # least recently used first
+        self.num_read = 0
+        self.read_seconds = 0.0
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            probe = self._folder / f"{os.getpid()}.tmp"
+            probe.write_bytes(b"")
+            probe.unlink()
+            self._scan()
+        except OSError as problem:
+            raise EngineError(
+                f"kv_disk_cache_dir {directory} cannot be used: {problem.strerror}.", hint="give a writable directory"
+            ) from None
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def __contains__(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._used
+
+    @property
+    def used_bytes(self) -> int:
+        return len(self._used) * self._file_bytes
+
+    # ---- what is there
+
+    def _scan(self) -> None:
+        """Index the files that are whole and ours, oldest use first."""
+        found: list[tuple[float, BlockHash]] = []
+        bad: list[str] = []
+        for entry in os.scandir(self._folder):
+            modified = entry.stat().st_mtime
+            if entry.name.endswith(_SUFFIX):
+                try:
+                    found.append((modified, self._check_entry(Path(entry.path))))
+                except (_BadFile, OSError) as problem:
+                    bad.append(f"{entry.name}: {problem}")
+            elif entry.name.endswith(".tmp") and modified < time.time() - _STALE_SECONDS:
+                os.unlink(entry.path)
+        self._used = OrderedDict((block_hash, None) for _, block_hash in sorted(found))
+        if bad:
+            logger.warning("ignored %d damaged or foreign KV file(s) in %s, %s", len(bad), self._folder, bad[0])
+        self._make_room(0)
+
+    def _check_entry(self, path: Path) -> BlockHash:
+        try:
+            block_hash = bytes.fromhex(path.stem)
+        except ValueError:
+            raise _BadFile("its name is no hash") from None
+        with path.open("rb") as file:
+            self._check_header(file.read(_HEADER.size), os.fstat(file.fileno()).st_size, block_hash)
+        return block_hash
+
+    def _check_header(self, header: bytes, file_bytes: int, block_hash: BlockHash) -> bytes:
+        """The payload's checksum. _BadFile when this is not a whole file of ours for ``block_hash``."""
+        if len(header) < _HEADER.size:
+            raise _BadFile("truncated")
+        magic, version, key, stored_hash, payload_bytes, checksum = _HEADER.unpack(header)
+        if magic != _MAGIC:
+            raise _BadFile("not a KV file")
+        if version != _VERSION:
+            raise _BadFile(f"format version {version}, not {_VERSION}")
+        if key != self._key or stored_hash != block_hash or payload_bytes != self._block_bytes:
+            raise _BadFile("of another model, dtype, block size or content")
+        if file_bytes != self._file_bytes:
+            raise _BadFile(f"{file_bytes} bytes long instead of {self._file_bytes}")
+        result: bytes = checksum
+        return result
+
+    def _path(self, block_hash: BlockHash) -> Path:
+        return self._folder / (block_hash.hex() + _SUFFIX)
+
+    # ---- reading
+
+    def touch(self, block_hash: BlockHash) -> bool:
+        """Mark as just used; whether it is here."""
+        if block_hash not in self._used:
+            return False
+        self._used.move_to_end(block_hash)
+        return True
+
+    def read(self, block_hash: BlockHash) -> bytearray | None:
+        """The block's bytes, checked; None, and the block is forgotten, when they cannot be trusted."""
+        path = self._path(block_hash)
+        started = time.perf_counter()
+        try:
+            payload = self._read_checked(path, block_hash)
+            os.utime(path)  # the order of use survives a restart
+        except (_BadFile, OSError) as problem:
+            logger.warning("ignored KV file %s: %s", path, problem)
+            self._used.pop(block_hash, None)
+            return None
+        self._used.move_to_end(block_hash)
+        self.num_read += 1
+        self.read_seconds += time.perf_counter() - started
+        return payload
+
+    def _read_checked(self, path: Path, block_hash: BlockHash) -> bytearray:
+        payload = bytearray(self._block_bytes)
+        with path.open("rb", buffering=0) as file:
+            checksum = self._check_header(file.read(_HEADER.size), os.fstat(file.fileno()).st_size, block_hash)
+            if file.readinto(payload) != self._block_bytes:
+                raise _BadFile("truncated")
+        if hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest() != checksum:
+            raise _BadFile("its checksum is wrong")
+        return payload
+
+    # ---- writing
+
+    def write(self, block_hash: BlockHash, payload: memoryview) -> None:
+        """Keep a block, dropping the least recently used ones beyond the limit."""
+        if not self.is_on or self._file_bytes > self.limit_bytes or self.touch(block_hash):
+            return
+        path = self._path(block_hash)
+        temporary = path.with_name(f"{block_hash.hex()}.{os.getpid()}.tmp")
+        checksum = hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest()
+        header = _HEADER.pack(_MAGIC, _VERSION, self._key, block_hash, self._block_bytes, checksum)
+        try:
+            self._make_room(self._file_bytes)
+            with temporary.open("wb") as file:
+                file.write(header)
+                file.write(payload)
+            temporary.replace(path)
+        except OSError as problem:
+            self._switch_off(problem, temporary)
+            return
+        self._used[block_hash] = None
+
+    def _make_room(self, num_bytes: int) -> None:
+        while self._used and self.used_bytes + num_bytes > self.limit_bytes:
+            oldest, _ = self._used.popitem(last=False)
+            self._path(oldest).unlink(missing_ok=True)
+
+    def _switch_off(self, problem: OSError, temporary: Path) -> None:
+        logger.warning("the KV cache on disk is switched off: writing to %s failed: %s", self._folder, problem)
+        self.is_on = False
+        self._used.clear()
+        try:
+            temporary.unlink(missing_ok=True)
+        except OSError as leftover:
+            logger.debug("%s stays behind: %s", temporary, leftover)
