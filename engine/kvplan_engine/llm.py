@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from kvplan_engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_output
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.core import Engine
 from kvplan_engine.errors import EngineError
@@ -34,7 +35,7 @@ class LLM:
     """
 
     def __init__(self, model: Any, **settings: Any) -> None:
-        for name in ("device_memory", "swap_space"):
+        for name in ("device_memory", "swap_space", "kv_host_cache_bytes", "kv_disk_cache_bytes"):
             if isinstance(settings.get(name), str):
                 settings[name] = _parse_bytes(name, settings[name])
         try:
@@ -75,29 +76,48 @@ class LLM:
         if isinstance(prompts, (str, Mapping)):
             prompts = [prompts]
         params = _per_prompt(sampling_params, len(prompts))
+        work = [(self.engine.add_request, prompt, wanted) for prompt, wanted in zip(prompts, params, strict=True)]
+        requests = self._run_all(work)
+        return [self._output(request) for request in requests]
+
+    def beam_search(
+        self, prompts: str | Sequence[Prompt] | Prompt, params: BeamSearchParams | None = None
+    ) -> list[BeamSearchOutput]:
+        """The likeliest answers to every prompt, as transformers' beam search finds them; best first.
+
+        prompts: as for :meth:`generate`; all are searched at the same time.
+        """
+        if isinstance(prompts, (str, Mapping)):
+            prompts = [prompts]
+        wanted = params or BeamSearchParams()
+        requests = self._run_all([(self.engine.add_beam_search, prompt, wanted) for prompt in prompts])
+        tokenizer = self.tokenizer if self._has_tokenizer else None
+        return [beam_output(request.beams, tokenizer) for request in requests if request.beams is not None]
+
+    def _run_all(self, work: list[tuple[Callable[..., Request], Prompt, Any]]) -> list[Request]:
+        """Queue every prompt by its own method of the engine, and step until all are answered. All or none is run."""
         requests: list[Request] = []
         try:
-            for prompt, prompt_params in zip(prompts, params, strict=True):
-                requests.append(self._add(prompt, prompt_params))
+            for add, prompt, params in work:
+                token_ids, text = self._encode(prompt)
+                requests.append(add(str(next(self._request_numbers)), token_ids, params, prompt=text))
             while self.engine.has_unfinished_requests():
                 self.engine.step()
         except BaseException:
             for request in requests:
                 self.engine.abort(request.request_id)
             raise
-        return [self._output(request) for request in requests]
+        return requests
 
-    def _add(self, prompt: Prompt, params: SamplingParams) -> Request:
-        request_id = str(next(self._request_numbers))
+    def _encode(self, prompt: Prompt) -> tuple[list[int], str | None]:
         if isinstance(prompt, Mapping):
-            token_ids = list(prompt["prompt_token_ids"])
-            return self.engine.add_request(request_id, token_ids, params, prompt=prompt.get("prompt"))
+            return list(prompt["prompt_token_ids"]), prompt.get("prompt")
         if self.engine.model.is_dummy:
             raise EngineError(
                 "this model has dummy weights, so an answer to a text would be noise.",
                 hint="give a directory with weights, or prompts as {'prompt_token_ids': [...]} to measure speed",
             )
-        return self.engine.add_request(request_id, self.tokenizer.encode(prompt), params, prompt=prompt)
+        return self.tokenizer.encode(prompt), prompt
 
     def _output(self, request: Request) -> RequestOutput:
         completions = [self._completion(sequence) for sequence in sorted(request.sequences, key=lambda s: s.index)]
