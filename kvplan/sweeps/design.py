@@ -21,14 +21,13 @@ from kvplan.sweeps.options import DEFAULT_BATCHED_TOKENS
 from kvplan.sweeps.prediction import Predictor
 from kvplan.sweeps.trial import Trial, TrialSettings
 
-_THROUGHPUT_SEQS: Mapping[str, tuple[int, ...]] = {"cpu": (2, 4, 8), "cuda": (8, 32, 128, 256)}
-_MEMORY_SEQS: Mapping[str, int] = {"cpu": 8, "cuda": 256}
+_THROUGHPUT_SEQS: Mapping[str, tuple[int, ...]] = {"cpu": (2, 4, 8), "cuda": (16, 32, 64, 128)}
+_MEMORY_SEQS: Mapping[str, int] = {"cpu": 8, "cuda": 128}
 _GRID_SEQS = 256
 _BLOCK_SIZES = (8, 16, 32)
 _BLOCK_SIZE = 16
 _UTILIZATION = 0.9
 _CONTEXT_SHARES = (0.375, 0.625, 1.0)
-_UTILIZATION_STEP = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,8 @@ def memory_utilizations(predictor: Predictor, base: TrialSettings, contexts: Seq
     tokens = [*between, 1.1 * contexts[-1], max(1.3 * contexts[-1], 0.7 * demand_tokens)]
     budgets = [0.6 * plenty.weight_bytes, (plenty.weight_bytes + fixed_bytes) / 2]
     budgets += [fixed_bytes + number * token_bytes for number in tokens]
-    utilizations = {_rounded(budget / predictor.device.memory_bytes) for budget in budgets}
+    digits = _digits(budgets, predictor.device.memory_bytes)
+    utilizations = {round(budget / predictor.device.memory_bytes, digits) for budget in budgets}
     return tuple(sorted(value for value in utilizations | {_UTILIZATION} if 0 < value <= _UTILIZATION))
 
 
@@ -161,5 +161,7 @@ def _demand_tokens(predictor: Predictor, base: TrialSettings) -> float:
     return sum(totals[: min(base.max_num_seqs, predictor.max_concurrency or len(totals))])
 
 
-def _rounded(utilization: float) -> float:
-    return round(round(utilization / _UTILIZATION_STEP) * _UTILIZATION_STEP, 6)
+def _digits(budgets: Sequence[float], device_bytes: int) -> int:
+    """Decimals at which rounding moves no budget by more than a sixteenth of the smallest gap between two of them."""
+    gap = min(larger - smaller for smaller, larger in itertools.pairwise(sorted(budgets)))
+    return max(2, math.ceil(-math.log10(gap / 8 / device_bytes)))

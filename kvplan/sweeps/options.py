@@ -27,7 +27,7 @@ class DefaultWorkload:
 # batch is full.
 DEFAULT_WORKLOADS: Mapping[str, DefaultWorkload] = {
     "cpu": DefaultWorkload(8, "160..320", "16..48"),
-    "cuda": DefaultWorkload(512, "128..1024", "64..256"),
+    "cuda": DefaultWorkload(128, "128..512", "32..96"),
 }
 # A file is used as a whole unless it is long.
 MOST_FILE_REQUESTS = 1000

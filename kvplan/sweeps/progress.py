@@ -64,34 +64,30 @@ class PlainProgress(SilentProgress):
 
 
 class RichProgress(SilentProgress):
-    """A live bar: trials done, the running trial's tokens/s and block occupancy, time left."""
+    """Two live lines: trials done and time left; the running trial with its tokens/s and block occupancy."""
 
     def __init__(self, output: TextIO) -> None:
-        from rich.console import Console
+        from rich.console import Console, Group
+        from rich.live import Live
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bar
+        from rich.text import Text
 
-        self._console = Console(file=output)
-        self._bar = Bar(
-            TextColumn("[bold]trials"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[now]}"),
-            console=self._console,
-            refresh_per_second=5,
-            transient=True,
-        )
+        console = Console(file=output)
+        left = TextColumn("{task.fields[left]}")
+        self._bar = Bar(TextColumn("trials"), BarColumn(bar_width=30), MofNCompleteColumn(), left, console=console)
+        self._task = self._bar.add_task("trials", total=None, left="")
+        self._line = Text("starting", no_wrap=True, overflow="ellipsis")
+        group = Group(self._bar, self._line)
+        self._live = Live(group, console=console, refresh_per_second=5, transient=True)
         self._deadline = 0.0
         self._num_done = 0
         self._trial = ""
 
     def start(self, num_done: int, num_left: int, seconds_left: float) -> None:
-        self._set_left(seconds_left)
-        total = num_done + num_left
-        self._task = self._bar.add_task("trials", total=total, completed=num_done, now="starting", left="")
         self._num_done = num_done
-        self._bar.start()
+        self._set_left(num_left, seconds_left)
+        self._live.start()
 
     def trial_started(self, trial: Trial, prediction: TrialPrediction) -> None:
         self._trial = trial.settings.as_text()
@@ -102,27 +98,27 @@ class RichProgress(SilentProgress):
             self._show(f"{self._trial}: {message['stage']}")
         elif message["type"] == "progress":
             speed, usage = message["output_tokens_per_second"], message["kv_usage"]
-            self._show(
-                f"{self._trial}: {speed:,.0f} tokens/s, blocks {usage:.1%} used, "
-                f"{message['num_running']} running, {message['num_waiting']} waiting"
-            )
+            load = f"{message['num_running']} running, {message['num_waiting']} waiting"
+            self._show(f"{speed:,.0f} tokens/s, blocks {usage:.1%} used, {load} ({self._trial})")
 
     def trial_ended(self, row: Mapping[str, Any], num_left: int, seconds_left: float) -> None:
-        self._set_left(seconds_left)
-        self._console.print(f"{settings_of(row)}: {outcome_of(row)}", highlight=False, style=_style(str(row["status"])))
         self._num_done += 1
-        self._bar.update(self._task, completed=self._num_done, total=self._num_done + num_left)
+        text = f"{settings_of(row)}: {outcome_of(row)}"
+        self._live.console.print(text, highlight=False, markup=False, style=_style(str(row["status"])))
+        self._set_left(num_left, seconds_left)
         self._show("")
 
     def stop(self) -> None:
-        self._bar.stop()
+        self._live.stop()
 
-    def _set_left(self, seconds: float) -> None:
-        self._deadline = time.monotonic() + seconds
+    def _set_left(self, num_left: int, seconds_left: float) -> None:
+        self._deadline = time.monotonic() + seconds_left
+        self._bar.update(self._task, completed=self._num_done, total=self._num_done + num_left)
 
     def _show(self, now: str) -> None:
         left = format_seconds(max(0.0, self._deadline - time.monotonic())) + " left"
-        self._bar.update(self._task, now=now, left=left)
+        self._bar.update(self._task, left=left)
+        self._line.plain = now
 
 
 def _style(status: str) -> str:

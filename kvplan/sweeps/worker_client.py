@@ -150,10 +150,11 @@ class Worker:
         except subprocess.TimeoutExpired:
             code = None
         self.kill()
-        ending = f"by {_signal_name(-code)}" if code is not None and code < 0 else f"with exit code {code}"
+        killed = code is not None and code < 0
+        ending = f"was ended by {_signal_name(-(code or 0))}" if killed else f"ended with exit code {code}"
         last_line = self._last_log_line()
         detail = f": {last_line}" if last_line else ""
-        return WorkerDied(f"The worker ended {ending}{detail}".rstrip(".") + ".")
+        return WorkerDied(f"The worker {ending}{detail}".rstrip(".") + ".")
 
     def _last_log_line(self) -> str:
         text = self._log_path.read_bytes()[self._log_start :].decode("utf-8", errors="replace")
