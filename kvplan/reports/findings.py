@@ -11,7 +11,7 @@ from typing import Any, Final
 from kvplan.reports.run import Run, Trial
 from kvplan.reports.selection import AXIS_COLUMNS, best_trial, summary_best
 from kvplan.reports.statuses import in_order, look_of
-from kvplan.reports.wording import cell, plural, short_number
+from kvplan.reports.wording import plural, setting, short_number
 
 _GOALS: Final = {
     "output_throughput": "Highest throughput",
@@ -85,14 +85,14 @@ def _from_summary(entry: Mapping[str, Any]) -> Recommendation:
     return Recommendation(
         title=_GOALS.get(goal, goal.replace("_", " ")),
         reason=_sentence(str(entry.get("reason") or "") + repeated) + ended,
-        settings={name: cell(value) for name, value in entry["settings"].items() if value is not None},
+        settings={name: setting(value) for name, value in entry["settings"].items() if value is not None},
         figures=_figures(figures if isinstance(figures, dict) else {}),
         commands={str(k): str(v) for k, v in commands.items() if v} if isinstance(commands, dict) else {},
     )
 
 
 def _from_trial(trial: Trial) -> Recommendation:
-    settings = {name: cell(trial.row.get(name)) for name in AXIS_COLUMNS if trial.row.get(name) is not None}
+    settings = {name: setting(trial.row.get(name)) for name in AXIS_COLUMNS if trial.row.get(name) is not None}
     options = " ".join(f"--{name.replace('_', '-')} {trial.row[name]}" for name in settings)
     return Recommendation(
         title=_GOALS["output_throughput"],

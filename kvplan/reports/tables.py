@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kvplan.reports.findings import kv_waste, prediction_sentences, recommendations, sentences, status_counts
 from kvplan.reports.run import Run
-from kvplan.reports.wording import cell, run_phrase, short_number
+from kvplan.reports.wording import named_cell, run_phrase, short_number
 
 REPORT_SCHEMA: Final = "kvplan.report/1"
 _MARKDOWN_COLUMNS: Final = (
@@ -103,7 +103,9 @@ def _trial_table(run: Run) -> str:
     known = [column for column in run.columns if column.name in _MARKDOWN_COLUMNS]
     columns = sorted(known, key=lambda column: _MARKDOWN_COLUMNS.index(column.name))
     head = [f"{column.name} ({column.unit})" if column.unit else column.name for column in columns]
-    rows = [[cell(trial.row.get(column.name), column.unit) for column in columns] for trial in run.trials]
+    rows = [
+        [named_cell(column.name, trial.row.get(column.name), column.unit) for column in columns] for trial in run.trials
+    ]
     return markdown_table(head, rows)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvplan.reports.run import Run, Trial
-from kvplan.reports.selection import AXIS_COLUMNS
+from kvplan.reports.selection import AXIS_COLUMNS, SETTING_COLUMNS
 from kvplan.units import format_bytes
 
 
@@ -37,14 +37,24 @@ def cell(value: object, unit: str = "") -> str:
     return str(value)
 
 
+def setting(value: object) -> str:
+    """A setting in full: 0.3355 and 0.336 may lie on two sides of a boundary."""
+    return f"{value:.10g}" if isinstance(value, float) and value != int(value) else cell(value)
+
+
+def named_cell(name: str, value: object, unit: str = "") -> str:
+    """The cell of a named column: settings in full, figures short."""
+    return setting(value) if name in SETTING_COLUMNS and unit != "bytes" else cell(value, unit)
+
+
 def settings_phrase(trial: Trial, columns: Iterable[str] = AXIS_COLUMNS[:4]) -> str:
     """``gpu_memory_utilization 0.9, max_num_seqs 16, ...`` with what the trial has."""
-    return ", ".join(f"{name} {cell(trial.row.get(name))}" for name in columns if trial.row.get(name) is not None)
+    return ", ".join(f"{name} {setting(trial.row.get(name))}" for name in columns if trial.row.get(name) is not None)
 
 
 def fixed_phrase(fixed: Mapping[str, Any]) -> str:
     """The axes that a slice holds fixed."""
-    return ", ".join(f"{name} {cell(fixed[name])}" for name in AXIS_COLUMNS if fixed.get(name) is not None)
+    return ", ".join(f"{name} {setting(fixed[name])}" for name in AXIS_COLUMNS if fixed.get(name) is not None)
 
 
 def run_phrase(run: Run) -> str:

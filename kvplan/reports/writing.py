@@ -17,7 +17,7 @@ from kvplan.reports.html.page import report_page
 from kvplan.reports.pictures import Picture, draw_comparison, draw_pictures
 from kvplan.reports.run import Run, load_run
 from kvplan.reports.tables import csv_text, json_document, json_text, markdown_table, markdown_text
-from kvplan.reports.wording import cell
+from kvplan.reports.wording import named_cell
 
 PAGE_FILE: Final = "report.html"
 COMPARISON_FILE: Final = "comparison.html"
@@ -90,7 +90,10 @@ def _comparison_markdown(comparison: Comparison) -> str:
     parts.append("\n".join(f"- {line}" for line in verdicts(comparison)))
     if differing:
         parts += ["## What differs", markdown_table(["", "first", "second"], differing)]
-    parts += ["## Shared settings", markdown_table(head, [[cell(row.get(name)) for name in head] for row in rows])]
+    parts += [
+        "## Shared settings",
+        markdown_table(head, [[named_cell(name, row.get(name)) for name in head] for row in rows]),
+    ]
     return "\n\n".join(parts) + "\n"
 
 

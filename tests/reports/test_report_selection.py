@@ -21,7 +21,7 @@ from kvplan.reports.selection import (
     user_points,
     widest_slice,
 )
-from kvplan.reports.wording import cell, short_number
+from kvplan.reports.wording import cell, setting, short_number
 
 
 def test_the_widest_slice_holds_everything_else_fixed():
@@ -171,3 +171,10 @@ def test_short_numbers(value, expected):
 )
 def test_cells(value, unit, expected):
     assert cell(value, unit) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0.3355, "0.3355"), (0.9, "0.9"), (1024, "1,024"), (1.0, "1"), (None, "")]
+)
+def test_settings_are_written_in_full(value, expected):
+    assert setting(value) == expected

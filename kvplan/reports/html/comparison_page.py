@@ -12,7 +12,7 @@ from kvplan.reports.html.page import document
 from kvplan.reports.html.tables import scrolled, status_badge
 from kvplan.reports.pictures import Picture
 from kvplan.reports.selection import Spread
-from kvplan.reports.wording import cell, plural, short_number
+from kvplan.reports.wording import plural, setting, short_number
 
 
 def comparison_page(comparison: Comparison, pictures: Sequence[Picture]) -> str:
@@ -65,7 +65,7 @@ def _settings_table(comparison: Comparison) -> Html:
     every = list(dict.fromkeys(name for match in comparison.matches for name in match.settings))
     names = [name for name in every if len({str(match.settings.get(name)) for match in comparison.matches}) > 1]
     shared = ", ".join(
-        f"{name} {cell(comparison.matches[0].settings.get(name))}" for name in every if name not in names
+        f"{name} {setting(comparison.matches[0].settings.get(name))}" for name in every if name not in names
     )
     heads = [*names, "status first", "status second"]
     heads += [f"{column} {part}" for column in COMPARED_COLUMNS for part in ("first", "second", "ratio")]
@@ -76,7 +76,7 @@ def _settings_table(comparison: Comparison) -> Html:
 
 
 def _cells(match: Match, names: Sequence[str]) -> list[Html]:
-    cells = [tag("td", cell(match.settings.get(name)), data_value=match.settings.get(name, "")) for name in names]
+    cells = [tag("td", setting(match.settings.get(name)), data_value=match.settings.get(name, "")) for name in names]
     cells += [tag("td", status_badge(status), data_value=status) for status in match.statuses]
     for column in COMPARED_COLUMNS:
         cells += [_figure(spread) for spread in match.figures[column]]

@@ -9,7 +9,7 @@ from typing import Final
 from kvplan.reports.html.markup import Html, breakable, join, tag
 from kvplan.reports.run import ReportColumn, Run, Trial
 from kvplan.reports.statuses import look_of
-from kvplan.reports.wording import cell
+from kvplan.reports.wording import named_cell
 
 # What a reader looks up first; the other columns follow by group.
 MAIN_COLUMNS: Final = (
@@ -93,7 +93,7 @@ def _chunks(columns: Sequence[ReportColumn]) -> Iterator[Sequence[ReportColumn]]
 def _shared(run: Run, columns: Sequence[ReportColumn]) -> Html:
     entries: list[Html] = []
     for column in columns:
-        value = cell(run.trials[0].row.get(column.name), column.unit)
+        value = named_cell(column.name, run.trials[0].row.get(column.name), column.unit)
         entries += [tag("dt", breakable(column.name), title=column.description or None)]
         entries += [tag("dd", f"{value}{_unit_suffix(column)}" if value else "– (empty)")]
     return join(tag("p", "The same in every trial:", class_="faint"), tag("dl", *entries))
@@ -136,7 +136,7 @@ def _head(column: ReportColumn, is_text: bool) -> Html:
 
 def _cell(trial: Trial, column: ReportColumn, is_text: bool) -> Html:
     value = trial.row.get(column.name)
-    text = cell(value, column.unit)
+    text = named_cell(column.name, value, column.unit)
     shown = status_badge(text) if column.name == "status" and text else text
     kind = "text long" if is_text and len(text) > _LONG_TEXT else "text" if is_text else None
     return tag("td", shown, class_=kind, data_value="" if value is None else value)

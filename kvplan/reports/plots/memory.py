@@ -9,7 +9,7 @@ from kvplan.reports.plots.canvas import INK, finish, say
 from kvplan.reports.run import Run, Trial
 from kvplan.reports.selection import best_trial
 from kvplan.reports.statuses import BLUE, GREY, ORANGE, PURPLE
-from kvplan.reports.wording import short_number
+from kvplan.reports.wording import setting
 from kvplan.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def draw(run: Run, figure: Figure) -> str:
     unit = _scale(trials)
     for place, trial in enumerate(trials):
         _bar(axes, place, trial, unit)
-    axes.set_yticks(range(len(trials)), [short_number(trial.number("gpu_memory_utilization")) for trial in trials])
+    axes.set_yticks(range(len(trials)), [setting(trial.number("gpu_memory_utilization")) for trial in trials])
     axes.set_ylabel("gpu_memory_\nutilization")
     axes.set_xlabel(f"device memory ({unit.name})")
     axes.grid(visible=False, axis="y")
@@ -138,5 +138,5 @@ def _finding(trial: Trial) -> str:
     used = trial.number("kv_usage_max") or 0
     total = trial.number("device_memory_bytes")
     share = f" of {format_bytes(total)}" if total else ""
-    where = f"At utilization {short_number(trial.number('gpu_memory_utilization'))}"
+    where = f"At utilization {setting(trial.number('gpu_memory_utilization'))}"
     return f"{where} the KV pool gets {format_bytes(pool)}{share}; {100 * used:.0f} % of it was used at the peak"

@@ -14,7 +14,7 @@ from kvplan.reports.plots.canvas import INK, finish, say
 from kvplan.reports.run import Run, Trial
 from kvplan.reports.selection import Spread, widest_slice
 from kvplan.reports.statuses import STATUS_ORDER, StatusLook, in_order, is_measured, look_of
-from kvplan.reports.wording import fixed_phrase, plural, short_number
+from kvplan.reports.wording import fixed_phrase, plural, setting, short_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,8 +132,8 @@ def _ticks(axes: Axes, plane: OutcomeMap) -> None:
     axes.set_xlim(-0.5, len(plane.x_values) - 0.5)
     axes.set_ylim(-0.5, len(plane.y_values) - 0.5)
     crowded = len(plane.x_values) > 24
-    axes.set_xticks(range(len(plane.x_values)), [short_number(x) for x in plane.x_values], rotation=90 * crowded)
-    axes.set_yticks(range(len(plane.y_values)), [short_number(y) for y in plane.y_values])
+    axes.set_xticks(range(len(plane.x_values)), [setting(x) for x in plane.x_values], rotation=90 * crowded)
+    axes.set_yticks(range(len(plane.y_values)), [setting(y) for y in plane.y_values])
     axes.tick_params(length=0)
     axes.set_facecolor("#F3F3F3")  # pairs that were not tried
     axes.grid(visible=False)
@@ -179,5 +179,6 @@ def _finding(plane: OutcomeMap) -> str:
         return f"None of {plural(total, 'setting')} could be served"
     known = [place for place in statuses if plane.predicted(place) is not None]
     wrong = sum(plane.predicted(place) != is_measured(statuses[place]) for place in known)
-    verdict = f"; {wrong or 'none'} ended against the prediction" if known else ""
+    right = f"wrong for {wrong} of {len(known)}" if wrong else f"right for all {len(known)}"
+    verdict = f"; the prediction was {right}" if known else ""
     return f"{len(served)} of {plural(total, 'setting')} could be served{verdict}"

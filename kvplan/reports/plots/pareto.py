@@ -33,7 +33,7 @@ def draw(run: Run, figure: Figure) -> str:
     axes.xaxis.set_major_formatter(thousands())
     axes.set_xlabel("tokens/s that one user sees (1 / median TPOT)")
     axes.set_ylabel("output throughput of all users (tokens/s)")
-    axes.legend(loc="lower left")
+    axes.legend(loc="best")
     return finish(figure, run, _finding(front, len(points)))
 
 

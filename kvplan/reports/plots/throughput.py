@@ -39,7 +39,7 @@ def draw(run: Run, figure: Figure) -> str:
     from_zero(axes, max(point.high for points in lines.values() for point in points.values()))
     axes.set_xlabel("max_num_seqs (sequences in one step, log scale)")
     axes.set_ylabel("output throughput (tokens/s)")
-    axes.legend(loc="lower right")
+    axes.legend(loc="best")
     return finish(figure, run, _finding(lines), fixed_phrase(part.fixed))
 
 
