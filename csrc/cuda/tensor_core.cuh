@@ -99,10 +99,10 @@ float half_of(u32 pair, int which) {
 
 // Gathers the warp's fragments into matrices, multiplies, and hands the fragments of C back.
 template <typename T>
-void exchange_mma(Warp& warp) {
+void exchange_mma(Slots& slots) {
     float a[16][16], b[16][8], c[16][8];
     for (int lane = 0; lane < WARP_SIZE; ++lane) {
-        const MmaSlot* own = slot<MmaSlot>(warp, lane);
+        const MmaSlot* own = slot<MmaSlot>(slots, lane);
         const int g = lane / 4, t = lane % 4;
         for (int e = 0; e < 8; ++e) a[g + e / 2 % 2 * 8][2 * t + e % 2 + e / 4 * 8] = half_of<T>(own->a[e / 2], e % 2);
         for (int e = 0; e < 4; ++e) b[2 * t + e % 2 + e / 2 * 8][g] = half_of<T>(own->b[e / 2], e % 2);
@@ -112,17 +112,17 @@ void exchange_mma(Warp& warp) {
         for (int k = 0; k < 16; ++k)
             for (int column = 0; column < 8; ++column) c[row][column] += a[row][k] * b[k][column];
     for (int lane = 0; lane < WARP_SIZE; ++lane)
-        for (int e = 0; e < 4; ++e) slot<MmaSlot>(warp, lane)->c[e] = c[lane / 4 + e / 2 * 8][2 * (lane % 4) + e % 2];
+        for (int e = 0; e < 4; ++e) slot<MmaSlot>(slots, lane)->c[e] = c[lane / 4 + e / 2 * 8][2 * (lane % 4) + e % 2];
 }
 
 // Transposes an 8 x 8 matrix of 16-bit values, two columns of row g in each lane.
-inline void exchange_transpose(Warp& warp) {
+inline void exchange_transpose(Slots& slots) {
     u16 matrix[8][8];
     for (int lane = 0; lane < WARP_SIZE; ++lane)
-        std::memcpy(&matrix[lane / 4][lane % 4 * 2], warp.slots[lane], 4);
+        memcpy(&matrix[lane / 4][lane % 4 * 2], slots.bytes[lane], 4);
     for (int lane = 0; lane < WARP_SIZE; ++lane) {
         const u32 low = matrix[lane % 4 * 2][lane / 4], high = matrix[lane % 4 * 2 + 1][lane / 4];
-        *slot<u32>(warp, lane) = low | high << 16;
+        *slot<u32>(slots, lane) = low | high << 16;
     }
 }
 
@@ -132,16 +132,16 @@ struct LoadMatrixSlot {
 };
 
 template <bool TRANSPOSED>
-void exchange_load_matrix(Warp& warp) {
+void exchange_load_matrix(Slots& slots) {
     for (int lane = 0; lane < WARP_SIZE; ++lane) {
         const int g = lane / 4, t = lane % 4;
         for (int m = 0; m < 4; ++m) {
             u16 two[2];
             for (int e = 0; e < 2; ++e) {
                 const int row = TRANSPOSED ? 2 * t + e : g, column = TRANSPOSED ? g : 2 * t + e;
-                std::memcpy(&two[e], slot<LoadMatrixSlot>(warp, 8 * m + row)->row + 2 * column, 2);
+                memcpy(&two[e], slot<LoadMatrixSlot>(slots, 8 * m + row)->row + 2 * column, 2);
             }
-            slot<LoadMatrixSlot>(warp, lane)->result[m] = u32(two[0]) | u32(two[1]) << 16;
+            slot<LoadMatrixSlot>(slots, lane)->result[m] = u32(two[0]) | u32(two[1]) << 16;
         }
     }
 }
@@ -150,8 +150,7 @@ template <bool TRANSPOSED>
 void load_matrix(u32 (&result)[4], const u8* row) {
     if (!is_aligned(row, 16)) fail("ldmatrix of a row that is not aligned to 16 bytes");
     LoadMatrixSlot exchange{row, {}};
-    warp_meet(&exchange, sizeof(exchange), reinterpret_cast<const void*>(&exchange_load_matrix<TRANSPOSED>),
-              exchange_load_matrix<TRANSPOSED>);
+    warp_meet(&exchange, sizeof(exchange), exchange_load_matrix<TRANSPOSED>);
     for (int m = 0; m < 4; ++m) result[m] = exchange.result[m];
 }
 
@@ -162,14 +161,12 @@ KVPLAN_INLINE void multiply_accumulate(float (&c)[4], const u32 (&a)[4], const u
     kvplan_host::MmaSlot exchange;
     for (int e = 0; e < 4; ++e) exchange.a[e] = a[e], exchange.c[e] = c[e];
     for (int e = 0; e < 2; ++e) exchange.b[e] = b[e];
-    kvplan_host::warp_meet(&exchange, sizeof(exchange), reinterpret_cast<const void*>(&kvplan_host::exchange_mma<T>),
-                           kvplan_host::exchange_mma<T>);
+    kvplan_host::warp_meet(&exchange, sizeof(exchange), kvplan_host::exchange_mma<T>);
     for (int e = 0; e < 4; ++e) c[e] = exchange.c[e];
 }
 
 KVPLAN_INLINE u32 transpose_8x8(u32 pair) {
-    kvplan_host::warp_meet(&pair, sizeof(pair), reinterpret_cast<const void*>(&kvplan_host::exchange_transpose),
-                           kvplan_host::exchange_transpose);
+    kvplan_host::warp_meet(&pair, sizeof(pair), kvplan_host::exchange_transpose);
     return pair;
 }
 

@@ -165,7 +165,7 @@ KVPLAN_INLINE void store_pack(T* address, const Pack<T>& pack) {
 
 KVPLAN_INLINE float fast_exp2(float x) {
 #if defined(KVPLAN_HOST)
-    return std::exp2(x);
+    return exp2f(x);
 #else
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));

@@ -1,17 +1,17 @@
 // The CUDA words that the kernels use, for a host compiler: vector types, indices, barriers, shuffles, atomics.
 #pragma once
 
-#include <algorithm>
-#include <cstring>
+#include <math.h>
+#include <string.h>
 
 #include "emulation.hpp"
 
 #define __shared__ static thread_local
 #define __restrict__ __restrict
 #define threadIdx (kvplan_host::thread_index())
-#define blockIdx (kvplan_host::machine.block_index)
-#define blockDim (kvplan_host::machine.block)
-#define gridDim (kvplan_host::machine.grid)
+#define blockIdx (kvplan_host::block_index())
+#define blockDim (kvplan_host::block_size())
+#define gridDim (kvplan_host::grid_size())
 
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
@@ -28,18 +28,18 @@ inline void __threadfence() {}
 
 namespace kvplan_host {
 
-inline void exchange_nothing(Warp&) {}
+inline void exchange_nothing(Slots&) {}
 
 struct ShuffleSlot {
     unsigned value;
     int source;
 };
 
-inline void exchange_shuffle(Warp& warp) {
+inline void exchange_shuffle(Slots& slots) {
     unsigned values[WARP_SIZE];
-    for (int lane = 0; lane < WARP_SIZE; ++lane) values[lane] = slot<ShuffleSlot>(warp, lane)->value;
+    for (int lane = 0; lane < WARP_SIZE; ++lane) values[lane] = slot<ShuffleSlot>(slots, lane)->value;
     for (int lane = 0; lane < WARP_SIZE; ++lane) {
-        ShuffleSlot* own = slot<ShuffleSlot>(warp, lane);
+        ShuffleSlot* own = slot<ShuffleSlot>(slots, lane);
         own->value = values[own->source & (WARP_SIZE - 1)];
     }
 }
@@ -48,25 +48,24 @@ template <typename T>
 T shuffle_from(T value, int source) {
     static_assert(sizeof(T) == 4);
     ShuffleSlot exchange{};
-    std::memcpy(&exchange.value, &value, 4);
+    memcpy(&exchange.value, &value, 4);
     exchange.source = source;
-    warp_meet(&exchange, sizeof(exchange), reinterpret_cast<const void*>(&exchange_shuffle), exchange_shuffle);
-    std::memcpy(&value, &exchange.value, 4);
+    warp_meet(&exchange, sizeof(exchange), exchange_shuffle);
+    memcpy(&value, &exchange.value, 4);
     return value;
 }
 
-inline void exchange_any(Warp& warp) {
+inline void exchange_any(Slots& slots) {
     int any = 0;
-    for (int lane = 0; lane < WARP_SIZE; ++lane) any |= *slot<int>(warp, lane);
-    for (int lane = 0; lane < WARP_SIZE; ++lane) *slot<int>(warp, lane) = any;
+    for (int lane = 0; lane < WARP_SIZE; ++lane) any |= *slot<int>(slots, lane);
+    for (int lane = 0; lane < WARP_SIZE; ++lane) *slot<int>(slots, lane) = any;
 }
 
 }  // namespace kvplan_host
 
 inline void __syncwarp() {
     int nothing = 0;
-    kvplan_host::warp_meet(&nothing, sizeof(nothing), reinterpret_cast<const void*>(&kvplan_host::exchange_nothing),
-                           kvplan_host::exchange_nothing);
+    kvplan_host::warp_meet(&nothing, sizeof(nothing), kvplan_host::exchange_nothing);
 }
 
 template <typename T>
@@ -87,8 +86,7 @@ T __shfl_up_sync(unsigned, T value, int delta) {
 
 inline int __any_sync(unsigned, int predicate) {
     int any = predicate != 0;
-    kvplan_host::warp_meet(&any, sizeof(any), reinterpret_cast<const void*>(&kvplan_host::exchange_any),
-                           kvplan_host::exchange_any);
+    kvplan_host::warp_meet(&any, sizeof(any), kvplan_host::exchange_any);
     return any;
 }
 

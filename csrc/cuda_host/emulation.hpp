@@ -5,16 +5,12 @@
 // barrier gives another result. Dynamic shared memory starts as NaN, and copies begun by cp.async land only at the wait
 // that completes them. A barrier that not all threads reach, a warp operation that lanes disagree on, a misaligned
 // vector access: each ends the launch with a message instead of a hang.
+//
+// The machine itself is emulation.cpp, compiled once; this header is all that a kernel's compilation reads.
 #pragma once
 
-#include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <numeric>
-#include <stdexcept>
-#include <string>
-
-#include "fibre.hpp"
+#include <stddef.h>
+#include <stdint.h>
 
 namespace kvplan_host {
 
@@ -22,206 +18,42 @@ constexpr int WARP_SIZE = 32;
 constexpr int SLOT_BYTES = 64;
 
 struct Index3 {
-    unsigned x = 0, y = 0, z = 0;
+    unsigned x, y, z;
 };
 
-struct Meeting {
-    unsigned generation = 0;
-    int arrived = 0;
+// Where the lanes of a warp put what they bring to an operation, and find what they take from it.
+struct Slots {
+    alignas(16) unsigned char bytes[WARP_SIZE][SLOT_BYTES];
 };
 
-struct Warp {
-    Meeting meeting;
-    int alive = 0;
-    const void* operation = nullptr;  // which operation the lanes are meeting in
-    alignas(16) unsigned char slots[WARP_SIZE][SLOT_BYTES];
-};
+// Ends the launch with a message.
+[[noreturn]] void fail(const char* message);
 
-struct Machine {
-    Index3 grid, block, block_index;
-    std::vector<Fibre> fibres;
-    std::vector<Warp> warps;
-    std::vector<std::unique_ptr<unsigned char[]>> stacks;
-    std::vector<unsigned char> shared;
-    Meeting barrier;
-    int alive = 0;
-    Fibre* running = nullptr;
-    Context scheduler{};
-    std::string error;
-    void (*body)(const void*) = nullptr;
-    const void* params = nullptr;
-};
+Index3 thread_index();
+Index3 block_index();
+Index3 block_size();
+Index3 grid_size();
+int lane_index();
+unsigned char* dynamic_shared();
 
-inline thread_local Machine machine;
-
-[[noreturn]] inline void fail(const char* message) { throw std::runtime_error(message); }
-
-inline Index3 thread_index() { return {machine.running->index, 0, 0}; }  // kernels here use one-dimensional blocks
-inline int lane_index() { return int(machine.running->index % WARP_SIZE); }
-inline Warp& own_warp() { return machine.warps[machine.running->index / WARP_SIZE]; }
-
-inline unsigned char* dynamic_shared() {
-    auto address = reinterpret_cast<uintptr_t>(machine.shared.data());
-    return reinterpret_cast<unsigned char*>((address + 127) & ~uintptr_t(127));
-}
-
-// Gives the processor back until the meeting's generation moves on.
-inline void wait_for(const Meeting& meeting) {
-    Fibre* fibre = machine.running;
-    fibre->waited_generation = &meeting.generation;
-    fibre->seen_generation = meeting.generation;
-    resume(fibre->context, machine.scheduler);
-    if (!machine.error.empty()) fail("another thread of the block failed");
-}
-
-inline void open(Meeting& meeting) {
-    meeting.arrived = 0;
-    ++meeting.generation;
-}
-
-inline void block_barrier() {
-    if (++machine.barrier.arrived == machine.alive) {
-        open(machine.barrier);
-    } else {
-        wait_for(machine.barrier);
-    }
-}
+void block_barrier();
 
 // All 32 lanes bring `bytes` bytes; the last one runs `complete` over all slots; each takes its own slot back.
-inline void warp_meet(void* data, size_t bytes, const void* operation, void (*complete)(Warp&)) {
-    Warp& warp = own_warp();
-    if (warp.alive != WARP_SIZE) fail("a warp operation ran after a lane of its warp had ended");
-    if (warp.meeting.arrived > 0 && warp.operation != operation) fail("lanes of a warp disagree on the operation");
-    warp.operation = operation;
-    const int lane = lane_index();
-    std::memcpy(warp.slots[lane], data, bytes);
-    if (++warp.meeting.arrived == WARP_SIZE) {
-        complete(warp);
-        open(warp.meeting);
-    } else {
-        wait_for(warp.meeting);
-    }
-    std::memcpy(data, warp.slots[lane], bytes);
-}
+void warp_meet(void* data, size_t bytes, void (*complete)(Slots&));
 
-template <typename T>
-T* slot(Warp& warp, int lane) {
-    static_assert(sizeof(T) <= SLOT_BYTES);
-    return reinterpret_cast<T*>(warp.slots[lane]);
-}
-
-// ---- copies to shared memory that complete at a wait -----------------------------------------------------------
-
-inline void begin_copy(void* target, const void* source, unsigned bytes) {
-    if (reinterpret_cast<uintptr_t>(target) % 16 || (bytes && reinterpret_cast<uintptr_t>(source) % 16)) {
-        fail("cp.async of 16 bytes at an address that is no multiple of 16");
-    }
-    machine.running->copies.push_back({target, source, bytes});
-}
-
-inline void commit_copies() { machine.running->group_ends.push_back(machine.running->copies.size()); }
-
-inline void wait_copies(size_t groups_left) {
-    Fibre& fibre = *machine.running;
-    if (fibre.group_ends.size() <= groups_left) return;
-    const size_t groups = fibre.group_ends.size() - groups_left, end = fibre.group_ends[groups - 1];
-    for (size_t i = 0; i < end; ++i) {
-        const PendingCopy& copy = fibre.copies[i];
-        std::memset(copy.target, 0, 16);
-        std::memcpy(copy.target, copy.source, copy.bytes);
-    }
-    fibre.copies.erase(fibre.copies.begin(), fibre.copies.begin() + long(end));
-    fibre.group_ends.erase(fibre.group_ends.begin(), fibre.group_ends.begin() + long(groups));
-    for (size_t& group_end : fibre.group_ends) group_end -= end;
-}
-
-// ---- the scheduler ---------------------------------------------------------------------------------------------
-
-inline void fibre_main() {
-    Fibre* fibre = machine.running;
-    try {
-        machine.body(machine.params);
-    } catch (const std::exception& error) {
-        if (machine.error.empty()) machine.error = error.what();
-    }
-    fibre->finished = true;
-    --machine.warps[fibre->index / WARP_SIZE].alive;
-    --machine.alive;
-    if (machine.alive > 0 && machine.barrier.arrived == machine.alive) open(machine.barrier);
-    resume(fibre->context, machine.scheduler);
-}
-
-inline void start_block(size_t shared_bytes) {
-    const size_t threads = machine.block.x;
-    machine.shared.assign(shared_bytes + 256, 0xFF);
-    machine.barrier = {};
-    machine.alive = int(threads);
-    machine.warps.assign((threads + WARP_SIZE - 1) / WARP_SIZE, Warp{});
-    machine.fibres.resize(threads);
-    while (machine.stacks.size() < threads) machine.stacks.emplace_back(new unsigned char[FIBRE_STACK_BYTES]);
-    for (size_t i = 0; i < threads; ++i) {
-        Fibre& fibre = machine.fibres[i];
-        fibre.index = unsigned(i);
-        fibre.finished = false;
-        fibre.waited_generation = nullptr;
-        fibre.copies.clear();
-        fibre.group_ends.clear();
-        prepare_context(fibre.context, machine.stacks[i].get(), fibre_main);
-        ++machine.warps[i / WARP_SIZE].alive;
-    }
-}
-
-inline bool can_run(const Fibre& fibre) {
-    if (fibre.finished) return false;
-    return fibre.waited_generation == nullptr || *fibre.waited_generation != fibre.seen_generation;
-}
-
-// The order of a pass over the block's threads: 0 forward, 1 backward, else a multiplicative shuffle of that seed.
-inline size_t nth_thread(size_t n, size_t threads, int order) {
-    if (order == 0) return n;
-    if (order == 1) return threads - 1 - n;
-    size_t stride = (2654435761u * unsigned(order)) % threads | 1;
-    while (std::gcd(stride, threads) != 1) stride += 2;
-    return (n * stride + unsigned(order)) % threads;
-}
-
-inline void run_block(int order) {
-    const size_t threads = machine.fibres.size();
-    while (machine.alive > 0) {
-        bool progressed = false;
-        for (size_t n = 0; n < threads; ++n) {
-            Fibre& fibre = machine.fibres[nth_thread(n, threads, order)];
-            const bool wind_down = !machine.error.empty() && !fibre.finished && fibre.waited_generation != nullptr;
-            if (!can_run(fibre) && !wind_down) continue;
-            machine.running = &fibre;
-            fibre.waited_generation = nullptr;
-            resume(machine.scheduler, fibre.context);
-            progressed = true;
-        }
-        if (!progressed && machine.error.empty()) machine.error = "threads wait at a barrier that the others never reach";
-    }
-}
+// Copies to shared memory that complete at a wait. bytes is 16, or 0 to fill 16 bytes with zeros.
+void begin_copy(void* target, const void* source, unsigned bytes);
+void commit_copies();
+void wait_copies(size_t groups_left);
 
 // Launches body(params) over the grid. Returns 0, or 1 with a message in `error` (at least 256 bytes).
-inline int launch(void (*body)(const void*), const unsigned* grid, const unsigned* block, size_t shared_bytes,
-                  const void* params, int order, char* error) {
-    machine.grid = {grid[0], grid[1], grid[2]};
-    machine.block = {block[0], block[1], block[2]};
-    machine.body = body;
-    machine.params = params;
-    machine.error = block[1] == 1 && block[2] == 1 && block[0] % WARP_SIZE == 0 ? "" : "blocks are whole warps in x";
-    const size_t blocks = size_t(grid[0]) * grid[1] * grid[2];
-    for (size_t i = 0; i < blocks && machine.error.empty(); ++i) {
-        const size_t number = order == 1 ? blocks - 1 - i : i;
-        machine.block_index = {unsigned(number % grid[0]), unsigned(number / grid[0] % grid[1]),
-                               unsigned(number / grid[0] / grid[1])};
-        start_block(shared_bytes);
-        run_block(order);
-    }
-    if (machine.error.empty()) return 0;
-    std::snprintf(error, 256, "block (%u, %u, %u): %s", machine.block_index.x, machine.block_index.y,
-                  machine.block_index.z, machine.error.c_str());
-    return 1;
+int launch(void (*body)(const void*), const unsigned* grid, const unsigned* block, size_t shared_bytes,
+           const void* params, int order, char* error);
+
+template <typename T>
+T* slot(Slots& slots, int lane) {
+    static_assert(sizeof(T) <= SLOT_BYTES, "a slot holds SLOT_BYTES");
+    return reinterpret_cast<T*>(slots.bytes[lane]);
 }
 
 }  // namespace kvplan_host

@@ -33,7 +33,6 @@ _FLAGS = (
     "-std=c++17",
     "-O1",
     "-fPIC",
-    "-shared",
     "-Wall",
     "-Wextra",
     "-Werror",
@@ -93,20 +92,30 @@ class EmulatedRuntime:
 
 def compile_host_library(variant: KernelVariant) -> Path:
     """The variant as a shared library for this machine, from the cache or compiled now."""
-    compiler = find_compiler()
-    parts = (*compiler, *_FLAGS, variant.source, *variant.flags(), source_digest("cuda", "cuda_host"))
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
-    library = kernel_cache_dir() / "emulated" / f"{Path(variant.source).stem}-{key}.so"
-    if library.is_file():
-        return library
-    library.parent.mkdir(parents=True, exist_ok=True)
     source = source_dir() / "cuda" / variant.source
-    handle, name = tempfile.mkstemp(dir=library.parent, suffix=".so")
+    inputs = ("-shared", *variant.flags(), "-x", "c++", str(source), "-x", "none", str(_compile_machine()))
+    return _compile(f"{Path(variant.source).stem}", ".so", inputs, variant.label())
+
+
+def _compile_machine() -> Path:
+    """The emulation itself as an object file: the same for all kernels."""
+    source = source_dir() / "cuda_host" / "emulation.cpp"
+    return _compile("emulation", ".o", ("-c", str(source)), "the emulation")
+
+
+def _compile(stem: str, suffix: str, inputs: tuple[str, ...], label: str) -> Path:
+    compiler = find_compiler()
+    parts = (*compiler, *_FLAGS, *inputs, source_digest("cuda", "cuda_host"))
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+    target = kernel_cache_dir() / "emulated" / f"{stem}-{key}{suffix}"
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, suffix=suffix)
     os.close(handle)
-    command = [*compiler, *_FLAGS, *variant.flags(), "-x", "c++", str(source), "-o", name]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run([*compiler, *_FLAGS, *inputs, "-o", name], capture_output=True, text=True, check=False)
     if result.returncode != 0:
         Path(name).unlink()
-        raise CudaKernelError(f"{variant.label()} does not compile for the host: {result.stderr[:2000]}")
-    Path(name).replace(library)
-    return library
+        raise CudaKernelError(f"{label} does not compile for the host: {result.stderr[:2000]}")
+    Path(name).replace(target)
+    return target

@@ -94,6 +94,6 @@ def source_digest(*folders: str) -> str:
     digest = hashlib.sha256()
     for folder in folders:
         for path in sorted((source_dir() / folder).iterdir()):
-            if path.suffix in {".cu", ".cuh", ".hpp"}:
+            if path.suffix in {".cu", ".cuh", ".hpp", ".cpp"}:
                 digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

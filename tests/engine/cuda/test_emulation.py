@@ -93,4 +93,4 @@ def test_copies_land_at_the_wait_and_not_before(fault: KernelVariant) -> None:
 
 def test_a_warp_operation_after_a_lane_has_ended_is_a_fault(fault: KernelVariant) -> None:
     with pytest.raises(CudaKernelError, match="after a lane of its warp had ended"):
-        run(fault, 5)
+        run(fault, 5, BACKWARD)
