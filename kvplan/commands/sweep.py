@@ -32,6 +32,9 @@ def sweep(
     burstiness: Annotated[float | None, typer.Option(help="1 is Poisson, below 1 is burstier.  [default: 1]")] = None,
     max_concurrency: Annotated[int | None, typer.Option(help="Most requests in flight.")] = None,
     workload: Annotated[str | None, typer.Option(help="File with requests (JSON lines, ShareGPT, CSV trace).")] = None,
+    slo: Annotated[
+        list[str] | None, typer.Option(help="Service level in ms, like 'ttft:500 tpot:50' or mlperf:llama3.1-8b.")
+    ] = None,
     boundary: Annotated[
         str | None,
         typer.Option(
@@ -76,6 +79,7 @@ def sweep(
         "seed": seed,
         "load_format": load_format,
         "trial_timeout": trial_timeout,
+        "slo_ms": None if slo is None else _objectives(slo),
         "boundary": None if boundary is None else tuple(name.strip() for name in boundary.split(",")),
     }
     given = with_absolute_paths({name: value for name, value in options.items() if value is not None})
@@ -124,9 +128,18 @@ def _finish(outcome: Any, *, as_json: bool) -> int:
     from kvplan.commands import sweep_output
     from kvplan.reports import write_reports
 
-    written = write_reports(outcome.directory)
-    sweep_output.print_outcome(outcome, written, as_json=as_json)
+    sweep_output.print_outcome(outcome, as_json=as_json)
+    sweep_output.print_written(outcome.directory, write_reports(outcome.directory))
     return INTERRUPTED if outcome.interrupted else 0
+
+
+def _objectives(texts: list[str]) -> dict[str, float]:
+    """``["ttft:500 tpot:50"]`` -> bounds in ms by name."""
+    from kvplan.planner.slo import parse_slo
+
+    bounds = parse_slo([word for text in texts for word in text.replace(",", " ").split()])
+    seconds = {"ttft": bounds.ttft_seconds, "tpot": bounds.tpot_seconds, "e2el": bounds.e2el_seconds}
+    return {name: 1000 * bound for name, bound in seconds.items() if bound is not None}
 
 
 def _refuse_together(option: str, others: dict[str, bool]) -> None:

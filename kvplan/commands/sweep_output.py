@@ -17,6 +17,7 @@ from kvplan.sweeps.session import SweepOutcome
 from kvplan.sweeps.trial import Trial
 
 _GOALS: Mapping[str, str] = {
+    "slo": "within SLO",
     "output_throughput": "throughput",
     "median_tpot_ms": "time per token",
     "p99_ttft_ms": "first token",
@@ -81,8 +82,14 @@ def _trial_cells(trial: Trial, prediction: TrialPrediction) -> list[str]:
     ]
 
 
-def print_outcome(outcome: SweepOutcome, written: Sequence[Path], *, as_json: bool) -> None:
-    """The summary: as JSON alone, or as tables with the place of the files."""
+def print_written(directory: Path, pictures: Sequence[Path]) -> None:
+    """Where everything lies."""
+    names = ", ".join(["trials.jsonl", "results.csv", "summary.json", *sorted(path.name for path in pictures)])
+    print(f"written to {directory}: {names}", file=sys.stderr)
+
+
+def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
+    """The summary: as JSON alone, or as tables."""
     if as_json:
         print_json(outcome.summary)
         return
@@ -99,8 +106,6 @@ def print_outcome(outcome: SweepOutcome, written: Sequence[Path], *, as_json: bo
     _print_predictions(summary["predictions"])
     counts = ", ".join(f"{count} {status}" for status, count in summary["status_counts"].items())
     print(f"\n{summary['num_finished']} trials: {counts}")
-    names = ", ".join(sorted(path.name for path in written))
-    print(f"written to {outcome.directory}" + (f": {names}" if names else ""), file=sys.stderr)
 
 
 def _print_best(best: Sequence[Mapping[str, Any]]) -> None:

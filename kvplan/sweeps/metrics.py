@@ -7,7 +7,7 @@ most requests in flight over half-open intervals, a departure before an arrival 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +76,34 @@ def _statistics(name: str, seconds: Sequence[float]) -> Figures:
         f"std_{name}_ms": float(values.std()),
         f"p90_{name}_ms": float(np.percentile(values, 90)),
         f"p99_{name}_ms": float(np.percentile(values, 99)),
+    }
+
+
+def goodput_figures(
+    traces: Sequence[RequestTrace], duration_seconds: float, objectives_ms: Mapping[str, float]
+) -> dict[str, float | bool]:
+    """Requests within every objective (``ttft``, ``tpot``, ``e2el``, in ms); nothing without objectives.
+
+    A request with a single token has a TPOT of 0, as in vLLM. A failed request is never good. slo_pass: the 99th
+    percentile of every objective holds and no request failed.
+    """
+    if not objectives_ms:
+        return {}
+    completed = [trace for trace in traces if trace.finished and trace.token_times]
+    values = {
+        "ttft": np.array([trace.ttft_seconds * 1000 for trace in completed]),
+        "tpot": np.array([(trace.tpot_seconds or 0.0) * 1000 for trace in completed]),
+        "e2el": np.array([trace.latency_seconds * 1000 for trace in completed]),
+    }
+    good = np.ones(len(completed), dtype=bool)
+    passes = bool(completed) and len(completed) == len(traces)
+    for name, bound in objectives_ms.items():
+        good &= values[name] <= bound
+        passes = passes and bool(np.percentile(values[name], 99) <= bound)
+    return {
+        "request_goodput": float(good.sum()) / duration_seconds,
+        "goodput_pct": 100 * float(good.sum()) / len(traces) if traces else 0.0,
+        "slo_pass": passes,
     }
 
 

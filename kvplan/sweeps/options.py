@@ -37,7 +37,10 @@ DEFAULT_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "cuda": 2048}
 
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
-    """The options of ``kvplan sweep`` that decide what is measured. None: not given, the default by device applies."""
+    """The options of ``kvplan sweep`` that decide what is measured. None: not given, the default by device applies.
+
+    slo_ms: the most that ``ttft``, ``tpot`` and ``e2el`` may be, in ms.
+    """
 
     model: str
     axes: Mapping[str, str] = field(default_factory=dict)
@@ -55,6 +58,7 @@ class SweepOptions:
     load_format: str = "auto"
     trial_timeout: float | None = None
     boundary: tuple[str, ...] = ()
+    slo_ms: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self.device in ("auto", "cpu", "cuda"), f"--device '{self.device}' is not known", "auto, cpu or cuda")

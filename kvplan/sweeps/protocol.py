@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from kvplan.sweeps.workload import RequestSpec
@@ -28,6 +28,7 @@ class TrialOrder:
 
     engine: arguments of the engine that stay for the life of its weights (model, device, dtype, seed, ...).
     settings: arguments of this trial. requests: already shortened to max_model_len.
+    slo_ms: the most that ttft, tpot and e2el may be, for goodput.
     """
 
     trial_id: str
@@ -37,6 +38,7 @@ class TrialOrder:
     max_concurrency: int | None
     seed: int
     vocab_size: int
+    slo_ms: dict[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         return {"type": "trial", **asdict(self)}

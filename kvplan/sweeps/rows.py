@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
@@ -17,13 +17,15 @@ from kvplan.sweeps.workload import WorkloadSpec
 
 @dataclass(frozen=True, slots=True)
 class SweepIdentity:
-    """What all rows of a sweep have in common."""
+    """What all rows of a sweep have in common. usd_per_hour: the device's price, where it is known."""
 
     run_id: str
     model_id: str
     device: SweepDevice
     workload: WorkloadSpec
     load_format: str
+    slo_ms: Mapping[str, float] = field(default_factory=dict)
+    usd_per_hour: float | None = None
 
 
 def row_before(
@@ -64,13 +66,25 @@ def row_before(
     return row
 
 
+def usd_per_million_tokens(usd_per_hour: float | None, output_throughput: float | None) -> float | None:
+    """Price of a million output tokens at this throughput; None where either is not known."""
+    if usd_per_hour is None or not output_throughput:
+        return None
+    return usd_per_hour / 3600 / output_throughput * 1e6
+
+
 def finished_record(
-    row: Mapping[str, Any], measured: Mapping[str, Any], series: Mapping[str, Any] | None, trial_seconds: float
+    identity: SweepIdentity,
+    row: Mapping[str, Any],
+    measured: Mapping[str, Any],
+    series: Mapping[str, Any] | None,
+    trial_seconds: float,
 ) -> dict[str, Any]:
     """The record to store. ``measured`` is the worker's or the runner's part of the row; unknown columns are a bug."""
     whole = {**row, **measured, "trial_seconds": round(trial_seconds, 4)}
     unknown = whole.keys() - set(COLUMN_NAMES)
     assert not unknown, f"columns without a definition: {sorted(unknown)}"
+    whole["usd_per_mtok_out"] = usd_per_million_tokens(identity.usd_per_hour, whole["output_throughput"])
     predicted, actual = whole["pred_max_concurrency"], whole["meas_max_concurrency"]
     if predicted is not None and actual:
         whole["pred_error_pct"] = 100 * (predicted - actual) / actual

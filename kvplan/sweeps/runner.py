@@ -106,7 +106,7 @@ class Runner:
 
     def _skip(self, trial: Trial, sentence: str) -> dict[str, Any]:
         row = self._row_before(trial, self._predictor.trial(trial.settings))
-        record = finished_record(row, {"status": "skipped_oom_dominated", "error": sentence}, None, 0.0)
+        record = finished_record(self._identity, row, {"status": "skipped_oom_dominated", "error": sentence}, None, 0.0)
         self._store.append(record)
         return record["row"]
 
@@ -130,7 +130,7 @@ class Runner:
         except WorkerTimeout as lateness:
             self._drop_worker()
             result = {"row": {"status": "timeout", "error": str(lateness)}, "series": None}
-        record = finished_record(row, result["row"], result["series"], time.monotonic() - started)
+        record = finished_record(self._identity, row, result["row"], result["series"], time.monotonic() - started)
         self._store.append(record)
         return record["row"]
 
@@ -196,6 +196,7 @@ class Runner:
             max_concurrency=self._identity.workload.max_concurrency,
             seed=self._identity.workload.seed,
             vocab_size=self._source.vocab_size,
+            slo_ms=dict(self._identity.slo_ms),
         )
 
     def _limits_for(self, trial: Trial, prediction: TrialPrediction) -> TimeLimits:

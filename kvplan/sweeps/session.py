@@ -11,7 +11,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kvplan.errors import KvplanError
+from kvplan.catalog.gpus import find_gpu
+from kvplan.errors import KvplanError, UsageError
+from kvplan.sweeps.machine import SweepDevice
 from kvplan.sweeps.plan import SweepPlan, manifest_of, plan_from_manifest, weights_path
 from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.rows import SweepIdentity
@@ -70,7 +72,7 @@ def _run(plan: SweepPlan, store: SweepStore, progress: Progress, worker_command:
         expected=plan.trials,
         store=store,
         predictor=plan.predictor,
-        identity=SweepIdentity(plan.run_id, plan.spec.id, plan.device, plan.workload, plan.load_format),
+        identity=_identity(plan),
         source=_engine_source(plan, store.directory),
         make_worker=lambda: Worker(log_path, worker_command),
         progress=progress,
@@ -88,6 +90,29 @@ def _run(plan: SweepPlan, store: SweepStore, progress: Progress, worker_command:
     summary = summarize(store.read_manifest(), store.rows, interrupted=interrupted)
     store.write_summary(summary)
     return SweepOutcome(store.directory, summary, store.rows, interrupted)
+
+
+def _identity(plan: SweepPlan) -> SweepIdentity:
+    return SweepIdentity(
+        run_id=plan.run_id,
+        model_id=plan.spec.id,
+        device=plan.device,
+        workload=plan.workload,
+        load_format=plan.load_format,
+        slo_ms=plan.options.slo_ms,
+        usd_per_hour=price_per_hour(plan.device),
+    )
+
+
+def price_per_hour(device: SweepDevice) -> float | None:
+    """What the catalog says a GPU of this name costs in an hour, in US dollars; None for CPUs and unknown GPUs."""
+    if device.kind != "cuda":
+        return None
+    try:
+        price = find_gpu(device.name).price
+    except UsageError:
+        return None
+    return None if price is None else price.usd_per_hour
 
 
 def _engine_source(plan: SweepPlan, directory: Path) -> EngineSource:

@@ -25,6 +25,9 @@ _FIGURES = (
     "kv_usage_max",
     "frag_pct",
     "num_preemptions",
+    "request_goodput",
+    "goodput_pct",
+    "usd_per_mtok_out",
 )
 
 
@@ -63,8 +66,18 @@ def best_settings(rows: Sequence[Row], model_id: str) -> list[dict[str, Any]]:
                 ("median_tpot_ms", lambda row: row["median_tpot_ms"] or 0.0, "shortest time per output token"),
                 ("p99_ttft_ms", lambda row: row["p99_ttft_ms"], "shortest time to first token (99th percentile)"),
             )
-            return [_best(goal, min(chosen, key=key), reason, model_id) for goal, key, reason in goals]
+            best = [_best(goal, min(chosen, key=key), reason, model_id) for goal, key, reason in goals]
+            return _within_objectives(chosen, model_id) + best
     return []
+
+
+def _within_objectives(rows: Sequence[Row], model_id: str) -> list[dict[str, Any]]:
+    """The fastest setting among those that keep the service level, where one was asked for."""
+    keeping = [row for row in rows if row["slo_pass"]]
+    if not keeping:
+        return []
+    fastest = min(keeping, key=lambda row: -row["output_throughput"])
+    return [_best("slo", fastest, "most output tokens per second within the service level", model_id)]
 
 
 def _is_undisturbed(row: Row) -> bool:
@@ -86,6 +99,7 @@ def _median_rows(rows: Sequence[Row]) -> list[Row]:
         for name in _FIGURES:
             values = [run[name] for run in runs if run[name] is not None]
             row[name] = median(values) if values else None
+        row["slo_pass"] = all(run["slo_pass"] for run in runs)
         row["status"] = max((str(run["status"]) for run in runs), key=("ok", "queued", "preempted").index)
         row["num_runs"] = len(runs)
         merged.append(row)

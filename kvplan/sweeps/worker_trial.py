@@ -14,7 +14,7 @@ import torch
 import kvplan_engine
 from kvplan.sweeps.load_generator import LoadGenerator, Recording, TimedRequest
 from kvplan.sweeps.machine import CpuMeter
-from kvplan.sweeps.metrics import StepSample, downsampled_series, occupancy_figures, serving_figures
+from kvplan.sweeps.metrics import StepSample, downsampled_series, goodput_figures, occupancy_figures, serving_figures
 from kvplan.sweeps.protocol import Stage, TrialOrder
 from kvplan.sweeps.workload import RequestSpec, prompt_token_ids
 from kvplan_engine import Engine, EngineConfig, EngineError, SamplingParams
@@ -135,6 +135,7 @@ def _serve(host: EngineHost, order: TrialOrder, watch: _Watch) -> TrialResult:
     row = watch.row
     row["other_cpu_pct"] = meter.other_cpu_pct()
     row |= serving_row(recording, engine, before, order.settings["max_model_len"])
+    row |= goodput_figures(recording.traces, recording.duration_seconds, order.slo_ms)
     row |= watch.peak_memory()
     return TrialResult(row, downsampled_series(recording.samples, engine.memory.num_blocks))
 

@@ -9,6 +9,7 @@ from kvplan.sweeps.metrics import (
     RequestTrace,
     StepSample,
     downsampled_series,
+    goodput_figures,
     occupancy_figures,
     peak_concurrency,
     serving_figures,
@@ -61,6 +62,17 @@ def test_percentiles_and_spread_are_numpys() -> None:
     ttfts = np.array([item.token_times[0] for item in traces]) * 1000
     assert figures["p99_ttft_ms"] == pytest.approx(np.percentile(ttfts, 99), rel=1e-12)
     assert figures["std_ttft_ms"] == pytest.approx(np.std(ttfts), rel=1e-12)
+
+
+def test_goodput_counts_requests_within_every_objective() -> None:
+    # TTFT 500, 1000, 500 ms; TPOT 300, 250 ms and none; the fourth request failed
+    figures = goodput_figures(TRACES, 2.0, {"ttft": 600.0})
+    assert (figures["request_goodput"], figures["goodput_pct"], figures["slo_pass"]) == (1.0, 50.0, False)
+    figures = goodput_figures(TRACES[:3], 2.0, {"ttft": 1001.0, "tpot": 280.0})
+    assert (figures["request_goodput"], figures["slo_pass"]) == (1.0, False)
+    figures = goodput_figures(TRACES[:3], 2.0, {"ttft": 1001.0, "tpot": 301.0, "e2el": 1251.0})
+    assert (figures["goodput_pct"], figures["slo_pass"]) == (100.0, True)
+    assert goodput_figures(TRACES, 2.0, {}) == {}
 
 
 def test_nothing_completed_has_no_latency() -> None:
