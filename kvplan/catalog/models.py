@@ -28,10 +28,18 @@ def resolve_model(text: str, *, assumptions: Mapping[str, str] | None = None) ->
     path = Path(name).expanduser()
     if path.exists() or name.endswith((".json", ".gguf")):
         return _read_path(path, assumptions)
+    from kvplan.catalog.hub import fetch_model, is_repository_name
+
+    if is_repository_name(name):
+        return fetch_model(name, assumptions=assumptions)
     raise _no_such_model(name)
 
 
 def _read_path(path: Path, assumptions: Mapping[str, str] | None) -> ModelSpec:
+    if path.suffix.casefold() == ".gguf":
+        from kvplan.catalog.gguf_models import read_gguf
+
+        return read_gguf(path, assumptions=assumptions)
     if path.is_dir():
         path = path / "config.json"
     try:

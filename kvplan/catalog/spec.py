@@ -248,6 +248,15 @@ class ExtraModule:
     tensors: tuple[Tensor, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """All weights of one storage type in a file that says so itself (GGUF); scales are in ``num_bytes``."""
+
+    type_name: str
+    num_elements: int
+    num_bytes: int
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A causal language model, from its published config alone. Sizes in elements, lengths in tokens.
@@ -255,7 +264,7 @@ class ModelSpec:
     ``tensors`` are those outside the layers (embedding, learned positions, final norm, untied head). ``extras`` are
     named apart and never counted in ``num_parameters``. ``assumptions`` are the defaults that the reader took because
     the config is silent, one sentence each. ``raw_config`` is the config as published, for engines that read it.
-    ``stored_weight_bytes`` is set where the file itself says it (GGUF, safetensors headers).
+    ``stored_weights`` is set where the file itself says how its weights are stored (GGUF).
     """
 
     id: str
@@ -274,7 +283,7 @@ class ModelSpec:
     assumptions: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     source: str | None = None
-    stored_weight_bytes: int | None = None
+    stored_weights: tuple[StoredWeights, ...] = ()
     raw_config: Mapping[str, Any] = field(default_factory=dict, compare=False, hash=False, repr=False)
 
     @property

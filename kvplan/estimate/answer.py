@@ -99,7 +99,7 @@ def with_quantization(spec: ModelSpec, name: str) -> ModelSpec:
     """``spec`` as it is ("auto"), as if published plain ("none"), or in a format's usual recipe."""
     if name.casefold() == "auto":
         return spec
-    return replace(spec, quantization=named_format(name), stored_weight_bytes=None)
+    return replace(spec, quantization=named_format(name), stored_weights=())
 
 
 def _context(spec: ModelSpec, request: EstimateRequest, notes: list[str]) -> int:

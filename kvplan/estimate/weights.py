@@ -20,7 +20,7 @@ from kvplan.catalog.tensors import Tensor
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import element_bytes
 
-WeightKind = Literal["embedding", "head", "attention", "state mixer", "feed-forward", "experts", "other"]
+WeightKind = Literal["embedding", "head", "attention", "state mixer", "feed-forward", "experts", "other", "stored"]
 _QUANTIZED_ROLES = ("linear", "expert")
 
 _ALIASES: dict[str, tuple[str, ...]] = {
@@ -172,13 +172,9 @@ class WeightBytes:
     """The weights of the causal language model as stored or as served, by kind."""
 
     components: tuple[WeightComponent, ...]
-    stored_bytes: int | None = None
-    """What the file itself says, where it does (GGUF)."""
 
     @property
     def total_bytes(self) -> int:
-        if self.stored_bytes is not None:
-            return self.stored_bytes
         return sum(component.num_bytes for component in self.components)
 
 
@@ -211,6 +207,11 @@ def _placed(spec: ModelSpec) -> Iterable[tuple[Tensor, int | None]]:
 
 def size_weights(spec: ModelSpec, dtype: str, *, quantized: bool = True) -> WeightBytes:
     """The weights with everything unquantized in ``dtype``; ``quantized=False`` as if they were published plain."""
+    if quantized and spec.stored_weights:
+        stored = spec.stored_weights
+        return WeightBytes(
+            tuple(WeightComponent("stored", each.type_name, each.num_elements, each.num_bytes) for each in stored)
+        )
     quantization = spec.quantization if quantized else None
     sums: dict[tuple[WeightKind, str], tuple[int, int]] = {}
     for tensor, index in _placed(spec):
@@ -222,7 +223,7 @@ def size_weights(spec: ModelSpec, dtype: str, *, quantized: bool = True) -> Weig
         elements, total = sums.get((_kind(tensor), label), (0, 0))
         sums[_kind(tensor), label] = (elements + tensor.num_elements, total + size)
     components = (WeightComponent(kind, label, *sums[kind, label]) for kind, label in sums)
-    return WeightBytes(tuple(components), spec.stored_weight_bytes if quantized else None)
+    return WeightBytes(tuple(components))
 
 
 def format_label(quantization: QuantizationSpec) -> str:

@@ -57,6 +57,9 @@ def build_meta_model(config: dict[str, Any]) -> Any:
         renamed = {"kimi_k2": "deepseek_v3"}.get(str(config.get("model_type")))
         stripped = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
         stripped |= {"model_type": renamed} if renamed else {}
+        pattern = stripped.get("sliding_window_pattern")
+        if isinstance(pattern, str):  # EXAONE's letters, which this transformers does not read: same period as a number
+            stripped["sliding_window_pattern"] = len(pattern)
         (Path(folder) / "config.json").write_text(json.dumps(stripped))
         loaded = transformers.AutoConfig.from_pretrained(folder)
         with torch.device("meta"):

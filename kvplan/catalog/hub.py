@@ -1,0 +1,151 @@
+"""Models on the Hugging Face hub: the config.json and the safetensors headers of a repository, never its weights.
+
+Nothing from a repository is ever executed. The token is taken where huggingface_hub takes it (HF_TOKEN, or the file
+that ``hf auth login`` writes); files are kept in its cache, what was learnt from the headers in kvplan's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from kvplan.catalog.reader import parse_config, read_config
+from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import KvplanError, UsageError
+from kvplan.paths import user_cache_dir
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_CONNECT_SECONDS = 5.0
+_ELSEWHERE = "pass a directory with the model's config.json, or the file itself"
+
+
+def is_repository_name(text: str) -> bool:
+    """``organisation/name``, as the hub writes it."""
+    return _REPOSITORY.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCount:
+    """What the safetensors headers say: parameters in all tensors, towers and multi-token layers included."""
+
+    num_parameters: int
+    dtypes: tuple[str, ...]
+
+
+def fetch_model(repository: str, *, assumptions: Mapping[str, str] | None = None) -> ModelSpec:
+    """The model of a hub repository. KvplanError where the hub cannot be reached, UsageError where it has none such."""
+    config_path = _fetch_config(repository)
+    config = parse_config(config_path.read_text(encoding="utf-8"), where=f"The config.json of {repository}")
+    source = f"https://huggingface.co/{repository}"
+    spec = read_config(config, model_id=repository, source=source, assumptions=assumptions)
+    counted = _stored_count(repository)
+    return spec if counted is None else _compared(spec, counted)
+
+
+def _compared(spec: ModelSpec, counted: StoredCount) -> ModelSpec:
+    """A note where headers and formulas differ by more than what is named apart; packed weights differ anyway."""
+    extras = sum(extra.num_parameters or 0 for extra in spec.extras)
+    known = (spec.num_parameters, spec.num_parameters + extras)
+    if spec.quantization is not None or counted.num_parameters in known:
+        return spec
+    note = (
+        f"The checkpoint's headers hold {counted.num_parameters:,} numbers; the formulas give {spec.num_parameters:,}"
+    )
+    note += f", and {extras:,} in parts named apart." if extras else "."
+    return replace(spec, assumptions=(*spec.assumptions, note))
+
+
+def _fetch_config(repository: str) -> Path:
+    try:
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            GatedRepoError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+        )
+    except ImportError as error:
+        raise KvplanError(
+            f"{repository} is no shipped profile, and huggingface_hub is missing.", hint=_ELSEWHERE
+        ) from error
+    cached = try_to_load_from_cache(repository, "config.json")
+    if isinstance(cached, str):
+        return Path(cached)
+    if not _hub_answers():
+        raise _unreachable(repository)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        return Path(hf_hub_download(repository, "config.json"))
+    except GatedRepoError as error:
+        hint = "accept its licence on its page and set HF_TOKEN, or " + _ELSEWHERE
+        raise KvplanError(f"{repository} is gated, and this token may not read it.", hint=hint) from error
+    except RepositoryNotFoundError as error:
+        hint = "check the name; a private model needs HF_TOKEN; or " + _ELSEWHERE
+        raise UsageError(f"The Hugging Face hub has no model '{repository}'.", hint=hint) from error
+    except OSError as error:
+        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+            raise KvplanError(f"{repository} has no config.json.", hint=_ELSEWHERE) from error
+        raise _unreachable(repository) from error
+
+
+def _hub_answers() -> bool:
+    """Whether the hub's host can be connected to: without a network, huggingface_hub would retry for half a minute.
+
+    Behind a proxy nothing can be said, and so nothing is refused.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if getproxies():
+        return True
+    address = urlsplit(constants.ENDPOINT)
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        with socket.create_connection((address.hostname or "", port), timeout=_CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def _unreachable(repository: str) -> KvplanError:
+    return KvplanError(
+        f"{repository} is no shipped profile, and the Hugging Face hub cannot be reached from here.",
+        hint=f"{_ELSEWHERE}; kvplan models lists the shipped profiles",
+    )
+
+
+def _stored_count(repository: str) -> StoredCount | None:
+    """Parameters by the safetensors headers, from the cache or by range requests; None where there are none."""
+    cached = user_cache_dir() / "hub" / (repository.replace("/", "--") + ".json")
+    try:
+        known = json.loads(cached.read_text(encoding="utf-8"))
+        return StoredCount(int(known["num_parameters"]), tuple(known["dtypes"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    counted = _count_headers(repository)
+    if counted is not None:
+        try:
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            cached.write_text(json.dumps({"num_parameters": counted.num_parameters, "dtypes": list(counted.dtypes)}))
+        except OSError:
+            return counted
+    return counted
+
+
+def _count_headers(repository: str) -> StoredCount | None:
+    from huggingface_hub import get_safetensors_metadata
+    from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError, SafetensorsParsingError
+
+    try:
+        found = get_safetensors_metadata(repository)
+    except (NotASafetensorsRepoError, SafetensorsParsingError, HfHubHTTPError, OSError, ValueError):
+        return None
+    return StoredCount(sum(found.parameter_count.values()), tuple(sorted(found.parameter_count)))
