@@ -83,7 +83,7 @@ def run_section(name: str, options: argparse.Namespace) -> str:
 
 def print_table(out: Path, outcomes: dict[str, str]) -> None:
     """The rows of ``out`` against their goals, and how each section ended."""
-    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.is_file() else []
     if rows:
         origin = rows[-1]
         print(f"{origin['device']}, driver {origin['driver']}, torch {origin['torch']}, commit {origin['commit']}")

@@ -1,0 +1,66 @@
+"""The measurement script, run dry: every line of it runs before it meets a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import measure
+import pytest
+
+PROVENANCE = {"device", "driver", "torch", "cuda", "commit", "uncommitted_changes", "date", "command", "dry_run"}
+
+
+@pytest.mark.parametrize("section", [name for name in measure.SECTION_SECONDS if name != "tests"])
+def test_every_section_runs_and_writes_rows_with_their_provenance(section: str, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    measure.measure_section(section, out, dry=True)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) >= 2
+    for row in rows:
+        assert row.keys() >= PROVENANCE
+        assert row["dry_run"] is True
+        assert row["value"] > 0
+        assert row["median_seconds"] > 0
+        assert row["share"] is None or row["share"] > 0
+
+
+def test_the_script_survives_a_section_that_fails(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    out.write_text("")
+    script = Path(measure.__file__)
+    command = [sys.executable, str(script), "--dry-run", "--out", str(out), "--sections"]
+    result = subprocess.run([*command, "operations"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "section operations: ok" in result.stdout
+    assert "rotate_and_write_kv" in result.stdout
+    out.unlink()
+    out.mkdir()  # rows cannot be written
+    result = subprocess.run([*command, "operations"], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+
+
+def test_an_unknown_section_is_a_usage_error(tmp_path: Path) -> None:
+    command = [sys.executable, measure.__file__, "--out", str(tmp_path / "x"), "--sections", "nothing"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "no section 'nothing'" in result.stderr
+
+
+def test_the_sections_fit_ten_minutes() -> None:
+    assert sum(measure.SECTION_SECONDS.values()) <= 600
+
+
+def test_a_missed_goal_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"name": "decode attention", "value": 1.0, "unit": "GB/s", "share": 0.5, "goal": 0.85, "shape": {"batch": 1}}
+    origin = {"device": "some GPU", "driver": "13.0", "torch": "2.13", "commit": "abc"}
+    out = tmp_path / "rows.jsonl"
+    out.write_text(json.dumps(row | origin) + "\n" + json.dumps(row | origin | {"share": 0.9}) + "\n")
+    measure.print_table(out, {"decode": "ok", "prefill": "failed with exit code 1"})
+    printed = capsys.readouterr().out
+    assert "some GPU, driver 13.0" in printed
+    assert "0.85 MISSED" in printed
+    assert "0.85 met" in printed
+    assert "section prefill: failed with exit code 1" in printed
