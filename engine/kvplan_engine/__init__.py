@@ -1,5 +1,6 @@
 """kvplan's paged engine: PagedAttention kernels, block tables, continuous batching."""
 
+from kvplan_engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.core import Engine
 from kvplan_engine.errors import ContextTooLong, EngineError, OutOfDeviceMemory
@@ -9,6 +10,9 @@ from kvplan_engine.sampling.params import SamplingParams
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "ContextTooLong",
     "Engine",

@@ -212,6 +212,6 @@ def test_tokens_outside_the_vocabulary_are_named(checkpoints: dict[str, Checkpoi
         SamplingParams(stop_token_ids=[-1]),
         SamplingParams(logprobs=VOCAB + 1),
     ):
-        with pytest.raises(EngineError, match="vocabulary|tokens there are"):
+        with pytest.raises(EngineError, match=r"vocabulary|tokens there are"):
             llm.generate(prompt, params)
         assert not llm.engine.has_unfinished_requests()

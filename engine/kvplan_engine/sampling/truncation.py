@@ -40,7 +40,7 @@ def truncate_row(
 
 def _drop_below(probabilities: torch.Tensor, threshold: float) -> None:
     just_below = np.nextafter(np.float32(threshold), np.float32(0))  # torch keeps what is greater, not what is equal
-    torch.nn.functional.threshold_(probabilities, float(just_below), 0.0)
+    torch.nn.functional.threshold(probabilities, float(just_below), 0.0, inplace=True)
 
 
 def _among_likeliest(probabilities: torch.Tensor, params: SamplingParams, total: float) -> float | None:
