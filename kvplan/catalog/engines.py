@@ -54,6 +54,7 @@ class VllmRelease:
     counts_non_torch: bool = True
     latent_cache: bool = True
     large_gpu_defaults: bool = True
+    a100_is_large: bool = False
     huge_gpu_defaults: bool = False
 
     @property
@@ -66,7 +67,8 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 2, 5), {"counts_non_torch": True}),
     ((0, 7, 1), {"latent_cache": True}),
     ((0, 8, 0), {"v1": True}),
-    ((0, 8, 3), {"large_gpu_defaults": True}),
+    ((0, 8, 3), {"large_gpu_defaults": True, "a100_is_large": True}),
+    ((0, 9, 0), {"a100_is_large": False}),
     ((0, 9, 2), {"hybrid": "min_layers"}),
     ((0, 12, 0), {"hybrid": "balanced"}),
     ((0, 14, 0), {"keeps_moe_workspace": True}),

@@ -18,7 +18,7 @@ from kvplan.estimate.vllm_activation import ActivationPeak, activation_peak
 from kvplan.estimate.vllm_budget import cudagraph_bytes, non_torch_bytes, requested_bytes
 from kvplan.estimate.vllm_groups import BlockPlan, RequestShape, blocks_per_request, longest_that_fits, plan_blocks
 from kvplan.estimate.vllm_settings import ResolvedSettings, VllmSettings, resolve_settings
-from kvplan.estimate.vllm_weights import drafters, rank_weight_bytes
+from kvplan.estimate.vllm_weights import StoredFormats, drafters, rank_weight_bytes, stored_formats
 
 VllmOutcome = Literal["ok", "oom_weights", "oom_kv_init", "rejected_ctx"]
 
@@ -73,7 +73,7 @@ class VllmPrediction:
         return self.outcome == "ok"
 
 
-Memo = dict[tuple[object, ...], "RankParts"]
+Memo = dict[tuple[object, ...], "RankParts | StoredFormats"]
 """What does not depend on the GPU, kept between predictions for one model (a search tries many GPUs)."""
 
 
@@ -155,6 +155,14 @@ def _rank_memory(
     )
 
 
+def _formats(spec: ModelSpec, requested: str | None, memo: Memo) -> StoredFormats:
+    key = (id(spec), "formats", requested)
+    found = memo.get(key)
+    if not isinstance(found, StoredFormats):
+        found = memo[key] = stored_formats(spec, requested)
+    return found
+
+
 def _rank_parts(
     spec: ModelSpec, part: range, settings: ResolvedSettings, release: VllmRelease, memo: Memo
 ) -> RankParts:
@@ -162,24 +170,27 @@ def _rank_parts(
     cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens)
     drafts = settings.num_speculative_tokens
     key = (id(spec), part, tp, settings.dtype, quantization, settings.max_model_len, cached, drafts, release)
-    if key not in memo:
-        layers = spec.layers[part.start : part.stop]
-        if not release.latent_cache:
-            layers = tuple(without_latent_cache(layer) for layer in layers)
-        weight_bytes = rank_weight_bytes(
-            spec,
-            part,
-            tensor_parallel_size=tp,
-            dtype=settings.dtype,
-            requested=quantization,
-            max_model_len=settings.max_model_len,
-            with_drafter=settings.num_speculative_tokens > 0,
-        )
-        if settings.num_speculative_tokens and part.stop == spec.num_layers:
-            layers += _drafter_layers(spec)
-        blocks = plan_blocks(layers, cache_settings(spec, settings), settings.block_size, release)
-        memo[key] = RankParts(len(layers), _distinct(layers), weight_bytes, blocks)
-    return memo[key]
+    known = memo.get(key)
+    if isinstance(known, RankParts):
+        return known
+    layers = spec.layers[part.start : part.stop]
+    if not release.latent_cache:
+        layers = tuple(without_latent_cache(layer) for layer in layers)
+    weight_bytes = rank_weight_bytes(
+        spec,
+        part,
+        tensor_parallel_size=tp,
+        dtype=settings.dtype,
+        formats=_formats(spec, quantization, memo),
+        max_model_len=settings.max_model_len,
+        with_drafter=settings.num_speculative_tokens > 0,
+    )
+    if settings.num_speculative_tokens and part.stop == spec.num_layers:
+        layers += _drafter_layers(spec)
+    blocks = plan_blocks(layers, cache_settings(spec, settings), settings.block_size, release)
+    found = RankParts(len(layers), _distinct(layers), weight_bytes, blocks)
+    memo[key] = found
+    return found
 
 
 def _drafter_layers(spec: ModelSpec) -> tuple[LayerSpec, ...]:

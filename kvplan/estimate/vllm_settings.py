@@ -164,7 +164,8 @@ def _batch_defaults(
         return max(max_model_len, _V0_DEFAULT_CONTEXT_TOKENS), 256
     # The driver does not tell the memory of a GPU that shares its host's, so vLLM takes such a GPU for a small one.
     is_told = not gpu.unified_memory
-    is_large = release.large_gpu_defaults and is_told and total_bytes >= _LARGE_GPU_BYTES and "a100" not in gpu.id
+    is_meant = release.large_gpu_defaults and (release.a100_is_large or "a100" not in gpu.id)
+    is_large = is_meant and is_told and total_bytes >= _LARGE_GPU_BYTES
     if release.huge_gpu_defaults and is_told and total_bytes >= _HUGE_GPU_BYTES:
         return 16384, 1024
     if is_large:

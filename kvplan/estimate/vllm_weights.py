@@ -17,23 +17,40 @@ _MADE_WHILE_LOADING = ("fp8", "bitsandbytes")
 """Formats that vLLM makes itself from unquantized weights."""
 
 
+class StoredFormats:
+    """How a model's tensors are stored, looked up once each: published lists can be long."""
+
+    def __init__(self, quantization: QuantizationSpec | None) -> None:
+        self.quantization = quantization
+        self._found: dict[tuple[int | None, str], QuantizationSpec | None] = {}
+
+    def of(self, tensor: Tensor, layer: int | None) -> QuantizationSpec | None:
+        """The format of ``tensor`` of layer ``layer`` (None: outside the layers); None: unquantized."""
+        if self.quantization is None:
+            return None
+        key = (layer, tensor.name)
+        if key not in self._found:
+            self._found[key] = format_of(self.quantization, tensor, layer)
+        return self._found[key]
+
+
 @dataclass(frozen=True, slots=True)
 class WeightShare:
     """What decides a rank's part of the weights."""
 
     dtype: str
-    quantization: QuantizationSpec | None
+    formats: StoredFormats
     tensor_parallel_size: int
     head_rows: int
     """Rows of the KV projections that belong to one KV head, for ranks that hold a replica."""
     layer: int | None
 
 
-def quantization_of(spec: ModelSpec, requested: str | None) -> QuantizationSpec | None:
-    """The published format, else one that vLLM makes while loading; None for plain weights."""
+def stored_formats(spec: ModelSpec, requested: str | None) -> StoredFormats:
+    """The published format, else one that vLLM makes while loading, else plain weights."""
     if spec.quantization is not None:
-        return spec.quantization
-    return NAMED_FORMATS[requested] if requested in _MADE_WHILE_LOADING else None
+        return StoredFormats(spec.quantization)
+    return StoredFormats(NAMED_FORMATS[requested] if requested in _MADE_WHILE_LOADING else None)
 
 
 def rank_weight_bytes(
@@ -42,7 +59,7 @@ def rank_weight_bytes(
     *,
     tensor_parallel_size: int,
     dtype: str,
-    requested: str | None,
+    formats: StoredFormats,
     max_model_len: int,
     with_drafter: bool = False,
 ) -> int:
@@ -51,23 +68,22 @@ def rank_weight_bytes(
     The first stage has the embedding and the towers, the last one the head (and a second copy of a tied embedding when
     they are different ranks) and, ``with_drafter``, the layers for multi-token prediction.
     """
-    quantization = quantization_of(spec, requested)
     parts: list[Tensor] = []
     total = 0
     for index in layers:
-        share = WeightShare(dtype, quantization, tensor_parallel_size, _head_rows(spec.layers[index]), index)
+        share = WeightShare(dtype, formats, tensor_parallel_size, _head_rows(spec.layers[index]), index)
         total += _allocated_bytes(spec.layers[index].all_tensors, share)
     is_first, is_last = layers.start == 0, layers.stop == spec.num_layers
     for tensor in spec.tensors:
         is_input = tensor.role in ("embedding", "position")
         if (is_input and (is_first or (is_last and spec.tie_word_embeddings))) or (not is_input and is_last):
             parts.append(tensor)
-    share = WeightShare(dtype, quantization, tensor_parallel_size, 1, None)
+    share = WeightShare(dtype, formats, tensor_parallel_size, 1, None)
     total += _allocated_bytes(parts, share)
     if is_first:
         total += tower_bytes(spec, tensor_parallel_size, dtype)
     if is_last and with_drafter:
-        drafter = WeightShare(dtype, quantization, tensor_parallel_size, 1, spec.num_layers)
+        drafter = WeightShare(dtype, formats, tensor_parallel_size, 1, spec.num_layers)
         total += sum(_allocated_bytes(extra.tensors, drafter) for extra in drafters(spec))
     return total + rope_table_bytes(spec, dtype, max_model_len)
 
@@ -79,7 +95,7 @@ def _head_rows(layer: LayerSpec) -> int:
 def tensor_bytes(tensor: Tensor, share: WeightShare) -> int:
     """Bytes of one tensor on one rank, scales and zero points included."""
     shape = rank_shape(tensor, share.tensor_parallel_size, share.head_rows)
-    stored = format_of(share.quantization, tensor, share.layer)
+    stored = share.formats.of(tensor, share.layer)
     if stored is None:
         return prod(shape) * element_bytes(share.dtype)
     if stored.method == "mxfp4" and tensor.role == "expert":
