@@ -11,6 +11,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy", "safetensors", "gguf")
 DEVICES = ("auto", "cpu", "cuda")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
+SCHEDULINGS = ("continuous", "static")
+KV_RESERVATIONS = ("paged", "contiguous")
 KV_LOAD_POLICIES = ("auto", "always")
 
 
@@ -29,6 +31,9 @@ class EngineConfig:
     kv_host_cache_bytes: host memory for blocks that the prefix cache evicts (0: none).
     kv_disk_cache_dir, kv_disk_cache_bytes: where blocks go from there, and how much of them is kept there per model;
     they outlive the engine. kv_load_policy: "auto" loads a block when that is cheaper than computing it, or "always".
+    scheduling: "continuous", or "static": a batch starts when the one before has finished entirely. kv_reservation:
+    "paged", or "contiguous": a sequence holds room for max_model_len tokens from its start, and nothing is shared, so
+    prefix caching is off. Both are what the sources compare with.
     """
 
     model: Any
@@ -52,6 +57,8 @@ class EngineConfig:
     kv_disk_cache_dir: str | None = None
     kv_disk_cache_bytes: int = 0
     kv_load_policy: str = "auto"
+    scheduling: str = "continuous"
+    kv_reservation: str = "paged"
 
     def __post_init__(self) -> None:
         _check_range(
@@ -78,6 +85,8 @@ class EngineConfig:
 
     def _check_offload(self) -> None:
         _check_choice("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
+        _check_choice("scheduling", self.scheduling, SCHEDULINGS)
+        _check_choice("kv_reservation", self.kv_reservation, KV_RESERVATIONS)
         _check_choice("kv_load_policy", self.kv_load_policy, KV_LOAD_POLICIES)
         for name in ("swap_space", "kv_host_cache_bytes", "kv_disk_cache_bytes"):
             _check_range(name, getattr(self, name), getattr(self, name) >= 0, "0 or more bytes")
@@ -87,11 +96,15 @@ class EngineConfig:
             raise EngineError(
                 "a KV cache on disk needs a directory and a size.", hint="set kv_disk_cache_dir and kv_disk_cache_bytes"
             )
-        if (self.kv_host_cache_bytes or self.kv_disk_cache_bytes) and not self.enable_prefix_caching:
+        if (self.kv_host_cache_bytes or self.kv_disk_cache_bytes) and not self.caches_prefixes:
             raise EngineError(
-                "KV cache tiers hold what the prefix cache evicts, and enable_prefix_caching is off.",
-                hint="turn enable_prefix_caching on",
+                "KV cache tiers hold what the prefix cache evicts, and the prefix cache is off.",
+                hint="set enable_prefix_caching=True and kv_reservation='paged'",
             )
+
+    @property
+    def caches_prefixes(self) -> bool:
+        return self.enable_prefix_caching and self.kv_reservation == "paged"
 
 
 def _check_range(name: str, value: Any, good: bool, text: str) -> None:

@@ -6,8 +6,10 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
+from kvplan_engine.beam_search import BeamGroup, BeamSearchParams, grow_beams, make_beam_request
 from kvplan_engine.block_pool import BlockPool
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.allocation import allocating
@@ -42,6 +44,8 @@ _RECONFIGURABLE = frozenset(
         "kv_disk_cache_dir",
         "kv_disk_cache_bytes",
         "kv_load_policy",
+        "scheduling",
+        "kv_reservation",
     }
 )
 
@@ -143,7 +147,7 @@ class Engine:
         config = self.config
         self._pool = BlockPool(memory.num_blocks, memory.block_size)
         salt = repr((self.model.config, self.model.dtype, config.kv_cache_dtype)).encode()
-        self.prefix_cache = PrefixCache(self._pool, enabled=config.enable_prefix_caching, salt=salt)
+        self.prefix_cache = PrefixCache(self._pool, enabled=config.caches_prefixes, salt=salt)
         assert self._runner.kv is not None
         self._offload = make_offload(config, memory, self._pool, self.model, self._runner.kv, self._seconds_per_token)
         self.scheduler = Scheduler(
@@ -155,7 +159,10 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.max_model_len,
+            scheduling=config.scheduling,
+            kv_reservation=config.kv_reservation,
         )
+        self._longest_stall_seconds = 0.0
         self._requests: dict[str, Request] = {}
         self.stats = StepStats(num_free_blocks=memory.num_blocks)
 
@@ -165,17 +172,33 @@ class Engine:
         self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, *, prompt: str | None = None
     ) -> Request:
         """Queue a prompt. EngineError when its id is taken, a token is unknown, or it can never fit."""
+        self._check_prompt(request_id, prompt_token_ids)
+        self._stops.check_params(params)
+        params.check_vocabulary(self.model.config.vocab_size)
+        request = Request(request_id, prompt_token_ids, params, prompt=prompt)
+        self.scheduler.add(request)
+        self._requests[request_id] = request
+        return request
+
+    def add_beam_search(
+        self, request_id: str, prompt_token_ids: list[int], params: BeamSearchParams, *, prompt: str | None = None
+    ) -> Request:
+        """Queue a prompt whose answers are searched; they are in ``request.beams.finished`` at the end."""
+        self._check_prompt(request_id, prompt_token_ids)
+        max_length = min(len(prompt_token_ids) + params.max_tokens, self.max_model_len)
+        group = BeamGroup(params, frozenset(self.model.config.eos_token_ids), max_length)
+        request = make_beam_request(request_id, prompt_token_ids, group, self.model.config.vocab_size, prompt=prompt)
+        self.scheduler.add(request)
+        group.scores = dict.fromkeys(request.sequences, np.float32(0))
+        self._requests[request_id] = request
+        return request
+
+    def _check_prompt(self, request_id: str, prompt_token_ids: list[int]) -> None:
         if request_id in self._requests:
             raise EngineError(f"request id '{request_id}' is in use.")
         vocab_size = self.model.config.vocab_size
         if prompt_token_ids and not (min(prompt_token_ids) >= 0 and max(prompt_token_ids) < vocab_size):
             raise EngineError(f"a token of request '{request_id}' lies outside the vocabulary of {vocab_size:,}.")
-        self._stops.check_params(params)
-        params.check_vocabulary(vocab_size)
-        request = Request(request_id, prompt_token_ids, params, prompt=prompt)
-        self.scheduler.add(request)
-        self._requests[request_id] = request
-        return request
 
     def abort(self, request_id: str) -> None:
         """Stop a request and return its blocks; an unknown or finished id is no error."""
@@ -202,7 +225,7 @@ class Engine:
             return []
         with allocating("runtime"):
             draws, tokens = self._run(plan)
-        self._record(plan, started)
+        self._record(plan, started, _note_tokens(draws, time.perf_counter()))
         return [self._append(draw.sequence, token) for draw, token in zip(draws, tokens, strict=True)]
 
     def _run(self, plan: StepPlan) -> tuple[list[Draw], list[SampledToken]]:
@@ -224,6 +247,8 @@ class Engine:
         return draws
 
     def _append(self, sequence: Sequence, token: SampledToken) -> StepOutput:
+        if sequence.request.beams is not None:
+            return self._report(sequence, sequence.request.beams, token)
         sequence.token_ids.append(token.token_id)
         if token.top_logprobs is not None and token.logprob is not None:
             sequence.logprobs.append(token.top_logprobs)
@@ -241,13 +266,27 @@ class Engine:
             finish_reason=reason.value if reason else None,
         )
 
-    def _record(self, plan: StepPlan, started: float) -> None:
+    def _report(self, beam: Sequence, group: BeamGroup, token: SampledToken) -> StepOutput:
+        """A beam's likeliest tokens go to its group, which goes on when all its beams have reported."""
+        request = beam.request
+        group.report(beam, token.top_logprobs or {})
+        if group.is_round_complete:
+            grow_beams(request, group, self.scheduler)
+            if request.is_finished:
+                self._requests.pop(request.request_id, None)
+        return StepOutput(request.request_id, beam.index, [], finished=beam.status is SequenceStatus.FINISHED)
+
+    def _record(self, plan: StepPlan, started: float, stall_seconds: float) -> None:
+        self._longest_stall_seconds = max(self._longest_stall_seconds, stall_seconds)
         scheduler, pool = self.scheduler, self._pool
         # each running sequence's table, minus what it holds; a tail that siblings share is wasted once
-        wasted = pool.num_references * pool.block_size - scheduler.num_running_tokens
-        for sequence in scheduler.shared_tails:
-            if sequence.index:
+        wasted = pool.num_references * pool.block_size - scheduler.running.num_tokens
+        tails: set[int] = set()
+        for sequence in scheduler.running.shared_tails:
+            tail = sequence.table.blocks[-1]
+            if tail in tails:
                 wasted -= len(sequence.table) * pool.block_size - sequence.num_computed_tokens
+            tails.add(tail)
         num_used_blocks = pool.num_used_blocks
         self.stats = StepStats(
             num_running=len(scheduler.running),
@@ -257,13 +296,14 @@ class Engine:
             num_used_blocks=num_used_blocks,
             num_free_blocks=pool.num_free_blocks,
             num_used_tokens=num_used_blocks * pool.block_size - wasted,
-            num_running_tokens=scheduler.num_running_tokens,
+            num_running_tokens=scheduler.running.num_tokens,
             internal_fragmentation_bytes=wasted * self.memory.block_bytes // pool.block_size,
             num_preemptions=scheduler.num_preemptions,
             num_swaps=scheduler.num_swaps,
             recomputed_tokens=scheduler.num_recomputed_tokens,
             num_blocked_admissions=scheduler.num_blocked_admissions,
             step_seconds=time.perf_counter() - started,
+            longest_stall_seconds=stall_seconds,
         )
 
     # ---- looking in
@@ -283,6 +323,7 @@ class Engine:
             "num_preemptions": scheduler.num_preemptions,
             "num_swaps": scheduler.num_swaps,
             "recomputed_tokens": scheduler.num_recomputed_tokens,
+            "longest_stall_seconds": self._longest_stall_seconds,
             "num_cached_tokens": cache.num_hit_tokens,
             "num_cached_blocks": pool.num_cached_blocks,
             "prefix_cache_queries": cache.num_queried_tokens,
@@ -298,3 +339,15 @@ class Engine:
     @property
     def torch_threads(self) -> int:
         return torch.get_num_threads()
+
+
+def _note_tokens(draws: list[Draw], now: float) -> float:
+    """Note when each sequence got its token; the longest that one of them, running all the while, waited for it."""
+    oldest = now
+    for draw in draws:
+        sequence = draw.sequence
+        last = sequence.last_token_seconds
+        if last is not None and last < oldest:
+            oldest = last
+        sequence.last_token_seconds = now
+    return now - oldest

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 from kvplan_engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from kvplan_engine.beam_search import BeamGroup
     from kvplan_engine.block_pool import BlockHash
     from kvplan_engine.block_table import BlockTable
     from kvplan_engine.sampling.detokenizer import Detokenizer
-    from kvplan_engine.sampling.logits import TokenCounts
+    from kvplan_engine.sampling.token_counts import TokenCounts
 
 
 class SequenceStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     SWAPPED = "swapped"  # preempted, its KV in host memory
+    PARKED = "parked"  # a beam without blocks and with nothing to compute, until its siblings have caught up
     FINISHED = "finished"
 
 
@@ -43,11 +45,12 @@ class Request:
         self.arrival_seconds = time.perf_counter()
         self.num_cached_tokens = 0
         self.sequences: list[Sequence] = []
+        self.beams: BeamGroup | None = None  # the sequences are beams of a search
 
     @property
     def num_pending_forks(self) -> int:
         """Samples that do not run yet because the prompt they share is still being computed."""
-        return self.params.n - len(self.sequences)
+        return 0 if self.beams is not None else self.params.n - len(self.sequences)
 
     @property
     def is_finished(self) -> bool:
@@ -88,6 +91,7 @@ class Sequence:
         "has_shared_tail",
         "high_water_tokens",
         "index",
+        "last_token_seconds",
         "logprobs",
         "num_computed_tokens",
         "num_prompt_tokens",
@@ -113,6 +117,7 @@ class Sequence:
         self.has_shared_tail = False
         self.block_hashes: list[BlockHash] = []
         self.num_registered_blocks = 0
+        self.last_token_seconds: float | None = None  # since it last started or resumed to run
         self.swap_slots: list[int] = []  # where its KV is while it is swapped out
         self.decode_item = ScheduledSequence(self, 1, True)
         self.high_water_tokens = 0  # what was computed before a preemption: computing it again is recomputation

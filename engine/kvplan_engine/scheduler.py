@@ -18,6 +18,7 @@ from kvplan_engine.offload.tiers import KvTiers
 from kvplan_engine.offload.transfers import TransferLog
 from kvplan_engine.prefix_cache import PrefixCache
 from kvplan_engine.request import FinishReason, Request, ScheduledSequence, Sequence, SequenceStatus
+from kvplan_engine.running import RunningSequences
 from kvplan_engine.step_plan import StepPlan
 
 __all__ = ["ScheduledSequence", "Scheduler", "StepPlan"]
@@ -44,6 +45,8 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        scheduling: str = "continuous",
+        kv_reservation: str = "paged",
     ) -> None:
         self.pool = pool
         self.prefix_cache = prefix_cache
@@ -52,9 +55,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.waiting: deque[Sequence] = deque()
         self.swapped: deque[Sequence] = deque()
-        self.running: dict[Sequence, None] = {}  # an ordered set: a sequence in the middle leaves it in O(1)
-        self.num_running_tokens = 0  # computed tokens of the running sequences
-        self.shared_tails: set[Sequence] = set()  # running sequences that must not write to their last block yet
+        self.running = RunningSequences(max_num_seqs)
         self.num_preemptions = 0
         self.num_swaps = 0
         self.num_recomputed_tokens = 0
@@ -63,7 +64,9 @@ class Scheduler:
         self._tiers = tiers
         self._log = log
         self._recomputing: set[Sequence] = set()
-        self._num_pending_forks = 0
+        self._is_static = scheduling == "static"
+        self._is_batch_open = True  # static: whether sequences may still join the batch
+        self._reserves_all = kv_reservation == "contiguous"
         self._watermark_blocks = int(pool.num_blocks * _ADMISSION_WATERMARK)
 
     # ---- requests in and out
@@ -85,24 +88,42 @@ class Scheduler:
                 f"{self.max_num_seqs}.",
                 hint="raise max_num_seqs or lower n",
             )
+        if self._reserves_all and request.params.n > 1:
+            raise EngineError(
+                f"request {request.request_id} asks for n={request.params.n} samples, which share blocks.",
+                hint="kv_reservation 'contiguous' is for one sequence per request",
+            )
         sequence = Sequence(request, 0, list(request.prompt_token_ids), BlockTable(self.pool))
         request.sequences.append(sequence)
         self.waiting.append(sequence)
 
     def fork(self, sequence: Sequence) -> Sequence:
         """One more sample of ``sequence``'s request, running beside it on the same blocks."""
-        child = sequence.fork(len(sequence.request.sequences))
+        child = self.running.fork(sequence, len(sequence.request.sequences))
         sequence.request.sequences.append(child)
-        self.running[child] = None
-        self.num_running_tokens += child.num_computed_tokens
-        self.shared_tails.update((sequence, child))
-        self._num_pending_forks -= 1
+        self.running.take_kept_seat()
         return child
+
+    def branch(self, beam: Sequence, index: int) -> Sequence:
+        """A second continuation of ``beam``: on the same blocks if these are here and a seat is free, else queued."""
+        if beam.status is SequenceStatus.RUNNING and self.running.has_seat(beam):
+            return self.running.fork(beam, index)
+        child = Sequence(beam.request, index, list(beam.token_ids), BlockTable(self.pool))
+        child.high_water_tokens = max(beam.high_water_tokens, beam.num_computed_tokens)
+        self._recomputing.add(child)
+        self.waiting.appendleft(child)
+        return child
+
+    def unpark(self, beam: Sequence) -> None:
+        """``beam`` has a token to compute again: if it lost its blocks, queue it."""
+        if beam.status is SequenceStatus.PARKED:
+            beam.status = SequenceStatus.WAITING
+            self.waiting.appendleft(beam)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Take ``sequence`` out, wherever it is, and return its blocks at once."""
         if sequence.status is SequenceStatus.RUNNING:
-            self._leave_running(sequence)
+            self.running.leave(sequence)
         elif sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
         elif sequence.status is SequenceStatus.SWAPPED:
@@ -114,18 +135,6 @@ class Scheduler:
         sequence.finish_reason = reason
         sequence.table.release()
 
-    def _leave_running(self, sequence: Sequence) -> None:
-        del self.running[sequence]
-        self.num_running_tokens -= sequence.num_computed_tokens
-        if sequence.index == 0:
-            self._num_pending_forks -= sequence.request.num_pending_forks
-        self._own_tail(sequence)
-
-    def _own_tail(self, sequence: Sequence) -> None:
-        if sequence.has_shared_tail:
-            sequence.has_shared_tail = False
-            self.shared_tails.discard(sequence)
-
     @property
     def has_unfinished(self) -> bool:
         return bool(self.running or self.waiting or self.swapped)
@@ -135,13 +144,20 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Decide what the next step computes, and take the blocks it writes to."""
         plan = StepPlan()
+        self._fill(plan)
+        while not plan.scheduled and self.running:  # beams that wait for siblings, who find no room
+            self._preempt(self.running.newest)
+            plan.num_preempted = 0
+            self._fill(plan)
+        plan.transfers = self._log.take()
+        return plan
+
+    def _fill(self, plan: StepPlan) -> None:
         self._schedule_running(plan)
         if not plan.num_preempted:
             self._swap_in(plan)
-            if not self.swapped:
+            if not self.swapped and self._may_admit():
                 self._admit_waiting(plan)
-        plan.transfers = self._log.take()
-        return plan
 
     def _schedule_running(self, plan: StepPlan) -> None:
         """The first branch is the common one, a decoding sequence with a free slot in its last block: kept short."""
@@ -156,7 +172,7 @@ class Scheduler:
             if missing == 1 and computed % block_size and not sequence.has_shared_tail:
                 scheduled.append(sequence.decode_item)
                 plan.num_tokens += 1
-            else:
+            elif missing:
                 self._schedule_growing(sequence, min(missing, budget - plan.num_tokens), plan)
                 del sequences[len(self.running) :]  # those that were preempted are the last ones
 
@@ -166,7 +182,7 @@ class Scheduler:
             try:
                 self._reserve(sequence, num_new_tokens, plan)
             except NoFreeBlocks:
-                victim = next(reversed(self.running))
+                victim = self.running.newest
                 self._preempt(victim)
                 plan.num_preempted += 1
                 if victim is sequence:
@@ -177,36 +193,52 @@ class Scheduler:
 
     def _reserve(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> None:
         first = sequence.num_computed_tokens
-        copy = sequence.table.reserve(first, first + num_new_tokens)
-        self._own_tail(sequence)
+        copy = sequence.table.reserve(first, self._reserved_tokens(first + num_new_tokens))
+        self.running.own_tail(sequence)
         plan.regrown.append(sequence)
         if copy is not None:
             self._log.add(copy)
 
+    def _reserved_tokens(self, num_tokens: int) -> int:
+        """How many tokens a sequence of ``num_tokens`` holds room for: with contiguous reservation the most it may."""
+        return self.max_model_len if self._reserves_all else num_tokens
+
     # ---- out of the running sequences and back
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._leave_running(sequence)
+        self.running.leave(sequence)
         self.num_preemptions += 1
+        sequence.last_token_seconds = None
+        if sequence.num_computed_tokens == len(sequence.token_ids):
+            self._park(sequence)
+            return
         if self._preemption.try_swap_out(sequence):
             self.num_swaps += 1
             sequence.status = SequenceStatus.SWAPPED
             self.swapped.appendleft(sequence)
             return
+        self._forget_computed(sequence)
+        sequence.status = SequenceStatus.WAITING
+        self.waiting.appendleft(sequence)
+
+    def _park(self, beam: Sequence) -> None:
+        """A beam that waits for its siblings has nothing to come back for yet."""
+        self._forget_computed(beam)
+        beam.status = SequenceStatus.PARKED
+
+    def _forget_computed(self, sequence: Sequence) -> None:
         sequence.table.release()
         sequence.high_water_tokens = max(sequence.high_water_tokens, sequence.num_computed_tokens)
         if sequence.high_water_tokens:
             self._recomputing.add(sequence)
         sequence.num_computed_tokens = 0
         sequence.num_registered_blocks = 0
-        sequence.status = SequenceStatus.WAITING
-        self.waiting.appendleft(sequence)
 
     def _swap_in(self, plan: StepPlan) -> None:
         """Bring swapped sequences back, longest running first, while there is room for them."""
         while self.swapped and plan.num_tokens < self.max_num_batched_tokens:
             sequence = self.swapped[0]
-            if not (self._has_seat(sequence) and self._try_swap_in(sequence, plan)):
+            if not (self.running.has_seat(sequence) and self._try_swap_in(sequence, plan)):
                 break
 
     def _try_swap_in(self, sequence: Sequence, plan: StepPlan) -> bool:
@@ -223,34 +255,33 @@ class Scheduler:
         self._enter_running(sequence, num_new_tokens, plan)
         return True
 
-    def _has_seat(self, sequence: Sequence) -> bool:
-        """Whether ``sequence``, with the samples that will fork from it, may run beside the others."""
-        num_forks = sequence.request.num_pending_forks if sequence.index == 0 else 0
-        return len(self.running) + self._num_pending_forks + 1 + num_forks <= self.max_num_seqs
-
     @property
     def _kept_back_blocks(self) -> int:
-        return self._watermark_blocks if self.running else 0
+        return self._watermark_blocks if self.running and not self._reserves_all else 0
 
     def _enter_running(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> None:
         sequence.status = SequenceStatus.RUNNING
         self._reserve(sequence, num_new_tokens, plan)
-        self.running[sequence] = None
-        self.num_running_tokens += sequence.num_computed_tokens
-        if sequence.index == 0:
-            self._num_pending_forks += sequence.request.num_pending_forks
+        self.running.enter(sequence)
         plan.add(sequence, num_new_tokens)
 
     # ---- admission
 
+    def _may_admit(self) -> bool:
+        """Static batching: a batch forms, in as many steps as its prompts need, once the one before has finished."""
+        if not self.running:
+            self._is_batch_open = True
+        return self._is_batch_open or not self._is_static
+
     def _admit_waiting(self, plan: StepPlan) -> None:
         while self.waiting and plan.num_tokens < self.max_num_batched_tokens:
             sequence = self.waiting[0]
-            if not self._has_seat(sequence):
+            if not self.running.has_seat(sequence):
                 break
             if not self._try_admit(sequence, plan):
                 self.num_blocked_admissions += 1
                 break
+        self._is_batch_open = plan.num_tokens >= self.max_num_batched_tokens  # only for want of tokens in this step
 
     def _try_admit(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Move the head of the queue to the running sequences if its blocks can be had.
@@ -266,7 +297,7 @@ class Scheduler:
         num_found = len(cached) + len(loadable)
         first = num_found * self.pool.block_size
         num_new_tokens = min(len(sequence.token_ids) - first, self.max_num_batched_tokens - plan.num_tokens)
-        num_more = -(-(first + num_new_tokens) // self.pool.block_size) - len(cached)
+        num_more = -(-self._reserved_tokens(first + num_new_tokens) // self.pool.block_size) - len(cached)
         if num_more + self._kept_back_blocks + self.pool.num_unused_among(cached) > self.pool.num_free_blocks:
             return False
         fetched = self._tiers.fetch(loadable)
@@ -296,7 +327,7 @@ class Scheduler:
             sequence.num_computed_tokens = computed = sequence.num_computed_tokens + item.num_new_tokens
             if is_caching and (item.num_new_tokens > 1 or not computed % block_size):
                 self._register_full_blocks(sequence)
-        self.num_running_tokens += plan.num_tokens
+        self.running.num_tokens += plan.num_tokens
 
     def _count_recomputed(self, plan: StepPlan) -> None:
         for item in plan.scheduled:
@@ -318,15 +349,12 @@ class Scheduler:
     def check(self) -> None:
         """Assert the invariants that tie sequences to blocks; see :meth:`BlockPool.check`."""
         tables = [sequence.table.blocks for sequence in self.running]
-        assert len(self.running) <= self.max_num_seqs, "more sequences run than max_num_seqs"
         for sequence in self.running:
             room = len(sequence.table) * self.pool.block_size
             assert sequence.num_computed_tokens <= room, "computed tokens without a block"
         for sequence in (*self.waiting, *self.swapped):
             assert not sequence.table.blocks, "a sequence that does not run holds blocks"
-        running_tokens = sum(sequence.num_computed_tokens for sequence in self.running)
-        assert running_tokens == self.num_running_tokens, "running tokens are counted wrong"
-        assert self.shared_tails == {sequence for sequence in self.running if sequence.has_shared_tail}
+        self.running.check()
         self.pool.check(tables)
         self._preemption.swap.check([sequence.swap_slots for sequence in self.swapped])
         if not tables:

@@ -11,6 +11,8 @@ class StepStats:
 
     num_used_tokens: token slots of used blocks that hold KV; the other slots are internal fragmentation.
     num_swaps: those of the num_preemptions that went to host memory.
+    longest_stall_seconds: the longest that a sequence which got a token in this step had waited since its last one;
+    sequences that were preempted meanwhile do not count.
     num_preemptions, num_swaps, recomputed_tokens, num_blocked_admissions: since the pool was made.
     """
 
@@ -28,6 +30,7 @@ class StepStats:
     recomputed_tokens: int = 0
     num_blocked_admissions: int = 0
     step_seconds: float = 0.0
+    longest_stall_seconds: float = 0.0
 
     @property
     def kv_cache_usage_perc(self) -> float:

@@ -1,0 +1,212 @@
+"""A scheduler with everything it decides over, and a make-believe memory instead of tensors.
+
+Every slot of every block holds the hash of the tokens up to it, which is what real KV depends on. So wrong content
+under a sequence, whatever brought it there, is seen in the step that would have read it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from typing import Any
+
+from kvplan_engine.block_pool import BlockHash, BlockPool
+from kvplan_engine.block_table import BlockCopy
+from kvplan_engine.offload.cost import CostModel
+from kvplan_engine.offload.host_tier import HostTier
+from kvplan_engine.offload.mover import group_transfers
+from kvplan_engine.offload.preemption import PreemptionPolicy
+from kvplan_engine.offload.swap import SwapSpace
+from kvplan_engine.offload.tiers import KvTiers
+from kvplan_engine.offload.transfers import FromDisk, FromHost, ToDisk, ToHost, Transfer, TransferLog
+from kvplan_engine.prefix_cache import PrefixCache
+from kvplan_engine.request import FinishReason, Request, Sequence, SequenceStatus
+from kvplan_engine.sampling.params import SamplingParams
+from kvplan_engine.scheduler import Scheduler
+from kvplan_engine.step_plan import StepPlan
+
+Block = list[int]
+
+
+class MemoryDisk:
+    """What :class:`DiskTier` is to the tiers, without files; every ``damage_every``-th read finds a bad file."""
+
+    def __init__(self, num_blocks: int, damage_every: int) -> None:
+        self.is_on = True
+        self.num_read = 0
+        self.read_seconds = 0.0
+        self._num_blocks = num_blocks
+        self._damage_every = damage_every
+        self._content: OrderedDict[BlockHash, Block] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def __contains__(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._content
+
+    def touch(self, block_hash: BlockHash) -> bool:
+        if block_hash in self._content:
+            self._content.move_to_end(block_hash)
+            return True
+        return False
+
+    def read(self, block_hash: BlockHash) -> Block | None:
+        self.num_read += 1
+        if self._damage_every and self.num_read % self._damage_every == 0:
+            del self._content[block_hash]
+            return None
+        return list(self._content[block_hash])
+
+    def write(self, block_hash: BlockHash, content: Block) -> None:
+        if self._num_blocks and not self.touch(block_hash):
+            self._content[block_hash] = content
+            while len(self._content) > self._num_blocks:
+                self._content.popitem(last=False)
+
+
+class SchedulerHarness:
+    """Runs steps of a scheduler; ``check=True`` checks every invariant and every slot that a step reads."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        prefix_caching: bool = True,
+        preemption_mode: str = "auto",
+        num_swap_slots: int = 0,
+        num_tier_slots: int = 0,
+        num_disk_blocks: int = 0,
+        damage_every: int = 0,
+        check: bool = True,
+        seed: int = 0,
+        **modes: str,
+    ) -> None:
+        self.check = check
+        self.rng = random.Random(seed)
+        log = TransferLog()
+        cost = CostModel(block_bytes=1, block_size=block_size, seconds_per_token=1.0)
+        self.pool = BlockPool(num_blocks, block_size)
+        self.swap = SwapSpace(self.pool, num_swap_slots, log)
+        self.host = HostTier(num_swap_slots, num_tier_slots)
+        self.disk: Any = MemoryDisk(num_disk_blocks, damage_every) if num_disk_blocks else None
+        self.tiers = KvTiers(self.pool, self.host, self.disk, cost, log, "always")
+        self.scheduler = Scheduler(
+            self.pool,
+            PrefixCache(self.pool, enabled=prefix_caching),
+            PreemptionPolicy(preemption_mode, self.swap, cost),
+            self.tiers,
+            log,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            **modes,
+        )
+        self._block_size = block_size
+        self._last_slot = num_swap_slots + num_tier_slots
+        self.device: list[Block] = [[0] * block_size for _ in range(num_blocks)]
+        self._host_memory: list[Block] = [[0] * block_size for _ in range(self._last_slot)]
+        self.requests: dict[str, Request] = {}
+        self.num_steps = 0
+        self._num_requests = 0
+        self._history: dict[Sequence, list[int]] = {}
+
+    # ---- requests
+
+    def add(self, prompt: list[int], *, n: int = 1, max_tokens: int = 8) -> Request:
+        self._num_requests += 1
+        request = Request(f"r{self._num_requests}", prompt, SamplingParams(n=n, max_tokens=max_tokens))
+        self.scheduler.add(request)
+        self.requests[request.request_id] = request
+        return request
+
+    def abort(self, request_id: str) -> None:
+        for sequence in self.requests.pop(request_id).sequences:
+            self._history.pop(sequence, None)
+            if sequence.status is not SequenceStatus.FINISHED:
+                self.scheduler.finish(sequence, FinishReason.ABORT)
+
+    # ---- one step
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule()
+        self._move(plan.transfers)
+        assert plan.scheduled or not self.scheduler.has_unfinished, "requests wait although nothing runs"
+        if self.check:
+            assert plan.num_tokens == sum(item.num_new_tokens for item in plan.scheduled)
+            assert plan.num_tokens <= self.scheduler.max_num_batched_tokens
+            self._forward(plan)
+        self.scheduler.commit(plan)
+        for item in plan.scheduled:
+            if item.needs_sampling:
+                self._sample(item.sequence)
+        self.num_steps += 1
+        if self.check:
+            self.scheduler.check()
+            self.host.check(self._last_slot)
+        return plan
+
+    def _sample(self, sequence: Sequence) -> None:
+        grown = [sequence]
+        if sequence.index == 0:
+            grown += [self.scheduler.fork(sequence) for _ in range(sequence.request.num_pending_forks)]
+        for each in grown:
+            each.token_ids.append(self.rng.randrange(2))
+            at_limit = len(each.token_ids) >= self.scheduler.max_model_len
+            if at_limit or each.num_output_tokens >= each.request.params.max_tokens:
+                self.scheduler.finish(each, FinishReason.LENGTH)
+                self._history.pop(each, None)
+                if each.request.is_finished:
+                    del self.requests[each.request.request_id]
+
+    # ---- memory
+
+    def _move(self, transfers: list[Transfer]) -> None:
+        """As the mover does it: a group is read entirely before it is written."""
+        for group in group_transfers(transfers):
+            contents = [self._read(transfer) for transfer in group]
+            for transfer, content in zip(group, contents, strict=True):
+                self._write(transfer, content)
+
+    def _read(self, transfer: Transfer) -> Block:
+        if isinstance(transfer, BlockCopy):
+            return list(self.device[transfer.source])
+        if isinstance(transfer, ToHost):
+            return list(self.device[transfer.block])
+        if isinstance(transfer, FromHost):
+            return list(self._host_memory[transfer.slot])
+        if isinstance(transfer, FromDisk):
+            return list(transfer.payload)
+        return list((self._host_memory if transfer.from_host else self.device)[transfer.index])
+
+    def _write(self, transfer: Transfer, content: Block) -> None:
+        if isinstance(transfer, BlockCopy):
+            self.device[transfer.target] = content
+        elif isinstance(transfer, ToHost):
+            self._host_memory[transfer.slot] = content
+        elif isinstance(transfer, ToDisk):
+            self.disk.write(transfer.block_hash, content)
+        else:
+            self.device[transfer.block] = content
+
+    def _forward(self, plan: StepPlan) -> None:
+        """Every sequence reads all its computed slots and writes its new ones; nobody else may read those."""
+        for item in plan.scheduled:
+            sequence, computed = item.sequence, item.sequence.num_computed_tokens
+            history, blocks, size = self._hashes(sequence), sequence.table.blocks, self._block_size
+            stored = [slot for block in blocks[: -(-computed // size)] for slot in self.device[block]][:computed]
+            assert stored == history[:computed], "a sequence would read somebody else's KV"
+            for position in range(computed, computed + item.num_new_tokens):
+                block = blocks[position // size]
+                assert self.pool.reference_count(block) == 1, "a shared block would be written"
+                self.device[block][position % size] = history[position]
+
+    def _hashes(self, sequence: Sequence) -> list[int]:
+        history = self._history.setdefault(sequence, [])
+        for token in sequence.token_ids[len(history) :]:
+            history.append(hash((history[-1] if history else 1, token)))
+        return history

@@ -1,0 +1,118 @@
+"""Scheduler, pool, prefix cache, swap space and tiers under a storm: a hypothesis state machine of 100,000 steps.
+
+Requests come, fork, share prefixes, grow, are preempted, swapped, evicted, restored from tiers (some of whose files are
+bad) and aborted at random. After every step of the scheduler every invariant is checked, and every slot of KV that
+the step reads (see ``scheduler_harness``).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from scheduler_harness import SchedulerHarness
+
+NUM_STEPS = 100_000
+NUM_EXAMPLES = 500
+MOVES_PER_EXAMPLE = 60
+
+
+@st.composite
+def harnesses(draw: st.DrawFn) -> SchedulerHarness:
+    block_size = draw(st.sampled_from([1, 2, 3, 4]))
+    max_model_len = draw(st.sampled_from([8, 14, 20]))
+    longest = -(-max_model_len // block_size)
+    is_contiguous = draw(st.integers(0, 9)) == 0
+    return SchedulerHarness(
+        num_blocks=longest + draw(st.integers(0, 6)) * (3 if is_contiguous else 1),
+        block_size=block_size,
+        max_num_seqs=draw(st.sampled_from([2, 4, 6])),
+        max_num_batched_tokens=draw(st.sampled_from([2, 5, 9, 16])),
+        max_model_len=max_model_len,
+        prefix_caching=not is_contiguous and draw(st.integers(0, 3)) > 0,
+        preemption_mode=draw(st.sampled_from(["recompute", "swap", "auto"])),
+        num_swap_slots=draw(st.sampled_from([0, 3, 8, 16])),
+        num_tier_slots=draw(st.sampled_from([0, 1, 3, 8])),
+        num_disk_blocks=draw(st.sampled_from([0, 2, 6, 20])),
+        damage_every=draw(st.sampled_from([0, 3, 7])),
+        seed=draw(st.integers(0, 1 << 16)),
+        scheduling=draw(st.sampled_from(["continuous", "continuous", "static"])),
+        kv_reservation="contiguous" if is_contiguous else "paged",
+    )
+
+
+class StormMachine(RuleBasedStateMachine):
+    num_steps: ClassVar[int] = 0
+    seen: ClassVar[dict[str, int]] = {}
+
+    @initialize(harness=harnesses())
+    def start(self, harness: SchedulerHarness) -> None:
+        self.harness = harness
+        self.is_contiguous = harness.scheduler._reserves_all
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=19), n=st.integers(1, 4), more=st.integers(1, 14))
+    def add(self, tokens: list[int], n: int, more: int) -> None:
+        scheduler = self.harness.scheduler
+        n = 1 if self.is_contiguous else min(n, scheduler.max_num_seqs)
+        self.harness.add(tokens[: scheduler.max_model_len - 1], n=n, max_tokens=more)
+
+    @rule(count=st.integers(1, 20))
+    def run(self, count: int) -> None:
+        for _ in range(count):
+            self.harness.step()
+        StormMachine.num_steps += count
+
+    @precondition(lambda self: self.harness.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.harness.abort(data.draw(st.sampled_from(sorted(self.harness.requests))))
+        StormMachine.num_steps += 1
+
+    @precondition(lambda self: len(self.harness.requests) > 2)
+    @rule()
+    def abort_all(self) -> None:
+        for request_id in sorted(self.harness.requests):
+            self.harness.abort(request_id)
+        self.harness.scheduler.check()
+        assert self.harness.pool.num_free_blocks == self.harness.pool.num_blocks
+        assert self.harness.swap.num_free_slots == self.harness.swap.num_slots
+        StormMachine.num_steps += 1
+
+    def teardown(self) -> None:
+        if not hasattr(self, "harness"):
+            return
+        harness, scheduler = self.harness, self.harness.scheduler
+        while scheduler.has_unfinished:
+            harness.step()
+            StormMachine.num_steps += 1
+        assert harness.pool.num_free_blocks == harness.pool.num_blocks
+        for name, count in (
+            ("preempted", scheduler.num_preemptions),
+            ("swapped", scheduler.num_swaps),
+            ("recomputed", scheduler.num_recomputed_tokens),
+            ("evicted", harness.pool.num_evictions),
+            ("found in the pool", scheduler.prefix_cache.num_hit_tokens),
+            ("restored from host memory", harness.tiers.num_host_hit_tokens),
+            ("restored from disk", harness.tiers.num_disk_hit_tokens),
+            ("blocked", scheduler.num_blocked_admissions),
+        ):
+            StormMachine.seen[name] = StormMachine.seen.get(name, 0) + count
+
+
+def test_a_storm_of_100_000_steps_breaks_no_invariant() -> None:
+    run_state_machine_as_test(
+        StormMachine,
+        settings=settings(
+            max_examples=NUM_EXAMPLES,
+            stateful_step_count=MOVES_PER_EXAMPLE,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            derandomize=True,
+            database=None,
+        ),
+    )
+    print(StormMachine.num_steps, StormMachine.seen)
+    assert StormMachine.num_steps >= NUM_STEPS
+    assert all(count > 100 for count in StormMachine.seen.values()), StormMachine.seen
