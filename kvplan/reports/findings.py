@@ -14,6 +14,7 @@ from kvplan.reports.statuses import in_order, look_of
 from kvplan.reports.wording import plural, setting, short_number
 
 _GOALS: Final = {
+    "slo": "Fastest within the service level",
     "output_throughput": "Highest throughput",
     "median_tpot_ms": "Shortest time per token",
     "p99_ttft_ms": "Shortest time to the first token",
@@ -28,6 +29,8 @@ _FIGURES: Final = {
     "kv_usage_max": ("KV pool at most used", "%"),
     "frag_pct": ("KV waste", "%"),
     "num_preemptions": ("preemptions", ""),
+    "goodput_pct": ("requests within the service level", "%"),
+    "usd_per_mtok_out": ("price of a million output tokens", "USD"),
 }
 
 
@@ -53,7 +56,7 @@ class KvWaste:
 
 
 def recommendations(run: Run) -> list[Recommendation]:
-    """The summary's, best throughput first; without a summary one from the rows; [] where nothing was served."""
+    """The summary's, in its order; without a summary one from the rows; [] where nothing was served."""
     found = [_from_summary(entry) for entry in summary_best(run) if isinstance(entry.get("settings"), dict)]
     if found:
         return _merged(found)

@@ -81,7 +81,7 @@ def spreads(trials: Iterable[Trial], column: str, by: str) -> dict[float, Spread
 
 def best_trial(run: Run) -> Trial | None:
     """The trial the summary recommends for throughput; without one the fastest, those that never waited first."""
-    for entry in summary_best(run):
+    for entry in sorted(summary_best(run), key=lambda entry: entry.get("goal") != "output_throughput"):
         trial = run.trial(str(entry.get("trial_id")))
         if trial is not None and trial.measured:
             return trial
@@ -101,10 +101,9 @@ def most_preempted_trial(run: Run) -> Trial | None:
 
 
 def summary_best(run: Run) -> list[Mapping[str, Any]]:
-    """The summary's recommendations, throughput's first."""
+    """The summary's recommendations in its order: the one within a service level first, where one was given."""
     listed = run.summary.get("best")
-    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    return sorted(entries, key=lambda entry: entry.get("goal") != "output_throughput")
+    return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,3 +178,15 @@ def test_cells(value, unit, expected):
 )
 def test_settings_are_written_in_full(value, expected):
     assert setting(value) == expected
+
+
+def test_a_setting_within_the_service_level_is_recommended_first(tmp_path):
+    path = sample_directory(tmp_path) / "summary.json"
+    summary = json.loads(path.read_text())
+    within = summary["best"][0] | {"goal": "slo", "trial_id": "sample0001", "figures": {"goodput_pct": 100.0}}
+    summary["best"].insert(0, within | {"settings": within["settings"] | {"max_num_seqs": 2}})
+    path.write_text(json.dumps(summary))
+    run = load_run(tmp_path)
+    assert [entry.title for entry in recommendations(run)] == ["Fastest within the service level", "Highest throughput"]
+    assert recommendations(run)[0].figures == {"requests within the service level": "100 %"}
+    assert best_trial(run).trial_id != "sample0001"

@@ -87,7 +87,8 @@ summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
   td.long { min-width: 48mm; }
   details:not([open]) { display: none; }
   table { font-size: 7pt; }
-  th, td { padding: .1rem .3rem; white-space: normal; overflow-wrap: anywhere; }
+  th, td { padding: .1rem .3rem; }
+  td.text { white-space: normal; overflow-wrap: anywhere; }
 }
 """
 

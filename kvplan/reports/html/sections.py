@@ -173,7 +173,9 @@ def trials(run: Run) -> Html:
         ".",
         class_="faint screen",
     )
-    return section("trials", "Trials", lead, main_table(run), tag("h3", "Every column"), group_tables(run))
+    return section(
+        "trials", "Trials", lead, main_table(run), tag("h3", "Every column", class_="screen"), group_tables(run)
+    )
 
 
 def environment(run: Run) -> Html:

@@ -23,6 +23,8 @@ MAIN_COLUMNS: Final = (
     "pred_output_throughput",
     "median_ttft_ms",
     "median_tpot_ms",
+    "goodput_pct",
+    "slo_pass",
     "kv_usage_max",
     "frag_pct",
     "num_preemptions",

@@ -5,8 +5,9 @@ One cell per pair that was tried, evenly spaced whatever the values are: a bound
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,24 +109,29 @@ def _cell_text(plane: OutcomeMap, place: tuple[int, int], look: StatusLook) -> s
 
 
 def _predicted_boundary(axes: Axes, plane: OutcomeMap) -> bool:
-    """A line along every edge between a cell expected to serve and one expected to fail. True when there is any."""
-    segments = []
-    for x, y in plane.cells:
-        right, above = (x + 1, y), (x, y + 1)
-        if _differs(plane, (x, y), right):
-            segments.append(((x + 0.5, x + 0.5), (y - 0.5, y + 0.5)))
-        if _differs(plane, (x, y), above):
-            segments.append(((x - 0.5, x + 0.5), (y + 0.5, y + 0.5)))
-    for xs, ys in segments:
-        axes.plot(xs, ys, color="white", linewidth=5.5, solid_capstyle="round", zorder=4)
-    for xs, ys in segments:
-        axes.plot(xs, ys, color="black", linewidth=2.6, solid_capstyle="round", zorder=5)
+    """A line between every two cells next to each other, or with nothing tried between them, of which one was expected
+    to serve and the other to fail. True when there is any."""
+    segments = [
+        *(((edge, edge), (row - 0.5, row + 0.5)) for row, edge in _edges(plane, along=0)),
+        *(((column - 0.5, column + 0.5), (edge, edge)) for column, edge in _edges(plane, along=1)),
+    ]
+    for colour, width in (("white", 5.5), ("black", 2.6)):
+        for xs, ys in segments:
+            axes.plot(xs, ys, color=colour, linewidth=width, solid_capstyle="round", zorder=4)
     return bool(segments)
 
 
-def _differs(plane: OutcomeMap, one: tuple[int, int], other: tuple[int, int]) -> bool:
-    pair = plane.predicted(one), plane.predicted(other)
-    return None not in pair and pair[0] != pair[1]
+def _edges(plane: OutcomeMap, along: int) -> Iterator[tuple[int, float]]:
+    """(line, place of the edge on it) for every change of the prediction along the rows (0) or the columns (1)."""
+    lines: dict[int, list[tuple[int, bool]]] = defaultdict(list)
+    for place in sorted(plane.cells):
+        serves = plane.predicted(place)
+        if serves is not None:
+            lines[place[1 - along]].append((place[along], serves))
+    for line, found in lines.items():
+        for (here, serves), (there, serves_there) in itertools.pairwise(found):
+            if serves != serves_there:
+                yield line, (here + there) / 2
 
 
 def _ticks(axes: Axes, plane: OutcomeMap) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvplan.reports.plots.canvas import finish, from_zero, say, thousands
+from kvplan.reports.plots.canvas import INK, finish, from_zero, say, thousands
 from kvplan.reports.plots.throughput import LINE_LOOKS
 from kvplan.reports.run import Run
 from kvplan.reports.selection import UserPoint, pareto_front, user_points
@@ -27,6 +27,8 @@ def draw(run: Run, figure: Figure) -> str:
     front = pareto_front(points)
     axes.plot([p.one_user for p in front], [p.all_users for p in front], color=VERMILION, linewidth=1.6, zorder=2,
               label="Pareto front")  # fmt: skip
+    if any(point.trial.row.get("slo_pass") is False for point in points):
+        axes.scatter([], [], s=34, facecolors="white", edgecolors=INK, label="hollow: misses the service level")
     _labels(axes, front)
     from_zero(axes, 1.05 * max(point.all_users for point in points))
     axes.set_xlim(0, 1.15 * max(point.one_user for point in points))
@@ -38,9 +40,12 @@ def draw(run: Run, figure: Figure) -> str:
 
 
 def _marks(axes: Axes, points: list[UserPoint], size: float, place: int) -> None:
+    """Full marks; hollow ones for settings that miss the service level, where one was given."""
     colour, marker, _ = LINE_LOOKS[place % len(LINE_LOOKS)]
-    axes.scatter([p.one_user for p in points], [p.all_users for p in points], s=34, marker=marker, color=colour,
-                 alpha=0.75, linewidth=0, zorder=3, label=f"block_size {short_number(size)}")  # fmt: skip
+    faces = ["white" if point.trial.row.get("slo_pass") is False else colour for point in points]
+    axes.scatter([p.one_user for p in points], [p.all_users for p in points], s=34, marker=marker, facecolors=faces,
+                 edgecolors=colour, alpha=0.75, linewidth=1.2, zorder=3)  # fmt: skip
+    axes.scatter([], [], s=34, marker=marker, color=colour, label=f"block_size {short_number(size)}")
 
 
 def _labels(axes: Axes, front: list[UserPoint]) -> None:
