@@ -65,7 +65,7 @@ def _model(given: str | None, logged: str | None) -> ModelSpec | None:
 
 def explain_document(answer: Explanation) -> dict[str, Any]:
     """The account in the schema ``kvplan.explain/1``."""
-    log, prediction = answer.log, answer.prediction
+    log, predicted = answer.log, answer.predicted
     return {
         "schema": "kvplan.explain/1",
         "engine": log.engine,
@@ -77,22 +77,16 @@ def explain_document(answer: Explanation) -> dict[str, Any]:
             {"part": part.name, "logged_bytes": part.logged_bytes, "predicted_bytes": part.predicted_bytes}
             for part in answer.parts
         ],
-        "kv_cache_tokens": {
-            "logged": log.kv_cache_tokens,
-            "predicted": None if prediction is None else prediction.kv_cache_tokens,
-        },
-        "num_blocks": {"logged": log.num_blocks, "predicted": None if prediction is None else prediction.num_blocks},
-        "max_concurrency": {
-            "logged": log.max_concurrency,
-            "predicted": None if prediction is None else round(prediction.max_concurrency, 2),
-        },
+        "kv_cache_tokens": {"logged": log.kv_cache_tokens, "predicted": predicted.kv_cache_tokens},
+        "num_blocks": {"logged": log.num_blocks, "predicted": predicted.num_blocks},
+        "max_concurrency": {"logged": log.max_concurrency, "predicted": predicted.max_concurrency},
         "changes": [{"change": each.sentence, "gained_tokens": each.gained_tokens} for each in answer.changes],
         "notes": list(answer.notes),
     }
 
 
 def _print(answer: Explanation) -> None:
-    log, prediction = answer.log, answer.prediction
+    log, predicted = answer.log, answer.predicted
     settings = log.settings
     where = answer.gpu.id if answer.gpu else "an unknown GPU"
     print(f"{log.engine} {settings.version or '(version not printed)'}: {settings.model or 'a model'} on {where}")
@@ -105,17 +99,14 @@ def _print(answer: Explanation) -> None:
     ]
     print_table(None, ("GiB of one GPU", "log", "kvplan", "difference"), rows)
     counts = [
-        ("KV cache tokens", log.kv_cache_tokens, None if prediction is None else prediction.kv_cache_tokens),
-        ("blocks", log.num_blocks, None if prediction is None else prediction.num_blocks),
+        ("KV cache tokens", _count(log.kv_cache_tokens), _count(predicted.kv_cache_tokens)),
+        ("blocks", _count(log.num_blocks), _count(predicted.num_blocks)),
+        ("concurrency", _times(log.max_concurrency), _times(predicted.max_concurrency)),
     ]
     print()
-    for name, logged, predicted in counts:
-        if logged is not None or predicted is not None:
-            print(f"  {name:16s} log {_count(logged)}, kvplan {_count(predicted)}")
-    if log.max_concurrency is not None or prediction is not None:
-        mine = "-" if prediction is None else f"{prediction.max_concurrency:.2f}x"
-        theirs = "-" if log.max_concurrency is None else f"{log.max_concurrency:.2f}x"
-        print(f"  {'concurrency':16s} log {theirs}, kvplan {mine}")
+    for name, logged, mine in counts:
+        if (logged, mine) != ("-", "-"):
+            print(f"  {name:16s} log {logged}, kvplan {mine}")
     if answer.changes:
         print("\nwhat to change:")
     for each in answer.changes:
@@ -135,3 +126,7 @@ def _signed(number: float | None) -> str:
 
 def _count(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
+
+
+def _times(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2f}x"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from kvplan.catalog.gpus import GpuProfile, load_gpus
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
+from kvplan.estimate.sglang import SglangSettings, predict_sglang
 from kvplan.estimate.vllm import VllmPrediction, VllmSettings, predict_vllm
 from kvplan.planner.startup_log import StartupLog
 from kvplan.units import GIB, format_bytes
@@ -34,13 +35,22 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """The capacity that was predicted; None where it is not known."""
+
+    kv_cache_tokens: int | None = None
+    num_blocks: int | None = None
+    max_concurrency: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
-    """The account of one start. ``prediction`` is None where model or GPU could not be told from the log."""
+    """The account of one start. ``predicted`` is empty where model or GPU could not be told from the log."""
 
     log: StartupLog
     gpu: GpuProfile | None
     parts: tuple[Part, ...]
-    prediction: VllmPrediction | None
+    predicted: Counts
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
 
@@ -51,15 +61,75 @@ def explain_log(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None)
     if gpu is None and log.memory.total_bytes is not None:
         gpu = _nearest_gpu(log.memory.total_bytes)
         notes.append(f"The GPU is taken to be {gpu.id}, by the memory that the log names.")
-    prediction = None
     if spec is None:
         notes.append("The model is not known, so there is no prediction: name it with --model.")
     elif gpu is None:
         notes.append("The log does not tell the GPU, so there is no prediction: name it with --gpu.")
-    else:
-        prediction = _predict(log, spec, gpu, notes)
-    changes = tuple(in_words_of(log.engine, change) for change in _changes(log, spec, gpu, prediction))
-    return Explanation(log, gpu, _parts(log, prediction), prediction, changes, tuple(notes))
+    explain = _explain_sglang if log.engine == "sglang" else _explain_vllm
+    parts, predicted, changes = explain(log, spec, gpu, notes)
+    worded = tuple(in_words_of(log.engine, change) for change in (*_ways_out(log), *changes))
+    return Explanation(log, gpu, parts, predicted, worded, tuple(notes))
+
+
+_Account = tuple[tuple[Part, ...], Counts, tuple[Change, ...]]
+
+
+def _explain_vllm(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None, notes: list[str]) -> _Account:
+    if spec is None or gpu is None:
+        return _parts(log, None), Counts(), ()
+    found = _predict(log, spec, gpu, notes)
+    if found is None:
+        return _parts(log, None), Counts(), ()
+    counts = Counts(found.kv_cache_tokens, found.num_blocks, found.max_concurrency)
+    return _parts(log, found), counts, tuple(_changes(log, spec, gpu, found))
+
+
+def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None, notes: list[str]) -> _Account:
+    empty = _parts(log, None)
+    if spec is None or gpu is None:
+        return empty, Counts(), ()
+    settings = _sglang_settings(log)
+    try:
+        found = predict_sglang(spec, gpu, settings)
+    except KvplanError as error:
+        notes.append(f"There is no prediction: {error.message}")
+        return empty, Counts(), ()
+    known = {
+        "GPU in all": found.device_memory_bytes,
+        "weights": found.weight_bytes,
+        "KV cache": found.kv_pool_bytes,
+    }
+    parts = tuple(replace(part, predicted_bytes=known.get(part.name)) for part in empty)
+    changes = []
+    for sentence, changed in _sglang_variants(settings, found.mem_fraction_static):
+        try:
+            gained = predict_sglang(spec, gpu, changed).kv_cache_tokens - found.kv_cache_tokens
+        except KvplanError:
+            continue
+        changes.append(Change(sentence, gained))
+    return parts, Counts(found.kv_cache_tokens), tuple(change for change in changes if (change.gained_tokens or 0) > 0)
+
+
+def _sglang_settings(log: StartupLog) -> SglangSettings:
+    found = log.settings
+    return SglangSettings(
+        mem_fraction_static=found.gpu_memory_utilization,
+        tensor_parallel_size=found.tensor_parallel_size or 1,
+        dtype=found.dtype or "auto",
+        kv_cache_dtype=found.kv_cache_dtype or "auto",
+        quantization=found.quantization,
+        device_memory_bytes=log.memory.total_bytes,
+    )
+
+
+def _sglang_variants(settings: SglangSettings, static: float) -> Iterator[tuple[str, SglangSettings]]:
+    if static < 0.92:
+        yield "raise --gpu-memory-utilization to 0.92", replace(settings, mem_fraction_static=0.92)
+    if settings.kv_cache_dtype == "auto":
+        yield "keep the KV cache in 8 bits: --kv-cache-dtype fp8", replace(settings, kv_cache_dtype="fp8")
+    more = settings.tensor_parallel_size * 2
+    wider = replace(settings, tensor_parallel_size=more, mem_fraction_static=static)
+    yield f"use {more} GPUs: --tensor-parallel-size {more}", wider
 
 
 def _nearest_gpu(total_bytes: int) -> GpuProfile:
@@ -85,8 +155,6 @@ def log_settings(log: StartupLog) -> VllmSettings:
 
 
 def _predict(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, notes: list[str]) -> VllmPrediction | None:
-    if log.engine == "sglang":
-        notes.append("The prediction is vLLM's: SGLang keeps activations outside its static share.")
     try:
         found = predict_vllm(spec, gpu, log_settings(log), log.settings.version or "latest")
     except KvplanError as error:
@@ -115,12 +183,7 @@ def _parts(log: StartupLog, prediction: VllmPrediction | None) -> tuple[Part, ..
     )
 
 
-def _changes(
-    log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None, prediction: VllmPrediction | None
-) -> Iterator[Change]:
-    yield from _ways_out(log)
-    if spec is None or gpu is None or prediction is None:
-        return
+def _changes(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: VllmPrediction) -> Iterator[Change]:
     now = prediction.num_blocks * prediction.block_size
     for sentence, settings in _variants(log_settings(log), prediction):
         try:

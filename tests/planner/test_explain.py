@@ -10,6 +10,8 @@ import pytest
 from kvplan.catalog.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
+from kvplan.errors import KvplanError
+from kvplan.estimate.sglang import CONTEXT_BYTES, SglangSettings, predict_sglang
 from kvplan.planner.explanation import difference_gib, explain_log
 from kvplan.planner.startup_log import parse_startup_log
 from kvplan.units import GIB
@@ -87,11 +89,22 @@ def test_sglang() -> None:
     assert gib(log.memory.graph_bytes) == 0.94
 
 
-def test_sglang_is_advised_in_its_own_words() -> None:
+def test_sglang_account_and_its_own_words() -> None:
     answer = explain_log(parse_startup_log(SGLANG), resolve_model("llama-3.1-8b"), find_gpu("h100"))
+    assert answer.predicted.kv_cache_tokens == pytest.approx(443232, rel=0.01)
     sentences = " ".join(change.sentence for change in answer.changes)
-    assert "--kv-cache-dtype fp8_e4m3" in sentences and "--tp 2" in sentences
+    assert "--kv-cache-dtype fp8_e4m3" in sentences and "--tp 2" in sentences and "--mem-fraction-static" in sentences
     assert "gpu-memory-utilization" not in sentences
+
+
+def test_sglang_pool_follows_the_static_share() -> None:
+    spec, gpu = resolve_model("llama-3.1-8b"), find_gpu("h100")
+    small, large = (predict_sglang(spec, gpu, SglangSettings(mem_fraction_static=share)) for share in (0.8, 0.9))
+    free = gpu.memory_bytes - CONTEXT_BYTES
+    assert large.kv_pool_bytes - small.kv_pool_bytes == pytest.approx(0.1 * free, abs=2)
+    assert small.bytes_per_token == 131072
+    with pytest.raises(KvplanError, match="windows"):
+        predict_sglang(resolve_model("gpt-oss-20b"), gpu, SglangSettings())
 
 
 def test_smallest_rank_counts() -> None:
