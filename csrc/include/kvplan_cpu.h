@@ -139,6 +139,17 @@ int kvplan_argmax_rows(
     // [rows]
     int64_t* out, int64_t rows, int64_t width, int storage, int threads);
 
+// out = x @ weight^T + bias, for few rows (a decode step's batch): the weight is read once and never packed.
+int kvplan_linear(
+    // [rows, inputs]
+    const void* x, int64_t x_stride,
+    // [outputs, inputs], contiguous
+    const void* weight,
+    // [outputs], or null
+    const void* bias,
+    // [rows, outputs]
+    void* out, int64_t out_stride, int64_t rows, int64_t inputs, int64_t outputs, int storage, int threads);
+
 // The vector functions by themselves, for tests: y = exp(x), y = tanh(x).
 void kvplan_exp(
     // [n]

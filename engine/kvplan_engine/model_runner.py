@@ -65,15 +65,12 @@ class LoadedModel:
         self.dtype: str = dtype_of(self.config.dtype)
         torch_dtype = getattr(torch, self.dtype)
         self.weights: Weights = allocate_weights(self.config, torch_dtype, device.torch_device)
+        self.weight_bytes = weight_bytes(self.weights)
         self.is_dummy = self._fill(config, source, is_gguf)
         kernels = select_kernels(config.attention_backend, device.torch_device, torch_dtype)
         self.ops = kernels.ops
         self.attention = kernels.attention
         self.decoder = Decoder(self.config, self.weights, self.attention, self.ops)
-
-    @property
-    def weight_bytes(self) -> int:
-        return weight_bytes(self.weights)
 
     def _fill(self, config: EngineConfig, source: Any, is_gguf: bool) -> bool:
         """Give the weights their values, by ``load_format``; whether they are dummies."""

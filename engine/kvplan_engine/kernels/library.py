@@ -123,6 +123,11 @@ class CpuKernels:
         self.copy_blocks = self._function(
             "kvplan_copy_blocks", c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int
         )
+        self.linear = self._function(
+            "kvplan_linear",
+            *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64),
+            *(c_int64, c_int64, c_int64, c_int, c_int),
+        )
         self.exp = self._function("kvplan_exp", c_void_p, c_void_p, c_int64)
         self.tanh = self._function("kvplan_tanh", c_void_p, c_void_p, c_int64)
 

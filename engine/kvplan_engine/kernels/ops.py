@@ -197,6 +197,27 @@ def argmax_rows(logits: torch.Tensor, out: torch.Tensor) -> None:
     )
 
 
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """out [T, N] = x [T, K] @ weight [N, K] transposed, + bias [N]: for few rows, where reading the weights decides."""
+    kernels = _kernels_for(x)
+    if kernels is None:
+        torch_ops.linear(x, weight, bias, out)
+        return
+    (rows, inputs), outputs = x.shape, weight.shape[0]
+    _check("x", x, (rows, inputs), weight.dtype)
+    _check("weight", weight, (outputs, inputs), weight.dtype)
+    _check("out", out, (rows, outputs), weight.dtype)
+    if not weight.is_contiguous():
+        raise ValueError("linear works on a contiguous weight")
+    if bias is not None:
+        _check("bias", bias, (outputs,), weight.dtype)
+    kernels.linear(
+        *(x.data_ptr(), x.stride(0), weight.data_ptr(), None if bias is None else bias.data_ptr()),
+        *(out.data_ptr(), out.stride(0), rows, inputs, outputs),
+        *(STORAGE_CODES[x.dtype], torch.get_num_threads()),
+    )
+
+
 def copy_blocks(src_kv: torch.Tensor, dst_kv: torch.Tensor, pairs: torch.Tensor) -> None:
     """dst_kv[pairs[i, 1]] = src_kv[pairs[i, 0]] for every i in pairs [n, 2] int64: whole blocks, all layers.
 

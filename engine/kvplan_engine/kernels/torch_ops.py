@@ -80,6 +80,12 @@ def argmax_rows(logits: torch.Tensor, out: torch.Tensor) -> None:
     torch.argmax(logits, dim=-1, out=out)
 
 
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """out [T, N] = x [T, K] @ weight [N, K] transposed, + bias [N]."""
+    product = _upcast(x) @ _upcast(weight).t()
+    out.copy_(product if bias is None else product + _upcast(bias))
+
+
 def copy_blocks(src_kv: torch.Tensor, dst_kv: torch.Tensor, pairs: torch.Tensor) -> None:
     """dst_kv[pairs[i, 1]] = src_kv[pairs[i, 0]] for every i; no destination may also be a source or appear twice."""
     sources, destinations = pairs.unbind(dim=1)

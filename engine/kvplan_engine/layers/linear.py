@@ -1,12 +1,40 @@
-"""A matrix product with the weights, into a buffer that exists already."""
+"""A matrix product with the weights, into a buffer that exists already; three ways, chosen once per weight.
+
+* ``Linear``: the device's BLAS (cuBLAS on a GPU, MKL for many rows on a CPU).
+* ``PackedLinear``: oneDNN with the weight packed once. torch's own product packs a CPU weight anew in every call, which
+  at a decode step's 4 to 16 rows costs more than the product (measured: benchmarks/README.md). The packed weight takes
+  the place of the published one, so it cannot be shared with an embedding.
+* ``FewRowsLinear``: our kernel over the published layout, for what cannot be packed (a tied output head; bfloat16
+  where the CPU has no units for it), and BLAS where there are too many rows for it.
+"""
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Protocol
+
 import torch
+
+from kvplan_engine.kernels import ops
+
+# From here on MKL's packing pays, in float32. In bfloat16 without units for it torch's product is slower at any size.
+_FEW_ROWS = 48
+# oneDNN returns a new tensor: rows are cut so that it stays within this, which the overhead kept back covers.
+_MOST_OUTPUT_BYTES = 16 * 1024**2
+# What the packed layout is chosen for; any number of rows works with it.
+_PACKED_FOR_ROWS = 16
+
+
+class Projection(Protocol):
+    """``out = x @ weight.T + bias`` for weight [num_outputs, num_inputs]."""
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """x [T, num_inputs] (rows may be strided), out [T, num_outputs]."""
+        ...
 
 
 class Linear:
-    """``out = x @ weight.T + bias`` for weight [num_outputs, num_inputs]."""
+    """The product as torch has it."""
 
     __slots__ = ("_bias", "_transposed")
 
@@ -15,8 +43,73 @@ class Linear:
         self._bias = bias
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """x [T, num_inputs] (rows may be strided), out [T, num_outputs]."""
         if self._bias is None:
             torch.mm(x, self._transposed, out=out)
         else:
             torch.addmm(self._bias, x, self._transposed, out=out)
+
+
+class FewRowsLinear:
+    """Our kernel where it is the faster one, torch's product elsewhere; the weight stays as it is."""
+
+    __slots__ = ("_bias", "_many_rows", "_most_rows", "_weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._many_rows = Linear(weight, bias)
+        self._most_rows = _FEW_ROWS if weight.dtype == torch.float32 or packs(weight.dtype) else 1 << 62
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        if x.shape[0] <= self._most_rows:
+            ops.linear(x, self._weight, self._bias, out)
+        else:
+            self._many_rows(x, out)
+
+
+class PackedLinear:
+    """oneDNN over a weight that was packed once. Owns the packed copy: the caller drops the published one."""
+
+    __slots__ = ("_bias", "_most_rows", "_packed")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)
+        self._bias = bias
+        self._most_rows = max(1, _MOST_OUTPUT_BYTES // (weight.shape[0] * weight.element_size()))
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        product = torch.ops.mkldnn._linear_pointwise
+        for start in range(0, x.shape[0], self._most_rows):
+            rows = slice(start, start + self._most_rows)
+            out[rows] = product(x[rows], self._packed, self._bias, "none", [], "")
+
+
+@cache
+def packs(dtype: torch.dtype) -> bool:
+    """Whether this torch and this CPU have the packed product for ``dtype``.
+
+    Both operators are private to torch and may be gone in another version, so they are tried, not assumed.
+    """
+    weight, x = torch.ones(16, 32, dtype=dtype), torch.ones(4, 32, dtype=dtype)
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)
+        result = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    except (RuntimeError, AttributeError, TypeError, ValueError):
+        return False
+    return bool((result == 32).all())
+
+
+def make_linear(weights: dict[str, torch.Tensor], name: str, *, compiled: bool, shared: bool = False) -> Projection:
+    """The projection of parameter ``name`` (``name``.weight and .bias, or ``name`` alone); the fastest way there is.
+
+    compiled: whether our kernels run (the reference path uses torch alone). shared: somebody else reads the weight
+    too. A weight that is packed leaves ``weights``, so that it is not held twice.
+    """
+    key = name if name in weights else f"{name}.weight"
+    weight, bias = weights[key], weights.get(f"{name}.bias")
+    if not compiled or not weight.is_cpu:
+        return Linear(weight, bias)
+    if packs(weight.dtype) and not shared:
+        del weights[key]
+        return PackedLinear(weight, bias)
+    return FewRowsLinear(weight, bias)

@@ -14,7 +14,7 @@ import torch
 from kvplan_engine.attention.backend import AttentionBackend
 from kvplan_engine.batch import StepBatch
 from kvplan_engine.kernels import torch_ops
-from kvplan_engine.layers.linear import Linear
+from kvplan_engine.layers.linear import make_linear
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.ops import Ops
 from kvplan_engine.model_config import ModelConfig
@@ -26,11 +26,9 @@ class DecoderLayer:
     """The weights of one layer, ready to be applied."""
 
     def __init__(self, config: ModelConfig, weights: Weights, index: int, ops: Ops) -> None:
-        def linear(name: str) -> Linear:
-            prefix = f"layers.{index}.{name}"
-            return Linear(weights[f"{prefix}.weight"], weights.get(f"{prefix}.bias"))
-
-        self.qkv, self.output, self.up, self.down = map(linear, ("qkv", "output", "up", "down"))
+        names = [f"layers.{index}.{name}" for name in ("qkv", "output", "up", "down")]
+        compiled = ops is not torch_ops
+        self.qkv, self.output, self.up, self.down = (make_linear(weights, name, compiled=compiled) for name in names)
         self.attention_norm = Norm(weights, f"layers.{index}.attention_norm", config.norm_eps, ops)
         self.mlp_norm = Norm(weights, f"layers.{index}.mlp_norm", config.norm_eps, ops)
         self.query_norm = self.key_norm = None
@@ -41,7 +39,10 @@ class DecoderLayer:
 
 
 class Decoder:
-    """A model with its weights; ``forward`` computes one step over the paged pool."""
+    """A model with its weights; ``forward`` computes one step over the paged pool.
+
+    Takes weights that it packs out of ``weights``: nobody holds them twice.
+    """
 
     def __init__(self, config: ModelConfig, weights: Weights, attention: AttentionBackend, ops: Ops) -> None:
         self.config = config
@@ -51,7 +52,10 @@ class Decoder:
         self._positions = weights.get("positions")
         self._layers = [DecoderLayer(config, weights, index, ops) for index in range(config.num_layers)]
         self._final_norm = Norm(weights, "final_norm", config.norm_eps, ops)
-        self._head = Linear(weights.get("head", self._embedding))
+        is_tied = "head" not in weights
+        self._head = make_linear(
+            weights, "embedding" if is_tied else "head", compiled=ops is not torch_ops, shared=is_tied
+        )
         self._scale = config.head_size**-0.5
 
     def forward(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace) -> torch.Tensor:
