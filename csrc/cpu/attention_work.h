@@ -70,7 +70,8 @@ void find_rows(const Call& call, const Item& item, int first, int most_tokens, T
       rows.values[t] = values + block + within * args.head_size;
     }
   }
-  for (; t % 4 != 0; ++t) {
+  const int padded = (t + 3) / 4 * 4;
+  for (; t < padded; ++t) {
     rows.keys[t] = rows.keys[t - 1];
     rows.values[t] = rows.values[t - 1];
   }
