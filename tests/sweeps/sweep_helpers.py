@@ -38,9 +38,9 @@ def write_tiny_model(directory: Path) -> Path:
 
 
 def tiny_plan(directory: Path, axes: dict[str, str] | None = None, **options: Any) -> SweepPlan:
-    """A plan for the tiny model on the CPU device with 256 MiB and eight short requests."""
+    """A plan for the tiny model on the CPU device with 1 GiB and eight short requests."""
     defaults: dict[str, Any] = {
-        "device": "cpu", "device_memory": "256MiB", "num_prompts": 8, "input_len": "4..12", "output_len": "2..6",
+        "device": "cpu", "device_memory": "1GiB", "num_prompts": 8, "input_len": "4..12", "output_len": "2..6",
         "trial_timeout": 30.0,
     }  # fmt: skip
     model = write_tiny_model(directory / "tiny-model")

@@ -62,7 +62,7 @@ def test_a_malformed_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_dry_run_tells_trials_outcomes_and_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_tiny_model(tmp_path / "model")
-    arguments = ["sweep", "--model", str(model), "--device", "cpu", "--device-memory", "256MiB", "--dry-run"]
+    arguments = ["sweep", "--model", str(model), "--device", "cpu", "--device-memory", "1GiB", "--dry-run"]
     axes = ["--gpu-memory-utilization", "0.0001,0.9", "--max-num-seqs", "2,4"]
     assert main([*arguments, *axes, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -82,7 +82,7 @@ def test_a_whole_sweep_at_the_prompt(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     model = write_tiny_model(tmp_path / "model")
     run = tmp_path / "run"
-    options = ["--device-memory", "256MiB", "--num-prompts", "4", "--input-len", "8..16", "--output-len", "2..4"]
+    options = ["--device-memory", "1GiB", "--num-prompts", "4", "--input-len", "8..16", "--output-len", "2..4"]
     axes = ["--gpu-memory-utilization", "0.0001,0.9", "--max-num-seqs", "2,4"]
     assert main(["sweep", "--model", str(model), "--device", "cpu", "--out", str(run), *options, *axes, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)

@@ -138,7 +138,7 @@ def test_bisection_equals_the_exhaustive_grid_with_a_quarter_of_the_trials(
 ) -> None:
     """Through the real engine: the same boundaries at every utilization."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    options = {"input_len": "2..6", "output_len": "2..3", "num_prompts": 2}
+    options = {"input_len": "2..6", "output_len": "2..3", "num_prompts": 2, "device_memory": "256MiB"}
     grid = run_new_sweep(tiny_plan(tmp_path, AXES, **options), tmp_path / "grid", SilentProgress(), command="test")
     plan = tiny_plan(tmp_path, AXES, boundary=("max_model_len",), **options)
     found = run_new_sweep(plan, tmp_path / "search", SilentProgress(), command="test")
@@ -152,7 +152,7 @@ def test_bisection_equals_the_exhaustive_grid_with_a_quarter_of_the_trials(
 
 
 def test_a_search_that_was_cut_short_is_continued_with_the_same_rows(tmp_path: Path) -> None:
-    plan = tiny_plan(tmp_path, AXES, boundary=("max_model_len",))
+    plan = tiny_plan(tmp_path, AXES, boundary=("max_model_len",), device_memory="256MiB")
     whole = run_new_sweep(plan, tmp_path / "whole", SilentProgress(), command="test", worker_command=FAKE_WORKER)
     run_new_sweep(plan, tmp_path / "cut", SilentProgress(), command="test", worker_command=FAKE_WORKER)
     path = tmp_path / "cut" / "trials.jsonl"
