@@ -27,42 +27,54 @@ DEFAULTS = PlanRequest()
 _SHOWN = 10
 
 
+Model = Annotated[
+    str, typer.Argument(help="Short name, Hugging Face id, directory, config.json or .gguf.", metavar="MODEL")
+]
+More = Annotated[
+    list[str] | None,
+    typer.Argument(help="Further values of --slo (with a colon) and --gpu.", metavar="[VALUES]", show_default=False),
+]
+Users = Annotated[int | None, typer.Option(help="Requests in progress at once.")]
+Rate = Annotated[float | None, typer.Option(help="Requests per second, instead of --users.")]
+AverageContext = Annotated[str | None, typer.Option(help="Tokens that a sequence holds on average, such as 8k.")]
+LongestContext = Annotated[str | None, typer.Option(help="Longest sequence that must be served, such as 32k.")]
+InputLength = Annotated[str | None, typer.Option(help="Tokens of a prompt.")]
+OutputLength = Annotated[str | None, typer.Option(help="Tokens of an answer.")]
+Levels = Annotated[
+    list[str] | None, typer.Option(help="ttft:500 tpot:50 e2el:5000 in ms, or mlperf:llama3.1-8b; several may follow.")
+]
+Gpus = Annotated[list[str] | None, typer.Option(help="GPU names; several may follow. Default: all.")]
+MaxGpus = Annotated[int, typer.Option(help="GPUs in all, over all replicas.")]
+Formats = Annotated[list[str] | None, typer.Option(help="Weight formats to try: " + ", ".join(FORMAT_NAMES))]
+KvFormats = Annotated[list[str] | None, typer.Option(help="KV formats to try: auto, fp8.")]
+Dtype = Annotated[str, typer.Option(help="Activations: " + ", ".join(SERVING_DTYPES))]
+Utilization = Annotated[float, typer.Option(help="Share of each GPU's memory that the engine may use.")]
+WorstCase = Annotated[bool, typer.Option("--worst-case", help="Hold all users at --ctx-max, not at --ctx-avg.")]
+Engine = Annotated[str, typer.Option(help="vllm or vllm@VERSION: whose memory is planned.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw memory and concurrency to this PNG.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document, schema kvplan.plan/1.")]
+
+
 def plan(
-    model: Annotated[
-        str, typer.Argument(help="Short name, Hugging Face id, directory, config.json or .gguf.", metavar="MODEL")
-    ],
-    more: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Further values of --slo (with a colon) and --gpu.", metavar="[VALUES]", show_default=False
-        ),
-    ] = None,
-    users: Annotated[int | None, typer.Option(help="Requests in progress at once.")] = None,
-    request_rate: Annotated[float | None, typer.Option(help="Requests per second, instead of --users.")] = None,
-    ctx_avg: Annotated[str | None, typer.Option(help="Tokens that a sequence holds on average, such as 8k.")] = None,
-    ctx_max: Annotated[str | None, typer.Option(help="Longest sequence that must be served, such as 32k.")] = None,
-    input_len: Annotated[str | None, typer.Option(help="Tokens of a prompt.")] = None,
-    output_len: Annotated[str | None, typer.Option(help="Tokens of an answer.")] = None,
-    slo: Annotated[
-        list[str] | None,
-        typer.Option(help="ttft:500 tpot:50 e2el:5000 in ms, or mlperf:llama3.1-8b; several may follow."),
-    ] = None,
-    gpu: Annotated[list[str] | None, typer.Option(help="GPU names; several may follow. Default: all.")] = None,
-    max_gpus: Annotated[int, typer.Option(help="GPUs in all, over all replicas.")] = DEFAULTS.max_gpus,
-    quantization: Annotated[
-        list[str] | None, typer.Option(help="Weight formats to try: " + ", ".join(FORMAT_NAMES))
-    ] = None,
-    kv_cache_dtype: Annotated[list[str] | None, typer.Option(help="KV formats to try: auto, fp8.")] = None,
-    dtype: Annotated[str, typer.Option(help="Activations: " + ", ".join(SERVING_DTYPES))] = DEFAULTS.dtype,
-    gpu_memory_utilization: Annotated[
-        float, typer.Option(help="Share of each GPU's memory that the engine may use.")
-    ] = DEFAULTS.gpu_memory_utilization,
-    worst_case: Annotated[
-        bool, typer.Option("--worst-case", help="Hold all users at --ctx-max, not at --ctx-avg.")
-    ] = False,
-    engine: Annotated[str, typer.Option(help="vllm or vllm@VERSION: whose memory is planned.")] = "vllm",
-    plot: Annotated[Path | None, typer.Option(help="Draw memory and concurrency to this PNG.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document, schema kvplan.plan/1.")] = False,
+    model: Model,
+    more: More = None,
+    users: Users = None,
+    request_rate: Rate = None,
+    ctx_avg: AverageContext = None,
+    ctx_max: LongestContext = None,
+    input_len: InputLength = None,
+    output_len: OutputLength = None,
+    slo: Levels = None,
+    gpu: Gpus = None,
+    max_gpus: MaxGpus = DEFAULTS.max_gpus,
+    quantization: Formats = None,
+    kv_cache_dtype: KvFormats = None,
+    dtype: Dtype = DEFAULTS.dtype,
+    gpu_memory_utilization: Utilization = DEFAULTS.gpu_memory_utilization,
+    worst_case: WorstCase = False,
+    engine: Engine = "vllm",
+    plot: Plot = None,
+    as_json: AsJson = False,
 ) -> None:
     """Find the GPUs and settings that serve so many users at such a context."""
     levels, names = _sort_words(slo or [], gpu or [], more or [])
@@ -77,15 +89,16 @@ def plan(
         gpus=_gpus(names),
         max_gpus=_positive(max_gpus, "--max-gpus") or DEFAULTS.max_gpus,
         quantizations=tuple(quantization) if quantization else None,
-        kv_cache_dtypes=tuple(
-            canonical_dtype(name, KV_CACHE_DTYPES, option="--kv-cache-dtype") for name in kv_cache_dtype or ["auto"]
-        ),
+        kv_cache_dtypes=_kv_formats(kv_cache_dtype),
         gpu_memory_utilization=gpu_memory_utilization,
         dtype=canonical_dtype(dtype, SERVING_DTYPES, option="--dtype"),
         worst_case=worst_case,
         version=_version(engine),
     )
-    found = make_plan(resolve_model(model), request)
+    _answer(make_plan(resolve_model(model), request), plot, as_json=as_json)
+
+
+def _answer(found: Plan, plot: Path | None, *, as_json: bool) -> None:
     if as_json:
         print_json(plan_document(found))
     else:
@@ -96,6 +109,10 @@ def plan(
         draw_plan(found, plot)
     if not found.deployments:
         raise _nothing_fits(found)
+
+
+def _kv_formats(names: list[str] | None) -> tuple[str, ...]:
+    return tuple(canonical_dtype(name, KV_CACHE_DTYPES, option="--kv-cache-dtype") for name in names or ["auto"])
 
 
 def _sort_words(slo: list[str], gpu: list[str], more: list[str]) -> tuple[list[str], list[str]]:

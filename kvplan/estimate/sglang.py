@@ -2,8 +2,8 @@
 
     pool = free after loading - free before loading x (1 - mem_fraction_static)
 
-(srt/mem_cache/kv_cache_configurator.py of SGLang 0.5.23, _profile_available_bytes.) Nothing is profiled: activations and
-CUDA graphs must get by with the rest. Windows and states have pools of their own there, which are not modelled.
+(srt/mem_cache/kv_cache_configurator.py of SGLang 0.5.23, _profile_available_bytes.) Nothing is profiled: activations
+and CUDA graphs must get by with the rest. Windows and states have pools of their own there, which are not modelled.
 """
 
 from __future__ import annotations
