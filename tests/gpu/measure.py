@@ -18,13 +18,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTION_SECONDS = {
-    "tests": 150,
+    "tests": 120,
     "decode": 50,
     "prefill": 50,
     "operations": 30,
     "tuning": 50,
     "step": 100,
-    "throughput": 150,
+    "throughput": 130,
+    "baseline": 70,
 }
 
 
@@ -39,6 +40,7 @@ def arguments() -> argparse.Namespace:
 
 def sections() -> dict[str, Callable]:
     """What each section calls; imported late, since only the section's own process needs torch."""
+    import measure_baseline
     import measure_engine
     import measure_kernels
 
@@ -49,6 +51,7 @@ def sections() -> dict[str, Callable]:
         "tuning": measure_kernels.measure_tuning,
         "step": measure_engine.measure_decode_step,
         "throughput": measure_engine.measure_throughput,
+        "baseline": measure_baseline.measure_baseline,
     }
 
 
