@@ -74,10 +74,12 @@ class Comparison:
     num_alone: tuple[int, int]
 
     def ratios(self, column: str) -> list[float]:
+        """Second / first of every shared setting in which both have the figure."""
         return [ratio for match in self.matches if (ratio := match.ratio(column)) is not None]
 
     @property
     def changed_outcomes(self) -> list[Match]:
+        """Shared settings that ended differently."""
         return [match for match in self.matches if match.statuses[0] != match.statuses[1]]
 
 

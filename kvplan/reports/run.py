@@ -40,10 +40,12 @@ class Trial:
 
     @property
     def trial_id(self) -> str:
+        """The settings' and the run's id, '' in a row without one."""
         return self.text("trial_id")
 
     @property
     def status(self) -> str:
+        """How the trial ended; 'unknown' in a row without a status."""
         return self.text("status") or "unknown"
 
     @property
@@ -77,6 +79,7 @@ class Run:
 
     @property
     def measured(self) -> tuple[Trial, ...]:
+        """The trials that were served, in the order in which they ended."""
         return tuple(trial for trial in self.trials if trial.measured)
 
     def trial(self, trial_id: str) -> Trial | None:

@@ -38,6 +38,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
+        """Of at least one value."""
         return cls(statistics.median(values), min(values), max(values), len(values))
 
 

@@ -52,6 +52,7 @@ def json_document(run: Run) -> dict[str, Any]:
 
 
 def json_text(document: object) -> str:
+    """Indented JSON with its last line ended; text as it is, not as escapes."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -67,4 +67,5 @@ def run_phrase(run: Run) -> str:
 
 
 def plural(number: int, noun: str) -> str:
+    """``1 trial``, ``2 trials``, ``1,024 trials``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

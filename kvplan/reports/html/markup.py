@@ -21,6 +21,7 @@ def escape(value: object) -> Html:
 
 
 def join(*parts: object) -> Html:
+    """Parts behind each other, text escaped."""
     return Html("".join(escape(part) for part in parts))
 
 

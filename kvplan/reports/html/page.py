@@ -46,6 +46,7 @@ def document(title: str, body: Html) -> str:
 
 
 def navigation() -> Html:
+    """Links to the sections."""
     places = {
         "recommendation": "Recommendation",
         "outcomes": "Boundaries",

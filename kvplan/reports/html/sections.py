@@ -28,10 +28,12 @@ _NOT_ENVIRONMENT: Final = frozenset({"columns", "planes", "trials", "schema", "s
 
 
 def section(identifier: str, heading: str, *children: object) -> Html:
+    """A heading with what stands under it, to be linked to by its identifier."""
     return tag("section", tag("h2", heading), *children, id=identifier)
 
 
 def header(run: Run) -> Html:
+    """Model and device as the title, circumstances under it."""
     model = run.first("model_id") or "unknown model"
     device = run.first("device_name") or run.first("device") or "unknown device"
     started = min((trial.text("started_at") for trial in run.trials if trial.text("started_at")), default="")
@@ -60,6 +62,7 @@ def notes(run: Run, name: str = "") -> Html:
 
 
 def recommendation(run: Run) -> Html:
+    """What to deploy, or why nothing can be; how the trials ended."""
     found = recommendations(run)
     counts = status_counts(run)
     badges = tag("div", *(join(tag("span", status_badge(name), f" {count}")) for name, count in counts.items()),
@@ -105,6 +108,7 @@ def _definitions(values: Mapping[str, str]) -> Html:
 
 
 def picture(drawn: Picture) -> Html:
+    """A picture in its own box that scrolls sideways where the screen is narrower."""
     image = tag("img", src=data_uri(drawn.png, "image/png"), alt=drawn.finding, style=f"max-width:{drawn.width_px}px")
     box = tag("div", image, class_="scroll", tabindex="0", role="region", aria_label=drawn.heading)
     # On a phone the picture scrolls sideways, and the finding written over it with it: there it stands here as well.
@@ -133,6 +137,7 @@ def _sentence_list(lines: list[str]) -> Html:
 
 
 def predictions(run: Run, drawn: Picture) -> Html:
+    """The picture and the summary's counts."""
     lines = prediction_sentences(run)
     listed = tag("ul", *(tag("li", line) for line in lines)) if lines else Html("")
     return section("predicted", "Predicted against measured", picture(drawn), listed)
@@ -165,6 +170,7 @@ def _bar(label: str, held_pct: float) -> tuple[Html, Html]:
 
 
 def trials(run: Run) -> Html:
+    """The rows: what matters most, every column by group, and all of them as a file."""
     download = tag("a", "results.csv", href=data_uri(csv_text(run).encode(), "text/csv"), download="results.csv")
     lead = tag(
         "p",

@@ -43,6 +43,7 @@ def scrolled(table: Html, label: str) -> Html:
 
 
 def status_badge(status: str) -> Html:
+    """The status in its colour; the name is always readable, the meaning a hint."""
     look = look_of(status)
     ink = "#fff" if _is_dark(look.colour) else "#000"
     return tag(

@@ -133,6 +133,7 @@ def from_zero(axes: Axes, highest: float) -> None:
 
 
 def thousands() -> Any:
+    """Tick labels as plain numbers with commas."""
     from matplotlib.ticker import FuncFormatter
 
     formatter: Callable[[float, int], str] = lambda value, _: short_number(value)  # noqa: E731
