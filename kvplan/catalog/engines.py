@@ -36,6 +36,7 @@ class VllmRelease:
     ``keeps_moe_workspace``: buffers of the fused experts outlive the forward pass and add to the sampler's peak.
     ``pads_odd_pages``, ``packs_odd_pages``: what becomes of layers whose pages cannot be made equally large.
     ``caches_hybrid_prefixes``: prefix caching is on for models with states, which then keep two states per request.
+    ``samples_with_flashinfer``: samples with FlashInfer wherever it is installed, as it is in the official container.
     ``in_flight_batches``: batches whose tokens a sliding window still holds at admission (2 with async scheduling).
     """
 
@@ -56,6 +57,7 @@ class VllmRelease:
     large_gpu_defaults: bool = True
     a100_is_large: bool = False
     huge_gpu_defaults: bool = False
+    samples_with_flashinfer: bool = False
 
     @property
     def text(self) -> str:
@@ -66,10 +68,11 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 0, 0), {"v1": False, "counts_non_torch": False, "latent_cache": False, "large_gpu_defaults": False}),
     ((0, 2, 5), {"counts_non_torch": True}),
     ((0, 7, 1), {"latent_cache": True}),
-    ((0, 8, 0), {"v1": True}),
+    ((0, 8, 0), {"v1": True, "samples_with_flashinfer": True}),
     ((0, 8, 3), {"large_gpu_defaults": True, "a100_is_large": True}),
     ((0, 9, 0), {"a100_is_large": False}),
     ((0, 9, 2), {"hybrid": "min_layers"}),
+    ((0, 11, 1), {"samples_with_flashinfer": False}),
     ((0, 12, 0), {"hybrid": "balanced"}),
     ((0, 14, 0), {"keeps_moe_workspace": True}),
     ((0, 17, 0), {"sampler": "triton"}),

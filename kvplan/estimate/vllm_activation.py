@@ -40,6 +40,8 @@ vLLM 0.6 to 0.16 printed for ten models agree on 9.0 within 0.05.
 """
 TRITON_LOGIT_COPIES = 3
 """Float32 copy, probabilities, and the exponential noise they are divided by (in place)."""
+FLASHINFER_LOGIT_COPIES = 3
+"""Float32 copy, the logits with all but the top k masked, and their probabilities."""
 _TRITON_MIN_ROWS = 8
 _HOPPER_BLAS_WORKSPACE = 32 * MIB
 _BLAS_WORKSPACE = 8320 * KIB
@@ -109,7 +111,9 @@ def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, settings: ResolvedSettings, 
     vocabulary = -(-spec.vocab_size // _VOCAB_PADDING) * _VOCAB_PADDING
     hidden = (settings.max_num_batched_tokens + 2 * rows) * spec.hidden_size * size
     logits = rows * vocabulary * size
-    if release.sampler == "triton" and rows >= _TRITON_MIN_ROWS:
+    if settings.samples_with_flashinfer:
+        copies = FLASHINFER_LOGIT_COPIES * rows * vocabulary * 4
+    elif release.sampler == "triton" and rows >= _TRITON_MIN_ROWS:
         scratch_rows = min(gpu.multiprocessors or rows, rows)
         copies = (TRITON_LOGIT_COPIES * rows + scratch_rows) * vocabulary * 4
     else:

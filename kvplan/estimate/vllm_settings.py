@@ -22,7 +22,8 @@ _V0_DEFAULT_CONTEXT_TOKENS = 2048
 class VllmSettings:
     """What the user says; None and "auto" leave it to the release. Names are vLLM's.
 
-    ``device_memory_bytes`` replaces the profile's total; ``usage`` is "server" (vllm serve) or "offline" (LLM class).
+    ``device_memory_bytes`` replaces the profile's total; ``usage`` is "server" (vllm serve) or "offline" (LLM class);
+    ``has_flashinfer``: FlashInfer is installed, which some releases then sample with.
     """
 
     gpu_memory_utilization: float | None = None
@@ -43,6 +44,7 @@ class VllmSettings:
     enable_prefix_caching: bool | None = None
     estimate_cudagraphs: bool | None = None
     encoder_tokens: int | None = None
+    has_flashinfer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class ResolvedSettings:
     states_per_request: int
     subtract_graphs: bool
     encoder_tokens: int | None
+    samples_with_flashinfer: bool
     notes: tuple[str, ...] = field(default=())
 
 
@@ -108,6 +111,7 @@ def resolve_settings(
         states_per_request=(2 if keeps_prefixes else 1) + settings.num_speculative_tokens,
         subtract_graphs=subtracts and not settings.enforce_eager,
         encoder_tokens=settings.encoder_tokens,
+        samples_with_flashinfer=settings.has_flashinfer and release.samples_with_flashinfer,
         notes=tuple(notes),
     )
 

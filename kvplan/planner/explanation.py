@@ -150,6 +150,7 @@ def log_settings(log: StartupLog) -> VllmSettings:
         quantization=found.quantization,
         kv_cache_dtype=found.kv_cache_dtype or "auto",
         enforce_eager=bool(found.enforce_eager),
+        has_flashinfer=found.has_flashinfer,
         device_memory_bytes=log.memory.total_bytes,
     )
 

@@ -32,6 +32,7 @@ class LogSettings:
     quantization: str | None = None
     kv_cache_dtype: str | None = None
     enforce_eager: bool | None = None
+    has_flashinfer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,4 +196,5 @@ def _settings(text: str) -> LogSettings:
     eager = re.findall(r"""enforce_eager['"]?[=:]\s*(True|False)""", text)
     if eager:
         found["enforce_eager"] = "True" in eager
+    found["has_flashinfer"] = "Using FlashInfer for top-p & top-k sampling" in text
     return LogSettings(**found)  # type: ignore[arg-type]

@@ -213,6 +213,7 @@ def _settings(row: Row, spec: ModelSpec) -> VllmSettings:
         num_speculative_tokens=_speculative_tokens(notes),
         device_memory_bytes=int(total * GIB) if total is not None else None,
         estimate_cudagraphs=False if graphs_off else None,
+        has_flashinfer="flashinfer" in (notes + row["verbatim"]).lower(),
     )
 
 
