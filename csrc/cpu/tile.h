@@ -52,7 +52,8 @@ KVPLAN_INLINE void score_four_tokens(const float* query, int64_t query_stride, c
 }
 
 // out[r][0 .. kVectors * kLanes) (+)= sum over k of left[r][k] * right[k][offset ..], for kRows rows.
-// left [kRows, depth], right: depth row pointers, out [kRows, out_stride].
+// left [kRows, depth], right: depth row pointers, out [kRows, out_stride]. `ahead` (or null) is memory needed soon:
+// as many bytes of it are prefetched, in order, as are read.
 template <class T, int kRows, int kVectors, bool kAccumulate>
 KVPLAN_INLINE void multiply_tile(const float* left, int64_t left_stride, const T* const* right, int64_t offset,
                                  int depth, float* out, int64_t out_stride, const T* ahead) {
