@@ -9,7 +9,7 @@ from typing import Any
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.quantization import read_quantization
 from kvplan.catalog.registry import architecture_of_type, find_reader, known_architectures
-from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.spec import LayerSpec, ModelSpec
 from kvplan.errors import KvplanError, UnknownArchitectureError
 
 _NOT_GENERATING = (
@@ -70,7 +70,7 @@ def read_config(
         id=model_id,
         architecture=architecture,
         model_type=view.text("model_type", default=""),
-        layers=body.layers,
+        layers=_shared(body.layers),
         hidden_size=body.hidden_size,
         vocab_size=body.vocab_size,
         max_position_embeddings=body.max_position_embeddings,
@@ -85,6 +85,17 @@ def read_config(
         source=source,
         raw_config=config,
     )
+
+
+def _shared(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """The same layers, those made of the same parts being one object: sums count it instead of repeating it."""
+    known: dict[tuple[int, ...], LayerSpec] = {}
+
+    def same(layer: LayerSpec) -> LayerSpec:
+        parts = (layer.mixer, layer.parallel_state, layer.cross_attention, layer.feed_forward, layer.tensors)
+        return known.setdefault(tuple(map(id, parts)), layer)
+
+    return tuple(map(same, layers))
 
 
 def choose_architecture(view: ConfigView) -> str:

@@ -7,6 +7,7 @@ of elements; what an element costs is decided later, by the dtype of the weights
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -293,13 +294,20 @@ class ModelSpec:
     @cached_property
     def num_parameters(self) -> int:
         """Parameters of the causal language model as served: a tied embedding once, no towers, no multi-token heads."""
-        return count_elements(self.tensors) + sum(count_elements(layer.all_tensors) for layer in self.layers)
+        inner = sum(count * count_elements(layer.all_tensors) for layer, count in self.distinct_layers())
+        return count_elements(self.tensors) + inner
 
     @cached_property
     def num_active_parameters(self) -> int:
         """Parameters that one token meets: of a mixture of experts only the routed and the shared ones."""
-        active = sum(count_active_elements(layer.all_tensors) for layer in self.layers)
-        return count_active_elements(self.tensors) + active
+        inner = sum(count * count_active_elements(layer.all_tensors) for layer, count in self.distinct_layers())
+        return count_active_elements(self.tensors) + inner
+
+    def distinct_layers(self) -> list[tuple[LayerSpec, int]]:
+        """Layers that are one and the same object, once, with how often they occur; in order of appearance."""
+        counts = Counter(map(id, self.layers))
+        first = {id(layer): layer for layer in self.layers}
+        return [(layer, counts[key]) for key, layer in first.items()]
 
     @property
     def has_state(self) -> bool:

@@ -251,8 +251,11 @@ def _cross_entry(cross: CrossAttention, settings: CacheSettings) -> CacheEntry:
 def components_of(layers: Iterable[LayerSpec], settings: CacheSettings) -> tuple[KvComponent, ...]:
     """The entries of ``layers`` on one rank, equal ones counted together, in order of appearance."""
     counts: dict[CacheEntry, int] = {}
+    known: dict[int, tuple[CacheEntry, ...]] = {}
     for layer in layers:
-        for entry in layer_entries(layer, settings):
+        if id(layer) not in known:
+            known[id(layer)] = layer_entries(layer, settings)
+        for entry in known[id(layer)]:
             counts[entry] = counts.get(entry, 0) + 1
     return tuple(KvComponent(entry, count) for entry, count in counts.items())
 

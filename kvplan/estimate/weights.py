@@ -199,12 +199,38 @@ def _kind_of_module(name: str) -> WeightKind:
     return "state mixer" if first in ("mixer", "mamba", "conv") and "_proj" in name else "feed-forward"
 
 
-def _placed(spec: ModelSpec) -> Iterable[tuple[Tensor, int | None]]:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A tensor, the layer it stands in (None: outside), and in how many layers it stands the same way."""
+
+    tensor: Tensor
+    layer_index: int | None
+    repeats: int
+
+
+def _placed(spec: ModelSpec, quantization: QuantizationSpec | None) -> Iterable[_Place]:
+    """Every tensor; layers that are one and the same object are counted once with how often they occur."""
     for tensor in spec.tensors:
-        yield tensor, None
-    for index, layer in enumerate(spec.layers):
+        yield _Place(tensor, None, 1)
+    if _names_layers(quantization):
+        groups = [(layer, index, 1) for index, layer in enumerate(spec.layers)]
+    else:
+        groups = [(layer, 0, count) for layer, count in spec.distinct_layers()]
+    for layer, index, repeats in groups:
         for tensor in layer.all_tensors:
-            yield tensor, index
+            yield _Place(tensor, index, repeats)
+
+
+def _names_layers(quantization: QuantizationSpec | None) -> bool:
+    """Whether the published lists tell layers apart by number."""
+    if quantization is None:
+        return False
+    entries = (
+        *quantization.ignore,
+        *quantization.targets,
+        *(name for each in quantization.others for name in each.targets),
+    )
+    return any("layers." in entry for entry in entries)
 
 
 def size_weights(spec: ModelSpec, dtype: str, *, quantized: bool = True) -> WeightBytes:
@@ -216,14 +242,16 @@ def size_weights(spec: ModelSpec, dtype: str, *, quantized: bool = True) -> Weig
         )
     quantization = spec.quantization if quantized else None
     sums: dict[tuple[WeightKind, str], tuple[int, int]] = {}
-    for tensor, index in _placed(spec):
-        found = format_of(quantization, tensor, index)
+    for place in _placed(spec, quantization):
+        tensor = place.tensor
+        found = format_of(quantization, tensor, place.layer_index)
         if found is None:
             label, size = dtype, tensor.num_elements * element_bytes(dtype)
         else:
             label, size = format_label(found), quantized_bytes(tensor.shape, found)
-        elements, total = sums.get((_kind(tensor), label), (0, 0))
-        sums[_kind(tensor), label] = (elements + tensor.num_elements, total + size)
+        key = (_kind(tensor), label)
+        elements, total = sums.get(key, (0, 0))
+        sums[key] = (elements + place.repeats * tensor.num_elements, total + place.repeats * size)
     components = (WeightComponent(kind, label, *sums[kind, label]) for kind, label in sums)
     return WeightBytes(tuple(components))
 

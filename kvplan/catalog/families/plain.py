@@ -146,13 +146,18 @@ def assemble(view: ConfigView, family: PlainFamily, sizes: Sizes, feed_forwards:
     norm_bias = read_trait(view, family.norm_bias)
     layer_norms = norms(family.norms, sizes.hidden, bias=norm_bias)
 
-    def layer(window: Window, part: FeedForward) -> LayerSpec:
-        mixer = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, window=window, traits=traits)
-        return LayerSpec(mixer, None, part, layer_norms)
-
+    windows_of_layers = family.windows(view, sizes.layers)
+    mixers = {
+        window: attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, window=window, traits=traits)
+        for window in set(windows_of_layers)
+    }
+    layers = (
+        LayerSpec(mixers[window], None, part, layer_norms)
+        for window, part in zip(windows_of_layers, feed_forwards, strict=True)
+    )
     tied = read_tied(view, default=family.tied)
     return Body(
-        layers=tuple(map(layer, family.windows(view, sizes.layers), feed_forwards)),
+        layers=tuple(layers),
         tensors=outside(
             sizes.hidden,
             sizes.vocab,

@@ -54,7 +54,7 @@ def read_wrapped(view: ConfigView) -> Body:
     inner = _text_view(view)
     architecture = _text_architecture(view, inner)
     reader = find_reader(architecture)
-    if reader is None:
+    if reader is None or reader is read_wrapped:
         raise UnknownArchitectureError(
             f"The language model inside, {architecture}, is not known.",
             hint="if its layers are like those of a known one: --assume text_config.architectures=LlamaForCausalLM",

@@ -1,0 +1,106 @@
+"""Ten thousand damaged configs: every one is read, or refused with our own error; no size is ever zero or negative."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvplan.catalog.reader import read_config
+from kvplan.errors import KvplanError
+from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.weights import size_weights
+
+MODELS = Path(__file__).parents[2] / "profiles" / "models"
+NAMES = (
+    *("gpt2", "llama-3.1-8b", "mistral-7b-v0.1", "mixtral-8x7b", "gemma-2-2b", "gemma-3-4b", "gemma-3n-e4b"),
+    *("gemma-4-26b-a4b", "gpt-oss-20b", "llama-4-scout", "deepseek-v2-lite", "deepseek-v3.2", "glm-5.3"),
+    *("deepseek-v4-flash", "qwen3.5-27b", "qwen3-next-80b-a3b", "jamba-v0.1", "nemotron-3-nano-30b"),
+    *("granite-4.0-h-small", "kimi-linear-48b-a3b", "lfm2-1.2b", "mamba-2.8b", "mamba-codestral-7b"),
+    *("llama-3.3-nemotron-super-49b", "mimo-v2-flash", "minimax-text-01", "t5-base", "whisper-large-v3"),
+    *("llama-3.2-11b-vision", "llava-1.5-7b", "mistral-small-3.1-24b", "qwen2-vl-2b", "falcon-40b", "bloom"),
+    *("dbrx", "chatglm3-6b", "olmo-3-7b", "command-r7b", "exaone-4.0-32b", "opt-125m", "qwen2.5-14b-instruct-awq"),
+    *("llama-3.3-70b-instruct-fp8-dynamic", "kimi-k2.5-nvfp4", "gpt-neo-1.3b"),
+)
+CONFIGS: dict[str, dict[str, Any]] = {
+    name: json.loads((MODELS / f"{name}.json").read_text())["config"] for name in NAMES
+}
+
+_SCALARS: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**12), 10**12),
+    st.sampled_from([0, -1, 1, 2, 3, 7, 64, 10**9, 10**30, -(10**30), 0.5, 1e308, float("inf"), float("nan")]),
+    st.sampled_from(["", "4096", "banana", "auto", "full_attention", "sliding_attention", "float8", "re:(", "\x00"]),
+)
+_JUNK: st.SearchStrategy[Any] = st.one_of(
+    _SCALARS,
+    st.lists(_SCALARS, max_size=4),
+    st.dictionaries(st.sampled_from(["hidden_size", "x", "rope_type", "num_bits", "weights"]), _SCALARS, max_size=3),
+)
+_MISSING = object()
+_VALUES = st.one_of(st.just(_MISSING), _JUNK)
+
+
+def _places(config: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every key of the config and of the objects inside it."""
+    found = []
+    for key, value in config.items():
+        found.append((*path, key))
+        if isinstance(value, dict) and len(path) < 3:
+            found.extend(_places(value, (*path, key)))
+    return found
+
+
+PLACES = {name: _places(config) for name, config in CONFIGS.items()}
+
+
+def _changed(config: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """``config`` with another value at ``path``; only the objects on the way are copied."""
+    key, *rest = path
+    copied = dict(config)
+    if rest:
+        inner = copied.get(key)
+        copied[key] = _changed(inner, tuple(rest), value) if isinstance(inner, dict) else inner
+    elif value is _MISSING:
+        copied.pop(key, None)
+    else:
+        copied[key] = value
+    return copied
+
+
+@st.composite
+def mutated_configs(draw: st.DrawFn) -> dict[str, Any]:
+    name = draw(st.sampled_from(NAMES))
+    config = CONFIGS[name]
+    for _ in range(draw(st.integers(1, 3))):
+        path = draw(st.sampled_from(PLACES[name]))
+        config = _changed(config, path, draw(_VALUES))
+    return config
+
+
+@settings(
+    max_examples=10_000,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(mutated_configs())
+def test_a_damaged_config_is_sized_or_refused(config):
+    try:
+        spec = read_config(config, model_id="damaged")
+        cache = size_sequence(spec, 1000, CacheSettings(encoder_tokens=100))
+        weights = size_weights(spec, "bfloat16")
+    except KvplanError as error:
+        assert error.message
+        return
+    assert spec.num_layers > 0 and spec.hidden_size > 0 and spec.vocab_size > 0
+    assert 0 < spec.num_active_parameters <= spec.num_parameters
+    assert weights.total_bytes > 0
+    assert cache.logical_bytes >= 0 and cache.bytes_per_token >= 0
+    for component in cache.components:
+        assert component.logical_bytes(1000) > 0
