@@ -187,6 +187,10 @@ def _knee(line: Sequence[Point]) -> Boundary | None:
     at = _at(line, axis)
     where = f"block {at['block_size']}, utilization {at['gpu_memory_utilization']:g}, context {at['max_model_len']:,}"
     slower = f"; slower again from {min(hurts)}" if hurts else ""
+    if knee == measured[-1][0]:
+        reached = f"still rising at {knee} sequences, the most that were tried ({best:,.0f} tokens/s)"
+    else:
+        reached = f"{knee} sequences reach {best:,.0f} tokens/s within 5 %{slower}"
     return Boundary(
         kind="knee_max_num_seqs",
         axis=axis,
@@ -194,7 +198,7 @@ def _knee(line: Sequence[Point]) -> Boundary | None:
         starts=knee,
         holds=max(_values(line, axis, "holds"), default=None),
         fails=min(hurts, default=None),
-        sentence=f"{where}: {knee} sequences reach {best:,.0f} tokens/s within 5 %{slower}",
+        sentence=f"{where}: {reached}",
     )
 
 

@@ -26,7 +26,7 @@ class DefaultWorkload:
 # Mixed lengths. On a CPU a trial of a 124M model ends in a few seconds; a GPU needs many more requests before its
 # batch is full.
 DEFAULT_WORKLOADS: Mapping[str, DefaultWorkload] = {
-    "cpu": DefaultWorkload(8, "160..320", "16..48"),
+    "cpu": DefaultWorkload(8, "160..320", "12..36"),
     "cuda": DefaultWorkload(128, "128..512", "32..96"),
 }
 # A file is used as a whole unless it is long.

@@ -28,7 +28,7 @@ WorkerFactory = Callable[[], Worker]
 
 SECONDS_PER_TRIAL: Final = 0.3  # carving a pool, sending requests, writing the row
 SECONDS_PER_LOAD: Final = 6.0  # importing torch and filling a small model's weights
-_TIMEOUT_FACTOR: Final = 10
+_SLOWNESS: Final = 30  # how many times slower than predicted a trial may be: a shared machine can be that busy
 _SLOWEST_LOAD_BYTES_PER_SECOND: Final = 50e6
 _TRIALS_PER_CSV: Final = 5
 
@@ -202,15 +202,16 @@ class Runner:
     def _limits_for(self, trial: Trial, prediction: TrialPrediction) -> TimeLimits:
         """Every stage may take many times its prediction: predictions of time are rough, and machines are shared."""
         memory = self._predictor.memory(trial.settings)
-        step = _TIMEOUT_FACTOR * self._predictor.largest_step_seconds(trial.settings)
+        step = _SLOWNESS * self._predictor.largest_step_seconds(trial.settings)
         arrivals = max((request.arrival_seconds for request in self._predictor.requests), default=0.0)
-        serving = self._limits.serving + arrivals + _TIMEOUT_FACTOR * prediction.seconds
+        serving = self._limits.serving + arrivals + _SLOWNESS * prediction.seconds
         return TimeLimits(
             starting=self._limits.starting,
             loading=self._limits.loading + memory.weight_bytes / _SLOWEST_LOAD_BYTES_PER_SECOND + 3 * step,
             setup=self._limits.setup + 3 * step,
             warmup=self._limits.warmup + 3 * step,
             serving=serving if self._timeout_seconds is None else self._timeout_seconds,
+            silence=self._limits.silence + arrivals + step,
         )
 
     def _learn_time(self, row: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from kvplan.sweeps.boundaries import find_boundaries, find_violations
+from kvplan.sweeps.boundaries import SAME_THROUGHPUT, find_boundaries, find_violations
 from kvplan.sweeps.columns import MEASURED_STATUSES, SUMMARY_SCHEMA
 from kvplan.sweeps.trial import SETTING_NAMES
 
@@ -28,6 +28,17 @@ _FIGURES = (
     "request_goodput",
     "goodput_pct",
     "usd_per_mtok_out",
+)
+
+
+def _seconds_per_token(row: Row) -> float:
+    return 1.0 / row["output_throughput"]
+
+
+_GOALS: tuple[tuple[str, Callable[[Row], float], str], ...] = (
+    ("output_throughput", _seconds_per_token, "most output tokens per second"),
+    ("median_tpot_ms", lambda row: row["median_tpot_ms"] or 0.0, "shortest time per output token"),
+    ("p99_ttft_ms", lambda row: row["p99_ttft_ms"], "shortest time to first token (99th percentile)"),
 )
 
 
@@ -61,14 +72,16 @@ def best_settings(rows: Sequence[Row], model_id: str) -> list[dict[str, Any]]:
     for good in (_is_undisturbed, _is_complete, lambda row: True):
         chosen = [row for row in candidates if good(row)]
         if chosen:
-            goals: tuple[tuple[str, Callable[[Row], float], str], ...] = (
-                ("output_throughput", lambda row: -row["output_throughput"], "most output tokens per second"),
-                ("median_tpot_ms", lambda row: row["median_tpot_ms"] or 0.0, "shortest time per output token"),
-                ("p99_ttft_ms", lambda row: row["p99_ttft_ms"], "shortest time to first token (99th percentile)"),
-            )
-            best = [_best(goal, min(chosen, key=key), reason, model_id) for goal, key, reason in goals]
+            best = [_best(goal, _first(chosen, key), reason, model_id) for goal, key, reason in _GOALS]
             return _within_objectives(chosen, model_id) + best
     return []
+
+
+def _first(rows: Sequence[Row], cost: Callable[[Row], float]) -> Row:
+    """The row of least cost; of those that noise cannot tell from it, the longest context, then the least waste."""
+    least = min(cost(row) for row in rows)
+    alike = [row for row in rows if cost(row) <= least * (1 + SAME_THROUGHPUT)]
+    return min(alike, key=lambda row: (-row["max_model_len"], row["frag_pct"] or 0.0, cost(row)))
 
 
 def _within_objectives(rows: Sequence[Row], model_id: str) -> list[dict[str, Any]]:
@@ -76,7 +89,7 @@ def _within_objectives(rows: Sequence[Row], model_id: str) -> list[dict[str, Any
     keeping = [row for row in rows if row["slo_pass"]]
     if not keeping:
         return []
-    fastest = min(keeping, key=lambda row: -row["output_throughput"])
+    fastest = _first(keeping, _seconds_per_token)
     return [_best("slo", fastest, "most output tokens per second within the service level", model_id)]
 
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,13 +32,47 @@ class WorkerTimeout(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Longest time for each stage of a trial, in seconds."""
+    """Longest time for each stage of a trial, in seconds. silence: longest time without progress while serving."""
 
     starting: float = 180.0
     loading: float = 300.0
     setup: float = 120.0
     warmup: float = 120.0
-    serving: float = 60.0
+    serving: float = 120.0
+    silence: float = 60.0
+
+
+class StageDeadline:
+    """When the patience with a trial ends: each stage has its limit, and serving must go on all the time."""
+
+    def __init__(self, limits: TimeLimits) -> None:
+        self._limits = limits
+        self._stage_ends = 0.0
+        self._start("loading")
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """A sign of life: a new stage, or progress within one."""
+        if message["type"] == "stage":
+            self._start(message["stage"])
+        self._heard = time.monotonic()
+
+    @property
+    def at(self) -> float:
+        """In seconds of time.monotonic()."""
+        if self._stage != "serving":
+            return self._stage_ends
+        return min(self._stage_ends, self._heard + self._limits.silence)
+
+    @property
+    def sentence(self) -> str:
+        if self.at < self._stage_ends:
+            return f"The trial was ended: no progress for {self._limits.silence:.0f} s."
+        return f"The trial was ended: {self._stage} took over {getattr(self._limits, self._stage):.0f} s."
+
+    def _start(self, stage: str) -> None:
+        self._stage = stage
+        self._heard = time.monotonic()
+        self._stage_ends = self._heard + getattr(self._limits, stage)
 
 
 class Worker:
@@ -84,17 +118,12 @@ class Worker:
         WorkerDied when the process ends before its result, WorkerTimeout when a stage takes longer than its limit.
         """
         self._send(order.as_json())
-        stage = "loading"
-        deadline = time.monotonic() + limits.loading
+        deadline = StageDeadline(limits)
         while True:
-            message = self._next_message(
-                deadline, f"The trial was ended: {stage} took over {getattr(limits, stage):.0f} s."
-            )
+            message = self._next_message(deadline.at, deadline.sentence)
             if message["type"] == "result":
                 return message
-            if message["type"] == "stage":
-                stage = message["stage"]
-                deadline = time.monotonic() + getattr(limits, stage)
+            deadline.hear(message)
             on_event(message)
 
     def kill(self) -> None:

@@ -21,6 +21,7 @@ from kvplan.sweeps.options import refuse_differences
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import SweepOutcome, resume_sweep, run_new_sweep
 from kvplan.sweeps.store import read_trials
+from kvplan.sweeps.worker_client import StageDeadline, TimeLimits
 
 
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, str], **options: object) -> SweepOutcome:
@@ -98,6 +99,20 @@ def test_a_hung_trial_is_ended_by_its_time_out(tmp_path: Path, monkeypatch: pyte
     assert statuses(outcome) == {1: "ok", 2: "timeout", 4: "ok", 8: "ok"}
     assert time.monotonic() - started < 20
     assert_all_gone({pid for pid, _ in begun(tmp_path)})
+
+
+def test_silence_while_serving_ends_a_trial_long_before_its_time_is_up() -> None:
+    deadline = StageDeadline(TimeLimits(serving=1000.0, silence=5.0))
+    deadline.hear({"type": "stage", "stage": "serving"})
+    assert deadline.at - time.monotonic() < 5.1
+    assert "no progress for 5 s" in deadline.sentence
+    deadline = StageDeadline(TimeLimits(serving=3.0, silence=5.0))
+    deadline.hear({"type": "stage", "stage": "serving"})
+    deadline.hear({"type": "progress"})
+    assert deadline.at - time.monotonic() < 3.1
+    assert "serving took over 3 s" in deadline.sentence
+    deadline = StageDeadline(TimeLimits(loading=300.0, silence=5.0))
+    assert deadline.at - time.monotonic() > 290
 
 
 def test_a_worker_that_never_starts_is_a_row_each(tmp_path: Path) -> None:
