@@ -166,11 +166,10 @@ class SchedulerHarness:
     # ---- memory
 
     def _move(self, transfers: list[Transfer]) -> None:
-        """As the mover does it: a group is read entirely before it is written."""
+        """As the mover does it: one group after another, the transfers of a group in whatever order."""
         for group in group_transfers(transfers):
-            contents = [self._read(transfer) for transfer in group]
-            for transfer, content in zip(group, contents, strict=True):
-                self._write(transfer, content)
+            for transfer in self.rng.sample(group, len(group)):
+                self._write(transfer, self._read(transfer))
 
     def _read(self, transfer: Transfer) -> Block:
         if isinstance(transfer, BlockCopy):
