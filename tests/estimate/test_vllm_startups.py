@@ -87,3 +87,17 @@ def test_failed_starts_are_predicted_not_to_fit(scores) -> None:  # type: ignore
     failed, wrong = tool.failures(scores)
     assert len(failed) >= 6
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("model", "base"),
+    [
+        ("hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ", ("llama-3.1-8b", "awq")),
+        ("neuralmagic/Llama-3.1-8B-Instruct-quantized.w8a8", ("llama-3.1-8b", "int8")),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", ("qwen2.5-7b", "gptq")),
+        ("Qwen/Qwen3-4B-Instruct-2507", ("qwen3-4b", None)),
+        ("mistralai/Mistral-7B-v0.1", ("mistral-7b-v0.1", None)),
+    ],
+)
+def test_stand_ins_are_found_by_name(model: str, base: tuple[str, str | None]) -> None:
+    assert tool._base_name(model) == base

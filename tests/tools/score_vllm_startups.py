@@ -18,7 +18,7 @@ import re
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,17 +26,27 @@ sys.path.insert(0, str(ROOT))
 
 from kvplan.catalog.engines import vllm_release  # noqa: E402
 from kvplan.catalog.gpus import GpuProfile, find_gpu, load_gpus  # noqa: E402
-from kvplan.catalog.models import find_profile, read_profile  # noqa: E402
+from kvplan.catalog.models import find_profile, profiles, read_profile  # noqa: E402
 from kvplan.catalog.reader import read_config  # noqa: E402
 from kvplan.catalog.spec import ModelSpec  # noqa: E402
 from kvplan.errors import KvplanError, UsageError  # noqa: E402
 from kvplan.estimate.vllm import VllmPrediction, fill_pool, predict_vllm  # noqa: E402
 from kvplan.estimate.vllm_settings import VllmSettings  # noqa: E402
+from kvplan.estimate.weights import NAMED_FORMATS  # noqa: E402
 from kvplan.units import GIB  # noqa: E402
 
 DATA = ROOT / "tests" / "data"
 CAMPAIGN = "llm-d-incubation/llm-d-planner"
 Row = dict[str, str]
+# fmt: off
+COLUMNS = (
+    "id", "source_url", "vllm_version", "model", "gpu", "gpu_count", "gpu_total_gib", "gpu_memory_utilization",
+    "max_model_len", "max_num_batched_tokens", "max_num_seqs", "tp", "pp", "dtype", "quantization",
+    "kv_cache_dtype", "enforce_eager", "block_size", "weights_gib", "non_torch_gib", "activation_peak_gib",
+    "cudagraph_gib", "available_kv_gib", "num_gpu_blocks", "kv_cache_tokens", "max_concurrency_x", "outcome",
+    "inferred", "verbatim",
+)
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +67,9 @@ class RowScore:
 
 
 def read_rows(path: Path) -> list[Row]:
+    """The rows, with every column that the scoring looks at; one that is missing is blank."""
     with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+        return [dict.fromkeys(COLUMNS, "") | row for row in csv.DictReader(file)]
 
 
 def load_models(path: Path) -> dict[str, dict[str, object]]:
@@ -150,13 +161,59 @@ def _said(row: Row, *names: str) -> int | None:
 
 
 def _spec(row: Row, models: dict[str, dict[str, object]]) -> ModelSpec:
+    """The row's model: a shipped profile, a config of ours, or a model of the same name in another format."""
     profile = find_profile(row["model"])
     if profile is not None:
         return read_profile(profile)
     entry = models.get(row["model"])
-    if entry is None:
-        raise UsageError(f"no config of {row['model']}")
-    return read_config(entry["config"], model_id=row["model"])  # type: ignore[arg-type]
+    if entry is not None:
+        return read_config(entry["config"], model_id=row["model"])  # type: ignore[arg-type]
+    return _stand_in(row, models)
+
+
+_FORMAT_SUFFIXES = {
+    "awq": "awq",
+    "gptq": "gptq",
+    "gptq-int4": "gptq",
+    "w4a16": "int4",
+    "int4": "int4",
+    "4bit": "bitsandbytes",
+    "bnb-4bit": "bitsandbytes",
+    "fp8": "fp8",
+    "fp8-dynamic": "fp8",
+    "w8a8": "int8",
+    "int8": "int8",
+    "nvfp4": "nvfp4",
+}
+_FORMAT = re.compile(rf"[-_.](quantized[-_.])?({'|'.join(sorted(_FORMAT_SUFFIXES, key=len, reverse=True))})$")
+_TUNED = re.compile(r"[-_](instruct|chat|it|hf|base|sft|dpo|thinking|(instruct|thinking)-\d{4}|\d{4})$")
+
+
+def _base_name(model: str) -> tuple[str, str | None]:
+    """("llama-3.1-8b", "awq") of hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ: same shape, and the format it is in."""
+    name, form = model.rsplit("/", 1)[-1].casefold().removeprefix("meta-"), None
+    while match := _FORMAT.search(name):
+        name, form = name[: match.start()], form or _FORMAT_SUFFIXES[match.group(2)]
+    while match := _TUNED.search(name):
+        name = name[: match.start()]
+    return name, form
+
+
+def _stand_in(row: Row, models: dict[str, dict[str, object]]) -> ModelSpec:
+    wanted, form = _base_name(row["model"])
+    for profile in profiles():
+        if _base_name(profile["id"]) == (wanted, None):
+            return _in_format(read_profile(profile), form)
+    for name, entry in models.items():
+        if _base_name(name) == (wanted, None):
+            return _in_format(read_config(entry["config"], model_id=name), form)  # type: ignore[arg-type]
+    raise UsageError(f"no config of {row['model']}")
+
+
+def _in_format(spec: ModelSpec, form: str | None) -> ModelSpec:
+    if form is None or spec.quantization is not None:
+        return spec
+    return replace(spec, quantization=NAMED_FORMATS[form])
 
 
 def _version(row: Row) -> str:
