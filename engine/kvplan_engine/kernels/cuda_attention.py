@@ -13,6 +13,8 @@ from kvplan_engine.kernels.cuda_runtime import DeviceProperties
 from kvplan_engine.kernels.cuda_variants import CudaKernelError, KernelVariant, variant
 
 HEAD_SIZES = (64, 80, 96, 128, 256)
+"""The common ones, which are compiled and measured; any multiple of HEAD_MULTIPLE up to the largest works."""
+HEAD_MULTIPLE = 16
 WARP_LANES = 32
 CHUNK_MULTIPLE = 64
 """Decode work is cut at multiples of this many tokens: four warps times a tile of 16."""
@@ -43,10 +45,10 @@ class AttentionShape:
 
     def check(self) -> None:
         """CudaKernelError for a shape without kernels."""
-        if self.head_size not in HEAD_SIZES:
+        if self.head_size % HEAD_MULTIPLE or not 0 < self.head_size <= HEAD_SIZES[-1]:
             raise CudaKernelError(
                 f"the CUDA attention kernels have no head size {self.head_size}",
-                hint=f"they have {', '.join(map(str, HEAD_SIZES))}",
+                hint=f"they have the multiples of {HEAD_MULTIPLE} up to {HEAD_SIZES[-1]}",
             )
         if self.num_query_heads % self.num_kv_heads:
             raise CudaKernelError(

@@ -38,6 +38,8 @@ CASES = [
     prefill_case(64, 16, 3, 3),
     prefill_case(80, 7, 5, 1, window=33, softcap=5.0, sinks=True),
     prefill_case(256, 16, 2, 2),
+    prefill_case(32, 16, 2, 1, scalar=BF16),
+    prefill_case(160, 16, 2, 2, scalar=F16),
 ]
 OLD_GPU_CASES = [prefill_case(96, 16, 4, 2, scalar=F16), prefill_case(128, 4, 2, 2, scalar=BF16, cache=FP8)]
 
@@ -67,6 +69,19 @@ def test_the_order_of_threads_and_blocks_does_not_change_a_bit(case: AttentionCa
         results.append(batch.out.clone())
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("scalar", [F32, BF16])
+def test_batches_of_any_lengths(scalar: torch.dtype, seed: int) -> None:
+    """Decodes, whole prompts, chunks with and without a prefix, and empty rows, mixed at random."""
+    generator = torch.Generator().manual_seed(seed)
+    count = int(torch.randint(1, 7, (1,), generator=generator))
+    prefixes = torch.randint(0, 150, (count,), generator=generator).tolist()
+    new = [(0, 1, 1, 2, 17, 64, 90)[i] for i in torch.randint(0, 7, (count,), generator=generator).tolist()]
+    seq_lens = tuple(prefix * (queries > 0) + queries for prefix, queries in zip(prefixes, new, strict=True))
+    case = AttentionCase(64, 16, 2, 2, seq_lens, tuple(new), scalar=scalar)
+    check(case, EmulatedRuntime(order=seed % 3))
 
 
 @pytest.mark.parametrize("rows", [63, 64, 65, 127, 128, 129, 257])
