@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from kvplan.catalog.gpus import GpuProfile
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
+from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.weights import NAMED_FORMATS
 
 PUBLISHED = "published"
@@ -23,12 +24,12 @@ class WeightFormat:
     is_published: bool
 
 
-def weight_formats(spec: ModelSpec, wanted: tuple[str, ...] | None) -> tuple[WeightFormat, ...]:
+def weight_formats(spec: ModelSpec, wanted: tuple[str, ...] | None, dtype: str = "auto") -> tuple[WeightFormat, ...]:
     """The formats to try: those asked for; else only the published one, which changes no answer of the model.
 
     A model that is published quantized stays as it is.
     """
-    published = spec.quantization.method if spec.quantization else spec.dtype
+    published = spec.quantization.method if spec.quantization else serving_dtype(spec.dtype, dtype)
     formats = [WeightFormat(published, spec, True)]
     for name in wanted or (PUBLISHED,):
         if name == PUBLISHED:

@@ -13,7 +13,6 @@ from kvplan.planner.candidate import Deployment
 
 ENGINES = ("kvplan", "vllm", "sglang", "tensorrt-llm", "tgi", "llama.cpp")
 _EIGHT_BIT = ("fp8", "fp8_e4m3", "fp8_e5m2")
-_LLAMA_CPP_QUANTIZED = {"fp8": "Q8_0", "int8": "Q8_0", "awq": "Q4_K_M", "gptq": "Q4_K_M", "int4": "Q4_K_M"}
 
 
 def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:
@@ -120,7 +119,8 @@ def _llama_cpp(deployment: Deployment, model_id: str) -> str:
     slots = max(int(deployment.users_per_replica), 1)
     average = deployment.capacity.average_bytes / max(deployment.capacity.worst_bytes, 1) * settings.max_model_len
     context = max(int(slots * average), settings.max_model_len)
-    form = "F16" if choice.weights.is_published else _LLAMA_CPP_QUANTIZED.get(choice.weights.name, "Q4_K_M")
+    quantization = choice.weights.spec.quantization
+    form = "F16" if quantization is None else "Q8_0" if quantization.bits >= 8 else "Q4_K_M"
     words: list[object] = ["llama-server", "--model", f"{model_id.rsplit('/', 1)[-1]}-{form}.gguf"]
     words += ["--ctx-size", context, "--parallel", slots, "--kv-unified", "--n-gpu-layers", 999]
     if _kv_bits(deployment):

@@ -176,6 +176,14 @@ def test_commands_of_every_engine() -> None:
     assert "kvplan serve meta-llama/Llama-3.1-70B" in commands["kvplan"]
 
 
+def test_formats_are_named_as_they_are_served() -> None:
+    served = plan("h100", model=resolve_model("gpt2"), average_context=512, longest_context=1024).deployments[0]
+    assert served.choice.weights.name == served.prediction.settings.dtype == "float16"
+    eight_bit = plan("h100", quantizations=("fp8",)).deployments[0]
+    assert "-Q8_0.gguf" in launch_commands(eight_bit, LLAMA.id)["llama.cpp"]
+    assert "--quantization fp8" in launch_commands(eight_bit, LLAMA.id)["vllm"]
+
+
 def test_document_is_json_and_adds_up() -> None:
     found = plan("h100", "l4")
     document = json.loads(json.dumps(plan_document(found)))
