@@ -4,7 +4,7 @@
     worker -> parent   {"type": "hello", "engine_version", "torch_version", "pid", "architectures"}
                        {"type": "stage", "stage": "loading" | "setup" | "warmup" | "serving"}
                        {"type": "progress", "output_tokens_per_second", "kv_usage", "num_running", "num_waiting",
-                        "share"}                               share: of the trial's output tokens that are there
+                        "share", "memory_share"}    of the trial's output tokens, of the device's memory (or null)
                        {"type": "result", "trial_id", "row": {...}, "series": {...} | null, "worker_usable": bool}
 
 The parent closing the worker's stdin, by intention or by dying, ends the worker.

@@ -6,6 +6,7 @@ The worker keeps its weights from trial to trial. A worker that dies costs the t
 
 from __future__ import annotations
 
+import signal
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,9 @@ SECONDS_PER_TRIAL: Final = 0.3  # carving a pool, sending requests, writing the 
 SECONDS_PER_LOAD: Final = 6.0  # importing torch and filling a small model's weights
 _SLOWNESS: Final = 30  # how many times slower than predicted a trial may be: a shared machine can be that busy
 _SLOWEST_LOAD_BYTES_PER_SECOND: Final = 50e6
+# What a process dies of when code outside Python is refused memory, and from which share on that is believed.
+_REFUSED_MEMORY_SIGNALS: Final = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS})
+_FULL_SHARE: Final = 0.95
 _TRIALS_PER_CSV: Final = 5
 
 
@@ -77,6 +81,7 @@ class Runner:
         self._worker: Worker | None = None
         self._load_key: tuple[str, str] | None = None
         self._time_ratios: list[float] = []
+        self._memory_share = 0.0
         self._unscaled_seconds: dict[TrialSettings, float] = {}
 
     def run(self) -> None:
@@ -126,7 +131,7 @@ class Runner:
             result = self._ask_worker(order, trial, self._limits_for(trial, prediction))
         except WorkerDied as death:
             self._drop_worker()
-            result = {"row": {"status": "crash", "error": str(death)}, "series": None}
+            result = {"row": _row_of_death(death, self._memory_share), "series": None}
         except WorkerTimeout as lateness:
             self._drop_worker()
             result = {"row": {"status": "timeout", "error": str(lateness)}, "series": None}
@@ -139,12 +144,17 @@ class Runner:
         return row_before(self._identity, trial, prediction, clipped.num_clipped)
 
     def _ask_worker(self, order: TrialOrder, trial: Trial, limits: TimeLimits) -> dict[str, Any]:
+        self._memory_share = 0.0
         worker = self._worker_for(trial)
-        result = worker.run_trial(order, limits, self._progress.event)
+        result = worker.run_trial(order, limits, self._hear)
         result["row"]["engine_version"] = worker.hello["engine_version"]
         if not result.get("worker_usable", True):
             self._drop_worker()
         return result
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        self._memory_share = message.get("memory_share") or self._memory_share
+        self._progress.event(message)
 
     def _worker_for(self, trial: Trial) -> Worker:
         """The current worker when its weights are the right ones, else a new one."""
@@ -238,3 +248,11 @@ def _send(steps: Steps, row: Mapping[str, Any]) -> Step | None:
         return steps.send(row)
     except StopIteration:
         return None
+
+
+def _row_of_death(death: WorkerDied, memory_share: float) -> dict[str, Any]:
+    """A crash; or running out of memory, where a library that was refused memory took the process down with it."""
+    if death.signal_number in _REFUSED_MEMORY_SIGNALS and memory_share >= _FULL_SHARE:
+        error = f"{str(death).rstrip('.')} with {memory_share:.0%} of the device's memory in use."
+        return {"status": "oom_runtime", "oom_phase": "runtime", "error": error}
+    return {"status": "crash", "error": str(death)}

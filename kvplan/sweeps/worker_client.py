@@ -23,7 +23,11 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 
 class WorkerDied(Exception):
-    """The process ended without a result. The message is one sentence for the row."""
+    """The process ended without a result. The message is one sentence for the row; signal_number says what ended it."""
+
+    def __init__(self, message: str, signal_number: int | None = None) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number
 
 
 class WorkerTimeout(Exception):
@@ -183,7 +187,7 @@ class Worker:
         ending = f"was ended by {_signal_name(-(code or 0))}" if killed else f"ended with exit code {code}"
         last_line = self._last_log_line()
         detail = f": {last_line}" if last_line else ""
-        return WorkerDied(f"The worker {ending}{detail}".rstrip(".") + ".")
+        return WorkerDied(f"The worker {ending}{detail}".rstrip(".") + ".", -(code or 0) if killed else None)
 
     def _last_log_line(self) -> str:
         text = self._log_path.read_bytes()[self._log_start :].decode("utf-8", errors="replace")

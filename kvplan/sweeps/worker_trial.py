@@ -257,9 +257,9 @@ class _Watch:
             num_running=sample.num_running,
             num_waiting=sample.num_waiting,
             share=self._num_tokens / total,
+            memory_share=self._memory_share(),
         )
         self._last_report, self._tokens_at_report = sample.seconds, self._num_tokens
-        self._read_memory()
 
     def peak_memory(self) -> dict[str, int]:
         """The most memory seen: what the allocator counted on a GPU, what the process mapped on the CPU."""
@@ -271,6 +271,14 @@ class _Watch:
             "peak_allocated_bytes": self._peak_resident - self.host.resident_at_start,
             "peak_reserved_bytes": self._peak_private - self.host.private_at_start,
         }
+
+    def _memory_share(self) -> float | None:
+        """How much of the device's memory the process holds now; only the CPU device ends a process that wants more."""
+        if self._on_gpu:
+            return None
+        self._read_memory()
+        held = process_memory.private_memory_bytes() - self.host.private_at_start
+        return float(held / self.order.engine["device_memory"])
 
     @property
     def _on_gpu(self) -> bool:

@@ -43,13 +43,15 @@ def measured_row(order: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def behave(name: str, order: dict[str, Any]) -> None:
+def behave(name: str) -> None:
     """The misbehaviours. ``hang`` never answers; the others end this process or the conversation."""
     if name == "exit":
         print("the sky fell on the engine", file=sys.stderr, flush=True)
         sys.exit(3)
     if name == "sigkill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if name.startswith("sigsegv"):
+        os.kill(os.getpid(), signal.SIGSEGV)
     if name == "hang":
         time.sleep(600)
     if name == "garbage":
@@ -65,9 +67,10 @@ def main() -> None:
         note(order)
         say({"type": "stage", "stage": "serving"})
         time.sleep(SECONDS_PER_TRIAL)
+        name = BEHAVIOUR.get(str(order["settings"]["max_num_seqs"]), "")
         say({"type": "progress", "output_tokens_per_second": 12.0, "kv_usage": 0.25, "num_running": 2, "num_waiting": 1,
-             "share": 0.5})  # fmt: skip
-        behave(BEHAVIOUR.get(str(order["settings"]["max_num_seqs"]), ""), order)
+             "share": 0.5, "memory_share": 0.98 if name == "sigsegv-full" else 0.5})  # fmt: skip
+        behave(name)
         series = {"seconds": [0.0, 1.0], "kv_usage": [0.5, 0.1], "num_running": [2, 1], "num_waiting": [1, 0],
                   "used_tokens": [64, 12], "output_tokens_per_second": [10.0, 11.0]}  # fmt: skip
         row = measured_row(order)
