@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, Final
 
 from kvplan.reports.run import Run, Trial
@@ -32,6 +33,8 @@ _FIGURES: Final = {
     "goodput_pct": ("requests within the service level", "%"),
     "usd_per_mtok_out": ("price of a million output tokens", "USD"),
 }
+# Share of the processor time taken by others from which timings are called noisy.
+_NOISY_PCT: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,17 @@ def kv_waste(run: Run) -> KvWaste | None:
     if contiguous is None:
         return None
     return KvWaste(100 - wasted, contiguous, best.number("block_size"), best.number("max_model_len"))
+
+
+def noise_sentence(run: Run) -> str:
+    """A warning where others had much of the processor while trials ran, '' where the machine was quiet."""
+    shares = [share for trial in run.measured if (share := trial.number("other_cpu_pct")) is not None]
+    if not shares or median(shares) < _NOISY_PCT:
+        return ""
+    return (
+        f"The machine was not quiet: others took {median(shares):.0f} % of its processor time in the median trial, "
+        f"{max(shares):.0f} % at most. Throughput and latencies are noisy; blocks and memory are not affected."
+    )
 
 
 def prediction_sentences(run: Run) -> list[str]:

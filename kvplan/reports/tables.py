@@ -8,7 +8,14 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from kvplan.reports.findings import kv_waste, prediction_sentences, recommendations, sentences, status_counts
+from kvplan.reports.findings import (
+    kv_waste,
+    noise_sentence,
+    prediction_sentences,
+    recommendations,
+    sentences,
+    status_counts,
+)
 from kvplan.reports.run import Run
 from kvplan.reports.wording import named_cell, run_phrase, short_number
 
@@ -63,6 +70,7 @@ def markdown_text(run: Run) -> str:
         _words(run_phrase(run)),
         *(f"> {_words(note)}" for note in run.notes),
     ]
+    parts += [f"> {noise}"] if (noise := noise_sentence(run)) else []
     parts += _markdown_recommendations(run)
     counts = ", ".join(f"{status} {count}" for status, count in status_counts(run).items())
     parts.append(f"{len(run.trials)} trials: {counts}.")

@@ -7,7 +7,7 @@ import json
 import pytest
 from report_helpers import failed_records, records, sample_directory, sample_run, trial, write_trials
 
-from kvplan.reports.findings import kv_waste, prediction_sentences, recommendations, status_counts
+from kvplan.reports.findings import kv_waste, noise_sentence, prediction_sentences, recommendations, status_counts
 from kvplan.reports.plots.occupancy import chosen_trials
 from kvplan.reports.plots.outcomes import outcome_map
 from kvplan.reports.run import load_run
@@ -190,3 +190,13 @@ def test_a_setting_within_the_service_level_is_recommended_first(tmp_path):
     assert [entry.title for entry in recommendations(run)] == ["Fastest within the service level", "Highest throughput"]
     assert recommendations(run)[0].figures == {"requests within the service level": "100 %"}
     assert best_trial(run).trial_id != "sample0001"
+
+
+@pytest.mark.parametrize(("share", "is_told"), [(None, False), (1.5, False), (40.0, True)])
+def test_a_busy_machine_is_told(tmp_path, share, is_told):
+    kept = records()
+    for record in kept:
+        record["row"]["other_cpu_pct"] = share
+    sentence = noise_sentence(load_run(write_trials(tmp_path, kept)))
+    assert ("others took 40 %" in sentence) is is_told
+    assert bool(sentence) is is_told

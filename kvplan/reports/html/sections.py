@@ -9,6 +9,7 @@ from kvplan.reports.findings import (
     KvWaste,
     Recommendation,
     kv_waste,
+    noise_sentence,
     prediction_sentences,
     recommendations,
     sentences,
@@ -56,6 +57,7 @@ def notes(run: Run, name: str = "") -> Html:
         lines.append("The sweep was interrupted: the report shows the trials that had ended by then.")
     if isinstance(planned, int) and planned > len(run.trials):
         lines.append(f"{len(run.trials)} of {planned} trials have ended; --resume runs the others.")
+    lines += [noise] if (noise := noise_sentence(run)) else []
     listed = run.summary.get("notes")
     lines += [str(line) for line in listed] if isinstance(listed, list) else []
     return join(*(tag("p", f"{name}: {line}" if name else line, class_="note") for line in lines))
