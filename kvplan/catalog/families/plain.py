@@ -45,7 +45,10 @@ class PlainFamily:
     gated: bool = True
     qk_norm: Literal["none", "head", "per_head", "full"] = "none"
     qk_norm_flag: Trait = True
+    qk_norm_bias: bool = False
     norms: int = 2
+    one_norm_flag: Trait = False
+    """Attention and feed-forward stand side by side behind one norm."""
     norm_bias: Trait = False
     final_norm: bool = True
     tied: bool = False
@@ -80,13 +83,27 @@ FAMILIES: dict[str, PlainFamily] = {
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": replace(_GEMMA, norms=4, windows=windows.gemma2),
     "Gemma3ForCausalLM": replace(_GEMMA, norms=4, qk_norm="head", windows=windows.gemma3),
-    "PhiForCausalLM": replace(_LAYER_NORM, norms=1, head_bias=True, intermediate_ratio=4),
+    "PhiForCausalLM": replace(
+        _LAYER_NORM,
+        norms=1,
+        head_bias=True,
+        intermediate_ratio=4,
+        qk_norm="head",
+        qk_norm_bias=True,
+        qk_norm_flag=Flag(("qk_layernorm",), False),
+    ),
     "Phi3ForCausalLM": PlainFamily(windows=windows.every_layer),
     "Phi4MMForCausalLM": PlainFamily(windows=windows.every_layer),
     "GPTNeoXForCausalLM": replace(
         _LAYER_NORM, qkv_bias=Flag(("attention_bias",), True), output_bias=Flag(("attention_bias",), True)
     ),
-    "StableLmForCausalLM": PlainFamily(qkv_bias=Flag(("use_qkv_bias",), False), norm_bias=True),
+    "StableLmForCausalLM": PlainFamily(
+        qkv_bias=Flag(("use_qkv_bias",), False),
+        norm_bias=True,
+        one_norm_flag=Flag(("use_parallel_residual",), False),
+        qk_norm="per_head",
+        qk_norm_flag=Flag(("qk_layernorm",), False),
+    ),
     "Starcoder2ForCausalLM": PlainFamily(
         USE_BIAS, USE_BIAS, USE_BIAS, gated=False, norm_bias=True, tied=True, windows=windows.every_layer
     ),
@@ -122,6 +139,7 @@ def family_traits(view: ConfigView, family: PlainFamily) -> AttentionTraits:
         read_trait(view, family.qkv_bias),
         read_trait(view, family.output_bias),
         qk_norm=qk_norm,
+        qk_norm_bias=family.qk_norm_bias,
         sinks=family.sinks,
         output_gate=family.output_gate,
     )
@@ -144,7 +162,8 @@ def assemble(view: ConfigView, family: PlainFamily, sizes: Sizes, feed_forwards:
     """Layers with the family's attention and the given feed-forwards, and what stands around them."""
     traits = family_traits(view, family)
     norm_bias = read_trait(view, family.norm_bias)
-    layer_norms = norms(family.norms, sizes.hidden, bias=norm_bias)
+    num_norms = 1 if read_trait(view, family.one_norm_flag) else family.norms
+    layer_norms = norms(num_norms, sizes.hidden, bias=norm_bias)
 
     windows_of_layers = family.windows(view, sizes.layers)
     mixers = {

@@ -1,0 +1,104 @@
+"""GGUF files by their header: the same shape as the config's, weights by tensor type, damage refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from kvplan.catalog.gguf_header import BLOCK_SIZES, read_gguf_header
+from kvplan.catalog.models import resolve_model
+from kvplan.errors import KvplanError, UnknownArchitectureError
+from kvplan.estimate.weights import size_weights
+
+HIDDEN, HEADS, KV_HEADS, FFN, VOCAB, LAYERS = 64, 4, 2, 96, 128, 2
+
+
+def write(path: Path, architecture: str = "llama", *, tied: bool = False) -> Path:
+    """A small Llama as llama.cpp would store it: matrices in Q8_0, norms in float32."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(LAYERS)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(FFN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_context_length(256)
+    writer.add_token_list([f"token {index}" for index in range(VOCAB)])
+    writer.add_array("test.numbers", [1, 2, 3])
+
+    def matrix(name: str, out: int, inner: int) -> None:
+        packed = gguf.quants.quantize(np.zeros((out, inner), np.float32), gguf.GGMLQuantizationType.Q8_0)
+        writer.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+
+    matrix("token_embd.weight", VOCAB, HIDDEN)
+    if not tied:
+        matrix("output.weight", VOCAB, HIDDEN)
+    writer.add_tensor("output_norm.weight", np.ones(HIDDEN, np.float32))
+    for layer in range(LAYERS):
+        for name, out, inner in (
+            *(("attn_q", HIDDEN, HIDDEN), ("attn_k", HIDDEN // 2, HIDDEN), ("attn_v", HIDDEN // 2, HIDDEN)),
+            *(("attn_output", HIDDEN, HIDDEN), ("ffn_gate", FFN, HIDDEN), ("ffn_up", FFN, HIDDEN)),
+            ("ffn_down", HIDDEN, FFN),
+        ):
+            matrix(f"blk.{layer}.{name}.weight", out, inner)
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(HIDDEN, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_shapes_and_weights_come_from_the_header(tmp_path, tied):
+    path = write(tmp_path / "small.gguf", tied=tied)
+    spec = resolve_model(str(path))
+    stored = gguf.GGUFReader(path)
+    assert spec.num_parameters == sum(int(tensor.n_elements) for tensor in stored.tensors)
+    assert size_weights(spec, "float16").total_bytes == sum(int(tensor.n_bytes) for tensor in stored.tensors)
+    assert {each.type_name for each in spec.stored_weights} == {"F32", "Q8_0"}
+    assert (spec.num_layers, spec.max_position_embeddings, spec.tie_word_embeddings) == (LAYERS, 256, tied)
+    assert spec.assumptions == ()
+
+
+def test_types_are_those_of_the_gguf_package():
+    for kind, (elements, num_bytes) in gguf.constants.GGML_QUANT_SIZES.items():
+        if int(kind) in BLOCK_SIZES:
+            assert BLOCK_SIZES[int(kind)] == (kind.name, elements, num_bytes)
+
+
+def test_a_file_cut_anywhere_in_its_header_is_refused(tmp_path):
+    whole = write(tmp_path / "small.gguf").read_bytes()
+    end = whole.rfind(b"ffn_norm.weight")
+    for length in range(0, end, 97):
+        cut = tmp_path / "cut.gguf"
+        cut.write_bytes(whole[:length])
+        with pytest.raises(KvplanError, match="GGUF"):
+            read_gguf_header(cut)
+
+
+def test_damaged_counts_are_refused(tmp_path):
+    whole = bytearray(write(tmp_path / "small.gguf").read_bytes())
+    whole[8:16] = b"\xff" * 8
+    (tmp_path / "huge.gguf").write_bytes(whole)
+    with pytest.raises(KvplanError, match="larger than a model's"):
+        resolve_model(str(tmp_path / "huge.gguf"))
+
+
+def test_an_unknown_architecture_is_refused_by_name(tmp_path):
+    with pytest.raises(UnknownArchitectureError, match="'wizard' is not known"):
+        resolve_model(str(write(tmp_path / "small.gguf", "wizard")))
+
+
+def test_a_missing_part_of_a_split_file_is_named(tmp_path):
+    write(tmp_path / "big-00001-of-00003.gguf")
+    with pytest.raises(KvplanError, match="2 of the 3 parts"):
+        resolve_model(str(tmp_path / "big-00001-of-00003.gguf"))
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(KvplanError, match="cannot be read"):
+        resolve_model(str(tmp_path / "none.gguf"))

@@ -1,0 +1,188 @@
+"""Parameter counts by formula: against transformers on the meta device, against litgpt's shapes, against known totals.
+
+``tests/tools/count_parameters.py`` compares every profile; here is one of each family, and the flags that published
+defaults leave off.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvplan.catalog.models import find_profile, profile_names, profiles, read_profile, resolve_model
+from kvplan.catalog.reader import read_config
+from kvplan.catalog.spec import DenseFeedForward, MoeFeedForward, SoftmaxAttention
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+from independent_count import count_independently
+from litgpt_shapes import load_shapes
+
+SAMPLE = (
+    *("gpt2", "llama-3.1-8b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-30b-a3b", "gemma-2-9b", "gemma-3-4b"),
+    *("gemma-3n-e4b", "gemma-4-26b-a4b", "gpt-oss-20b", "llama-4-scout", "deepseek-v2-lite", "deepseek-v3"),
+    *("deepseek-v3.2", "deepseek-v4-flash", "glm-5.3", "glm-4.5-air", "minimax-m2.5", "mimo-v2-flash"),
+    *("qwen3-next-80b-a3b", "qwen3.5-27b", "jamba-v0.1", "nemotron-3-nano-30b", "nemotron-h-56b"),
+    *("granite-4.0-h-small", "lfm2-1.2b", "mamba-2.8b", "mamba-codestral-7b", "falcon-40b", "bloom", "mpt-7b"),
+    *("gpt-j-6b", "opt-125m", "starcoder", "phi-2", "phi-3-mini-4k", "olmo-3-7b", "command-r7b", "t5-base"),
+    *("llama-3.2-11b-vision", "qwen2-vl-2b", "qwen3-vl-2b", "llava-1.5-7b", "seed-oss-36b", "minicpm3-4b"),
+)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_profile_against_transformers(name):
+    profile = find_profile(name)
+    assert profile is not None
+    counted = count_independently(profile["config"])
+    assert read_profile(profile).num_parameters == counted.num_parameters + counted.num_corrections
+
+
+@pytest.mark.parametrize("name", ["gemma-3-4b", "qwen2-vl-2b", "qwen3-vl-2b", "llava-1.5-7b", "gemma-4-26b-a4b"])
+def test_towers_against_transformers(name):
+    profile = find_profile(name)
+    assert profile is not None
+    towers = count_independently(profile["config"]).towers
+    counted = [extra.num_parameters for extra in read_profile(profile).extras if extra.kind in ("vision", "projector")]
+    assert sum(count or 0 for count in counted) == sum(towers.values())
+
+
+_SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "flags"),
+    [
+        ("LlamaForCausalLM", "llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+        ("Qwen3ForCausalLM", "qwen3", {"attention_bias": True}),
+        ("Olmo2ForCausalLM", "olmo2", {"attention_bias": True}),
+        ("GraniteForCausalLM", "granite", {"attention_bias": True, "mlp_bias": True}),
+        ("CohereForCausalLM", "cohere", {"use_qk_norm": True, "attention_bias": True, "head_dim": None}),
+        ("StableLmForCausalLM", "stablelm", {"use_qkv_bias": True, "head_dim": None}),
+        ("StableLmForCausalLM", "stablelm", {"use_parallel_residual": True, "qk_layernorm": True, "head_dim": None}),
+        ("Starcoder2ForCausalLM", "starcoder2", {"use_bias": False, "head_dim": None}),
+        ("PhiForCausalLM", "phi", {"head_dim": None, "qk_layernorm": True}),
+        ("GPTNeoXForCausalLM", "gpt_neox", {"attention_bias": False, "head_dim": None, "num_key_value_heads": 4}),
+        ("GlmForCausalLM", "glm", {"attention_bias": True}),
+        ("SeedOssForCausalLM", "seed_oss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
+        ("NemotronForCausalLM", "nemotron", {"attention_bias": True, "mlp_bias": True}),
+        ("Ernie4_5ForCausalLM", "ernie4_5", {"use_bias": True}),
+        (
+            "Qwen3MoeForCausalLM",
+            "qwen3_moe",
+            {
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 32,
+                "decoder_sparse_step": 2,
+                "mlp_only_layers": [1],
+            },
+        ),
+        (
+            "DeepseekV3ForCausalLM",
+            "deepseek_v3",
+            {
+                "attention_bias": True,
+                "q_lora_rank": None,
+                "kv_lora_rank": 16,
+                "qk_nope_head_dim": 16,
+                "qk_rope_head_dim": 8,
+                "v_head_dim": 16,
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 32,
+                "n_shared_experts": 2,
+                "first_k_dense_replace": 2,
+                "head_dim": None,
+                "n_group": 1,
+                "topk_group": 1,
+            },
+        ),
+    ],
+)
+def test_flags_that_published_configs_leave_off(architecture, model_type, flags):
+    config = {**_SMALL, "architectures": [architecture], "model_type": model_type, "torch_dtype": "float32", **flags}
+    config = {key: value for key, value in config.items() if value is not None or key == "q_lora_rank"}
+    counted = count_independently(config)
+    spec = read_config(config, model_id=architecture)
+    assert spec.num_parameters == counted.num_parameters + counted.num_corrections
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [
+        ("llama-3.1-8b", 8_030_261_248),
+        ("deepseek-v3", 671_026_419_200),
+        ("llama-3.3-nemotron-super-49b", 49_867_145_216),
+        ("minimax-text-01", 456_089_655_296),
+        ("kimi-linear-48b-a3b", 49_122_681_728),
+        ("qwen-7b", 7_721_324_544),
+        ("chatglm3-6b", 6_243_584_000),
+        ("internlm2.5-7b", 7_737_708_544),
+        ("deepseek-moe-16b", 16_375_728_128),
+        ("whisper-large-v3", 1_543_490_560 - 636_968_960),
+    ],
+)
+def test_published_totals(name, total):
+    assert resolve_model(name).num_parameters == total
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("mixtral-8x7b", 12.88), ("deepseek-v3", 37.55), ("gpt-oss-120b", 5.71), ("qwen3-30b-a3b", 3.35), ("dbrx", 36.5)],
+)
+def test_active_parameters(name, billions):
+    assert resolve_model(name).num_active_parameters / 1e9 == pytest.approx(billions, abs=0.05)
+
+
+def test_every_profile_is_read_and_says_where_it_comes_from():
+    names = profile_names()
+    assert len(names) >= 60
+    for profile in profiles():
+        spec = read_profile(profile)
+        assert 0 < spec.num_active_parameters <= spec.num_parameters
+        assert profile["source"].startswith("https://huggingface.co/") and profile["date"]
+
+
+def test_no_name_stands_for_two_profiles():
+    seen: dict[str, str] = {}
+    for profile in profiles():
+        for name in {each.casefold() for each in (profile["name"], profile["id"], *profile["aliases"])}:
+            assert seen.setdefault(name, profile["name"]) == profile["name"], name
+
+
+def test_no_shipped_shape_differs_from_litgpts():
+    compared = 0
+    for shape in load_shapes():
+        profile = find_profile(shape["id"])
+        if profile is None:
+            continue
+        spec = read_profile(profile)
+        mixer, part = spec.layers[0].mixer, spec.layers[-1].feed_forward
+        assert isinstance(mixer, SoftmaxAttention)
+        assert (spec.num_layers, spec.hidden_size) == (shape["n_layer"], shape["n_embd"]), shape["id"]
+        heads = (mixer.num_heads, mixer.num_kv_heads, mixer.head_size_k)
+        assert heads == (shape["n_head"], shape["kv"], shape["head"]), shape["id"]
+        if isinstance(part, MoeFeedForward):
+            assert part.num_experts == shape["n_expert"] and part.experts_per_token == shape["k"]
+            assert part.expert_intermediate_size == (shape["moe_ffn"] or shape["ffn"])
+        elif isinstance(part, DenseFeedForward):
+            assert part.intermediate_size == shape["ffn"], shape["id"]
+        if shape["id"] == "mistralai/Mixtral-8x22B-v0.1":
+            continue  # its config was published with 32,000 tokens and later with 32,768
+        # litgpt cuts the 64 image tokens that Gemma 3's vision models have off the vocabulary.
+        assert spec.vocab_size - shape["vocab"] in (0, 64), shape["id"]
+        compared += 1
+    assert compared >= 100
