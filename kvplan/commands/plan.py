@@ -182,6 +182,7 @@ _HEAD = (
     "tokens/s",
     "$/h",
     "$/Mtok",
+    "SLO",
     "limit",
 )
 
@@ -200,7 +201,7 @@ def _print_plan(found: Plan) -> None:
         return
     print()
     rows = [_row(deployment, found.rule) for deployment in found.deployments[:_SHOWN]]
-    print_table(None, _HEAD, rows, text_columns=(0, 1, 2, 13))
+    print_table(None, _HEAD, rows, text_columns=(0, 1, 2, 13, 14))
     left = len(found.deployments) - _SHOWN
     if left > 0:
         print(f"  ... and {left} more (--json lists all)")
@@ -216,16 +217,10 @@ def _print_plan(found: Plan) -> None:
 def _settings_line(deployment: Deployment) -> str:
     settings = deployment.prediction.settings
     return (
-        f"{_name(deployment)}, gpu_memory_utilization {settings.gpu_memory_utilization}, "
+        f"{deployment.name}, gpu_memory_utilization {settings.gpu_memory_utilization}, "
         f"max_num_seqs {settings.max_num_seqs}, max_model_len {settings.max_model_len}, "
         f"max_num_batched_tokens {settings.max_num_batched_tokens}, block_size {deployment.prediction.block_size}"
     )
-
-
-def _name(deployment: Deployment) -> str:
-    size = deployment.choice.tensor_parallel_size
-    inner = f"{size} x {deployment.choice.gpu.id}" if size > 1 else deployment.choice.gpu.id
-    return f"{deployment.replicas} x ({inner})" if deployment.replicas > 1 else inner
 
 
 def users_by_rule(deployment: Deployment, rule: RuleOfThumb | None) -> int | None:
@@ -240,7 +235,7 @@ def _row(deployment: Deployment, rule: RuleOfThumb | None) -> tuple[str, ...]:
     rank, speed, capacity = deployment.prediction.rank, deployment.speed, deployment.capacity
     throughput, cost = deployment.output_tokens_per_second, deployment.usd_per_million_output_tokens()
     return (
-        _name(deployment),
+        deployment.name,
         deployment.choice.weights.name,
         deployment.prediction.settings.kv_cache_dtype,
         format_gib(rank.weight_bytes),
@@ -253,8 +248,16 @@ def _row(deployment: Deployment, rule: RuleOfThumb | None) -> tuple[str, ...]:
         f"{throughput[0]:,.0f}-{throughput[1]:,.0f}",
         "-" if deployment.usd_per_hour is None else f"{deployment.usd_per_hour:,.2f}",
         "-" if cost is None else f"{cost[0]:.2f}-{cost[1]:.2f}",
+        _slo_word(deployment),
         deployment.limit,
     )
+
+
+def _slo_word(deployment: Deployment) -> str:
+    """met: by the whole range; likely: by its middle."""
+    if deployment.slo.num_bounds == 0:
+        return "-"
+    return "met" if deployment.slo.sure else "likely"
 
 
 def _milliseconds(found: Range) -> str:

@@ -59,6 +59,12 @@ class Deployment:
         return self.replicas * self.choice.tensor_parallel_size
 
     @property
+    def name(self) -> str:
+        """``b200``, or ``4 x h100-sxm, tp 2`` for two replicas of two GPUs each."""
+        gpu = self.choice.gpu.id
+        return gpu if self.num_gpus == 1 else f"{self.num_gpus} x {gpu}, tp {self.choice.tensor_parallel_size}"
+
+    @property
     def usd_per_hour(self) -> float | None:
         price = self.choice.gpu.price
         return None if price is None else price.usd_per_hour * self.num_gpus

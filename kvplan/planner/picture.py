@@ -89,14 +89,8 @@ def draw_plan(plan: Plan, path: Path) -> None:
         pyplot.close(figure)
 
 
-def _name(deployment: Deployment) -> str:
-    replicas = f"{deployment.replicas} x " if deployment.replicas > 1 else ""
-    size = deployment.choice.tensor_parallel_size
-    return f"{replicas}{deployment.choice.gpu.id}" + (f" tp{size}" if size > 1 else "")
-
-
 def _draw_bars(axes: Any, shown: tuple[Deployment, ...]) -> None:
-    names = [_name(deployment) for deployment in shown]
+    names = [deployment.name for deployment in shown]
     columns = list(zip(*(memory_parts(deployment) for deployment in shown), strict=True))
     bottoms = [0.0] * len(shown)
     for (label, color), heights in zip(_PARTS, columns, strict=True):
@@ -112,7 +106,7 @@ def _draw_bars(axes: Any, shown: tuple[Deployment, ...]) -> None:
 def _draw_curves(axes: Any, shown: tuple[Deployment, ...], plan: Plan) -> None:
     for deployment in shown:
         lengths, held = concurrency_curve(deployment)
-        axes.plot(lengths, held, marker="o", markersize=3, label=_name(deployment))
+        axes.plot(lengths, held, marker="o", markersize=3, label=deployment.name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(lengths, [format_tokens(length) for length in lengths])

@@ -72,6 +72,7 @@ class SloCheck:
     sure: bool
     broken: str | None
     excess: float
+    num_bounds: int
 
 
 def check_slo(slo: Slo, speed: ServingSpeed) -> SloCheck:
@@ -85,4 +86,5 @@ def check_slo(slo: Slo, speed: ServingSpeed) -> SloCheck:
         sure = sure and predicted.high <= bound
         if predicted.middle / bound - 1 > excess:
             excess, broken = predicted.middle / bound - 1, name
-    return SloCheck(broken is None, sure, broken, excess)
+    bounds = sum(getattr(slo, field) is not None for field in _FIELDS.values())
+    return SloCheck(broken is None, sure, broken, excess, bounds)
