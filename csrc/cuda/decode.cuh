@@ -20,7 +20,6 @@ struct MergeBuffers {
     int is_last;
 };
 
-template <int HEADS>
 KVPLAN_INLINE void write_output(const AttentionParams& params, int token, int head, int element, float sum,
                                 float largest, float total) {
     if constexpr (HAS_SINKS) {
@@ -31,43 +30,64 @@ KVPLAN_INLINE void write_output(const AttentionParams& params, int token, int he
 }
 
 // Reads what another block wrote: past the first-level cache, which no one keeps coherent.
-KVPLAN_INLINE float load_from_l2(const float* address) {
+template <typename T>
+KVPLAN_INLINE T load_from_l2(const T* address) {
 #if defined(KVPLAN_HOST)
-    return *address;
+    return load_vector<T>(address);
 #else
     return __ldcg(address);
 #endif
+}
+
+// The weight of each item of a sequence for one head, and what they come to; one warp, a lane per item.
+KVPLAN_INLINE void weigh_items(const AttentionParams& params, const DecodeItem& item, int head, int lane, float* weights,
+                               float& largest, float& total) {
+    const float* stats = params.partial_stats + (i64(item.first_item) * params.num_query_heads + head) * 2;
+    const i64 stride = i64(params.num_query_heads) * 2;
+    largest = minus_infinity();
+    total = 0.0f;
+    for (int i = lane; i < item.num_items; i += WARP_LANES)
+        largest = maximum(largest, load_from_l2(stats + i * stride));
+    for (int mask = 1; mask < WARP_LANES; mask *= 2)
+        largest = maximum(largest, __shfl_xor_sync(FULL_WARP, largest, mask));
+    for (int i = lane; i < item.num_items; i += WARP_LANES) {
+        weights[i] = fast_exp2(load_from_l2(stats + i * stride) - finite_or_zero(largest));
+        total += weights[i] * load_from_l2(stats + i * stride + 1);
+    }
+    for (int mask = 1; mask < WARP_LANES; mask *= 2) total += __shfl_xor_sync(FULL_WARP, total, mask);
 }
 
 // Merges all items of a sequence for heads [first_head, first_head + num_heads). `weights` has room for one float per
 // (head, item) and two per head.
 KVPLAN_INLINE void merge_items(const AttentionParams& params, const DecodeItem& item, int token, int first_head,
                                int num_heads, float* weights) {
+    constexpr int VECTOR = 4;
     float* totals = weights + num_heads * item.num_items;
-    for (int local = int(threadIdx.x); local < num_heads; local += THREADS) {
-        const float* stats = params.partial_stats + (i64(item.first_item) * params.num_query_heads + first_head + local) * 2;
-        float largest = minus_infinity(), total = 0.0f;
-        for (int i = 0; i < item.num_items; ++i)
-            largest = maximum(largest, load_from_l2(stats + i64(i) * params.num_query_heads * 2));
-        for (int i = 0; i < item.num_items; ++i) {
-            const float* one = stats + i64(i) * params.num_query_heads * 2;
-            const float weight = fast_exp2(load_from_l2(one) - finite_or_zero(largest));
-            weights[local * item.num_items + i] = weight;
-            total += weight * load_from_l2(one + 1);
-        }
-        totals[local] = largest;
-        totals[num_heads + local] = total;
+    const int warp = int(threadIdx.x) / WARP_LANES, lane = int(threadIdx.x) % WARP_LANES;
+    for (int local = warp; local < num_heads; local += WARPS) {
+        float largest, total;
+        weigh_items(params, item, first_head + local, lane, weights + local * item.num_items, largest, total);
+        if (lane == 0) totals[local] = largest;
+        if (lane == 0) totals[num_heads + local] = total;
     }
     __syncthreads();
-    for (int i = int(threadIdx.x); i < num_heads * HEAD_SIZE; i += THREADS) {
-        const int local = i / HEAD_SIZE, element = i % HEAD_SIZE;
-        const float* sums = params.partial_sums +
-                            (i64(item.first_item) * params.num_query_heads + first_head + local) * HEAD_SIZE + element;
-        float sum = 0.0f;
+    const i64 item_stride = i64(params.num_query_heads) * HEAD_SIZE;
+    for (int i = int(threadIdx.x); i < num_heads * HEAD_SIZE / VECTOR; i += THREADS) {
+        const int local = i * VECTOR / HEAD_SIZE, element = i * VECTOR % HEAD_SIZE, head = first_head + local;
+        const float* sums = params.partial_sums + item.first_item * item_stride + head * HEAD_SIZE + element;
+        float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
         KVPLAN_UNROLL_BY_8
-        for (int j = 0; j < item.num_items; ++j)
-            sum += weights[local * item.num_items + j] * load_from_l2(sums + i64(j) * params.num_query_heads * HEAD_SIZE);
-        write_output<1>(params, token, first_head + local, element, sum, totals[local], totals[num_heads + local]);
+        for (int j = 0; j < item.num_items; ++j) {
+            const float weight = weights[local * item.num_items + j];
+            const float4 part = load_from_l2(reinterpret_cast<const float4*>(sums + j * item_stride));
+            sum.x += weight * part.x, sum.y += weight * part.y;
+            sum.z += weight * part.z, sum.w += weight * part.w;
+        }
+        const float largest = totals[local], total = totals[num_heads + local];
+        write_output(params, token, head, element, sum.x, largest, total);
+        write_output(params, token, head, element + 1, sum.y, largest, total);
+        write_output(params, token, head, element + 2, sum.z, largest, total);
+        write_output(params, token, head, element + 3, sum.w, largest, total);
     }
 }
 
@@ -88,7 +108,7 @@ KVPLAN_INLINE void finish_item(const AttentionParams& params, const DecodeItem& 
             sum += weight * buffers.sums[w][local][element];
         }
         if (only_item) {
-            write_output<HEADS>(params, token, head, element, sum, largest, total);
+            write_output(params, token, head, element, sum, largest, total);
             continue;
         }
         const i64 row = i64(item_number) * params.num_query_heads + head;

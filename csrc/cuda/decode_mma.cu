@@ -223,9 +223,9 @@ KVPLAN_INLINE void publish_state(MergeBuffers<HEADS>& buffers, WarpState& state,
 }
 
 // Attends over this warp's tiles: warp, warp + WARPS, ... of the item.
-KVPLAN_INLINE void attend_tiles(WarpState& state, const u32 (&query)[COLUMN_TILES][K_STEPS][2], u8* stages,
-                                const Cache* keys, const AttentionParams& params, const DecodeItem& item,
-                                int first_token, int warp, int lane) {
+KVPLAN_INLINE void attend_tiles(WarpState& state, const Scalar* heads, int num_heads, u8* stages, const Cache* keys,
+                                const AttentionParams& params, const DecodeItem& item, int first_token, int warp,
+                                int lane) {
     const int* table = params.block_tables + i64(item.sequence) * params.table_stride;
     constexpr int STRIDE = WARPS * TILE;
     int copied = item.first_token + warp * TILE;  // first token of the next tile to copy
@@ -236,6 +236,8 @@ KVPLAN_INLINE void attend_tiles(WarpState& state, const u32 (&query)[COLUMN_TILE
         copied += STRIDE;
         block = tile_block(table, copied, item.last_token, lane);
     }
+    u32 query[COLUMN_TILES][K_STEPS][2];
+    load_query(query, heads, num_heads, lane);  // after the first copies, which take longer
     int read_stage = 0, write_stage = STAGES - 1;
     for (int tile = item.first_token + warp * TILE; tile < item.last_token; tile += STRIDE) {
         wait_copies<STAGES - 2>();
@@ -270,13 +272,12 @@ KVPLAN_KERNEL(decode_attention, AttentionParams, THREADS) {
     const Scalar* heads = static_cast<const Scalar*>(params.query) + token * params.query_stride + first_head * HEAD_SIZE;
     const Cache* keys = static_cast<const Cache*>(params.kv) + i64(kv_head) * BLOCK_SIZE * HEAD_SIZE;
 
-    u32 query[COLUMN_TILES][K_STEPS][2];
-    load_query(query, heads, num_heads, lane);
     WarpState state = {};
     KVPLAN_UNROLL
     for (int n = 0; n < COLUMN_TILES; ++n) state.largest[n][0] = state.largest[n][1] = minus_infinity();
     const int first_token = first_visible(params.seq_lens[item.sequence] - 1, params);
-    attend_tiles(state, query, shared + warp * STAGES * STAGE_BYTES, keys, params, item, first_token, warp, lane);
+    u8* stages = shared + warp * STAGES * STAGE_BYTES;
+    attend_tiles(state, heads, num_heads, stages, keys, params, item, first_token, warp, lane);
 
     auto& buffers = *reinterpret_cast<MergeBuffers<HEADS>*>(shared);
     __syncthreads();  // every warp is done with its stages

@@ -87,6 +87,20 @@ def test_the_order_of_threads_and_blocks_does_not_change_a_bit(case: AttentionCa
     assert torch.equal(results[0], results[2])
 
 
+@pytest.mark.parametrize("scalar", [BF16, F32])
+def test_one_long_sequence_is_merged_from_many_items(scalar: torch.dtype) -> None:
+    """More items than a warp has lanes; whichever block finishes last, the result is the same."""
+    case = AttentionCase(64, 16, 1, 1, (12000,), (1,), scalar=scalar)
+    many_blocks = replace(EMULATED_PROPERTIES, num_multiprocessors=40)
+    results = []
+    for order in (FORWARD, BACKWARD):
+        batch = build_batch(case)
+        attend(CudaBackend(EmulatedRuntime(many_blocks, order)), case, batch)
+        assert largest_error(case, batch) < tolerance(case)
+        results.append(batch.out.clone())
+    assert torch.equal(results[0], results[1])
+
+
 def test_a_second_step_reuses_the_buffers() -> None:
     """The counters of finished items are zero again, and a new step is planned anew."""
     case = decode_case(64, 16, 3, 3, scalar=BF16)
