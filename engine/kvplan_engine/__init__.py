@@ -1,5 +1,8 @@
 """kvplan's paged engine: PagedAttention kernels, block tables, continuous batching."""
 
+from kvplan_engine import openmp  # noqa: F401
+
+# isort: split
 from kvplan_engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.core import Engine

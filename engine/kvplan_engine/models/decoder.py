@@ -97,9 +97,8 @@ class Decoder:
             layer.query_norm(query, query)
             layer.key_norm(key, key)
         if config.is_rotary:
-            table = workspace["rope"]
-            self._ops.rope_inplace(query, batch.positions, table)
-            self._ops.rope_inplace(key, batch.positions, table)
+            rotated = heads[:, : config.num_heads + config.num_kv_heads]  # queries and keys lie side by side
+            self._ops.rope_inplace(rotated, batch.positions, workspace["rope"])
         self._attention.write_kv(key, value, kv, index, batch.attention.slots)
         out = attended.view(num_tokens, config.num_heads, config.head_size)
         self._attention.attend(query, kv, index, batch.attention, out, self._scale, config.window_tokens, None)
