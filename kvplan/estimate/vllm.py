@@ -134,6 +134,7 @@ def cache_settings(spec: ModelSpec, settings: ResolvedSettings) -> CacheSettings
         kv_dtype=kv_dtype,
         tensor_parallel_size=settings.tensor_parallel_size,
         encoder_tokens=settings.encoder_tokens,
+        indexer_dtype="fp8" if is_sparse else None,
     )
 
 
