@@ -101,3 +101,11 @@ def test_failed_starts_are_predicted_not_to_fit(scores) -> None:  # type: ignore
 )
 def test_stand_ins_are_found_by_name(model: str, base: tuple[str, str | None]) -> None:
     assert tool._base_name(model) == base
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("2x NVIDIA RTX 3090 (24GB)", "RTX 3090"), ("A100-SXM4-80GB", "A100-SXM4-80GB"), ("Tesla T4 x2", "T4")],
+)
+def test_gpu_names_as_people_write_them(text: str, name: str) -> None:
+    assert name in tool._gpu_names(text)

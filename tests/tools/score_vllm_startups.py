@@ -224,8 +224,7 @@ def _version(row: Row) -> str:
 
 
 def _gpu(row: Row) -> GpuProfile:
-    name = re.sub(r"\(.*?\)", "", row["gpu"]).replace("_", " ").strip()
-    for candidate in (name, re.sub(r"[ -]\d+ ?GB?$", "", name)):
+    for candidate in _gpu_names(row["gpu"]):
         try:
             return find_gpu(candidate)
         except UsageError:
@@ -238,6 +237,15 @@ def _gpu(row: Row) -> GpuProfile:
     # Not stated. What matters then is only whether it is one of the large ones (default batch).
     wide = re.search(r"(H100|80 GB|~1\d\d GB|B200)", row["inferred"])
     return find_gpu("h100-sxm" if wide else "a6000")
+
+
+def _gpu_names(text: str) -> list[str]:
+    """The name as written and without counts, makers, remarks and sizes: "2x NVIDIA RTX 3090 (24GB)" -> "RTX 3090"."""
+    name = re.sub(r"\(.*?\)", "", text).replace("_", " ").strip()
+    name = re.sub(r"^\d+ ?[x×] ?|[ ,]+[x×] ?\d+$", "", name, flags=re.IGNORECASE).strip()
+    bare = re.sub(r"^(nvidia|amd|geforce|tesla)[ -]", "", name, flags=re.IGNORECASE)
+    names = [name, bare, re.sub(r"[ -]\d+ ?GB?$", "", bare, flags=re.IGNORECASE)]
+    return [each for one in names for each in (one, one.replace(" ", "-"), one.replace("-", " ")) if each]
 
 
 def _total_gib(row: Row) -> float | None:
@@ -260,7 +268,7 @@ def _settings(row: Row, spec: ModelSpec) -> VllmSettings:
         max_num_batched_tokens=_whole(row["max_num_batched_tokens"]) or _said(row, "max_num_batched_tokens", "mnbt"),
         max_num_seqs=_whole(row["max_num_seqs"]),
         block_size=None if "attention" in row["block_size"] else _whole(row["block_size"]),
-        tensor_parallel_size=_whole(row["tp"]) or 1,
+        tensor_parallel_size=_whole(row["tp"]) or (1 if _whole(row["pp"]) else _whole(row["gpu_count"]) or 1),
         pipeline_parallel_size=_whole(row["pp"]) or 1,
         decode_context_parallel_size=int(dcp.group(1)) if dcp else 1,
         dtype=row["dtype"] or "auto",
