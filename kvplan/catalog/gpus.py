@@ -35,8 +35,8 @@ class GpuPrice:
 class GpuProfile:
     """One device. ``memory_bytes`` is the driver's total, not the marketing size; ``dense_flops`` are without sparsity.
 
-    Bandwidths are bytes per second and one direction. ``multiprocessors`` is the number of SMs or compute units (0 for a CPU).
-    ``sources`` maps a field's name to where its number was found.
+    Bandwidths are bytes per second and one direction. ``multiprocessors`` is the number of SMs or compute units (0 for
+    a CPU). ``sources`` maps a field's name to where its number was found.
     """
 
     id: str
