@@ -1,0 +1,80 @@
+"""What the parent asks of the worker, and how large each experiment is. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+EXPERIMENTS: dict[str, str] = {
+    "reservation": "paged against contiguous KV memory",
+    "scheduling": "continuous against static batching",
+    "prefix": "a repeated 900-token prefix with and without the prefix cache",
+    "sharing": "eight samples of one prompt against eight requests",
+    "swap": "swapping against recomputing in an over-full pool",
+    "transformers": "kvplan's engine against transformers' generate",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOrder:
+    """Everything the worker needs. engine: arguments of the engine, ``model`` (a config) among them."""
+
+    engine: dict[str, Any]
+    model_name: str
+    experiments: tuple[str, ...]
+    num_rounds: int
+    is_quick: bool
+    seed: int
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> BenchOrder:
+        return BenchOrder(**{**record, "experiments": tuple(record["experiments"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Sizes of the workloads: tokens and requests.
+
+    Lengths of the reservation workload are ShareGPT's as the PagedAttention paper gives them (mean prompt 161, mean
+    answer 338 tokens; Kwon et al., 2023, section 6.1). Answers of the scheduling workload are exponentially
+    distributed, as in Anyscale's comparison of batching policies (2023), but shorter.
+    """
+
+    mean_prompt: int = 161
+    mean_answer: int = 338
+    num_reserved_sequences: int = 8
+    warm_steps: int = 400
+    measured_steps: int = 600
+    batch_size: int = 16
+    num_batches: int = 5
+    batch_prompt: int = 16
+    batch_mean_answer: int = 20
+    batch_max_answer: int = 160
+    prefix_tokens: int = 900
+    question_tokens: int = 32
+    num_questions: int = 3
+    num_samples: int = 8
+    swap_sequences: int = 6
+    swap_prompt: int = 192
+    swap_answer: int = 64
+
+    @staticmethod
+    def of(is_quick: bool) -> Scale:
+        if not is_quick:
+            return Scale()
+        return Scale(
+            warm_steps=100,
+            measured_steps=200,
+            batch_size=8,
+            num_batches=3,
+            batch_mean_answer=12,
+            batch_max_answer=64,
+            num_questions=1,
+            swap_sequences=4,
+            swap_prompt=64,
+            swap_answer=24,
+        )

@@ -1,0 +1,94 @@
+"""The engine in the worker process: made once, set up anew for each side of a comparison, and made to serve."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvplan_engine import Engine, EngineConfig, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """A prompt and how many tokens shall answer it."""
+
+    prompt_token_ids: list[int]
+    num_output_tokens: int
+    num_samples: int = 1
+
+    @property
+    def params(self) -> SamplingParams:
+        return SamplingParams(
+            n=self.num_samples,
+            temperature=0.0 if self.num_samples == 1 else 1.0,
+            max_tokens=self.num_output_tokens,
+            ignore_eos=True,
+        )
+
+
+@dataclass(slots=True)
+class Served:
+    """A served workload. first_token_seconds: per request, since its start."""
+
+    seconds: float = 0.0
+    num_output_tokens: int = 0
+    first_token_seconds: list[float] = field(default_factory=list)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_output_tokens / self.seconds
+
+
+def make_engine(settings: dict[str, Any], **changes: Any) -> Engine:
+    """An engine with the user's settings and those of an experiment."""
+    return Engine(EngineConfig(**{**settings, **changes}))
+
+
+def set_up(engine: Engine, *, num_blocks: int | None = None, **changes: Any) -> None:
+    """New settings and an empty pool; with ``num_blocks`` a pool of exactly so many."""
+    engine.reconfigure(gpu_memory_utilization=0.9, **changes)
+    if num_blocks is not None:
+        memory = engine.memory
+        held = memory.weight_bytes + memory.activation_bytes + memory.overhead_bytes
+        budget = held + num_blocks * memory.block_bytes + memory.block_bytes // 2
+        engine.reconfigure(gpu_memory_utilization=budget / memory.device_total_bytes)
+        assert engine.memory.num_blocks == num_blocks, "a pool of another size than wanted"
+
+
+def serve(engine: Engine, requests: Sequence[BenchRequest], *, while_waiting: bool = False) -> Served:
+    """Queue everything at once and step until it is answered, or with ``while_waiting`` until none waits any more.
+
+    The latter is a server under load: the last requests, with ever fewer beside them, are not measured but aborted.
+    """
+    served = Served()
+    started = time.perf_counter()
+    waiting_for_first = set()
+    for index, request in enumerate(requests):
+        engine.add_request(str(index), request.prompt_token_ids, request.params)
+        waiting_for_first.add(str(index))
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            served.num_output_tokens += len(output.new_token_ids)
+            if output.request_id in waiting_for_first:
+                waiting_for_first.discard(output.request_id)
+                served.first_token_seconds.append(time.perf_counter() - started)
+        if while_waiting and not engine.stats.num_waiting:
+            break
+    served.seconds = time.perf_counter() - started
+    for index in range(len(requests)):
+        engine.abort(str(index))
+    return served
+
+
+def random_prompt(rng: np.random.Generator, engine: Engine, num_tokens: int) -> list[int]:
+    tokens: list[int] = rng.integers(0, engine.model.config.vocab_size, num_tokens).tolist()
+    return tokens
+
+
+def exponential_lengths(rng: np.random.Generator, mean: int, count: int, largest: int) -> list[int]:
+    """Whole numbers from 1 to ``largest``."""
+    return [int(min(max(1, round(value)), largest)) for value in rng.exponential(mean, count)]

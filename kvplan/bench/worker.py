@@ -1,0 +1,74 @@
+"""The worker process of a bench: one order on stdin, one JSON object a line on stdout.
+
+    {"type": "start", "experiment"}    {"type": "result", "experiment": {...}}    {"type": "done", ...}
+    {"type": "error", "message", "hint"}
+
+Started as ``python -m kvplan.bench.worker``. Whatever else is printed to stdout goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+from kvplan.bench.figures import Experiment
+from kvplan.bench.options import BenchOrder, Scale
+
+
+def main() -> None:
+    output = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    order = BenchOrder.from_json(json.loads(sys.stdin.readline()))
+    from kvplan_engine import EngineError
+
+    try:
+        _run(order, output)
+    except EngineError as error:
+        _send(output, type="error", message=error.message, hint=error.hint)
+
+
+def _run(order: BenchOrder, output: BinaryIO) -> None:
+    import torch
+
+    from kvplan.bench import memory_experiments, speed_experiments
+
+    scale = Scale.of(order.is_quick)
+    on_short_model = {"reservation": memory_experiments.reservation, "sharing": memory_experiments.sharing}
+    on_full_model = {
+        "scheduling": speed_experiments.scheduling,
+        "prefix": speed_experiments.prefix,
+        "swap": speed_experiments.swap,
+        "transformers": speed_experiments.against_transformers,
+    }
+    engine: Any = None
+    for name in order.experiments:
+        _send(output, type="start", experiment=name)
+        started = time.perf_counter()
+        if name in on_short_model:
+            found: Experiment = on_short_model[name](order, scale)
+        else:
+            if engine is None:
+                engine = speed_experiments.make_full_engine(order)
+                _warm_up(engine)
+            found = on_full_model[name](order, scale, engine)
+        found = replace(found, seconds=time.perf_counter() - started)
+        _send(output, type="result", experiment=found.as_json())
+    _send(output, type="done", torch_version=str(torch.__version__), num_threads=torch.get_num_threads())
+
+
+def _warm_up(engine: Any) -> None:
+    from kvplan.bench.serving import BenchRequest, serve
+
+    serve(engine, [BenchRequest([0] * 16, 4)])
+
+
+def _send(output: BinaryIO, **message: Any) -> None:
+    output.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

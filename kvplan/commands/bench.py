@@ -1,0 +1,104 @@
+"""``kvplan bench``: what paging, batching, sharing and swapping are worth, measured beside their baselines."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from kvplan.bench.figures import Figure
+    from kvplan.bench.session import BenchOutcome, BenchPlan
+
+
+def bench(
+    model: Annotated[
+        str, typer.Option(help="Short name, hub id, directory or config.json of a model the engine runs.")
+    ] = "smollm2-135m",
+    quick: Annotated[bool, typer.Option("--quick", help="Small workloads, one round: figures are rough.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only this experiment (repeatable): reservation, scheduling, prefix, sharing, swap, transformers."
+        ),
+    ] = None,
+    num_rounds: Annotated[
+        int | None, typer.Option(min=1, help="Times each side is run, in turn.  [default: 2]")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device_memory: Annotated[str | None, typer.Option(help="The device's total memory, like 4GiB.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of requests and weights.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Measure paged memory, continuous batching, sharing and swapping, each beside its baseline, in one run."""
+    from kvplan.bench.session import make_plan, run_bench
+    from kvplan.commands.render import print_json
+    from kvplan.units import parse_bytes
+
+    plan = make_plan(
+        model,
+        device=device,
+        device_memory=None if device_memory is None else parse_bytes(device_memory),
+        dtype=dtype,
+        only=only or (),
+        num_rounds=num_rounds,
+        is_quick=quick,
+        seed=seed,
+    )
+    _announce(plan)
+    outcome = run_bench(plan, _say_start)
+    if as_json:
+        print_json(outcome.as_json())
+    else:
+        _print(outcome)
+
+
+def _announce(plan: BenchPlan) -> None:
+    if plan.device.notice:
+        print(plan.device.notice, file=sys.stderr)
+    print(f"{plan.order.model_name} with random weights; speed does not depend on their values", file=sys.stderr)
+
+
+def _say_start(name: str) -> None:
+    from kvplan.bench.options import EXPERIMENTS
+
+    print(f"{name}: {EXPERIMENTS[name]}", file=sys.stderr, flush=True)
+
+
+def _print(outcome: BenchOutcome) -> None:
+    from kvplan.bench.session import NOISY_PCT
+    from kvplan.commands.render import print_table
+
+    order, device = outcome.plan.order, outcome.plan.device
+    rounds = f"{order.num_rounds} rounds in turn, medians" if order.num_rounds > 1 else "one round"
+    print(f"kvplan bench: {order.model_name} on {device.name}, {outcome.num_threads} threads, {rounds}\n")
+    for experiment in outcome.experiments:
+        head = ["", experiment.baseline, experiment.measured, "gain"]
+        print_table(experiment.title, head, [_cells(figure) for figure in experiment.figures])
+        print(f"  {experiment.workload}")
+        for note in experiment.notes:
+            print(f"  {note}")
+        print()
+    others = outcome.other_cpu_pct
+    if others is not None:
+        warning = ": too much to trust the times" if others > NOISY_PCT else ""
+        print(f"{outcome.seconds:.0f} s; other processes took {others:.0f} % of the processors{warning}")
+
+
+def _cells(figure: Figure) -> list[str]:
+    unit = f", {figure.unit}" if figure.unit else ""
+    return [figure.name + unit, _number(figure.baseline), _number(figure.measured), _gain(figure)]
+
+
+def _gain(figure: Figure) -> str:
+    if figure.ratio is None:
+        return "-" if figure.baseline == figure.measured else "all"
+    text = f"{figure.ratio:.2f} x"
+    return text if figure.cut_pct is None else f"{text} (-{figure.cut_pct:.1f} %)"
+
+
+def _number(value: float) -> str:
+    digits = 0 if abs(value) >= 100 or value == int(value) else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}"
