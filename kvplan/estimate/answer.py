@@ -68,7 +68,7 @@ def make_estimate(model: ModelSpec, request: EstimateRequest) -> Estimate:
     cache = _cache_settings(spec, request, dtype, notes)
     in_flight = request.max_num_batched_tokens or DEFAULT_IN_FLIGHT_TOKENS
     pages = _pages(spec, request, cache, context_tokens, in_flight, notes)
-    placements = place_all(spec, request.gpus, _placement(request, context_tokens, dtype))
+    placements = place_all(spec, request.gpus, _placement(request, context_tokens, dtype, cache.encoder_tokens))
     _note_dtypes(model, request, dtype, notes)
     notes.extend(_gathered(placements))
     return Estimate(
@@ -163,7 +163,9 @@ def _pages(
         return None
 
 
-def _placement(request: EstimateRequest, context_tokens: int, dtype: str) -> PlacementSettings:
+def _placement(
+    request: EstimateRequest, context_tokens: int, dtype: str, encoder_tokens: int | None
+) -> PlacementSettings:
     return PlacementSettings(
         engine=request.engine,
         max_model_len=context_tokens,
@@ -176,7 +178,7 @@ def _placement(request: EstimateRequest, context_tokens: int, dtype: str) -> Pla
         gpu_memory_utilization=request.gpu_memory_utilization,
         max_num_seqs=request.max_num_seqs,
         max_num_batched_tokens=request.max_num_batched_tokens,
-        encoder_tokens=request.encoder_tokens,
+        encoder_tokens=encoder_tokens,
     )
 
 

@@ -34,6 +34,7 @@ NOT_IN_TRANSFORMERS = {
     "KimiK25ForConditionalGeneration": "no causal class for it; its text model is counted as Kimi K2",
     "MiMoForCausalLM": "its code comes with the checkpoint",
     "MiniMaxText01ForCausalLM": "its code comes with the checkpoint; 456,089,655,296 as published",
+    "Phi3VForCausalLM": "its code comes with the checkpoint; 4,146,621,440 as published, vision included",
     "QWenLMHeadModel": "its code comes with the checkpoint; 7,721,324,544 as published",
 }
 """Architectures that transformers does not build from a config alone."""

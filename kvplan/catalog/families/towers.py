@@ -174,6 +174,14 @@ def _dots(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount
     return TowerCount(embedding + layers * layer + hidden + merger, 0, layers)
 
 
+def _phi3_vision(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """Phi-3 vision: LLaVA's CLIP encoder, a projector of 2 x 2 patches, and two learned separators."""
+    found = _clip(vision, outer, 1024)
+    wide = 4 * 1024
+    projector = _linear(wide, text_hidden, bias=True) + _linear(text_hidden, text_hidden, bias=True)
+    return TowerCount(found.tower, projector + 2 * wide, found.num_layers)
+
+
 _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "clip_vision_model": _clip,
     "siglip_vision_model": _siglip,
@@ -188,6 +196,7 @@ _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "gemma4_vision": _gemma4,
     "mllama_vision_model": _mllama,
     "dots_ocr": _dots,
+    "phi3_v": _phi3_vision,
 }
 
 
@@ -210,7 +219,11 @@ def read_towers(view: ConfigView, text_hidden: int) -> tuple[ExtraModule, ...]:
 
 
 def _default_vision(view: ConfigView) -> ConfigView | None:
-    """Llama 4's tower where a copy of the config leaves it out: all published Llama 4 models have the same one."""
+    """Towers without a ``vision_config``: Phi-3 vision never has one, copies of Llama 4's leave it out (all have the
+    same tower).
+    """
+    if view.text("model_type", default="") == "phi3_v":
+        return ConfigView({"model_type": "phi3_v"}, path="img_processor.", assumptions=view.assumptions)
     if view.text("model_type", default="") != "llama4":
         return None
     view.assume("The config has no 'vision_config': the tower is taken to be the one all Llama 4 models have.")
