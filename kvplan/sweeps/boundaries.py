@@ -10,7 +10,7 @@ A setting that was run several times starts or holds only if it did so every tim
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -94,13 +94,17 @@ def lines_along(points: Sequence[Point], axis: str) -> list[list[Point]]:
     return [line for line in ordered if len(line) > 1]
 
 
-def find_boundaries(rows: Iterable[Row]) -> list[Boundary]:
-    """Every boundary that the rows show, along utilization, context and batch size."""
+def find_boundaries(rows: Iterable[Row], axes: Sequence[str] = ()) -> list[Boundary]:
+    """Every boundary that the rows show, along utilization, context and batch size.
+
+    axes: only these, for a search: its points are close together along the axis it searched and nowhere else.
+    """
     points = points_of(rows)
-    boundaries = [_largest_context(line) for line in lines_along(points, "max_model_len")]
-    boundaries += [_lowest_utilization(line) for line in lines_along(points, "gpu_memory_utilization")]
-    boundaries += [_highest_utilization(line) for line in lines_along(points, "gpu_memory_utilization")]
-    boundaries += [_knee(line) for line in lines_along(points, "max_num_seqs")]
+    boundaries: list[Boundary | None] = []
+    for axis, finders in _FINDERS.items():
+        if not axes or axis in axes:
+            lines = lines_along(points, axis)
+            boundaries += [find(line) for find in finders for line in lines]
     return [boundary for boundary in boundaries if boundary is not None]
 
 
@@ -200,6 +204,13 @@ def _knee(line: Sequence[Point]) -> Boundary | None:
         fails=min(hurts, default=None),
         sentence=f"{where}: {reached}",
     )
+
+
+_FINDERS: Mapping[str, tuple[Callable[[Sequence[Point]], Boundary | None], ...]] = {
+    "max_model_len": (_largest_context,),
+    "gpu_memory_utilization": (_lowest_utilization, _highest_utilization),
+    "max_num_seqs": (_knee,),
+}
 
 
 def find_violations(rows: Iterable[Row]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
     parent -> worker   {"type": "trial", ...TrialOrder}      run one trial
     worker -> parent   {"type": "hello", "engine_version", "torch_version", "pid", "architectures"}
-                       {"type": "stage", "stage": "loading" | "setup" | "warmup" | "serving"}
+                       {"type": "stage", "stage": "loading" | "setup" | "warmup" | "serving", "memory_share"?}
                        {"type": "progress", "output_tokens_per_second", "kv_usage", "num_running", "num_waiting",
                         "share", "memory_share"}    of the trial's output tokens, of the device's memory (or null)
                        {"type": "result", "trial_id", "row": {...}, "series": {...} | null, "worker_usable": bool}

@@ -89,7 +89,8 @@ class Runner:
         stored = {row["trial_id"]: row for row in self._store.rows}
         for trial_id in stored:
             self._expected.pop(trial_id, None)
-        self._progress.start(len(stored), len(self._expected), self._seconds_left())
+        num_done = sum(row["status"] != "skipped_oom_dominated" for row in stored.values())
+        self._progress.start(num_done, len(self._expected), self._seconds_left())
         steps = self._schedule.steps()
         try:
             step = next(steps, None)
@@ -101,7 +102,9 @@ class Runner:
 
     def _take(self, step: Step) -> dict[str, Any]:
         """Run (or only record) one step; its row is on the disk when this returns."""
-        row = self._run_one(step.trial) if step.skip_sentence is None else self._skip(step.trial, step.skip_sentence)
+        if step.skip_sentence is not None:
+            return self._skip(step.trial, step.skip_sentence)
+        row = self._run_one(step.trial)
         self._learn_time(row)
         self._expected.pop(step.trial.trial_id, None)
         self._progress.trial_ended(row, len(self._expected), self._seconds_left())
@@ -144,7 +147,6 @@ class Runner:
         return row_before(self._identity, trial, prediction, clipped.num_clipped)
 
     def _ask_worker(self, order: TrialOrder, trial: Trial, limits: TimeLimits) -> dict[str, Any]:
-        self._memory_share = 0.0
         worker = self._worker_for(trial)
         result = worker.run_trial(order, limits, self._hear)
         result["row"]["engine_version"] = worker.hello["engine_version"]
@@ -162,6 +164,7 @@ class Runner:
             return self._worker
         self._drop_worker()
         self._worker = self._make_worker()
+        self._memory_share = 0.0
         self._load_key = trial.settings.load_key
         self._worker.wait_until_ready(self._limits)
         self._refuse_architecture(self._worker.hello)

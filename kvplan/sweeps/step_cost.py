@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 # Sustained, not peak. One core with AVX2 at about 3 GHz peaks at 96 GFLOP/s in float32; small matrices and
-# attention leave about a third of it. Memory bandwidth of a small virtual machine: 10 to 25 GB/s.
-_CPU_FLOPS_PER_CORE: Final = 35e9
-_CPU_BANDWIDTH: Final = 12e9
+# attention leave about half of it. Memory bandwidth of a small virtual machine: 10 to 25 GB/s.
+_CPU_FLOPS_PER_CORE: Final = 50e9
+_CPU_BANDWIDTH: Final = 14e9
 _CPU_STEP_SECONDS: Final = 2e-3
 _GPU_FLOPS: Final = 60e12
 _GPU_BANDWIDTH: Final = 0.8e12

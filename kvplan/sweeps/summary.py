@@ -56,7 +56,7 @@ def summarize(manifest: Mapping[str, Any], rows: Sequence[Row], *, interrupted: 
         "interrupted": interrupted,
         "status_counts": dict(Counter(str(row["status"]) for row in rows)),
         "best": best_settings(rows, str(manifest["model"]["id"])),
-        "boundaries": [boundary.as_json() for boundary in find_boundaries(rows)],
+        "boundaries": [boundary.as_json() for boundary in find_boundaries(rows, manifest["options"]["boundary"])],
         "violations": find_violations(rows),
         "kv_waste": kv_waste(rows),
         "predictions": prediction_errors(rows),

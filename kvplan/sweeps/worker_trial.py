@@ -111,7 +111,7 @@ def run_trial(host: EngineHost, order: TrialOrder, send: Send) -> TrialResult:
         stage = "serving"
         watch.row |= memory_figures(host.engine)
         host.warm_up(order, send)
-        send("stage", stage="serving")
+        send("stage", stage="serving", memory_share=watch.memory_share())
         return _serve(host, order, watch)
     except (EngineError, MemoryError, RuntimeError, OSError) as error:
         failure = classify_failure(error, stage)
@@ -257,7 +257,7 @@ class _Watch:
             num_running=sample.num_running,
             num_waiting=sample.num_waiting,
             share=self._num_tokens / total,
-            memory_share=self._memory_share(),
+            memory_share=self.memory_share(),
         )
         self._last_report, self._tokens_at_report = sample.seconds, self._num_tokens
 
@@ -272,7 +272,7 @@ class _Watch:
             "peak_reserved_bytes": self._peak_private - self.host.private_at_start,
         }
 
-    def _memory_share(self) -> float | None:
+    def memory_share(self) -> float | None:
         """How much of the device's memory the process holds now; only the CPU device ends a process that wants more."""
         if self._on_gpu:
             return None

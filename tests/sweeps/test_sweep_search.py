@@ -147,8 +147,7 @@ def test_bisection_equals_the_exhaustive_grid_with_a_quarter_of_the_trials(
     assert len(set(frontier(grid.rows).values())) >= 3
     num_run = sum(row["status"] != "skipped_oom_dominated" for row in found.rows)
     assert num_run <= len(grid.rows) / 4
-    by_kind = {boundary["kind"] for boundary in found.summary["boundaries"]}
-    assert "largest_max_model_len" in by_kind
+    assert {boundary["kind"] for boundary in found.summary["boundaries"]} == {"largest_max_model_len"}
 
 
 def test_a_search_that_was_cut_short_is_continued_with_the_same_rows(tmp_path: Path) -> None:
