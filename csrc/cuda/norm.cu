@@ -14,16 +14,17 @@ using Part = Elements<Scalar, COUNT>;
 
 static_assert(WIDTH % COUNT == 0);
 
+// A row is one token's hidden state, or one head of a token: the heads of a token lie side by side.
 struct NormParams {
-    // [rows, WIDTH]  Scalar, added to x first; null without a residual
+    // [tokens, heads, WIDTH]  Scalar, added to x first; null without a residual
     const void* delta;
-    // [rows, WIDTH]  Scalar; with delta the residual, written back as x + delta
+    // [tokens, heads, WIDTH]  Scalar; with delta the residual, written back as x + delta
     void* x;
     // [WIDTH]  Scalar
     const void* weight;
     // [WIDTH]  Scalar, LayerNorm only
     const void* bias;
-    // [rows, WIDTH]  Scalar; may be x, or delta
+    // [tokens, heads, WIDTH]  Scalar; may be x, or delta
     void* out;
     i64 delta_stride;
     i64 x_stride;
@@ -31,14 +32,17 @@ struct NormParams {
     float epsilon;
 };
 
+// Elements from a tensor's start to this block's row; `stride` lies between tokens.
+KVPLAN_INLINE i64 row_start(i64 stride) { return i64(blockIdx.x) * stride + i64(blockIdx.y) * WIDTH; }
+
 KVPLAN_INLINE int part_start(int part) { return (part * THREADS + int(threadIdx.x)) * COUNT; }
 
 KVPLAN_INLINE bool has_part(int part) { return WIDTH % (THREADS * COUNT) == 0 || part_start(part) < WIDTH; }
 
 // The row, with delta added and the sum written back: rounded, as whoever reads the residual next will see it.
 KVPLAN_INLINE void load_row(Part (&row)[PARTS], const NormParams& params) {
-    Scalar* x = static_cast<Scalar*>(params.x) + i64(blockIdx.x) * params.x_stride;
-    const Scalar* delta = static_cast<const Scalar*>(params.delta) + i64(blockIdx.x) * params.delta_stride;
+    Scalar* x = static_cast<Scalar*>(params.x) + row_start(params.x_stride);
+    const Scalar* delta = static_cast<const Scalar*>(params.delta) + row_start(params.delta_stride);
     KVPLAN_UNROLL
     for (int p = 0; p < PARTS; ++p) {
         row[p] = Part{};
@@ -56,7 +60,7 @@ KVPLAN_INLINE void load_row(Part (&row)[PARTS], const NormParams& params) {
 
 // out = (row - mean) * scale * weight + bias
 KVPLAN_INLINE void store_row(const Part (&row)[PARTS], float mean, float scale, bool has_bias, const NormParams& params) {
-    Scalar* out = static_cast<Scalar*>(params.out) + i64(blockIdx.x) * params.out_stride;
+    Scalar* out = static_cast<Scalar*>(params.out) + row_start(params.out_stride);
     KVPLAN_UNROLL
     for (int p = 0; p < PARTS; ++p) {
         if (!has_part(p)) continue;
@@ -82,7 +86,7 @@ KVPLAN_INLINE float sum_of_squares(const Part (&row)[PARTS], float mean) {
     return sum_over_block<THREADS>(squares);
 }
 
-// grid (rows), block THREADS.
+// grid (tokens, heads), block THREADS.
 KVPLAN_KERNEL(rms_norm, NormParams, THREADS) {
     Part row[PARTS];
     load_row(row, params);
@@ -90,7 +94,7 @@ KVPLAN_KERNEL(rms_norm, NormParams, THREADS) {
     store_row(row, 0.0f, 1.0f / sqrtf(mean_square + params.epsilon), false, params);
 }
 
-// grid (rows), block THREADS.
+// grid (tokens, heads), block THREADS.
 KVPLAN_KERNEL(layer_norm, NormParams, THREADS) {
     Part row[PARTS];
     load_row(row, params);

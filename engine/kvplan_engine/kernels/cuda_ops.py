@@ -42,7 +42,10 @@ class CudaOps:
         self._runtime = runtime
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
-        """out [T, H] = x / sqrt(mean(x^2) + eps) * weight [H]; out may be x."""
+        """out [T, H] = x / sqrt(mean(x^2) + eps) * weight [H]; out may be x.
+
+        [T, heads, d] with weight [d] works too, as a norm of each head; the heads of a token lie side by side.
+        """
         self._norm("rms_norm", _NormInputs(x, None, weight, None, out), eps)
 
     def add_rms_norm(
@@ -148,39 +151,33 @@ class CudaOps:
             raise ValueError(f"{name} lies in host memory that is not pinned")
 
     def _norm(self, kernel: str, inputs: _NormInputs, eps: float) -> None:
-        x, shape = inputs.x, tuple(inputs.x.shape)
-        if len(shape) != 2:
-            raise ValueError(f"a norm works on [rows, width], got {shape}")
-        rows_of = [tensor for tensor in (x, inputs.delta, inputs.out) if tensor is not None]
-        vectors_of = [tensor for tensor in (inputs.weight, inputs.bias) if tensor is not None]
-        for tensor in rows_of:
-            _check("a row tensor of a norm", tensor, shape, x.dtype)
-        for tensor in vectors_of:
-            _check("a norm's weight or bias", tensor, shape[1:], x.dtype)
+        x, delta, bias = inputs.x, inputs.delta, inputs.bias
+        _check_norm(inputs)
+        vectors = _norm_takes_vectors(inputs)
+        width = x.shape[-1]
         params = NormParams(
-            delta=None if inputs.delta is None else inputs.delta.data_ptr(),
+            delta=None if delta is None else delta.data_ptr(),
             x=x.data_ptr(),
             weight=inputs.weight.data_ptr(),
-            bias=None if inputs.bias is None else inputs.bias.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
             out=inputs.out.data_ptr(),
-            delta_stride=0 if inputs.delta is None else inputs.delta.stride(0),
+            delta_stride=0 if delta is None else delta.stride(0),
             x_stride=x.stride(0),
             out_stride=inputs.out.stride(0),
             epsilon=eps,
         )
-        vectors = all(_rows_are_aligned(tensor) for tensor in rows_of) and shape[1] * x.element_size() % 16 == 0
-        vectors = vectors and all(tensor.data_ptr() % VECTOR_BYTES == 0 for tensor in vectors_of)
-        threads = norm_threads(shape[1], x.element_size() if vectors else VECTOR_BYTES)
+        threads = norm_threads(width, x.element_size() if vectors else VECTOR_BYTES)
         chosen = variant(
             "norm.cu",
             kernel,
             scalar=x.dtype,
-            width=shape[1],
+            width=width,
             threads=threads,
-            delta=int(inputs.delta is not None),
+            delta=int(delta is not None),
             vectors=int(vectors),
         )
-        self._runtime.kernel(chosen)((shape[0], 1), threads, 0, params)
+        heads = x.shape[1] if x.dim() == 3 else 1
+        self._runtime.kernel(chosen)((x.shape[0], heads), threads, 0, params)
 
     def _activation(self, kernel: str, x: torch.Tensor, out: torch.Tensor) -> None:
         rows, width = out.shape
@@ -192,6 +189,30 @@ class CudaOps:
 
     def _activation_kernel(self, kernel: str, dtype: torch.dtype, vectors: bool) -> Kernel:
         return self._runtime.kernel(variant("activation.cu", kernel, scalar=dtype, vectors=int(vectors)))
+
+
+def _check_norm(inputs: _NormInputs) -> None:
+    shape, dtype = tuple(inputs.x.shape), inputs.x.dtype
+    if len(shape) not in (2, 3):
+        raise ValueError(f"a norm works on [rows, width] or [rows, heads, width], got {shape}")
+    for tensor in (inputs.x, inputs.delta, inputs.out):
+        if tensor is None:
+            continue
+        _check("a row tensor of a norm", tensor, shape, dtype)
+        if len(shape) == 3 and shape[1] > 1 and tensor.stride(1) != shape[2]:
+            raise ValueError(f"a norm of heads wants them side by side, got strides {tensor.stride()}")
+    for tensor in (inputs.weight, inputs.bias):
+        if tensor is not None:
+            _check("a norm's weight or bias", tensor, shape[-1:], dtype)
+
+
+def _norm_takes_vectors(inputs: _NormInputs) -> bool:
+    """Whether every row of every tensor starts at a multiple of 16 bytes and has whole vectors."""
+    rows_of = [tensor for tensor in (inputs.x, inputs.delta, inputs.out) if tensor is not None]
+    vectors_of = [tensor for tensor in (inputs.weight, inputs.bias) if tensor is not None]
+    whole = inputs.x.shape[-1] * inputs.x.element_size() % VECTOR_BYTES == 0
+    aligned = all(tensor.data_ptr() % VECTOR_BYTES == 0 for tensor in vectors_of)
+    return whole and aligned and all(_rows_are_aligned(tensor) for tensor in rows_of)
 
 
 def norm_threads(width: int, element_bytes: int) -> int:

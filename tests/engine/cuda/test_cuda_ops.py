@@ -50,6 +50,15 @@ def test_norms(ops: CudaOps, dtype: torch.dtype, width: int, pad: int) -> None:
         assert close(out, expected)
 
 
+@pytest.mark.parametrize(("dtype", "head_size"), [(BF16, 64), (F32, 20)])
+def test_a_norm_of_each_head_in_a_fused_view(ops: CudaOps, dtype: torch.dtype, head_size: int) -> None:
+    fused = rows(5, 7 * head_size, dtype).view(5, 7, head_size)
+    weight, expected = rows(1, head_size, dtype, 2)[0], fused.clone()
+    torch_ops.rms_norm(expected[:, 1:4], weight, EPS, expected[:, 1:4])
+    ops.rms_norm(fused[:, 1:4], weight, EPS, fused[:, 1:4])
+    assert close(fused, expected)
+
+
 def test_a_norm_may_write_over_its_input(ops: CudaOps) -> None:
     x, delta, weight = rows(3, 768, BF16, 1), rows(3, 768, BF16, 2), rows(1, 768, BF16, 3)[0]
     expected, residual = torch.zeros_like(x), x.clone()
@@ -118,6 +127,8 @@ def test_wrong_arguments_are_refused(ops: CudaOps) -> None:
         ops.rms_norm(x, weight[:4], EPS, x)
     with pytest.raises(ValueError, match="a norm works on"):
         ops.rms_norm(weight, weight, EPS, weight)
+    with pytest.raises(ValueError, match="side by side"):
+        ops.rms_norm(torch.zeros(2, 2, 16)[:, :, :8], weight, EPS, torch.zeros(2, 2, 8))
     with pytest.raises(ValueError, match="gate_up"):
         ops.silu_and_mul(x, x)
     with pytest.raises(ValueError, match="without columns"):
