@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from cuda_cases import AttentionCase, attend, build_batch, largest_error, tolerance
-from test_cuda_decode import OLD_GPU_CASES, PLAIN_CASES, TENSOR_CORE_CASES
-from test_cuda_prefill import CASES as PREFILL_CASES
 
-from kvplan_engine.attention.cuda import CudaBackend
-from kvplan_engine.kernels import torch_ops
-from kvplan_engine.kernels.cuda_driver import current_runtime
-from kvplan_engine.kernels.cuda_ops import CudaOps
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "cuda"))  # the emulated tests' cases
 
-pytestmark = pytest.mark.gpu
+from cuda_cases import AttentionCase, attend, build_batch, largest_error, tolerance  # noqa: E402
+from test_cuda_decode import OLD_GPU_CASES, PLAIN_CASES, TENSOR_CORE_CASES  # noqa: E402
+from test_cuda_prefill import CASES as PREFILL_CASES  # noqa: E402
+
+from kvplan_engine.attention.cuda import CudaBackend  # noqa: E402
+from kvplan_engine.kernels import torch_ops  # noqa: E402
+from kvplan_engine.kernels.cuda_driver import current_runtime  # noqa: E402
+from kvplan_engine.kernels.cuda_ops import CudaOps  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 DEVICE = "cuda"
