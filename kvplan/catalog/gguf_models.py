@@ -10,7 +10,7 @@ from typing import Any
 
 from kvplan.catalog.gguf_header import GgufHeader, GgufTensor, read_gguf_header
 from kvplan.catalog.reader import read_config
-from kvplan.catalog.spec import ModelSpec, StoredWeights
+from kvplan.catalog.spec import ModelSpec, QuantizationSpec, StoredWeights
 from kvplan.errors import KvplanError, UnknownArchitectureError
 
 _ARCHITECTURES = {
@@ -79,7 +79,17 @@ def read_gguf(path: Path, *, assumptions: Mapping[str, str] | None = None) -> Mo
     notes = spec.assumptions
     if counted != spec.num_parameters:
         notes = (*notes, f"The file holds {counted:,} weights; the formulas give {spec.num_parameters:,}.")
-    return replace(spec, stored_weights=_by_type(weights), assumptions=notes)
+    return replace(spec, stored_weights=_by_type(weights), quantization=_average_format(weights), assumptions=notes)
+
+
+def _average_format(tensors: list[GgufTensor]) -> QuantizationSpec | None:
+    """The matrices of the layers as one format of fractional bits, for engines that divide weights among ranks."""
+    packed = [each for each in tensors if each.name.startswith("blk.") and len(each.shape) > 1]
+    elements = sum(each.num_elements for each in packed)
+    if not elements:
+        return None
+    bits = 8 * sum(each.num_bytes for each in packed) / elements
+    return QuantizationSpec("gguf", bits, "tensor") if bits < 16 else None
 
 
 def _shards(path: Path) -> list[Path]:

@@ -21,48 +21,59 @@ DEFAULTS = EstimateRequest()
 DEFAULT_ENGINE = "vllm"
 
 
+Model = Annotated[
+    str, typer.Argument(help="Short name, Hugging Face id, directory, config.json or .gguf.", metavar="MODEL")
+]
+Context = Annotated[str | None, typer.Option(help="Tokens per sequence; 32k is 32,768. Default: the model's longest.")]
+Gpus = Annotated[list[str] | None, typer.Option(help="GPU name; repeat for several.")]
+DeviceMemory = Annotated[str | None, typer.Option(help="Memory per GPU instead of the profile's, such as 79.19GiB.")]
+TensorParallel = Annotated[int, typer.Option("--tensor-parallel-size", "--tp", help="GPUs that share every layer.")]
+PipelineParallel = Annotated[
+    int, typer.Option("--pipeline-parallel-size", "--pp", help="GPUs that share the stack of layers.")
+]
+Dtype = Annotated[str, typer.Option(help="Weights and activations: " + ", ".join(SERVING_DTYPES))]
+Quantization = Annotated[
+    str, typer.Option(help="Weight format: auto (as published), none, " + ", ".join(NAMED_FORMATS))
+]
+KvCacheDtype = Annotated[str, typer.Option(help="KV cache: " + ", ".join(KV_CACHE_DTYPES))]
+BlockSize = Annotated[int | None, typer.Option(help="Tokens per KV block. Default: the engine's.")]
+Utilization = Annotated[
+    float | None, typer.Option(help="Share of the GPU's memory that the engine may use. Default: the engine's.")
+]
+MaxSequences = Annotated[int | None, typer.Option(help="Sequences in one step. Default: the engine's.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Tokens in one step. Default: the engine's.")]
+EncoderTokens = Annotated[
+    int | None, typer.Option(help="Encoder tokens per sequence, for models that attend to an encoder.")
+]
+Engine = Annotated[str, typer.Option(help="Whose memory model: vllm, vllm@VERSION or kvplan.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Show every formula and every assumption.")]
+Format = Annotated[OutputFormat, typer.Option("--format", help="How to print.")]
+AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+Assumptions = Annotated[
+    list[str] | None, typer.Option(help="KEY=VALUE for a key the config lacks; repeat for several.")
+]
+
+
 def estimate(
-    model: Annotated[
-        str, typer.Argument(help="Short name, Hugging Face id, directory, config.json or .gguf.", metavar="MODEL")
-    ],
-    ctx: Annotated[
-        str | None, typer.Option(help="Tokens per sequence; 32k is 32,768. Default: the model's longest.")
-    ] = None,
-    gpu: Annotated[list[str] | None, typer.Option(help="GPU name; repeat for several.")] = None,
-    device_memory: Annotated[
-        str | None, typer.Option(help="Memory per GPU instead of the profile's, such as 79.19GiB.")
-    ] = None,
-    tensor_parallel_size: Annotated[
-        int, typer.Option("--tensor-parallel-size", "--tp", help="GPUs that share every layer.")
-    ] = DEFAULTS.tensor_parallel_size,
-    pipeline_parallel_size: Annotated[
-        int, typer.Option("--pipeline-parallel-size", "--pp", help="GPUs that share the stack of layers.")
-    ] = DEFAULTS.pipeline_parallel_size,
-    dtype: Annotated[str, typer.Option(help="Weights and activations: " + ", ".join(SERVING_DTYPES))] = DEFAULTS.dtype,
-    quantization: Annotated[
-        str, typer.Option(help="Weight format: auto (as published), none, " + ", ".join(NAMED_FORMATS))
-    ] = DEFAULTS.quantization,
-    kv_cache_dtype: Annotated[
-        str, typer.Option(help="KV cache: " + ", ".join(KV_CACHE_DTYPES))
-    ] = DEFAULTS.kv_cache_dtype,
-    block_size: Annotated[int | None, typer.Option(help="Tokens per KV block. Default: the engine's.")] = None,
-    gpu_memory_utilization: Annotated[
-        float | None, typer.Option(help="Share of the GPU's memory that the engine may use. Default: the engine's.")
-    ] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in one step. Default: the engine's.")] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Tokens in one step. Default: the engine's.")
-    ] = None,
-    encoder_tokens: Annotated[
-        int | None, typer.Option(help="Encoder tokens per sequence, for models that attend to an encoder.")
-    ] = None,
-    engine: Annotated[str, typer.Option(help="Whose memory model: vllm, vllm@VERSION or kvplan.")] = DEFAULT_ENGINE,
-    explain: Annotated[bool, typer.Option("--explain", help="Show every formula and every assumption.")] = False,
-    output_format: Annotated[OutputFormat, typer.Option("--format", help="How to print.")] = OutputFormat.table,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
-    assume: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE for a key the config lacks; repeat for several.")
-    ] = None,
+    model: Model,
+    ctx: Context = None,
+    gpu: Gpus = None,
+    device_memory: DeviceMemory = None,
+    tensor_parallel_size: TensorParallel = DEFAULTS.tensor_parallel_size,
+    pipeline_parallel_size: PipelineParallel = DEFAULTS.pipeline_parallel_size,
+    dtype: Dtype = DEFAULTS.dtype,
+    quantization: Quantization = DEFAULTS.quantization,
+    kv_cache_dtype: KvCacheDtype = DEFAULTS.kv_cache_dtype,
+    block_size: BlockSize = None,
+    gpu_memory_utilization: Utilization = None,
+    max_num_seqs: MaxSequences = None,
+    max_num_batched_tokens: MaxTokens = None,
+    encoder_tokens: EncoderTokens = None,
+    engine: Engine = DEFAULT_ENGINE,
+    explain: Explain = False,
+    output_format: Format = OutputFormat.table,
+    as_json: AsJson = False,
+    assume: Assumptions = None,
 ) -> None:
     """Size a model: weights, KV cache, and how many sequences fit on which GPU."""
     request = EstimateRequest(

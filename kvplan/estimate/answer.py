@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.gpus import GpuProfile
-from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.deployments import Deployment, EngineChoice, Placement, PlacementSettings, place_all
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
@@ -124,6 +124,11 @@ def _context(spec: ModelSpec, request: EstimateRequest, notes: list[str]) -> int
 
 def _cache_settings(spec: ModelSpec, request: EstimateRequest, dtype: str, notes: list[str]) -> CacheSettings:
     kv_dtype = cache_dtype(dtype, request.kv_cache_dtype)
+    if kv_dtype == "fp8_ds_mla" and not any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
+        raise UsageError(
+            f"fp8_ds_mla is a layout of latent attention, which {spec.id} does not have.",
+            hint="use --kv-cache-dtype fp8",
+        )
     tokens = request.encoder_tokens
     crossed = [layer.cross_attention for layer in spec.layers if layer.cross_attention is not None]
     if crossed and tokens is None:

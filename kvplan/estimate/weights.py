@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
-from math import prod
+from math import ceil, prod
 from typing import Literal
 
 from kvplan.catalog.spec import ModelSpec, QuantizationSpec
@@ -131,7 +131,7 @@ def format_of(
 def quantized_bytes(shape: Sequence[int], quantization: QuantizationSpec) -> int:
     """Packed weights, scales, zero points and group indices of one matrix (out, in), or of a stack of matrices."""
     matrices, rows, inner = prod(shape[:-2]), shape[-2], shape[-1]
-    weight_bytes = -(-matrices * rows * inner * int(quantization.bits * 8) // 64)
+    weight_bytes = ceil(matrices * rows * inner * quantization.bits / 8)
     scales = matrices * _scales_per_matrix(rows, inner, quantization)
     scale_bytes = scales * element_bytes(quantization.scale_dtype)
     zero_bytes = -(-scales * int(quantization.bits) // 8) if quantization.has_zero_points else 0

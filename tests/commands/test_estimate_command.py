@@ -66,6 +66,14 @@ def test_no_heavy_module_is_imported():
         (["gpt2", "--gpu", "h1000"], 2, "There is no GPU profile named 'h1000'."),
         (["gpt2", "--dtype", "float7"], 2, "--dtype does not know 'float7'."),
         (["gpt2", "--ctx", "32k"], 1, "has 1,024 positions"),
+        (["gpt2", "--kv-cache-dtype", "fp8_ds_mla"], 2, "a layout of latent attention"),
+        (["gpt2", "--quantization", "origami"], 2, "--quantization does not know 'origami'."),
+        (["gpt2", "--engine", "abacus"], 2, "--engine does not know 'abacus'."),
+        (["gpt2", "--device-memory", "much"], 2, "'much' is not an amount of memory."),
+        (["gpt2", "--assume", "novalue"], 2, "--assume 'novalue' is not KEY=VALUE."),
+        (["t5-base", "--ctx", "128"], 2, "how many tokens that holds depends on the input"),
+        (["llama-3.1-70b", "--tp", "3"], 2, "cannot be divided over 3 GPUs"),
+        (["llama-3.1-8b", "--engine", "kvplan", "--tp", "2"], 2, "kvplan's engine runs on one device."),
         (["gpt2", "--frobnicate"], 2, "No such option: --frobnicate"),
         ([], 2, "Missing argument 'MODEL'"),
     ],
@@ -111,6 +119,53 @@ def test_an_assumption_fills_a_gap_and_is_reported(capsys, tmp_path):
     answer = estimate(capsys, str(tmp_path), "--assume", "vocab_size=32000")
     assert answer["model"]["num_parameters"] == 6_738_415_616
     assert any("vocab_size" in sentence for sentence in answer["assumptions"])
+
+
+def test_explain_shows_every_formula_and_every_assumption(capsys):
+    assert main(["estimate", "gemma-3-27b", "--ctx", "32k", "--gpu", "h100-sxm", "--explain"]) == 0
+    text = capsys.readouterr().out
+    for line in (
+        "81,920 B per token = 10 layers x 2 (K, V) x 16 KV heads x 128 x 2 B",
+        "425,984 B per token up to 1,024 tokens = 52 layers x 2 (K, V) x 16 KV heads x 128 x 2 B",
+        "admission: 3,206 blocks in 7 groups x 1,310,720 B = 4,202,168,320 B (with 2,048 tokens in flight)",
+        "beside it, vision tower: 416,866,032 parameters",
+        "Assumed, because nobody said otherwise:",
+    ):
+        assert line in text, line
+
+
+@pytest.mark.parametrize("form", ["csv", "md", "table", "json"])
+def test_every_format_names_the_gpu(capsys, form):
+    assert main(["estimate", "gpt2", "--gpu", "l4", "--format", form]) == 0
+    captured = capsys.readouterr()
+    assert "l4" in captured.out and captured.err == ""
+
+
+def test_bytes_are_per_gpu_when_ranks_share_the_model(capsys):
+    two, eight = (
+        estimate(capsys, "llama-3.1-70b", "--ctx", "8k", "--gpu", "h200", "--tp", ranks)["deployments"][0]
+        for ranks in ("2", "8")
+    )
+    assert eight["tensor_parallel_size"] == 8
+    assert 0.24 < eight["weight_bytes"] / two["weight_bytes"] < 0.26
+    assert eight["max_concurrency"] > 4 * two["max_concurrency"] > 0
+
+
+def test_models_and_gpus_are_listed(capsys):
+    assert main(["models", "gpt2", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["models"]
+    assert {"gpt2"} <= {row["name"] for row in rows} and all(row["source"] for row in rows)
+    assert main(["gpus", "h100", "--json"]) == 0
+    assert all(row["memory_bytes"] > 2**36 for row in json.loads(capsys.readouterr().out)["gpus"])
+    assert main(["models", "--architectures"]) == 0
+    assert "DeepseekV3ForCausalLM" in capsys.readouterr().out
+
+
+def test_the_version_and_a_call_without_a_command(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("kvplan ")
+    assert main(["nonsense"]) == 2
+    assert "error: " in capsys.readouterr().err
 
 
 def test_a_closed_pipe_is_no_error():
