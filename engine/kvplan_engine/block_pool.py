@@ -68,15 +68,19 @@ class BlockPool:
         """Take ``num_blocks`` free blocks, one reference each; NoFreeBlocks, and nothing taken, if there are fewer."""
         if num_blocks > len(self._free):
             raise NoFreeBlocks
-        taken = []
-        for _ in range(num_blocks):
-            block, _ = self._free.popitem(last=False)
+        return [self.allocate_one() for _ in range(num_blocks)]
+
+    def allocate_one(self) -> int:
+        """``allocate(1)`` without its list: the call that a decoding sequence makes."""
+        if not self._free:
+            raise NoFreeBlocks
+        block, _ = self._free.popitem(last=False)
+        if block in self._hash_of_block:
             self._forget_hash(block)
-            self._reference_counts[block] = 1
-            self._generations[block] += 1
-            taken.append(block)
-        self.num_references += num_blocks
-        return taken
+        self._reference_counts[block] = 1
+        self._generations[block] += 1
+        self.num_references += 1
+        return block
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more reference to each block; a free one, whose content is still there, comes back into use."""
@@ -119,12 +123,11 @@ class BlockPool:
         return free + [(block, name) for block, name in known.items() if self._reference_counts[block]]
 
     def _forget_hash(self, block: int) -> None:
-        block_hash = self._hash_of_block.pop(block, None)
-        if block_hash is not None:
-            del self._block_of_hash[block_hash]
-            self.num_evictions += 1
-            if self.on_evict is not None:
-                self.on_evict(block, block_hash)
+        block_hash = self._hash_of_block.pop(block)
+        del self._block_of_hash[block_hash]
+        self.num_evictions += 1
+        if self.on_evict is not None:
+            self.on_evict(block, block_hash)
 
     def check(self, tables: Iterable[Sequence[int]] = ()) -> None:
         """Assert every invariant; ``tables``: all block tables that hold references (or none, to skip that part)."""

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvplan_engine.beam_search import BeamGroup, BeamSearchParams, grow_beams, make_beam_request
+from kvplan_engine.beam_search import BeamGroup, BeamSearchParams, make_beam_request
 from kvplan_engine.block_pool import BlockPool
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import open_device, resolve_dtype
 from kvplan_engine.errors import EngineError
+from kvplan_engine.intake import TokenIntake
 from kvplan_engine.memory import MemoryBreakdown
 from kvplan_engine.memory_plan import plan_memory, resolve_max_model_len
 from kvplan_engine.model_runner import LoadedModel, ModelRunner
@@ -96,7 +97,7 @@ class Engine:
     def _drop_pool(self) -> None:
         if "_offload" in self.__dict__:
             self._offload.store_all()
-        for name in ("_runner", "scheduler", "_pool", "_requests", "_offload"):
+        for name in ("_runner", "scheduler", "_pool", "_requests", "_offload", "_intake"):
             self.__dict__.pop(name, None)
         self.device.release_unused()
 
@@ -162,8 +163,11 @@ class Engine:
             scheduling=config.scheduling,
             kv_reservation=config.kv_reservation,
         )
-        self._longest_stall_seconds = 0.0
         self._requests: dict[str, Request] = {}
+        self._intake = TokenIntake(self.scheduler, self._stops, self._requests, self.max_model_len)
+        self._sampled: list[Sequence] = []
+        self._draws: list[Draw] = []
+        self._stop_ids: list[frozenset[int]] = []
         self.stats = StepStats(num_free_blocks=memory.num_blocks)
 
     # ---- requests
@@ -176,6 +180,7 @@ class Engine:
         self._stops.check_params(params)
         params.check_vocabulary(self.model.config.vocab_size)
         request = Request(request_id, prompt_token_ids, params, prompt=prompt)
+        request.stop_ids = self._stops.stop_ids(params)
         self.scheduler.add(request)
         self._requests[request_id] = request
         return request
@@ -224,60 +229,36 @@ class Engine:
             assert not self.scheduler.has_unfinished, "requests wait although nothing runs"
             return []
         with allocating("runtime"):
-            draws, tokens = self._run(plan)
-        self._record(plan, started, _note_tokens(draws, time.perf_counter()))
-        return [self._append(draw.sequence, token) for draw, token in zip(draws, tokens, strict=True)]
+            tokens = self._run(plan)
+        counts = self._count(plan)  # before finished sequences leave
+        now = time.perf_counter()
+        outputs = self._intake.take(self._draws, tokens, now)
+        self.stats = StepStats(**counts, step_seconds=now - started, longest_stall_seconds=self._intake.stall_seconds)
+        return outputs
 
-    def _run(self, plan: StepPlan) -> tuple[list[Draw], list[SampledToken]]:
+    def _run(self, plan: StepPlan) -> list[SampledToken]:
         batch = self._runner.prepare(plan)
         logits = self._runner.forward(batch)
         self.scheduler.commit(plan)
-        draws = self._draws(batch.sampled)
-        stops = [self._stops.stop_ids(draw.sequence.request.params) for draw in draws]
-        return draws, self._runner.sampler.sample(logits, draws, stops) if draws else []
+        if batch.sampled != self._sampled:
+            self._draw_for(batch.sampled)
+        return self._runner.sampler.sample(logits, self._draws, self._stop_ids) if self._draws else []
 
-    def _draws(self, sampled: list[Sequence]) -> list[Draw]:
-        """One draw per sequence; where a prompt has just been completed, one for each of its samples, forked here."""
-        draws = []
-        for row, sequence in enumerate(sampled):
-            draws.append(Draw(row, sequence))
-            if sequence.index == 0:
-                num_forks = sequence.request.num_pending_forks
+    def _draw_for(self, sampled: list[Sequence]) -> None:
+        """One draw per sequence; where a prompt has just been completed, one for each of its samples, forked here.
+
+        Kept where none was forked, because step after step mostly the same sequences are sampled.
+        """
+        draws = [Draw(row, sequence) for row, sequence in enumerate(sampled)]
+        if self.scheduler.running.keeps_seats:
+            for row, sequence in enumerate(sampled):
+                num_forks = sequence.request.num_pending_forks if sequence.index == 0 else 0
                 draws += [Draw(row, self.scheduler.fork(sequence)) for _ in range(num_forks)]
-        return draws
+        self._sampled = sampled if len(draws) == len(sampled) else []
+        self._draws = draws
+        self._stop_ids = [draw.sequence.request.stop_ids for draw in draws]
 
-    def _append(self, sequence: Sequence, token: SampledToken) -> StepOutput:
-        if sequence.request.beams is not None:
-            return self._report(sequence, sequence.request.beams, token)
-        sequence.token_ids.append(token.token_id)
-        if token.top_logprobs is not None and token.logprob is not None:
-            sequence.logprobs.append(token.top_logprobs)
-            sequence.cumulative_logprob += token.logprob
-        reason = self._stops.check(sequence, self.max_model_len)
-        if reason is not None:
-            self.scheduler.finish(sequence, reason)
-            if sequence.request.is_finished:
-                self._requests.pop(sequence.request.request_id, None)
-        return StepOutput(
-            request_id=sequence.request.request_id,
-            index=sequence.index,
-            new_token_ids=[token.token_id],
-            finished=reason is not None,
-            finish_reason=reason.value if reason else None,
-        )
-
-    def _report(self, beam: Sequence, group: BeamGroup, token: SampledToken) -> StepOutput:
-        """A beam's likeliest tokens go to its group, which goes on when all its beams have reported."""
-        request = beam.request
-        group.report(beam, token.top_logprobs or {})
-        if group.is_round_complete:
-            grow_beams(request, group, self.scheduler)
-            if request.is_finished:
-                self._requests.pop(request.request_id, None)
-        return StepOutput(request.request_id, beam.index, [], finished=beam.status is SequenceStatus.FINISHED)
-
-    def _record(self, plan: StepPlan, started: float, stall_seconds: float) -> None:
-        self._longest_stall_seconds = max(self._longest_stall_seconds, stall_seconds)
+    def _count(self, plan: StepPlan) -> dict[str, int]:
         scheduler, pool = self.scheduler, self._pool
         # each running sequence's table, minus what it holds; a tail that siblings share is wasted once
         wasted = pool.num_references * pool.block_size - scheduler.running.num_tokens
@@ -288,23 +269,21 @@ class Engine:
                 wasted -= len(sequence.table) * pool.block_size - sequence.num_computed_tokens
             tails.add(tail)
         num_used_blocks = pool.num_used_blocks
-        self.stats = StepStats(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            num_swapped=len(scheduler.swapped),
-            num_scheduled_tokens=plan.num_tokens,
-            num_used_blocks=num_used_blocks,
-            num_free_blocks=pool.num_free_blocks,
-            num_used_tokens=num_used_blocks * pool.block_size - wasted,
-            num_running_tokens=scheduler.running.num_tokens,
-            internal_fragmentation_bytes=wasted * self.memory.block_bytes // pool.block_size,
-            num_preemptions=scheduler.num_preemptions,
-            num_swaps=scheduler.num_swaps,
-            recomputed_tokens=scheduler.num_recomputed_tokens,
-            num_blocked_admissions=scheduler.num_blocked_admissions,
-            step_seconds=time.perf_counter() - started,
-            longest_stall_seconds=stall_seconds,
-        )
+        return {
+            "num_running": len(scheduler.running),
+            "num_waiting": len(scheduler.waiting),
+            "num_swapped": len(scheduler.swapped),
+            "num_scheduled_tokens": plan.num_tokens,
+            "num_used_blocks": num_used_blocks,
+            "num_free_blocks": pool.num_free_blocks,
+            "num_used_tokens": num_used_blocks * pool.block_size - wasted,
+            "num_running_tokens": scheduler.running.num_tokens,
+            "internal_fragmentation_bytes": wasted * self.memory.block_bytes // pool.block_size,
+            "num_preemptions": scheduler.num_preemptions,
+            "num_swaps": scheduler.num_swaps,
+            "recomputed_tokens": scheduler.num_recomputed_tokens,
+            "num_blocked_admissions": scheduler.num_blocked_admissions,
+        }
 
     # ---- looking in
 
@@ -323,7 +302,7 @@ class Engine:
             "num_preemptions": scheduler.num_preemptions,
             "num_swaps": scheduler.num_swaps,
             "recomputed_tokens": scheduler.num_recomputed_tokens,
-            "longest_stall_seconds": self._longest_stall_seconds,
+            "longest_stall_seconds": self._intake.longest_stall_seconds,
             "num_cached_tokens": cache.num_hit_tokens,
             "num_cached_blocks": pool.num_cached_blocks,
             "prefix_cache_queries": cache.num_queried_tokens,
@@ -339,15 +318,3 @@ class Engine:
     @property
     def torch_threads(self) -> int:
         return torch.get_num_threads()
-
-
-def _note_tokens(draws: list[Draw], now: float) -> float:
-    """Note when each sequence got its token; the longest that one of them, running all the while, waited for it."""
-    oldest = now
-    for draw in draws:
-        sequence = draw.sequence
-        last = sequence.last_token_seconds
-        if last is not None and last < oldest:
-            oldest = last
-        sequence.last_token_seconds = now
-    return now - oldest

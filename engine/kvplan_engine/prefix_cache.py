@@ -7,7 +7,7 @@ which is what makes their KV equal. The chain starts from a salt (whatever else 
 from __future__ import annotations
 
 import hashlib
-from array import array
+import struct
 from collections.abc import Sequence
 
 from kvplan_engine.block_pool import BlockHash, BlockPool
@@ -15,9 +15,9 @@ from kvplan_engine.block_pool import BlockHash, BlockPool
 _DIGEST_BYTES = 16  # 2**-64 chance of any collision among four billion blocks
 
 
-def chain_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+def chain_hash(parent: BlockHash, packed_token_ids: bytes) -> BlockHash:
     """The hash of one full block behind ``parent``."""
-    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=_DIGEST_BYTES).digest()
+    return hashlib.blake2b(parent + packed_token_ids, digest_size=_DIGEST_BYTES).digest()
 
 
 class PrefixCache:
@@ -26,6 +26,7 @@ class PrefixCache:
     def __init__(self, pool: BlockPool, *, enabled: bool = True, salt: bytes = b"") -> None:
         self.enabled = enabled
         self._pool = pool
+        self._pack = struct.Struct(f"<{pool.block_size}q").pack
         self._root: BlockHash = hashlib.blake2b(salt, digest_size=_DIGEST_BYTES).digest()
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -35,7 +36,16 @@ class PrefixCache:
         size = self._pool.block_size
         for index in range(len(hashes), num_tokens // size):
             parent = hashes[-1] if hashes else self._root
-            hashes.append(chain_hash(parent, token_ids[index * size : (index + 1) * size]))
+            hashes.append(chain_hash(parent, self._pack(*token_ids[index * size : (index + 1) * size])))
+
+    def add_block(self, hashes: list[BlockHash], token_ids: Sequence[int], blocks: Sequence[int]) -> None:
+        """The next block of a sequence, behind those of ``hashes``, has become full: let it be found."""
+        index, size = len(hashes), self._pool.block_size
+        parent = hashes[-1] if hashes else self._root
+        packed = self._pack(*token_ids[index * size : (index + 1) * size])
+        block_hash = chain_hash(parent, packed)
+        hashes.append(block_hash)
+        self._pool.cache(blocks[index], block_hash)
 
     def usable_hashes(self, hashes: list[BlockHash], token_ids: Sequence[int]) -> list[BlockHash]:
         """Hashes of the full blocks of a prompt, all but the last token of it: extends ``hashes`` as needed.

@@ -44,6 +44,7 @@ class Request:
         self.params = params
         self.arrival_seconds = time.perf_counter()
         self.num_cached_tokens = 0
+        self.stop_ids: frozenset[int] = frozenset()  # the tokens that end it
         self.sequences: list[Sequence] = []
         self.beams: BeamGroup | None = None  # the sequences are beams of a search
 
@@ -57,7 +58,7 @@ class Request:
         return self.num_pending_forks == 0 and all(s.status is SequenceStatus.FINISHED for s in self.sequences)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ScheduledSequence:
     """``num_new_tokens`` tokens of ``sequence`` from its ``num_computed_tokens`` on are computed in a step.
 
@@ -88,6 +89,7 @@ class Sequence:
         "decode_item",
         "detokenizer",
         "finish_reason",
+        "free_until",
         "has_shared_tail",
         "high_water_tokens",
         "index",
@@ -97,6 +99,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_registered_blocks",
         "number",
+        "plain_until",
         "request",
         "status",
         "stop_match",
@@ -118,6 +121,8 @@ class Sequence:
         self.block_hashes: list[BlockHash] = []
         self.num_registered_blocks = 0
         self.last_token_seconds: float | None = None  # since it last started or resumed to run
+        self.free_until = 0  # tokens it may write without asking for a block
+        self.plain_until = 0  # length below which only one of the request's stop tokens ends it
         self.swap_slots: list[int] = []  # where its KV is while it is swapped out
         self.decode_item = ScheduledSequence(self, 1, True)
         self.high_water_tokens = 0  # what was computed before a preemption: computing it again is recomputation
@@ -153,4 +158,5 @@ class Sequence:
         child.cumulative_logprob = self.cumulative_logprob
         child.logprobs = list(self.logprobs)
         self.has_shared_tail = child.has_shared_tail = True
+        self.free_until = child.free_until = 0
         return child

@@ -31,6 +31,11 @@ class RunningSequences:
     def newest(self) -> Sequence:
         return next(reversed(self._sequences))
 
+    @property
+    def keeps_seats(self) -> bool:
+        """Whether samples are still to fork from some sequence."""
+        return self._num_seats_kept > 0
+
     def has_seat(self, sequence: Sequence) -> bool:
         """Whether ``sequence``, with the samples that will fork from it, may run beside the others."""
         return len(self._sequences) + self._num_seats_kept + 1 + _num_forks(sequence) <= self.max_num_seqs
@@ -44,6 +49,7 @@ class RunningSequences:
         del self._sequences[sequence]
         self.num_tokens -= sequence.num_computed_tokens
         self._num_seats_kept -= _num_forks(sequence)
+        sequence.free_until = 0
         self.own_tail(sequence)
 
     def fork(self, sequence: Sequence, index: int) -> Sequence:

@@ -160,21 +160,31 @@ class Scheduler:
                 self._admit_waiting(plan)
 
     def _schedule_running(self, plan: StepPlan) -> None:
-        """The first branch is the common one, a decoding sequence with a free slot in its last block: kept short."""
-        budget, block_size = self.max_num_batched_tokens, self.pool.block_size
+        """The first branches are the common ones, kept short: a decoding sequence has a free slot or takes a block."""
+        budget = self.max_num_batched_tokens
         sequences = list(self.running)
-        scheduled = plan.scheduled
+        scheduled, num_tokens = plan.scheduled, 0
         for sequence in sequences:
-            if plan.num_tokens >= budget:
+            if num_tokens >= budget:
                 break
             computed = sequence.num_computed_tokens
             missing = len(sequence.token_ids) - computed
-            if missing == 1 and computed % block_size and not sequence.has_shared_tail:
+            if missing == 1 and computed < sequence.free_until:
                 scheduled.append(sequence.decode_item)
-                plan.num_tokens += 1
+                num_tokens += 1
+            elif missing == 1 and computed == sequence.free_until and self.pool.num_free_blocks:
+                sequence.table.append_block()
+                sequence.free_until += self.pool.block_size
+                plan.regrown.append(sequence)
+                scheduled.append(sequence.decode_item)
+                num_tokens += 1
             elif missing:
-                self._schedule_growing(sequence, min(missing, budget - plan.num_tokens), plan)
-                del sequences[len(self.running) :]  # those that were preempted are the last ones
+                plan.num_tokens = num_tokens
+                self._schedule_growing(sequence, min(missing, budget - num_tokens), plan)
+                num_tokens = plan.num_tokens
+                if plan.num_preempted:
+                    del sequences[len(self.running) :]  # the last ones
+        plan.num_tokens = num_tokens
 
     def _schedule_growing(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> None:
         """Take blocks for ``sequence``, preempting from the newest end, and be it itself."""
@@ -195,6 +205,7 @@ class Scheduler:
         first = sequence.num_computed_tokens
         copy = sequence.table.reserve(first, self._reserved_tokens(first + num_new_tokens))
         self.running.own_tail(sequence)
+        sequence.free_until = len(sequence.table.blocks) * self.pool.block_size
         plan.regrown.append(sequence)
         if copy is not None:
             self._log.add(copy)
@@ -321,13 +332,21 @@ class Scheduler:
         """The step has been computed: advance its sequences and let their newly full blocks be found."""
         if self._recomputing:
             self._count_recomputed(plan)
-        block_size, is_caching = self.pool.block_size, self.prefix_cache.enabled
-        for item in plan.scheduled:
-            sequence = item.sequence
-            sequence.num_computed_tokens = computed = sequence.num_computed_tokens + item.num_new_tokens
-            if is_caching and (item.num_new_tokens > 1 or not computed % block_size):
-                self._register_full_blocks(sequence)
         self.running.num_tokens += plan.num_tokens
+        block_size, cache = self.pool.block_size, self.prefix_cache
+        for item in plan.scheduled:
+            sequence, num_new_tokens = item.sequence, item.num_new_tokens
+            sequence.num_computed_tokens = computed = sequence.num_computed_tokens + num_new_tokens
+            if num_new_tokens == 1 and computed % block_size:
+                continue
+            if not cache.enabled:
+                continue
+            hashes, num_registered = sequence.block_hashes, sequence.num_registered_blocks
+            if num_new_tokens == 1 and len(hashes) == num_registered:
+                cache.add_block(hashes, sequence.token_ids, sequence.table.blocks)
+                sequence.num_registered_blocks = num_registered + 1
+            else:
+                self._register_full_blocks(sequence)
 
     def _count_recomputed(self, plan: StepPlan) -> None:
         for item in plan.scheduled:

@@ -23,5 +23,8 @@ class StepPlan:
 
     def add(self, sequence: Sequence, num_new_tokens: int) -> None:
         reaches_end = sequence.num_computed_tokens + num_new_tokens == len(sequence.token_ids)
-        self.scheduled.append(ScheduledSequence(sequence, num_new_tokens, reaches_end))
+        if num_new_tokens == 1 and reaches_end:
+            self.scheduled.append(sequence.decode_item)
+        else:
+            self.scheduled.append(ScheduledSequence(sequence, num_new_tokens, reaches_end))
         self.num_tokens += num_new_tokens
