@@ -31,8 +31,6 @@ NOT_IN_TRANSFORMERS = {
     "DeepseekForCausalLM": "its code comes with the checkpoint; 16,375,728,128 as published",
     "DotsOCRForCausalLM": "its code comes with the checkpoint",
     "InternLM2ForCausalLM": "its code comes with the checkpoint; 7,737,708,544 as published",
-    "KimiK25ForConditionalGeneration": "no causal class for it; its text model is counted as Kimi K2",
-    "MiMoForCausalLM": "its code comes with the checkpoint",
     "MiniMaxText01ForCausalLM": "its code comes with the checkpoint; 456,089,655,296 as published",
     "Phi3VForCausalLM": "its code comes with the checkpoint; 4,146,621,440 as published, vision included",
     "QWenLMHeadModel": "its code comes with the checkpoint; 7,721,324,544 as published",

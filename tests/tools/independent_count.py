@@ -27,6 +27,8 @@ TOWERS = (
     "vision_embed",
     "mtp",
 )
+SAME_MODEL = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "deepseek_ref": "deepseek_v4"}
+"""Model types under which a config was published for code that transformers has under another name."""
 CORRECTIONS = (
     "e_score_correction_bias",
     "expert_bias",
@@ -54,7 +56,9 @@ def build_meta_model(config: dict[str, Any]) -> Any:
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        renamed = {"kimi_k2": "deepseek_v3"}.get(str(config.get("model_type")))
+        if config.get("model_type") == "kimi_k25":
+            config = {**config["text_config"], "model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]}
+        renamed = SAME_MODEL.get(str(config.get("model_type")))
         stripped = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
         stripped |= {"model_type": renamed} if renamed else {}
         pattern = stripped.get("sliding_window_pattern")
