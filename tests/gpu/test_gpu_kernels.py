@@ -11,14 +11,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "cuda"))  # the emulated tests' cases
 
-from cuda_cases import AttentionCase, attend, build_batch, largest_error, tolerance  # noqa: E402
-from test_cuda_decode import OLD_GPU_CASES, PLAIN_CASES, TENSOR_CORE_CASES  # noqa: E402
-from test_cuda_prefill import CASES as PREFILL_CASES  # noqa: E402
+from cuda_cases import AttentionCase, attend, build_batch, largest_error, tolerance
+from test_cuda_decode import OLD_GPU_CASES, PLAIN_CASES, TENSOR_CORE_CASES
+from test_cuda_prefill import CASES as PREFILL_CASES
 
-from kvplan_engine.attention.cuda import CudaBackend  # noqa: E402
-from kvplan_engine.kernels import torch_ops  # noqa: E402
-from kvplan_engine.kernels.cuda_driver import current_runtime  # noqa: E402
-from kvplan_engine.kernels.cuda_ops import CudaOps  # noqa: E402
+from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.kernels import torch_ops
+from kvplan_engine.kernels.cuda_driver import current_runtime
+from kvplan_engine.kernels.cuda_ops import CudaOps
 
 pytestmark = [
     pytest.mark.gpu,
