@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.block_table import BlockTable
 from kvplan_engine.request import Sequence
 from kvplan_engine.step_plan import StepPlan
 from kvplan_engine.workspace import Workspace
@@ -43,6 +44,15 @@ def _host_buffer(buffer: torch.Tensor, staged: bool) -> torch.Tensor:
     return torch.empty_like(buffer, device="cpu", pin_memory=buffer.is_cuda)
 
 
+@dataclass(slots=True, eq=False)
+class _TableRow:
+    """What a row of the block tables holds: the first ``num_blocks`` blocks of ``table`` as of ``version``."""
+
+    table: BlockTable | None = None
+    version: int = -1
+    num_blocks: int = 0
+
+
 class BatchBuilder:
     """Fills the workspace's index buffers from a plan; ``staged`` when the device cannot be written to directly."""
 
@@ -54,6 +64,7 @@ class BatchBuilder:
         # numpy views of the workspace: assigning Python lists to them is several times faster than to tensors
         arrays = [self._host[name].numpy() for name in _INDEX_BUFFERS]
         self._token_ids, self._positions, self._slots, self._block_tables, self._seq_lens, self._query_starts = arrays
+        self._rows: list[_TableRow] = []
 
     def build(self, plan: StepPlan) -> StepBatch:
         """The step's tensors; valid until the next call."""
@@ -94,10 +105,18 @@ class BatchBuilder:
             self._workspace[name][:count].copy_(self._host[name][:count], non_blocking=True)
 
     def _fill_tables(self, plan: StepPlan) -> None:
-        tables = self._block_tables
-        for row, item in enumerate(plan.scheduled):
-            blocks = item.sequence.table.blocks
-            tables[row, : len(blocks)] = blocks
+        """Write what changed since the last step: a row that has the same table again has mostly not changed at all."""
+        tables, rows = self._block_tables, self._rows
+        del rows[len(plan.scheduled) :]
+        rows += [_TableRow() for _ in range(len(plan.scheduled) - len(rows))]
+        for number, (item, row) in enumerate(zip(plan.scheduled, rows, strict=True)):
+            table = item.sequence.table
+            num_blocks = len(table.blocks)
+            if row.table is not table or row.version != table.version:
+                row.table, row.version, row.num_blocks = table, table.version, 0
+            if row.num_blocks < num_blocks:
+                tables[number, row.num_blocks : num_blocks] = table.blocks[row.num_blocks :]
+                row.num_blocks = num_blocks
 
     def _fill_tokens(self, plan: StepPlan, counts: np.ndarray, firsts: np.ndarray) -> None:
         num_tokens = plan.num_tokens

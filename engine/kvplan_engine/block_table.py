@@ -21,13 +21,17 @@ class BlockCopy:
 
 
 class BlockTable:
-    """The blocks of one sequence, in order. It owns one reference to each of them."""
+    """The blocks of one sequence, in order. It owns one reference to each of them.
 
-    __slots__ = ("_pool", "blocks")
+    version: changes whenever a block is replaced; new blocks at the end leave it as it is.
+    """
+
+    __slots__ = ("_pool", "blocks", "version")
 
     def __init__(self, pool: BlockPool, blocks: list[int] | None = None) -> None:
         self._pool = pool
         self.blocks: list[int] = blocks or []
+        self.version = 0
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -50,6 +54,7 @@ class BlockTable:
             copy = BlockCopy(source=self.blocks[shared], target=new_blocks.pop())
             self._pool.free([copy.source])
             self.blocks[shared] = copy.target
+            self.version += 1
         self.blocks.extend(new_blocks)
         return copy
 
@@ -79,3 +84,4 @@ class BlockTable:
         """Give all blocks back."""
         self._pool.free(self.blocks)
         self.blocks = []
+        self.version += 1

@@ -1,4 +1,4 @@
-"""A step's tokens go to their sequences: appended, checked for an end, reported. No torch."""
+"""A step's tokens go to their sequences: appended, checked for an end, reported."""
 
 from __future__ import annotations
 

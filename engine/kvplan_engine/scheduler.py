@@ -175,7 +175,6 @@ class Scheduler:
             elif missing == 1 and computed == sequence.free_until and self.pool.num_free_blocks:
                 sequence.table.append_block()
                 sequence.free_until += self.pool.block_size
-                plan.regrown.append(sequence)
                 scheduled.append(sequence.decode_item)
                 num_tokens += 1
             elif missing:
@@ -190,7 +189,7 @@ class Scheduler:
         """Take blocks for ``sequence``, preempting from the newest end, and be it itself."""
         while True:
             try:
-                self._reserve(sequence, num_new_tokens, plan)
+                self._reserve(sequence, num_new_tokens)
             except NoFreeBlocks:
                 victim = self.running.newest
                 self._preempt(victim)
@@ -201,12 +200,11 @@ class Scheduler:
                 plan.add(sequence, num_new_tokens)
                 return
 
-    def _reserve(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> None:
+    def _reserve(self, sequence: Sequence, num_new_tokens: int) -> None:
         first = sequence.num_computed_tokens
         copy = sequence.table.reserve(first, self._reserved_tokens(first + num_new_tokens))
         self.running.own_tail(sequence)
         sequence.free_until = len(sequence.table.blocks) * self.pool.block_size
-        plan.regrown.append(sequence)
         if copy is not None:
             self._log.add(copy)
 
@@ -272,7 +270,7 @@ class Scheduler:
 
     def _enter_running(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> None:
         sequence.status = SequenceStatus.RUNNING
-        self._reserve(sequence, num_new_tokens, plan)
+        self._reserve(sequence, num_new_tokens)
         self.running.enter(sequence)
         plan.add(sequence, num_new_tokens)
 

@@ -10,14 +10,10 @@ from kvplan_engine.request import ScheduledSequence, Sequence
 
 @dataclass(slots=True)
 class StepPlan:
-    """scheduled: the sequences with their tokens. transfers: carried out in this order before the step writes.
-
-    regrown: the sequences of the step whose block tables changed since they last ran.
-    """
+    """scheduled: the sequences with their tokens. transfers: carried out in this order before the step writes."""
 
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
-    regrown: list[Sequence] = field(default_factory=list)
     num_tokens: int = 0
     num_preempted: int = 0
 
