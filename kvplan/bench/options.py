@@ -50,7 +50,7 @@ class Scale:
     warm_steps: int = 400
     measured_steps: int = 600
     batch_size: int = 16
-    num_batches: int = 5
+    num_batches: int = 4
     batch_prompt: int = 16
     batch_mean_answer: int = 20
     batch_max_answer: int = 160

@@ -18,7 +18,7 @@ from kvplan.bench.figures import Experiment
 from kvplan.bench.options import EXPERIMENTS, BenchOrder
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import KvplanError, UsageError
-from kvplan.sweeps.machine import CpuMeter, SweepDevice, detect_device
+from kvplan.sweeps.machine import SweepDevice, detect_device
 
 SCHEMA = "kvplan.bench/1"
 WORKER_COMMAND = (sys.executable, "-m", "kvplan.bench.worker")
@@ -100,16 +100,17 @@ def make_plan(
     return BenchPlan(BenchOrder(engine, spec.id, names, rounds, is_quick, seed), found)
 
 
-def run_bench(plan: BenchPlan, on_start: Callable[[str], None]) -> BenchOutcome:
+def run_bench(
+    plan: BenchPlan, on_start: Callable[[str], None], on_result: Callable[[Experiment], None]
+) -> BenchOutcome:
     """Run the worker to its end. KvplanError when it fails; on an interruption it is ended first."""
     started = time.perf_counter()
-    meter = CpuMeter()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             list(WORKER_COMMAND), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=_environment()
         )
         try:
-            experiments, last = _converse(process, plan.order, on_start)
+            experiments, last = _converse(process, plan.order, on_start, on_result)
         finally:
             process.kill()
             process.wait()
@@ -122,14 +123,17 @@ def run_bench(plan: BenchPlan, on_start: Callable[[str], None]) -> BenchOutcome:
         plan=plan,
         experiments=experiments,
         seconds=time.perf_counter() - started,
-        other_cpu_pct=meter.other_cpu_pct(),
+        other_cpu_pct=last["other_cpu_pct"],
         torch_version=last["torch_version"],
         num_threads=last["num_threads"],
     )
 
 
 def _converse(
-    process: subprocess.Popen[bytes], order: BenchOrder, on_start: Callable[[str], None]
+    process: subprocess.Popen[bytes],
+    order: BenchOrder,
+    on_start: Callable[[str], None],
+    on_result: Callable[[Experiment], None],
 ) -> tuple[tuple[Experiment, ...], dict[str, Any]]:
     """Send the order and listen. What the worker said last tells how it ended."""
     assert process.stdin is not None and process.stdout is not None
@@ -143,6 +147,7 @@ def _converse(
             on_start(message["experiment"])
         elif message["type"] == "result":
             experiments.append(Experiment.from_json(message["experiment"]))
+            on_result(experiments[-1])
     return tuple(experiments), message
 
 

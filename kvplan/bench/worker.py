@@ -3,7 +3,8 @@
     {"type": "start", "experiment"}    {"type": "result", "experiment": {...}}    {"type": "done", ...}
     {"type": "error", "message", "hint"}
 
-Started as ``python -m kvplan.bench.worker``. Whatever else is printed to stdout goes to stderr.
+Started as ``python -m kvplan.bench.worker``. Whatever else is printed to stdout goes to stderr. It ends when its stdin
+is closed, by intention or because the parent is gone.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from dataclasses import replace
 from typing import Any, BinaryIO
 
 from kvplan.bench.figures import Experiment
 from kvplan.bench.options import BenchOrder, Scale
+from kvplan.sweeps.machine import CpuMeter
 
 
 def main() -> None:
     output = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     order = BenchOrder.from_json(json.loads(sys.stdin.readline()))
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
     from kvplan_engine import EngineError
 
     try:
@@ -31,12 +35,18 @@ def main() -> None:
         _send(output, type="error", message=error.message, hint=error.hint)
 
 
+def _end_with_stdin() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
 def _run(order: BenchOrder, output: BinaryIO) -> None:
     import torch
 
     from kvplan.bench import memory_experiments, speed_experiments
 
     scale = Scale.of(order.is_quick)
+    meter = CpuMeter()
     on_short_model = {"reservation": memory_experiments.reservation, "sharing": memory_experiments.sharing}
     on_full_model = {
         "scheduling": speed_experiments.scheduling,
@@ -57,7 +67,13 @@ def _run(order: BenchOrder, output: BinaryIO) -> None:
             found = on_full_model[name](order, scale, engine)
         found = replace(found, seconds=time.perf_counter() - started)
         _send(output, type="result", experiment=found.as_json())
-    _send(output, type="done", torch_version=str(torch.__version__), num_threads=torch.get_num_threads())
+    _send(
+        output,
+        type="done",
+        torch_version=str(torch.__version__),
+        num_threads=torch.get_num_threads(),
+        other_cpu_pct=meter.other_cpu_pct(),
+    )
 
 
 def _warm_up(engine: Any) -> None:

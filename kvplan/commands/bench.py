@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from kvplan.bench.figures import Figure
+    from kvplan.bench.figures import Experiment, Figure
     from kvplan.bench.session import BenchOutcome, BenchPlan
+
+_WIDTH = 110
 
 
 def bench(
@@ -48,11 +51,11 @@ def bench(
         seed=seed,
     )
     _announce(plan)
-    outcome = run_bench(plan, _say_start)
+    outcome = run_bench(plan, _say_start, _ignore if as_json else _print_experiment)
     if as_json:
         print_json(outcome.as_json())
     else:
-        _print(outcome)
+        _print_conditions(outcome)
 
 
 def _announce(plan: BenchPlan) -> None:
@@ -67,24 +70,30 @@ def _say_start(name: str) -> None:
     print(f"{name}: {EXPERIMENTS[name]}", file=sys.stderr, flush=True)
 
 
-def _print(outcome: BenchOutcome) -> None:
-    from kvplan.bench.session import NOISY_PCT
+def _ignore(experiment: Experiment) -> None:
+    """JSON is one document, printed at the end."""
+
+
+def _print_experiment(experiment: Experiment) -> None:
     from kvplan.commands.render import print_table
 
+    head = ["", experiment.baseline, experiment.measured, "gain"]
+    print_table(experiment.title, head, [_cells(figure) for figure in experiment.figures])
+    for text in (experiment.workload, *experiment.notes):
+        print(fill(text, _WIDTH, initial_indent="  ", subsequent_indent="    "))
+    print(flush=True)
+
+
+def _print_conditions(outcome: BenchOutcome) -> None:
+    from kvplan.bench.session import NOISY_PCT
+
     order, device = outcome.plan.order, outcome.plan.device
-    rounds = f"{order.num_rounds} rounds in turn, medians" if order.num_rounds > 1 else "one round"
-    print(f"kvplan bench: {order.model_name} on {device.name}, {outcome.num_threads} threads, {rounds}\n")
-    for experiment in outcome.experiments:
-        head = ["", experiment.baseline, experiment.measured, "gain"]
-        print_table(experiment.title, head, [_cells(figure) for figure in experiment.figures])
-        print(f"  {experiment.workload}")
-        for note in experiment.notes:
-            print(f"  {note}")
-        print()
+    rounds = f"medians of {order.num_rounds} rounds in turn" if order.num_rounds > 1 else "one round"
+    print(f"{order.model_name} on {device.name}, {outcome.num_threads} threads, {rounds}, {outcome.seconds:.0f} s")
     others = outcome.other_cpu_pct
     if others is not None:
         warning = ": too much to trust the times" if others > NOISY_PCT else ""
-        print(f"{outcome.seconds:.0f} s; other processes took {others:.0f} % of the processors{warning}")
+        print(f"other processes took {others:.0f} % of the processors{warning}")
 
 
 def _cells(figure: Figure) -> list[str]:

@@ -1,0 +1,137 @@
+"""`kvplan bench` from end to end on a tiny model: every experiment, its JSON, its table, its errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvplan import cli
+from kvplan.bench.figures import Experiment, compare
+from kvplan.bench.memory_experiments import measure_sharing
+from kvplan.bench.options import EXPERIMENTS
+from kvplan.bench.serving import BenchRequest
+from kvplan.bench.speed_experiments import padded
+from kvplan_engine import LLM
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 384,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+}
+
+
+@pytest.fixture(scope="module")
+def config_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny-llama") / "config.json"
+    path.write_text(json.dumps(CONFIG), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model this small is faster on one thread, and much faster so on a busy machine."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_json_of_all_experiments(config_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--model", str(config_path), "--quick", "--device", "cpu", "--json"]) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert document["schema"] == "kvplan.bench/1"
+    assert [experiment["name"] for experiment in document["experiments"]] == list(EXPERIMENTS)
+    assert all(f"{name}: " in captured.err for name in EXPERIMENTS)
+    figures = {
+        (experiment["name"], figure["name"]): figure
+        for experiment in document["experiments"]
+        for figure in experiment["figures"]
+    }
+    for figure in figures.values():
+        assert len(figure["baseline_samples"]) == len(figure["measured_samples"]) == 1
+        assert figure["baseline"] == figure["baseline_samples"][0]
+    # what does not depend on how fast this machine is
+    waste = figures["reservation", "held memory without KV"]
+    assert waste["measured"] < 3 < 60 < waste["baseline"]
+    assert figures["reservation", "pool filled with KV"]["measured"] > 90
+    assert figures["reservation", "sequences held"]["baseline"] == 8
+    assert figures["sharing", "blocks that hold the prompt"]["cut_pct"] >= 85
+    again = figures["swap", "tokens computed again"]
+    assert again["baseline"] > 0 == again["measured"]
+    assert document["experiments"][1]["notes"]
+
+
+def test_table(config_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--model", str(config_path), "--quick", "--device", "cpu", "--only", "sharing"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "n=8 samples of one prompt"
+    (row,) = [line for line in lines if line.strip().startswith("blocks that hold")]
+    assert row.split("blocks  ")[-1].split() == ["456", "57", "8.00", "x", "(-87.5", "%)"]
+    assert any("one round" in line for line in lines)
+
+
+def test_unknown_experiment_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--only", "speed"]) == 2
+    assert "hint: one of reservation, scheduling" in capsys.readouterr().err
+
+
+def test_a_model_that_is_too_short_for_the_workload_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG | {"max_position_embeddings": 512}), encoding="utf-8")
+    assert cli.main(["bench", "--model", str(path), "--quick", "--device", "cpu", "--only", "prefix"]) == 1
+    error = capsys.readouterr().err
+    assert "max_model_len" in error
+    assert "hint: " in error
+    assert "Traceback" not in error
+
+
+def test_sharing_saves_what_the_arithmetic_says() -> None:
+    """8 x 7 blocks apart; together 6 full blocks and one partly filled one, which nobody has written to yet."""
+    llm = LLM(
+        CONFIG,
+        load_format="dummy",
+        device="cpu",
+        device_memory="512MiB",
+        max_num_batched_tokens=800,
+        max_num_seqs=8,
+        enable_prefix_caching=False,
+    )
+    prompt = np.random.default_rng(0).integers(0, 384, 100).tolist()
+    assert measure_sharing(llm.engine, prompt, 8) == (7, 56)
+    assert not llm.engine.has_unfinished_requests()
+
+
+def test_ratios_are_those_of_neighbours() -> None:
+    """A machine that gets slower half-way disturbs both medians, and no ratio."""
+    figure = compare("speed", "tokens/s", [10, 100, 10], [20, 200, 20], higher_is_better=True)
+    assert (figure.baseline, figure.measured, figure.ratio, figure.cut_pct) == (10, 20, 2, None)
+    figure = compare("time", "ms", [10, 100], [1, 10], higher_is_better=False)
+    assert figure.ratio == 10
+    assert figure.cut_pct == pytest.approx(90)
+    assert compare("tokens", "", [5], [0], higher_is_better=False).ratio is None
+
+
+def test_static_batches_are_padded_to_their_longest() -> None:
+    requests = [BenchRequest([1], length) for length in (3, 9, 4, 2, 7)]
+    assert [request.num_output_tokens for request in padded(requests, 2)] == [9, 9, 4, 4, 7]
+
+
+def test_experiments_survive_json() -> None:
+    figure = compare("a", "ms", [2.0, 4.0], [1.0, 1.0], higher_is_better=False)
+    experiment = Experiment("n", "t", "b", "m", "w", (figure,), ("note",), 1.5)
+    assert Experiment.from_json(json.loads(json.dumps(experiment.as_json()))) == experiment
