@@ -1,7 +1,7 @@
 // What every attention kernel shares: the argument structure, the compile-time shape, work items, and paged addresses.
 //
-// The pool is block-major:  kv[block][layer][K, V][kv head][offset in block][element], so token `position` of a sequence
-// lies in block  block_tables[sequence][position / BLOCK_SIZE]  at offset  position % BLOCK_SIZE.
+// The pool is block-major:  kv[block][layer][K, V][kv head][offset in block][element], so token `position` of a
+// sequence lies in block  block_tables[sequence][position / BLOCK_SIZE]  at offset  position % BLOCK_SIZE.
 //
 // Each kernel is compiled for one model shape; the macros below come from the compiler's command line.
 #pragma once

@@ -26,7 +26,8 @@ KVPLAN_INLINE void write_output(const AttentionParams& params, int token, int he
         total += fast_exp2(params.sinks[head] * LOG2_E - finite_or_zero(largest));
     }
     const float value = total > 0.0f ? sum / total * params.value_scale : 0.0f;
-    static_cast<Scalar*>(params.out)[token * params.out_stride + head * HEAD_SIZE + element] = from_float<Scalar>(value);
+    static_cast<Scalar*>(params.out)[token * params.out_stride + head * HEAD_SIZE + element] =
+        from_float<Scalar>(value);
 }
 
 // Reads what another block wrote: past the first-level cache, which no one keeps coherent.
@@ -40,8 +41,8 @@ KVPLAN_INLINE T load_from_l2(const T* address) {
 }
 
 // The weight of each item of a sequence for one head, and what they come to; one warp, a lane per item.
-KVPLAN_INLINE void weigh_items(const AttentionParams& params, const DecodeItem& item, int head, int lane, float* weights,
-                               float& largest, float& total) {
+KVPLAN_INLINE void weigh_items(const AttentionParams& params, const DecodeItem& item, int head, int lane,
+                               float* weights, float& largest, float& total) {
     const float* stats = params.partial_stats + (i64(item.first_item) * params.num_query_heads + head) * 2;
     const i64 stride = i64(params.num_query_heads) * 2;
     largest = minus_infinity();

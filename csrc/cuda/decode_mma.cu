@@ -164,10 +164,11 @@ KVPLAN_INLINE void update_softmax(WarpState& state, float (&scores)[COLUMN_TILES
     }
 }
 
-// O^T += V^T P^T for WIDTH elements from `element`; m tile `first_tile + i` holds elements element + (WIDTH/8) g + 2i, + 1.
+// O^T += V^T P^T for WIDTH elements from `element`; m tile first_tile + i holds elements element + WIDTH / 8 g + 2i and
+// the next.
 template <int WIDTH>
-KVPLAN_INLINE void multiply_values(WarpState& state, const u32 (&weights)[COLUMN_TILES][2], const u8* values, int element,
-                                   int lane) {
+KVPLAN_INLINE void multiply_values(WarpState& state, const u32 (&weights)[COLUMN_TILES][2], const u8* values,
+                                   int element, int lane) {
     constexpr int COUNT = WIDTH / 8;
     const int g = lane / 4, t = lane % 4, first_tile = element / 16;
     u32 rows[4][COUNT / 2];
@@ -231,7 +232,8 @@ KVPLAN_INLINE void attend_tiles(WarpState& state, const Scalar* heads, int num_h
     int copied = item.first_token + warp * TILE;  // first token of the next tile to copy
     int block = tile_block(table, copied, item.last_token, lane);
     for (int s = 0; s < STAGES - 1; ++s) {
-        if (copied < item.last_token) copy_tile(stages + s * STAGE_BYTES, keys, params, block, copied, item.last_token, lane);
+        if (copied < item.last_token)
+            copy_tile(stages + s * STAGE_BYTES, keys, params, block, copied, item.last_token, lane);
         commit_copies();
         copied += STRIDE;
         block = tile_block(table, copied, item.last_token, lane);
@@ -269,7 +271,8 @@ KVPLAN_KERNEL(decode_attention, AttentionParams, THREADS) {
     const int first_head = kv_head * GROUP + chunk * HEADS;
     const int num_heads = smaller(HEADS, GROUP - chunk * HEADS);
     const int token = params.query_starts[item.sequence];
-    const Scalar* heads = static_cast<const Scalar*>(params.query) + token * params.query_stride + first_head * HEAD_SIZE;
+    const Scalar* heads =
+        static_cast<const Scalar*>(params.query) + token * params.query_stride + first_head * HEAD_SIZE;
     const Cache* keys = static_cast<const Cache*>(params.kv) + i64(kv_head) * BLOCK_SIZE * HEAD_SIZE;
 
     WarpState state = {};

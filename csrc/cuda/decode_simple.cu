@@ -74,8 +74,7 @@ KVPLAN_INLINE void merge_teams(TeamState& state) {
     for (int mask = LANES; mask < WARP_LANES; mask *= 2) {
         KVPLAN_UNROLL
         for (int h = 0; h < HEADS; ++h) {
-            const float largest =
-                maximum(state.largest[h], __shfl_xor_sync(FULL_WARP, state.largest[h], mask));
+            const float largest = maximum(state.largest[h], __shfl_xor_sync(FULL_WARP, state.largest[h], mask));
             const float rescale = fast_exp2(state.largest[h] - finite_or_zero(largest));
             state.largest[h] = largest;
             state.total[h] *= rescale;
@@ -122,7 +121,8 @@ KVPLAN_KERNEL(decode_attention, AttentionParams, THREADS) {
     const int first_head = kv_head * GROUP + chunk * HEADS;
     const int num_heads = smaller(HEADS, GROUP - chunk * HEADS);
     const int token = params.query_starts[item.sequence];
-    const Scalar* heads = static_cast<const Scalar*>(params.query) + token * params.query_stride + first_head * HEAD_SIZE;
+    const Scalar* heads =
+        static_cast<const Scalar*>(params.query) + token * params.query_stride + first_head * HEAD_SIZE;
     const Cache* keys = static_cast<const Cache*>(params.kv) + i64(kv_head) * BLOCK_SIZE * HEAD_SIZE;
 
     float query[HEADS][OWN];

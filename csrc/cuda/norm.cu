@@ -59,7 +59,8 @@ KVPLAN_INLINE void load_row(Part (&row)[PARTS], const NormParams& params) {
 }
 
 // out = (row - mean) * scale * weight + bias
-KVPLAN_INLINE void store_row(const Part (&row)[PARTS], float mean, float scale, bool has_bias, const NormParams& params) {
+KVPLAN_INLINE void store_row(const Part (&row)[PARTS], float mean, float scale, bool has_bias,
+                             const NormParams& params) {
     Scalar* out = static_cast<Scalar*>(params.out) + row_start(params.out_stride);
     KVPLAN_UNROLL
     for (int p = 0; p < PARTS; ++p) {
@@ -100,9 +101,10 @@ KVPLAN_KERNEL(layer_norm, NormParams, THREADS) {
     load_row(row, params);
     float sum = 0.0f;
     KVPLAN_UNROLL
-    for (int p = 0; p < PARTS; ++p)
+    for (int p = 0; p < PARTS; ++p) {
         KVPLAN_UNROLL
         for (int i = 0; i < COUNT; ++i) sum += row[p].values[i];
+    }
     const float mean = sum_over_block<THREADS>(sum) / WIDTH;
     const float variance = sum_of_squares(row, mean) / WIDTH;
     store_row(row, mean, 1.0f / sqrtf(variance + params.epsilon), true, params);

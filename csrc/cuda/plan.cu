@@ -1,8 +1,9 @@
-// Cuts one step's attention into work items, on the device, so that a captured graph follows the lengths of each replay.
+// Cuts one step's attention into work items, on the device: a captured graph then follows the lengths of each replay.
 //
 // Sequences with one new token are decode work: their visible tokens are cut into chunks, as long as they may be while
-// there are still enough chunks for every block that the device runs at once. Sequences with more new tokens are prefill
-// work: tiles of ROWS (token, head of the group) rows, the tiles that see most tokens first. One block does it all.
+// there are still enough chunks for every block that the device runs at once. Sequences with more new tokens are
+// prefill work: tiles of ROWS (token, head of the group) rows, the tiles that see most tokens first. One block does it
+// all.
 #include "platform.cuh"
 
 constexpr int THREADS = 256;
@@ -26,7 +27,6 @@ struct PlanParams {
     int group;           // query heads per KV head
     int tile_rows;
 };
-
 
 // What one sequence asks for.
 struct Range {
@@ -74,7 +74,8 @@ KVPLAN_INLINE int choose_chunk(const PlanParams& params, int* scan) {
 KVPLAN_INLINE void write_decode_items(const PlanParams& params, int sequence, const Range& range, int first_item,
                                       int num_items) {
     if (num_items == 0) return;
-    const int share = ceil_divide(ceil_divide(range.num_tokens, num_items), params.chunk_multiple) * params.chunk_multiple;
+    const int share =
+        ceil_divide(ceil_divide(range.num_tokens, num_items), params.chunk_multiple) * params.chunk_multiple;
     const int end = range.first_token + range.num_tokens;
     for (int i = 0; i < num_items && first_item + i < params.max_decode_items; ++i) {
         int* item = params.decode_items + i64(first_item + i) * 8;

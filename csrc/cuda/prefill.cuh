@@ -43,7 +43,9 @@ KVPLAN_INLINE int row_position(const PrefillTile& tile, int row) {
     return tile.first_position + (tile.first_row + smaller(row, tile.num_rows - 1)) / GROUP;
 }
 
-KVPLAN_INLINE int row_head(const PrefillTile& tile, int row) { return tile.kv_head * GROUP + (tile.first_row + row) % GROUP; }
+KVPLAN_INLINE int row_head(const PrefillTile& tile, int row) {
+    return tile.kv_head * GROUP + (tile.first_row + row) % GROUP;
+}
 
 // Elements from the start of a [tokens, heads, HEAD_SIZE] tensor to one of the tile's rows.
 KVPLAN_INLINE i64 row_start(const PrefillTile& tile, int row, i64 token_stride) {

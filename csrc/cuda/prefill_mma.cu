@@ -46,7 +46,8 @@ KVPLAN_INLINE void copy_kv(u8* target, const Cache* heads, const PrefillTile& ti
         if (KV_TILE * ROW_CHUNKS % THREADS != 0 && row >= KV_TILE) continue;
         const int position = begin + row;
         const bool wanted = position < tile.kv_end;
-        const Cache* source = heads + row_offset(wanted ? table[position / BLOCK_SIZE] : 0, position, params) + chunk * 8;
+        const Cache* source =
+            heads + row_offset(wanted ? table[position / BLOCK_SIZE] : 0, position, params) + chunk * 8;
         u8* cell = target + row * PITCH + chunk * 16;
         if constexpr (sizeof(Cache) == 2) {
             copy_async_16(cell, source, wanted);
@@ -59,7 +60,8 @@ KVPLAN_INLINE void copy_kv(u8* target, const Cache* heads, const PrefillTile& ti
 }
 
 // S = Q K^T for this warp's rows, unscaled.
-KVPLAN_INLINE void multiply_keys(float (&scores)[ROW_TILES][SCORE_TILES][4], const u8* queries, const u8* keys, int lane) {
+KVPLAN_INLINE void multiply_keys(float (&scores)[ROW_TILES][SCORE_TILES][4], const u8* queries, const u8* keys,
+                                 int lane) {
     const u8* query_row = queries + lane % 16 * PITCH + lane / 16 * 16;
     const u8* key_row = keys + (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 16;
     KVPLAN_UNROLL
@@ -87,12 +89,14 @@ KVPLAN_INLINE float scale_and_mask(float (&scores)[ROW_TILES][SCORE_TILES][4], c
     const float scale = params.scale * params.key_scale;
     if constexpr (HAS_SOFTCAP) {
         KVPLAN_UNROLL
-        for (int r = 0; r < ROW_TILES; ++r)
+        for (int r = 0; r < ROW_TILES; ++r) {
             KVPLAN_UNROLL
-            for (int n = 0; n < SCORE_TILES; ++n)
+            for (int n = 0; n < SCORE_TILES; ++n) {
                 KVPLAN_UNROLL
                 for (int e = 0; e < 4; ++e)
                     scores[r][n][e] = params.softcap * tanhf(scores[r][n][e] * scale / params.softcap);
+            }
+        }
     }
     const float factor = (HAS_SOFTCAP ? 1.0f : scale) * LOG2_E;
     if (all_visible(tile, begin, KV_TILE, params)) return factor;
@@ -160,7 +164,7 @@ KVPLAN_INLINE void multiply_values(RowState& state, const float (&weights)[ROW_T
         for (int r = 0; r < ROW_TILES; ++r) {
             KVPLAN_UNROLL
             for (int i = 0; i < 4; ++i) {
-                const float(&tile)[4] = weights[r][2 * s + i / 2];
+                const float (&tile)[4] = weights[r][2 * s + i / 2];
                 a[r][i] = Pair<Scalar>::pack(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
             }
         }
@@ -179,8 +183,8 @@ KVPLAN_INLINE void multiply_values(RowState& state, const float (&weights)[ROW_T
 }
 
 // Divides by the sums of weights and leaves the rows as Scalar in `rows`, this warp's part of the query buffer.
-KVPLAN_INLINE void stage_output(RowState& state, u8* rows, const PrefillTile& tile, int first_row, int lane, float factor,
-                                const AttentionParams& params) {
+KVPLAN_INLINE void stage_output(RowState& state, u8* rows, const PrefillTile& tile, int first_row, int lane,
+                                float factor, const AttentionParams& params) {
     KVPLAN_UNROLL
     for (int r = 0; r < ROW_TILES; ++r) {
         KVPLAN_UNROLL
@@ -196,7 +200,8 @@ KVPLAN_INLINE void stage_output(RowState& state, u8* rows, const PrefillTile& ti
             const float share = total > 0.0f ? params.value_scale / total : 0.0f;
             KVPLAN_UNROLL
             for (int n = 0; n < HEAD_SIZE / 8; ++n) {
-                const u32 pair = Pair<Scalar>::pack(state.sums[r][n][half * 2] * share, state.sums[r][n][half * 2 + 1] * share);
+                const u32 pair =
+                    Pair<Scalar>::pack(state.sums[r][n][half * 2] * share, state.sums[r][n][half * 2 + 1] * share);
                 store_vector<u32>(rows + row * PITCH + n * 16 + lane % 4 * 4, pair);
             }
         }

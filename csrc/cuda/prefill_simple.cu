@@ -81,7 +81,8 @@ KVPLAN_INLINE void add_values(RowState& state, const float (&weights)[ROWS], con
         KVPLAN_UNROLL
         for (int i = 0; i < OWN; ++i) {
             const int element = i * WARP_LANES + lane;
-            const float value = HEAD_SIZE % WARP_LANES == 0 || element < HEAD_SIZE ? values[token * PITCH + element] : 0.0f;
+            const float value =
+                HEAD_SIZE % WARP_LANES == 0 || element < HEAD_SIZE ? values[token * PITCH + element] : 0.0f;
             KVPLAN_UNROLL
             for (int r = 0; r < ROWS; ++r) state.sums[r][i] += weight[r] * value;
         }

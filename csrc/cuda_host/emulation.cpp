@@ -123,7 +123,8 @@ void run_block(int order) {
             resume(machine.scheduler, fibre.context);
             progressed = true;
         }
-        if (!progressed && machine.error.empty()) machine.error = "threads wait at a barrier that the others never reach";
+        if (!progressed && machine.error.empty())
+            machine.error = "threads wait at a barrier that the others never reach";
     }
 }
 
