@@ -45,11 +45,15 @@ def _kv_bits(deployment: Deployment) -> bool:
 
 
 def _kvplan(deployment: Deployment, model_id: str) -> str:
+    """A sweep of exactly one setting: kvplan's engine measures a plan, it does not serve one."""
     settings = deployment.prediction.settings
-    words: list[object] = ["kvplan", "serve", model_id, "--max-model-len", settings.max_model_len]
-    words += ["--max-num-seqs", settings.max_num_seqs, "--block-size", settings.block_size]
-    words += ["--gpu-memory-utilization", settings.gpu_memory_utilization]
-    return _line(words)
+    words: list[object] = ["kvplan", "sweep", "--model", model_id]
+    words += ["--gpu-memory-utilization", settings.gpu_memory_utilization, "--max-num-seqs", settings.max_num_seqs]
+    words += ["--block-size", settings.block_size, "--max-model-len", settings.max_model_len]
+    line = _line(words)
+    if deployment.choice.tensor_parallel_size > 1:
+        line += "  # on one device: kvplan's engine does not split a model"
+    return line
 
 
 def _vllm(deployment: Deployment, checkpoint: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from kvplan.catalog.gpus import find_gpu, load_gpus
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
+from kvplan.commands.sweep import sweep
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.latency import decode_step_seconds, model_work, prefill_seconds, serving_speed
 from kvplan.planner.document import deployment_document, plan_document
@@ -173,7 +176,16 @@ def test_commands_of_every_engine() -> None:
     assert f"--tensor-parallel-size {size}" in commands["vllm"] and "--kv-cache-dtype fp8" in commands["vllm"]
     assert f"--tp {size}" in commands["sglang"] and f"--tp_size {size}" in commands["tensorrt-llm"]
     assert f"--num-shard {size}" in commands["tgi"] and "--cache-type-k q8_0" in commands["llama.cpp"]
-    assert "kvplan serve meta-llama/Llama-3.1-70B" in commands["kvplan"]
+    assert commands["kvplan"].startswith("kvplan sweep --model meta-llama/Llama-3.1-70B --gpu-memory-utilization ")
+    assert ("# on one device" in commands["kvplan"]) == (size > 1)
+
+
+def test_the_command_of_the_own_engine_is_one_that_exists() -> None:
+    found = plan("h100", model=resolve_model("gpt2"), average_context=512, longest_context=1024).deployments[0]
+    words = shlex.split(launch_commands(found, "gpt2")["kvplan"], comments=True)
+    assert words[:2] == ["kvplan", "sweep"]
+    options = {f"--{option.replace('_', '-')}" for option in signature(sweep).parameters}
+    assert {word for word in words if word.startswith("--")} <= options
 
 
 def test_formats_are_named_as_they_are_served() -> None:
