@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Rows
 from dataclasses import replace
 from typing import Any
 
@@ -218,7 +219,7 @@ class Engine:
 
     # ---- one step
 
-    def step(self) -> list[StepOutput]:
+    def step(self) -> Rows[StepOutput]:
         """Compute one step; the tokens it added, in the order of the running sequences. [] when nothing is left."""
         started = time.perf_counter()
         plan = self.scheduler.schedule()

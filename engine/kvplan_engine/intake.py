@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
+
 from kvplan_engine.beam_search import BeamGroup, grow_beams
-from kvplan_engine.outputs import StepOutput
-from kvplan_engine.request import Request, Sequence, SequenceStatus
+from kvplan_engine.outputs import PlainOutputs, StepOutput
+from kvplan_engine.request import Request, Sequence
 from kvplan_engine.sampling.sampler import Draw, SampledToken
 from kvplan_engine.scheduler import Scheduler
 from kvplan_engine.stop import StopChecker
@@ -26,22 +28,35 @@ class TokenIntake:
         self._max_model_len = max_model_len
         self._draws: list[Draw] = []
         self._sequences: list[Sequence] = []  # of the draws
+        self._token_ids: list[list[int]] = []  # of the sequences, in a plain step
+        self._stop_ids: frozenset[int] = frozenset()  # of all of them
+        self._num_plain_steps = 0
         self._noted_seconds = 0.0
         self.stall_seconds = 0.0
         self.longest_stall_seconds = 0.0
 
-    def take(self, draws: list[Draw], tokens: list[SampledToken], now: float) -> list[StepOutput]:
-        """One output per draw. The first branch is the common one, a token that ends nothing: kept short."""
+    def take(self, draws: list[Draw], tokens: list[SampledToken], now: float) -> Rows[StepOutput]:
+        """One output per draw."""
+        is_same_batch = draws is self._draws
         self._note_times(draws, now)
-        outputs: list[StepOutput] = []
-        for sequence, token in zip(self._sequences, tokens, strict=True):
-            request, token_ids, token_id = sequence.request, sequence.token_ids, token.token_id
-            if len(token_ids) < sequence.plain_until and token_id not in request.stop_ids:
-                token_ids.append(token_id)
-                outputs.append(StepOutput(request.request_id, sequence.index, [token_id], False))
-            else:
-                outputs.append(self._take_one(sequence, token))
-        return outputs
+        if is_same_batch and self._num_plain_steps == 0:
+            self._foresee_plain_steps()
+        token_ids = [token.token_id for token in tokens]
+        if self._num_plain_steps > 0 and self._stop_ids.isdisjoint(token_ids):
+            self._num_plain_steps -= 1
+            for known, token_id in zip(self._token_ids, token_ids, strict=True):
+                known.append(token_id)
+            return PlainOutputs(self._sequences, token_ids)
+        self._num_plain_steps = 0
+        return [self._take_one(sequence, token) for sequence, token in zip(self._sequences, tokens, strict=True)]
+
+    def _foresee_plain_steps(self) -> None:
+        """For how many steps of this batch only a stop token can end a sequence, with nothing else to note down."""
+        sequences = self._sequences
+        self._num_plain_steps = min((s.plain_until - len(s.token_ids) for s in sequences), default=0)
+        if self._num_plain_steps > 0:
+            self._token_ids = [sequence.token_ids for sequence in sequences]
+            self._stop_ids = frozenset().union(*{sequence.request.stop_ids for sequence in sequences})
 
     def _note_times(self, draws: list[Draw], now: float) -> None:
         """When each sequence got its token. While the draws stay the same list, one time stands for all of them."""
@@ -51,6 +66,7 @@ class TokenIntake:
                 if sequence.last_token_seconds is not None:  # not preempted since
                     sequence.last_token_seconds = oldest
             self._draws, self._sequences = draws, [draw.sequence for draw in draws]
+            self._num_plain_steps = 0
             oldest = min(
                 (s.last_token_seconds for s in self._sequences if s.last_token_seconds is not None), default=now
             )
@@ -75,13 +91,7 @@ class TokenIntake:
                 self._requests.pop(request.request_id, None)
         elif not sequence.plain_until:
             self._foresee(sequence)
-        return StepOutput(
-            request_id=request.request_id,
-            index=sequence.index,
-            new_token_ids=[token.token_id],
-            finished=reason is not None,
-            finish_reason=reason.value if reason else None,
-        )
+        return StepOutput(sequence, [token.token_id], reason.value if reason else None)
 
     def _foresee(self, sequence: Sequence) -> None:
         """Up to which length only a stop token can end ``sequence``, with nothing else to note down."""
@@ -97,4 +107,4 @@ class TokenIntake:
             grow_beams(request, group, self._scheduler)
             if request.is_finished:
                 self._requests.pop(request.request_id, None)
-        return StepOutput(request.request_id, beam.index, [], beam.status is SequenceStatus.FINISHED, None)
+        return StepOutput(beam, [], beam.finish_reason.value if beam.finish_reason else None)

@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
+from collections import abc
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, overload
+
+if TYPE_CHECKING:
+    from kvplan_engine.request import Sequence
 
 
 @dataclass(slots=True, eq=False)
 class StepOutput:
-    """New tokens of one sequence in one step. Not frozen: hundreds are made per step, at a third of the time."""
+    """New tokens of one sequence in one step. Not frozen: so many are made, and it takes a third of the time."""
 
-    request_id: str
-    index: int
+    sequence: Sequence
     new_token_ids: list[int]
-    finished: bool
     finish_reason: str | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.sequence.request.request_id
+
+    @property
+    def index(self) -> int:
+        return self.sequence.index
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+class PlainOutputs(abc.Sequence[StepOutput]):
+    """The outputs of a step in which nothing ended: row i is ``token_ids[i]`` for ``sequences[i]``.
+
+    Made when they are looked at, because a batch run to its end never does.
+    """
+
+    def __init__(self, sequences: list[Sequence], token_ids: list[int]) -> None:
+        self._sequences = sequences
+        self._token_ids = token_ids
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    def __iter__(self) -> Iterator[StepOutput]:
+        for sequence, token_id in zip(self._sequences, self._token_ids, strict=True):
+            yield StepOutput(sequence, [token_id])
+
+    @overload
+    def __getitem__(self, index: int) -> StepOutput: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[StepOutput]: ...
+
+    def __getitem__(self, index: int | slice) -> StepOutput | list[StepOutput]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        return StepOutput(self._sequences[index], [self._token_ids[index]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -331,19 +331,14 @@ class Scheduler:
         if self._recomputing:
             self._count_recomputed(plan)
         self.running.num_tokens += plan.num_tokens
-        block_size, cache = self.pool.block_size, self.prefix_cache
+        block_size, full = self.pool.block_size, []
         for item in plan.scheduled:
             sequence, num_new_tokens = item.sequence, item.num_new_tokens
             sequence.num_computed_tokens = computed = sequence.num_computed_tokens + num_new_tokens
-            if num_new_tokens == 1 and computed % block_size:
-                continue
-            if not cache.enabled:
-                continue
-            hashes, num_registered = sequence.block_hashes, sequence.num_registered_blocks
-            if num_new_tokens == 1 and len(hashes) == num_registered:
-                cache.add_block(hashes, sequence.token_ids, sequence.table.blocks)
-                sequence.num_registered_blocks = num_registered + 1
-            else:
+            if num_new_tokens > 1 or not computed % block_size:
+                full.append(sequence)
+        if self.prefix_cache.enabled:
+            for sequence in full:
                 self._register_full_blocks(sequence)
 
     def _count_recomputed(self, plan: StepPlan) -> None:
@@ -355,13 +350,15 @@ class Scheduler:
                 self._recomputing.discard(item.sequence)
 
     def _register_full_blocks(self, sequence: Sequence) -> None:
+        cache, hashes, blocks = self.prefix_cache, sequence.block_hashes, sequence.table.blocks
         num_full = sequence.num_computed_tokens // self.pool.block_size
-        if num_full > sequence.num_registered_blocks:
-            computed = sequence.num_computed_tokens
-            self.prefix_cache.extend_hashes(sequence.block_hashes, sequence.token_ids, computed)
-            first = sequence.num_registered_blocks
-            self.prefix_cache.register(sequence.block_hashes, sequence.table.blocks, first, num_full)
-            sequence.num_registered_blocks = num_full
+        first = sequence.num_registered_blocks
+        sequence.num_registered_blocks = num_full
+        if first == num_full - 1 == len(hashes):  # a decoding sequence has filled its last block
+            cache.add_block(hashes, sequence.token_ids, blocks)
+        elif first < num_full:
+            cache.extend_hashes(hashes, sequence.token_ids, sequence.num_computed_tokens)
+            cache.register(hashes, blocks, first, num_full)
 
     def check(self) -> None:
         """Assert the invariants that tie sequences to blocks; see :meth:`BlockPool.check`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepStats:
     """One step. Block and token counts are taken when the step's tokens are in, before finished sequences leave.
 
