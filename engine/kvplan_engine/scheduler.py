@@ -88,9 +88,9 @@ class Scheduler:
                 f"{self.max_num_seqs}.",
                 hint="raise max_num_seqs or lower n",
             )
-        if self._reserves_all and request.params.n > 1:
+        if self._reserves_all and (request.params.n > 1 or request.beams is not None):
             raise EngineError(
-                f"request {request.request_id} asks for n={request.params.n} samples, which share blocks.",
+                f"request {request.request_id} asks for several samples or beams, which share blocks.",
                 hint="kv_reservation 'contiguous' is for one sequence per request",
             )
         sequence = Sequence(request, 0, list(request.prompt_token_ids), BlockTable(self.pool))

@@ -10,6 +10,8 @@ import random
 from collections import OrderedDict
 from typing import Any
 
+import numpy as np
+from kvplan_engine.beam_search import BeamGroup, BeamSearchParams, grow_beams, make_beam_request
 from kvplan_engine.block_pool import BlockHash, BlockPool
 from kvplan_engine.block_table import BlockCopy
 from kvplan_engine.offload.cost import CostModel
@@ -26,6 +28,8 @@ from kvplan_engine.scheduler import Scheduler
 from kvplan_engine.step_plan import StepPlan
 
 Block = list[int]
+
+_VOCABULARY = 12
 
 
 class MemoryDisk:
@@ -124,6 +128,17 @@ class SchedulerHarness:
         self.requests[request.request_id] = request
         return request
 
+    def add_beams(self, prompt: list[int], *, beam_width: int, max_tokens: int = 8) -> Request:
+        self._num_requests += 1
+        max_length = min(len(prompt) + max_tokens, self.scheduler.max_model_len)
+        params = BeamSearchParams(beam_width=beam_width, max_tokens=max_tokens)
+        group = BeamGroup(params, frozenset({1}), max_length)
+        request = make_beam_request(f"r{self._num_requests}", prompt, group, _VOCABULARY)
+        self.scheduler.add(request)
+        group.scores = dict.fromkeys(request.sequences, np.float32(0))
+        self.requests[request.request_id] = request
+        return request
+
     def abort(self, request_id: str) -> None:
         for sequence in self.requests.pop(request_id).sequences:
             self._history.pop(sequence, None)
@@ -151,6 +166,19 @@ class SchedulerHarness:
         return plan
 
     def _sample(self, sequence: Sequence) -> None:
+        request = sequence.request
+        if request.beams is None:
+            self._append(sequence)
+            return
+        rng = random.Random(self._hashes(sequence)[-1])  # the same again after a preemption
+        tokens = rng.sample(range(_VOCABULARY), request.beams.num_candidates)
+        request.beams.report(sequence, {token: -rng.random() for token in tokens})
+        if request.beams.is_round_complete:
+            grow_beams(request, request.beams, self.scheduler)
+            if request.is_finished:
+                del self.requests[request.request_id]
+
+    def _append(self, sequence: Sequence) -> None:
         grown = [sequence]
         if sequence.index == 0:
             grown += [self.scheduler.fork(sequence) for _ in range(sequence.request.num_pending_forks)]

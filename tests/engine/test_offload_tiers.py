@@ -173,7 +173,9 @@ def test_a_prefix_on_disk_is_kept_when_the_engine_is_reconfigured(
     [
         ({"kv_disk_cache_dir": "x"}, "needs a directory and a size"),
         ({"kv_disk_cache_bytes": 5}, "needs a directory and a size"),
-        ({"kv_host_cache_bytes": 5, "enable_prefix_caching": False}, "enable_prefix_caching is off"),
+        ({"kv_host_cache_bytes": 5, "enable_prefix_caching": False}, "the prefix cache is off"),
+        ({"kv_host_cache_bytes": 5, "kv_reservation": "contiguous"}, "the prefix cache is off"),
+        ({"scheduling": "sometimes"}, "scheduling 'sometimes' is not known"),
         ({"kv_host_cache_bytes": -1}, "kv_host_cache_bytes must be 0 or more"),
         ({"kv_load_policy": "never"}, "kv_load_policy 'never' is not known"),
     ],

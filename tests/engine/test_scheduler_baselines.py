@@ -88,6 +88,8 @@ def test_contiguous_reservation_is_for_one_sequence_per_request() -> None:
     h = harness(kv_reservation="contiguous", prefix_caching=False)
     with pytest.raises(EngineError, match="share blocks"):
         h.add([1] * 3, n=2)
+    with pytest.raises(EngineError, match="share blocks"):
+        h.add_beams([1] * 3, beam_width=1)
 
 
 @pytest.mark.parametrize("scheduling", ["continuous", "static"])

@@ -1,6 +1,6 @@
 """Scheduler, pool, prefix cache, swap space and tiers under a storm: a hypothesis state machine of 100,000 steps.
 
-Requests come, fork, share prefixes, grow, are preempted, swapped, evicted, restored from tiers (some of whose files are
+Requests come, fork, are searched with beams, share prefixes, grow, are preempted, swapped, evicted, restored from tiers (some of whose files are
 bad) and aborted at random. After every step of the scheduler every invariant is checked, and every slot of KV that
 the step reads (see ``scheduler_harness``).
 """
@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from scheduler_harness import SchedulerHarness
 
 NUM_STEPS = 100_000
-NUM_EXAMPLES = 500
+NUM_EXAMPLES = 600
 MOVES_PER_EXAMPLE = 60
 
 
@@ -57,6 +57,12 @@ class StormMachine(RuleBasedStateMachine):
         scheduler = self.harness.scheduler
         n = 1 if self.is_contiguous else min(n, scheduler.max_num_seqs)
         self.harness.add(tokens[: scheduler.max_model_len - 1], n=n, max_tokens=more)
+
+    @precondition(lambda self: not self.is_contiguous)
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=19), width=st.integers(1, 3), more=st.integers(1, 9))
+    def search(self, tokens: list[int], width: int, more: int) -> None:
+        prompt = tokens[: self.harness.scheduler.max_model_len - 1]
+        self.harness.add_beams(prompt, beam_width=width, max_tokens=more)
 
     @rule(count=st.integers(1, 20))
     def run(self, count: int) -> None:
