@@ -11,6 +11,7 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
+
 from kvplan_engine.beam_search import BeamGroup, BeamSearchParams, grow_beams, make_beam_request
 from kvplan_engine.block_pool import BlockHash, BlockPool
 from kvplan_engine.block_table import BlockCopy

@@ -1,8 +1,8 @@
 """Scheduler, pool, prefix cache, swap space and tiers under a storm: a hypothesis state machine of 100,000 steps.
 
-Requests come, fork, are searched with beams, share prefixes, grow, are preempted, swapped, evicted, restored from tiers (some of whose files are
-bad) and aborted at random. After every step of the scheduler every invariant is checked, and every slot of KV that
-the step reads (see ``scheduler_harness``).
+Requests come, fork, are searched with beams, share prefixes, grow, are preempted, swapped, evicted, restored from
+tiers (some of whose files are bad) and aborted at random. After every step of the scheduler every invariant is checked,
+and every slot of KV that the step reads (see ``scheduler_harness``).
 """
 
 from __future__ import annotations
