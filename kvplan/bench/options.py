@@ -52,15 +52,15 @@ class Scale:
     batch_size: int = 16
     num_batches: int = 4
     batch_prompt: int = 16
-    batch_mean_answer: int = 20
-    batch_max_answer: int = 160
+    batch_mean_answer: int = 16
+    batch_max_answer: int = 128
     prefix_tokens: int = 900
     question_tokens: int = 32
-    num_questions: int = 3
+    num_questions: int = 2
     num_samples: int = 8
     swap_sequences: int = 6
-    swap_prompt: int = 192
-    swap_answer: int = 64
+    swap_prompt: int = 176
+    swap_answer: int = 48
 
     @staticmethod
     def of(is_quick: bool) -> Scale:

@@ -23,6 +23,7 @@ from kvplan.bench.serving import (
 from kvplan_engine import Engine
 
 _BLOCK_SIZE = 16
+_ENOUGH_SECONDS = 25.0
 
 
 def make_full_engine(order: BenchOrder) -> Engine:
@@ -33,11 +34,14 @@ def make_full_engine(order: BenchOrder) -> Engine:
 
 
 def alternate(num_rounds: int, baseline: Callable[[], Any], measured: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
-    """Both sides in turn, so that what disturbs the machine disturbs both."""
+    """Both sides in turn, so that what disturbs the machine disturbs both; no further round when one took too long."""
     before, after = [], []
+    started = time.perf_counter()
     for _ in range(num_rounds):
         before.append(baseline())
         after.append(measured())
+        if time.perf_counter() - started > _ENOUGH_SECONDS:
+            break
     return before, after
 
 

@@ -88,7 +88,7 @@ def _print_conditions(outcome: BenchOutcome) -> None:
     from kvplan.bench.session import NOISY_PCT
 
     order, device = outcome.plan.order, outcome.plan.device
-    rounds = f"medians of {order.num_rounds} rounds in turn" if order.num_rounds > 1 else "one round"
+    rounds = f"medians of up to {order.num_rounds} rounds in turn" if order.num_rounds > 1 else "one round"
     print(f"{order.model_name} on {device.name}, {outcome.num_threads} threads, {rounds}, {outcome.seconds:.0f} s")
     others = outcome.other_cpu_pct
     if others is not None:
