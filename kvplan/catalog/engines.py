@@ -31,12 +31,15 @@ class VllmRelease:
     in torch, "triton" masks in place with one row of scratch per multiprocessor.
     ``hybrid``: how layers of several kinds share blocks: "full" keeps every layer like full attention, "min_layers"
     forms groups of the rarest kind's size, "balanced" of the commonest kind's when that is less than 1.5 times it.
-    ``graphs_in_budget``: the estimate of CUDA graph memory is subtracted before the KV cache is sized.
+    ``graphs_in_budget``: the estimate of CUDA graph memory is subtracted before the KV cache is sized (its log line
+    says "default since v0.21.0").
     ``prints_concurrency_tokens``: "GPU KV cache size" is max_concurrency x max_model_len, not blocks x block size.
     ``keeps_moe_workspace``: buffers of the fused experts outlive the forward pass and add to the sampler's peak.
     ``pads_odd_pages``, ``packs_odd_pages``: what becomes of layers whose pages cannot be made equally large.
     ``caches_hybrid_prefixes``: prefix caching is on for models with states, which then keep two states per request.
     ``samples_with_flashinfer``: samples with FlashInfer wherever it is installed, as it is in the official container.
+    ``keeps_reduced_tensors``: every tensor that was all-reduced stays allocated until the profile run ends
+    (vllm-project/vllm issue 2150, ended by pull request 2151 after 0.2.6); before 0.2.5 the budget did not see it.
     ``in_flight_batches``: batches whose tokens a sliding window still holds at admission (2 with async scheduling).
     """
 
@@ -58,6 +61,7 @@ class VllmRelease:
     a100_is_large: bool = False
     huge_gpu_defaults: bool = False
     samples_with_flashinfer: bool = False
+    keeps_reduced_tensors: bool = False
 
     @property
     def text(self) -> str:
@@ -66,7 +70,8 @@ class VllmRelease:
 
 _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 0, 0), {"v1": False, "counts_non_torch": False, "latent_cache": False, "large_gpu_defaults": False}),
-    ((0, 2, 5), {"counts_non_torch": True}),
+    ((0, 2, 5), {"counts_non_torch": True, "keeps_reduced_tensors": True}),
+    ((0, 2, 7), {"keeps_reduced_tensors": False}),
     ((0, 7, 1), {"latent_cache": True}),
     ((0, 8, 0), {"v1": True, "samples_with_flashinfer": True}),
     ((0, 8, 3), {"large_gpu_defaults": True, "a100_is_large": True}),
@@ -78,8 +83,9 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 17, 0), {"sampler": "triton"}),
     (
         (0, 20, 0),
-        {"gpu_memory_utilization": 0.92, "graphs_in_budget": True, "prints_concurrency_tokens": True},
+        {"gpu_memory_utilization": 0.92, "prints_concurrency_tokens": True},
     ),
+    ((0, 21, 0), {"graphs_in_budget": True}),
     ((0, 25, 0), {"pads_odd_pages": True}),
     ((0, 26, 0), {"caches_hybrid_prefixes": True, "in_flight_batches": 2}),
     ((0, 28, 0), {"huge_gpu_defaults": True, "packs_odd_pages": True}),

@@ -1,6 +1,6 @@
 """vLLM's start-up predicted: memory per rank, blocks, the tokens it prints, or the error it stops with.
 
-available = total x utilization - weights - activation peak - non-torch - CUDA graphs (from 0.20 on)
+available = total x utilization - weights - activation peak - non-torch - CUDA graphs (from 0.21 on)
 blocks    = available // bytes of one block, the minimum over ranks
 """
 
@@ -146,7 +146,13 @@ def _rank_memory(
     return RankMemory(
         weight_bytes=parts.weight_bytes,
         activation=activation_peak(
-            spec, parts.layer_kinds, gpu, settings, release, samples=part.stop == spec.num_layers
+            spec,
+            parts.layer_kinds,
+            gpu,
+            settings,
+            release,
+            num_layers=parts.num_layers,
+            samples=part.stop == spec.num_layers,
         ),
         non_torch_bytes=non_torch_bytes(gpu, settings, release),
         cudagraph_bytes=graphs,

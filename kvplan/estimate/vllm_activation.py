@@ -73,14 +73,16 @@ def activation_peak(
     settings: ResolvedSettings,
     release: VllmRelease,
     *,
+    num_layers: int,
     samples: bool = True,
 ) -> ActivationPeak:
-    """The peak on a rank with ``layers`` (one of each kind is enough); ``samples`` where the rank has the head."""
+    """The peak on a rank with ``layers``, one of each kind of its ``num_layers``; ``samples`` where it has the head."""
     workspace = blas_workspace_bytes(gpu)
     vision = vision_profile(spec, settings)
     encoder, kept = 0, 0
     if vision is not None:
         encoder, kept = _encoder_stage(vision, spec, settings)
+    kept += kept_reduction_bytes(spec, num_layers, settings, release)
     decoder = workspace + kept + decoder_bytes(spec, layers, settings, release)
     sampler = 0
     if samples:
@@ -134,6 +136,19 @@ def decoder_bytes(
     inner = max((_layer_width(layer, settings.tensor_parallel_size) for layer in layers), default=0)
     chunk = max((_latent_chunk_bytes(layer, settings) for layer in layers), default=0)
     return tokens * (widths * spec.hidden_size + inner) * size + chunk
+
+
+def kept_reduction_bytes(spec: ModelSpec, num_layers: int, settings: ResolvedSettings, release: VllmRelease) -> int:
+    """Outputs of every all-reduce of the profile run, where the release cannot reuse them before it ends.
+
+    PyTorch marks a tensor that a collective read on NCCL's stream and its allocator does not hand it out again until
+    the host has seen that stream pass it; the host is far ahead. One for the embedding and two for each layer.
+    Sources: vllm-project/vllm issue 2150 (found while the change of 0.2.5 was reviewed), pull request 2151 (the fix).
+    """
+    if not release.keeps_reduced_tensors or settings.tensor_parallel_size == 1:
+        return 0
+    tensor_bytes = settings.max_num_batched_tokens * spec.hidden_size * element_bytes(settings.dtype)
+    return (1 + 2 * num_layers) * tensor_bytes
 
 
 def _layer_width(layer: LayerSpec, tp: int) -> int:

@@ -15,11 +15,17 @@ from kvplan.units import GIB, MIB
 
 _Table = tuple[tuple[tuple[int, int, int], float], ...]
 
-_HOPPER_GIB: _Table = (((0, 0, 0), 0.0), ((0, 2, 5), 0.28), ((0, 8, 0), 0.07), ((0, 15, 0), 0.13), ((0, 18, 0), 0.25))
-_OLDER_GIB: _Table = (((0, 0, 0), 0.0), ((0, 2, 5), 0.28), ((0, 8, 0), 0.02), ((0, 15, 0), 0.05))
+_FIRST_ENGINE_GIB: _Table = (((0, 0, 0), 0.0), ((0, 2, 5), 0.77), ((0, 4, 0), 0.28))
+"""Nothing was counted before 0.2.5; then all that was not free, with the CUDA context (0.77 GiB on one A100, from the
+blocks before and after pull request 2031 of vllm-project/vllm), until 0.4 counted from what was free at the start."""
+_HOPPER_GIB: _Table = (*_FIRST_ENGINE_GIB, ((0, 8, 0), 0.07), ((0, 15, 0), 0.13), ((0, 18, 0), 0.25))
+_OLDER_GIB: _Table = (*_FIRST_ENGINE_GIB, ((0, 8, 0), 0.02), ((0, 15, 0), 0.05))
 _PARALLEL_EXTRA_GIB = 0.10
 """What logs print: 0.03 to 0.38 (up to 0.7), 0.02 on consumer cards and 0.07 on H100 (0.10), on H100 0.13 (0.15 to
 0.17) and 0.24 to 0.27 (0.18, 0.19). With several GPUs 0.1 more, except over NVLink on Hopper and later."""
+_FIRST_PARALLEL_EXTRA_GIB = 2.2
+"""NCCL's buffers through torch.distributed, before 0.4. Pull request 2151 measured 19.5 GiB for Llama 2 70B on 8 A100:
+16.1 are weights, 0.4 activations, 0.77 the context and the like."""
 _UNIFIED_EXTRA_GIB = 1.0
 """On a GPU that shares its host's memory, free memory also shrinks by what the engine's processes take of the host."""
 _NVLINK_PARALLEL_EXTRA_GIB = 1.85
@@ -46,6 +52,8 @@ def _parallel_extra_gib(gpu: GpuProfile, release: VllmRelease) -> float:
     has_fabric = gpu.nvlink_bytes_per_second is not None and _is_hopper_or_later(gpu)
     if has_fabric and release.version >= (0, 18, 0):
         return _NVLINK_PARALLEL_EXTRA_GIB
+    if release.version < (0, 4, 0):
+        return _FIRST_PARALLEL_EXTRA_GIB
     return _PARALLEL_EXTRA_GIB if release.v1 else 0.0
 
 

@@ -127,8 +127,10 @@ def _layer_pages(
         pages.extend(_page(entry, block_size) for entry in entries if entry.token_bytes)
         if _state_bytes(entries):
             pages.append(LayerPage("state", 1, _state_bytes(entries)))
-        if layer.cross_attention is not None and release.v1:
-            pages.append(_cross_page(layer.cross_attention, cache, block_size))
+        if layer.cross_attention is not None and (release.v1 or not entries):
+            page = _cross_page(layer.cross_attention, cache, block_size)
+            # The first engine had one kind of block, with room for every layer, also those that only look at images.
+            pages.append(page if release.v1 else replace(page, kind="full"))
     return pages
 
 

@@ -25,7 +25,8 @@ the kernel wants them (3), q and k in float32 before and after the rotation (4 x
 class ImageSize:
     """One image of the largest size. ``pixels`` counts values, ``patches`` rows inside the encoder.
 
-    Per patch there are alive two hidden widths, whole on every rank, and ``inner_width`` elements, divided over them.
+    Per patch there are alive two hidden widths and ``held_width`` elements, whole on every rank, and ``inner_width``
+    elements, divided over them. ``for_each_sequence``: one image for every sequence, whatever the budget of tokens.
     """
 
     pixels: int
@@ -34,6 +35,8 @@ class ImageSize:
     hidden_size: int
     inner_width: int
     deepstack_outputs: int = 0
+    held_width: int = 0
+    for_each_sequence: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,10 @@ def vision_profile(spec: ModelSpec, settings: ResolvedSettings) -> VisionProfile
     if image is None or image.tokens < 1:
         return None
     budget = max(settings.max_num_batched_tokens, image.tokens)
-    num_items = max(min(budget // image.tokens, settings.max_num_seqs), 1)
-    width = _RESIDUAL_WIDTHS * image.hidden_size + image.inner_width // settings.tensor_parallel_size
+    num_items = settings.max_num_seqs
+    if not image.for_each_sequence:
+        num_items = max(min(budget // image.tokens, num_items), 1)
+    width = _RESIDUAL_WIDTHS * image.hidden_size + image.held_width + image.inner_width // settings.tensor_parallel_size
     return VisionProfile(num_items, image.pixels, image.patches, image.tokens, width, image.deepstack_outputs)
 
 
@@ -137,10 +142,36 @@ def _dots(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
     )
 
 
+def _mllama(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
+    """Llama 3.2 Vision, which only the first engine ran, with one image of all tiles for each sequence.
+
+    The widest point is the MLP of the encoder's second, global part (vllm/model_executor/models/mllama.py, 0.6.2 on).
+    Still held there, in hidden widths: the patches before any embedding (1), the first part's states and its output
+    (n and 1), their stack (n), and inside the layer its caller's and its own input (2); and a mask of every patch of
+    an image against every other. Pixels are float32, as given and padded to equally many tiles (4 x 2 bytes).
+    """
+    side, patch = _number(section, "image_size", 560), _number(section, "patch_size", 14)
+    hidden, tiles = _number(section, "hidden_size", 1280), _number(section, "max_num_tiles", 4)
+    in_tile = (side // patch) ** 2 + 1
+    patches = tiles * -(-in_tile // 8) * 8
+    states = section.get("intermediate_layers_indices")
+    kept = len(states) if isinstance(states, list) else _number(section, "vision_output_dim", 6 * hidden) // hidden - 1
+    return ImageSize(
+        pixels=4 * tiles * _square(side),
+        patches=patches,
+        tokens=tiles * in_tile,
+        hidden_size=hidden,
+        inner_width=2 * _number(section, "intermediate_size", 4 * hidden),
+        held_width=(2 * kept + 4) * hidden + patches,
+        for_each_sequence=True,
+    )
+
+
 _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSize]] = {
     "gemma3": _gemma3,
     "mistral3": _pixtral,
     "llava": _llava,
+    "mllama": _mllama,
     "llama4": _llama4,
     "qwen2_vl": _qwen_vl,
     "qwen2_5_vl": _qwen_vl,

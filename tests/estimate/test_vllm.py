@@ -44,7 +44,8 @@ def test_llama_on_h100_as_vllm_019_printed_it() -> None:
         ("0.10.2", 0.9, "sort", False),
         ("0.17.1", 0.9, "triton", False),
         ("0.19.2rc1.dev206+g95995bbef", 0.9, "triton", False),
-        ("v0.20.2", 0.92, "triton", True),
+        ("v0.20.2", 0.92, "triton", False),
+        ("0.21.0", 0.92, "triton", True),
         ("0.1.dev18496+gd4e0675a7", 0.92, "triton", True),
         ("latest", 0.92, "triton", True),
     ],
@@ -101,7 +102,8 @@ def test_printed_tokens_change_their_meaning_with_020() -> None:
     new = predict("0.20.2", max_model_len=10000)
     assert old.kv_cache_tokens == old.num_blocks * 16
     assert new.kv_cache_tokens == int(new.max_concurrency * 10000)
-    assert new.rank.subtracted_graph_bytes > 0 == old.rank.subtracted_graph_bytes
+    assert new.rank.subtracted_graph_bytes == old.rank.subtracted_graph_bytes == 0
+    assert predict("0.21.0", max_model_len=10000).rank.subtracted_graph_bytes > 0
 
 
 def test_graphs_cost_nothing_in_eager_mode() -> None:
@@ -175,3 +177,19 @@ def test_flashinfer_samples_where_a_release_asks_for_it() -> None:
     assert peaks["0.10.1.1", True] == pytest.approx(0.53, abs=0.02)
     assert peaks["0.10.1.1", False] == pytest.approx(1.40, abs=0.02)
     assert peaks["0.12.0", True] == peaks["0.12.0", False]
+
+
+def test_tensors_that_were_reduced_stay_until_the_fix() -> None:
+    """Llama 2 70B over 4 GPUs: one tensor of 4096 x 8192 halves for the embedding and two for each of 80 layers."""
+    model = resolve_model("llama-2-70b")
+    settings = VllmSettings(max_model_len=4096, dtype="float16", tensor_parallel_size=4)
+    before, after = (predict_vllm(model, H100, settings, version).rank.activation for version in ("0.2.5", "0.2.7"))
+    assert before.decoder_bytes - after.decoder_bytes == (1 + 2 * 80) * 4096 * 8192 * 2
+
+
+def test_the_first_engine_profiles_one_image_for_each_sequence() -> None:
+    """Row V197: vLLM printed 36.63 GiB of activations, 19.86 of weights, and blocks with room for all 40 layers."""
+    settings = VllmSettings(max_num_seqs=128, max_model_len=65536, enforce_eager=True)
+    rank = predict_vllm(resolve_model("llama-3.2-11b-vision-base"), H100, settings, "0.6.6").rank
+    assert (gib(rank.weight_bytes), gib(rank.activation.peak_bytes)) == (19.86, 36.63)
+    assert rank.blocks.bytes_per_block == 40 * 16 * 2 * 8 * 128 * 2

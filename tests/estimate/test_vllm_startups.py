@@ -47,8 +47,8 @@ def test_every_row_whose_config_can_be_had_is_scored(scores) -> None:  # type: i
     [
         ("A, campaign", 0.01, 0.04),
         ("B, memory to tokens", 0.002, 0.01),
-        # Eight of 37 rows are outside: see OUTLIERS.
-        ("A, other sources", 0.03, 0.22),
+        # The bar is 2 % and 10 %; the second is missed: six of 37 rows are outside, see OUTLIERS.
+        ("A, other sources", 0.02, 0.18),
     ],
 )
 def test_tokens(scores, name: str, median: float, p90: float) -> None:  # type: ignore[no-untyped-def]
@@ -64,16 +64,14 @@ def test_weights(scores, name: str) -> None:  # type: ignore[no-untyped-def]
     assert found[1] <= 0.03
 
 
+B12X = "4.3 GiB on 8 GPUs that a build of vLLM with its own kernels keeps while it profiles CUDA graphs up to 256"
 OUTLIERS = {
-    "V124": "0.10 in a container with FlashInfer, whose sampler needs less than the sort of an ordinary installation",
-    "V148": "the estimate of CUDA graphs is 4.8 to 6.3 GiB on 8 GPUs over PCIe, ten times that of other models",
-    "V151": "as V148",
-    "V152": "as V148",
-    "V153": "as V148",
-    "V195": "0.2.5 counted 13 GiB more per GPU with 4 GPUs than the release before it",
-    "V197": "0.6.6 profiled 128 images of Llama 3.2 Vision at once, 37 GiB; its encoder is not modelled",
-    "V202": "0.2.7 with 2 GPUs held 18 GiB more than weights and activations",
-    "V211": "0.6 GiB on a 3090 that no term explains",
+    "V148": B12X,
+    "V151": B12X,
+    "V152": B12X,
+    "V153": B12X,
+    "V202": "0.2.7 multiplied AWQ weights in 8 partial sums of every prompt token, and counted what torch reserved",
+    "V211": "0.6 GiB on a 3090: with 8192 tokens the graph estimate of models with states holds one step's tensors",
 }
 """Rows of grade A more than 10 % off, and why. No constant was bent for them."""
 
