@@ -16,7 +16,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _ALIGNMENT_BYTES = 64  # a cache line: buffers never share one
 
 # Rows of logits the sampler works on at a time, and what it needs for each element of such a row:
-# float32 copy 4, sorted values 4, their int64 indices 8, probabilities 4, cumulative sum 4.
+# six float32: a copy, raw log-probabilities, probabilities, sorted values, cumulative sum, noise.
 SAMPLER_ROWS = 16
 SAMPLER_ELEMENT_BYTES = 24
 
