@@ -64,14 +64,14 @@ def test_weights(scores, name: str) -> None:  # type: ignore[no-untyped-def]
     assert found[1] <= 0.03
 
 
-B12X = "4.3 GiB on 8 GPUs that a build of vLLM with its own kernels keeps while it profiles CUDA graphs up to 256"
+B12X = "4.3 GiB that a modified build with its own kernels holds; likely left by profiling graphs"
 OUTLIERS = {
     "V148": B12X,
     "V151": B12X,
     "V152": B12X,
     "V153": B12X,
-    "V202": "0.2.7 multiplied AWQ weights in 8 partial sums of every prompt token, and counted what torch reserved",
-    "V211": "0.6 GiB on a 3090: with 8192 tokens the graph estimate of models with states holds one step's tensors",
+    "V202": "15 GiB: likely AWQ's 8 partial sums of every prompt token (vLLM pull request 2566) and what is reserved",
+    "V211": "0.6 GiB: likely the graph estimate of models with states, which grows with the batch (vLLM issue 50780)",
 }
 """Rows of grade A more than 10 % off, and why. No constant was bent for them."""
 
