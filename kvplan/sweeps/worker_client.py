@@ -203,13 +203,7 @@ def _signal_name(number: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The parent's environment, with its import path: the worker must find the same kvplan and the same engine.
-
-    Threads sleep at OpenMP's barriers unless the user says otherwise. Spinning there costs little on an idle machine,
-    but where others want the processors it takes the time of the very thread that is waited for: two trials of gpt2
-    beside a load of 5 took 75 s spinning and 30 s sleeping (2 cores).
-    """
+    """The parent's environment, with its import path: the worker must find the same kvplan and the same engine."""
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return environment
