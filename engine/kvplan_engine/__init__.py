@@ -1,6 +1,6 @@
 """kvplan's paged engine: PagedAttention kernels, block tables, continuous batching."""
 
-from kvplan_engine import openmp  # noqa: F401
+from kvplan_engine import libraries  # noqa: F401
 
 # isort: split
 from kvplan_engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence

@@ -1,0 +1,60 @@
+"""The README's commands run, and print what the README shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONSOLE = re.findall(r"```console\n\$ (kvplan .+?)\n(.*?)```", README, re.DOTALL)
+
+
+def _kvplan(arguments: list[str]) -> str:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        [sys.executable, "-m", "kvplan", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "120", "NO_COLOR": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(("command", "shown"), CONSOLE, ids=[command for command, _ in CONSOLE])
+def test_a_command_prints_what_is_shown(command: str, shown: str) -> None:
+    """Line by line; a line of dots in the README stands for lines left out."""
+    printed = [line.rstrip() for line in _kvplan(shlex.split(command)[1:]).strip().splitlines()]
+    position = 0
+    for line in shown.strip().splitlines():
+        if line.strip() == "...":
+            continue
+        assert line.rstrip() in printed[position:], f"the README shows a line that is not printed: {line!r}"
+        position = printed.index(line.rstrip(), position) + 1
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(CONSOLE) >= 2
+
+
+def test_every_sweep_line_is_a_valid_sweep(tmp_path: Path) -> None:
+    lines = re.findall(r"^    (kvplan sweep --model .+?)(?:\s{2,}#.*)?$", README, re.MULTILINE)
+    assert lines
+    for line in lines:
+        _kvplan([*shlex.split(line)[1:], "--dry-run", "--device", "cpu", "--device-memory", "2GiB"])
+
+
+def test_the_first_two_commands_are_make_targets() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in ("sweep", "check"):
+        assert f"    make {target}\n" in README
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
