@@ -99,6 +99,17 @@ def find_profile(name: str) -> dict[str, Any] | None:
     return None
 
 
+UNREAD = "shape not read from the published file"
+"""How the source of a profile begins whose config nobody could compare with the model's own."""
+
+
+def provenance_note(spec: ModelSpec) -> str | None:
+    """What a user has to know about where ``spec`` comes from before trusting its numbers; None when it was read."""
+    if not (spec.source or "").startswith(UNREAD):
+        return None
+    return f"kvplan's profile of {spec.id}: {spec.source}. Give the model's own config.json to be sure."
+
+
 def read_profile(profile: Mapping[str, Any], *, assumptions: Mapping[str, str] | None = None) -> ModelSpec:
     """The ``ModelSpec`` of a shipped profile."""
     return read_config(

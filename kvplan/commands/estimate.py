@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 from kvplan.catalog.gpus import DEFAULT_GPUS, find_gpu
-from kvplan.catalog.models import resolve_model
+from kvplan.catalog.models import provenance_note, resolve_model
 from kvplan.commands.estimate_output import print_estimate
 from kvplan.commands.render import OutputFormat
 from kvplan.errors import UsageError
@@ -94,6 +95,9 @@ def estimate(
     )
     spec = resolve_model(model, assumptions=parse_assumptions(assume or []))
     answer = make_estimate(spec, request)
+    note = provenance_note(spec)
+    if note:
+        print(f"note: {note}", file=sys.stderr)
     print_estimate(answer, OutputFormat.json if as_json else output_format, explain=explain)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
 from kvplan.catalog.gpus import GpuProfile, find_gpu, load_gpus
-from kvplan.catalog.models import resolve_model
+from kvplan.catalog.models import provenance_note, resolve_model
 from kvplan.commands.render import print_json, print_table
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import KV_CACHE_DTYPES, SERVING_DTYPES, canonical_dtype
@@ -95,7 +96,12 @@ def plan(
         worst_case=worst_case,
         version=_version(engine),
     )
-    _answer(make_plan(resolve_model(model), request), plot, as_json=as_json)
+    spec = resolve_model(model)
+    found = make_plan(spec, request)
+    note = provenance_note(spec)
+    if note:
+        print(f"note: {note}", file=sys.stderr)
+    _answer(found, plot, as_json=as_json)
 
 
 def _answer(found: Plan, plot: Path | None, *, as_json: bool) -> None:
