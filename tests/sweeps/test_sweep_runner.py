@@ -128,20 +128,25 @@ def test_a_worker_that_never_starts_is_a_row_each(tmp_path: Path) -> None:
 def test_ctrl_c_writes_what_is_there_and_resume_runs_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_WORKER_SECONDS", "0.4")
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    outcome = run(tmp_path, monkeypatch, {})
-    timer.join()
+    # A shell starts its background jobs with SIGINT ignored, and Python leaves it so: the test must not depend on that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        timer.start()
+        outcome = run(tmp_path, monkeypatch, {})
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert outcome.interrupted
     assert 0 < len(outcome.rows) < 4
     assert outcome.summary["interrupted"]
     assert (tmp_path / "run" / "results.csv").exists()
     monkeypatch.setenv("FAKE_WORKER_SECONDS", "0")
-    before = {row["trial_id"] for row in outcome.rows}
+    finished = {row["trial_id"] for row in outcome.rows}
     continued = resume_sweep(tmp_path / "run", SilentProgress(), worker_command=FAKE_WORKER)
     assert not continued.interrupted
     assert statuses(continued) == {1: "ok", 2: "ok", 4: "ok", 8: "ok"}
-    redone = [trial_id for _, trial_id in begun(tmp_path) if trial_id in before]
-    assert sorted(redone) == sorted(before)
+    redone = [trial_id for _, trial_id in begun(tmp_path) if trial_id in finished]
+    assert sorted(redone) == sorted(finished)
 
 
 def test_resume_refuses_other_settings_and_shows_the_difference(tmp_path: Path) -> None:
