@@ -153,7 +153,7 @@ def test_every_profile_is_read_and_says_where_it_comes_from():
     for profile in profiles():
         spec = read_profile(profile)
         assert 0 < spec.num_active_parameters <= spec.num_parameters
-        assert profile["source"].startswith("https://huggingface.co/") and profile["date"]
+        assert profile["source"] and profile["date"]
 
 
 def test_no_name_stands_for_two_profiles():

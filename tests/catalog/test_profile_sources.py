@@ -10,15 +10,33 @@ import pytest
 
 from kvplan.catalog.models import UNREAD, profiles, provenance_note, read_profile
 
-_READ = re.compile(r"aiconfigurator|litgpt|github\.com|GitHub|transformers \d")
+_PACKAGE = re.compile(
+    r"aiconfigurator-core \d+\.\d+\.\d+|litgpt \d+\.\d+\.\d+|defaults of \w+ in transformers \d+\.\d+"
+)
+_REPOSITORY_FILE = re.compile(r"github\.com/[\w.-]+/[\w.-]+, [\w./-]+\.\w+ at [0-9a-f]{40}")
 
 
 @pytest.mark.parametrize("profile", list(profiles()), ids=lambda profile: profile["name"])
 def test_every_profile_is_honest_about_its_source(profile: dict[str, str]) -> None:
+    """A package and its version, or a file of a repository at a commit: an address alone is not enough."""
     source = profile["source"]
-    assert source.startswith(UNREAD) != bool(_READ.search(source)), source
+    if not source.startswith(UNREAD):
+        assert _PACKAGE.search(source) or _REPOSITORY_FILE.search(source), source
     note = provenance_note(read_profile(profile))
     assert (note is not None) == source.startswith(UNREAD)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "https://huggingface.co/openai-community/gpt2/blob/main/config.json",
+        "https://huggingface.co/bigscience/bloom/blob/main/config.json (176 B parameters)",
+        "github.com/someone/something",
+        "as in litgpt",
+    ],
+)
+def test_an_address_or_a_name_alone_is_no_source(source: str) -> None:
+    assert not _PACKAGE.search(source) and not _REPOSITORY_FILE.search(source)
 
 
 def test_the_note_reaches_the_user_on_stderr() -> None:
