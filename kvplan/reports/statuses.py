@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from kvplan.catalog.statuses import STATUSES, TrialStatus
+
 BLACK: Final = "#000000"
 ORANGE: Final = "#E69F00"
 SKY_BLUE: Final = "#56B4E9"
@@ -32,18 +34,27 @@ class StatusLook:
     measured: bool = False
 
 
-_LOOKS: Final = (
-    StatusLook("ok", "ok", "all served, none waited for blocks", GREEN, measured=True),
-    StatusLook("queued", "queued", "all served, some waited for blocks", SKY_BLUE, measured=True),
-    StatusLook("preempted", "preempted", "all served, some lost blocks, redone", YELLOW, measured=True),
-    StatusLook("rejected_ctx", "context\nrefused", "pool holds no max_model_len sequence", ORANGE, "//"),
-    StatusLook("oom_kv_init", "OOM\nKV pool", "no room left for a KV pool", PURPLE, "\\\\"),
-    StatusLook("oom_weights", "OOM\nweights", "weights exceed the budget", VERMILION, "xx"),
-    StatusLook("oom_runtime", "OOM\nrunning", "an allocation failed while serving", BLUE, "++"),
-    StatusLook("timeout", "timeout", "ended long after its predicted time", GREY, "--"),
-    StatusLook("crash", "crash", "the worker died", "#5A5A5A", "xx"),
-    StatusLook("skipped_oom_dominated", "skipped", "not run, a lighter trial failed", "#D9D9D9", ".."),
-)
+# Of every status: what fits a cell of the map, colour, and hatching for those that were not served.
+_COLOURS: Final = {
+    "ok": ("ok", GREEN, ""),
+    "queued": ("queued", SKY_BLUE, ""),
+    "preempted": ("preempted", YELLOW, ""),
+    "rejected_ctx": ("context\nrefused", ORANGE, "//"),
+    "oom_kv_init": ("OOM\nKV pool", PURPLE, "\\\\"),
+    "oom_weights": ("OOM\nweights", VERMILION, "xx"),
+    "oom_runtime": ("OOM\nrunning", BLUE, "++"),
+    "timeout": ("timeout", GREY, "--"),
+    "crash": ("crash", "#5A5A5A", "xx"),
+    "skipped_oom_dominated": ("skipped", "#D9D9D9", ".."),
+}
+
+
+def _look(status: TrialStatus) -> StatusLook:
+    short, colour, hatch = _COLOURS[status.name]
+    return StatusLook(status.name, short, status.brief, colour, hatch, status.kind == "measured")
+
+
+_LOOKS: Final = tuple(_look(status) for status in STATUSES)
 STATUS_ORDER: Final = tuple(look.name for look in _LOOKS)
 _BY_NAME: Final = {look.name: look for look in _LOOKS}
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from kvplan.sweeps.columns import MEASURED_STATUSES, OUT_OF_MEMORY_STATUSES
+from kvplan.catalog.statuses import MEASURED_STATUSES, OUT_OF_MEMORY_STATUSES
 from kvplan.sweeps.trial import SETTING_NAMES
 
 Row = Mapping[str, Any]

@@ -24,39 +24,11 @@ A reader that must not import this package finds the same list under ``columns``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 TRIAL_SCHEMA: Final = "kvplan.trial/1"
 MANIFEST_SCHEMA: Final = "kvplan.manifest/1"
 SUMMARY_SCHEMA: Final = "kvplan.sweep/1"
-
-Status = Literal[
-    "ok",
-    "queued",
-    "preempted",
-    "oom_weights",
-    "oom_kv_init",
-    "oom_runtime",
-    "rejected_ctx",
-    "timeout",
-    "crash",
-    "skipped_oom_dominated",
-]
-
-STATUS_MEANING: Final[dict[Status, str]] = {
-    "ok": "every request was served and none ever waited for blocks",
-    "queued": "every request was served, but at some step one waited only because the pool had too few free blocks",
-    "preempted": "every request was served, but at least one running sequence lost its blocks and was computed again",
-    "oom_weights": "the weights do not fit into device memory x utilization",
-    "oom_kv_init": "the weights fit, but activations and overhead leave no room for a single block",
-    "oom_runtime": "an allocation failed while requests were being served",
-    "rejected_ctx": "the pool is smaller than one sequence of max_model_len, so the engine refuses to start",
-    "timeout": "the trial took many times its predicted time and was ended",
-    "crash": "the worker process died, or its engine failed in a way that is none of the above",
-    "skipped_oom_dominated": "not run: a trial with no more memory need had already run out of memory",
-}
-MEASURED_STATUSES: Final[frozenset[str]] = frozenset({"ok", "queued", "preempted"})
-OUT_OF_MEMORY_STATUSES: Final[frozenset[str]] = frozenset({"oom_weights", "oom_kv_init", "oom_runtime", "rejected_ctx"})
 
 
 @dataclass(frozen=True, slots=True)

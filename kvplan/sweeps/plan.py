@@ -15,8 +15,9 @@ from typing import Any
 from kvplan import __version__
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.statuses import STATUS_MEANING
 from kvplan.errors import KvplanError
-from kvplan.sweeps.columns import MANIFEST_SCHEMA, STATUS_MEANING, columns_as_json
+from kvplan.sweeps.columns import MANIFEST_SCHEMA, columns_as_json
 from kvplan.sweeps.commit import checkout_commit
 from kvplan.sweeps.design import Plane, base_settings, make_design
 from kvplan.sweeps.machine import SweepDevice, detect_device

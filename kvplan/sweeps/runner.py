@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from kvplan.catalog.statuses import MEASURED_STATUSES
 from kvplan.errors import KvplanError
-from kvplan.sweeps.columns import MEASURED_STATUSES
 from kvplan.sweeps.prediction import Predictor, TrialPrediction
 from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.protocol import TrialOrder

@@ -22,10 +22,10 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvplan.catalog.statuses import MEASURED_STATUSES, OUT_OF_MEMORY_STATUSES
 from kvplan.errors import UsageError
 from kvplan.sweeps.axes import AXES, AxisValue
 from kvplan.sweeps.boundaries import SAME_THROUGHPUT
-from kvplan.sweeps.columns import MEASURED_STATUSES, OUT_OF_MEMORY_STATUSES
 from kvplan.sweeps.prediction import Predictor
 from kvplan.sweeps.schedule import Row, Step, Steps
 from kvplan.sweeps.trial import Trial, TrialSettings

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from kvplan.catalog.statuses import MEASURED_STATUSES
 from kvplan.sweeps.boundaries import SAME_THROUGHPUT, find_boundaries, find_violations
-from kvplan.sweeps.columns import MEASURED_STATUSES, SUMMARY_SCHEMA
+from kvplan.sweeps.columns import SUMMARY_SCHEMA
 from kvplan.sweeps.trial import SETTING_NAMES
 
 Row = Mapping[str, Any]

@@ -14,10 +14,10 @@ import random
 import sys
 from pathlib import Path
 
+from kvplan.catalog.statuses import MEASURED_STATUSES
 from kvplan.sweeps.columns import (
     COLUMN_NAMES,
     MANIFEST_SCHEMA,
-    MEASURED_STATUSES,
     SUMMARY_SCHEMA,
     TRIAL_SCHEMA,
     columns_as_json,

@@ -1,0 +1,99 @@
+"""How a trial can end: the one list that rows, summary, reports and documentation name it from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Status = Literal[
+    "ok",
+    "queued",
+    "preempted",
+    "oom_weights",
+    "oom_kv_init",
+    "oom_runtime",
+    "rejected_ctx",
+    "timeout",
+    "crash",
+    "skipped_oom_dominated",
+]
+StatusKind = Literal["measured", "out_of_memory", "broken", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStatus:
+    """One way to end. ``meaning`` is the whole sentence, ``brief`` what fits beside its colour in a legend."""
+
+    name: Status
+    kind: StatusKind
+    brief: str
+    meaning: str
+
+
+STATUSES: Final[tuple[TrialStatus, ...]] = (
+    TrialStatus(
+        "ok",
+        "measured",
+        "all served, none waited for blocks",
+        "every request was served and none ever waited for blocks",
+    ),
+    TrialStatus(
+        "queued",
+        "measured",
+        "all served, some waited for blocks",
+        "every request was served, but at some step one waited only because the pool had too few free blocks",
+    ),
+    TrialStatus(
+        "preempted",
+        "measured",
+        "all served, some lost blocks, redone",
+        "every request was served, but at least one running sequence lost its blocks and was computed again",
+    ),
+    TrialStatus(
+        "rejected_ctx",
+        "out_of_memory",
+        "pool holds no max_model_len sequence",
+        "the pool is smaller than one sequence of max_model_len, so the engine refuses to start",
+    ),
+    TrialStatus(
+        "oom_kv_init",
+        "out_of_memory",
+        "no room left for a KV pool",
+        "the weights fit, but activations and overhead leave no room for a single block",
+    ),
+    TrialStatus(
+        "oom_weights",
+        "out_of_memory",
+        "weights exceed the budget",
+        "the weights do not fit into device memory x utilization",
+    ),
+    TrialStatus(
+        "oom_runtime",
+        "out_of_memory",
+        "an allocation failed while serving",
+        "an allocation failed while requests were being served",
+    ),
+    TrialStatus(
+        "timeout",
+        "broken",
+        "ended long after its predicted time",
+        "the trial took many times its predicted time and was ended",
+    ),
+    TrialStatus(
+        "crash",
+        "broken",
+        "the worker died",
+        "the worker process died, or its engine failed in a way that is none of the above",
+    ),
+    TrialStatus(
+        "skipped_oom_dominated",
+        "skipped",
+        "not run, a lighter trial failed",
+        "not run: a trial with no more memory need had already run out of memory",
+    ),
+)
+"""From best to worst."""
+
+STATUS_MEANING: Final[dict[Status, str]] = {status.name: status.meaning for status in STATUSES}
+MEASURED_STATUSES: Final[frozenset[str]] = frozenset(s.name for s in STATUSES if s.kind == "measured")
+OUT_OF_MEMORY_STATUSES: Final[frozenset[str]] = frozenset(s.name for s in STATUSES if s.kind == "out_of_memory")
