@@ -1,0 +1,51 @@
+"""kvplan's engine, through its public Python interface."""
+
+from __future__ import annotations
+
+from protocol import Loaded, Order, serve
+from workload import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Scenario
+
+
+def load(order: Order) -> Loaded:
+    import torch
+
+    from kvplan_engine import LLM, SamplingParams
+
+    torch.set_num_threads(order.num_threads)
+    llm = LLM(
+        model=order.directory,
+        device="cpu",
+        dtype=order.dtype,
+        device_memory="6GiB",
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        enable_prefix_caching=order.shares_prefixes,
+        seed=0,
+    )
+
+    def run(asked: Scenario) -> list[list[int]]:
+        params = [
+            SamplingParams(
+                n=asked.num_samples,
+                temperature=0.0 if asked.num_samples == 1 else 1.0,
+                max_tokens=request.output_tokens,
+                min_tokens=request.output_tokens,
+                ignore_eos=True,
+            )
+            for request in asked.requests
+        ]
+        prompts = [{"prompt_token_ids": request.prompt_token_ids} for request in asked.requests]
+        return [list(sample.token_ids) for output in llm.generate(prompts, params) for sample in output.outputs]
+
+    return run
+
+
+if __name__ == "__main__":
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        installed = version("kvplan")
+    except PackageNotFoundError:
+        installed = "checkout"
+    serve(installed, load)

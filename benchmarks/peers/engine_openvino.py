@@ -1,0 +1,51 @@
+"""OpenVINO GenAI's continuous batching, on models that models.py exported (DIRECTORY-openvino).
+
+Its KV cache is set to the run's own type: the plugin's default for bfloat16 is 8 bits, which is another accuracy.
+"""
+
+from __future__ import annotations
+
+from protocol import Loaded, Order, serve
+from workload import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Request, Scenario
+
+
+def load(order: Order) -> Loaded:
+    import numpy as np
+    import openvino
+    import openvino_genai as genai
+
+    scheduler = genai.SchedulerConfig()
+    scheduler.max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
+    scheduler.max_num_seqs = MAX_NUM_SEQS
+    scheduler.cache_size = 4
+    scheduler.dynamic_split_fuse = True
+    scheduler.enable_prefix_caching = order.shares_prefixes
+    precision = {"bfloat16": "bf16", "float32": "f32"}[order.dtype]
+    properties = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": precision,
+        "INFERENCE_NUM_THREADS": order.num_threads,
+    }
+    pipeline = genai.ContinuousBatchingPipeline(order.directory + "-openvino", scheduler, "CPU", properties)
+
+    def configure(request: Request, num_samples: int) -> object:
+        config = genai.GenerationConfig()
+        config.max_new_tokens = config.min_new_tokens = request.output_tokens
+        config.ignore_eos = True
+        config.do_sample = num_samples > 1
+        config.num_return_sequences = num_samples
+        return config
+
+    def run(asked: Scenario) -> list[list[int]]:
+        prompts = [openvino.Tensor(np.array([request.prompt_token_ids], dtype=np.int64)) for request in asked.requests]
+        configs = [configure(request, asked.num_samples) for request in asked.requests]
+        outputs = sorted(pipeline.generate(prompts, configs), key=lambda output: output.m_request_id)
+        return [list(sample) for output in outputs for sample in output.m_generation_ids]
+
+    return run
+
+
+if __name__ == "__main__":
+    import openvino_genai
+
+    serve(openvino_genai.__version__, load)
