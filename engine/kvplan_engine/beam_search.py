@@ -190,7 +190,7 @@ def grow_beams(request: Request, group: BeamGroup, scheduler: Scheduler) -> None
         group.num_sequences += len(children)
         scheduler.unpark(beam)
         for child, continuation in zip([beam, *children], continuations, strict=True):
-            child.token_ids.append(continuation.token)
+            child.append_token(continuation.token)
             group.scores[child] = continuation.score
     request.sequences = list(group.scores)
 

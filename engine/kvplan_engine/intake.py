@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 
 from kvplan_engine.beam_search import BeamGroup, grow_beams
 from kvplan_engine.outputs import PlainOutputs, StepOutput
-from kvplan_engine.request import Request, Sequence
-from kvplan_engine.sampling.sampler import Draw, SampledToken
+from kvplan_engine.request import Request, Sequence, SequenceStatus
+from kvplan_engine.sampling.sampler import SampledToken
 from kvplan_engine.scheduler import Scheduler
+from kvplan_engine.step_plan import StepPlan
 from kvplan_engine.stop import StopChecker
+
+
+@dataclass(slots=True)
+class _Arrived:
+    """What a step brought, by row: sequences, their lists of known tokens, their new tokens. ending: rows."""
+
+    sequences: list[Sequence]
+    known: list[list[int]]
+    token_ids: list[int]
+    details: list[SampledToken] | None
+    ending: list[int]
 
 
 class TokenIntake:
@@ -26,53 +40,68 @@ class TokenIntake:
         self._stops = stops
         self._requests = requests
         self._max_model_len = max_model_len
-        self._draws: list[Draw] = []
-        self._sequences: list[Sequence] = []  # of the draws
-        self._token_ids: list[list[int]] = []  # of the sequences, in a plain step
-        self._stop_ids: frozenset[int] = frozenset()  # of all of them
-        self._num_plain_steps = 0
-        self._noted_seconds = 0.0
         self.stall_seconds = 0.0
         self.longest_stall_seconds = 0.0
 
-    def take(self, draws: list[Draw], tokens: list[SampledToken], now: float) -> Rows[StepOutput]:
-        """One output per draw."""
-        is_same_batch = draws is self._draws
-        self._note_times(draws, now)
-        if is_same_batch and self._num_plain_steps == 0:
-            self._foresee_plain_steps()
-        token_ids = [token.token_id for token in tokens]
-        if self._num_plain_steps > 0 and self._stop_ids.isdisjoint(token_ids):
-            self._num_plain_steps -= 1
-            for known, token_id in zip(self._token_ids, token_ids, strict=True):
-                known.append(token_id)
-            return PlainOutputs(self._sequences, token_ids)
-        self._num_plain_steps = 0
-        return [self._take_one(sequence, token) for sequence, token in zip(self._sequences, tokens, strict=True)]
+    def take(
+        self, plan: StepPlan, token_ids: list[int], details: list[SampledToken] | None, now: float
+    ) -> Rows[StepOutput]:
+        """``token_ids[i]`` is for ``plan.sampled[i]``; one output for each. Plans come in the order of their steps.
 
-    def _foresee_plain_steps(self) -> None:
-        """For how many steps of this batch only a stop token can end a sequence, with nothing else to note down."""
-        sequences = self._sequences
-        self._num_plain_steps = min((s.plain_until - len(s.token_ids) for s in sequences), default=0)
-        if self._num_plain_steps > 0:
-            self._token_ids = [sequence.token_ids for sequence in sequences]
-            self._stop_ids = frozenset().union(*{sequence.request.stop_ids for sequence in sequences})
+        details: the same tokens with their log-probabilities, needed where ``plan.is_watched``.
+        """
+        self._note_times(plan, now)
+        arrived = _Arrived(plan.sampled, plan.known, token_ids, details, plan.ending)
+        if self._scheduler.num_orphan_tokens:
+            arrived = self._without_orphans(arrived)
+        if plan.is_watched and arrived.details is not None:
+            return [
+                self._take_one(sequence, token)
+                for sequence, token in zip(arrived.sequences, arrived.details, strict=True)
+            ]
+        return self._take_all(arrived, plan.stop_ids)
 
-    def _note_times(self, draws: list[Draw], now: float) -> None:
-        """When each sequence got its token. While the draws stay the same list, one time stands for all of them."""
-        oldest = self._noted_seconds
-        if draws is not self._draws:
-            for sequence in self._sequences:
-                if sequence.last_token_seconds is not None:  # not preempted since
-                    sequence.last_token_seconds = oldest
-            self._draws, self._sequences = draws, [draw.sequence for draw in draws]
-            self._num_plain_steps = 0
-            oldest = min(
-                (s.last_token_seconds for s in self._sequences if s.last_token_seconds is not None), default=now
-            )
-            for sequence in self._sequences:
-                sequence.last_token_seconds = now
-        self._noted_seconds = now
+    def _take_all(self, arrived: _Arrived, stop_ids: frozenset[int]) -> PlainOutputs:
+        """Only a stop token or the length ends a sequence: both are found without looking at each."""
+        token_ids = arrived.token_ids
+        deque(map(list.append, arrived.known, token_ids), maxlen=0)
+        ending = arrived.ending
+        if not stop_ids.isdisjoint(token_ids):
+            ending = sorted({*ending, *(row for row, token in enumerate(token_ids) if token in stop_ids)})
+        reasons: dict[int, str] = {}
+        for row in ending:
+            reason = self._end(arrived.sequences[row])
+            if reason is not None:
+                reasons[row] = reason
+        return PlainOutputs(arrived.sequences, token_ids, reasons)
+
+    def _without_orphans(self, arrived: _Arrived) -> _Arrived:
+        """Without the tokens of sequences that were finished after their step had been started."""
+        rows = [row for row, sequence in enumerate(arrived.sequences) if sequence.status is not SequenceStatus.FINISHED]
+        self._scheduler.num_orphan_tokens -= len(arrived.sequences) - len(rows)
+        place = {row: index for index, row in enumerate(rows)}
+        return _Arrived(
+            [arrived.sequences[row] for row in rows],
+            [arrived.known[row] for row in rows],
+            [arrived.token_ids[row] for row in rows],
+            None if arrived.details is None else [arrived.details[row] for row in rows],
+            [place[row] for row in arrived.ending if row in place],
+        )
+
+    def _note_times(self, plan: StepPlan, now: float) -> None:
+        """When each sequence got its token; those of the rows follow a clock, which stands for them all."""
+        clock, oldest = self._scheduler.running.rows.clock, now
+        newly = [plan.decodes[row] for row in plan.fresh_rows if plan.decodes[row].last_token_seconds is not None]
+        if len(newly) < len(plan.decodes):
+            oldest = clock.token_seconds
+        if plan.decodes:
+            clock.token_seconds = now
+        for sequence in newly:
+            oldest = min(oldest, sequence.last_token_seconds or now)
+            sequence.last_token_seconds = None  # the clock's time is its time, as long as it has a row
+        for sequence in plan.sampled[len(plan.decodes) :]:
+            oldest = min(oldest, sequence.last_token_seconds or now)
+            sequence.last_token_seconds = now
         self.stall_seconds = now - oldest
         self.longest_stall_seconds = max(self.longest_stall_seconds, self.stall_seconds)
 
@@ -84,20 +113,17 @@ class TokenIntake:
         if token.top_logprobs is not None and token.logprob is not None:
             sequence.logprobs.append(token.top_logprobs)
             sequence.cumulative_logprob += token.logprob
-        reason = self._stops.check(sequence, self._max_model_len)
-        if reason is not None:
-            self._scheduler.finish(sequence, reason)
-            if request.is_finished:
-                self._requests.pop(request.request_id, None)
-        elif not sequence.plain_until:
-            self._foresee(sequence)
-        return StepOutput(sequence, [token.token_id], reason.value if reason else None)
+        return StepOutput(sequence, [token.token_id], self._end(sequence))
 
-    def _foresee(self, sequence: Sequence) -> None:
-        """Up to which length only a stop token can end ``sequence``, with nothing else to note down."""
-        params = sequence.request.params
-        if params.logprobs is None and not params.stop_strings:
-            sequence.plain_until = min(sequence.num_prompt_tokens + params.max_tokens, self._max_model_len) - 1
+    def _end(self, sequence: Sequence) -> str | None:
+        """Finish ``sequence`` if its last token ends it; why."""
+        reason = self._stops.check(sequence, self._max_model_len)
+        if reason is None:
+            return None
+        self._scheduler.finish(sequence, reason)
+        if sequence.request.is_finished:
+            self._requests.pop(sequence.request.request_id, None)
+        return reason.value
 
     def _report(self, beam: Sequence, group: BeamGroup, token: SampledToken) -> StepOutput:
         """A beam's likeliest tokens go to its group, which goes on when all its beams have reported."""

@@ -33,21 +33,22 @@ class StepOutput:
 
 
 class PlainOutputs(abc.Sequence[StepOutput]):
-    """The outputs of a step in which nothing ended: row i is ``token_ids[i]`` for ``sequences[i]``.
+    """The outputs of a step with one token each: row i is ``token_ids[i]`` for ``sequences[i]``.
 
-    Made when they are looked at, because a batch run to its end never does.
+    reasons: why, by row, for those that ended. Made when they are looked at, because a batch run to its end never does.
     """
 
-    def __init__(self, sequences: list[Sequence], token_ids: list[int]) -> None:
+    def __init__(self, sequences: list[Sequence], token_ids: list[int], reasons: dict[int, str]) -> None:
         self._sequences = sequences
         self._token_ids = token_ids
+        self._reasons = reasons
 
     def __len__(self) -> int:
         return len(self._token_ids)
 
     def __iter__(self) -> Iterator[StepOutput]:
-        for sequence, token_id in zip(self._sequences, self._token_ids, strict=True):
-            yield StepOutput(sequence, [token_id])
+        for row in range(len(self)):
+            yield self[row]
 
     @overload
     def __getitem__(self, index: int) -> StepOutput: ...
@@ -58,7 +59,8 @@ class PlainOutputs(abc.Sequence[StepOutput]):
     def __getitem__(self, index: int | slice) -> StepOutput | list[StepOutput]:
         if isinstance(index, slice):
             return list(self)[index]
-        return StepOutput(self._sequences[index], [self._token_ids[index]])
+        row = range(len(self))[index]
+        return StepOutput(self._sequences[row], [self._token_ids[row]], self._reasons.get(row))
 
 
 @dataclass(frozen=True, slots=True)

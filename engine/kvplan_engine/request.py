@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -45,8 +46,21 @@ class Request:
         self.arrival_seconds = time.perf_counter()
         self.num_cached_tokens = 0
         self.stop_ids: frozenset[int] = frozenset()  # the tokens that end it
+        self.is_watched = params.logprobs is not None or bool(params.stop_strings)
         self.sequences: list[Sequence] = []
         self.beams: BeamGroup | None = None  # the sequences are beams of a search
+
+    @property
+    def is_plainly_greedy(self) -> bool:
+        """Whether its tokens are the likeliest ones, and nothing else is asked for."""
+        params = self.params
+        is_plain = self.beams is None and params.logprobs is None and not params.changes_logits
+        return is_plain and params.is_greedy and not params.min_tokens
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether a step of it cannot start before the tokens of the step before are known."""
+        return self.beams is not None or self.params.has_penalties or self.is_watched
 
     @property
     def num_pending_forks(self) -> int:
@@ -73,34 +87,55 @@ class ScheduledSequence:
 _sequence_numbers = count()
 
 
+class StepClock:
+    """Counts steps for the sequences that follow it: each tick is one more token, computed and known of.
+
+    token_seconds: when those sequences last got a token.
+    """
+
+    __slots__ = ("ticks", "token_seconds")
+
+    def __init__(self) -> None:
+        self.ticks = 0
+        self.token_seconds = 0.0
+
+
+STANDING = StepClock()  # never ticks
+
+
 class Sequence:
     """One token stream: prompt + generated tokens, and how far their KV is computed.
 
         token_ids          p p p p p p p p g g g      (p: prompt, g: generated)
         num_computed_tokens                    ^ 10   KV of the first 10 is in the pool; the last token has none yet,
                                                       its KV is written in the step that predicts its successor
-    There is no prefill and no decode phase: a step computes the next ``len(token_ids) - num_computed_tokens`` tokens,
-    or as many of them as the token budget leaves.
+    There is no prefill and no decode phase: a step computes the next ``num_tokens - num_computed_tokens`` tokens, or
+    as many of them as the token budget leaves.
+
+    ``token_ids`` are the tokens whose values are known; ``num_tokens`` also counts those on their way, which a step
+    that has been started will choose. What a step computes follows from counts, not from values. A sequence that
+    decodes follows a clock: each tick adds one to both counts.
     """
 
     __slots__ = (
+        "_clock",
+        "_num_computed",
+        "_num_tokens",
         "block_hashes",
         "cumulative_logprob",
-        "decode_item",
         "detokenizer",
         "finish_reason",
-        "free_until",
         "has_shared_tail",
         "high_water_tokens",
         "index",
         "last_token_seconds",
         "logprobs",
-        "num_computed_tokens",
+        "max_num_tokens",
         "num_prompt_tokens",
         "num_registered_blocks",
         "number",
-        "plain_until",
         "request",
+        "row",
         "status",
         "stop_match",
         "swap_slots",
@@ -114,17 +149,18 @@ class Sequence:
         self.request = request
         self.index = index
         self.token_ids = token_ids
+        self._clock = STANDING
+        self._num_tokens = len(token_ids)  # both when the clock started
+        self._num_computed = 0
+        self.row = -1  # among the decoding sequences, or -1
         self.num_prompt_tokens = len(request.prompt_token_ids)
-        self.num_computed_tokens = 0
+        self.max_num_tokens = sys.maxsize  # the length at which it ends
         self.table = table
         self.has_shared_tail = False
         self.block_hashes: list[BlockHash] = []
         self.num_registered_blocks = 0
         self.last_token_seconds: float | None = None  # since it last started or resumed to run
-        self.free_until = 0  # tokens it may write without asking for a block
-        self.plain_until = 0  # length below which only one of the request's stop tokens ends it
         self.swap_slots: list[int] = []  # where its KV is while it is swapped out
-        self.decode_item = ScheduledSequence(self, 1, True)
         self.high_water_tokens = 0  # what was computed before a preemption: computing it again is recomputation
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
@@ -137,11 +173,46 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        return self._num_tokens + self._clock.ticks
+
+    @num_tokens.setter
+    def num_tokens(self, number: int) -> None:
+        self._num_tokens = number - self._clock.ticks
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self._num_computed + self._clock.ticks
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, number: int) -> None:
+        self._num_computed = number - self._clock.ticks
+
+    def follow(self, clock: StepClock) -> None:
+        """Let ``clock`` move the counts from now on."""
+        passed = self._clock.ticks - clock.ticks
+        self._clock = clock
+        self._num_tokens += passed
+        self._num_computed += passed
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens that a started step will choose: they are counted, their values are not known yet."""
+        return self.num_tokens - len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
+        """Generated tokens whose values are known."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_drawn_tokens(self) -> int:
+        """Generated tokens before the one that is chosen now, known or not."""
+        return self.num_tokens - self.num_prompt_tokens - (1 if self.num_pending_tokens else 0)
+
+    def append_token(self, token_id: int) -> None:
+        """A token that no step has announced: a search decides what its beams go on with."""
+        self.token_ids.append(token_id)
+        self.num_tokens += 1
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -150,6 +221,8 @@ class Sequence:
     def fork(self, index: int) -> Sequence:
         """A sibling with the same tokens and, by reference, the same blocks."""
         child = Sequence(self.request, index, list(self.token_ids), self.table.fork())
+        child.num_tokens = self.num_tokens
+        child.max_num_tokens = self.max_num_tokens
         child.num_computed_tokens = self.num_computed_tokens
         child.block_hashes = list(self.block_hashes)
         child.num_registered_blocks = self.num_registered_blocks
@@ -158,5 +231,4 @@ class Sequence:
         child.cumulative_logprob = self.cumulative_logprob
         child.logprobs = list(self.logprobs)
         self.has_shared_tail = child.has_shared_tail = True
-        self.free_until = child.free_until = 0
         return child

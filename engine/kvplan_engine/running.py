@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 
-from kvplan_engine.request import Sequence
+from kvplan_engine.decode_rows import DecodeRows
+from kvplan_engine.request import Request, Sequence
 
 
 class RunningSequences:
     """Sequences that hold blocks, oldest first; one in the middle leaves in O(1).
 
+    rows: those of them that decode; others: all the rest, in order. A sequence enters among the others.
     num_tokens: their computed tokens. shared_tails: those that must not write to their last block before they have
     one of their own. A sequence whose samples fork from it later keeps seats for them.
+    num_watched, num_choosy, num_value_bound: those whose request has ``is_watched``, not ``is_plainly_greedy``,
+    ``needs_values``. stop_ids: the tokens that may end one of them.
     """
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, block_size: int) -> None:
         self.max_num_seqs = max_num_seqs
+        self.rows = DecodeRows(block_size)
+        self.others: dict[Sequence, None] = {}
         self.num_tokens = 0
         self.shared_tails: set[Sequence] = set()
+        self.num_watched = 0
+        self.num_choosy = 0
+        self.num_value_bound = 0
+        self.stop_ids: frozenset[int] = frozenset()
+        self._stop_sets: Counter[frozenset[int]] = Counter()
         self._sequences: dict[Sequence, None] = {}
         self._num_seats_kept = 0
 
@@ -31,32 +44,61 @@ class RunningSequences:
     def newest(self) -> Sequence:
         return next(reversed(self._sequences))
 
-    @property
-    def keeps_seats(self) -> bool:
-        """Whether samples are still to fork from some sequence."""
-        return self._num_seats_kept > 0
-
     def has_seat(self, sequence: Sequence) -> bool:
         """Whether ``sequence``, with the samples that will fork from it, may run beside the others."""
-        return len(self._sequences) + self._num_seats_kept + 1 + _num_forks(sequence) <= self.max_num_seqs
+        return len(self._sequences) + self._num_seats_kept + 1 + num_forks(sequence) <= self.max_num_seqs
 
     def enter(self, sequence: Sequence) -> None:
-        self._sequences[sequence] = None
+        self._sequences[sequence] = self.others[sequence] = None
         self.num_tokens += sequence.num_computed_tokens
-        self._num_seats_kept += _num_forks(sequence)
+        self._num_seats_kept += num_forks(sequence)
+        self._tally(sequence.request, 1)
 
     def leave(self, sequence: Sequence) -> None:
         del self._sequences[sequence]
+        if sequence.row >= 0:
+            self.rows.leave(sequence)
+        else:
+            del self.others[sequence]
         self.num_tokens -= sequence.num_computed_tokens
-        self._num_seats_kept -= _num_forks(sequence)
-        sequence.free_until = 0
+        self._num_seats_kept -= num_forks(sequence)
+        self._tally(sequence.request, -1)
         self.own_tail(sequence)
+
+    def _tally(self, request: Request, change: int) -> None:
+        self.num_watched += change * request.is_watched
+        self.num_choosy += change * (not request.is_plainly_greedy)
+        self.num_value_bound += change * request.needs_values
+        number = self._stop_sets[request.stop_ids]
+        self._stop_sets[request.stop_ids] += change
+        if not number or not number + change:
+            self._stop_sets = +self._stop_sets
+            self.stop_ids = frozenset().union(*self._stop_sets)
+
+    # ---- decoding and not
+
+    def enter_rows(self, sequence: Sequence) -> None:
+        """``sequence`` decodes from here on."""
+        del self.others[sequence]
+        self.rows.enter(sequence)
+
+    def leave_rows(self, sequence: Sequence) -> None:
+        """``sequence`` runs on, but does not decode any more."""
+        self.rows.leave(sequence)
+        self.others[sequence] = None
+
+    def newest_rows(self, number: int) -> list[Sequence]:
+        """The newest ``number`` of the decoding sequences."""
+        return list(islice((sequence for sequence in reversed(self._sequences) if sequence.row >= 0), number))
+
+    # ---- forks
 
     def fork(self, sequence: Sequence, index: int) -> Sequence:
         """A sibling beside ``sequence``, on the same blocks. It takes no kept seat: see ``take_kept_seat``."""
         child = sequence.fork(index)
-        self._sequences[child] = None
+        self._sequences[child] = self.others[child] = None
         self.num_tokens += child.num_computed_tokens
+        self._tally(child.request, 1)
         self.shared_tails.update((sequence, child))
         return child
 
@@ -73,10 +115,19 @@ class RunningSequences:
     def check(self) -> None:
         """Assert that the sums are right."""
         assert len(self) + self._num_seats_kept <= self.max_num_seqs, "more sequences run than max_num_seqs"
-        assert self._num_seats_kept == sum(_num_forks(sequence) for sequence in self), "kept seats"
+        assert self._num_seats_kept == sum(num_forks(sequence) for sequence in self), "kept seats"
         assert self.num_tokens == sum(sequence.num_computed_tokens for sequence in self), "running tokens"
         assert self.shared_tails == {sequence for sequence in self if sequence.has_shared_tail}, "shared tails"
+        assert {*self.rows.sequences, *self.others} == set(self), "neither decoding nor not"
+        assert len(self.rows) + len(self.others) == len(self), "decoding and not"
+        requests = [sequence.request for sequence in self]
+        assert self.num_watched == sum(request.is_watched for request in requests), "watched"
+        assert self.num_choosy == sum(not request.is_plainly_greedy for request in requests), "choosy"
+        assert self.num_value_bound == sum(request.needs_values for request in requests), "bound to values"
+        assert self.stop_ids == frozenset().union(*(request.stop_ids for request in requests)), "stop tokens"
+        self.rows.check()
 
 
-def _num_forks(sequence: Sequence) -> int:
+def num_forks(sequence: Sequence) -> int:
+    """Samples that will fork from ``sequence`` when its prompt is computed."""
     return sequence.request.num_pending_forks if sequence.index == 0 else 0

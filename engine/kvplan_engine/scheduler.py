@@ -4,6 +4,22 @@ Every step is decided anew. First the running sequences, oldest first, each with
 (one when it decodes, a chunk of its prompt otherwise), then swapped ones, then waiting ones as long as the token
 budget, the number of sequences and the free blocks allow. When blocks run out the newest running sequence is
 preempted: its blocks are returned at once, and it comes back from the front of the swapped or of the waiting queue.
+
+The decoding ones are not visited one by one: see ``decode_rows``.
+
+A step needs counts, not values, so the next one can be decided and started while the tokens of this one are computed:
+
+    plan = schedule()    a sequence whose last token is on its way is like any other; one that has reached its longest
+                         length, the token on its way included, is left out
+    commit(plan)         the step is started (or done): its tokens count as computed, each sampled sequence counts one
+                         more token, and samples fork. Inputs are read from the plan before, tokens are drawn after
+    ...                  here the next schedule() and commit() may come, unless ``needs_values``
+    TokenIntake.take()   the values have come, in the order of the plans; sequences that end are finished
+
+A sequence may so be finished, here or by the user, when another step has already been started with it. What that step
+writes for it lands behind its known tokens, in blocks that are free then; whoever gets these blocks writes to them in
+a later step, after it. The token on its way is dropped by ``take``. At most one step may be ahead.
+Blocks are hashed when the tokens in them are known: at the step after they became full.
 """
 
 from __future__ import annotations
@@ -18,7 +34,7 @@ from kvplan_engine.offload.tiers import KvTiers
 from kvplan_engine.offload.transfers import TransferLog
 from kvplan_engine.prefix_cache import PrefixCache
 from kvplan_engine.request import FinishReason, Request, ScheduledSequence, Sequence, SequenceStatus
-from kvplan_engine.running import RunningSequences
+from kvplan_engine.running import RunningSequences, num_forks
 from kvplan_engine.step_plan import StepPlan
 
 __all__ = ["ScheduledSequence", "Scheduler", "StepPlan"]
@@ -55,11 +71,12 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.waiting: deque[Sequence] = deque()
         self.swapped: deque[Sequence] = deque()
-        self.running = RunningSequences(max_num_seqs)
+        self.running = RunningSequences(max_num_seqs, pool.block_size)
         self.num_preemptions = 0
         self.num_swaps = 0
         self.num_recomputed_tokens = 0
         self.num_blocked_admissions = 0  # steps in which a waiting sequence stayed out because of the pool
+        self.num_orphan_tokens = 0  # on their way to sequences that have been finished meanwhile
         self._preemption = preemption
         self._tiers = tiers
         self._log = log
@@ -94,6 +111,8 @@ class Scheduler:
                 hint="kv_reservation 'contiguous' is for one sequence per request",
             )
         sequence = Sequence(request, 0, list(request.prompt_token_ids), BlockTable(self.pool))
+        if request.beams is None:  # a search ends its beams itself
+            sequence.max_num_tokens = min(num_prompt_tokens + request.params.max_tokens, self.max_model_len)
         request.sequences.append(sequence)
         self.waiting.append(sequence)
 
@@ -123,6 +142,7 @@ class Scheduler:
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Take ``sequence`` out, wherever it is, and return its blocks at once."""
         if sequence.status is SequenceStatus.RUNNING:
+            self._register_full_blocks(sequence)
             self.running.leave(sequence)
         elif sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
@@ -131,6 +151,7 @@ class Scheduler:
             self._preemption.swap.release(sequence.swap_slots)
             sequence.swap_slots = []
         self._recomputing.discard(sequence)
+        self.num_orphan_tokens += sequence.num_pending_tokens
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         sequence.table.release()
@@ -139,13 +160,20 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         return bool(self.running or self.waiting or self.swapped)
 
+    @property
+    def needs_values(self) -> bool:
+        """Whether the next step cannot be decided or drawn before the tokens of the last one are known."""
+        return self.running.num_value_bound > 0
+
     # ---- one step
 
     def schedule(self) -> StepPlan:
         """Decide what the next step computes, and take the blocks it writes to."""
         plan = StepPlan()
         self._fill(plan)
-        while not plan.scheduled and self.running:  # beams that wait for siblings, who find no room
+        while not plan.num_tokens and self.running:  # beams that wait for siblings, who find no room
+            if self.running.newest.num_pending_tokens:
+                break  # nothing is left to compute before the tokens on their way have come
             self._preempt(self.running.newest)
             plan.num_preempted = 0
             self._fill(plan)
@@ -160,51 +188,77 @@ class Scheduler:
                 self._admit_waiting(plan)
 
     def _schedule_running(self, plan: StepPlan) -> None:
-        """The first branches are the common ones, kept short: a decoding sequence has a free slot or takes a block."""
-        budget = self.max_num_batched_tokens
-        sequences = list(self.running)
-        scheduled, num_tokens = plan.scheduled, 0
-        for sequence in sequences:
-            if num_tokens >= budget:
-                break
-            computed = sequence.num_computed_tokens
-            missing = len(sequence.token_ids) - computed
-            if missing == 1 and computed < sequence.free_until:
-                scheduled.append(sequence.decode_item)
-                num_tokens += 1
-            elif missing == 1 and computed == sequence.free_until and self.pool.num_free_blocks:
-                sequence.table.append_block()
-                sequence.free_until += self.pool.block_size
-                scheduled.append(sequence.decode_item)
-                num_tokens += 1
-            elif missing:
-                plan.num_tokens = num_tokens
-                self._schedule_growing(sequence, min(missing, budget - num_tokens), plan)
-                num_tokens = plan.num_tokens
-                if plan.num_preempted:
-                    del sequences[len(self.running) :]  # the last ones
-        plan.num_tokens = num_tokens
+        """Blocks for all that run; each time they run out the newest sequence goes, whatever it has got already."""
+        rows = self.running.rows
+        self._find_decoding()
+        growing = self._grow_rows(plan)
+        chunks = self._reserve_chunks(plan)
+        plan.decodes, plan.known = rows.sequences.copy(), rows.token_ids.copy()
+        plan.fresh_rows = rows.take_fresh()
+        plan.num_tokens = len(rows)
+        for sequence in growing:
+            if sequence.row >= 0:
+                plan.grown_rows.append(sequence.row)
+                plan.grown_blocks.append(sequence.table.blocks[-1])
+        for sequence, num_new_tokens in chunks:
+            if sequence.status is SequenceStatus.RUNNING:
+                plan.add(sequence, num_new_tokens)
 
-    def _schedule_growing(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> None:
-        """Take blocks for ``sequence``, preempting from the newest end, and be it itself."""
-        while True:
+    def _find_decoding(self) -> None:
+        """Bring the rows up to date: each sequence with one token to compute has one, as far as the budget goes."""
+        running, rows = self.running, self.running.rows
+        for sequence in rows.at_end:
+            running.leave_rows(sequence)
+        for sequence in tuple(running.others):
+            self._register_full_blocks(sequence)
+            if _num_missing(sequence) == 1 and not sequence.has_shared_tail and sequence.request.beams is None:
+                running.enter_rows(sequence)
+        if len(rows) > self.max_num_batched_tokens:
+            for sequence in running.newest_rows(len(rows) - self.max_num_batched_tokens):
+                running.leave_rows(sequence)
+
+    def _grow_rows(self, plan: StepPlan) -> list[Sequence]:
+        """Register the blocks of decoding sequences that have become full, and append the blocks behind them."""
+        rows = self.running.rows
+        if self.prefix_cache.enabled:
+            for sequence in rows.at_border:
+                self._register_full_blocks(sequence)
+        if self._reserves_all:
+            return []
+        growing = rows.at_border
+        while len(growing) > self.pool.num_free_blocks:
+            self._preempt_newest(plan)
+            growing = rows.at_border
+        for sequence in growing:
+            sequence.table.append_block()
+        return growing
+
+    def _reserve_chunks(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
+        """Blocks for those that do not decode; who they are, and how many tokens of theirs are computed."""
+        budget = self.max_num_batched_tokens - len(self.running.rows)
+        chunks = []
+        for sequence in tuple(self.running.others):
+            num_new_tokens = min(_num_missing(sequence), budget)
+            if num_new_tokens and self._try_reserve(sequence, num_new_tokens, plan):
+                chunks.append((sequence, num_new_tokens))
+                budget -= num_new_tokens
+        return chunks
+
+    def _try_reserve(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> bool:
+        """Blocks for the next tokens of ``sequence``, at the cost of newer ones; False when it has to go itself."""
+        while sequence.status is SequenceStatus.RUNNING:
             try:
                 self._reserve(sequence, num_new_tokens)
             except NoFreeBlocks:
-                victim = self.running.newest
-                self._preempt(victim)
-                plan.num_preempted += 1
-                if victim is sequence:
-                    return
+                self._preempt_newest(plan)
             else:
-                plan.add(sequence, num_new_tokens)
-                return
+                return True
+        return False
 
     def _reserve(self, sequence: Sequence, num_new_tokens: int) -> None:
         first = sequence.num_computed_tokens
         copy = sequence.table.reserve(first, self._reserved_tokens(first + num_new_tokens))
         self.running.own_tail(sequence)
-        sequence.free_until = len(sequence.table.blocks) * self.pool.block_size
         if copy is not None:
             self._log.add(copy)
 
@@ -214,11 +268,16 @@ class Scheduler:
 
     # ---- out of the running sequences and back
 
+    def _preempt_newest(self, plan: StepPlan) -> None:
+        self._preempt(self.running.newest)
+        plan.num_preempted += 1
+
     def _preempt(self, sequence: Sequence) -> None:
+        self._register_full_blocks(sequence)
         self.running.leave(sequence)
         self.num_preemptions += 1
         sequence.last_token_seconds = None
-        if sequence.num_computed_tokens == len(sequence.token_ids):
+        if sequence.num_computed_tokens == sequence.num_tokens:
             self._park(sequence)
             return
         if self._preemption.try_swap_out(sequence):
@@ -247,13 +306,15 @@ class Scheduler:
         """Bring swapped sequences back, longest running first, while there is room for them."""
         while self.swapped and plan.num_tokens < self.max_num_batched_tokens:
             sequence = self.swapped[0]
-            if not (self.running.has_seat(sequence) and self._try_swap_in(sequence, plan)):
+            if sequence.num_pending_tokens or not self.running.has_seat(sequence):
+                break
+            if not self._try_swap_in(sequence, plan):
                 break
 
     def _try_swap_in(self, sequence: Sequence, plan: StepPlan) -> bool:
         swap, slots = self._preemption.swap, sequence.swap_slots
         computed = sequence.num_computed_tokens
-        num_new_tokens = min(len(sequence.token_ids) - computed, self.max_num_batched_tokens - plan.num_tokens)
+        num_new_tokens = min(sequence.num_tokens - computed, self.max_num_batched_tokens - plan.num_tokens)
         num_more = -(-(computed + num_new_tokens) // self.pool.block_size) - len(slots)
         if swap.num_blocks_to_take(slots) + num_more + self._kept_back_blocks > self.pool.num_free_blocks:
             return False
@@ -285,7 +346,7 @@ class Scheduler:
     def _admit_waiting(self, plan: StepPlan) -> None:
         while self.waiting and plan.num_tokens < self.max_num_batched_tokens:
             sequence = self.waiting[0]
-            if not self.running.has_seat(sequence):
+            if sequence.num_pending_tokens or not self.running.has_seat(sequence):
                 break
             if not self._try_admit(sequence, plan):
                 self.num_blocked_admissions += 1
@@ -327,22 +388,42 @@ class Scheduler:
     # ---- after the step
 
     def commit(self, plan: StepPlan) -> None:
-        """The step has been computed: advance its sequences and let their newly full blocks be found."""
+        """The step is started, or has been computed: see the head of this file."""
         if self._recomputing:
             self._count_recomputed(plan)
-        self.running.num_tokens += plan.num_tokens
-        block_size, full = self.pool.block_size, []
-        for item in plan.scheduled:
-            sequence, num_new_tokens = item.sequence, item.num_new_tokens
-            sequence.num_computed_tokens = computed = sequence.num_computed_tokens + num_new_tokens
-            if num_new_tokens > 1 or not computed % block_size:
-                full.append(sequence)
-        if self.prefix_cache.enabled:
-            for sequence in full:
-                self._register_full_blocks(sequence)
+        running = self.running
+        running.num_tokens += plan.num_tokens
+        plan.sampled = plan.decodes
+        if plan.decodes:
+            running.rows.clock.ticks += 1
+            plan.ending = [sequence.row for sequence in running.rows.at_end]
+        if plan.chunks:
+            self._commit_chunks(plan)
+        plan.stop_ids = running.stop_ids
+        plan.is_watched = running.num_watched > 0
+        plan.is_plainly_greedy = not running.num_choosy
+
+    def _commit_chunks(self, plan: StepPlan) -> None:
+        sampled = [item.sequence for item in plan.chunks if item.needs_sampling]
+        for item in plan.chunks:
+            item.sequence.num_computed_tokens += item.num_new_tokens
+        rows, first = list(range(len(plan.decodes) + len(sampled))), len(plan.decodes)
+        for row, sequence in enumerate(tuple(sampled), start=first):
+            forks = [self.fork(sequence) for _ in range(num_forks(sequence))]
+            sampled += forks
+            rows += [row] * len(forks)
+        for row, sequence in enumerate(sampled, start=first):
+            if sequence.request.beams is None:
+                sequence.num_tokens += 1
+                if sequence.num_tokens >= sequence.max_num_tokens:
+                    plan.ending.append(row)
+        plan.sampled = plan.decodes + sampled
+        plan.known = plan.known + [sequence.token_ids for sequence in sampled]
+        if len(rows) > first + sum(item.needs_sampling for item in plan.chunks):
+            plan.logits_rows = rows
 
     def _count_recomputed(self, plan: StepPlan) -> None:
-        for item in plan.scheduled:
+        for item in plan.chunks:
             before, high = item.sequence.num_computed_tokens, item.sequence.high_water_tokens
             if before < high:
                 self.num_recomputed_tokens += min(high - before, item.num_new_tokens)
@@ -350,13 +431,16 @@ class Scheduler:
                 self._recomputing.discard(item.sequence)
 
     def _register_full_blocks(self, sequence: Sequence) -> None:
+        """Let the full blocks of a running sequence be found, as far as the values of their tokens are known."""
         cache, hashes, blocks = self.prefix_cache, sequence.block_hashes, sequence.table.blocks
-        num_full = sequence.num_computed_tokens // self.pool.block_size
+        num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // self.pool.block_size
         first = sequence.num_registered_blocks
+        if first >= num_full or not cache.enabled:
+            return
         sequence.num_registered_blocks = num_full
         if first == num_full - 1 == len(hashes):  # a decoding sequence has filled its last block
             cache.add_block(hashes, sequence.token_ids, blocks)
-        elif first < num_full:
+        else:
             cache.extend_hashes(hashes, sequence.token_ids, sequence.num_computed_tokens)
             cache.register(hashes, blocks, first, num_full)
 
@@ -368,8 +452,15 @@ class Scheduler:
             assert sequence.num_computed_tokens <= room, "computed tokens without a block"
         for sequence in (*self.waiting, *self.swapped):
             assert not sequence.table.blocks, "a sequence that does not run holds blocks"
+        assert self.num_orphan_tokens >= 0, "more tokens were dropped than were on their way"
         self.running.check()
         self.pool.check(tables)
         self._preemption.swap.check([sequence.swap_slots for sequence in self.swapped])
         if not tables:
             assert self.pool.num_used_blocks == 0, "blocks are in use though no sequence runs"
+
+
+def _num_missing(sequence: Sequence) -> int:
+    """Tokens that ``sequence`` has to compute before it can get another; 0 when it has as many as it may."""
+    num_tokens = sequence.num_tokens
+    return num_tokens - sequence.num_computed_tokens if num_tokens < sequence.max_num_tokens else 0

@@ -157,9 +157,8 @@ class SchedulerHarness:
             assert plan.num_tokens <= self.scheduler.max_num_batched_tokens
             self._forward(plan)
         self.scheduler.commit(plan)
-        for item in plan.scheduled:
-            if item.needs_sampling:
-                self._sample(item.sequence)
+        for sequence in plan.sampled:
+            self._sample(sequence)
         self.num_steps += 1
         if self.check:
             self.scheduler.check()
@@ -180,17 +179,12 @@ class SchedulerHarness:
                 del self.requests[request.request_id]
 
     def _append(self, sequence: Sequence) -> None:
-        grown = [sequence]
-        if sequence.index == 0:
-            grown += [self.scheduler.fork(sequence) for _ in range(sequence.request.num_pending_forks)]
-        for each in grown:
-            each.token_ids.append(self.rng.randrange(2))
-            at_limit = len(each.token_ids) >= self.scheduler.max_model_len
-            if at_limit or each.num_output_tokens >= each.request.params.max_tokens:
-                self.scheduler.finish(each, FinishReason.LENGTH)
-                self._history.pop(each, None)
-                if each.request.is_finished:
-                    del self.requests[each.request.request_id]
+        sequence.token_ids.append(self.rng.randrange(2))
+        if len(sequence.token_ids) >= sequence.max_num_tokens:
+            self.scheduler.finish(sequence, FinishReason.LENGTH)
+            self._history.pop(sequence, None)
+            if sequence.request.is_finished:
+                del self.requests[sequence.request.request_id]
 
     # ---- memory
 

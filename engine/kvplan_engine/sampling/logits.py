@@ -11,7 +11,7 @@ from kvplan_engine.sampling.token_counts import TokenCounts
 def adjusts_logits(sequence: Sequence, stop_ids: frozenset[int]) -> bool:
     """Whether ``adjust_logits`` would change anything now."""
     params = sequence.request.params
-    return params.changes_logits or bool(stop_ids and sequence.num_output_tokens < params.min_tokens)
+    return params.changes_logits or bool(stop_ids and sequence.num_drawn_tokens < params.min_tokens)
 
 
 def adjust_logits(row: torch.Tensor, sequence: Sequence, stop_ids: frozenset[int]) -> None:
@@ -22,7 +22,7 @@ def adjust_logits(row: torch.Tensor, sequence: Sequence, stop_ids: frozenset[int
     subtracted (OpenAI's API).
     """
     params = sequence.request.params
-    if stop_ids and sequence.num_output_tokens < params.min_tokens:
+    if stop_ids and sequence.num_drawn_tokens < params.min_tokens:
         row[torch.tensor(sorted(stop_ids), device=row.device)] = float("-inf")
     if params.logit_bias:
         tokens = torch.tensor(list(params.logit_bias), device=row.device)

@@ -19,6 +19,7 @@ from kvplan_engine.memory import SAMPLER_ELEMENT_BYTES, SAMPLER_ROWS
 from kvplan_engine.request import Sequence
 from kvplan_engine.sampling.logits import adjust_logits, adjusts_logits
 from kvplan_engine.sampling.truncation import truncate_row, truncates
+from kvplan_engine.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,15 @@ class SampledToken:
     top_logprobs: dict[int, float] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """The tokens of a step, by row of ``plan.sampled``. array: the same as int64. details: where asked for."""
+
+    token_ids: list[int]
+    array: np.ndarray
+    details: list[SampledToken] | None = None
+
+
 class Sampler:
     """Chooses tokens for a step. ``memory``: the workspace's sampler buffer, uint8."""
 
@@ -55,15 +65,32 @@ class Sampler:
     def sample(self, logits: torch.Tensor, draws: list[Draw], stop_ids: list[frozenset[int]]) -> list[SampledToken]:
         """A token for each draw from logits [rows, vocab_size]; ``stop_ids[i]`` may not be drawn before min_tokens."""
         if all(_is_plain_greedy(draw.sequence, stops) for draw, stops in zip(draws, stop_ids, strict=True)):
-            best = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-            self._ops.argmax_rows(logits, best)
-            tokens = best.tolist()
+            tokens = self.likeliest(logits).tolist()
             return [SampledToken(tokens[draw.row]) for draw in draws]
         result: list[SampledToken] = []
         for start in range(0, len(draws), self._num_rows):
             stop = start + self._num_rows
             result += self._sample_rows(logits, draws[start:stop], stop_ids[start:stop])
         return result
+
+    def sample_step(self, logits: torch.Tensor, plan: StepPlan) -> SampledTokens:
+        """A token for each of ``plan.sampled``, whose draws may share rows of logits [rows, vocab_size]."""
+        if not plan.sampled:
+            return SampledTokens([], np.empty(0, dtype=np.int64))
+        if plan.is_plainly_greedy and not plan.is_watched and plan.logits_rows is None:
+            best = self.likeliest(logits).cpu().numpy()
+            return SampledTokens(best.tolist(), best)
+        rows = range(len(plan.sampled)) if plan.logits_rows is None else plan.logits_rows
+        draws = [Draw(row, sequence) for row, sequence in zip(rows, plan.sampled, strict=True)]
+        details = self.sample(logits, draws, [sequence.request.stop_ids for sequence in plan.sampled]) if draws else []
+        token_ids = [token.token_id for token in details]
+        return SampledTokens(token_ids, np.array(token_ids, dtype=np.int64), details)
+
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """The likeliest token of each row of logits [rows, vocab_size], int64: all that greedy requests need."""
+        best = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+        self._ops.argmax_rows(logits, best)
+        return best
 
     def _sample_rows(
         self, logits: torch.Tensor, draws: list[Draw], stop_ids: list[frozenset[int]]
@@ -149,7 +176,7 @@ class Sampler:
         origin = (
             ("request", seed, sequence.index) if seed is not None else ("engine", self._engine_seed, sequence.number)
         )
-        text = repr((*origin, sequence.num_output_tokens)).encode()
+        text = repr((*origin, sequence.num_drawn_tokens)).encode()
         (number,) = struct.unpack("<Q", hashlib.blake2b(text, digest_size=8).digest())
         return int(number)
 
