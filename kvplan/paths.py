@@ -26,3 +26,12 @@ def user_cache_dir() -> Path:
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "kvplan"
+
+
+def user_profiles_dir() -> Path:
+    """The user's own profiles ($KVPLAN_PROFILES_DIR, else $XDG_CONFIG_HOME/kvplan/profiles, else ~/.config/...)."""
+    explicit = os.environ.get("KVPLAN_PROFILES_DIR")
+    if explicit:
+        return Path(explicit)
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "kvplan" / "profiles"

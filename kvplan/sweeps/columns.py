@@ -8,11 +8,11 @@ the CSV):
     {"schema": "kvplan.trial/1",
      "row":    {column name: value, ...}                  every column below, none besides
      "series": {"seconds": [...], "kv_usage": [...], "num_running": [...], "num_waiting": [...],
-                "used_tokens": [...], "output_tokens_per_second": [...]}}
+                "used_tokens": [...], "cached_tokens": [...], "output_tokens_per_second": [...]}}
 
     ``series`` is the trial over time: equally long lists of at most 400 points, ``null`` for a trial that never ran.
     ``seconds`` starts at 0 with the first arrival; ``kv_usage`` is 0 to 1; ``used_tokens`` counts tokens whose K and V
-    lie in the pool.
+    lie in the pool, ``cached_tokens`` those that prompts found in the prefix cache so far.
 
 ``results.csv``    the rows alone, one column per entry below, in this order.
 ``manifest.json``  settings, versions, device, planes and this list of columns (name, unit, group, description).
@@ -70,7 +70,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
         "planes",
         "",
         "identity",
-        "planes of the design that this point belongs to, separated by ';' (grid, throughput, memory, probe, audit)",
+        "planes of the design this point belongs to, separated by ';': grid, throughput, memory, probe, audit, slo",
     ),
     Column("model_id", "", "identity", "the model as the catalog names it"),
     Column("device", "", "identity", "cpu or cuda"),
@@ -81,6 +81,8 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("load_format", "", "identity", "where the weights came from (dummy: random weights)"),
     Column("seed", "", "identity", "seed of the workload and the weights"),
     Column("run_number", "", "identity", "repetition of the same settings, from 1"),
+    Column("rerun_of", "", "identity", "number of the run that this one stands beside, because that one is an outlier"),
+    Column("rerun_reason", "", "identity", "why the run in rerun_of is an outlier"),
     Column("started_at", "UTC", "identity", "when the trial started"),
     Column("gpu_memory_utilization", "share", "settings", "share of the device's memory that the engine may use"),
     Column("max_num_seqs", "sequences", "settings", "most sequences in one step"),
@@ -92,6 +94,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("workload", "", "workload", "the requests in one line"),
     Column("num_prompts", "requests", "workload", "requests of one trial"),
     Column("request_rate", "requests/s", "workload", "arrivals per second; inf: all at once"),
+    Column("burstiness", "", "workload", "shape of the gamma-distributed gaps between arrivals; 1: Poisson"),
     Column("max_concurrency", "requests", "workload", "most requests in flight; empty: no limit"),
     Column(
         "num_clipped_prompts", "requests", "workload", "requests shortened so that prompt + output fit max_model_len"
@@ -137,6 +140,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("recomputed_tokens", "tokens", "kv", "tokens computed again after a preemption"),
     Column("max_running", "sequences", "kv", "most sequences in one step"),
     Column("max_waiting", "sequences", "kv", "most sequences waiting"),
+    Column("num_cached_tokens", "tokens", "kv", "prompt tokens taken from the prefix cache instead of computed"),
     Column("prefix_hit_rate", "share", "kv", "prompt tokens found in the prefix cache / prompt tokens looked up"),
     Column("weights_bytes", "bytes", "memory", "the weights"),
     Column("activation_bytes", "bytes", "memory", "what the engine reserves for one step of the largest batch"),
@@ -165,6 +169,22 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("meas_max_concurrency", "sequences", "prediction", "most sequences that ran at once"),
     Column("pred_error_pct", "%", "prediction", "(predicted - measured) / measured of the two before"),
     Column("pred_output_throughput", "tokens/s", "prediction", "output throughput expected before the trial"),
+    Column("pred_median_ttft_ms", "ms", "prediction", "median time to first token expected before the trial"),
+    Column("pred_median_tpot_ms", "ms", "prediction", "median time per output token expected before the trial"),
+    Column("pred_median_itl_ms", "ms", "prediction", "median inter-token latency expected before the trial"),
+    Column(
+        "prediction_origin",
+        "",
+        "prediction",
+        "where the expected speeds come from: measured (a profile fitted to this model on this device), "
+        "calibrated (to another model on it) or roofline (guessed)",
+    ),
+    Column(
+        "prediction_scale",
+        "",
+        "prediction",
+        "what the expected times were multiplied by after the trials before this one",
+    ),
     Column("predicted_seconds", "s", "prediction", "time that the trial was expected to take"),
     Column("request_goodput", "requests/s", "slo", "requests within the objectives / duration"),
     Column("goodput_pct", "%", "slo", "share of requests within the objectives"),
@@ -181,6 +201,9 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("trial_seconds", "s", "time", "the whole trial as the parent saw it"),
     Column("num_steps", "steps", "time", "engine steps of the measured part"),
     Column("other_cpu_pct", "%", "time", "share of the machine's processor time that others took during the trial"),
+    Column("gpu_clock_mean_mhz", "MHz", "time", "the GPU's clock during the trial, mean of some readings a second"),
+    Column("gpu_clock_min_mhz", "MHz", "time", "the lowest of these readings"),
+    Column("gpu_clock_pct", "%", "time", "their mean in percent of the highest clock that the GPU has"),
 )
 
 COLUMN_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in COLUMNS)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kvplan.catalog.gpus import GpuProfile, find_gpu
+from kvplan.catalog.measured import MeasuredProfile, Origin
 from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan_engine import EnginePrediction, EngineSettings, engine_dtype, predict
+from kvplan.estimate.play_figures import PlayFigures, play_figures
+from kvplan.estimate.step_time import Speed, StepTimes, step_shape
 from kvplan.sweeps.forecast import forecast_trial
 from kvplan.sweeps.machine import SweepDevice, has_bfloat16_units
-from kvplan.sweeps.step_cost import StepCost, guess_step_cost
+from kvplan.sweeps.step_cost import guess_speed
 from kvplan.sweeps.trial import TrialSettings
 from kvplan.sweeps.workload import RequestSpec, clip_requests
 
 
 @dataclass(frozen=True, slots=True)
 class TrialPrediction:
-    """The planner's view of one trial. ``seconds`` is the measured part alone, without loading or carving."""
+    """The planner's view of one trial. ``seconds`` is the measured part alone, without loading or carving.
+
+    figures: throughput and latency, None for a trial that will not be served. time_scale: what they were multiplied by
+    after the trials so far.
+    """
 
     status: str
     dtype: str
@@ -24,8 +33,14 @@ class TrialPrediction:
     num_blocks: int
     largest_context: int
     max_concurrency: int
-    output_throughput: float | None
+    figures: PlayFigures | None
     seconds: float
+    origin: Origin
+    time_scale: float
+
+    @property
+    def output_throughput(self) -> float | None:
+        return None if self.figures is None else self.figures.output_throughput
 
     @property
     def is_measured(self) -> bool:
@@ -37,7 +52,8 @@ class TrialPrediction:
 class Predictor:
     """Predicts trials of one model on one device with one workload.
 
-    time_scale: measured over predicted seconds of the trials so far, 1 before the first.
+    time_scale: measured over predicted seconds of the trials so far, 1 before the first. calibration: what this device
+    reached in an earlier sweep, None for guesses.
     """
 
     spec: ModelSpec
@@ -45,6 +61,7 @@ class Predictor:
     requests: tuple[RequestSpec, ...]
     max_concurrency: int | None = None
     time_scale: float = 1.0
+    calibration: MeasuredProfile | None = None
 
     def with_time_scale(self, time_scale: float) -> Predictor:
         return replace(self, time_scale=time_scale)
@@ -55,17 +72,17 @@ class Predictor:
 
     def trial(self, settings: TrialSettings) -> TrialPrediction:
         memory = self.memory(settings)
-        status, concurrency, throughput, seconds = str(memory.outcome), 0, None, 0.0
+        status, concurrency, figures, seconds = str(memory.outcome), 0, None, 0.0
         if memory.outcome == "ok":
-            forecast = forecast_trial(
+            played = forecast_trial(
                 clip_requests(self.requests, settings.max_model_len).requests,
                 settings,
                 num_blocks=memory.num_blocks,
-                cost=self.step_cost(settings, memory),
+                cost=self.step_times(settings, memory),
                 max_concurrency=self.max_concurrency,
             )
-            status, concurrency = forecast.status, forecast.max_running
-            throughput, seconds = forecast.output_throughput, forecast.seconds
+            status, concurrency = played.status, played.max_running
+            figures, seconds = play_figures(played), played.seconds
         return TrialPrediction(
             status=status,
             dtype=self.dtype(settings),
@@ -73,27 +90,37 @@ class Predictor:
             num_blocks=memory.num_blocks,
             largest_context=memory.largest_context,
             max_concurrency=concurrency,
-            output_throughput=throughput,
+            figures=figures,
             seconds=seconds,
+            origin=self.origin,
+            time_scale=self.time_scale,
         )
 
-    def step_cost(self, settings: TrialSettings, memory: EnginePrediction) -> StepCost:
-        """Every parameter but embeddings is multiplied once per token; the head only for tokens that are sampled."""
-        head = self.spec.vocab_size * self.spec.hidden_size
-        embeddings = head if self.spec.tie_word_embeddings else 2 * head
-        cost = guess_step_cost(
-            self.device.kind,
-            body_parameters=max(self.spec.num_active_parameters - embeddings, 0),
-            head_parameters=head,
-            weight_bytes=self.spec.num_active_parameters * element_bytes(self.dtype(settings)),
+    @property
+    def origin(self) -> Origin:
+        """Where the speeds come from: measured (with this model), calibrated (with another) or roofline (guessed)."""
+        return "roofline" if self.calibration is None else self.calibration.origin_for(self.spec.id)
+
+    def step_times(self, settings: TrialSettings, memory: EnginePrediction) -> StepTimes:
+        """The clock of the forecast: the device's speed, as calibrated or guessed, on this model."""
+        dtype = self.dtype(settings)
+        shape = step_shape(
+            self.spec,
+            element_bytes=element_bytes(dtype),
             kv_bytes_per_token=memory.block_bytes / settings.block_size,
+            pads_rows=self.device.kind == "cpu",
         )
-        return cost.scaled(self.time_scale)
+        if self.calibration is None:
+            speed = guess_speed(self.device.kind, _known_gpu(self.device), dtype)
+        else:
+            speed = Speed.from_json(self.calibration.coefficients)
+        return StepTimes(shape, speed, self.time_scale)
 
     def largest_step_seconds(self, settings: TrialSettings) -> float:
         """The step that the engine profiles when it starts: as many tokens as fit one step."""
-        cost = self.step_cost(settings, self.memory(settings))
-        return cost.seconds(settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_num_batched_tokens)
+        times = self.step_times(settings, self.memory(settings))
+        tokens, rows = settings.max_num_batched_tokens, min(settings.max_num_seqs, settings.max_num_batched_tokens)
+        return times.seconds(tokens, rows, rows, tokens, tokens * min(settings.max_model_len, tokens) / 2)
 
     def dtype(self, settings: TrialSettings) -> str:
         return engine_dtype(self.spec, self._engine_settings(settings))
@@ -112,8 +139,23 @@ class Predictor:
         )
 
 
+def _known_gpu(device: SweepDevice) -> GpuProfile | None:
+    """The catalog's data sheet of the sweep's GPU; None for a CPU and for a GPU it does not know."""
+    if device.kind != "cuda":
+        return None
+    try:
+        return find_gpu(device.name)
+    except UsageError:
+        return None
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
+
+
 def predicted_columns(prediction: TrialPrediction) -> dict[str, object]:
     """The prediction's part of a row."""
+    figures = prediction.figures
     return {
         "dtype": prediction.dtype,
         "block_bytes_predicted": prediction.block_bytes,
@@ -121,5 +163,10 @@ def predicted_columns(prediction: TrialPrediction) -> dict[str, object]:
         "predicted_status": prediction.status,
         "pred_max_concurrency": prediction.max_concurrency,
         "pred_output_throughput": prediction.output_throughput,
+        "pred_median_ttft_ms": _milliseconds(figures.median_ttft_seconds) if figures else None,
+        "pred_median_tpot_ms": _milliseconds(figures.median_tpot_seconds) if figures else None,
+        "pred_median_itl_ms": _milliseconds(figures.median_itl_seconds) if figures else None,
+        "prediction_origin": prediction.origin,
+        "prediction_scale": round(prediction.time_scale, 4),
         "predicted_seconds": round(prediction.seconds, 3),
     }

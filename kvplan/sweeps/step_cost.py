@@ -1,61 +1,53 @@
-"""What one engine step is expected to cost: a roofline with an overhead, good enough for time left and time-outs.
+"""What a step costs on a device nobody has calibrated: guesses, good enough for time left and time-outs.
 
-A step reads the weights once and multiplies them with every token (whichever takes longer), reads the K and V of every
-running sequence, and multiplies the language-model head with the sequences that get a token. The speeds are guesses
-by device until a trial has been measured; the runner then scales them by what it measured.
+The runner scales them by what its first trials took; ``kvplan calibrate`` replaces them for good.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
 from typing import Final
 
-# Sustained, not peak. One core with AVX2 at about 3 GHz peaks at 96 GFLOP/s in float32; small matrices and
-# attention leave about half of it. Memory bandwidth of a small virtual machine: 10 to 25 GB/s.
-_CPU_FLOPS_PER_CORE: Final = 50e9
-_CPU_BANDWIDTH: Final = 14e9
-_CPU_STEP_SECONDS: Final = 2e-3
-_GPU_FLOPS: Final = 60e12
-_GPU_BANDWIDTH: Final = 0.8e12
-_GPU_STEP_SECONDS: Final = 5e-3
+from kvplan.catalog.gpus import GpuProfile
+from kvplan.estimate.step_time import Speed
+
+# Sustained, not peak. One core with AVX2 at about 3 GHz peaks at 96 GFLOP/s in float32; small matrices leave two thirds
+# of it. Memory bandwidth of a small virtual machine: 10 to 25 GB/s.
+_CPU_FLOPS_PER_CORE: Final = 60e9
+_CPU_ATTENTION_FLOPS_PER_CORE: Final = 30e9
+_CPU_BANDWIDTH: Final = 18e9
+_CPU_KV_BANDWIDTH: Final = 13e9
+# A GPU the catalog does not know: about an A10G's.
+_GPU_FLOPS: Final = 120e12
+_GPU_BANDWIDTH: Final = 0.6e12
+_GPU_BANDWIDTH_SHARE: Final = 0.7
+_GPU_FLOPS_SHARE: Final = 0.5
+_GPU_ATTENTION_SHARE: Final = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """Coefficients of one model on one device, for one dtype."""
-
-    body_parameters: int
-    head_parameters: int
-    weight_bytes: int
-    kv_bytes_per_token: float
-    flops_per_second: float
-    bytes_per_second: float
-    step_seconds: float
-    scale: float = 1.0
-
-    def seconds(self, num_new_tokens: int, num_sampled: int, num_kv_tokens: int) -> float:
-        """One step: tokens computed, sequences that get a token, tokens whose K and V are read."""
-        operations = 2.0 * (self.body_parameters * num_new_tokens + self.head_parameters * num_sampled)
-        linear = max(operations / self.flops_per_second, self.weight_bytes / self.bytes_per_second)
-        reading = num_kv_tokens * self.kv_bytes_per_token / self.bytes_per_second
-        return self.scale * (linear + reading + self.step_seconds)
-
-    def scaled(self, factor: float) -> StepCost:
-        return replace(self, scale=self.scale * factor)
-
-
-def guess_step_cost(
-    device: str, *, body_parameters: int, head_parameters: int, weight_bytes: int, kv_bytes_per_token: float
-) -> StepCost:
-    """First guess for ``cpu`` (all its cores) or ``cuda``, before anything was measured."""
-    on_gpu = device == "cuda"
-    return StepCost(
-        body_parameters=body_parameters,
-        head_parameters=head_parameters,
-        weight_bytes=weight_bytes,
-        kv_bytes_per_token=kv_bytes_per_token,
-        flops_per_second=_GPU_FLOPS if on_gpu else _CPU_FLOPS_PER_CORE * (os.cpu_count() or 1),
-        bytes_per_second=_GPU_BANDWIDTH if on_gpu else _CPU_BANDWIDTH,
-        step_seconds=_GPU_STEP_SECONDS if on_gpu else _CPU_STEP_SECONDS,
+def guess_speed(device: str, gpu: GpuProfile | None = None, dtype: str = "bfloat16") -> Speed:
+    """First guess for ``cpu`` (all its cores) or ``cuda``, from ``gpu``'s data sheet where it is known."""
+    if device != "cuda":
+        cores = os.cpu_count() or 1
+        return Speed(
+            step_seconds=1e-3,
+            layer_seconds=2e-4,
+            sequence_seconds=1e-4,
+            bandwidth=_CPU_BANDWIDTH,
+            flops=_CPU_FLOPS_PER_CORE * cores,
+            kv_bandwidth=_CPU_KV_BANDWIDTH,
+            attention_flops=_CPU_ATTENTION_FLOPS_PER_CORE * cores,
+            sharpness=1.0,
+        )
+    bandwidth = gpu.memory_bandwidth_bytes_per_second if gpu else _GPU_BANDWIDTH
+    flops = gpu.flops(dtype) if gpu else _GPU_FLOPS
+    return Speed(
+        step_seconds=1e-3,
+        layer_seconds=1e-4,
+        sequence_seconds=1e-5,
+        bandwidth=_GPU_BANDWIDTH_SHARE * bandwidth,
+        flops=_GPU_FLOPS_SHARE * flops,
+        kv_bandwidth=_GPU_BANDWIDTH_SHARE * bandwidth,
+        attention_flops=_GPU_ATTENTION_SHARE * flops,
+        sharpness=4.0,
     )

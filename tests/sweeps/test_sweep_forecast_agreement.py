@@ -10,14 +10,14 @@ import pytest
 import torch
 from sweep_helpers import TINY_CONFIG
 
+from kvplan.estimate.step_time import Speed, StepShape, StepTimes
 from kvplan.sweeps.forecast import forecast_trial
 from kvplan.sweeps.load_generator import LoadGenerator, TimedRequest
-from kvplan.sweeps.step_cost import StepCost
 from kvplan.sweeps.trial import TrialSettings
 from kvplan.sweeps.workload import RequestSpec, prompt_token_ids
 from kvplan_engine import Engine, EngineConfig, SamplingParams
 
-COST = StepCost(0, 0, 0, 0.0, 1.0, 1.0, step_seconds=1.0)
+COST = StepTimes(StepShape(0, 0, 0, 0, 0, 0, 0, 0), Speed(1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0))  # a second a step
 DEVICE_BYTES = 256 * 1024**2
 
 

@@ -1,0 +1,183 @@
+"""Measured profiles: what a device reached in a sweep, in the coefficients of kvplan.estimate.step_time.
+
+One JSON file per profile (schema kvplan.measured/1), written by ``kvplan calibrate``: shipped ones under
+profiles/measured/, the user's own under ``user_profiles_dir()``/measured/. A file that cannot be read is left out and
+named in one line; it never stops a command.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from kvplan.catalog.gpus import GpuProfile, find_gpu
+from kvplan.catalog.host import cpu_name
+from kvplan.errors import KvplanError, UsageError
+from kvplan.paths import profiles_dir, user_profiles_dir
+
+SCHEMA: Final = "kvplan.measured/1"
+FOLDER: Final = "measured"
+
+Origin = Literal["measured", "calibrated", "roofline"]
+"""measured: fitted to this model on this device; calibrated: to another model on it; roofline: from a data sheet."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutError:
+    """|predicted / measured - 1| over settings that the fit did not see, in percent."""
+
+    median_pct: float
+    p90_pct: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredProfile:
+    """A device's coefficients with where they come from. ``errors``: output_throughput, tpot and ttft.
+
+    ``num_cores`` of a CPU, else None. ``model_ids`` are the models of the rows it was fitted to.
+    """
+
+    path: Path
+    device_kind: str
+    device_name: str
+    num_cores: int | None
+    dtype: str
+    engine: str
+    created: str
+    model_ids: tuple[str, ...]
+    num_rows: int
+    coefficients: Mapping[str, float]
+    errors: Mapping[str, HeldOutError]
+
+    def origin_for(self, model_id: str) -> Origin:
+        return "measured" if model_id in self.model_ids else "calibrated"
+
+    def as_text(self) -> str:
+        """``calibrated on AMD EPYC, 2 cores (2026-11-21, 30 rows of gpt2); held-out error ...``"""
+        cores = f", {self.num_cores} cores" if self.num_cores else ""
+        models = ", ".join(model.rsplit("/", 1)[-1] for model in self.model_ids)
+        text = f"calibrated on {self.device_name}{cores} ({self.created}, {self.num_rows} rows of {models})"
+        words = {"output_throughput": "throughput", "tpot": "TPOT", "ttft": "TTFT"}
+        parts = [f"{word} {self.errors[name].median_pct:.1f} %" for name, word in words.items() if name in self.errors]
+        return f"{text}; median held-out error: {', '.join(parts)}" if parts else text
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredProfiles:
+    """What was found, the user's before the shipped ones and the newest first; ``notices`` name what was left out."""
+
+    profiles: tuple[MeasuredProfile, ...] = ()
+    notices: tuple[str, ...] = ()
+
+    def for_device(
+        self, kind: str, name: str, num_cores: int | None, dtype: str | None = None
+    ) -> MeasuredProfile | None:
+        """The best profile of a device as driver or system name it; of this ``dtype`` if there is one."""
+        cores = num_cores if kind == "cpu" else None
+        found = [each for each in self.profiles if (each.device_kind, each.device_name) == (kind, name)]
+        return _preferred([each for each in found if each.num_cores == cores], dtype)
+
+    def for_gpu(self, gpu: GpuProfile, dtype: str | None = None) -> MeasuredProfile | None:
+        """The best profile of a catalog's device; the catalog's ``cpu`` is the machine this runs on."""
+        if gpu.is_cpu and gpu.id == "cpu":
+            return self.for_device("cpu", cpu_name(), os.cpu_count(), dtype)
+        return _preferred([each for each in self.profiles if _is_of(each, gpu)], dtype)
+
+
+def _preferred(found: list[MeasuredProfile], dtype: str | None) -> MeasuredProfile | None:
+    """The first of the dtype asked for, else the first."""
+    return next((each for each in found if each.dtype == dtype), found[0] if found else None)
+
+
+def _is_of(profile: MeasuredProfile, gpu: GpuProfile) -> bool:
+    if profile.device_kind == "cpu" and not gpu.is_cpu:
+        return False
+    try:
+        return find_gpu(profile.device_name).id == gpu.id
+    except UsageError:
+        return False
+
+
+def load_measured(calibration: str | None = None) -> MeasuredProfiles:
+    """All profiles for ``None``, none for "none", else the one in that file. KvplanError where it cannot be read."""
+    if calibration is None:
+        folders = (user_profiles_dir() / FOLDER, profiles_dir() / FOLDER)
+        return _read_folders(folders)
+    if calibration.strip().lower() == "none":
+        return MeasuredProfiles()
+    path = Path(calibration).expanduser()
+    try:
+        return MeasuredProfiles((read_measured(path),))
+    except (OSError, ValueError) as error:
+        raise KvplanError(
+            f"{path} is no measured profile: {_reason(error)}.", hint="`kvplan calibrate DIR --out FILE` writes one"
+        ) from error
+
+
+@cache
+def _read_folders(folders: tuple[Path, ...]) -> MeasuredProfiles:
+    profiles, notices = [], []
+    for folder in folders:
+        found = []
+        for path in _json_files(folder):
+            try:
+                found.append(read_measured(path))
+            except (OSError, ValueError) as error:
+                notices.append(f"the measured profile {path.name} is left out: {_reason(error)}")
+        profiles += sorted(found, key=lambda profile: profile.created, reverse=True)
+    return MeasuredProfiles(tuple(profiles), tuple(notices))
+
+
+def _json_files(folder: Path) -> Iterable[Path]:
+    return sorted(folder.glob("*.json")) if folder.is_dir() else ()
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or "it cannot be read") if isinstance(error, OSError) else str(error)
+
+
+def read_measured(path: Path) -> MeasuredProfile:
+    """One file. OSError where it cannot be read, ValueError (one phrase) where it is no profile of this schema."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError("it is not JSON") from error
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise ValueError(f"its schema is not {SCHEMA}")
+    try:
+        return _profile(path, document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"something is missing or malformed in it ({error})") from error
+
+
+def _profile(path: Path, document: Mapping[str, Any]) -> MeasuredProfile:
+    device = document["device"]
+    coefficients = {str(name): float(value) for name, value in document["coefficients"].items()}
+    if not coefficients or not all(math.isfinite(value) and value >= 0 for value in coefficients.values()):
+        raise ValueError("a coefficient is negative or not finite")
+    scored = document["errors"]["figures"]
+    return MeasuredProfile(
+        path=path,
+        device_kind=str(device["kind"]),
+        device_name=str(device["name"]),
+        num_cores=int(device["num_cores"]) if device["kind"] == "cpu" else None,
+        dtype=str(document["dtype"]),
+        engine=str(document["engine"]["name"]),
+        created=str(document["created"]),
+        model_ids=tuple(str(model["id"]) for model in document["models"]),
+        num_rows=int(document["rows"]["used"]),
+        coefficients=MappingProxyType(coefficients),
+        errors=MappingProxyType(
+            {
+                str(name): HeldOutError(float(error["median_pct"]), float(error["p90_pct"]))
+                for name, error in scored.items()
+            }
+        ),
+    )
