@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Rows
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -51,6 +51,8 @@ _RECONFIGURABLE = frozenset(
     }
 )
 
+_PARTS_OF_A_POOL = ("_runner", "scheduler", "_pool", "_requests", "_offload", "_intake")
+
 
 class Engine:
     """A model on a device with a paged KV pool, serving any number of requests by continuous batching.
@@ -92,13 +94,34 @@ class Engine:
         self._carve()
 
     def close(self) -> None:
-        """Write the cached KV to disk where that is asked for, and give the memory of pool and workspace back."""
+        """Write the cached KV to disk where that is asked for, and give all memory back: pool, workspace and weights.
+
+        What is still running is dropped. Using the engine afterwards is an EngineError; closing it again is none.
+        """
         self._drop_pool()
+        self.__dict__.pop("model", None)
+        self.device.release_unused()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    if not TYPE_CHECKING:  # a type checker shall still know what an engine has
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for what is not there: the parts of an engine that is closed, or has no pool."""
+            if name == "model" or (name in _PARTS_OF_A_POOL and "model" not in self.__dict__):
+                raise EngineError("the engine is closed.", hint="start a new one")
+            if name in _PARTS_OF_A_POOL:
+                raise EngineError("the engine has no pool.", hint="reconfigure it with settings that fit")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _drop_pool(self) -> None:
         if "_offload" in self.__dict__:
             self._offload.store_all()
-        for name in ("_runner", "scheduler", "_pool", "_requests", "_offload", "_intake"):
+        for name in _PARTS_OF_A_POOL:
             self.__dict__.pop(name, None)
         self.device.release_unused()
 

@@ -31,7 +31,7 @@ class LLM:
     """A model ready to answer prompts.
 
     Arguments are those of :class:`EngineConfig`; ``device_memory`` and ``swap_space`` also take text like ``"4GiB"``.
-    Raises EngineError (and its kinds) when the engine cannot start.
+    Raises EngineError (and its kinds) when the engine cannot start. A context manager: leaving it closes the engine.
     """
 
     def __init__(self, model: Any, **settings: Any) -> None:
@@ -46,6 +46,17 @@ class LLM:
         self._tokenizer: Any = None
         self._request_numbers = count()
         self.engine = Engine(config, source=self._source.loadable, tokenizer=_LazyTokenizer(self))
+
+    def close(self) -> None:
+        """Give all memory back (see :meth:`Engine.close`); any later use but another close is an EngineError."""
+        self.engine.close()
+        self._tokenizer = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # ---- text
 

@@ -1,0 +1,88 @@
+"""Closing an engine gives its memory back; what is done with it afterwards is one clear error."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Checkpoint
+
+from kvplan_engine import LLM, BeamSearchParams, EngineError, SamplingParams
+from kvplan_engine.device.process_memory import private_memory_bytes, resident_memory_bytes
+
+MIB = 1024**2
+
+
+def make_llm(checkpoint: Checkpoint, **settings: object) -> LLM:
+    settings = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "max_model_len": 128, **settings}
+    return LLM(str(checkpoint.path), dtype="float32", device="cpu", device_memory="512MiB", **settings)
+
+
+def test_memory_is_returned(checkpoints: dict[str, Checkpoint]) -> None:
+    """The pool is virtual memory until it is written, so every page of it is touched first."""
+    with make_llm(checkpoints["llama"], swap_space="64MiB", preemption_mode="swap") as llm:
+        pool_bytes = llm.engine.memory.kv_pool_bytes
+        assert pool_bytes > 200 * MIB
+        llm.engine._runner.kv.zero_()
+        resident, private = resident_memory_bytes(), private_memory_bytes()
+    gc.collect()
+    assert resident - resident_memory_bytes() > 0.95 * pool_bytes
+    assert private - private_memory_bytes() > 0.95 * (pool_bytes + 64 * MIB)
+
+
+def test_closing_twice_and_in_the_middle_of_an_answer(checkpoints: dict[str, Checkpoint]) -> None:
+    llm = make_llm(checkpoints["gpt2"])
+    llm.engine.add_request("r", [1, 2, 3], SamplingParams(max_tokens=50))
+    llm.engine.step()
+    llm.close()
+    llm.close()
+    llm.engine.close()
+
+
+USES: dict[str, Callable[[LLM], object]] = {
+    "generate": lambda llm: llm.generate([{"prompt_token_ids": [1, 2]}]),
+    "generate text": lambda llm: llm.generate("text"),
+    "beam search": lambda llm: llm.beam_search([{"prompt_token_ids": [1, 2]}], BeamSearchParams(beam_width=2)),
+    "stats": lambda llm: llm.get_stats(),
+    "add": lambda llm: llm.engine.add_request("r", [1], SamplingParams()),
+    "step": lambda llm: llm.engine.step(),
+    "unfinished": lambda llm: llm.engine.has_unfinished_requests(),
+    "reconfigure": lambda llm: llm.engine.reconfigure(block_size=8),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_use_after_close_is_one_clear_error(checkpoints: dict[str, Checkpoint], use: str) -> None:
+    llm = make_llm(checkpoints["gpt2"])
+    llm.close()
+    with pytest.raises(EngineError, match=r"^the engine is closed\.") as caught:
+        USES[use](llm)
+    assert caught.value.hint == "start a new one"
+
+
+def test_an_engine_that_found_no_room_says_so_and_can_be_given_some(checkpoints: dict[str, Checkpoint]) -> None:
+    llm = make_llm(checkpoints["gpt2"])
+    with pytest.raises(EngineError):
+        llm.engine.reconfigure(gpu_memory_utilization=0.01)
+    with pytest.raises(EngineError, match="has no pool") as caught:
+        llm.engine.step()
+    assert "reconfigure" in caught.value.hint
+    llm.engine.reconfigure(gpu_memory_utilization=0.9)
+    (output,) = llm.generate([{"prompt_token_ids": [1, 2]}], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 3
+    llm.close()
+
+
+def test_a_closed_engine_leaves_its_cache_on_disk_and_no_file_open(
+    checkpoints: dict[str, Checkpoint], tmp_path: Path
+) -> None:
+    prompt = list(range(1, 100))
+    tiers = {"kv_disk_cache_dir": str(tmp_path), "kv_disk_cache_bytes": "8MiB", "kv_load_policy": "always"}
+    for cached in (0, 96):
+        with make_llm(checkpoints["qwen3"], **tiers) as llm:
+            (output,) = llm.generate([{"prompt_token_ids": prompt}], SamplingParams(max_tokens=1))
+        assert output.num_cached_tokens == cached
+        open_files = [entry.resolve() for entry in Path("/proc/self/fd").iterdir() if entry.exists()]
+        assert not [path for path in open_files if tmp_path in path.parents]
