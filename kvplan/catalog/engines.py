@@ -40,6 +40,9 @@ class VllmRelease:
     ``samples_with_flashinfer``: samples with FlashInfer wherever it is installed, as it is in the official container.
     ``keeps_reduced_tensors``: every tensor that was all-reduced stays allocated until the profile run ends
     (vllm-project/vllm issue 2150, ended by pull request 2151 after 0.2.6); before 0.2.5 the budget did not see it.
+    ``awq_keeps_partial_sums``: see kvplan.estimate.vllm_first_awq.
+    ``grows_attention_workspace``: FlashInfer's workspace grows with the batch instead of staying at 394 MiB.
+    ``pads_wide_experts``: FlashInfer's MXFP4 experts are padded to 256 instead of 128 (seen in 0.25.1 and 0.27.1).
     ``in_flight_batches``: batches whose tokens a sliding window still holds at admission (2 with async scheduling).
     """
 
@@ -62,6 +65,9 @@ class VllmRelease:
     huge_gpu_defaults: bool = False
     samples_with_flashinfer: bool = False
     keeps_reduced_tensors: bool = False
+    grows_attention_workspace: bool = False
+    awq_keeps_partial_sums: bool = False
+    pads_wide_experts: bool = True
 
     @property
     def text(self) -> str:
@@ -70,8 +76,10 @@ class VllmRelease:
 
 _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 0, 0), {"v1": False, "counts_non_torch": False, "latent_cache": False, "large_gpu_defaults": False}),
+    ((0, 2, 0), {"awq_keeps_partial_sums": True}),
     ((0, 2, 5), {"counts_non_torch": True, "keeps_reduced_tensors": True}),
     ((0, 2, 7), {"keeps_reduced_tensors": False}),
+    ((0, 3, 0), {"awq_keeps_partial_sums": False}),
     ((0, 7, 1), {"latent_cache": True}),
     ((0, 8, 0), {"v1": True, "samples_with_flashinfer": True}),
     ((0, 8, 3), {"large_gpu_defaults": True, "a100_is_large": True}),
@@ -87,7 +95,15 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ),
     ((0, 21, 0), {"graphs_in_budget": True}),
     ((0, 25, 0), {"pads_odd_pages": True}),
-    ((0, 26, 0), {"caches_hybrid_prefixes": True, "in_flight_batches": 2}),
+    (
+        (0, 26, 0),
+        {
+            "caches_hybrid_prefixes": True,
+            "in_flight_batches": 2,
+            "grows_attention_workspace": True,
+            "pads_wide_experts": False,
+        },
+    ),
     ((0, 28, 0), {"huge_gpu_defaults": True, "packs_odd_pages": True}),
 )
 

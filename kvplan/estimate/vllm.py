@@ -17,6 +17,7 @@ from kvplan.estimate.kv_cache import CacheSettings, pipeline_slices
 from kvplan.estimate.vllm_activation import ActivationPeak, activation_peak
 from kvplan.estimate.vllm_budget import cudagraph_bytes, non_torch_bytes, requested_bytes
 from kvplan.estimate.vllm_groups import BlockPlan, RequestShape, blocks_per_request, longest_that_fits, plan_blocks
+from kvplan.estimate.vllm_kernels import attention_workspace_bytes, mxfp4_inner_step
 from kvplan.estimate.vllm_settings import ResolvedSettings, VllmSettings, resolve_settings
 from kvplan.estimate.vllm_weights import StoredFormats, drafters, rank_weight_bytes, stored_formats
 
@@ -79,7 +80,7 @@ Memo = dict[tuple[object, ...], "RankParts | StoredFormats"]
 
 @dataclass(frozen=True, slots=True)
 class RankParts:
-    """A rank's weights and blocks, which are the same on every GPU."""
+    """A rank's weights and blocks, which differ between GPUs only in the padding of their kernels."""
 
     num_layers: int
     layer_kinds: tuple[LayerSpec, ...]
@@ -141,8 +142,10 @@ def cache_settings(spec: ModelSpec, settings: ResolvedSettings) -> CacheSettings
 def _rank_memory(
     spec: ModelSpec, part: range, gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease, memo: Memo
 ) -> RankMemory:
-    parts = _rank_parts(spec, part, settings, release, memo)
+    parts = _rank_parts(spec, part, gpu, settings, release, memo)
     graphs = cudagraph_bytes(parts.num_layers, settings)
+    if graphs:
+        graphs += attention_workspace_bytes(parts.layer_kinds, gpu, settings, release)
     return RankMemory(
         weight_bytes=parts.weight_bytes,
         activation=activation_peak(
@@ -171,12 +174,13 @@ def _formats(spec: ModelSpec, requested: str | None, memo: Memo) -> StoredFormat
 
 
 def _rank_parts(
-    spec: ModelSpec, part: range, settings: ResolvedSettings, release: VllmRelease, memo: Memo
+    spec: ModelSpec, part: range, gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease, memo: Memo
 ) -> RankParts:
     tp, quantization = settings.tensor_parallel_size, settings.quantization
     cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens)
-    drafts = settings.num_speculative_tokens
-    key = (id(spec), part, tp, settings.dtype, quantization, settings.max_model_len, cached, drafts, release)
+    inner_step = mxfp4_inner_step(gpu, release)
+    loaded = (settings.num_speculative_tokens, settings.language_model_only, inner_step)
+    key = (id(spec), part, tp, settings.dtype, quantization, settings.max_model_len, cached, loaded, release)
     known = memo.get(key)
     if isinstance(known, RankParts):
         return known
@@ -191,6 +195,8 @@ def _rank_parts(
         formats=_formats(spec, quantization, memo),
         max_model_len=settings.max_model_len,
         with_drafter=settings.num_speculative_tokens > 0,
+        with_towers=not settings.language_model_only,
+        expert_inner_step=inner_step,
     )
     if settings.num_speculative_tokens and part.stop == spec.num_layers:
         layers += _drafter_layers(spec)

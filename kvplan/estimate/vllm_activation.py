@@ -28,6 +28,7 @@ from kvplan.catalog.spec import (
     StateMixer,
 )
 from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.vllm_first_awq import first_awq_bytes
 from kvplan.estimate.vllm_settings import ResolvedSettings
 from kvplan.estimate.vllm_vision import VisionProfile, vision_profile
 from kvplan.units import KIB, MIB
@@ -83,7 +84,8 @@ def activation_peak(
     if vision is not None:
         encoder, kept = _encoder_stage(vision, spec, settings)
     kept += kept_reduction_bytes(spec, num_layers, settings, release)
-    decoder = workspace + kept + decoder_bytes(spec, layers, settings, release)
+    layers_bytes = max(decoder_bytes(spec, layers, settings, release), first_awq_bytes(spec, layers, settings, release))
+    decoder = workspace + kept + layers_bytes
     sampler = 0
     if samples:
         sampler = workspace + kept + sampler_bytes(spec, gpu, settings, release)

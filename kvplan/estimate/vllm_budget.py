@@ -23,9 +23,13 @@ _OLDER_GIB: _Table = (*_FIRST_ENGINE_GIB, ((0, 8, 0), 0.02), ((0, 15, 0), 0.05))
 _PARALLEL_EXTRA_GIB = 0.10
 """What logs print: 0.03 to 0.38 (up to 0.7), 0.02 on consumer cards and 0.07 on H100 (0.10), on H100 0.13 (0.15 to
 0.17) and 0.24 to 0.27 (0.18, 0.19). With several GPUs 0.1 more, except over NVLink on Hopper and later."""
-_FIRST_PARALLEL_EXTRA_GIB = 2.2
-"""NCCL's buffers through torch.distributed, before 0.4. Pull request 2151 measured 19.5 GiB for Llama 2 70B on 8 A100:
-16.1 are weights, 0.4 activations, 0.77 the context and the like."""
+_FIRST_NEIGHBOUR_GIB = 1.1
+"""NCCL's buffers through torch.distributed, before 0.4, for each neighbour in a ring: two GPUs have one, more have two.
+
+Two: pull request 2151 measured 19.5 GiB for Llama 2 70B on 8 A100: 16.1 are weights, 0.4 activations, 0.77 the context
+and the like. One: nvidia-smi in issue 2382 shows 19.76 GiB on each of two A100: 11.49 are weights, 6.33 cache, 0.77 the
+context.
+"""
 _UNIFIED_EXTRA_GIB = 1.0
 """On a GPU that shares its host's memory, free memory also shrinks by what the engine's processes take of the host."""
 _NVLINK_PARALLEL_EXTRA_GIB = 1.85
@@ -42,18 +46,18 @@ def non_torch_bytes(gpu: GpuProfile, settings: ResolvedSettings, release: VllmRe
         return 0
     total = _since(_HOPPER_GIB if _is_hopper_or_later(gpu) else _OLDER_GIB, release)
     if settings.tensor_parallel_size > 1:
-        total += _parallel_extra_gib(gpu, release)
+        total += _parallel_extra_gib(gpu, settings.tensor_parallel_size, release)
     if gpu.unified_memory:
         total += _UNIFIED_EXTRA_GIB
     return int(total * GIB)
 
 
-def _parallel_extra_gib(gpu: GpuProfile, release: VllmRelease) -> float:
+def _parallel_extra_gib(gpu: GpuProfile, tensor_parallel_size: int, release: VllmRelease) -> float:
     has_fabric = gpu.nvlink_bytes_per_second is not None and _is_hopper_or_later(gpu)
     if has_fabric and release.version >= (0, 18, 0):
         return _NVLINK_PARALLEL_EXTRA_GIB
     if release.version < (0, 4, 0):
-        return _FIRST_PARALLEL_EXTRA_GIB
+        return _FIRST_NEIGHBOUR_GIB * min(tensor_parallel_size - 1, 2)
     return _PARALLEL_EXTRA_GIB if release.v1 else 0.0
 
 

@@ -24,6 +24,8 @@ class VllmSettings:
 
     ``device_memory_bytes`` replaces the profile's total; ``usage`` is "server" (vllm serve) or "offline" (LLM class);
     ``has_flashinfer``: FlashInfer is installed, which some releases then sample with.
+    ``language_model_only``: towers are neither loaded nor profiled (--language-model-only, or every limit of
+    --limit-mm-per-prompt 0).
     """
 
     gpu_memory_utilization: float | None = None
@@ -45,6 +47,7 @@ class VllmSettings:
     estimate_cudagraphs: bool | None = None
     encoder_tokens: int | None = None
     has_flashinfer: bool = False
+    language_model_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class ResolvedSettings:
     subtract_graphs: bool
     encoder_tokens: int | None
     samples_with_flashinfer: bool
+    language_model_only: bool
     notes: tuple[str, ...] = field(default=())
 
 
@@ -112,6 +116,7 @@ def resolve_settings(
         subtract_graphs=subtracts and not settings.enforce_eager,
         encoder_tokens=settings.encoder_tokens,
         samples_with_flashinfer=settings.has_flashinfer and release.samples_with_flashinfer,
+        language_model_only=settings.language_model_only,
         notes=tuple(notes),
     )
 

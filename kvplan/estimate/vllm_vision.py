@@ -59,7 +59,7 @@ def vision_profile(spec: ModelSpec, settings: ResolvedSettings) -> VisionProfile
     """The encoder's part of the profile run; None for models without one, or whose images we do not know."""
     config = spec.raw_config
     section = config.get("vision_config")
-    if not isinstance(section, Mapping):
+    if not isinstance(section, Mapping) or settings.language_model_only:
         return None
     reader = _READERS.get(str(config.get("model_type", "")))
     image = reader(config, section) if reader is not None else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from kvplan.catalog.spec import ExtraModule, LayerSpec, ModelSpec, QuantizationSpec, SoftmaxAttention
 from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.vllm_kernels import MXFP4_HIDDEN_STEP, MXFP4_INNER_STEP
 from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes
 from kvplan.units import MIB
 
@@ -44,6 +45,8 @@ class WeightShare:
     head_rows: int
     """Rows of the KV projections that belong to one KV head, for ranks that hold a replica."""
     layer: int | None
+    expert_inner_step: int
+    """What the inner width of MXFP4 experts is padded to a multiple of."""
 
 
 def stored_formats(spec: ModelSpec, requested: str | None) -> StoredFormats:
@@ -62,6 +65,8 @@ def rank_weight_bytes(
     formats: StoredFormats,
     max_model_len: int,
     with_drafter: bool = False,
+    with_towers: bool = True,
+    expert_inner_step: int = MXFP4_INNER_STEP,
 ) -> int:
     """Bytes of the layers ``layers`` on one rank, with embedding, head and towers where they lie, and rope tables.
 
@@ -70,20 +75,20 @@ def rank_weight_bytes(
     """
     parts: list[Tensor] = []
     total = 0
+    plain = WeightShare(dtype, formats, tensor_parallel_size, 1, None, expert_inner_step)
     for index in layers:
-        share = WeightShare(dtype, formats, tensor_parallel_size, _head_rows(spec.layers[index]), index)
+        share = replace(plain, head_rows=_head_rows(spec.layers[index]), layer=index)
         total += _allocated_bytes(spec.layers[index].all_tensors, share)
     is_first, is_last = layers.start == 0, layers.stop == spec.num_layers
     for tensor in spec.tensors:
         is_input = tensor.role in ("embedding", "position")
         if (is_input and (is_first or (is_last and spec.tie_word_embeddings))) or (not is_input and is_last):
             parts.append(tensor)
-    share = WeightShare(dtype, formats, tensor_parallel_size, 1, None)
-    total += _allocated_bytes(parts, share)
-    if is_first:
+    total += _allocated_bytes(parts, plain)
+    if is_first and with_towers:
         total += tower_bytes(spec, tensor_parallel_size, dtype)
     if is_last and with_drafter:
-        drafter = WeightShare(dtype, formats, tensor_parallel_size, 1, spec.num_layers)
+        drafter = replace(plain, layer=spec.num_layers)
         total += sum(_allocated_bytes(extra.tensors, drafter) for extra in drafters(spec))
     return total + rope_table_bytes(spec, dtype, max_model_len)
 
@@ -99,19 +104,20 @@ def tensor_bytes(tensor: Tensor, share: WeightShare) -> int:
     if stored is None:
         return prod(shape) * element_bytes(share.dtype)
     if stored.method == "mxfp4" and tensor.role == "expert":
-        shape = padded_experts(shape, tensor.split)
+        shape = padded_experts(shape, tensor.split, share.expert_inner_step)
     return quantized_bytes(shape, stored)
 
 
-def padded_experts(shape: tuple[int, ...], split: str) -> tuple[int, ...]:
-    """Stacked MXFP4 experts as vLLM lays them out: hidden in steps of 256, each rank's inner width in steps of 64.
+def padded_experts(shape: tuple[int, ...], split: str, inner_step: int = MXFP4_INNER_STEP) -> tuple[int, ...]:
+    """Stacked MXFP4 experts as vLLM lays them out: hidden and each rank's inner width padded to what its kernel takes.
 
-    (vllm/model_executor/layers/quantization/mxfp4.py.) The inner width is the output of gate and up, the input of down.
+    The steps are those of kvplan.estimate.vllm_kernels. The inner width is the output of gate and up, and the input of
+    down.
     """
     if len(shape) < 3:
         return shape
     inner_axis = len(shape) - 1 if split == "row" else len(shape) - 2
-    steps = [_INNER_STEP if axis == inner_axis else _HIDDEN_STEP for axis in range(len(shape))]
+    steps = [inner_step if axis == inner_axis else MXFP4_HIDDEN_STEP for axis in range(len(shape))]
     return (*shape[:-2], *(-(-shape[axis] // steps[axis]) * steps[axis] for axis in (len(shape) - 2, len(shape) - 1)))
 
 
@@ -195,8 +201,6 @@ def _has_local_rope(config: Mapping[str, object]) -> bool:
 
 
 _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-_INNER_STEP = 64
-_HIDDEN_STEP = 256
 _LARGE_ALLOCATION = 10 * MIB
 _SEGMENT_STEP = 2 * MIB
 _SPLIT_ABOVE = MIB

@@ -3,77 +3,72 @@
     --csv FILE     rows (default tests/data/vllm_startups.csv; the columns are described in tests/data/README.md)
     --models FILE  configs of models that no profile ships
     --rows         one line per row, worst first
+    --groups       the errors by source and by version, to see where a constant drifts
 
 Grade A rows are predicted end to end (weights, available memory, tokens), grade B rows from the observed memory to
 tokens, and every row that failed for lack of memory must be predicted not to fit. Settings that a row does not state
 take the version's default. No constant of the model is chosen per row or per model.
+
+A row whose version names a build that is neither a release nor a commit of vllm-project/vllm ran other code than is
+modelled here. Such rows are counted with the others and without them, and each is printed with its error.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import json
-import re
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+from startup_rows import (  # noqa: E402
+    Row,
+    is_modified_build,
+    load_models,
+    number,
+    read_rows,
+    row_gpu,
+    row_settings,
+    row_source,
+    row_spec,
+    row_version,
+)
 
 from kvplan.catalog.engines import vllm_release  # noqa: E402
-from kvplan.catalog.gpus import GpuProfile, find_gpu, load_gpus  # noqa: E402
-from kvplan.catalog.models import find_profile, profiles, read_profile  # noqa: E402
-from kvplan.catalog.reader import read_config  # noqa: E402
-from kvplan.catalog.spec import ModelSpec  # noqa: E402
-from kvplan.errors import KvplanError, UsageError  # noqa: E402
+from kvplan.errors import KvplanError  # noqa: E402
 from kvplan.estimate.vllm import VllmPrediction, fill_pool, predict_vllm  # noqa: E402
-from kvplan.estimate.vllm_settings import VllmSettings  # noqa: E402
-from kvplan.estimate.weights import NAMED_FORMATS  # noqa: E402
 from kvplan.units import GIB  # noqa: E402
 
 DATA = ROOT / "tests" / "data"
 CAMPAIGN = "llm-d-incubation/llm-d-planner"
-Row = dict[str, str]
-# fmt: off
-COLUMNS = (
-    "id", "source_url", "vllm_version", "model", "gpu", "gpu_count", "gpu_total_gib", "gpu_memory_utilization",
-    "max_model_len", "max_num_batched_tokens", "max_num_seqs", "tp", "pp", "dtype", "quantization",
-    "kv_cache_dtype", "enforce_eager", "block_size", "weights_gib", "non_torch_gib", "activation_peak_gib",
-    "cudagraph_gib", "available_kv_gib", "num_gpu_blocks", "kv_cache_tokens", "max_concurrency_x", "outcome",
-    "inferred", "verbatim",
-)
-# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class RowScore:
-    """One row against its prediction. Errors are relative, None where the row does not state the figure."""
+    """One row against its prediction. Errors are relative, None where the row does not state the figure.
+
+    ``token_deviation`` keeps its sign: positive where more tokens are predicted than there were.
+    """
 
     id: str
     grade: str
     campaign: bool
+    modified: bool
+    source: str
+    version: str
     model: str
     reason: str | None
     weight_error: float | None = None
     memory_error: float | None = None
     token_error: float | None = None
+    token_deviation: float | None = None
     failed: bool = False
     predicted_to_fit: bool | None = None
     detail: str = ""
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows, with every column that the scoring looks at; one that is missing is blank."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return [dict.fromkeys(COLUMNS, "") | row for row in csv.DictReader(file)]
-
-
-def load_models(path: Path) -> dict[str, dict[str, object]]:
-    return json.loads(path.read_text(encoding="utf-8"))["models"]
 
 
 def score_rows(rows: Iterable[Row], models: dict[str, dict[str, object]]) -> list[RowScore]:
@@ -86,32 +81,37 @@ def _score(row: Row, models: dict[str, dict[str, object]]) -> RowScore:
         "id": row["id"],
         "grade": grade,
         "campaign": CAMPAIGN in row["source_url"],
+        "modified": is_modified_build(row),
+        "source": row_source(row),
+        "version": ".".join(map(str, vllm_release(row_version(row)).version[:2])),
         "model": row["model"],
         "failed": row["outcome"] != "ok",
     }
     if "Embedding" in row["model"]:
         return RowScore(reason="an embedding model: it generates no text and its run samples nothing", **base)  # type: ignore[arg-type]
     try:
-        spec = _spec(row, models)
-        gpu = _gpu(row)
-        settings = _settings(row, spec)
-        predicted = predict_vllm(spec, gpu, settings, _version(row))
+        spec = row_spec(row, models)
+        gpu = row_gpu(row)
+        settings = row_settings(row, spec)
+        predicted = predict_vllm(spec, gpu, settings, row_version(row))
     except KvplanError as error:
         return RowScore(reason=error.message, **base)  # type: ignore[arg-type]
-    observed = _number(row["available_kv_gib"])
+    observed = number(row["available_kv_gib"])
     if grade == "B" and observed is not None:
-        refilled = fill_pool(predicted.rank, int(observed * GIB), predicted.settings, vllm_release(_version(row)))
+        refilled = fill_pool(predicted.rank, int(observed * GIB), predicted.settings, vllm_release(row_version(row)))
         return _compared(row, base, refilled, end_to_end=False)
     return _compared(row, base, predicted, end_to_end=grade == "A")
 
 
 def _compared(row: Row, base: dict[str, object], predicted: VllmPrediction, *, end_to_end: bool) -> RowScore:
     rank = predicted.rank
-    available = _number(row["available_kv_gib"])
-    tokens, blocks = _number(row["kv_cache_tokens"]), _number(row["num_gpu_blocks"])
-    token_error = _error(predicted.kv_cache_tokens, tokens)
-    if token_error is None:
-        token_error = _error(predicted.num_blocks, blocks)
+    available = number(row["available_kv_gib"])
+    tokens, blocks = number(row["kv_cache_tokens"]), number(row["num_gpu_blocks"])
+    deviation = _deviation(predicted.kv_cache_tokens, tokens)
+    if deviation is None:
+        deviation = _deviation(predicted.num_blocks, blocks)
+    if base["grade"] == "C":
+        deviation = None
     memory_error = _error(rank.available_kv_bytes / GIB, available) if end_to_end else None
     detail = (
         f"weights {rank.weight_bytes / GIB:.2f} ({row['weights_gib']}), activation "
@@ -124,170 +124,25 @@ def _compared(row: Row, base: dict[str, object], predicted: VllmPrediction, *, e
     )
     return RowScore(
         reason=None,
-        weight_error=_error(rank.weight_bytes / GIB, _number(row["weights_gib"])),
+        weight_error=_error(rank.weight_bytes / GIB, number(row["weights_gib"])),
         memory_error=memory_error,
-        token_error=token_error if base["grade"] != "C" else None,
+        token_error=None if deviation is None else abs(deviation),
+        token_deviation=deviation,
         predicted_to_fit=predicted.fits,
         detail=detail,
         **base,  # type: ignore[arg-type]
     )
 
 
-def _error(predicted: float, observed: float | None) -> float | None:
+def _deviation(predicted: float, observed: float | None) -> float | None:
     if observed is None or observed == 0:
         return None
-    return abs(predicted - observed) / abs(observed)
+    return (predicted - observed) / abs(observed)
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _whole(text: str) -> int | None:
-    match = re.match(r"\s*(\d+)", text)
-    return int(match.group(1)) if match else None
-
-
-def _said(row: Row, *names: str) -> int | None:
-    """A whole number that the notes give under one of ``names``: ``max_model_len=8192``, ``mnbt 8192``."""
-    for name in names:
-        match = re.search(rf"{re.escape(name)}(?:=| of | )(\d+)", row["inferred"])
-        if match:
-            return int(match.group(1))
-    return None
-
-
-def _spec(row: Row, models: dict[str, dict[str, object]]) -> ModelSpec:
-    """The row's model: a shipped profile, a config of ours, or a model of the same name in another format."""
-    profile = find_profile(row["model"])
-    if profile is not None:
-        return read_profile(profile)
-    entry = models.get(row["model"])
-    if entry is not None:
-        return read_config(entry["config"], model_id=row["model"])  # type: ignore[arg-type]
-    return _stand_in(row, models)
-
-
-_FORMAT_SUFFIXES = {
-    "awq": "awq",
-    "gptq": "gptq",
-    "gptq-int4": "gptq",
-    "w4a16": "int4",
-    "int4": "int4",
-    "4bit": "bitsandbytes",
-    "bnb-4bit": "bitsandbytes",
-    "fp8": "fp8",
-    "fp8-dynamic": "fp8",
-    "w8a8": "int8",
-    "int8": "int8",
-    "nvfp4": "nvfp4",
-}
-_FORMAT = re.compile(rf"[-_.](quantized[-_.])?({'|'.join(sorted(_FORMAT_SUFFIXES, key=len, reverse=True))})$")
-_TUNED = re.compile(r"[-_](instruct|chat|it|hf|base|sft|dpo|thinking|(instruct|thinking)-\d{4}|\d{4})$")
-
-
-def _base_name(model: str) -> tuple[str, str | None]:
-    """("llama-3.1-8b", "awq") of hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ: same shape, and the format it is in."""
-    name, form = model.rsplit("/", 1)[-1].casefold().removeprefix("meta-"), None
-    while match := _FORMAT.search(name):
-        name, form = name[: match.start()], form or _FORMAT_SUFFIXES[match.group(2)]
-    while match := _TUNED.search(name):
-        name = name[: match.start()]
-    return name, form
-
-
-def _stand_in(row: Row, models: dict[str, dict[str, object]]) -> ModelSpec:
-    wanted, form = _base_name(row["model"])
-    for profile in profiles():
-        if _base_name(profile["id"]) == (wanted, None):
-            return _in_format(read_profile(profile), form)
-    for name, entry in models.items():
-        if _base_name(name) == (wanted, None):
-            return _in_format(read_config(entry["config"], model_id=name), form)  # type: ignore[arg-type]
-    raise UsageError(f"no config of {row['model']}")
-
-
-def _in_format(spec: ModelSpec, form: str | None) -> ModelSpec:
-    if form is None or spec.quantization is not None:
-        return spec
-    return replace(spec, quantization=NAMED_FORMATS[form])
-
-
-def _version(row: Row) -> str:
-    if row["vllm_version"]:
-        return row["vllm_version"]
-    match = re.search(r"v(0\.\d+(?:\.\d+)?)", row["inferred"])
-    return match.group(1) if match else "latest"
-
-
-def _gpu(row: Row) -> GpuProfile:
-    for candidate in _gpu_names(row["gpu"]):
-        try:
-            return find_gpu(candidate)
-        except UsageError:
-            continue
-    total = _total_gib(row)
-    if total is not None:
-        return min(load_gpus(), key=lambda gpu: abs(gpu.memory_bytes / GIB - total))
-    if row["gpu"]:
-        raise UsageError(f"no profile of the GPU {row['gpu']}")
-    # Not stated. What matters then is only whether it is one of the large ones (default batch).
-    wide = re.search(r"(H100|80 GB|~1\d\d GB|B200)", row["inferred"])
-    return find_gpu("h100-sxm" if wide else "a6000")
-
-
-def _gpu_names(text: str) -> list[str]:
-    """The name as written and without counts, makers, remarks and sizes: "2x NVIDIA RTX 3090 (24GB)" -> "RTX 3090"."""
-    name = re.sub(r"\(.*?\)", "", text).replace("_", " ").strip()
-    name = re.sub(r"^\d+ ?[x×] ?|[ ,]+[x×] ?\d+$", "", name, flags=re.IGNORECASE).strip()
-    bare = re.sub(r"^(nvidia|amd|geforce|tesla)[ -]", "", name, flags=re.IGNORECASE)
-    names = [name, bare, re.sub(r"[ -]\d+ ?GB?$", "", bare, flags=re.IGNORECASE)]
-    return [each for one in names for each in (one, one.replace(" ", "-"), one.replace("-", " ")) if each]
-
-
-def _total_gib(row: Row) -> float | None:
-    stated = _number(row["gpu_total_gib"])
-    if stated is not None:
-        return stated
-    match = re.search(r"(\d\d\d?\.\d\d?) ?GiB", row["inferred"])
-    return float(match.group(1)) if match and "total" in row["inferred"] else None
-
-
-def _settings(row: Row, spec: ModelSpec) -> VllmSettings:
-    total = _total_gib(row)
-    notes = row["inferred"]
-    graphs_off = "ESTIMATE_CUDAGRAPHS=0" in notes
-    dcp = re.search(r"(?:dcp|decode-context-parallel-size )(\d+)", notes)
-    quantization = row["quantization"] if row["quantization"] not in ("", "none") else None
-    return VllmSettings(
-        gpu_memory_utilization=_number(row["gpu_memory_utilization"]),
-        max_model_len=_whole(row["max_model_len"]) or _said(row, "max_model_len"),
-        max_num_batched_tokens=_whole(row["max_num_batched_tokens"]) or _said(row, "max_num_batched_tokens", "mnbt"),
-        max_num_seqs=_whole(row["max_num_seqs"]),
-        block_size=None if "attention" in row["block_size"] else _whole(row["block_size"]),
-        tensor_parallel_size=_whole(row["tp"]) or (1 if _whole(row["pp"]) else _whole(row["gpu_count"]) or 1),
-        pipeline_parallel_size=_whole(row["pp"]) or 1,
-        decode_context_parallel_size=int(dcp.group(1)) if dcp else 1,
-        dtype=row["dtype"] or "auto",
-        quantization=quantization,
-        kv_cache_dtype=row["kv_cache_dtype"] or "auto",
-        enforce_eager=row["enforce_eager"].lower() == "true",
-        num_speculative_tokens=_speculative_tokens(notes),
-        device_memory_bytes=int(total * GIB) if total is not None else None,
-        estimate_cudagraphs=False if graphs_off else None,
-        has_flashinfer="flashinfer" in (notes + row["verbatim"]).lower(),
-    )
-
-
-def _speculative_tokens(notes: str) -> int:
-    """Draft tokens per step: what the notes say, 1 where they only say that there is a drafter."""
-    if "SpeculativeConfig" not in notes and "MTP" not in notes:
-        return 0
-    match = re.search(r"n=(\d+)", notes)
-    return int(match.group(1)) if match else 1
+def _error(predicted: float, observed: float | None) -> float | None:
+    deviation = _deviation(predicted, observed)
+    return None if deviation is None else abs(deviation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,9 +182,11 @@ def summarize(name: str, scores: Sequence[RowScore]) -> Summary:
 
 
 def summaries(scores: Sequence[RowScore]) -> list[Summary]:
+    plain = [score for score in scores if not score.modified]
     sets = {
-        "A, campaign": [score for score in scores if score.grade == "A" and score.campaign],
-        "A, other sources": [score for score in scores if score.grade == "A" and not score.campaign],
+        "A, campaign": [score for score in plain if score.grade == "A" and score.campaign],
+        "A, other sources": [score for score in plain if score.grade == "A" and not score.campaign],
+        "  and modified builds": [score for score in scores if score.grade == "A" and not score.campaign],
         "B, memory to tokens": [score for score in scores if score.grade == "B"],
         "C, partial": [score for score in scores if score.grade == "C"],
     }
@@ -359,6 +216,7 @@ def print_report(scores: Sequence[RowScore], *, per_row: bool) -> None:
         share = f"{item.num_scored}/{item.num_rows}"
         columns = "  ".join(_percent(pair) for pair in (item.weights, item.memory, item.tokens))
         print(f"{item.name:24s} {share:>10}  {columns}")
+    _print_modified(scores)
     failed, wrong = failures(scores)
     print(f"failed for lack of memory: {len(failed) - len(wrong)} of {len(failed)} predicted not to fit")
     for score in wrong:
@@ -369,14 +227,52 @@ def print_report(scores: Sequence[RowScore], *, per_row: bool) -> None:
         print(f"  {score.id} {score.model}: {score.reason}")
 
 
+def _print_modified(scores: Sequence[RowScore]) -> None:
+    modified = [score for score in scores if score.modified and score.reason is None]
+    if modified:
+        print(f"builds that are neither a release nor a commit of vLLM: {len(modified)} rows")
+    for score in modified:
+        print(f"  {score.id} {score.version} {score.model}: tokens {_signed(score.token_deviation)}")
+
+
+def _signed(deviation: float | None) -> str:
+    return "not observed" if deviation is None else f"{deviation * 100:+.2f} %"
+
+
+def print_groups(scores: Sequence[RowScore]) -> None:
+    """Grade A end to end, by source and by version: tokens predicted less observed, and the rest's p90 without them."""
+    scored = [score for score in scores if score.grade == "A" and score.token_deviation is not None]
+    others = [score for score in scored if not score.campaign and not score.modified]
+    for title, key in (("source", lambda score: score.source), ("version", lambda score: score.version)):
+        print(f"\nKV tokens by {title:44s} {'rows':>4}  {'mean':>9}  {'furthest':>9}  p90 of the other rows of A")
+        for name in sorted({key(score) for score in scored}, key=_in_order):
+            _print_group(name, [score for score in scored if key(score) == name], others)
+
+
+def _in_order(name: str) -> tuple[list[int], str]:
+    return [int(part) for part in name.split(".") if part.isdigit()], name
+
+
+def _print_group(name: str, group: Sequence[RowScore], others: Sequence[RowScore]) -> None:
+    deviations = [score.token_deviation or 0.0 for score in group]
+    rest = [score.token_error or 0.0 for score in others if score not in group]
+    furthest = max(deviations, key=abs)
+    without = f"{percentile(rest, 0.9) * 100:.2f} %" if rest else "-"
+    mean = statistics.fmean(deviations)
+    print(f"  {name[:55]:55s} {len(group):4d}  {_signed(mean):>9}  {_signed(furthest):>9}  {without}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--csv", type=Path, default=DATA / "vllm_startups.csv")
     parser.add_argument("--models", type=Path, default=DATA / "vllm_startup_models.json")
     parser.add_argument("--rows", action="store_true", help="one line per row, worst first")
+    parser.add_argument("--groups", action="store_true", help="errors by source and by version")
     arguments = parser.parse_args()
     scores = score_rows(read_rows(arguments.csv), load_models(arguments.models))
     print_report(scores, per_row=arguments.rows)
+    if arguments.groups:
+        print_groups(scores)
     return 0
 
 

@@ -1,0 +1,84 @@
+"""PyTorch's caching allocator, played through on sizes: what a sequence of allocations leaves reserved.
+
+Only the pool for large tensors, which decides at the sizes that matter here. A request takes the smallest free piece
+that holds it, else a new segment; what is left of a piece stays a piece of its own, and neighbours that are both free
+become one again. Segments are never given back. (pytorch: c10/cuda/CUDACachingAllocator.cpp, get_free_block,
+should_split, try_merge_blocks.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvplan.units import MIB
+
+_ROUNDING = 512
+_SMALL_SEGMENT = 20 * MIB
+_SMALL_REQUEST = 10 * MIB
+_SEGMENT_STEP = 2 * MIB
+_SPLIT_ABOVE = MIB
+
+
+@dataclass(slots=True)
+class Piece:
+    """A run of bytes of one segment, in use or free."""
+
+    segment: int
+    offset: int
+    size: int
+
+
+@dataclass(slots=True)
+class CachingAllocator:
+    """``reserved_bytes`` were asked of the driver, ``peak_bytes`` were in use at most."""
+
+    reserved_bytes: int = 0
+    peak_bytes: int = 0
+    _in_use_bytes: int = 0
+    _num_segments: int = 0
+    _free: list[Piece] = field(default_factory=list)
+
+    def allocate(self, num_bytes: int) -> Piece:
+        size = _round_up(num_bytes, _ROUNDING)
+        piece = self._smallest_that_holds(size) or self._new_segment(size)
+        left = piece.size - size
+        if left > _SPLIT_ABOVE:
+            self._free.append(Piece(piece.segment, piece.offset + size, left))
+            piece.size = size
+        self._in_use_bytes += piece.size
+        self.peak_bytes = max(self.peak_bytes, self._in_use_bytes)
+        return piece
+
+    def release(self, *pieces: Piece) -> None:
+        for piece in pieces:
+            self._in_use_bytes -= piece.size
+            self._free.append(self._merged(piece))
+
+    def _smallest_that_holds(self, size: int) -> Piece | None:
+        fitting = [piece for piece in self._free if piece.size >= size]
+        if not fitting:
+            return None
+        found = min(fitting, key=lambda piece: piece.size)
+        self._free.remove(found)
+        return found
+
+    def _new_segment(self, size: int) -> Piece:
+        reserved = _SMALL_SEGMENT if size < _SMALL_REQUEST else _round_up(size, _SEGMENT_STEP)
+        self.reserved_bytes += reserved
+        self._num_segments += 1
+        return Piece(self._num_segments, 0, reserved)
+
+    def _merged(self, piece: Piece) -> Piece:
+        merged = Piece(piece.segment, piece.offset, piece.size)
+        for other in [other for other in self._free if other.segment == piece.segment]:
+            if other.offset + other.size == merged.offset:
+                merged.offset = other.offset
+            elif merged.offset + merged.size != other.offset:
+                continue
+            merged.size += other.size
+            self._free.remove(other)
+        return merged
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step

@@ -1,0 +1,105 @@
+"""What the choice of a kernel costs: attention workspaces, padded experts, towers left out, AWQ's partial sums."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvplan.catalog.gpus import find_gpu
+from kvplan.catalog.models import resolve_model
+from kvplan.catalog.reader import read_config
+from kvplan.catalog.spec import ModelSpec
+from kvplan.estimate.torch_allocator import CachingAllocator
+from kvplan.estimate.vllm import VllmPrediction, VllmSettings, predict_vllm
+from kvplan.estimate.vllm_weights import padded_experts
+from kvplan.units import GIB, KIB, MIB
+
+
+AWQ = "TheBloke/Mixtral-8x7B-Instruct-v0.1-AWQ"
+CONFIGS = Path(__file__).resolve().parents[1] / "data" / "vllm_startup_models.json"
+
+
+def model_of(name: str) -> ModelSpec:
+    """A shipped profile, or a config that only the start-ups need."""
+    configs = json.loads(CONFIGS.read_text(encoding="utf-8"))["models"]
+    return read_config(configs[name]["config"], model_id=name) if name in configs else resolve_model(name)
+
+
+def predict(model: str, gpu: str, version: str = "0.27.1", **settings: object) -> VllmPrediction:
+    asked = VllmSettings(**{"max_model_len": 32768, **settings})  # type: ignore[arg-type]
+    return predict_vllm(model_of(model), find_gpu(gpu), asked, version)
+
+
+def workspace(model: str, gpu: str, version: str = "0.27.1", **settings: object) -> int:
+    """What an 8-bit cache adds to the graphs: FlashInfer's workspace."""
+    eight_bit = predict(model, gpu, version, kv_cache_dtype="fp8", **settings).rank.cudagraph_bytes
+    return eight_bit - predict(model, gpu, version, **settings).rank.cudagraph_bytes
+
+
+def test_workspace_grows_with_the_batch_as_measured_on_an_rtx_5090() -> None:
+    """vLLM issue 52872, a 27B hybrid: graphs of 0.52 GiB with 2048 to 4096 batched tokens, 0.89 with 8192."""
+    sizes = [workspace("qwen3.5-27b", "rtx-5090", max_num_batched_tokens=tokens) for tokens in (2048, 4096, 8192)]
+    assert sizes[:2] == [394 * MIB, 394 * MIB]
+    assert (sizes[2] - sizes[1]) / GIB == pytest.approx(0.89 - 0.52, abs=0.01)
+
+
+def test_workspace_per_token_as_measured_since_026() -> None:
+    """vLLM issue 50780, 32 heads of 256 on one GPU: 128 KiB for each batched token since 0.26, nothing before."""
+    tokens = [workspace("qwen3.5-122b-a10b", "rtx-pro-6000", max_num_batched_tokens=n) for n in (32768, 16384)]
+    assert (tokens[0] - tokens[1]) / 16384 == 128 * KIB
+    before = [
+        workspace("qwen3.5-122b-a10b", "rtx-pro-6000", "0.23.0", max_num_batched_tokens=n) for n in (32768, 16384)
+    ]
+    assert before == [394 * MIB, 394 * MIB]
+
+
+def test_where_flashinfer_attends() -> None:
+    assert workspace("llama-3.1-8b", "h100") == 0  # FlashAttention 3 reads 8-bit caches on Hopper
+    assert workspace("llama-3.1-8b", "l40s") == 394 * MIB
+    assert workspace("gpt-oss-20b", "l40s") == 0  # no attention sinks in FlashInfer there
+    assert workspace("llama-3.1-8b", "l40s", enforce_eager=True) == 0
+    plain = [predict("llama-3.1-8b", gpu).rank.cudagraph_bytes for gpu in ("b200", "h100")]
+    assert plain[0] - plain[1] >= 394 * MIB  # the default on Blackwell data-centre GPUs
+
+
+def test_mxfp4_experts_are_padded_for_the_kernel() -> None:
+    assert padded_experts((32, 5760, 2880), "column", 128) == (32, 5760, 3072)
+    assert padded_experts((32, 2880, 2880), "row", 128) == (32, 3072, 2944)
+    triton, marlin = (predict("gpt-oss-20b", gpu).rank.weight_bytes for gpu in ("h100", "l40s"))
+    assert (marlin - triton) / GIB == pytest.approx(0.22, abs=0.02)  # 13.72 GiB on a GB10 against 13.48
+
+
+def test_language_model_only_leaves_out_the_tower_and_its_profile() -> None:
+    whole = predict("Qwen/Qwen3.6-27B-FP8", "h100", max_num_batched_tokens=4096, max_num_seqs=32)
+    text = predict(
+        "Qwen/Qwen3.6-27B-FP8", "h100", max_num_batched_tokens=4096, max_num_seqs=32, language_model_only=True
+    )
+    assert text.rank.weight_bytes / GIB == pytest.approx(27.67, rel=0.005)  # vLLM 0.27.1's log
+    assert text.rank.activation.encoder_bytes == 0 < whole.rank.activation.encoder_bytes
+    assert text.num_blocks > whole.num_blocks
+
+
+def test_awq_before_030_keeps_partial_sums() -> None:
+    """Mixtral AWQ on two GPUs, 32,768 tokens: 8 sums of 14,336 are 7 GiB, and fragments make it two of them."""
+    peaks = [
+        predict(AWQ, "a100-80gb-sxm", version, tensor_parallel_size=2).rank.activation.peak_bytes
+        for version in ("0.2.7", "0.3.0")
+    ]
+    assert peaks[0] / GIB == pytest.approx(19.9, abs=0.2)
+    assert peaks[1] / GIB < 5
+
+
+def test_allocator_reuses_whole_segments_and_is_split_by_what_stays() -> None:
+    memory = CachingAllocator()
+    large = memory.allocate(100 * MIB)
+    memory.release(large)
+    small = memory.allocate(30 * MIB)
+    assert memory.reserved_bytes == 100 * MIB
+    memory.allocate(80 * MIB)
+    assert memory.reserved_bytes == 180 * MIB  # 70 MiB are left beside the small one
+    memory.release(small)
+    memory.allocate(100 * MIB)
+    assert memory.reserved_bytes == 180 * MIB  # both neighbours were free: one piece again
+    assert memory.peak_bytes == 180 * MIB
