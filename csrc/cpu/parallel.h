@@ -10,6 +10,15 @@ namespace kvplan {
 
 extern std::atomic<kvplan_parallel_fn> parallel_runtime;
 
+// A hint to the processor that this is a waiting loop.
+inline void pause_briefly() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 // body(worker, item) for every item in [0, items): each thread takes the next item when it has finished one, so that
 // items of uneven cost balance. worker < threads is a number of the thread's own, for its scratch. Right for any number
 // of threads that the runtime really provides (a nested call gets one).
@@ -37,6 +46,23 @@ void for_each_item(int64_t items, int threads, const Body& body) {
     }
   };
   runtime(run, &shared, static_cast<unsigned>(wanted), 0);
+}
+
+// first(item) for every item in [0, first_items), then second(item) for every item in [0, second_items), in one go: no
+// second item begins before all first ones have ended.
+template <class First, class Second>
+void for_each_item_in_turn(int64_t first_items, const First& first, int64_t second_items, const Second& second,
+                           int threads) {
+  std::atomic<int64_t> left{first_items};
+  for_each_item(first_items + second_items, threads, [&](int, int64_t item) {
+    if (item < first_items) {
+      first(item);
+      left.fetch_sub(1, std::memory_order_release);
+      return;
+    }
+    while (left.load(std::memory_order_acquire) > 0) pause_briefly();
+    second(item - first_items);
+  });
 }
 
 // body(begin, end) over [0, count) in ranges of at least `grain`; a small count runs on the calling thread.

@@ -41,8 +41,9 @@ typedef int32_t Ints4 __attribute__((vector_size(16)));
 #define KVPLAN_SHUFFLE4(a, b, i, j, k, l) __builtin_shuffle(a, b, (::kvplan::Ints4){i, j, k, l})
 #endif
 
+// Written as a subtraction because x - 0 is x for every x, so that the compiler drops it; x + 0 is not (-0 becomes 0).
 KVPLAN_INLINE Floats splat(float value) {
-  return Floats{} + value;
+  return value - Floats{};
 }
 
 KVPLAN_INLINE Ints bits_of(Floats value) {

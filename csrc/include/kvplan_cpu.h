@@ -150,6 +150,46 @@ int kvplan_linear(
     // [rows, outputs]
     void* out, int64_t out_stride, int64_t rows, int64_t inputs, int64_t outputs, int storage, int threads);
 
+// What follows a product: nothing, GELU by the tanh formula or the error function, or silu(first half) * second half.
+enum kvplan_activation { KVPLAN_NO_ACTIVATION = 0, KVPLAN_GELU_TANH = 1, KVPLAN_GELU_ERF = 2, KVPLAN_SILU_AND_MUL = 3 };
+
+// One product with a packed weight: out = activation(x @ weight^T + bias).
+typedef struct kvplan_packed_linear {
+  // [rows, inputs]
+  const void* x;
+  // as kvplan_pack_weight made it
+  const void* packed;
+  // [outputs], or null
+  const void* bias;
+  // [rows, outputs]; [rows, outputs / 2] for KVPLAN_SILU_AND_MUL
+  void* out;
+  int64_t x_stride, out_stride;
+  int64_t rows, inputs, outputs;
+  int32_t activation;
+  int32_t storage;
+} kvplan_packed_linear;
+
+// Rows that a packed weight of so many has: whole panels.
+int64_t kvplan_packed_outputs(int64_t outputs);
+
+// Packs for kvplan_multiply_packed; `gated` for KVPLAN_SILU_AND_MUL, where outputs / 2 must fill whole panels.
+int kvplan_pack_weight(
+    // [outputs, inputs], contiguous
+    const void* weight,
+    // [kvplan_packed_outputs(outputs), inputs] elements
+    void* packed, int64_t inputs, int64_t outputs, int gated, int storage, int threads);
+
+int kvplan_multiply_packed(const kvplan_packed_linear* args, int threads);
+
+// out[i] = row indices[i] of the weight that was packed (not gated): an embedding's look-up.
+int kvplan_unpack_rows(
+    // as kvplan_pack_weight made it
+    const void* packed,
+    // [rows], each below outputs
+    const int64_t* indices,
+    // [rows, inputs]
+    void* out, int64_t out_stride, int64_t rows, int64_t inputs, int64_t outputs, int storage, int threads);
+
 // The vector functions by themselves, for tests: y = exp(x), y = tanh(x).
 void kvplan_exp(
     // [n]

@@ -31,6 +31,7 @@ from kvplan_engine.models.loading import (
     fill_dummy,
     fill_from_safetensors,
     weight_bytes,
+    weight_fingerprint,
 )
 from kvplan_engine.models.rope import fill_rope_table
 from kvplan_engine.sampling.sampler import Sampler
@@ -67,6 +68,7 @@ class LoadedModel:
         self.weights: Weights = allocate_weights(self.config, torch_dtype, device.torch_device)
         self.weight_bytes = weight_bytes(self.weights)
         self.is_dummy = self._fill(config, source, is_gguf)
+        self.weight_fingerprint = weight_fingerprint(self.weights)  # of all, before the decoder packs most of them
         kernels = select_kernels(config.attention_backend, device.torch_device, torch_dtype)
         self.ops = kernels.ops
         self.attention = kernels.attention

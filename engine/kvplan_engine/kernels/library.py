@@ -97,6 +97,24 @@ class NormArgs(ctypes.Structure):
     )
 
 
+class PackedLinearArgs(ctypes.Structure):
+    """struct kvplan_packed_linear."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("out", c_void_p),
+        ("x_stride", c_int64),
+        ("out_stride", c_int64),
+        ("rows", c_int64),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("activation", c_int32),
+        ("storage", c_int32),
+    )
+
+
 class CpuKernels:
     """One loaded library. Its methods are the C functions; they return a status and check nothing but indices."""
 
@@ -128,13 +146,19 @@ class CpuKernels:
             *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64),
             *(c_int64, c_int64, c_int64, c_int, c_int),
         )
+        self.packed_outputs = self._function("kvplan_packed_outputs", c_int64, result=c_int64)
+        self.pack_weight = self._function(
+            "kvplan_pack_weight", *(c_void_p, c_void_p, c_int64, c_int64), *(c_int, c_int, c_int)
+        )
+        self.multiply_packed = self._function("kvplan_multiply_packed", POINTER(PackedLinearArgs), c_int)
+        self.unpack_rows = self._function("kvplan_unpack_rows", *(c_void_p,) * 3, *(c_int64,) * 4, c_int, c_int)
         self.exp = self._function("kvplan_exp", c_void_p, c_void_p, c_int64)
         self.tanh = self._function("kvplan_tanh", c_void_p, c_void_p, c_int64)
 
-    def _function(self, name: str, *argument_types: type) -> ctypes._NamedFuncPointer:
+    def _function(self, name: str, *argument_types: type, result: type = c_int) -> ctypes._NamedFuncPointer:
         function = getattr(self._library, name)
         function.argtypes = argument_types
-        function.restype = c_int
+        function.restype = result
         return function
 
 

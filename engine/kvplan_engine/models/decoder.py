@@ -14,7 +14,7 @@ import torch
 from kvplan_engine.attention.backend import AttentionBackend
 from kvplan_engine.batch import StepBatch
 from kvplan_engine.kernels import torch_ops
-from kvplan_engine.layers.linear import make_linear
+from kvplan_engine.layers.linear import PanelLinear, make_linear
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.ops import Ops
 from kvplan_engine.model_config import ModelConfig
@@ -26,9 +26,12 @@ class DecoderLayer:
     """The weights of one layer, ready to be applied."""
 
     def __init__(self, config: ModelConfig, weights: Weights, index: int, ops: Ops) -> None:
-        names = [f"layers.{index}.{name}" for name in ("qkv", "output", "up", "down")]
-        compiled = ops is not torch_ops
-        self.qkv, self.output, self.up, self.down = (make_linear(weights, name, compiled=compiled) for name in names)
+        activation = "silu_and_mul" if config.gated_mlp else config.activation
+        activations = {"qkv": None, "output": None, "up": activation, "down": None}
+        self.qkv, self.output, self.up, self.down = (
+            make_linear(weights, f"layers.{index}.{name}", compiled=ops is not torch_ops, activation=activation)
+            for name, activation in activations.items()
+        )
         self.attention_norm = Norm(weights, f"layers.{index}.attention_norm", config.norm_eps, ops)
         self.mlp_norm = Norm(weights, f"layers.{index}.mlp_norm", config.norm_eps, ops)
         self.query_norm = self.key_norm = None
@@ -48,7 +51,6 @@ class Decoder:
         self.config = config
         self._attention = attention
         self._ops = ops
-        self._embedding = weights["embedding"]
         self._positions = weights.get("positions")
         self._layers = [DecoderLayer(config, weights, index, ops) for index in range(config.num_layers)]
         self._final_norm = Norm(weights, "final_norm", config.norm_eps, ops)
@@ -56,6 +58,7 @@ class Decoder:
         self._head = make_linear(
             weights, "embedding" if is_tied else "head", compiled=ops is not torch_ops, shared=is_tied
         )
+        self._embedding = weights.get("embedding")  # None where it has been packed for the head
         self._scale = config.head_size**-0.5
 
     def forward(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace) -> torch.Tensor:
@@ -73,7 +76,11 @@ class Decoder:
         return self._logits(batch, normed, workspace)
 
     def _embed(self, batch: StepBatch, hidden: torch.Tensor, delta: torch.Tensor) -> None:
-        torch.index_select(self._embedding, 0, batch.token_ids, out=hidden)
+        if self._embedding is not None:
+            torch.index_select(self._embedding, 0, batch.token_ids, out=hidden)
+        else:
+            assert isinstance(self._head, PanelLinear)
+            self._head.packed.rows(batch.token_ids, hidden)
         if self._positions is not None:
             torch.index_select(self._positions, 0, batch.positions, out=delta)
             hidden += delta
@@ -106,7 +113,10 @@ class Decoder:
 
     def _mlp(self, layer: DecoderLayer, normed: torch.Tensor, workspace: Workspace, delta: torch.Tensor) -> None:
         config = self.config
-        if config.gated_mlp:
+        if layer.up.activation is not None:
+            (active,) = workspace.scratch((normed.shape[0], config.ffn_size))
+            layer.up(normed, active)
+        elif config.gated_mlp:
             (inner,) = workspace.scratch((normed.shape[0], 2 * config.ffn_size))
             layer.up(normed, inner)
             active = inner[:, : config.ffn_size]
@@ -119,7 +129,7 @@ class Decoder:
         layer.down(active, delta)
 
     def _logits(self, batch: StepBatch, normed: torch.Tensor, workspace: Workspace) -> torch.Tensor:
-        num_rows = len(batch.sampled)
+        num_rows = batch.sampled_rows.shape[0]
         last_hidden, logits = workspace["last_hidden"][:num_rows], workspace["logits"][:num_rows]
         if num_rows:
             torch.index_select(normed, 0, batch.sampled_rows, out=last_hidden)

@@ -6,6 +6,7 @@ tensor, and running out of memory shows as what it is.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ ReadTensor = Callable[[str], torch.Tensor]
 _DUMMY_PERIOD = 1_000_003
 _DUMMY_STANDARD_DEVIATION = 0.02
 
+# Of each tensor, for its fingerprint.
+_SAMPLED_ELEMENTS = 256
+
 _OTHER_CONFIG = "is it a checkpoint of this config?"
 
 
@@ -39,6 +43,17 @@ def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.devi
 
 def weight_bytes(weights: Weights) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+
+
+def weight_fingerprint(weights: Weights) -> bytes:
+    """16 bytes that differ when weights differ: names, shapes and a sample of every tensor."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(weights.items()):
+        flat = tensor.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // _SAMPLED_ELEMENTS)].cpu().contiguous().view(torch.uint8)
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        digest.update(sample.numpy().tobytes())
+    return digest.digest()
 
 
 def fill_dummy(weights: Weights, config: ModelConfig, seed: int) -> None:

@@ -21,8 +21,6 @@ from kvplan_engine.offload.swap import SwapSpace
 from kvplan_engine.offload.tiers import KvTiers
 from kvplan_engine.offload.transfers import TransferLog
 
-_SAMPLED_ELEMENTS = 256
-
 
 @dataclass(frozen=True, slots=True)
 class Offload:
@@ -87,10 +85,5 @@ def make_offload(
 def kv_identity(model: LoadedModel, kv_cache_dtype: str, block_size: int) -> bytes:
     """16 bytes that differ when KV blocks differ: config, dtypes, block size and a sample of every weight."""
     digest = hashlib.blake2b(repr((model.config, model.dtype, kv_cache_dtype, block_size)).encode(), digest_size=16)
-    for name, tensor in sorted(model.weights.items()):
-        flat = tensor.detach().reshape(-1)
-        step = max(1, flat.numel() // _SAMPLED_ELEMENTS)
-        sample = flat[::step].cpu().contiguous().view(torch.uint8)
-        digest.update(f"{name} {tuple(tensor.shape)}".encode())
-        digest.update(sample.numpy().tobytes())
+    digest.update(model.weight_fingerprint)
     return digest.digest()

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from kvplan_engine.kernels import ops, torch_ops
-from kvplan_engine.layers.linear import FewRowsLinear, Linear, PackedLinear, make_linear, packs
+from kvplan_engine.kernels.library import cpu_kernels
+from kvplan_engine.kernels.packed import PackedWeight
+from kvplan_engine.layers.linear import FewRowsLinear, Linear, PackedLinear, PanelLinear, make_linear
 
 SHAPES = [(1, 1), (8, 4), (64, 65), (131, 67), (768, 200)]
 
@@ -54,21 +56,31 @@ def test_wrong_operands_are_named() -> None:
 @pytest.mark.parametrize("rows", [1, 7, 300])
 def test_every_way_to_multiply_agrees(rows: int) -> None:
     x, weight, bias = _operands(rows, 96, 40, torch.float32)
-    assert packs(torch.float32), "this torch has lost its packed product: the slow way would be taken silently"
-    packed = PackedLinear(weight, bias)
+    kernels = cpu_kernels()
+    assert kernels is not None
+    packed = PackedLinear(weight, bias)  # fails where this torch has lost its packed product
     packed._most_rows = 128  # so that 300 rows are cut
     x = torch.cat([x, torch.full((80, 96), torch.nan)])[:rows]  # what lies behind the rows must not matter
     results = []
-    for projection in (Linear(weight, bias), FewRowsLinear(weight, bias), packed):
+    for projection in (
+        Linear(weight, bias),
+        FewRowsLinear(weight, bias),
+        packed,
+        PanelLinear(PackedWeight(kernels, weight, bias)),
+    ):
         out = torch.empty(rows, 40)
         projection(x, out)
         results.append(out)
-    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(results[2], results[0], rtol=1e-5, atol=1e-5)
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-5)
 
 
-def test_a_packed_weight_is_not_held_twice_and_a_shared_one_stays() -> None:
-    weights = {"up.weight": torch.randn(8, 8), "up.bias": torch.randn(8), "embedding": torch.randn(16, 8)}
-    assert isinstance(make_linear(weights, "up", compiled=True), PackedLinear)
-    assert isinstance(make_linear(weights, "embedding", compiled=True, shared=True), FewRowsLinear)
-    assert set(weights) == {"up.bias", "embedding"}
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_packed_weight_is_not_held_twice(dtype: torch.dtype) -> None:
+    weights = {"up.weight": torch.randn(8, 8, dtype=dtype), "up.bias": torch.randn(8, dtype=dtype)}
+    weights["embedding"] = torch.randn(16, 8, dtype=dtype)
+    for name in ("up", "embedding"):
+        made = make_linear(weights, name, compiled=True, shared=name == "embedding", activation="silu_and_mul")
+        assert isinstance(made, PanelLinear if dtype == torch.float32 else Linear)
+        assert made.activation is None  # 4 gates and 4 ups fill no panel: somebody else multiplies them
+    assert set(weights) == ({"up.bias"} if dtype == torch.float32 else {"up.weight", "up.bias", "embedding"})

@@ -1,0 +1,106 @@
+"""Products with packed weights, in every build of the kernels: against float64, and the same whatever the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE
+from kvplan_engine.kernels.library import CpuKernels, load_kernels
+from kvplan_engine.kernels.packed import PackedWeight, packs_gated
+
+# inputs x outputs: less than a panel, odd, whole panels, rows whose addresses agree in their lower bits, several steps
+SHAPES = [(1, 1), (7, 5), (40, 48), (96, 130), (1024, 33), (1500, 64)]
+
+
+@pytest.fixture(scope="module", params=[NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
+def kernels(request: pytest.FixtureRequest) -> CpuKernels:
+    return load_kernels(request.param)
+
+
+def _operands(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(rows * 1000 + inputs)
+    x = torch.randn(rows, inputs + 3, generator=generator)[:, :inputs].to(dtype)
+    weight = torch.randn(outputs, inputs, generator=generator).mul_(inputs**-0.5).to(dtype)
+    return x, weight, torch.randn(outputs, generator=generator).to(dtype)
+
+
+def _definition(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activation: str | None) -> torch.Tensor:
+    result = x.double() @ weight.double().t() + bias.double()
+    if activation == "silu_and_mul":
+        gate, up = result.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+    if activation is None:
+        return result
+    return functional.gelu(result, approximate="tanh" if activation == "gelu_new" else "none")
+
+
+def _result(packed: PackedWeight, x: torch.Tensor) -> torch.Tensor:
+    """The product, into strided rows with something behind each that must stay."""
+    columns = packed.num_result_columns
+    room = torch.full((x.shape[0], columns + 3), 7.0, dtype=x.dtype)
+    packed.multiply(x, room[:, :columns])
+    assert (room[:, columns:] == 7.0).all()
+    return room[:, :columns]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", [None, "gelu_new", "gelu"])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_equals_the_definition(
+    kernels: CpuKernels, inputs: int, outputs: int, activation: str | None, dtype: torch.dtype
+) -> None:
+    for rows in (1, 2, 3, 4, 5, 6, 7, 13, 70):
+        x, weight, bias = _operands(rows, inputs, outputs, dtype)
+        result = _result(PackedWeight(kernels, weight, bias, activation), x)
+        want = _definition(x, weight, bias, activation)
+        error = (result.double() - want).abs()
+        assert (error <= (2e-5 if dtype == torch.float32 else 2**-8) * (1 + want.abs())).all(), rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gate_and_up(kernels: CpuKernels, dtype: torch.dtype) -> None:
+    half = 3 * kernels.packed_outputs(1)
+    for rows in (1, 2, 3, 4, 50):
+        x, weight, bias = _operands(rows, 72, 2 * half, dtype)
+        result = _result(PackedWeight(kernels, weight, bias, "silu_and_mul"), x)
+        want = _definition(x, weight, bias, "silu_and_mul")
+        error = (result.double() - want).abs()
+        assert (error <= (2e-5 if dtype == torch.float32 else 2**-7) * (1 + want.abs())).all(), rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1500, 200), (40, 48)])
+def test_a_row_does_not_depend_on_its_batch(kernels: CpuKernels, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    x, weight, bias = _operands(401, inputs, outputs, dtype)
+    packed = PackedWeight(kernels, weight, bias, "gelu_new")
+    all_rows = _result(packed, x)
+    for count in (1, 2, 3, 5, 8, 64, 200):
+        assert torch.equal(_result(packed, x[401 - count :]), all_rows[401 - count :]), count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_rows_come_back_unchanged(kernels: CpuKernels, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    _, weight, _ = _operands(1, inputs, outputs, dtype)
+    indices = torch.randint(0, outputs, (37,))
+    out = torch.empty(37, inputs, dtype=dtype)
+    PackedWeight(kernels, weight).rows(indices, out)
+    assert torch.equal(out, weight[indices])
+
+
+def test_wrong_operands_are_named(kernels: CpuKernels) -> None:
+    x, weight, bias = _operands(2, 8, 4, torch.float32)
+    packed = PackedWeight(kernels, weight, bias)
+    with pytest.raises(ValueError, match="out is"):
+        packed.multiply(x, torch.empty(2, 5))
+    with pytest.raises(ValueError, match="x is"):
+        packed.multiply(x[:, :7], torch.empty(2, 4))
+    with pytest.raises(IndexError, match="weight's 4"):
+        packed.rows(torch.tensor([0, 4]), torch.empty(2, 8))
+    with pytest.raises(ValueError, match="bias is"):
+        PackedWeight(kernels, weight, bias[:3])
+    assert not packs_gated(kernels, 4)
+    with pytest.raises(ValueError, match="whole panels"):
+        PackedWeight(kernels, weight, None, "silu_and_mul")
