@@ -16,7 +16,6 @@ from kvplan.estimate.vllm import VllmPrediction, VllmSettings, predict_vllm
 from kvplan.estimate.vllm_weights import padded_experts
 from kvplan.units import GIB, KIB, MIB
 
-
 AWQ = "TheBloke/Mixtral-8x7B-Instruct-v0.1-AWQ"
 CONFIGS = Path(__file__).resolve().parents[1] / "data" / "vllm_startup_models.json"
 

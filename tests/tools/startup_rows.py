@@ -184,6 +184,8 @@ def _total_gib(row: Row) -> float | None:
 def row_settings(row: Row, spec: ModelSpec) -> VllmSettings:
     total = _total_gib(row)
     notes = row["inferred"]
+    if not row["gpu_memory_utilization"] and re.search(r"gmu is set .*not stated", notes):
+        raise UsageError("a utilization that was set but is not stated")
     graphs_off = "ESTIMATE_CUDAGRAPHS=0" in notes
     dcp = re.search(r"(?:dcp|decode-context-parallel-size )(\d+)", notes)
     quantization = row["quantization"] if row["quantization"] not in ("", "none") else None
