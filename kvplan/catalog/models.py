@@ -99,13 +99,13 @@ def find_profile(name: str) -> dict[str, Any] | None:
     return None
 
 
-UNREAD = "shape not read from the published file"
-"""How the source of a profile begins whose config nobody could compare with the model's own."""
+LOG_ONLY = "shape confirmed by what vLLM printed for this model"
+"""How the source of a profile begins that rests on a start-up log: its sizes agree, its config.json was not at hand."""
 
 
 def provenance_note(spec: ModelSpec) -> str | None:
     """What a user has to know about where ``spec`` comes from before trusting its numbers; None when it was read."""
-    if not (spec.source or "").startswith(UNREAD):
+    if not (spec.source or "").startswith(LOG_ONLY):
         return None
     return f"kvplan's profile of {spec.id}: {spec.source}. Give the model's own config.json to be sure."
 

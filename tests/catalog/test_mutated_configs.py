@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,22 @@ from kvplan.errors import KvplanError
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
 from kvplan.estimate.weights import size_weights
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+from unshipped_configs import GRANITE_MIXTURE, with_awq
+
 MODELS = Path(__file__).parents[2] / "profiles" / "models"
-NAMES = (
+_SHIPPED = (
     *("gpt2", "llama-3.1-8b", "mistral-7b-v0.1", "mixtral-8x7b", "gemma-2-2b", "gemma-3-4b", "gemma-3n-e4b"),
     *("gemma-4-26b-a4b", "gpt-oss-20b", "llama-4-scout", "deepseek-v2-lite", "deepseek-v3.2", "glm-5.3"),
     *("deepseek-v4-flash", "qwen3.5-27b", "qwen3-next-80b-a3b", "jamba-v0.1", "nemotron-3-nano-30b"),
-    *("granite-4.0-h-small", "kimi-linear-48b-a3b", "lfm2-1.2b", "mamba-2.8b", "mamba-codestral-7b"),
+    *("kimi-linear-48b-a3b", "lfm2-1.2b", "mamba-2.8b", "mamba-codestral-7b"),
     *("llama-3.3-nemotron-super-49b", "mimo-v2-flash", "minimax-text-01", "t5-base", "whisper-large-v3"),
     *("llama-3.2-11b-vision", "llava-1.5-7b", "mistral-small-3.1-24b", "qwen2-vl-2b", "falcon-40b", "bloom"),
-    *("dbrx", "chatglm3-6b", "olmo-3-7b", "command-r7b", "exaone-4.0-32b", "opt-125m", "qwen2.5-14b-instruct-awq"),
+    *("dbrx", "chatglm3-6b", "olmo-3-7b", "command-r7b", "exaone-4.0-32b", "opt-125m"),
     *("llama-3.3-70b-instruct-fp8-dynamic", "kimi-k2.5-nvfp4", "gpt-neo-1.3b"),
 )
 CONFIGS: dict[str, dict[str, Any]] = {
-    name: json.loads((MODELS / f"{name}.json").read_text())["config"] for name in NAMES
+    name: json.loads((MODELS / f"{name}.json").read_text())["config"] for name in _SHIPPED
 }
 
 _SCALARS: st.SearchStrategy[Any] = st.one_of(
@@ -54,6 +58,11 @@ def _places(config: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[st
             found.extend(_places(value, (*path, key)))
     return found
 
+
+# Formats and keys of models that ship no profile.
+CONFIGS["a model in AWQ"] = with_awq(CONFIGS["llama-3.1-8b"])
+CONFIGS["a hybrid mixture in Granite's keys"] = GRANITE_MIXTURE
+NAMES = tuple(CONFIGS)
 
 PLACES = {name: _places(config) for name, config in CONFIGS.items()}
 

@@ -18,15 +18,17 @@ from kvplan.catalog.spec import DenseFeedForward, MoeFeedForward, SoftmaxAttenti
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from independent_count import count_independently
 from litgpt_shapes import load_shapes
+from unshipped_configs import GRANITE_MIXTURE
 
 SAMPLE = (
     *("gpt2", "llama-3.1-8b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-30b-a3b", "gemma-2-9b", "gemma-3-4b"),
     *("gemma-3n-e4b", "gemma-4-26b-a4b", "gpt-oss-20b", "llama-4-scout", "deepseek-v2-lite", "deepseek-v3"),
     *("deepseek-v3.2", "deepseek-v4-flash", "glm-5.3", "glm-4.5-air", "minimax-m2.5", "mimo-v2-flash"),
     *("qwen3-next-80b-a3b", "qwen3.5-27b", "jamba-v0.1", "nemotron-3-nano-30b", "nemotron-h-56b"),
-    *("granite-4.0-h-small", "lfm2-1.2b", "mamba-2.8b", "mamba-codestral-7b", "falcon-40b", "bloom", "mpt-7b"),
+    *("kimi-linear-48b-a3b", "lfm2-1.2b", "mamba-2.8b", "mamba-codestral-7b", "falcon-40b", "bloom", "mpt-7b"),
     *("gpt-j-6b", "opt-125m", "starcoder", "phi-2", "phi-3-mini-4k", "olmo-3-7b", "command-r7b", "t5-base"),
     *("llama-3.2-11b-vision", "qwen2-vl-2b", "qwen3-vl-2b", "llava-1.5-7b", "seed-oss-36b", "minicpm3-4b"),
+    *("dbrx", "phi-3.5-moe", "falcon-mamba-7b"),
 )
 
 
@@ -121,30 +123,68 @@ def test_flags_that_published_configs_leave_off(architecture, model_type, flags)
 
 
 @pytest.mark.parametrize(
-    ("name", "total"),
+    ("name", "total_size"),
     [
-        ("llama-3.1-8b", 8_030_261_248),
-        ("deepseek-v3", 671_026_419_200),
-        ("llama-3.3-nemotron-super-49b", 49_867_145_216),
-        ("minimax-text-01", 456_089_655_296),
-        ("kimi-linear-48b-a3b", 49_122_681_728),
-        ("qwen-7b", 7_721_324_544),
-        ("chatglm3-6b", 6_243_584_000),
-        ("internlm2.5-7b", 7_737_708_544),
-        ("deepseek-moe-16b", 16_375_728_128),
-        ("whisper-large-v3", 1_543_490_560 - 636_968_960),
+        ("qwen-7b", 15_442_649_088),
+        ("internlm2.5-7b", 15_475_417_088),
+        ("chatglm3-6b", 12_487_168_064 - 64),  # the index counts the 32 rotary frequencies too
     ],
 )
-def test_published_totals(name, total):
-    assert resolve_model(name).num_parameters == total
+def test_totals_of_published_indexes(name, total_size):
+    """Architectures that transformers does not have: ``total_size`` of their checkpoints' index, 2 bytes a parameter."""
+    assert 2 * resolve_model(name).num_parameters == total_size
+
+
+def test_whisper_is_its_checkpoint_without_the_encoder():
+    profile = find_profile("whisper-large-v3")
+    assert profile is not None
+    spec = read_profile(profile)
+    counted = count_independently(profile["config"])
+    encoder = sum(extra.num_parameters or 0 for extra in spec.extras if extra.kind in ("encoder", "audio"))
+    assert spec.num_parameters + encoder == counted.num_parameters
+
+
+def test_minimax_text_01_as_transformers_has_it():
+    """Its code came with the checkpoint; transformers has the same model under other keys."""
+    config = dict(find_profile("minimax-text-01")["config"])
+    kinds = {0: "linear_attention", 1: "full_attention"}
+    config |= {"architectures": ["MiniMaxForCausalLM"], "model_type": "minimax"}
+    config["layer_types"] = [kinds[kind] for kind in config.pop("attn_type_list")]
+    counted = count_independently(config)
+    assert resolve_model("minimax-text-01").num_parameters == counted.num_parameters + counted.num_corrections
+
+
+def test_a_hybrid_mixture_in_granites_keys():
+    counted = count_independently(GRANITE_MIXTURE)
+    spec = read_config(GRANITE_MIXTURE, model_id="granite")
+    assert spec.num_parameters == counted.num_parameters + counted.num_corrections
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"),
-    [("mixtral-8x7b", 12.88), ("deepseek-v3", 37.55), ("gpt-oss-120b", 5.71), ("qwen3-30b-a3b", 3.35), ("dbrx", 36.5)],
+    ("name", "billions", "rounding"),
+    [
+        ("mixtral-8x7b", 12.9, 0.05),  # Mistral's announcement
+        ("deepseek-v3", 37, 0.6),  # its model card
+        ("qwen3-30b-a3b", 3.3, 0.06),  # its model card
+        ("dbrx", 36, 0.6),  # github.com/databricks/dbrx, README.md
+    ],
 )
-def test_active_parameters(name, billions):
-    assert resolve_model(name).num_active_parameters / 1e9 == pytest.approx(billions, abs=0.05)
+def test_active_parameters_as_their_makers_state_them(name, billions, rounding):
+    assert resolve_model(name).num_active_parameters / 1e9 == pytest.approx(billions, abs=rounding)
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active", "embeddings_left_out"),
+    [
+        ("gpt-oss-120b", 116.83, 5.13, 1),  # its model card: the head counts, the input embedding does not
+        ("minimax-text-01", 456, 45.9, 2),  # github.com/MiniMax-AI/MiniMax-01, README.md: neither does
+    ],
+)
+def test_active_parameters_stated_without_embeddings(name, total, active, embeddings_left_out):
+    spec = resolve_model(name)
+    rest = spec.num_active_parameters - embeddings_left_out * spec.vocab_size * spec.hidden_size
+    assert spec.num_parameters / 1e9 == pytest.approx(total, abs=0.1)
+    assert rest / 1e9 == pytest.approx(active, abs=0.05)
 
 
 def test_every_profile_is_read_and_says_where_it_comes_from():

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import QuantizationSpec
 from kvplan.estimate.answer import with_quantization
 from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes, size_weights
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+from unshipped_configs import with_awq
 
 GIB = 2**30
 
@@ -88,6 +95,7 @@ def test_what_if_a_model_were_quantized():
 
 
 def test_unquantizing_a_published_format_gives_the_plain_size():
-    spec = resolve_model("qwen2.5-14b-instruct-awq")
+    published = resolve_model("qwen2.5-14b-instruct")
+    spec = read_config(with_awq(dict(published.raw_config)), model_id="in AWQ")
     plain = size_weights(with_quantization(spec, "none"), "float16").total_bytes
     assert plain == 2 * spec.num_parameters > size_weights(spec, "float16").total_bytes
