@@ -4,49 +4,101 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kvplan.commands.option_groups import given_options, takes_groups
 from kvplan.errors import UsageError
 
 INTERRUPTED = 130
 
 
-def sweep(
-    model: Annotated[str | None, typer.Option(help="Short name, hub id, directory, config.json or .gguf.")] = None,
-    gpu_memory_utilization: Annotated[str | None, typer.Option(help="List or range, like 0.3,0.6,0.9.")] = None,
-    max_num_seqs: Annotated[str | None, typer.Option(help="List or range, like 1..64*2.")] = None,
-    block_size: Annotated[str | None, typer.Option(help="List or range, like 8,16,32.")] = None,
-    max_model_len: Annotated[str | None, typer.Option(help="List or range, like 256..1024+256 or 4k,8k.")] = None,
-    max_num_batched_tokens: Annotated[str | None, typer.Option(help="One value, a list or a range.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16, or a list.")] = None,
-    kv_cache_dtype: Annotated[str | None, typer.Option(help="auto (as dtype) or a list.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.  [default: auto]")] = None,
-    device_memory: Annotated[str | None, typer.Option(help="The device's total memory, like 4GiB.")] = None,
-    num_prompts: Annotated[int | None, typer.Option(help="Requests per trial.")] = None,
-    input_len: Annotated[str | None, typer.Option(help="Prompt tokens, like 128 or 96..288.")] = None,
-    output_len: Annotated[str | None, typer.Option(help="Generated tokens, like 32 or 16..48.")] = None,
-    request_rate: Annotated[float | None, typer.Option(help="Arrivals per second.  [default: all at once]")] = None,
-    burstiness: Annotated[float | None, typer.Option(help="1 is Poisson, below 1 is burstier.  [default: 1]")] = None,
-    max_concurrency: Annotated[int | None, typer.Option(help="Most requests in flight.")] = None,
-    workload: Annotated[str | None, typer.Option(help="File with requests (JSON lines, ShareGPT, CSV trace).")] = None,
+@dataclass(frozen=True)
+class AxisOptions:
+    """Engine arguments, under vLLM's names: one value, a list or a range each."""
+
+    gpu_memory_utilization: Annotated[str | None, typer.Option(help="List or range, like 0.3,0.6,0.9.")] = None
+    max_num_seqs: Annotated[str | None, typer.Option(help="List or range, like 1..64*2.")] = None
+    block_size: Annotated[str | None, typer.Option(help="List or range, like 8,16,32.")] = None
+    max_model_len: Annotated[str | None, typer.Option(help="List or range, like 256..1024+256 or 4k,8k.")] = None
+    max_num_batched_tokens: Annotated[str | None, typer.Option(help="One value, a list or a range.")] = None
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16, or a list.")] = None
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="auto (as dtype) or a list.")] = None
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """What runs and where."""
+
+    model: Annotated[str | None, typer.Option(help="Short name, hub id, directory, config.json or .gguf.")] = None
+    load_format: Annotated[str | None, typer.Option(help="auto, dummy, safetensors or gguf.  [default: auto]")] = None
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.  [default: auto]")] = None
+    device_memory: Annotated[str | None, typer.Option(help="The device's total memory, like 4GiB.")] = None
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """The requests and how they arrive."""
+
+    num_prompts: Annotated[int | None, typer.Option(help="Requests per trial.")] = None
+    input_len: Annotated[
+        str | None, typer.Option(help="Prompt tokens: 128, 96..288, or lognormal:MEDIAN:SIGMA[:FIRST..LAST].")
+    ] = None
+    output_len: Annotated[str | None, typer.Option(help="Generated tokens, written likewise.")] = None
+    num_prefixes: Annotated[int | None, typer.Option(help="Texts that prompts share, in turn.  [default: 1]")] = None
+    prefix_len: Annotated[str | None, typer.Option(help="Tokens of a shared text, before --input-len.")] = None
+    workload: Annotated[
+        str | None, typer.Option(help="File with requests: JSON lines, ShareGPT, or a trace as CSV (Azure, BurstGPT).")
+    ] = None
+    request_rate: Annotated[
+        float | None, typer.Option(help="Arrivals per second; a trace is stretched to it.  [default: all at once]")
+    ] = None
+    burstiness: Annotated[float | None, typer.Option(help="1 is Poisson, below 1 is burstier.  [default: 1]")] = None
+    max_concurrency: Annotated[int | None, typer.Option(help="Most requests in flight.")] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of requests and weights.  [default: 0]")] = None
+
+
+@dataclass(frozen=True)
+class GoalOptions:
+    """What is looked for, and how carefully."""
+
     slo: Annotated[
         list[str] | None, typer.Option(help="Service level in ms, like 'ttft:500 tpot:50' or mlperf:llama3.1-8b.")
-    ] = None,
+    ] = None
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="Find the largest max_concurrency or request_rate within --slo; max_concurrency=1..64 to choose from."
+        ),
+    ] = None
     boundary: Annotated[
         str | None,
         typer.Option(
-            help="Find where max_model_len, gpu_memory_utilization or max_num_seqs (or a list) stops working."
+            help="Find where max_model_len, gpu_memory_utilization or max_num_seqs stops working: one, a list, "
+            "or a pair like max_model_len*gpu_memory_utilization."
         ),
-    ] = None,
-    num_runs: Annotated[int | None, typer.Option(help="Repetitions of every setting.  [default: 1]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of requests and weights.  [default: 0]")] = None,
-    load_format: Annotated[str | None, typer.Option(help="auto, dummy, safetensors or gguf.  [default: auto]")] = None,
+    ] = None
+    num_runs: Annotated[
+        int | None, typer.Option(help="Repetitions of every setting.  [default: 1, with --search 3]")
+    ] = None
+    rerun: Annotated[
+        bool | None,
+        typer.Option("--rerun/--no-rerun", help="Run outliers again: busy machine, or far from the other runs."),
+    ] = None
     trial_timeout: Annotated[
         float | None, typer.Option(help="Longest time to serve one trial, in seconds.  [default: from its prediction]")
-    ] = None,
+    ] = None
+
+
+@takes_groups
+def sweep(
+    machine: MachineOptions,
+    axes: AxisOptions,
+    workload: WorkloadOptions,
+    goals: GoalOptions,
     out: Annotated[Path | None, typer.Option(help="Directory to write.  [default: kvplan-sweep-MODEL-TIME]")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the sweep in this directory.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the trials and their prediction, run none.")] = False,
@@ -55,39 +107,23 @@ def sweep(
     """Measure throughput, block occupancy and memory limits with kvplan's own engine."""
     from kvplan.sweeps.options import with_absolute_paths
 
-    axes = {
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "max_num_seqs": max_num_seqs,
-        "block_size": block_size,
-        "max_model_len": max_model_len,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "dtype": dtype,
-        "kv_cache_dtype": kv_cache_dtype,
-    }
-    options = {
-        "model": model,
-        "device": device,
-        "device_memory": device_memory,
-        "num_prompts": num_prompts,
-        "input_len": input_len,
-        "output_len": output_len,
-        "request_rate": request_rate,
-        "burstiness": burstiness,
-        "max_concurrency": max_concurrency,
-        "workload": workload,
-        "num_runs": num_runs,
-        "seed": seed,
-        "load_format": load_format,
-        "trial_timeout": trial_timeout,
-        "slo_ms": None if slo is None else _objectives(slo),
-        "boundary": None if boundary is None else tuple(name.strip() for name in boundary.split(",")),
-    }
-    given = with_absolute_paths({name: value for name, value in options.items() if value is not None})
-    given_axes = {name: value for name, value in axes.items() if value is not None}
+    given = {**given_options(machine), **given_options(workload), **_goals(goals)}
+    given = with_absolute_paths(given)
+    given_axes = dict(given_options(axes))
     if resume is not None:
         _refuse_together("--resume", {"--out": out is not None, "--dry-run": dry_run})
         return _resume(resume, given | given_axes, as_json=as_json)
     return _new(given, given_axes, out, dry_run=dry_run, as_json=as_json)
+
+
+def _goals(goals: GoalOptions) -> dict[str, Any]:
+    """The goals as SweepOptions has them: bounds in ms by name, axes as a tuple."""
+    given = dict(given_options(goals))
+    if "slo" in given:
+        given["slo_ms"] = _objectives(given.pop("slo"))
+    if "boundary" in given:
+        given["boundary"] = tuple(name.strip() for name in given["boundary"].split(","))
+    return given
 
 
 def _new(given: dict[str, Any], axes: dict[str, str], out: Path | None, *, dry_run: bool, as_json: bool) -> int:

@@ -12,8 +12,8 @@ from kvplan.commands.render import print_json, print_table
 from kvplan.sweeps.plan import SweepPlan
 from kvplan.sweeps.prediction import TrialPrediction
 from kvplan.sweeps.progress import PlainProgress, Progress, RichProgress, format_seconds
-from kvplan.sweeps.runner import SECONDS_PER_LOAD, SECONDS_PER_TRIAL
 from kvplan.sweeps.session import SweepOutcome
+from kvplan.sweeps.timing import SECONDS_PER_LOAD, SECONDS_PER_TRIAL
 from kvplan.sweeps.trial import Trial
 
 _GOALS: Mapping[str, str] = {

@@ -11,7 +11,7 @@ from kvplan.errors import UsageError
 from kvplan.units import parse_tokens
 
 AxisValue = float | int | str
-AxisKind = Literal["share", "count", "tokens", "name"]
+AxisKind = Literal["share", "count", "tokens", "name", "rate"]
 
 MOST_VALUES: Final = 1000
 _END_OF_RANGE = re.compile(r"(?P<last>[^+*]+)(?:(?P<operator>[+*])(?P<step>.+))?")
@@ -48,7 +48,11 @@ AXES: Final[dict[str, Axis]] = {
 
 def parse_axis(name: str, text: str) -> tuple[AxisValue, ...]:
     """The values of axis ``name`` as written in ``text``: in order of writing, each once. UsageError otherwise."""
-    axis = AXES[name]
+    return parse_values(AXES[name], text)
+
+
+def parse_values(axis: Axis, text: str) -> tuple[AxisValue, ...]:
+    """The values of any axis as written in ``text``. UsageError otherwise."""
     values: list[AxisValue] = []
     for part in text.split(","):
         values.extend(_parse_part(axis, part.strip()))
@@ -91,10 +95,10 @@ def _range_values(axis: Axis, part: str, first_text: str, match: re.Match[str]) 
 
 def _step(axis: Axis, part: str, operator: str, text: str | None) -> Decimal:
     if text is None:
-        if axis.kind == "share":
-            raise UsageError(f"{axis.option} '{part}' says no step.", hint="write it like 0.3..0.9+0.1")
+        if axis.kind in ("share", "rate"):
+            raise UsageError(f"{axis.option} '{part}' says no step.", hint=_example(axis))
         return Decimal(1)
-    step = _decimal(text) if operator == "*" or axis.kind == "share" else _number(axis, text)
+    step = _decimal(text) if operator == "*" or axis.kind in ("share", "rate") else _number(axis, text)
     if step is None or step <= 0 or (operator == "*" and step <= 1):
         raise UsageError(f"{axis.option} '{part}' has a step that leads nowhere.", hint=_example(axis))
     return step
@@ -129,6 +133,10 @@ def _checked(axis: Axis, number: Decimal, text: str) -> float | int:
                 hint="it is the share of the device's memory that the engine may use, for instance 0.9",
             )
         return float(number)
+    if axis.kind == "rate":
+        if number <= 0:
+            raise UsageError(f"{axis.name} must be above 0, got {number}.", hint=_example(axis))
+        return float(number)
     if number != number.to_integral_value():
         raise UsageError(f"{axis.name} must be a whole number, got {number} in '{text}'.", hint=_example(axis))
     if number < axis.minimum:
@@ -141,6 +149,7 @@ def _example(axis: Axis) -> str:
         "share": "a list or a range, like 0.3,0.6,0.9 or 0.3..0.9+0.1",
         "count": "a list or a range, like 4,16,64 or 1..64*2",
         "tokens": "a list or a range, like 8,16,32 or 256..1024+256 or 4k..32k*2",
+        "rate": "a list or a range, like 0.5,1,2 or 0.5..8*1.2",
         "name": "one of " + ", ".join(axis.choices),
     }
     return examples[axis.kind]

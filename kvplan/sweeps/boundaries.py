@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from kvplan.catalog.statuses import MEASURED_STATUSES, OUT_OF_MEMORY_STATUSES
+from kvplan.sweeps.outliers import excluded_runs
 from kvplan.sweeps.trial import SETTING_NAMES
 
 Row = Mapping[str, Any]
@@ -73,13 +74,15 @@ class Point:
 
 
 def points_of(rows: Iterable[Row]) -> list[Point]:
-    """One point per setting, in the order of the rows."""
+    """One point per setting, in the order of the rows. Outliers that were run again count, but not for throughput."""
     points: dict[Key, Point] = {}
-    for row in rows:
+    listed = list(rows)
+    excluded = {exclusion.trial_id for exclusion in excluded_runs(listed)}
+    for row in listed:
         settings = {name: row[name] for name in SETTING_NAMES}
         point = points.setdefault(tuple(settings.values()), Point(settings))
         point.statuses.add(str(row["status"]))
-        if row["status"] in MEASURED_STATUSES:
+        if row["status"] in MEASURED_STATUSES and row["trial_id"] not in excluded:
             point.throughputs.append(row["output_throughput"])
         point.largest_max_model_len = row["largest_max_model_len"] or point.largest_max_model_len
     return list(points.values())
@@ -216,13 +219,14 @@ _FINDERS: Mapping[str, tuple[Callable[[Sequence[Point]], Boundary | None], ...]]
 def find_violations(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Points where less succeeded and more failed: memory is expected to be monotone, and sometimes is not.
 
-    More utilization, and less context, can only help a start; where a point contradicts that, both are named.
+    More utilization, and less context, can only help a start; where a point contradicts that, both are named. The
+    highest utilization that survives is a boundary of its own: failures beyond it contradict nothing.
     """
     points = points_of(rows)
     violations = []
     for axis, more_helps in (("gpu_memory_utilization", True), ("max_model_len", False)):
         for line in lines_along(points, axis):
-            ascending = line if more_helps else line[::-1]
+            ascending = _up_to_the_last_start(line) if more_helps else line[::-1]
             worked: Point | None = None
             for point in ascending:
                 if point.starts:
@@ -230,6 +234,11 @@ def find_violations(rows: Iterable[Row]) -> list[dict[str, Any]]:
                 elif point.fails and worked is not None:
                     violations.append(_violation(axis, worked, point))
     return violations
+
+
+def _up_to_the_last_start(line: list[Point]) -> list[Point]:
+    last = max((place for place, point in enumerate(line) if point.starts), default=-1)
+    return line[: last + 1]
 
 
 def _violation(axis: str, worked: Point, failed: Point) -> dict[str, Any]:

@@ -8,11 +8,13 @@ the CSV):
     {"schema": "kvplan.trial/1",
      "row":    {column name: value, ...}                  every column below, none besides
      "series": {"seconds": [...], "kv_usage": [...], "num_running": [...], "num_waiting": [...],
-                "used_tokens": [...], "cached_tokens": [...], "output_tokens_per_second": [...]}}
+                "used_tokens": [...], "cached_tokens": [...], "output_tokens_per_second": [...],
+                "step_seconds": [...]}}
 
     ``series`` is the trial over time: equally long lists of at most 400 points, ``null`` for a trial that never ran.
     ``seconds`` starts at 0 with the first arrival; ``kv_usage`` is 0 to 1; ``used_tokens`` counts tokens whose K and V
-    lie in the pool, ``cached_tokens`` those that prompts found in the prefix cache so far.
+    lie in the pool, ``cached_tokens`` those that prompts found in the prefix cache so far. ``step_seconds`` is the
+    time that the point's steps took, without the waiting for arrivals between them.
 
 ``results.csv``    the rows alone, one column per entry below, in this order.
 ``manifest.json``  settings, versions, device, planes and this list of columns (name, unit, group, description).

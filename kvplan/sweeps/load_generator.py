@@ -54,7 +54,7 @@ class LoadGenerator:
     """Sends requests when they are due (at most ``max_concurrency`` in flight) and steps the engine until all are done.
 
     A request counts as arrived when it is sent, as in vLLM's benchmark: the wait for a free place in a closed loop is
-    not part of its latency.
+    not part of its latency. count_cached_tokens: prompt tokens found in the prefix cache since the run began.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class LoadGenerator:
         max_concurrency: int | None,
         refused: tuple[type[Exception], ...] = (),
         on_step: OnStep | None = None,
+        count_cached_tokens: Callable[[], int] = lambda: 0,
         clock: Clock = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -73,6 +74,7 @@ class LoadGenerator:
         self._max_concurrency = max_concurrency or max(len(requests), 1)
         self._refused = refused
         self._on_step = on_step
+        self._count_cached_tokens = count_cached_tokens
         self._clock = clock
         self._sleep = sleep
         self._traces: dict[str, RequestTrace] = {}
@@ -134,4 +136,5 @@ class LoadGenerator:
             num_used_tokens=stats.num_used_tokens,
             num_running_tokens=stats.num_running_tokens,
             num_new_tokens=num_new_tokens,
+            num_cached_tokens=self._count_cached_tokens(),
         )

@@ -122,7 +122,7 @@ class StepSample:
     """The engine after one step. ``seconds`` since the first arrival; ``step_seconds`` weights the step in means.
 
     num_used_tokens: slots of used blocks that hold a token (a shared block counts once). num_running_tokens: computed
-    tokens of the running sequences, each for itself.
+    tokens of the running sequences, each for itself. num_cached_tokens: found in the prefix cache so far.
     """
 
     seconds: float
@@ -133,6 +133,7 @@ class StepSample:
     num_used_tokens: int
     num_running_tokens: int
     num_new_tokens: int
+    num_cached_tokens: int = 0
 
 
 def occupancy_figures(
@@ -183,17 +184,28 @@ def downsampled_series(
     """The trial over time as equally long lists. Steps that share a point are merged: peaks stay, rates average."""
     series: dict[str, list[float]] = {
         name: []
-        for name in ("seconds", "kv_usage", "num_running", "num_waiting", "used_tokens", "output_tokens_per_second")
+        for name in (
+            "seconds",
+            "kv_usage",
+            "num_running",
+            "num_waiting",
+            "used_tokens",
+            "cached_tokens",
+            "output_tokens_per_second",
+            "step_seconds",
+        )
     }
     stride = -(-len(samples) // most_points) or 1
     for start in range(0, len(samples), stride):
         group = samples[start : start + stride]
         seconds = sum(sample.step_seconds for sample in group)
         series["seconds"].append(round(group[-1].seconds, 5))
+        series["step_seconds"].append(round(seconds, 6))
         series["kv_usage"].append(round(max(sample.num_used_blocks for sample in group) / num_blocks, 6))
         series["num_running"].append(max(sample.num_running for sample in group))
         series["num_waiting"].append(max(sample.num_waiting for sample in group))
         series["used_tokens"].append(max(sample.num_used_tokens for sample in group))
+        series["cached_tokens"].append(group[-1].num_cached_tokens)
         new_tokens = sum(sample.num_new_tokens for sample in group)
         series["output_tokens_per_second"].append(round(new_tokens / seconds, 3) if seconds > 0 else 0.0)
     return series

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan import __version__
+from kvplan.catalog.measured import MeasuredProfile, load_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.statuses import STATUS_MEANING
@@ -23,9 +24,13 @@ from kvplan.sweeps.design import Plane, base_settings, make_design
 from kvplan.sweeps.machine import SweepDevice, detect_device
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.prediction import Predictor, TrialPrediction
+from kvplan.sweeps.reruns import WithReruns
 from kvplan.sweeps.schedule import FixedSchedule, Schedule, Step, play, trials_of
-from kvplan.sweeps.search import SearchSequence, make_search
+from kvplan.sweeps.search import make_search
+from kvplan.sweeps.slo_prediction import SloPrediction
+from kvplan.sweeps.slo_search import SloSearch
 from kvplan.sweeps.trial import Trial
+from kvplan.sweeps.under_load import UnderLoad
 from kvplan.sweeps.workload import RequestSpec, WorkloadSpec, generate_requests
 
 DUMMY_NOTICE = "random weights (dummy): capacity and speed do not depend on the weights' values"
@@ -52,7 +57,8 @@ class SweepPlan:
     notices: tuple[str, ...]
 
     def predictions(self) -> list[TrialPrediction]:
-        return [self.predictor.trial(trial.settings) for trial in self.trials]
+        under = UnderLoad(self.workload, self.predictor)
+        return [under.predictor_of(trial.load).trial(trial.settings) for trial in self.trials]
 
     @property
     def default_directory(self) -> Path:
@@ -69,8 +75,9 @@ def make_plan(options: SweepOptions) -> SweepPlan:
     workload = options.workload_spec(device.kind)
     requests = generate_requests(workload)
     workload = replace(workload, num_prompts=len(requests))  # a file may hold fewer
-    predictor = Predictor(spec, device, requests, workload.max_concurrency)
-    trials, planes = _trials_and_planes(options, predictor)
+    calibration, heard = _calibration(options, device)
+    predictor = Predictor(spec, device, requests, workload.max_concurrency, calibration=calibration)
+    trials, planes = _trials_and_planes(options, predictor, workload)
     now = datetime.now(timezone.utc)
     load_format = resolve_load_format(options)
     return SweepPlan(
@@ -81,38 +88,63 @@ def make_plan(options: SweepOptions) -> SweepPlan:
         device=device,
         workload=workload,
         predictor=predictor,
-        schedule=_schedule(options, predictor, trials),
+        schedule=_schedule(options, predictor, workload, trials),
         trials=trials,
         planes=planes,
         load_format=load_format,
-        notices=_notices(device, load_format, options),
+        notices=_notices(device, load_format, options) + heard,
     )
 
 
-def _trials_and_planes(options: SweepOptions, predictor: Predictor) -> tuple[tuple[Trial, ...], tuple[Plane, ...]]:
-    if not options.boundary:
-        design = make_design(options.parsed_axes(), predictor)
-        return design.trials(predictor, options.num_runs), design.planes
-    steps = play(_search(options, predictor), lambda step: _expected_row(step, predictor))
-    return trials_of(steps), (Plane("probe", "gpu_memory_utilization", "max_model_len"),)
+def _trials_and_planes(
+    options: SweepOptions, predictor: Predictor, workload: WorkloadSpec
+) -> tuple[tuple[Trial, ...], tuple[Plane, ...]]:
+    if options.boundary or options.search:
+        under = UnderLoad(workload, predictor)
+        schedule = _schedule(options, predictor, workload, ())
+        steps = play(schedule, lambda step: _expected_row(step, under, options.slo_ms))
+        return trials_of(steps), (Plane("probe", "gpu_memory_utilization", "max_model_len"),)
+    design = make_design(options.parsed_axes(), predictor)
+    return design.trials(predictor, options.repetitions), design.planes
 
 
-def _schedule(options: SweepOptions, predictor: Predictor, trials: tuple[Trial, ...]) -> Schedule:
-    return _search(options, predictor) if options.boundary else FixedSchedule(trials)
+def _schedule(
+    options: SweepOptions, predictor: Predictor, workload: WorkloadSpec, trials: tuple[Trial, ...]
+) -> Schedule:
+    schedule = _planned(options, predictor, workload, trials)
+    return WithReruns(schedule) if options.rerun else schedule
 
 
-def _search(options: SweepOptions, predictor: Predictor) -> SearchSequence:
-    axes = options.parsed_axes()
-    return make_search(options.boundary, axes, base_settings(predictor), predictor, options.seed)
+def _planned(
+    options: SweepOptions, predictor: Predictor, workload: WorkloadSpec, trials: tuple[Trial, ...]
+) -> Schedule:
+    axes, base, runs = options.parsed_axes(), base_settings(predictor), options.repetitions
+    if options.boundary:
+        return make_search(options.boundary, axes, base, predictor, options.seed, runs)
+    if options.search:
+        settings = tuple(make_design(axes, predictor).points) if axes else (base,)
+        expects = SloPrediction(UnderLoad(workload, predictor), options.slo_ms).keeps
+        return SloSearch(options.load_range(), settings, len(predictor.requests), runs, expects)
+    return FixedSchedule(trials)
 
 
-def _expected_row(step: Step, predictor: Predictor) -> dict[str, Any]:
+def _expected_row(step: Step, under: UnderLoad, slo_ms: Mapping[str, float]) -> dict[str, Any]:
+    """The row of a step as far as a schedule looks at it, if everything goes as predicted."""
+    predictor = under.predictor_of(step.trial.load)
     prediction = predictor.trial(step.trial.settings)
-    return {"status": prediction.status, "output_throughput": prediction.output_throughput}
+    throughput = prediction.output_throughput
+    rate = None if throughput is None else len(predictor.requests) / max(prediction.seconds, 1e-9)
+    return {
+        "status": prediction.status,
+        "output_throughput": throughput,
+        "request_throughput": rate,
+        "slo_pass": bool(slo_ms) and SloPrediction(under, slo_ms).keeps(step.trial.settings, step.trial.load),
+    }
 
 
 def plan_from_manifest(manifest: Mapping[str, Any]) -> SweepPlan:
     """The plan of a run started before, its trials and device as they were. KvplanError when the model changed."""
+    _refuse_incomplete(manifest)
     options = SweepOptions.from_json(manifest["options"])
     spec = resolve_model(options.model)
     if config_hash(spec) != manifest["model"]["config_sha256"]:
@@ -125,14 +157,16 @@ def plan_from_manifest(manifest: Mapping[str, Any]) -> SweepPlan:
     device = detect_device(stored["kind"], memory_bytes)
     workload = WorkloadSpec.from_json(manifest["workload"]["spec"])
     requests = generate_requests(workload)
-    if requests_hash(requests) != manifest["workload"]["sha256"]:
+    known_hash = manifest["workload"].get("sha256")  # the first manifests had none
+    if known_hash is not None and requests_hash(requests) != known_hash:
         raise KvplanError(
             f"The requests of {workload.file or 'this workload'} are not those this sweep was started with.",
             hint="start a new sweep with --out",
         )
-    predictor = Predictor(spec, device, requests, workload.max_concurrency)
+    calibration, heard = _calibration(options, device)
+    predictor = Predictor(spec, device, requests, workload.max_concurrency, calibration=calibration)
     trials = tuple(Trial.from_json(record) for record in manifest["trials"])
-    notices = _notices(device, manifest["settings"]["load_format"], options)
+    notices = _notices(device, manifest["settings"]["load_format"], options) + heard
     if device.name != stored["name"]:
         notices += (f"this machine's {device.name} is not the {stored['name']} that the first rows were measured on",)
     return SweepPlan(
@@ -143,12 +177,29 @@ def plan_from_manifest(manifest: Mapping[str, Any]) -> SweepPlan:
         device=device,
         workload=workload,
         predictor=predictor,
-        schedule=_schedule(options, predictor, trials),
+        schedule=_schedule(options, predictor, workload, trials),
         trials=trials,
         planes=tuple(Plane(**plane) for plane in manifest["planes"]),
         load_format=manifest["settings"]["load_format"],
         notices=notices,
     )
+
+
+def _refuse_incomplete(manifest: Mapping[str, Any]) -> None:
+    """KvplanError that names what a manifest lacks of what a continued sweep needs."""
+    needed = {
+        "options": (), "planes": (), "trials": (), "run_id": (), "created_at": (), "settings": ("load_format",),
+        "model": ("config_sha256",), "device": ("kind", "name", "memory_bytes"), "workload": ("spec",),
+    }  # fmt: skip
+    missing = []
+    for name, parts in needed.items():
+        part = manifest.get(name)
+        missing += [name] if part is None else [f"{name}.{key}" for key in parts if key not in part]
+    if missing:
+        raise KvplanError(
+            f"The manifest cannot be continued from: it lacks {', '.join(missing)}.",
+            hint="start a new sweep with --out; `kvplan report` still reads the rows",
+        )
 
 
 def manifest_of(plan: SweepPlan, command: str) -> dict[str, Any]:
@@ -180,7 +231,7 @@ def manifest_of(plan: SweepPlan, command: str) -> dict[str, Any]:
         },
         "settings": {
             "seed": plan.options.seed,
-            "num_runs": plan.options.num_runs,
+            "num_runs": plan.options.repetitions,
             "load_format": plan.load_format,
             "axes": {name: list(values) for name, values in plan.options.parsed_axes().items()},
         },
@@ -201,7 +252,11 @@ def config_hash(spec: ModelSpec) -> str:
 
 def requests_hash(requests: Sequence[RequestSpec]) -> str:
     """Lengths and arrivals of the requests; their tokens follow from the seed."""
-    return hashlib.sha256(json.dumps([asdict(request) for request in requests]).encode()).hexdigest()
+    records = [asdict(request) for request in requests]
+    for record in records:
+        if not record["num_prefix_tokens"]:  # as before there were shared prefixes
+            del record["num_prefix_tokens"], record["prefix_index"]
+    return hashlib.sha256(json.dumps(records).encode()).hexdigest()
 
 
 def weights_path(options: SweepOptions) -> Path | None:
@@ -233,6 +288,15 @@ def _notices(device: SweepDevice, load_format: str, options: SweepOptions) -> tu
     if load_format == "dummy" and options.load_format == "auto":
         notices.append(DUMMY_NOTICE)
     return tuple(notices)
+
+
+def _calibration(options: SweepOptions, device: SweepDevice) -> tuple[MeasuredProfile | None, tuple[str, ...]]:
+    """What this device reached in an earlier sweep, with what is to be said about it."""
+    found = load_measured()
+    dtype = next((str(value) for value in options.parsed_axes().get("dtype", ()) if value != "auto"), None)
+    profile = found.for_device(device.kind, device.name, device.num_cores, dtype)
+    heard = () if profile is None else (f"speeds are predicted by a profile {profile.as_text()}",)
+    return profile, found.notices + heard
 
 
 def _float32_bytes(spec: ModelSpec) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -12,6 +11,7 @@ from kvplan.sweeps.columns import COLUMN_NAMES, TRIAL_SCHEMA, empty_row
 from kvplan.sweeps.machine import SweepDevice
 from kvplan.sweeps.prediction import TrialPrediction, predicted_columns
 from kvplan.sweeps.trial import Trial
+from kvplan.sweeps.under_load import rate_as_json
 from kvplan.sweeps.workload import WorkloadSpec
 
 
@@ -29,10 +29,17 @@ class SweepIdentity:
 
 
 def row_before(
-    identity: SweepIdentity, trial: Trial, prediction: TrialPrediction, num_clipped_prompts: int
+    identity: SweepIdentity,
+    trial: Trial,
+    workload: WorkloadSpec,
+    prediction: TrialPrediction,
+    num_clipped_prompts: int,
 ) -> dict[str, Any]:
-    """The row as far as it is known before its worker starts the trial: identity, settings, workload, prediction."""
-    settings, workload, device = trial.settings, identity.workload, identity.device
+    """The row as far as it is known before its worker starts the trial: identity, settings, workload, prediction.
+
+    workload: the sweep's under the trial's load.
+    """
+    settings, device = trial.settings, identity.device
     row = empty_row()
     row |= {
         "run_id": identity.run_id,
@@ -46,6 +53,8 @@ def row_before(
         "load_format": identity.load_format,
         "seed": workload.seed,
         "run_number": trial.run_number,
+        "rerun_of": trial.rerun_of,
+        "rerun_reason": trial.rerun_reason,
         "started_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "max_num_seqs": settings.max_num_seqs,
@@ -56,7 +65,8 @@ def row_before(
         "device_memory_bytes": device.memory_bytes,
         "workload": workload.as_text(),
         "num_prompts": workload.num_prompts,
-        "request_rate": "inf" if math.isinf(workload.request_rate) else workload.request_rate,
+        "request_rate": rate_as_json(workload.request_rate),
+        "burstiness": workload.burstiness,
         "max_concurrency": workload.max_concurrency,
         "num_clipped_prompts": num_clipped_prompts,
     }

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
 from kvplan.catalog.statuses import MEASURED_STATUSES
 from kvplan.sweeps.boundaries import SAME_THROUGHPUT, find_boundaries, find_violations
 from kvplan.sweeps.columns import SUMMARY_SCHEMA
+from kvplan.sweeps.outliers import (
+    LOAD_NAMES,
+    NOISY_CPU_PCT,
+    excluded_runs,
+    noise_reason,
+    runs_by_setting,
+    without_excluded,
+)
+from kvplan.sweeps.slo_result import slo_results
 from kvplan.sweeps.trial import SETTING_NAMES
 
 Row = Mapping[str, Any]
@@ -44,7 +54,9 @@ _GOALS: tuple[tuple[str, Callable[[Row], float], str], ...] = (
 
 
 def summarize(manifest: Mapping[str, Any], rows: Sequence[Row], *, interrupted: bool = False) -> dict[str, Any]:
-    """The whole summary. Figures of settings that ran several times are medians of their runs."""
+    """The whole summary. Figures of settings that ran several times are medians of their runs, outliers that were run
+    again left out and listed under ``excluded``."""
+    objectives = manifest["options"].get("slo_ms") or {}
     return {
         "schema": SUMMARY_SCHEMA,
         "run_id": manifest["run_id"],
@@ -57,8 +69,11 @@ def summarize(manifest: Mapping[str, Any], rows: Sequence[Row], *, interrupted: 
         "interrupted": interrupted,
         "status_counts": dict(Counter(str(row["status"]) for row in rows)),
         "best": best_settings(rows, str(manifest["model"]["id"])),
+        "slo": slo_results(rows, objectives),
         "boundaries": [boundary.as_json() for boundary in find_boundaries(rows, manifest["options"]["boundary"])],
         "violations": find_violations(rows),
+        "excluded": [asdict(exclusion) for exclusion in excluded_runs(rows)],
+        "noise": noise_of(rows),
         "kv_waste": kv_waste(rows),
         "predictions": prediction_errors(rows),
     }
@@ -69,12 +84,15 @@ def best_settings(rows: Sequence[Row], model_id: str) -> list[dict[str, Any]]:
 
     Where no trial did, those that had to queue or preempt are taken; where none was measured, the list is empty.
     """
-    candidates = _median_rows([row for row in rows if row["status"] in MEASURED_STATUSES])
+    candidates = _median_rows([row for row in without_excluded(rows) if row["status"] in MEASURED_STATUSES])
     for good in (_is_undisturbed, _is_complete, lambda row: True):
         chosen = [row for row in candidates if good(row)]
         if chosen:
+            within = _within_objectives(chosen, model_id)
+            if within and any("slo" in str(row["planes"]).split(";") for row in rows):
+                return within  # rows of a search differ in their load: to compare them by anything else means little
             best = [_best(goal, _first(chosen, key), reason, model_id) for goal, key, reason in _GOALS]
-            return _within_objectives(chosen, model_id) + best
+            return within + best
     return []
 
 
@@ -104,15 +122,15 @@ def _is_complete(row: Row) -> bool:
 
 def _median_rows(rows: Sequence[Row]) -> list[Row]:
     """One row per setting: its figures are medians over its runs, its status the worst of them."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in SETTING_NAMES), []).append(row)
     merged: list[Row] = []
-    for runs in groups.values():
+    for runs in runs_by_setting(rows).values():
         row = dict(runs[0])
+        row["spread"] = {}
         for name in _FIGURES:
             values = [run[name] for run in runs if run[name] is not None]
             row[name] = median(values) if values else None
+            if len(values) > 1:
+                row["spread"][name] = [min(values), max(values)]
         row["slo_pass"] = all(run["slo_pass"] for run in runs)
         row["status"] = max((str(run["status"]) for run in runs), key=("ok", "queued", "preempted").index)
         row["num_runs"] = len(runs)
@@ -128,6 +146,8 @@ def _best(goal: str, row: Row, reason: str, model_id: str) -> dict[str, Any]:
         "trial_id": row["trial_id"],
         "status": row["status"],
         "num_runs": row["num_runs"],
+        "load": {name: row[name] for name in LOAD_NAMES},
+        "spread": row["spread"],
         "settings": settings,
         "figures": {name: row[name] for name in _FIGURES},
         "commands": {"kvplan": _python_command(model_id, settings), "vllm": _vllm_command(model_id, settings)},
@@ -175,6 +195,22 @@ def kv_waste(rows: Sequence[Row]) -> dict[str, Any] | None:
             }
             for size in sizes
         ],
+    }
+
+
+def noise_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """How quiet the machine was while trials were timed: processor time of others, clocks of the GPU."""
+    measured = [row for row in rows if row["status"] in MEASURED_STATUSES]
+    others = [row["other_cpu_pct"] for row in measured if row.get("other_cpu_pct") is not None]
+    clocks = [row["gpu_clock_pct"] for row in measured if row.get("gpu_clock_pct") is not None]
+    return {
+        "num_measured": len(measured),
+        "num_noisy": sum(noise_reason(row) is not None for row in measured),
+        "noisy_above_cpu_pct": NOISY_CPU_PCT,
+        "other_cpu_pct_median": median(others) if others else None,
+        "other_cpu_pct_max": max(others, default=None),
+        "gpu_clock_pct_median": median(clocks) if clocks else None,
+        "num_reruns": sum(bool(row.get("rerun_of")) for row in rows),
     }
 
 

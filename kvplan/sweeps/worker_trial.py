@@ -128,8 +128,14 @@ def _serve(host: EngineHost, order: TrialOrder, watch: _Watch) -> TrialResult:
     before = engine.get_stats()
     meter = CpuMeter()
     watch.start(engine)
+    hits_before = engine.prefix_cache.num_hit_tokens
     generator = LoadGenerator(
-        engine, requests, max_concurrency=order.max_concurrency, refused=(EngineError,), on_step=watch.see_step
+        engine,
+        requests,
+        max_concurrency=order.max_concurrency,
+        refused=(EngineError,),
+        on_step=watch.see_step,
+        count_cached_tokens=lambda: engine.prefix_cache.num_hit_tokens - hits_before,
     )
     recording = generator.run()
     row = watch.row
@@ -156,6 +162,7 @@ def serving_row(recording: Recording, engine: Any, before: dict[str, Any], max_m
     hits = after["prefix_cache_hits"] - before["prefix_cache_hits"]
     row["num_preemptions"] = after["num_preemptions"] - before["num_preemptions"]
     row["recomputed_tokens"] = after["recomputed_tokens"] - before["recomputed_tokens"]
+    row["num_cached_tokens"] = hits
     row["prefix_hit_rate"] = hits / queries if queries else 0.0
     row["meas_max_concurrency"] = row.get("max_running")
     row["status"] = "ok"

@@ -41,7 +41,7 @@ def tiny_plan(directory: Path, axes: dict[str, str] | None = None, **options: An
     """A plan for the tiny model on the CPU device with 1 GiB and eight short requests."""
     defaults: dict[str, Any] = {
         "device": "cpu", "device_memory": "1GiB", "num_prompts": 8, "input_len": "4..12", "output_len": "2..6",
-        "trial_timeout": 30.0,
+        "trial_timeout": 30.0, "rerun": False,
     }  # fmt: skip
     model = write_tiny_model(directory / "tiny-model")
     return make_plan(SweepOptions(model=str(model), axes=axes or {"max_num_seqs": "1..8*2"}, **(defaults | options)))

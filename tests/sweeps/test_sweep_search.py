@@ -88,7 +88,8 @@ def test_audits_find_failures_and_successes_that_break_monotony() -> None:
 
 def test_the_knee_is_found_by_halving(tmp_path: Path) -> None:
     predictor = tiny_plan(tmp_path).predictor
-    search = make_search(["max_num_seqs"], {}, BASE, predictor, 0)
+    batches = {"max_num_seqs": tuple(1 << exponent for exponent in range(9))}
+    search = make_search(["max_num_seqs"], batches, BASE, predictor, 0)
 
     def answer(step: Step) -> dict[str, Any]:
         return row_of(step, lambda context: True) | {

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvplan.errors import KvplanError, UsageError
+from kvplan.sweeps.lengths import Lengths
 from kvplan.sweeps.workload import (
-    LengthRange,
     RequestSpec,
     WorkloadSpec,
     clip_requests,
@@ -19,31 +19,27 @@ from kvplan.sweeps.workload import (
     prompt_token_ids,
 )
 
-SPEC = WorkloadSpec(50, LengthRange(10, 90), LengthRange(2, 9), seed=7)
+SPEC = WorkloadSpec(50, Lengths(10, 90), Lengths(2, 9), seed=7)
 
 
 def test_same_seed_same_requests_and_another_seed_others() -> None:
     assert generate_requests(SPEC) == generate_requests(WorkloadSpec.from_json(SPEC.as_json()))
-    assert generate_requests(SPEC) != generate_requests(
-        WorkloadSpec(50, LengthRange(10, 90), LengthRange(2, 9), seed=8)
-    )
+    assert generate_requests(SPEC) != generate_requests(WorkloadSpec(50, Lengths(10, 90), Lengths(2, 9), seed=8))
 
 
 def test_lengths_cover_their_range_and_no_more() -> None:
-    requests = generate_requests(WorkloadSpec(2000, LengthRange(3, 6), LengthRange(2, 2)))
+    requests = generate_requests(WorkloadSpec(2000, Lengths(3, 6), Lengths(2, 2)))
     assert {request.num_prompt_tokens for request in requests} == {3, 4, 5, 6}
     assert {request.num_output_tokens for request in requests} == {2}
     assert {request.arrival_seconds for request in requests} == {0.0}
 
 
 def test_arrivals_have_the_rate_that_was_asked_for() -> None:
-    requests = generate_requests(WorkloadSpec(200, LengthRange(1, 1), LengthRange(1, 1), request_rate=20.0))
+    requests = generate_requests(WorkloadSpec(200, Lengths(1, 1), Lengths(1, 1), request_rate=20.0))
     times = [request.arrival_seconds for request in requests]
     assert times == sorted(times)
     assert times[-1] == pytest.approx(10.0)
-    burstier = generate_requests(
-        WorkloadSpec(200, LengthRange(1, 1), LengthRange(1, 1), request_rate=20.0, burstiness=0.2)
-    )
+    burstier = generate_requests(WorkloadSpec(200, Lengths(1, 1), Lengths(1, 1), request_rate=20.0, burstiness=0.2))
 
     def variation(arrivals: list[float]) -> float:
         gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
@@ -72,7 +68,7 @@ def test_a_clipped_prompt_is_a_prefix_of_the_whole_one() -> None:
 
 
 def read(path: Path, count: int = 10) -> list[tuple[int, int, float]]:
-    spec = WorkloadSpec(count, LengthRange(1, 1), LengthRange(1, 1), file=str(path))
+    spec = WorkloadSpec(count, Lengths(1, 1), Lengths(1, 1), file=str(path))
     return [(item.num_prompt_tokens, item.num_output_tokens, item.arrival_seconds) for item in generate_requests(spec)]
 
 
@@ -132,4 +128,4 @@ def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "9..3", "..", "1..2..3", "many", "0"])
 def test_malformed_lengths(text: str) -> None:
     with pytest.raises(UsageError):
-        LengthRange.parse("--input-len", text)
+        Lengths.parse("--input-len", text)

@@ -1,0 +1,80 @@
+"""How long prompts and answers are: all alike, uniform over a range, or log-normal as real traffic is."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kvplan.errors import UsageError
+from kvplan.units import parse_tokens
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_HINT: Final = "write 128, 64..256 for lengths in between, or lognormal:MEDIAN:SIGMA like lognormal:200:0.8"
+_RANGE: Final = re.compile(r"[^.]+(\.\.[^.]+)?")
+# A log-normal without bounds of its own is cut here: one request of a million tokens would be the whole workload.
+_LONGEST_IN_MEDIANS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths in tokens, first to last, both included: uniform, or with ``median`` and ``sigma`` log-normal.
+
+    A log-normal length is median x exp(sigma x z) with a standard normal z, rounded, and moved to the nearer bound
+    where it lies outside.
+    """
+
+    first: int
+    last: int
+    median: int | None = None
+    sigma: float | None = None
+
+    @staticmethod
+    def parse(option: str, text: str) -> Lengths:
+        """``128``, ``64..256``, ``lognormal:200:0.8`` or ``lognormal:200:0.8:16..2048``. UsageError otherwise."""
+        if text.startswith("lognormal:"):
+            return _lognormal(option, text)
+        return _range(option, text, text)
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[int]:
+        """``count`` lengths; as many random numbers are used whatever the distribution's parameters are."""
+        if self.median is None or self.sigma is None:
+            return [int(length) for length in rng.integers(self.first, self.last + 1, size=count)]
+        logarithms = math.log(self.median) + self.sigma * rng.standard_normal(count)
+        return [min(max(round(math.exp(value)), self.first), self.last) for value in logarithms]
+
+    def as_text(self) -> str:
+        if self.median is not None:
+            bounds = f":{self.first}..{self.last}" if (self.first, self.last) != _bounds_of(self.median) else ""
+            return f"lognormal:{self.median}:{self.sigma:g}{bounds}"
+        return str(self.first) if self.first == self.last else f"{self.first}..{self.last}"
+
+
+def _range(option: str, text: str, whole: str) -> Lengths:
+    ends = [parse_tokens(part) for part in text.split("..")] if _RANGE.fullmatch(text) else []
+    if not ends or ends[0] > ends[-1]:
+        raise UsageError(f"{option} '{whole}' is not a length.", hint=_HINT)
+    return Lengths(ends[0], ends[-1])
+
+
+def _lognormal(option: str, text: str) -> Lengths:
+    median_text, _, rest = text.removeprefix("lognormal:").partition(":")
+    sigma_text, _, bounds = rest.partition(":")
+    try:
+        median, sigma = parse_tokens(median_text), float(sigma_text)
+    except ValueError:
+        raise UsageError(f"{option} '{text}' is not a length.", hint=_HINT) from None
+    if not 0 < sigma <= 5:
+        raise UsageError(f"{option} '{text}' has a sigma outside 0 to 5.", hint=_HINT)
+    first, last = _bounds_of(median)
+    if bounds:
+        within = _range(option, bounds, text)
+        first, last = within.first, within.last
+    return Lengths(first, last, median, sigma)
+
+
+def _bounds_of(median: int) -> tuple[int, int]:
+    return 1, _LONGEST_IN_MEDIANS * median
