@@ -25,6 +25,18 @@ from kvplan.paths import profiles_dir, user_profiles_dir
 SCHEMA: Final = "kvplan.measured/1"
 FOLDER: Final = "measured"
 
+COEFFICIENTS: Final = (
+    "step_seconds",
+    "layer_seconds",
+    "sequence_seconds",
+    "bandwidth",
+    "flops",
+    "kv_bandwidth",
+    "attention_flops",
+    "sharpness",
+)
+"""What a profile must hold: the fields of kvplan.estimate.step_time.Speed. Those that are no times must be above 0."""
+
 Origin = Literal["measured", "calibrated", "roofline"]
 """measured: fitted to this model on this device; calibrated: to another model on it; roofline: from a data sheet."""
 
@@ -160,8 +172,10 @@ def read_measured(path: Path) -> MeasuredProfile:
 def _profile(path: Path, document: Mapping[str, Any]) -> MeasuredProfile:
     device = document["device"]
     coefficients = {str(name): float(value) for name, value in document["coefficients"].items()}
-    if not coefficients or not all(math.isfinite(value) and value >= 0 for value in coefficients.values()):
-        raise ValueError("a coefficient is negative or not finite")
+    for name in COEFFICIENTS:
+        value = coefficients[name]
+        if not math.isfinite(value) or value < 0 or (value == 0 and not name.endswith("_seconds")):
+            raise ValueError(f"{name} is {value:g}")
     scored = document["errors"]["figures"]
     return MeasuredProfile(
         path=path,

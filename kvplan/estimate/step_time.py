@@ -48,13 +48,8 @@ class Speed:
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> Speed:
-        """KeyError or ValueError where a coefficient is missing or is no positive number."""
-        values = {each.name: float(record[each.name]) for each in fields(Speed)}
-        if not all(0 <= value < float("inf") for value in values.values()):
-            raise ValueError("a coefficient is negative or not finite")
-        if not all(values[name] > 0 for name in ("bandwidth", "flops", "kv_bandwidth", "attention_flops", "sharpness")):
-            raise ValueError("a speed is zero")
-        return Speed(**values)
+        """The coefficients of a measured profile, which catalog.measured has checked."""
+        return Speed(**{each.name: float(record[each.name]) for each in fields(Speed)})
 
 
 SPEED_UNITS: Final[dict[str, str]] = {

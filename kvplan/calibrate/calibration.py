@@ -1,0 +1,172 @@
+"""A calibration from rows to profile: fit, held-out error, plausibility, and the file that later predictions use."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kvplan.calibrate.peaks import Peaks, Reached, expected_speed, find_peaks, shares_of_peaks
+from kvplan.calibrate.scoring import (
+    fit_trials,
+    repetition_spread_pct,
+    score_trials,
+    split_by_settings,
+    summarize_errors,
+)
+from kvplan.calibrate.trials import TrialSet, read_trial_sets
+from kvplan.catalog.measured import FOLDER, SCHEMA, HeldOutError
+from kvplan.errors import KvplanError
+from kvplan.estimate.step_time import SPEED_UNITS, Speed
+from kvplan.paths import user_profiles_dir
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """The coefficients held against another sweep, of another model for instance."""
+
+    model_ids: tuple[str, ...]
+    num_rows: int
+    errors: dict[str, HeldOutError]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The answer. speed: fitted to all rows; errors: of a fit to the settings that were not held out.
+
+    repetition_spread_pct: how far runs of one setting lie apart, None where none was repeated.
+    """
+
+    trials: TrialSet
+    speed: Speed
+    held_out: float
+    seed: int
+    num_fitted_settings: int
+    num_scored_settings: int
+    num_scored_rows: int
+    errors: dict[str, HeldOutError]
+    transfers: tuple[Transfer, ...]
+    peaks: Peaks | None
+    reached: tuple[Reached, ...]
+    repetition_spread_pct: float | None
+    other_cpu_pct: float | None
+
+
+def calibrate_directories(
+    directories: Sequence[Path], *, held_out: float, seed: int, score: Sequence[Path] = ()
+) -> Calibration:
+    """Fit the rows of ``directories``; ``score`` are further sweeps on the same device that are only predicted."""
+    found = read_trial_sets(directories)
+    split = split_by_settings(found.trials, held_out, seed)
+    others = [_same_device(found, read_trial_sets([path])) for path in score]
+    peaks = find_peaks(found.device)
+    expected = expected_speed(found.device, peaks)
+    scored = score_trials(split.held_out, fit_trials(split.fitted, expected)) if split.held_out else []
+    speed = fit_trials(found.trials, expected)
+    busy = [float(trial.row["other_cpu_pct"]) for trial in found.trials if trial.row.get("other_cpu_pct") is not None]
+    return Calibration(
+        trials=found,
+        speed=speed,
+        held_out=held_out,
+        seed=seed,
+        num_fitted_settings=len({trial.setting for trial in split.fitted}),
+        num_scored_settings=len({trial.setting for trial in split.held_out}),
+        num_scored_rows=len(scored),
+        errors=summarize_errors(scored),
+        transfers=tuple(_transfer(other, speed) for other in others),
+        peaks=peaks,
+        reached=shares_of_peaks(speed, peaks) if peaks else (),
+        repetition_spread_pct=repetition_spread_pct(found.trials),
+        other_cpu_pct=median(busy) if busy else None,
+    )
+
+
+def _same_device(found: TrialSet, other: TrialSet) -> TrialSet:
+    if other.device != found.device:
+        raise KvplanError(
+            f"What is to be scored is of another device: {other.device.as_text()}; not {found.device.as_text()}.",
+            hint="score sweeps of the device that is calibrated",
+        )
+    return other
+
+
+def _transfer(other: TrialSet, speed: Speed) -> Transfer:
+    errors = summarize_errors(score_trials(other.trials, speed))
+    return Transfer(tuple(other.models), len(other.trials), errors)
+
+
+def profile_document(calibration: Calibration) -> dict[str, Any]:
+    """The measured profile, schema kvplan.measured/1."""
+    found = calibration.trials
+    return {
+        "schema": SCHEMA,
+        "device": {
+            "kind": found.device.kind,
+            "name": found.device.name,
+            "num_cores": found.device.num_cores,
+            "memory_bytes": found.trials[0].row["device_memory_bytes"],
+        },
+        "dtype": found.device.dtype,
+        "engine": {"name": "kvplan", "version": found.engine_version},
+        "versions": found.versions,
+        "created": datetime.now(timezone.utc).date().isoformat(),
+        "models": [
+            {"id": spec.id, "num_parameters": spec.num_parameters, "num_layers": spec.num_layers}
+            for spec in found.models.values()
+        ],
+        "rows": {
+            "used": len(found.trials),
+            "settings": len(found.settings),
+            "excluded": dict(found.excluded),
+            "repetition_spread_pct": calibration.repetition_spread_pct,
+            "median_other_cpu_pct": calibration.other_cpu_pct,
+        },
+        "coefficients": calibration.speed.as_json(),
+        "units": SPEED_UNITS,
+        "peaks": None if calibration.peaks is None else asdict(calibration.peaks),
+        "shares_of_peaks": {each.name: round(each.share, 4) for each in calibration.reached},
+        "errors": {
+            "method": "fit on some settings, drawn by seed, scored on the others; |predicted / measured - 1|",
+            "held_out": calibration.held_out,
+            "seed": calibration.seed,
+            "settings_fitted": calibration.num_fitted_settings,
+            "settings_scored": calibration.num_scored_settings,
+            "figures": {name: asdict(error) for name, error in calibration.errors.items()},
+        },
+        "transfers": [
+            {
+                "models": list(transfer.model_ids),
+                "rows": transfer.num_rows,
+                "figures": {name: asdict(error) for name, error in transfer.errors.items()},
+            }
+            for transfer in calibration.transfers
+        ],
+        "provenance": found.sources,
+    }
+
+
+def default_profile_path(calibration: Calibration) -> Path:
+    """In the user's profile folder, one file per device and dtype: a later one takes the earlier one's place."""
+    device = calibration.trials.device
+    cores = f"-{device.num_cores}-cores" if device.num_cores else ""
+    name = re.sub(r"[^a-z0-9]+", "-", f"{device.name}{cores}-{device.dtype}".lower()).strip("-")
+    return user_profiles_dir() / FOLDER / f"{name}.json"
+
+
+def write_profile(calibration: Calibration, path: Path) -> None:
+    """Write the profile whole or not at all. KvplanError where the folder cannot be written."""
+    text = json.dumps(profile_document(calibration), indent=2, ensure_ascii=False) + "\n"
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise KvplanError(
+            f"{path} cannot be written: {error.strerror}.", hint="name another file with --out"
+        ) from error

@@ -1,0 +1,142 @@
+"""What a trial tells about step times: its schedule played again, with the durations that were measured beside it.
+
+Which steps a trial took follows from lengths and limits alone (where requests arrive over time: and from the measured
+durations), so the loads of its steps are known exactly. Beside them stand the durations: of each step, or of each
+point of a long trial's series, and three figures that are linear in the durations of steps (their sum, the mean TTFT
+and the mean TPOT). Where the steps played differ in number from those taken, the three figures alone are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvplan.calibrate.trials import MeasuredTrial
+from kvplan.estimate.batching import Playback, play_requests
+from kvplan.estimate.step_time import StepShape, padded_rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loads:
+    """Per step, float64 [N]: tokens, rows multiplied, sequences, sampled, K and V tokens read, attended pairs."""
+
+    tokens: np.ndarray
+    rows: np.ndarray
+    sequences: np.ndarray
+    sampled: np.ndarray
+    kv_tokens: np.ndarray
+    pairs: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observation:
+    """One trial. group_starts [G]: the first step of each point of the series; group_seconds [G]: what it took.
+
+    figure_weights [F, N] x durations of steps = figure_seconds [F].
+    """
+
+    shape: StepShape
+    loads: Loads
+    group_starts: np.ndarray
+    group_seconds: np.ndarray
+    figure_weights: np.ndarray
+    figure_seconds: np.ndarray
+
+    @property
+    def has_steps(self) -> bool:
+        return len(self.group_starts) > 0
+
+
+class _Recorded:
+    """A clock that tells the measured durations, one step after the other; the last one again when it has run out."""
+
+    def __init__(self, durations: Sequence[float]) -> None:
+        self._durations = durations
+        self._next = 0
+
+    def seconds(self, *_load: float) -> float:
+        position = min(self._next, len(self._durations) - 1)
+        self._next += 1
+        return float(self._durations[position])
+
+
+def observe(trial: MeasuredTrial) -> Observation | None:
+    """The trial's observation; None where its schedule depends on times that were not recorded."""
+    num_steps = int(trial.row["num_steps"])
+    points = _point_seconds(trial)
+    if points is None:
+        if trial.arrives_over_time:
+            return None
+        mean_seconds = float(trial.row["duration"]) / num_steps
+        return _observation(trial, _play(trial, [mean_seconds]), None)
+    stride = -(-num_steps // len(points))
+    steps = np.repeat(points / stride, stride)[:num_steps]
+    played = _play(trial, steps)
+    if len(played.loads) == num_steps:
+        return _observation(trial, played, points)
+    return None if trial.arrives_over_time else _observation(trial, played, None)
+
+
+def _point_seconds(trial: MeasuredTrial) -> np.ndarray | None:
+    """Seconds of steps in each point of the series."""
+    series = trial.series
+    if not series or not series.get("seconds"):
+        return None
+    if series.get("step_seconds"):
+        return np.asarray(series["step_seconds"], dtype=np.float64)
+    if trial.arrives_over_time:  # the gaps between points hold waiting, too
+        return None
+    return np.diff(np.asarray(series["seconds"], dtype=np.float64), prepend=0.0)
+
+
+def _play(trial: MeasuredTrial, durations: Sequence[float] | np.ndarray) -> Playback:
+    return play_requests(
+        trial.requests, trial.limits, _Recorded(list(durations)), max_concurrency=trial.max_concurrency
+    )
+
+
+def _observation(trial: MeasuredTrial, played: Playback, points: np.ndarray | None) -> Observation:
+    num_steps = len(played.loads)
+    weights, seconds = _figures(trial, played)
+    stride = 1 if points is None else -(-num_steps // len(points))
+    return Observation(
+        shape=trial.shape,
+        loads=loads_of(played, trial.shape),
+        group_starts=np.arange(0, num_steps, stride) if points is not None else np.empty(0, dtype=np.int64),
+        group_seconds=points if points is not None else np.empty(0),
+        figure_weights=weights,
+        figure_seconds=seconds,
+    )
+
+
+def loads_of(played: Playback, shape: StepShape) -> Loads:
+    """The steps' loads as arrays."""
+    steps = played.loads
+    rows = [padded_rows(count) for count in steps.num_tokens] if shape.pads_rows else steps.num_tokens
+    columns = (steps.num_tokens, rows, steps.num_sequences, steps.num_sampled, steps.num_kv_tokens, steps.num_pairs)
+    return Loads(*(np.asarray(column, dtype=np.float64) for column in columns))
+
+
+def _figures(trial: MeasuredTrial, played: Playback) -> tuple[np.ndarray, np.ndarray]:
+    """Weights [F, N] and measured seconds [F] of the whole, the mean TTFT and (where it exists) the mean TPOT."""
+    num_steps, row = len(played.loads), trial.row
+    idle = played.seconds - sum(played.loads.step_seconds)
+    weights = [np.ones(num_steps)]
+    seconds = [float(row["duration"]) - idle]
+    first, later = np.zeros(num_steps + 1), np.zeros(num_steps + 1)
+    with_more = [request for request in played.requests if request.num_output_tokens > 1]
+    for request in played.requests:
+        first[request.arrival_step] += 1
+        first[request.token_steps[0][0] + 1] -= 1
+    for request in with_more:
+        share = 1 / (request.num_output_tokens - 1)
+        later[request.token_steps[0][0] + 1] += share
+        later[request.token_steps[-1][1]] -= share
+    weights.append(np.cumsum(first)[:-1] / len(played.requests))
+    seconds.append(row["mean_ttft_ms"] / 1000)
+    if with_more and row["mean_tpot_ms"]:
+        weights.append(np.cumsum(later)[:-1] / len(with_more))
+        seconds.append(row["mean_tpot_ms"] / 1000)
+    return np.stack(weights), np.asarray(seconds)

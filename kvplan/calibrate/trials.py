@@ -1,0 +1,199 @@
+"""The rows of sweep directories as trials that can be played again: requests, limits, shape and what was measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kvplan.catalog.models import resolve_model
+from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.statuses import MEASURED_STATUSES
+from kvplan.errors import KvplanError
+from kvplan.estimate.batching import BatchLimits
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.step_time import StepShape, step_shape
+from kvplan.sweeps.store import MANIFEST, TRIALS, read_manifest, read_trials
+from kvplan.sweeps.trial import SETTING_NAMES
+from kvplan.sweeps.workload import RequestSpec, WorkloadSpec, clip_requests, generate_requests
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTrial:
+    """One served trial. ``setting`` is the same for repetitions of one setting under one load.
+
+    series: per-step records of the trial (see kvplan.sweeps.columns), None where the row has none.
+    """
+
+    setting: tuple[Any, ...]
+    model_id: str
+    row: Row
+    requests: tuple[RequestSpec, ...]
+    limits: BatchLimits
+    max_concurrency: int | None
+    shape: StepShape
+    series: Mapping[str, Sequence[float]] | None
+
+    @property
+    def arrives_over_time(self) -> bool:
+        return any(request.arrival_seconds > 0 for request in self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceIdentity:
+    """What the rows were measured on. num_cores of a CPU, else None."""
+
+    kind: str
+    name: str
+    num_cores: int | None
+    dtype: str
+
+    def as_text(self) -> str:
+        cores = f", {self.num_cores} cores" if self.num_cores else ""
+        return f"{self.name}{cores}, {self.dtype}"
+
+
+@dataclass(slots=True)
+class TrialSet:
+    """Trials of one device. ``excluded`` counts rows that cannot be used, by reason; ``sources`` is the provenance."""
+
+    device: DeviceIdentity
+    trials: list[MeasuredTrial]
+    models: dict[str, ModelSpec]
+    engine_version: str
+    versions: dict[str, str]
+    excluded: Counter[str] = field(default_factory=Counter)
+    sources: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def settings(self) -> list[tuple[Any, ...]]:
+        """The distinct settings in order of appearance."""
+        return list(dict.fromkeys(trial.setting for trial in self.trials))
+
+
+def read_trial_sets(directories: Sequence[Path]) -> TrialSet:
+    """The rows of all directories. KvplanError where they are of several devices or dtypes, or none was served."""
+    sets = [_read_directory(directory) for directory in directories]
+    first = sets[0]
+    for other in sets[1:]:
+        if other.device != first.device:
+            raise KvplanError(
+                f"The rows are of different devices: {first.device.as_text()}; and {other.device.as_text()}.",
+                hint="calibrate each device by itself",
+            )
+        first.trials += other.trials
+        first.models |= other.models
+        first.excluded += other.excluded
+        first.sources += other.sources
+    return first
+
+
+def _read_directory(directory: Path) -> TrialSet:
+    manifest = read_manifest(directory)
+    stored = read_trials(directory / TRIALS)
+    served, excluded = _served(stored.records)
+    if not served:
+        raise KvplanError(f"No trial in {directory} was served.", hint="calibrate a sweep that measured something")
+    device = _device_of([record["row"] for record in served], manifest)
+    spec = resolve_model(str(manifest["options"]["model"]))
+    requests = _Requests(WorkloadSpec.from_json(manifest["workload"]["spec"]))
+    trials = [_trial(record, spec, requests, device.kind) for record in served]
+    return TrialSet(
+        device=device,
+        trials=trials,
+        models={spec.id: spec},
+        engine_version=str(manifest.get("versions", {}).get("kvplan_engine", "unknown")),
+        versions={str(name): str(text) for name, text in manifest.get("versions", {}).items()},
+        excluded=excluded,
+        sources=[_provenance(directory, manifest)],
+    )
+
+
+def _served(records: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], Counter[str]]:
+    """Records with figures, and how many were left out for which reason."""
+    served, excluded = [], Counter[str]()
+    for record in records:
+        row = record["row"]
+        if row.get("status") not in MEASURED_STATUSES or not row.get("output_throughput"):
+            excluded[f"not served ({row.get('status')})"] += 1
+        elif row.get("failed"):
+            excluded["some requests were refused"] += 1
+        else:
+            served.append(record)
+    return served, excluded
+
+
+def _device_of(rows: Sequence[Row], manifest: Mapping[str, Any]) -> DeviceIdentity:
+    found = sorted({(str(row["device"]), str(row["device_name"]), str(row["dtype"])) for row in rows})
+    if len(found) > 1:
+        texts = "; ".join(f"{name}, {dtype}" for _, name, dtype in found)
+        raise KvplanError(
+            f"The rows are of different devices or dtypes: {texts}.", hint="calibrate one device and dtype at a time"
+        )
+    kind, name, dtype = found[0]
+    cores = int(manifest["device"].get("num_cores") or os.cpu_count() or 1) if kind == "cpu" else None
+    return DeviceIdentity(kind, name, cores, dtype)
+
+
+class _Requests:
+    """The sweep's requests, also under the loads that single trials had of their own."""
+
+    def __init__(self, spec: WorkloadSpec) -> None:
+        self._spec = spec
+        self._made: dict[WorkloadSpec, tuple[RequestSpec, ...]] = {}
+
+    def of(self, row: Row) -> tuple[RequestSpec, ...]:
+        spec = replace(self._spec, request_rate=_rate(row, self._spec), max_concurrency=row["max_concurrency"])
+        if spec not in self._made:
+            self._made[spec] = generate_requests(spec)
+        return clip_requests(self._made[spec], row["max_model_len"]).requests
+
+
+def _rate(row: Row, spec: WorkloadSpec) -> float:
+    rate = row.get("request_rate", spec.request_rate)
+    return math.inf if rate in ("inf", None) else float(rate)
+
+
+def _trial(record: Mapping[str, Any], spec: ModelSpec, requests: _Requests, device_kind: str) -> MeasuredTrial:
+    row = record["row"]
+    return MeasuredTrial(
+        setting=(spec.id, *(row[name] for name in SETTING_NAMES), str(row["request_rate"]), row["max_concurrency"]),
+        model_id=spec.id,
+        row=row,
+        requests=requests.of(row),
+        limits=BatchLimits(
+            row["max_num_seqs"], row["max_num_batched_tokens"], row["block_size"], row["num_blocks_total"]
+        ),
+        max_concurrency=row["max_concurrency"],
+        shape=step_shape(
+            spec,
+            element_bytes=element_bytes(row["dtype"]),
+            kv_bytes_per_token=row["block_bytes"] / row["block_size"],
+            pads_rows=device_kind == "cpu",
+        ),
+        series=record.get("series"),
+    )
+
+
+def _provenance(directory: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Which run, and the hashes that say whether a directory is that very run."""
+    return {
+        "run_id": str(manifest.get("run_id")),
+        "created_at": str(manifest.get("created_at")),
+        "workload": str(manifest["workload"].get("text")),
+        "manifest_sha256": _sha256(directory / MANIFEST),
+        "trials_sha256": _sha256(directory / TRIALS),
+        "commit": json.dumps(manifest.get("commit")),
+    }
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
