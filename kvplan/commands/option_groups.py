@@ -24,9 +24,7 @@ Result = TypeVar("Result")
 def takes_groups(function: Callable[..., Result]) -> Callable[..., Result]:
     """Let typer see the fields of every dataclass parameter as options of their own. Every field needs a default."""
     hints = get_type_hints(function, include_extras=True)
-    groups: dict[str, type[Any]] = {
-        name: hint for name, hint in hints.items() if name != "return" and is_dataclass(hint)
-    }
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if name != "return" and is_dataclass(hint)}
     options: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         for option in _options_of(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])]:
@@ -41,7 +39,7 @@ def takes_groups(function: Callable[..., Result]) -> Callable[..., Result]:
 
     with_groups.__signature__ = inspect.Signature(list(options.values()))  # type: ignore[attr-defined]
     with_groups.__annotations__ = {name: option.annotation for name, option in options.items()}
-    del with_groups.__wrapped__  # type: ignore[attr-defined]
+    del with_groups.__wrapped__
     return with_groups
 
 

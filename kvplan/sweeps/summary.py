@@ -97,10 +97,17 @@ def best_settings(rows: Sequence[Row], model_id: str) -> list[dict[str, Any]]:
 
 
 def _first(rows: Sequence[Row], cost: Callable[[Row], float]) -> Row:
-    """The row of least cost; of those that noise cannot tell from it, the longest context, then the least waste."""
+    """The row of least cost; of those that noise cannot tell from it, the heaviest load (they differ in a search), the
+    longest context, then the least waste."""
     least = min(cost(row) for row in rows)
     alike = [row for row in rows if cost(row) <= least * (1 + SAME_THROUGHPUT)]
-    return min(alike, key=lambda row: (-row["max_model_len"], row["frag_pct"] or 0.0, cost(row)))
+    return min(alike, key=lambda row: (-_load_of(row), -row["max_model_len"], row["frag_pct"] or 0.0, cost(row)))
+
+
+def _load_of(row: Row) -> float:
+    """A number that grows with the load, for rows that differ in nothing else."""
+    rate = row["request_rate"] if isinstance(row["request_rate"], int | float) else 0.0
+    return float(rate or row["max_concurrency"] or 0.0)
 
 
 def _within_objectives(rows: Sequence[Row], model_id: str) -> list[dict[str, Any]]:

@@ -82,7 +82,8 @@ def test_a_whole_sweep_at_the_prompt(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     model = write_tiny_model(tmp_path / "model")
     run = tmp_path / "run"
-    options = ["--device-memory", "1GiB", "--num-prompts", "4", "--input-len", "8..16", "--output-len", "2..4", "--no-rerun"]
+    options = ["--device-memory", "1GiB", "--num-prompts", "4", "--input-len", "8..16", "--output-len", "2..4"]
+    options.append("--no-rerun")
     axes = ["--gpu-memory-utilization", "0.0001,0.9", "--max-num-seqs", "2,4"]
     assert main(["sweep", "--model", str(model), "--device", "cpu", "--out", str(run), *options, *axes, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
