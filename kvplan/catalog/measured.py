@@ -38,7 +38,7 @@ COEFFICIENTS: Final = (
 """What a profile must hold: the fields of kvplan.estimate.step_time.Speed. Those that are no times must be above 0."""
 
 Origin = Literal["measured", "calibrated", "roofline"]
-"""measured: fitted to this model on this device; calibrated: to another model on it; roofline: from a data sheet."""
+"""measured: fitted to this model and dtype on this device; calibrated: to another on it; roofline: by data sheet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class MeasuredProfile:
     coefficients: Mapping[str, float]
     errors: Mapping[str, HeldOutError]
 
-    def origin_for(self, model_id: str) -> Origin:
-        return "measured" if model_id in self.model_ids else "calibrated"
+    def origin_for(self, model_id: str, dtype: str) -> Origin:
+        return "measured" if model_id in self.model_ids and dtype == self.dtype else "calibrated"
 
     def as_text(self) -> str:
         """``calibrated on AMD EPYC, 2 cores (2026-11-21, 30 rows of gpt2); held-out error ...``"""

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvplan.catalog.gpus import DEFAULT_GPUS, find_gpu
+from kvplan.catalog.measured import load_measured
 from kvplan.catalog.models import provenance_note, resolve_model
 from kvplan.commands.estimate_output import print_estimate
 from kvplan.commands.render import OutputFormat
@@ -50,6 +51,10 @@ Engine = Annotated[str, typer.Option(help="Whose memory model: vllm, vllm@VERSIO
 Explain = Annotated[bool, typer.Option("--explain", help="Show every formula and every assumption.")]
 Format = Annotated[OutputFormat, typer.Option("--format", help="How to print.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+Calibration = Annotated[
+    str | None, typer.Option(help="Measured profile to take speeds from, or none. Default: the devices' own.")
+]
+NoCalibration = Annotated[bool, typer.Option("--no-calibration", help="The same as --calibration none.")]
 Assumptions = Annotated[
     list[str] | None, typer.Option(help="KEY=VALUE for a key the config lacks; repeat for several.")
 ]
@@ -74,6 +79,8 @@ def estimate(
     explain: Explain = False,
     output_format: Format = OutputFormat.table,
     as_json: AsJson = False,
+    calibration: Calibration = None,
+    no_calibration: NoCalibration = False,
     assume: Assumptions = None,
 ) -> None:
     """Size a model: weights, KV cache, and how many sequences fit on which GPU."""
@@ -94,7 +101,10 @@ def estimate(
         encoder_tokens=_optional(encoder_tokens, "--encoder-tokens"),
     )
     spec = resolve_model(model, assumptions=parse_assumptions(assume or []))
-    answer = make_estimate(spec, request)
+    measured = load_measured("none" if no_calibration else calibration)
+    answer = make_estimate(spec, request, measured)
+    for line in measured.notices:
+        print(f"note: {line}", file=sys.stderr)
     note = provenance_note(spec)
     if note:
         print(f"note: {note}", file=sys.stderr)

@@ -62,7 +62,10 @@ def estimate_document(answer: Estimate) -> dict[str, Any]:
         },
         "context_tokens": answer.context_tokens,
         "kv_cache": _cache_document(answer),
-        "deployments": [deployment.figures() for deployment in answer.deployments],
+        "deployments": [
+            deployment.figures() | {"performance": None if speed is None else speed.document()}
+            for deployment, speed in zip(answer.deployments, answer.speeds, strict=True)
+        ],
         "assumptions": list(answer.assumptions),
     }
 
@@ -140,6 +143,7 @@ def _print_text(answer: Estimate, *, explain: bool) -> None:
         _print_deployments(answer)
         if explain:
             _print_budgets(answer)
+        _print_speeds(answer, explain=explain)
     if explain:
         print()
         print("Assumed, because nobody said otherwise:" if answer.assumptions else "Nothing was assumed.")
@@ -211,6 +215,13 @@ def _print_deployments(answer: Estimate) -> None:
     print_table(
         f"Sequences of {context} tokens that fit at once, {engine}{ranks}:", head, rows, text_columns=text_columns
     )
+
+
+def _print_speeds(answer: Estimate, *, explain: bool) -> None:
+    """Speeds of devices that were measured; with ``explain`` also those by data sheet."""
+    for speed in answer.speeds:
+        if speed is not None and (explain or speed.note is not None):
+            print(f"  {speed.sentence()}")
 
 
 def _print_budgets(answer: Estimate) -> None:

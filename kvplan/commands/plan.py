@@ -9,13 +9,14 @@ from typing import Annotated, TypeVar
 import typer
 
 from kvplan.catalog.gpus import GpuProfile, find_gpu, load_gpus
+from kvplan.catalog.measured import load_measured
 from kvplan.catalog.models import provenance_note, resolve_model
 from kvplan.commands.render import print_json, print_table
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import KV_CACHE_DTYPES, SERVING_DTYPES, canonical_dtype
-from kvplan.estimate.latency import ORIGIN, Range
+from kvplan.estimate.latency import Range
 from kvplan.planner.candidate import Deployment
-from kvplan.planner.document import ASSUMPTIONS, plan_document
+from kvplan.planner.document import USERS_ASSUMPTION, calibration_notes, plan_document
 from kvplan.planner.formats import FORMAT_NAMES
 from kvplan.planner.launch import launch_commands
 from kvplan.planner.request import PlanRequest
@@ -52,6 +53,10 @@ Dtype = Annotated[str, typer.Option(help="Activations: " + ", ".join(SERVING_DTY
 Utilization = Annotated[float, typer.Option(help="Share of each GPU's memory that the engine may use.")]
 WorstCase = Annotated[bool, typer.Option("--worst-case", help="Hold all users at --ctx-max, not at --ctx-avg.")]
 Engine = Annotated[str, typer.Option(help="vllm or vllm@VERSION: whose memory is planned.")]
+Calibration = Annotated[
+    str | None, typer.Option(help="Measured profile to take speeds from, or none. Default: the devices' own.")
+]
+NoCalibration = Annotated[bool, typer.Option("--no-calibration", help="The same as --calibration none.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw memory and concurrency to this PNG.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document, schema kvplan.plan/1.")]
 
@@ -74,6 +79,8 @@ def plan(
     gpu_memory_utilization: Utilization = DEFAULTS.gpu_memory_utilization,
     worst_case: WorstCase = False,
     engine: Engine = "vllm",
+    calibration: Calibration = None,
+    no_calibration: NoCalibration = False,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
@@ -97,7 +104,10 @@ def plan(
         version=_version(engine),
     )
     spec = resolve_model(model)
-    found = make_plan(spec, request)
+    measured = load_measured("none" if no_calibration else calibration)
+    found = make_plan(spec, request, measured)
+    for line in measured.notices:
+        print(f"note: {line}", file=sys.stderr)
     note = provenance_note(spec)
     if note:
         print(f"note: {note}", file=sys.stderr)
@@ -211,13 +221,28 @@ def _print_plan(found: Plan) -> None:
     left = len(found.deployments) - _SHOWN
     if left > 0:
         print(f"  ... and {left} more (--json lists all)")
-    print(f"\n  TTFT, TPOT and tokens/s are a {ORIGIN}. {ASSUMPTIONS[0]}")
+    print(f"\n  {_origin_sentence(found)} {USERS_ASSUMPTION}")
+    for note in calibration_notes(found.deployments[:_SHOWN]):
+        print(f"  {note}")
     best = found.deployments[0]
     print(f"\nbest: {_settings_line(best)}")
     if best.choice.gpu.price is not None:
         print(f"  price: {best.choice.gpu.price.source}")
     for engine, command in launch_commands(best, found.spec.id).items():
         print(f"  {engine + ':':14s}{command}")
+
+
+def _origin_sentence(found: Plan) -> str:
+    """Where the shown speeds come from."""
+    origins = dict.fromkeys(deployment.speed.origin for deployment in found.deployments[:_SHOWN])
+    words = {
+        "roofline": "a roofline",
+        "measured": "measured on this model",
+        "calibrated": "measured on another model or dtype",
+    }
+    if len(origins) == 1:
+        return f"TTFT, TPOT and tokens/s are {words[next(iter(origins))]}."
+    return "TTFT, TPOT and tokens/s are a roofline where nothing else is said below."
 
 
 def _settings_line(deployment: Deployment) -> str:

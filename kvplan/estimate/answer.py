@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.gpus import GpuProfile
+from kvplan.catalog.measured import MeasuredProfiles
 from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.deployments import Deployment, EngineChoice, Placement, PlacementSettings, place_all
+from kvplan.estimate.device_speed import DeploymentSpeed, deployment_speeds
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, KvCacheSize, size_sequence
 from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages
@@ -57,10 +59,14 @@ class Estimate:
     in_flight_tokens: int
     deployments: tuple[Deployment, ...]
     assumptions: tuple[str, ...] = ()
+    speeds: tuple[DeploymentSpeed | None, ...] = ()
+    """Beside each deployment; None where it does not fit."""
 
 
-def make_estimate(model: ModelSpec, request: EstimateRequest) -> Estimate:
-    """Size the model's weights and cache, and place it on every requested GPU."""
+def make_estimate(
+    model: ModelSpec, request: EstimateRequest, measured: MeasuredProfiles = MeasuredProfiles()
+) -> Estimate:
+    """Size the model's weights and cache, and place it on every requested GPU. ``measured``: speeds that are known."""
     spec = with_quantization(model, request.quantization)
     notes = list(spec.assumptions)
     context_tokens = _context(spec, request, notes)
@@ -71,6 +77,7 @@ def make_estimate(model: ModelSpec, request: EstimateRequest) -> Estimate:
     placements = place_all(spec, request.gpus, _placement(request, context_tokens, dtype, cache.encoder_tokens))
     _note_dtypes(model, request, dtype, notes)
     notes.extend(_gathered(placements))
+    deployments = tuple(placement.deployment for placement in placements)
     return Estimate(
         spec=spec,
         context_tokens=context_tokens,
@@ -81,8 +88,9 @@ def make_estimate(model: ModelSpec, request: EstimateRequest) -> Estimate:
         cache=size_sequence(spec, context_tokens, cache),
         pages=pages,
         in_flight_tokens=in_flight,
-        deployments=tuple(placement.deployment for placement in placements),
+        deployments=deployments,
         assumptions=tuple(dict.fromkeys(notes)),
+        speeds=deployment_speeds(spec, request.gpus, deployments, cache, measured),
     )
 
 

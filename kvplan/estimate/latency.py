@@ -1,7 +1,8 @@
-"""Time to first token, time per output token and throughput from a roofline: bytes moved and operations done.
+"""Time to first token, time per output token and throughput: from a measured profile of the device, else a roofline.
 
-Every figure is a range. The low end assumes that kernels reach what well-tuned ones reach, the high end what ordinary
-deployments show; nothing is measured here, and whoever prints a figure must say so (``ORIGIN``).
+Every figure is a range, and says where it comes from (``ServingSpeed.origin``). From a roofline (bytes moved and
+operations done, by the data sheet) the low end assumes that kernels reach what well-tuned ones reach, the high end what
+ordinary deployments show. From a measured profile the range is as wide as the profile's held-out error.
 
 A step of decoding reads the weights once for the whole batch and the KV cache of every sequence; prefilling is bound by
 matrix multiplications. While users' requests follow one another, each request's prefill also delays everybody else's
@@ -11,9 +12,10 @@ tokens (chunked prefill shares the steps).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.catalog.gpus import GpuProfile
+from kvplan.catalog.measured import MeasuredProfile, Origin
 from kvplan.catalog.spec import (
     LatentAttention,
     LayerSpec,
@@ -23,9 +25,14 @@ from kvplan.catalog.spec import (
     SoftmaxAttention,
 )
 from kvplan.catalog.tensors import count_elements
+from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.step_time import Speed, StepShape, StepTimes, step_shape
 
-ORIGIN = "roofline"
+# The 90th percentile of the held-out error, where a profile has none; and how much wider the range gets for a model
+# that the profile was not fitted to (gpt2's coefficients on SmolLM2: 1.0 to 1.5 times the error on gpt2 itself).
+_UNKNOWN_ERROR = 0.3
+_OTHER_MODEL = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,8 @@ class ModelWork:
     window_width: int
     window_tokens: int
     compute_dtype: str
+    head_parameters: int
+    step_activation_bytes: float
 
     def touched_experts(self, tokens: float) -> float:
         """Share of the experts that at least one of ``tokens`` tokens is routed to, when they choose at random."""
@@ -108,6 +117,10 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, tensor_parallel_s
         window_width=sum(width for width, window in widths if window),
         window_tokens=max(windows, default=0),
         compute_dtype=compute_dtype(spec.quantization, dtype),
+        head_parameters=spec.vocab_size * spec.hidden_size,
+        step_activation_bytes=step_shape(
+            spec, element_bytes=element_bytes(dtype), kv_bytes_per_token=0.0
+        ).activation_bytes_per_token,
     )
 
 
@@ -196,6 +209,30 @@ def _both(time: Callable[[Efficiency], float]) -> Range:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceSpeed:
+    """What a device reached in a sweep, for one model. ``errors``: the share of a figure that its range spans."""
+
+    speed: Speed
+    origin: Origin
+    dtype: str
+    note: str
+    errors: dict[str, float]
+
+    @staticmethod
+    def of(profile: MeasuredProfile, model_id: str, dtype: str) -> DeviceSpeed:
+        """The profile's coefficients with its 90th percentiles, widened for a model or dtype it was not fitted to."""
+        origin = profile.origin_for(model_id, dtype)
+        wider = 1.0 if origin == "measured" else _OTHER_MODEL
+        found = {name: min(wider * error.p90_pct / 100, 0.9) for name, error in profile.errors.items()}
+        errors = {name: found.get(name, _UNKNOWN_ERROR) for name in ("output_throughput", "tpot", "ttft")}
+        return DeviceSpeed(Speed.from_json(profile.coefficients), origin, profile.dtype, profile.as_text(), errors)
+
+    def around(self, value: float, figure: str) -> Range:
+        error = self.errors[figure]
+        return Range(value * (1 - error), value * (1 + error))
+
+
+@dataclass(frozen=True, slots=True)
 class ServingSpeed:
     """One replica with ``num_users`` requests always in progress. Throughputs are per second and replica."""
 
@@ -206,12 +243,23 @@ class ServingSpeed:
     output_tokens_per_second: Range
     requests_per_second: Range
     bandwidth_bound: bool
+    origin: Origin = "roofline"
+    note: str | None = None
+    """What a measured profile says of itself; None for a roofline."""
 
 
 def serving_speed(
-    work: ModelWork, gpu: GpuProfile, num_users: float, input_tokens: int, output_tokens: int, kv_bytes: float
+    work: ModelWork,
+    gpu: GpuProfile,
+    num_users: float,
+    input_tokens: int,
+    output_tokens: int,
+    kv_bytes: float,
+    device_speed: DeviceSpeed | None = None,
 ) -> ServingSpeed:
     """Steady state of ``num_users`` users who each send the next request when the last one has been answered."""
+    if device_speed is not None:
+        return _calibrated_speed(work, gpu, num_users, input_tokens, output_tokens, kv_bytes, device_speed)
     ends = [
         _steady_state(
             _step(work, gpu, num_users, kv_bytes, efficiency),
@@ -245,3 +293,64 @@ def _steady_state(step: float, prefill: float, users: float, output_tokens: int)
     first = prefill + waiting + step
     each = step + max(users - 1, 0) * prefill / output_tokens
     return first, each, first + max(output_tokens - 1, 0) * each
+
+
+def _calibrated_speed(
+    work: ModelWork,
+    gpu: GpuProfile,
+    num_users: float,
+    input_tokens: int,
+    output_tokens: int,
+    kv_bytes: float,
+    device: DeviceSpeed,
+) -> ServingSpeed:
+    context = input_tokens + output_tokens / 2
+    others = max(num_users - 1, 0)
+
+    def step(users: float, new_tokens: float) -> float:
+        """``users`` decode while ``new_tokens`` of one more prompt are read in the same step."""
+        times = _step_times(work, gpu, users + new_tokens, device)
+        sequences = round(users + (new_tokens > 0))
+        read = users * kv_bytes + new_tokens / context * kv_bytes
+        pairs = users * context + new_tokens**2 / 2
+        seconds = times.seconds(round(users + new_tokens), sequences, sequences, round(read), pairs)
+        return seconds + _reduce(work, gpu, users + new_tokens, USUAL)
+
+    alone = step(0, input_tokens)
+    # A prompt shares its steps with those who decode: what it adds is less than what it costs alone.
+    prefill = step(others, input_tokens) - step(others, 0) if others else alone
+    first, each, whole = _steady_state(step(num_users, 0), prefill, num_users, output_tokens)
+    throughput = device.around(num_users * output_tokens / whole, "output_throughput")
+    return ServingSpeed(
+        num_users=num_users,
+        ttft_seconds=device.around(first, "ttft"),
+        tpot_seconds=device.around(each, "tpot"),
+        e2el_seconds=device.around(whole, "output_throughput"),
+        output_tokens_per_second=throughput,
+        requests_per_second=Range(throughput.low / output_tokens, throughput.high / output_tokens),
+        bandwidth_bound=is_bandwidth_bound(work, gpu, num_users, kv_bytes),
+        origin=device.origin,
+        note=device.note,
+    )
+
+
+def _step_times(work: ModelWork, gpu: GpuProfile, num_tokens: float, device: DeviceSpeed) -> StepTimes:
+    """The profile's coefficients on this rank's work; K and V are counted in bytes, not in tokens."""
+    tp = work.tensor_parallel_size
+    head_share = min(work.head_parameters / max(work.active_parameters, 1), 1.0)
+    weights = work.dense_bytes + work.expert_bytes * work.touched_experts(num_tokens)
+    head_bytes = work.dense_bytes * head_share
+    shape = StepShape(
+        num_layers=work.num_layers,
+        body_parameters=work.active_parameters * (1 - head_share) / tp,
+        head_parameters=work.active_parameters * head_share / tp,
+        body_bytes=weights - head_bytes,
+        head_bytes=head_bytes,
+        kv_bytes_per_token=1.0,
+        attention_width=(work.attention_width + work.window_width) / tp,
+        activation_bytes_per_token=work.step_activation_bytes / tp,
+        pads_rows=gpu.is_cpu,
+    )
+    # Another format than the profile's multiplies as much faster or slower as the data sheet says.
+    factor = 1.0 if gpu.is_cpu else gpu.flops(work.compute_dtype) / gpu.flops(device.dtype)
+    return StepTimes(shape, replace(device.speed, flops=device.speed.flops * factor))

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.gpus import GpuProfile
+from kvplan.catalog.measured import MeasuredProfiles
 from kvplan.errors import KvplanError
-from kvplan.estimate.latency import ModelWork, ServingSpeed, kv_read_bytes, model_work, serving_speed
+from kvplan.estimate.latency import DeviceSpeed, ModelWork, ServingSpeed, kv_read_bytes, model_work, serving_speed
 from kvplan.estimate.vllm import Memo, VllmPrediction, VllmSettings, cache_settings, predict_vllm, request_shape
 from kvplan.estimate.vllm_groups import blocks_per_request
 from kvplan.planner.formats import WeightFormat
@@ -101,6 +102,16 @@ class Trial:
     workload: Workload
     memo: Memo = field(default_factory=dict)
     works: dict[tuple[object, ...], tuple[ModelWork, int]] = field(default_factory=dict)
+    measured: MeasuredProfiles = field(default_factory=MeasuredProfiles)
+    speeds: dict[tuple[str, str], DeviceSpeed | None] = field(default_factory=dict)
+
+    def device_speed(self, choice: Choice, dtype: str) -> DeviceSpeed | None:
+        """What the GPU reached in a sweep; None where it was not measured."""
+        key = (choice.gpu.id, dtype)
+        if key not in self.speeds:
+            profile = self.measured.for_gpu(choice.gpu, dtype)
+            self.speeds[key] = None if profile is None else DeviceSpeed.of(profile, choice.weights.spec.id, dtype)
+        return self.speeds[key]
 
 
 def try_choice(trial: Trial, choice: Choice) -> Deployment | Miss | None:
@@ -181,7 +192,8 @@ def capacity_of(trial: Trial, prediction: VllmPrediction) -> Capacity:
 
 def _speed(trial: Trial, choice: Choice, work: ModelWork, users: float, kv_bytes: int) -> ServingSpeed:
     workload = trial.workload
-    return serving_speed(work, choice.gpu, users, workload.input_tokens, workload.output_tokens, kv_bytes)
+    measured = trial.device_speed(choice, work.compute_dtype)
+    return serving_speed(work, choice.gpu, users, workload.input_tokens, workload.output_tokens, kv_bytes, measured)
 
 
 def _users_per_replica(trial: Trial, choice: Choice, replicas: int, work: ModelWork, kv_bytes: int) -> float:

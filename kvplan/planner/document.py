@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from kvplan.estimate.latency import ORIGIN, Range
+from kvplan.estimate.latency import Range
 from kvplan.planner.candidate import Deployment, Miss
 from kvplan.planner.launch import launch_commands
 from kvplan.planner.rule_of_thumb import RuleOfThumb
@@ -54,14 +55,33 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             "deployment": deployment_document(plan.fix.deployment, plan.spec.id, plan.rule),
         },
         "num_tried": plan.num_tried,
-        "assumptions": [*plan.spec.assumptions, *workload.assumptions, *ASSUMPTIONS],
+        "assumptions": [*plan.spec.assumptions, *workload.assumptions, *plan_assumptions(plan)],
     }
 
 
-ASSUMPTIONS = (
-    "Every user always has a request in progress, and no prompt shares a prefix with another.",
-    "Memory is that of vLLM; times are a roofline between well-tuned and ordinary kernels, not a measurement.",
-)
+USERS_ASSUMPTION = "Every user always has a request in progress, and no prompt shares a prefix with another."
+
+
+def plan_assumptions(plan: Plan) -> list[str]:
+    """How users are taken to behave, and where memory and times come from."""
+    deployments = plan.deployments or ((plan.fix.deployment,) if plan.fix is not None else ())
+    rooflines = any(deployment.speed.origin == "roofline" for deployment in deployments) or not deployments
+    sentences = [USERS_ASSUMPTION]
+    if rooflines:
+        sentences.append(
+            "Memory is that of vLLM; times are a roofline between well-tuned and ordinary kernels, not a measurement."
+        )
+    return sentences + calibration_notes(deployments)
+
+
+def calibration_notes(deployments: Iterable[Deployment]) -> list[str]:
+    """One sentence for each measured profile that times were taken from."""
+    found = dict.fromkeys(
+        (deployment.choice.gpu.id, deployment.speed.origin, deployment.speed.note)
+        for deployment in deployments
+        if deployment.speed.note is not None
+    )
+    return [f"Times on {gpu} are those of kvplan's engine ({origin}): {note}." for gpu, origin, note in found]
 
 
 def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb | None = None) -> dict[str, Any]:
@@ -94,7 +114,8 @@ def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb
         "users_per_replica": deployment.users_per_replica,
         "limit": deployment.limit,
         "performance": {
-            "origin": ORIGIN,
+            "origin": speed.origin,
+            "profile": speed.note,
             "ttft_ms": _range(speed.ttft_seconds),
             "tpot_ms": _range(speed.tpot_seconds),
             "e2el_ms": _range(speed.e2el_seconds),

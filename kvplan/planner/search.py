@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.gpus import load_gpus
+from kvplan.catalog.measured import MeasuredProfiles
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.planner.candidate import Choice, Deployment, Miss, Trial, try_choice
@@ -38,9 +39,9 @@ class Plan:
     num_tried: int
 
 
-def make_plan(spec: ModelSpec, request: PlanRequest) -> Plan:
-    """Try every GPU, size and format of ``request`` and rank what serves it."""
-    trial = Trial(request, complete(request, spec))
+def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles = MeasuredProfiles()) -> Plan:
+    """Try every GPU, size and format of ``request`` and rank what serves it. ``measured``: speeds that are known."""
+    trial = Trial(request, complete(request, spec), measured=measured)
     found, misses, tried = [], [], 0
     for choice in choices(spec, request):
         tried += 1
@@ -61,7 +62,7 @@ def make_plan(spec: ModelSpec, request: PlanRequest) -> Plan:
         workload=trial.workload,
         deployments=tuple(found),
         nearest_miss=miss,
-        fix=None if miss is None else cheapest_fix(spec, request, miss),
+        fix=None if miss is None else cheapest_fix(spec, request, miss, measured),
         rule=rule_of_thumb(spec, request, trial.workload),
         num_tried=tried,
     )
@@ -97,7 +98,9 @@ def nearest(misses: list[Miss]) -> Miss:
     return min(misses, key=lambda miss: (miss.missing_bytes > 0, miss.missing_bytes * miss.choice.tensor_parallel_size))
 
 
-def cheapest_fix(spec: ModelSpec, request: PlanRequest, miss: Miss) -> Fix | None:
+def cheapest_fix(
+    spec: ModelSpec, request: PlanRequest, miss: Miss, measured: MeasuredProfiles = MeasuredProfiles()
+) -> Fix | None:
     """The first change, from free to dear, that gives the plan an answer on the GPU of the nearest miss (or any)."""
     gpu = miss.choice.gpu
     same = replace(request, gpus=(gpu,))
@@ -126,15 +129,15 @@ def cheapest_fix(spec: ModelSpec, request: PlanRequest, miss: Miss) -> Fix | Non
     others = tuple(each for each in load_gpus() if not each.is_cpu)
     changes.append(("use other GPUs (leave out --gpu)", replace(request, gpus=others)))
     for sentence, changed in changes:
-        answer = _first(spec, changed)
+        answer = _first(spec, changed, measured)
         if answer is not None:
             return Fix(sentence, answer)
     return None
 
 
-def _first(spec: ModelSpec, request: PlanRequest) -> Deployment | None:
+def _first(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles) -> Deployment | None:
     try:
-        trial = Trial(request, complete(request, spec))
+        trial = Trial(request, complete(request, spec), measured=measured)
     except KvplanError:
         return None
     found = [result for choice in choices(spec, request) if isinstance(result := try_choice(trial, choice), Deployment)]

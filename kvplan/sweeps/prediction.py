@@ -92,14 +92,14 @@ class Predictor:
             max_concurrency=concurrency,
             figures=figures,
             seconds=seconds,
-            origin=self.origin,
+            origin=self._origin(settings),
             time_scale=self.time_scale,
         )
 
-    @property
-    def origin(self) -> Origin:
-        """Where the speeds come from: measured (with this model), calibrated (with another) or roofline (guessed)."""
-        return "roofline" if self.calibration is None else self.calibration.origin_for(self.spec.id)
+    def _origin(self, settings: TrialSettings) -> Origin:
+        if self.calibration is None:
+            return "roofline"
+        return self.calibration.origin_for(self.spec.id, self.dtype(settings))
 
     def step_times(self, settings: TrialSettings, memory: EnginePrediction) -> StepTimes:
         """The clock of the forecast: the device's speed, as calibrated or guessed, on this model."""
