@@ -123,6 +123,19 @@ def vllm_release(version: str) -> VllmRelease:
     return _release((major, minor, patch))
 
 
+_OWN_LABEL = re.compile(r"(g[0-9a-f]{7,}|d\d{8}|precompiled|empty|(cu|rocm|cpu|xpu|torch)\d*)$")
+
+
+def is_modified_build(version: str) -> bool:
+    """Whether ``version`` names a build that is neither a release nor a commit of vllm-project/vllm.
+
+    After the ``+`` of its versions vLLM itself puts the commit (``g0eec856cc``), the date of an edited tree and the
+    platform (``cu129``). Anything else was put there by somebody who built something else.
+    """
+    _, _, local = version.partition("+")
+    return any(not _OWN_LABEL.match(part) for part in local.split(".") if part)
+
+
 @cache
 def _release(version: tuple[int, int, int]) -> VllmRelease:
     facts: dict[str, object] = {}

@@ -55,12 +55,20 @@ def _model(given: str | None, logged: str | None) -> ModelSpec | None:
     """The model that was named; one that only the log names may be unknown."""
     if given is not None:
         return resolve_model(given)
+    for name in _names(logged):
+        try:
+            return resolve_model(name)
+        except KvplanError:
+            continue
+    return None
+
+
+def _names(logged: str | None) -> list[str]:
+    """The model as logged; of a path that is not here, its last part may be a known name."""
     if logged is None:
-        return None
-    try:
-        return resolve_model(logged)
-    except KvplanError:
-        return None
+        return []
+    last = logged.rstrip("/").rsplit("/", 1)[-1]
+    return [last] if logged.startswith(("/", "~", ".")) and not Path(logged).exists() else [logged]
 
 
 def explain_document(answer: Explanation) -> dict[str, Any]:
@@ -96,6 +104,7 @@ def _print(answer: Explanation) -> None:
     rows = [
         (part.name, _gib(part.logged_bytes), _gib(part.predicted_bytes), _signed(difference_gib(part)))
         for part in answer.parts
+        if (part.logged_bytes, part.predicted_bytes) != (None, None)
     ]
     print_table(None, ("GiB of one GPU", "log", "kvplan", "difference"), rows)
     counts = [
@@ -103,10 +112,10 @@ def _print(answer: Explanation) -> None:
         ("blocks", _count(log.num_blocks), _count(predicted.num_blocks)),
         ("concurrency", _times(log.max_concurrency), _times(predicted.max_concurrency)),
     ]
-    print()
-    for name, logged, mine in counts:
-        if (logged, mine) != ("-", "-"):
-            print(f"  {name:16s} log {logged}, kvplan {mine}")
+    known = [each for each in counts if each[1:] != ("-", "-")]
+    print("\n" if known else "", end="")
+    for name, logged, mine in known:
+        print(f"  {name:16s} log {logged}, kvplan {mine}")
     if answer.changes:
         print("\nwhat to change:")
     for each in answer.changes:

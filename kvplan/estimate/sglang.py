@@ -1,9 +1,15 @@
-"""SGLang's KV pool: what is free after loading, less the share that ``mem_fraction_static`` leaves to activations.
+"""SGLang's pools: what is free after loading, less the share that ``mem_fraction_static`` leaves to activations.
 
-    pool = free after loading - free before loading x (1 - mem_fraction_static)
+    rest = free after loading - free before loading x (1 - mem_fraction_static)
 
-(srt/mem_cache/kv_cache_configurator.py of SGLang 0.5.23, _profile_available_bytes.) Nothing is profiled: activations
-and CUDA graphs must get by with the rest. Windows and states have pools of their own there, which are not modelled.
+(srt/mem_cache/kv_cache_configurator.py of SGLang 0.5.23.) Nothing is profiled: activations and CUDA graphs must get by
+with what is left. The rest is divided once, at the start:
+
+* layers that keep every token share one pool; ``max_total_num_tokens`` is its size;
+* windows have a pool of their own of ``swa_full_tokens_ratio`` (0.8) times as many tokens;
+* recurrent states have slots of their own: ``mamba_full_memory_ratio`` (0.9) times the memory of the KV pool.
+
+Checked against published logs: tests/data/startup_logs.
 """
 
 from __future__ import annotations
@@ -11,21 +17,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.catalog.gpus import GpuProfile
-from kvplan.catalog.spec import LatentAttention, ModelSpec, SoftmaxAttention
+from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
-from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.kv_cache import CacheEntry, CacheSettings, layer_entries
 from kvplan.estimate.vllm_weights import rank_weight_bytes, stored_formats
-from kvplan.units import GIB
+from kvplan.units import GIB, MIB
 
 CONTEXT_BYTES = GIB // 2
 """What the CUDA context takes before anything is loaded: 0.4 to 0.6 GiB on data-centre GPUs."""
-_STATIC_BY_SIZE = {1: 0.88, 2: 0.87, 4: 0.85, 8: 0.81, 16: 0.79}
+WINDOW_POOL_SHARE = 0.8
+STATE_POOL_RATIO = 0.9
+_WINDOWLESS_TYPES = ("gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "olmo2", "olmo3")
+"""Models whose windows SGLang keeps like full attention (server_args.py: disable_hybrid_swa_memory)."""
+
+_UP_TO_GIB = ((20, 2048, 8, 8), (35, 2048, 24, 80), (60, 4096, 32, 160), (160, 8192, 256, 512))
+"""(GPU memory below, chunked prefill, largest graph on up to three GPUs, on more): the table of server_args.py."""
+_LARGEST = (16384, 512, 512)
+_META_MIB, _PREFILL_MIB_PER_TOKEN, _GRAPH_MIB_PER_ROW, _GPU_MIB = 512, 1.5, 2, 128
+_LEAST_MIB_ON_LARGE_GPUS, _LARGE_GPU_MIB = 10 * 1024, 60 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class SglangSettings:
-    """What decides the pool, in SGLang's terms; None: its default for the number of GPUs."""
+    """What decides the pools, in SGLang's terms; None: its default.
+
+    ``free_bytes``: what the log says was free before loading ("avail mem"), instead of the GPU's total less a context.
+    """
 
     mem_fraction_static: float | None = None
     tensor_parallel_size: int = 1
@@ -33,11 +51,16 @@ class SglangSettings:
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
     device_memory_bytes: int | None = None
+    free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SglangPrediction:
-    """Bytes of one GPU and the tokens of the pool (``max_total_num_tokens``)."""
+    """Bytes of one GPU and the tokens of the pools.
+
+    ``kv_cache_tokens`` is what SGLang prints as ``max_total_num_tokens``; ``bytes_per_token`` counts the window pool's
+    share. ``kv_pool_bytes`` is everything for caches: tokens, windows and states.
+    """
 
     device_memory_bytes: int
     mem_fraction_static: float
@@ -45,35 +68,108 @@ class SglangPrediction:
     kv_pool_bytes: int
     bytes_per_token: int
     kv_cache_tokens: int
+    window_tokens: int = 0
+    state_slots: int = 0
+    state_pool_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Bytes on one rank: of a token in all layers that keep it, of one in all windows, of one sequence's states."""
+
+    token_bytes: int
+    window_token_bytes: int
+    state_bytes: int
 
 
 def predict_sglang(spec: ModelSpec, gpu: GpuProfile, settings: SglangSettings) -> SglangPrediction:
-    """The pool of a model whose layers all keep every token. KvplanError for windows, states and cross attention."""
-    if not all(_keeps_every_token(layer.mixer) and layer.cross_attention is None for layer in spec.layers):
-        raise KvplanError(
-            f"{spec.id} has windows or states, whose pools in SGLang are not modelled.", hint="plan it for vLLM"
-        )
-    tp = settings.tensor_parallel_size
+    """The pools of ``spec`` on ``gpu``. KvplanError for caches of encoders and of compressed attention."""
     dtype = serving_dtype(spec.dtype, settings.dtype)
+    cells = _cells(spec, settings, dtype)
     weight_bytes = rank_weight_bytes(
         spec,
         range(spec.num_layers),
-        tensor_parallel_size=tp,
+        tensor_parallel_size=settings.tensor_parallel_size,
         dtype=dtype,
         formats=stored_formats(spec, settings.quantization),
         max_model_len=spec.max_position_embeddings or 1,
     )
     total = settings.device_memory_bytes or gpu.memory_bytes
-    static = settings.mem_fraction_static or _STATIC_BY_SIZE.get(tp, min(_STATIC_BY_SIZE.values()))
-    free = total - CONTEXT_BYTES
-    pool = int(free - weight_bytes - free * (1 - static))
+    static = settings.mem_fraction_static or default_static_fraction(total, settings.tensor_parallel_size)
+    free = settings.free_bytes or total - CONTEXT_BYTES
+    rest = int(free * static) - weight_bytes
+    slots = _state_slots(rest, cells.state_bytes)
+    states = (slots + 1) * cells.state_bytes if cells.state_bytes else 0
+    pool = max(rest - states, 0)
+    if not cells.token_bytes:
+        tokens = windows = pool // max(cells.window_token_bytes, 1)
+        each = cells.window_token_bytes
+    else:
+        each = cells.token_bytes + int(WINDOW_POOL_SHARE * cells.window_token_bytes)
+        tokens = pool // each
+        windows = int(tokens * WINDOW_POOL_SHARE) if cells.window_token_bytes else 0
+    return SglangPrediction(total, static, weight_bytes, rest, each, tokens, windows, slots, states)
+
+
+def default_static_fraction(memory_bytes: int, tensor_parallel_size: int) -> float:
+    """``mem_fraction_static`` where nobody gives one (server_args.py since pull request 10975 of sgl-project/sglang).
+
+    What is left out is meant for attention's own buffers, the activations of a prefill chunk, CUDA graphs, and more
+    with every GPU; at least 10 GiB on GPUs of more than 60. Models that see images get less, which is not modelled.
+    """
+    total_mib = memory_bytes / MIB
+    chunk, few, many = _LARGEST
+    for below, *sizes in _UP_TO_GIB:
+        if total_mib < below * 1024:
+            chunk, few, many = sizes
+            break
+    graphs = few if tensor_parallel_size < 4 else many
+    reserved = _META_MIB + max(chunk, 2048) * _PREFILL_MIB_PER_TOKEN + graphs * _GRAPH_MIB_PER_ROW
+    reserved += tensor_parallel_size * _GPU_MIB
+    if total_mib > _LARGE_GPU_MIB:
+        reserved = max(reserved, _LEAST_MIB_ON_LARGE_GPUS)
+    return max(round((total_mib - reserved) / total_mib, 3), 0.0)
+
+
+def _state_slots(rest_bytes: int, state_bytes: int) -> int:
+    """Sequences whose states fit into their share of the rest; one more slot is padding."""
+    if not state_bytes:
+        return 0
+    budget = max(rest_bytes, 0) * STATE_POOL_RATIO / (1 + STATE_POOL_RATIO)
+    return max(int((budget - state_bytes) // state_bytes), 0)
+
+
+def _cells(spec: ModelSpec, settings: SglangSettings, dtype: str) -> _Cells:
     kv_dtype = "fp8" if settings.kv_cache_dtype.startswith("fp8") else settings.kv_cache_dtype
-    cache = CacheSettings(model_dtype=dtype, kv_dtype=cache_dtype(dtype, kv_dtype), tensor_parallel_size=tp)
-    each = size_sequence(spec, 1, cache).bytes_per_token
-    return SglangPrediction(total, static, weight_bytes, pool, each, max(pool, 0) // max(each, 1))
+    is_sparse = any(isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer for layer in spec.layers)
+    cache = CacheSettings(
+        model_dtype=dtype,
+        kv_dtype=cache_dtype(dtype, kv_dtype),
+        tensor_parallel_size=settings.tensor_parallel_size,
+        indexer_dtype="fp8" if is_sparse else None,
+    )
+    keeps_windows = str(spec.raw_config.get("model_type", "")) not in _WINDOWLESS_TYPES
+    tokens = windows = states = 0
+    for layer in spec.layers:
+        if layer.cross_attention is not None:
+            raise _not_modelled(spec)
+        for entry in layer_entries(layer, cache):
+            if entry.kind in ("cross", "compressed"):
+                raise _not_modelled(spec)
+            states += entry.state_bytes
+            if _is_window(entry) and keeps_windows:
+                windows += entry.token_bytes
+            else:
+                tokens += entry.token_bytes
+    return _Cells(tokens, windows, states)
 
 
-def _keeps_every_token(mixer: object) -> bool:
-    if isinstance(mixer, SoftmaxAttention):
-        return mixer.window_kind == "full"
-    return isinstance(mixer, LatentAttention)
+def _is_window(entry: CacheEntry) -> bool:
+    return entry.kind in ("sliding", "chunked")
+
+
+def _not_modelled(spec: ModelSpec) -> KvplanError:
+    return KvplanError(
+        f"{spec.id} has caches for an encoder or compressed ones, whose pools in SGLang are not modelled.",
+        hint="plan it for vLLM",
+    )

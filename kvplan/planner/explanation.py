@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from kvplan.catalog.engines import is_modified_build, vllm_release
 from kvplan.catalog.gpus import GpuProfile, load_gpus
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.estimate.sglang import SglangSettings, predict_sglang
+from kvplan.estimate.sglang import CONTEXT_BYTES, SglangPrediction, SglangSettings, predict_sglang
 from kvplan.estimate.vllm import VllmPrediction, VllmSettings, predict_vllm
 from kvplan.planner.startup_log import StartupLog
 from kvplan.units import GIB, format_bytes
 
 _SMALL_GAIN = 0.02
+_LEFT_FOR_PREFILL_BYTES = 2 * GIB
+"""What SGLang should keep beside weights, caches and graphs: it profiles nothing, so prompts must fit into the rest."""
 _MANY_SEQUENCES = 256
 
 
@@ -58,8 +61,9 @@ class Explanation:
 def explain_log(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None) -> Explanation:
     """Put log and prediction side by side. ``gpu`` None: the profile whose memory is nearest the logged total."""
     notes: list[str] = []
-    if gpu is None and log.memory.total_bytes is not None:
-        gpu = _nearest_gpu(log.memory.total_bytes)
+    total = _total_bytes(log)
+    if gpu is None and total is not None:
+        gpu = _nearest_gpu(total)
         notes.append(f"The GPU is taken to be {gpu.id}, by the memory that the log names.")
     if spec is None:
         notes.append("The model is not known, so there is no prediction: name it with --model.")
@@ -101,13 +105,22 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
     }
     parts = tuple(replace(part, predicted_bytes=known.get(part.name)) for part in empty)
     changes = []
-    for sentence, changed in _sglang_variants(settings, found.mem_fraction_static):
+    if log.memory.left_bytes is not None and log.memory.left_bytes < _LEFT_FOR_PREFILL_BYTES:
+        left = format_bytes(log.memory.left_bytes)
+        changes.append(
+            Change(
+                f"only {left} are left for long prompts: if they run out of memory, lower --gpu-memory-utilization or "
+                "--max-num-batched-tokens"
+            )
+        )
+    for sentence, changed in _sglang_variants(settings, found, log.memory.left_bytes):
         try:
             gained = predict_sglang(spec, gpu, changed).kv_cache_tokens - found.kv_cache_tokens
         except KvplanError:
             continue
         changes.append(Change(sentence, gained))
-    return parts, Counts(found.kv_cache_tokens), tuple(change for change in changes if (change.gained_tokens or 0) > 0)
+    useful = tuple(change for change in changes if change.gained_tokens is None or change.gained_tokens > 0)
+    return parts, Counts(found.kv_cache_tokens), useful
 
 
 def _sglang_settings(log: StartupLog) -> SglangSettings:
@@ -119,17 +132,31 @@ def _sglang_settings(log: StartupLog) -> SglangSettings:
         kv_cache_dtype=found.kv_cache_dtype or "auto",
         quantization=found.quantization,
         device_memory_bytes=log.memory.total_bytes,
+        free_bytes=log.memory.free_bytes,
     )
 
 
-def _sglang_variants(settings: SglangSettings, static: float) -> Iterator[tuple[str, SglangSettings]]:
-    if static < 0.92:
-        yield "raise --gpu-memory-utilization to 0.92", replace(settings, mem_fraction_static=0.92)
+def _sglang_variants(
+    settings: SglangSettings, found: SglangPrediction, left_bytes: int | None
+) -> Iterator[tuple[str, SglangSettings]]:
+    static = found.mem_fraction_static
+    if left_bytes is not None:
+        spare = (left_bytes - _LEFT_FOR_PREFILL_BYTES) / (settings.free_bytes or found.device_memory_bytes)
+        raised = int((static + spare) * 100) / 100
+        if raised > static:
+            yield f"raise --gpu-memory-utilization to {raised}", replace(settings, mem_fraction_static=raised)
     if settings.kv_cache_dtype == "auto":
         yield "keep the KV cache in 8 bits: --kv-cache-dtype fp8", replace(settings, kv_cache_dtype="fp8")
     more = settings.tensor_parallel_size * 2
     wider = replace(settings, tensor_parallel_size=more, mem_fraction_static=static)
     yield f"use {more} GPUs: --tensor-parallel-size {more}", wider
+
+
+def _total_bytes(log: StartupLog) -> int | None:
+    """The GPU's memory as logged; SGLang only says what is free beside its own context."""
+    if log.memory.total_bytes is None and log.engine == "sglang" and log.memory.free_bytes is not None:
+        return log.memory.free_bytes + CONTEXT_BYTES
+    return log.memory.total_bytes
 
 
 def _nearest_gpu(total_bytes: int) -> GpuProfile:
@@ -150,18 +177,33 @@ def log_settings(log: StartupLog) -> VllmSettings:
         quantization=found.quantization,
         kv_cache_dtype=found.kv_cache_dtype or "auto",
         enforce_eager=bool(found.enforce_eager),
+        num_speculative_tokens=found.num_speculative_tokens or 0,
+        decode_context_parallel_size=found.decode_context_parallel_size or 1,
+        enable_prefix_caching=found.enable_prefix_caching,
+        estimate_cudagraphs=found.estimate_cudagraphs,
+        language_model_only=found.language_model_only,
         has_flashinfer=found.has_flashinfer,
         device_memory_bytes=log.memory.total_bytes,
     )
 
 
+def _version(log: StartupLog) -> str:
+    return log.settings.version or log.wording or "latest"
+
+
 def _predict(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, notes: list[str]) -> VllmPrediction | None:
     try:
-        found = predict_vllm(spec, gpu, log_settings(log), log.settings.version or "latest")
+        found = predict_vllm(spec, gpu, log_settings(log), _version(log))
     except KvplanError as error:
         notes.append(f"There is no prediction: {error.message}")
         return None
     notes.extend(found.settings.notes)
+    if log.settings.version is None:
+        notes.append(f"The log does not print a version: it is compared with vLLM {found.version}.")
+    if is_modified_build(log.settings.version or ""):
+        notes.append(
+            f"vLLM {log.settings.version} is neither a release nor a commit of vLLM: what it changed is not modelled."
+        )
     return found
 
 
@@ -185,15 +227,20 @@ def _parts(log: StartupLog, prediction: VllmPrediction | None) -> tuple[Part, ..
 
 
 def _changes(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: VllmPrediction) -> Iterator[Change]:
-    now = prediction.num_blocks * prediction.block_size
+    now = _held_tokens(prediction)
     for sentence, settings in _variants(log_settings(log), prediction):
         try:
-            changed = predict_vllm(spec, gpu, settings, log.settings.version or "latest")
+            changed = predict_vllm(spec, gpu, settings, _version(log))
         except KvplanError:
             continue
-        gained = changed.num_blocks * changed.block_size - now
+        gained = _held_tokens(changed) - now
         if gained > max(_SMALL_GAIN * now, changed.block_size):
             yield Change(sentence, gained)
+
+
+def _held_tokens(prediction: VllmPrediction) -> int:
+    """Tokens of sequences of the longest length that the pool holds: groups of layers are not counted twice."""
+    return int(prediction.max_concurrency * prediction.settings.max_model_len)
 
 
 def _variants(settings: VllmSettings, prediction: VllmPrediction) -> Iterator[tuple[str, VllmSettings]]:
@@ -204,8 +251,10 @@ def _variants(settings: VllmSettings, prediction: VllmPrediction) -> Iterator[tu
         sentence = f"lower --max-num-seqs from {resolved.max_num_seqs} to {_MANY_SEQUENCES} (the sampler's logits)"
         yield sentence, replace(settings, max_num_seqs=_MANY_SEQUENCES)
     if rank.activation.decided_by == "decoder" and resolved.max_num_batched_tokens > 2048:
-        sentence = f"lower --max-num-batched-tokens from {resolved.max_num_batched_tokens} to 2048"
-        yield sentence, replace(settings, max_num_batched_tokens=2048)
+        chunks = f"lower --max-num-batched-tokens from {resolved.max_num_batched_tokens} to 2048"
+        if not vllm_release(prediction.version).v1:
+            chunks = "compute prompts in chunks: --enable-chunked-prefill --max-num-batched-tokens 2048"
+        yield chunks, replace(settings, max_num_batched_tokens=2048)
     if resolved.kv_cache_dtype in ("bfloat16", "float16", "float32"):
         yield "keep the KV cache in 8 bits: --kv-cache-dtype fp8", replace(settings, kv_cache_dtype="fp8")
     if rank.subtracted_graph_bytes:
@@ -237,7 +286,12 @@ def _ways_out(log: StartupLog) -> Iterator[Change]:
         )
     if memory.kv_pool_bytes is not None and memory.kv_pool_bytes <= 0:
         yield Change(f"{format_bytes(-memory.kv_pool_bytes)} more are needed before there is any KV cache")
-    if "out of memory" in log.failure or "No available memory" in log.failure:
+    if "No available memory" in log.failure or "Not enough memory" in log.failure:
+        yield Change(
+            "raise --gpu-memory-utilization if nothing else uses the GPU, lower --max-num-seqs or "
+            "--max-num-batched-tokens, or use more GPUs"
+        )
+    if "out of memory" in log.failure:
         yield Change("lower --gpu-memory-utilization, --max-num-seqs or --max-num-batched-tokens, or use more GPUs")
 
 

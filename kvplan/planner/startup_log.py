@@ -1,7 +1,7 @@
 """What an engine's start-up log says: settings, where the memory went, the capacity, or why it stopped.
 
 Understands vLLM (0.2 to 0.3x) and SGLang. Every figure is taken as printed; SGLang's "GB" are GiB. Of several ranks the
-one with the least KV memory counts, as in the engines.
+one with the least KV memory counts, as in the engines. The peak that vLLM 0.6.3 to 0.6.5 printed includes the weights.
 """
 
 from __future__ import annotations
@@ -32,12 +32,21 @@ class LogSettings:
     quantization: str | None = None
     kv_cache_dtype: str | None = None
     enforce_eager: bool | None = None
+    enable_prefix_caching: bool | None = None
+    estimate_cudagraphs: bool | None = None
+    num_speculative_tokens: int | None = None
+    decode_context_parallel_size: int | None = None
+    language_model_only: bool = False
     has_flashinfer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LogMemory:
-    """Bytes of one GPU as printed; None: not printed. ``needed_kv_bytes``: what a refused request would have taken."""
+    """Bytes of one GPU as printed; None: not printed.
+
+    ``needed_kv_bytes``: what a refused request would have taken. ``left_bytes``: free when everything is in place (only
+    SGLang prints it).
+    """
 
     total_bytes: int | None = None
     free_bytes: int | None = None
@@ -48,11 +57,15 @@ class LogMemory:
     graph_bytes: int | None = None
     kv_pool_bytes: int | None = None
     needed_kv_bytes: int | None = None
+    left_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StartupLog:
-    """One start of an engine. ``failure`` is the sentence it stopped with, None when it came up."""
+    """One start of an engine. ``failure`` is the sentence it stopped with, None when it came up.
+
+    ``wording``: a release of vLLM that words its lines like this log, for logs that do not print their version.
+    """
 
     engine: Engine
     settings: LogSettings = field(default_factory=LogSettings)
@@ -62,6 +75,7 @@ class StartupLog:
     max_concurrency: float | None = None
     largest_max_model_len: int | None = None
     failure: str | None = None
+    wording: str | None = None
 
     @property
     def has_figures(self) -> bool:
@@ -82,13 +96,17 @@ _MEMORY: tuple[tuple[str, str], ...] = (
     ("non_torch_bytes", rf"{_AMOUNT} for non-torch memory"),
     ("graph_bytes", rf"Graph capturing finished in .*took {_AMOUNT}"),
     ("graph_bytes", rf"{_AMOUNT} for CUDAGraph memory"),
+    ("graph_bytes", rf"Estimated CUDA graph memory: {_AMOUNT} total"),
     ("graph_bytes", rf"Capture cuda graph end\..*mem usage={_AMOUNT}"),
     ("total_bytes", rf"total_gpu_memory ?[(=]{_AMOUNT}"),
     ("total_bytes", rf"has a total capacity of {_AMOUNT}"),
     ("total_bytes", rf"Free memory on device.*?\(-?[\d.]+/{_AMOUNT}\)"),
+    ("free_bytes", rf"Load weight begin\. avail mem={_AMOUNT}"),
     ("free_bytes", r"Free memory on device.*?\((-?[\d.]+)/[\d.]+ GiB\)"),
     ("budget_bytes", rf"gpu_memory_utilization \([\d.]+\) = {_AMOUNT}"),
     ("budget_bytes", rf"GPU memory utilization (?:is )?\([\d.]+, {_AMOUNT}\)"),
+    ("left_bytes", rf"available_gpu_mem={_AMOUNT}"),
+    ("left_bytes", rf"Capture (?:target )?(?:decode )?(?i:cuda) graph end\..*avail mem={_AMOUNT}"),
     ("needed_kv_bytes", rf"\(?{_AMOUNT} KV cache is needed"),
 )
 _POOL = (
@@ -97,9 +115,11 @@ _POOL = (
     rf"larger than the available KV cache memory \({_AMOUNT}\)",
     rf"kv_cache_size={_AMOUNT}",
 )
-_SGLANG_POOL = re.compile(r"KV Cache is allocated\..*?K size: ([\d.]+) GB, V size: ([\d.]+) GB")
+_SGLANG_RANK = re.compile(r"\bTP(\d+)\b.*?\]")
+_SGLANG_SIZE = re.compile(r"(?:\b(?:K|V|KV) size|(?:conv|ssm)_state size|_cache size): ?([\d.]+) ?GB")
+_PEAK_WITH_WEIGHTS = re.compile(rf"peak_torch_memory={_AMOUNT}")
 _COUNTS: tuple[tuple[str, str], ...] = (
-    ("num_blocks", r"# (?:GPU|CUDA|cuda) blocks: (\d+)"),
+    ("num_blocks", r"(?:# )?(?:GPU|CUDA|cuda) blocks: (\d+)"),
     ("kv_cache_tokens", r"GPU KV cache size: ([\d,]+) tokens"),
     ("kv_cache_tokens", r"max_total_num_tokens=(\d+)"),
     ("kv_cache_tokens", r"#tokens: (\d+), K size"),
@@ -108,20 +128,28 @@ _COUNTS: tuple[tuple[str, str], ...] = (
 )
 _TEXT_SETTINGS: tuple[tuple[str, str], ...] = (
     ("version", r"(?:vLLM API server version|LLM engine \()\s*v?(\d[\w.+]*)"),
-    ("model", r"""(?:model|model_path)['"]?[=:]\s*['"]([^'"]+)['"]"""),
+    ("model", r"""(?:\bmodel|model_path)['"]?[=:]\s*['"]([^'"]+)['"]"""),
+    ("model", r"--model(?:-path)?[= ](\S+)"),
     ("dtype", r"""\bdtype['"]?[=:]\s*['"]?(?:torch\.)?(bfloat16|float16|float32)"""),
     ("quantization", r"""\bquantization['"]?[=:]\s*['"]?([\w-]+)"""),
     ("kv_cache_dtype", r"""kv_cache_dtype['"]?[=:]\s*['"]?([\w-]+)"""),
 )
 _NUMBER_SETTINGS: tuple[tuple[str, str], ...] = (
     ("max_model_len", r"""(?:max_model_len|max_seq_len|context_len|context_length)['"]?[=:]\s*(\d+)"""),
+    ("max_model_len", r"Maximum concurrency for ([\d,]+) tokens"),
     ("max_num_batched_tokens", r"""(?:max_num_batched_tokens|chunked_prefill_size)['"]?[=:]\s*(\d+)"""),
     ("max_num_seqs", r"""(?:max_num_seqs|max_running_requests)['"]?[=:]\s*(\d+)"""),
     ("tensor_parallel_size", r"""(?:tensor_parallel_size|tp_size)['"]?[=:]\s*(\d+)"""),
     ("pipeline_parallel_size", r"""(?:pipeline_parallel_size|pp_size)['"]?[=:]\s*(\d+)"""),
+    ("num_speculative_tokens", r"""(?:num_speculative_tokens|num_spec_tokens)['"]?[=:]\s*(\d+)"""),
+    ("decode_context_parallel_size", r"""decode_context_parallel_size['"]?[=:]\s*(\d+)"""),
 )
+_SWITCHES = ("enforce_eager", "enable_prefix_caching")
+_TEXT_ONLY = ("running in text-only mode", "'language_model_only': True")
+_NO_GRAPH_ESTIMATE = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0)"
 _UTILIZATION = (
     r"""(?:gpu_memory_utilization|mem_fraction_static)['"]?[=:]\s*(0?\.\d+|1\.0)""",
+    r"--mem-fraction-static[= ](0?\.\d+)",
     r"gpu_memory_utilization \((\d\.\d+)\)",
     r"GPU memory utilization (?:is )?\((\d?\.\d+),",
 )
@@ -133,6 +161,13 @@ _FAILURES = (
     r"(Free memory on device.*is less than desired.*)",
     r"(Not enough memory\. Please try.*)",
 )
+_WORDINGS = (
+    ("Memory profiling results: ", "0.6.4"),
+    ("the current vLLM instance can use", "0.7.3"),
+    ("the rest of the memory reserved for KV Cache", "0.7.3"),
+    ("# GPU blocks: ", "0.5.4"),
+)
+"""What releases of the first engine printed; the newer ones print their version."""
 _NOTHING = ("None", "none", "null")
 
 
@@ -147,6 +182,7 @@ def parse_startup_log(text: str) -> StartupLog:
         memory=_memory(text),
         max_concurrency=min(map(float, concurrency), default=None),
         failure=_first(text, _FAILURES),
+        wording=None if is_sglang else next((release for words, release in _WORDINGS if words in text), None),
         **counts,
     )
 
@@ -175,26 +211,46 @@ def _memory(text: str) -> LogMemory:
         if match:
             found[name] = round(float(match.group(1)) * GIB)
     memory = LogMemory(**found)
+    peak = _PEAK_WITH_WEIGHTS.search(text)
+    if peak and memory.activation_bytes is None and memory.weight_bytes is not None:
+        memory = replace(memory, activation_bytes=round(float(peak.group(1)) * GIB) - memory.weight_bytes)
     pools = [round(float(number) * GIB) for pattern in _POOL for number in re.findall(pattern, text)]
-    pools += [round((float(k) + float(v)) * GIB) for k, v in _SGLANG_POOL.findall(text)]
+    pools += _sglang_pools(text)
     return replace(memory, kv_pool_bytes=min(pools)) if pools else memory
+
+
+def _sglang_pools(text: str) -> list[int]:
+    """What each rank set aside for caches: K and V (or one latent cache), windows, states, a draft model's too."""
+    by_rank: dict[str, float] = {}
+    for line in text.splitlines():
+        if "Cache is allocated." not in line:
+            continue
+        rank = _SGLANG_RANK.search(line)
+        name = rank.group(1) if rank else ""
+        by_rank[name] = by_rank.get(name, 0.0) + sum(map(float, _SGLANG_SIZE.findall(line)))
+    return [round(size * GIB) for size in by_rank.values()]
 
 
 def _settings(text: str) -> LogSettings:
     found: dict[str, object] = {}
     for name, pattern in _TEXT_SETTINGS:
         values = [value for value in re.findall(pattern, text) if value not in _NOTHING]
-        if values:
+        if values and name not in found:
             found[name] = values[0]
     for name, pattern in _NUMBER_SETTINGS:
         numbers = re.findall(pattern, text)
-        if numbers:
-            found[name] = int(numbers[0])
+        if numbers and name not in found:
+            found[name] = int(numbers[0].replace(",", ""))
     utilization = _first(text, _UTILIZATION)
     if utilization is not None:
         found["gpu_memory_utilization"] = float(utilization)
-    eager = re.findall(r"""enforce_eager['"]?[=:]\s*(True|False)""", text)
-    if eager:
-        found["enforce_eager"] = "True" in eager
+    for name in _SWITCHES:
+        values = re.findall(rf"""\b{name}['"]?[=:]\s*(True|False)""", text)
+        if values:
+            # The engine's own line comes last and says what was made of the arguments.
+            found[name] = values[-1] == "True"
+    found["language_model_only"] = any(phrase in text for phrase in _TEXT_ONLY)
+    if _NO_GRAPH_ESTIMATE in text and "profiling is disabled" in text:
+        found["estimate_cudagraphs"] = False
     found["has_flashinfer"] = "Using FlashInfer for top-p & top-k sampling" in text
     return LogSettings(**found)  # type: ignore[arg-type]

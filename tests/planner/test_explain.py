@@ -1,4 +1,4 @@
-"""Start-up logs read: figures as printed by vLLM 0.6, 0.7, 0.10, 0.19 and SGLang, and the account made of them."""
+"""Start-up logs read: figures as printed by vLLM 0.6 to 0.27 and SGLang, and the account made of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import pytest
 
 from kvplan.catalog.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.reader import read_config
+from kvplan.catalog.spec import ModelSpec
 from kvplan.cli import main
 from kvplan.errors import KvplanError
-from kvplan.estimate.sglang import CONTEXT_BYTES, SglangSettings, predict_sglang
+from kvplan.estimate.sglang import CONTEXT_BYTES, SglangSettings, default_static_fraction, predict_sglang
 from kvplan.planner.explanation import difference_gib, explain_log
 from kvplan.planner.startup_log import parse_startup_log
-from kvplan.units import GIB
+from kvplan.units import GIB, MIB
 
 LOGS = Path(__file__).resolve().parents[1] / "data" / "startup_logs"
 
@@ -26,7 +28,14 @@ def read(name: str) -> str:
 V019 = read("vllm-0.19-llama-3.1-8b-h100")
 V07 = read("vllm-0.7-no-room")
 V010_REFUSED = read("vllm-0.10-refused-length")
-SGLANG = read("sglang-llama-3.1-8b")
+QWQ = read("sglang-qwq-32b-tp4-l4")
+STATES = read("sglang-qwen3.8-27b-fp8-h100")
+CONFIGS = LOGS.parent / "vllm_startup_models.json"
+
+
+def model_of(name: str) -> ModelSpec:
+    config = json.loads(CONFIGS.read_text(encoding="utf-8"))["models"][name]["config"]
+    return read_config(config, model_id=name)
 
 
 def gib(number: int | None) -> float | None:
@@ -81,20 +90,108 @@ def test_refused_length() -> None:
     assert any("--model" in note for note in answer.notes)
 
 
+REAL_VLLM_LOGS = [
+    # log, model, GPU; printed weights, KV memory, tokens
+    ("vllm-0.27-qwen3.6-27b-fp8-h100", "Qwen/Qwen3.6-27B-FP8", "h100", 27.67, 41.03, 292522),
+    ("vllm-0.25-qwen3.8-27b-int4-gb10", "RedHatAI/Qwen3.8-27B-INT4", "gb10", 18.5, 80.17, 1191213),
+    ("vllm-0.19-qwen3.5-27b-tp4-rtx3090", "Qwen/Qwen3.5-27B", "rtx-3090", 13.01, 7.47, 122304),
+    ("vllm-0.6.4-llama-3.1-8b-refused", "meta-llama/Llama-3.1-8B-Instruct", None, 14.99, 2.89, 23648),
+]
+
+
+@pytest.mark.parametrize(("name", "model", "gpu", "weights", "pool", "tokens"), REAL_VLLM_LOGS)
+def test_real_vllm_logs_beside_the_prediction(
+    name: str, model: str, gpu: str | None, weights: float, pool: float, tokens: int
+) -> None:
+    log = parse_startup_log(read(name))
+    assert (gib(log.memory.weight_bytes), gib(log.memory.kv_pool_bytes), log.kv_cache_tokens) == (weights, pool, tokens)
+    answer = explain_log(log, model_of(model), find_gpu(gpu) if gpu else None)
+    assert answer.predicted.kv_cache_tokens == pytest.approx(tokens, rel=0.035)
+    assert all(change.gained_tokens is None or change.gained_tokens > 0 for change in answer.changes)
+
+
+def test_settings_that_only_logs_tell() -> None:
+    text_only = parse_startup_log(read("vllm-0.27-qwen3.6-27b-fp8-h100")).settings
+    assert (text_only.language_model_only, text_only.enable_prefix_caching, text_only.enforce_eager) == (
+        True,
+        True,
+        True,
+    )
+    drafting = parse_startup_log(read("vllm-0.25-qwen3.8-27b-int4-gb10")).settings
+    assert (drafting.num_speculative_tokens, drafting.enable_prefix_caching) == (3, False)
+    assert drafting.language_model_only is False
+    parallel = parse_startup_log(read("vllm-0.19-qwen3.5-27b-tp4-rtx3090")).settings
+    assert (parallel.tensor_parallel_size, parallel.num_speculative_tokens) == (4, None)
+
+
+def test_a_log_without_a_version_is_told_by_its_words() -> None:
+    answer = explain_log(
+        parse_startup_log(read("vllm-0.6.4-llama-3.1-8b-refused")), resolve_model("llama-3.1-8b"), None
+    )
+    assert gib(answer.log.memory.activation_bytes) == 2.99
+    assert any("compared with vLLM 0.6.4" in note for note in answer.notes)
+    sentences = " ".join(change.sentence for change in answer.changes)
+    assert "--max-model-len to 23648" in sentences and "--enable-chunked-prefill" in sentences
+
+
+def test_a_modified_build_is_said_to_be_one() -> None:
+    log = parse_startup_log(read("vllm-0.20-glm-5.1-modified-build"))
+    assert (log.settings.max_num_seqs, log.settings.gpu_memory_utilization) == (64, 0.865)
+    assert log.settings.estimate_cudagraphs is False
+    answer = explain_log(log, model_of("lukealonso/GLM-5.1-NVFP4-MTP"), find_gpu("rtx-pro-6000"))
+    assert any("neither a release nor a commit" in note for note in answer.notes)
+    assert answer.predicted.kv_cache_tokens == pytest.approx(341504, rel=0.25)
+
+
 def test_sglang() -> None:
-    log = parse_startup_log(SGLANG)
+    log = parse_startup_log(QWQ)
     assert log.engine == "sglang"
-    assert (log.kv_cache_tokens, gib(log.memory.kv_pool_bytes), gib(log.memory.weight_bytes)) == (443232, 54.1, 14.99)
-    assert (log.settings.max_model_len, log.settings.gpu_memory_utilization) == (32768, 0.88)
-    assert gib(log.memory.graph_bytes) == 0.94
+    assert (log.kv_cache_tokens, gib(log.memory.kv_pool_bytes), gib(log.memory.weight_bytes)) == (46611, 2.84, 15.54)
+    assert (log.settings.max_model_len, log.settings.gpu_memory_utilization) == (131072, 0.85)
+    assert (log.settings.tensor_parallel_size, log.settings.max_num_batched_tokens) == (4, 2048)
+    left = (log.memory.free_bytes, log.memory.graph_bytes, log.memory.left_bytes)
+    assert [gib(number) for number in left] == [21.63, 0.93, 0.53]
 
 
 def test_sglang_account_and_its_own_words() -> None:
-    answer = explain_log(parse_startup_log(SGLANG), resolve_model("llama-3.1-8b"), find_gpu("h100"))
-    assert answer.predicted.kv_cache_tokens == pytest.approx(443232, rel=0.01)
+    answer = explain_log(parse_startup_log(QWQ), resolve_model("qwq-32b"), None)
+    assert answer.gpu is not None and answer.gpu.id == "l4"
+    assert answer.predicted.kv_cache_tokens == pytest.approx(46611, rel=0.05)
     sentences = " ".join(change.sentence for change in answer.changes)
-    assert "--kv-cache-dtype fp8_e4m3" in sentences and "--tp 2" in sentences and "--mem-fraction-static" in sentences
+    assert "--kv-cache-dtype fp8_e4m3" in sentences and "--tp 8" in sentences
+    assert "only 542.72 MiB are left" in sentences and "raise --mem-fraction-static" not in sentences
     assert "gpu-memory-utilization" not in sentences
+
+
+def test_sglang_states_have_a_pool_of_their_own() -> None:
+    """What SGLang 0.5.18 printed: 124 slots, 17.92 GiB of states, 330,323 tokens."""
+    log, spec = parse_startup_log(STATES), model_of("Qwen/Qwen3.6-27B-FP8")
+    assert gib(log.memory.kv_pool_bytes) == pytest.approx(0.34 + 17.58 + 2 * 10.08)
+    settings = SglangSettings(mem_fraction_static=0.85, free_bytes=int((50.01 + 28.47) * GIB))
+    found = predict_sglang(spec, find_gpu("h100"), settings)
+    assert gib(found.weight_bytes) == 28.47
+    assert found.state_slots == pytest.approx(124, abs=1)
+    assert found.state_pool_bytes / GIB == pytest.approx(17.92, rel=0.01)
+    assert found.kv_cache_tokens == pytest.approx(330323, rel=0.002)
+
+
+def test_sglang_windows_have_a_pool_of_their_own() -> None:
+    """0.8 window tokens for each of the others (gpt-oss-120b printed 63,987 and 51,189)."""
+    found = predict_sglang(resolve_model("gpt-oss-20b"), find_gpu("h100"), SglangSettings())
+    assert found.window_tokens == pytest.approx(0.8 * found.kv_cache_tokens, abs=1)
+    used = found.kv_cache_tokens * 12 * 2048 + found.window_tokens * 12 * 2048
+    assert used == pytest.approx(found.kv_pool_bytes, rel=0.001)
+    alone = predict_sglang(resolve_model("mistral-7b-v0.1"), find_gpu("h100"), SglangSettings())
+    assert alone.window_tokens == alone.kv_cache_tokens
+    kept = predict_sglang(resolve_model("gemma-3-27b"), find_gpu("h100"), SglangSettings())
+    assert kept.window_tokens == 0
+
+
+def test_sglang_default_share_follows_the_gpu() -> None:
+    """A GPU of 16,303 MiB, from a log of SGLang 0.5.6: 13.81 GiB free, 10.30 of them in pools, 15.33 before loading."""
+    assert default_static_fraction(16303 * MIB, 1) == pytest.approx(1 - (13.81 - 10.30) / 15.33, abs=0.001)
+    shares = [default_static_fraction(find_gpu(name).memory_bytes, 1) for name in ("t4", "l4", "h100", "h200")]
+    assert shares == sorted(shares)
 
 
 def test_sglang_pool_follows_the_static_share() -> None:
@@ -103,8 +200,8 @@ def test_sglang_pool_follows_the_static_share() -> None:
     free = gpu.memory_bytes - CONTEXT_BYTES
     assert large.kv_pool_bytes - small.kv_pool_bytes == pytest.approx(0.1 * free, abs=2)
     assert small.bytes_per_token == 131072
-    with pytest.raises(KvplanError, match="windows"):
-        predict_sglang(resolve_model("gpt-oss-20b"), gpu, SglangSettings())
+    with pytest.raises(KvplanError, match="encoder"):
+        predict_sglang(resolve_model("t5-small"), gpu, SglangSettings())
 
 
 def test_smallest_rank_counts() -> None:

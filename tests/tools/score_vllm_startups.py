@@ -27,7 +27,6 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from startup_rows import (  # noqa: E402
     Row,
-    is_modified_build,
     load_models,
     number,
     read_rows,
@@ -38,7 +37,7 @@ from startup_rows import (  # noqa: E402
     row_version,
 )
 
-from kvplan.catalog.engines import vllm_release  # noqa: E402
+from kvplan.catalog.engines import is_modified_build, vllm_release  # noqa: E402
 from kvplan.errors import KvplanError  # noqa: E402
 from kvplan.estimate.vllm import VllmPrediction, fill_pool, predict_vllm  # noqa: E402
 from kvplan.units import GIB  # noqa: E402
@@ -81,7 +80,7 @@ def _score(row: Row, models: dict[str, dict[str, object]]) -> RowScore:
         "id": row["id"],
         "grade": grade,
         "campaign": CAMPAIGN in row["source_url"],
-        "modified": is_modified_build(row),
+        "modified": is_modified_build(row["vllm_version"]),
         "source": row_source(row),
         "version": ".".join(map(str, vllm_release(row_version(row)).version[:2])),
         "model": row["model"],

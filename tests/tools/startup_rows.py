@@ -127,19 +127,6 @@ def row_version(row: Row) -> str:
     return match.group(1) if match else "latest"
 
 
-_OWN_BUILDS = re.compile(r"(g[0-9a-f]{7,}|d\d{8}|precompiled|empty|(cu|rocm|cpu|xpu|torch)\d*)$")
-
-
-def is_modified_build(row: Row) -> bool:
-    """Whether the version names a build that is neither a release nor a commit of vllm-project/vllm.
-
-    After the ``+`` of its versions vLLM itself puts the commit (``g0eec856cc``), the date of an edited tree and the
-    platform (``cu129``). Anything else was put there by somebody who built something else.
-    """
-    _, _, local = row["vllm_version"].partition("+")
-    return any(not _OWN_BUILDS.match(part) for part in local.split(".") if part)
-
-
 def row_source(row: Row) -> str:
     """Where the row comes from: ``owner/name`` of the repository."""
     return "/".join(row["source_url"].removeprefix("https://github.com/").split("/")[:2])
