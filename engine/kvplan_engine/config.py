@@ -8,6 +8,7 @@ from typing import Any
 from kvplan_engine.errors import EngineError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"} | {name: name for name in DTYPES}
 LOAD_FORMATS = ("auto", "dummy", "safetensors", "gguf")
 DEVICES = ("auto", "cpu", "cuda")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
@@ -24,6 +25,8 @@ class EngineConfig:
     gpu_memory_utilization: share of the device's total memory the engine may use, in (0, 1].
     max_model_len: longest sequence (prompt + answer) in tokens; None takes the model's own limit.
     max_num_seqs, max_num_batched_tokens: most sequences and most tokens in one step.
+    kv_cache_dtype: how K and V are stored: "auto" as the weights are, a dtype, or "fp8" (also "fp8_e4m3"): in one byte,
+    with no scale, and values beyond 448 as 448.
     block_size: tokens per KV block. device_memory: total bytes of the device; None asks it.
     swap_space: bytes of host memory for swapped-out blocks (0: preempted sequences are computed again).
     preemption_mode: "recompute", "swap" (when swap_space has room), or "auto": swap when there is room and copying
@@ -34,6 +37,9 @@ class EngineConfig:
     scheduling: "continuous", or "static": a batch starts when the one before has finished entirely. kv_reservation:
     "paged", or "contiguous": a sequence holds room for max_model_len tokens from its start, and nothing is shared, so
     prefix caching is off. Both are what the sources compare with.
+    enforce_eager: launch every step's kernels one by one; otherwise a GPU replays decode steps that were captured as
+    graphs. async_scheduling: start a step before the tokens of the last one have been read; None: where the device
+    works on its own, that is on a GPU.
     """
 
     model: Any
@@ -59,6 +65,8 @@ class EngineConfig:
     kv_load_policy: str = "auto"
     scheduling: str = "continuous"
     kv_reservation: str = "paged"
+    enforce_eager: bool = False
+    async_scheduling: bool | None = None
 
     def __post_init__(self) -> None:
         _check_range(
@@ -77,11 +85,7 @@ class EngineConfig:
                 f"the engine runs on one device: tensor_parallel_size {self.tensor_parallel_size} is not possible yet.",
                 hint="`kvplan estimate --tp` sizes a tensor-parallel deployment",
             )
-        if self.kv_cache_dtype not in ("auto", self.dtype, *DTYPES):
-            raise EngineError(
-                f"kv_cache_dtype '{self.kv_cache_dtype}' is not known to the engine.",
-                hint="use auto, float32 or bfloat16",
-            )
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, tuple(KV_CACHE_DTYPES))
 
     def _check_offload(self) -> None:
         _check_choice("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
@@ -101,6 +105,10 @@ class EngineConfig:
                 "KV cache tiers hold what the prefix cache evicts, and the prefix cache is off.",
                 hint="set enable_prefix_caching=True and kv_reservation='paged'",
             )
+
+    def kv_dtype(self, model_dtype: str) -> str:
+        """How K and V of a model in ``model_dtype`` are stored: the name of a torch dtype."""
+        return model_dtype if self.kv_cache_dtype == "auto" else KV_CACHE_DTYPES[self.kv_cache_dtype]
 
     @property
     def caches_prefixes(self) -> bool:

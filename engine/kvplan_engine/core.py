@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,11 +21,11 @@ from kvplan_engine.memory_plan import plan_memory, resolve_max_model_len
 from kvplan_engine.model_runner import LoadedModel, ModelRunner
 from kvplan_engine.offload.assembly import make_offload
 from kvplan_engine.outputs import StepOutput
+from kvplan_engine.overlap import StepLoop
 from kvplan_engine.prefix_cache import PrefixCache
 from kvplan_engine.profile_step import measure_profile_step
-from kvplan_engine.request import FinishReason, Request, Sequence, SequenceStatus
+from kvplan_engine.request import FinishReason, Request, SequenceStatus
 from kvplan_engine.sampling.params import SamplingParams
-from kvplan_engine.sampling.sampler import Draw, SampledToken
 from kvplan_engine.scheduler import Scheduler
 from kvplan_engine.stats import StepStats
 from kvplan_engine.step_plan import StepPlan
@@ -48,10 +47,12 @@ _RECONFIGURABLE = frozenset(
         "kv_load_policy",
         "scheduling",
         "kv_reservation",
+        "enforce_eager",
+        "async_scheduling",
     }
 )
 
-_PARTS_OF_A_POOL = ("_runner", "scheduler", "_pool", "_requests", "_offload", "_intake")
+_PARTS_OF_A_POOL = ("_runner", "scheduler", "_pool", "_requests", "_offload", "_intake", "_loop")
 
 
 class Engine:
@@ -74,7 +75,8 @@ class Engine:
             )
         self._stops = StopChecker(self.model.config.eos_token_ids, tokenizer)
         self._overhead_bytes = self.device.overhead_bytes
-        self._profiled: tuple[int, int] = (0, 0)
+        self._profiled: tuple[int, int] = (0, 0)  # largest step measured: tokens, sequences
+        self._graph_bytes: dict[tuple[int, ...], int] = {}  # by the sizes that are captured
         self._activation_peak_bytes = 0
         self._seconds_per_token = 0.0
         self._carve()
@@ -126,12 +128,11 @@ class Engine:
         self.device.release_unused()
 
     def _carve(self) -> None:
-        """Workspace, pool and scheduler for ``self.config``; the profile step confirms the overhead kept back."""
+        """Workspace, pool and scheduler for ``self.config``, after what is not known beforehand has been measured."""
         config, model = self.config, self.model
         max_model_len = resolve_max_model_len(config, model.config)
         runner = ModelRunner(model, config, self.device, max_model_len)
-        largest_step = (config.max_num_batched_tokens, config.max_num_seqs)
-        kv_dtype = model.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        kv_dtype = config.kv_dtype(model.dtype)
 
         def plan() -> MemoryBreakdown:
             return plan_memory(
@@ -143,23 +144,47 @@ class Engine:
                 weight_bytes=model.weight_bytes,
                 workspace_bytes=runner.workspace.num_bytes,
                 overhead_bytes=self._overhead_bytes,
+                graph_bytes=self._graph_bytes.get(runner.graph_sizes, 0),
             )
 
         memory = plan()
-        runner.carve_pool(memory.num_blocks, kv_dtype)
-        if any(new > old for new, old in zip(largest_step, self._profiled, strict=True)):
-            self._profile(runner, memory, max_model_len)
-            if self._overhead_bytes != memory.overhead_bytes:  # the step took more than was kept back: give it that
-                runner.kv = None
+        if self._must_measure(runner):
+            trial = self._trial_of(memory)
+            runner.carve_pool(trial.num_blocks, kv_dtype)
+            self._measure(runner, trial, max_model_len)
+            if trial is not memory or self._overhead_bytes != memory.overhead_bytes:
+                runner.drop_pool()
+                self.device.release_unused()
                 memory = plan()
-                runner.carve_pool(memory.num_blocks, kv_dtype)
-            self._profiled = largest_step
+        if runner.kv is None:
+            runner.carve_pool(memory.num_blocks, kv_dtype)
+        if runner.graph_sizes:
+            runner.capture_graphs()
         self.memory = replace(memory, activation_peak_bytes=self._activation_peak_bytes)
         self.max_model_len = max_model_len
         self._runner = runner
         self._make_scheduler(memory)
 
-    def _profile(self, runner: ModelRunner, memory: MemoryBreakdown, max_model_len: int) -> None:
+    @property
+    def _largest_step(self) -> tuple[int, int]:
+        return self.config.max_num_batched_tokens, self.config.max_num_seqs
+
+    def _must_measure(self, runner: ModelRunner) -> bool:
+        """Whether a step is larger than those measured so far, or graphs have not been captured at these sizes."""
+        is_larger = any(new > old for new, old in zip(self._largest_step, self._profiled, strict=True))
+        return is_larger or (bool(runner.graph_sizes) and runner.graph_sizes not in self._graph_bytes)
+
+    def _trial_of(self, memory: MemoryBreakdown) -> MemoryBreakdown:
+        """``memory`` with the pool to measure in: on a GPU one that is just large enough for the largest step, so that
+        even a device that is to be filled to the brim has room for what turns out to be needed."""
+        if not self.device.is_queued:
+            return memory
+        num_tokens, num_seqs = self._largest_step
+        num_blocks = min(memory.num_blocks, num_tokens // memory.block_size + min(num_seqs, num_tokens) + 1)
+        return replace(memory, num_blocks=num_blocks, kv_pool_bytes=num_blocks * memory.block_bytes)
+
+    def _measure(self, runner: ModelRunner, memory: MemoryBreakdown, max_model_len: int) -> None:
+        """The overhead that the largest step shows, and what the graphs take."""
         with allocating("runtime"):
             peak = measure_profile_step(runner, self.config, memory, max_model_len)
         self._activation_peak_bytes = peak.peak_bytes
@@ -167,11 +192,14 @@ class Engine:
         held_bytes = memory.weight_bytes + memory.activation_bytes + memory.kv_pool_bytes
         needed = max(self.device.used_bytes() - held_bytes, peak.extra_bytes)
         self._overhead_bytes = max(self._overhead_bytes, needed)
+        self._profiled = self._largest_step
+        if runner.graph_sizes:
+            self._graph_bytes[runner.graph_sizes] = runner.capture_graphs().num_bytes
 
     def _make_scheduler(self, memory: MemoryBreakdown) -> None:
         config = self.config
         self._pool = BlockPool(memory.num_blocks, memory.block_size)
-        salt = repr((self.model.config, self.model.dtype, config.kv_cache_dtype)).encode()
+        salt = repr((self.model.config, self.model.dtype, config.kv_dtype(self.model.dtype))).encode()
         self.prefix_cache = PrefixCache(self._pool, enabled=config.caches_prefixes, salt=salt)
         assert self._runner.kv is not None
         self._offload = make_offload(config, memory, self._pool, self.model, self._runner.kv, self._seconds_per_token)
@@ -189,10 +217,15 @@ class Engine:
         )
         self._requests: dict[str, Request] = {}
         self._intake = TokenIntake(self.scheduler, self._stops, self._requests, self.max_model_len)
-        self._sampled: list[Sequence] = []
-        self._draws: list[Draw] = []
-        self._stop_ids: list[frozenset[int]] = []
-        self.stats = StepStats(num_free_blocks=memory.num_blocks)
+        ahead = config.async_scheduling
+        self._loop = StepLoop(
+            self.scheduler,
+            self._runner,
+            self._offload.mover,
+            self._intake,
+            self._count,
+            runs_ahead=self.device.is_queued if ahead is None else ahead,
+        )
 
     # ---- requests
 
@@ -243,44 +276,16 @@ class Engine:
     # ---- one step
 
     def step(self) -> Rows[StepOutput]:
-        """Compute one step; the tokens it added, in the order of the running sequences. [] when nothing is left."""
-        started = time.perf_counter()
-        plan = self.scheduler.schedule()
-        if plan.transfers:
-            with allocating("runtime"):
-                self._offload.mover.run(plan.transfers)
-        if not plan.scheduled:
-            assert not self.scheduler.has_unfinished, "requests wait although nothing runs"
-            return []
-        with allocating("runtime"):
-            tokens = self._run(plan)
-        counts = self._count(plan)  # before finished sequences leave
-        now = time.perf_counter()
-        outputs = self._intake.take(self._draws, tokens, now)
-        self.stats = StepStats(**counts, step_seconds=now - started, longest_stall_seconds=self._intake.stall_seconds)
-        return outputs
+        """Do a step; the tokens that came in, in the order of the batch's rows.
 
-    def _run(self, plan: StepPlan) -> list[SampledToken]:
-        batch = self._runner.prepare(plan)
-        logits = self._runner.forward(batch)
-        self.scheduler.commit(plan)
-        if batch.sampled != self._sampled:
-            self._draw_for(batch.sampled)
-        return self._runner.sampler.sample(logits, self._draws, self._stop_ids) if self._draws else []
-
-    def _draw_for(self, sampled: list[Sequence]) -> None:
-        """One draw per sequence; where a prompt has just been completed, one for each of its samples, forked here.
-
-        Kept where none was forked, because step after step mostly the same sequences are sampled.
+        Running ahead, these are the tokens of the step before. [] when none have come yet, or nothing is left to do.
         """
-        draws = [Draw(row, sequence) for row, sequence in enumerate(sampled)]
-        if self.scheduler.running.keeps_seats:
-            for row, sequence in enumerate(sampled):
-                num_forks = sequence.request.num_pending_forks if sequence.index == 0 else 0
-                draws += [Draw(row, self.scheduler.fork(sequence)) for _ in range(num_forks)]
-        self._sampled = sampled if len(draws) == len(sampled) else []
-        self._draws = draws
-        self._stop_ids = [draw.sequence.request.stop_ids for draw in draws]
+        return self._loop.step()
+
+    @property
+    def stats(self) -> StepStats:
+        """What the last step saw."""
+        return self._loop.stats
 
     def _count(self, plan: StepPlan) -> dict[str, int]:
         scheduler, pool = self.scheduler, self._pool
@@ -326,6 +331,9 @@ class Engine:
             "num_preemptions": scheduler.num_preemptions,
             "num_swaps": scheduler.num_swaps,
             "recomputed_tokens": scheduler.num_recomputed_tokens,
+            "num_steps": self._loop.num_steps,
+            "num_steps_ahead": self._loop.num_ahead,
+            "num_graph_replays": self._runner.num_graph_replays,
             "longest_stall_seconds": self._intake.longest_stall_seconds,
             "num_cached_tokens": cache.num_hit_tokens,
             "num_cached_blocks": pool.num_cached_blocks,

@@ -17,8 +17,12 @@ class EngineError(Exception):
         self.hint = hint
 
 
+# The word that a sweep records, where it is not the phase itself: a start that failed is a start that failed.
+_STATUS_OF_PHASE = {"graph_capture": "oom_kv_init"}
+
+
 class OutOfDeviceMemory(EngineError):
-    """The device's memory is used up. ``phase`` says when: ``weights``, ``kv_init`` or ``runtime``.
+    """The device's memory is used up. ``phase`` says when: ``weights``, ``kv_init``, ``graph_capture`` or ``runtime``.
 
     requested_bytes: what was asked for, where known. free_bytes: what was left, where known.
     """
@@ -39,7 +43,7 @@ class OutOfDeviceMemory(EngineError):
 
     @property
     def status(self) -> str:  # type: ignore[override]
-        return f"oom_{self.phase}"
+        return _STATUS_OF_PHASE.get(self.phase, f"oom_{self.phase}")
 
 
 class ContextTooLong(EngineError):
@@ -51,3 +55,9 @@ class ContextTooLong(EngineError):
         super().__init__(message, hint=hint)
         self.requested_tokens = requested_tokens
         self.largest_tokens = largest_tokens
+
+
+class CudaOutOfMemory(EngineError):
+    """The CUDA driver itself refused memory (for a module, a graph, a launch). ``allocating`` says in which phase."""
+
+    status = "oom_runtime"

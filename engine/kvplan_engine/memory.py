@@ -3,7 +3,9 @@
 The workspace (every buffer a step writes to) is allocated once, before the pool, at sizes that follow from the
 settings alone. So the pool's size is known from the settings too, instead of depending on what one run peaked at.
 
-    device total x gpu_memory_utilization = weights + workspace + overhead + KV pool
+    device total x gpu_memory_utilization = weights + workspace + overhead + graphs + KV pool
+
+Graphs, on a GPU only, are the decode steps captured for replay: what they take is measured.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 from kvplan_engine.model_config import ModelConfig
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 _ALIGNMENT_BYTES = 64  # a cache line: buffers never share one
 
 # Rows of logits the sampler works on at a time, and what it needs for each element of such a row:
@@ -88,7 +90,8 @@ class MemoryBreakdown:
     """What an engine's memory went to, in bytes.
 
     activation_bytes: the workspace. activation_peak_bytes: what the profile step used of workspace and overhead
-    together, measured. overhead_bytes: kept back for what is not a tensor.
+    together, measured. overhead_bytes: kept back for what is not a tensor. graph_bytes: kept back for the decode steps
+    captured as graphs (as measured when they were captured first), 0 without.
     """
 
     device_total_bytes: int
@@ -101,6 +104,7 @@ class MemoryBreakdown:
     block_bytes: int
     num_blocks: int
     block_size: int
+    graph_bytes: int = 0
 
     @property
     def kv_cache_tokens(self) -> int:

@@ -35,6 +35,7 @@ def plan_memory(
     weight_bytes: int,
     workspace_bytes: int,
     overhead_bytes: int,
+    graph_bytes: int = 0,
 ) -> MemoryBreakdown:
     """Give the KV pool what the budget leaves. Raises OutOfDeviceMemory or ContextTooLong when that is too little."""
     budget = int(device_total_bytes * config.gpu_memory_utilization)
@@ -47,13 +48,13 @@ def plan_memory(
             free_bytes=budget,
             hint="raise gpu_memory_utilization, use a larger device or a smaller dtype",
         )
-    pool_bytes = budget - weight_bytes - workspace_bytes - overhead_bytes
+    pool_bytes = budget - weight_bytes - workspace_bytes - overhead_bytes - graph_bytes
     block_bytes = kv_block_bytes(model, kv_dtype, config.block_size)
     num_blocks = pool_bytes // block_bytes
     if num_blocks <= 0:
         raise OutOfDeviceMemory(
             f"nothing is left for the KV pool: of {budget / _GIB:.2f} GiB, weights take {weight_bytes / _GIB:.2f}, the "
-            f"workspace {workspace_bytes / _GIB:.2f} and overhead {overhead_bytes / _GIB:.2f} GiB.",
+            f"workspace {workspace_bytes / _GIB:.2f} and overhead {(overhead_bytes + graph_bytes) / _GIB:.2f} GiB.",
             phase="kv_init",
             requested_bytes=block_bytes,
             free_bytes=max(pool_bytes, 0),
@@ -78,4 +79,5 @@ def plan_memory(
         block_bytes=block_bytes,
         num_blocks=num_blocks,
         block_size=config.block_size,
+        graph_bytes=graph_bytes,
     )

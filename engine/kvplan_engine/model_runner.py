@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvplan_engine.attention.backend import AttentionBackend
+from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.select import select_backend
-from kvplan_engine.batch import BatchBuilder, StepBatch
+from kvplan_engine.batch import INDEX_BUFFERS, BatchBuilder, StepBatch
 from kvplan_engine.config import EngineConfig
+from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device
 from kvplan_engine.errors import EngineError
+from kvplan_engine.graphs import DecodeGraphs, PaddedBatches, ladder_of
 from kvplan_engine.kernels import ops as compiled_ops
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cuda_driver import current_runtime
@@ -35,6 +39,7 @@ from kvplan_engine.models.loading import (
 )
 from kvplan_engine.models.rope import fill_rope_table
 from kvplan_engine.sampling.sampler import Sampler
+from kvplan_engine.staging import InputStage, TokensOnTheirWay, TokenStage
 from kvplan_engine.step_plan import StepPlan
 from kvplan_engine.workspace import Workspace
 
@@ -73,6 +78,7 @@ class LoadedModel:
         self.ops = kernels.ops
         self.attention = kernels.attention
         self.decoder = Decoder(self.config, self.weights, self.attention, self.ops)
+        self._scalar = torch_dtype
 
     def _fill(self, config: EngineConfig, source: Any, is_gguf: bool) -> bool:
         """Give the weights their values, by ``load_format``; whether they are dummies."""
@@ -95,6 +101,13 @@ class LoadedModel:
             return True
         return False
 
+    def reserve_decode(self, kv: torch.Tensor, max_num_seqs: int) -> None:
+        """Let the CUDA attention compile and make what decode steps need, so that they can be captured."""
+        if isinstance(self.attention, CudaBackend):
+            heads, window = self.config.num_heads, self.config.window_tokens
+            self.attention.forget_retired()
+            self.attention.reserve(self._scalar, kv, heads, max_num_seqs, windows=(window,))
+
 
 class ModelRunner:
     """One carving of the device's memory: workspace, KV pool, and the step that runs over them."""
@@ -116,8 +129,11 @@ class ModelRunner:
         )
         self._fill_tables()
         self.sampler = Sampler(self.workspace["sampler"], model.config.vocab_size, model.ops, engine_seed=config.seed)
-        self._batches = BatchBuilder(self.workspace, config.block_size, staged=device.torch_device.type != "cpu")
+        stage = InputStage(device, self.workspace, INDEX_BUFFERS) if device.is_queued else None
+        self._batches = BatchBuilder(self.workspace, config.block_size, stage)
+        self._tokens = TokenStage(device, config.max_num_seqs)
         self.kv: torch.Tensor | None = None
+        self.graphs: DecodeGraphs | None = None
 
     def _fill_tables(self) -> None:
         rope = self._model.config.rope
@@ -141,10 +157,75 @@ class ModelRunner:
             device=self.device.torch_device,
         )
 
-    def prepare(self, plan: StepPlan) -> StepBatch:
-        return self._batches.build(plan)
+    def drop_pool(self) -> None:
+        """Give the pool back, and the graphs with it, which know where it lies."""
+        self.graphs = None
+        self.kv = None
+
+    # ---- one step
+
+    def prepare(self, plan: StepPlan, latest: np.ndarray | None = None, before: StepPlan | None = None) -> StepBatch:
+        """The step's inputs: see BatchBuilder.build. before: the plan whose tokens are still on their way, if any."""
+        batch = self._batches.build(plan, latest)
+        if before is not None:
+            self._tokens.fill_in(batch.token_ids, plan, before)
+        return batch
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Logits [len(batch.sampled), vocab_size] of one step; its K and V are in the pool afterwards."""
         assert self.kv is not None
-        return self._model.decoder.forward(batch, self.kv, self.workspace)
+        num_seqs = batch.attention.seq_lens.shape[0]
+        size = self._graph_size(batch, num_seqs)
+        if size is None:
+            return self._model.decoder.forward(batch, self.kv, self.workspace)
+        assert self.graphs is not None
+        self.graphs.replay(num_seqs, size)
+        return self.workspace["logits"][:num_seqs]
+
+    def choose_likeliest(self, logits: torch.Tensor, plan: StepPlan) -> TokensOnTheirWay:
+        """The likeliest token for each of ``plan.sampled``, kept on the device and sent to the host."""
+        number = len(plan.sampled)
+        if plan.logits_rows is None:
+            self._model.ops.argmax_rows(logits, self._tokens.chosen[:number])
+        else:
+            best = self.sampler.likeliest(logits)
+            rows = torch.tensor(plan.logits_rows, device=best.device)
+            torch.index_select(best, 0, rows, out=self._tokens.chosen[:number])
+        return self._tokens.send(number)
+
+    # ---- graphs
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Sizes at which decode steps are captured: none without a GPU, or with kernels that wait, or if so wanted."""
+        if not self.device.is_queued or self._model.attention.name != "cuda" or self._config.enforce_eager:
+            return ()
+        return ladder_of(self.workspace["logits"].shape[0])
+
+    @property
+    def num_graph_replays(self) -> int:
+        """Steps that were replayed and not launched op by op."""
+        return self.graphs.num_replays if self.graphs is not None else 0
+
+    def capture_graphs(self) -> DecodeGraphs:
+        """Capture the decode step at every size of the ladder; OutOfDeviceMemory(phase="graph_capture")."""
+        assert self.kv is not None
+        sizes = self.graph_sizes
+        with allocating("graph_capture"):
+            self._model.reserve_decode(self.kv, sizes[-1])
+            graphs = DecodeGraphs(self.device, PaddedBatches(self.workspace, sizes[-1]), sizes)
+            graphs.capture(self._decode)
+        self.graphs = graphs
+        return graphs
+
+    def _decode(self, batch: StepBatch) -> None:
+        """What is captured: the step and the likeliest token of each row."""
+        assert self.kv is not None
+        logits = self._model.decoder.forward(batch, self.kv, self.workspace)
+        self._model.ops.argmax_rows(logits, self._tokens.chosen[: logits.shape[0]])
+
+    def _graph_size(self, batch: StepBatch, num_seqs: int) -> int | None:
+        """The graph for ``batch``: one new token for each sequence, and one to choose. None for any other batch."""
+        if self.graphs is None or not batch.num_tokens == num_seqs == len(batch.sampled):
+            return None
+        return self.graphs.size_for(num_seqs)

@@ -234,6 +234,10 @@ class CudaBackend:
             self._items_of((shape, window or 0), num_items, 0)
         self._grow_buffers(shape, launches, num_items, max_num_seqs)
 
+    def forget_retired(self) -> None:
+        """Give outgrown buffers back: no graph captured until now is replayed any more."""
+        self._buffers.retired.clear()
+
     def _launches_of(self, shape: AttentionShape) -> _Launches:
         launches = self._launches.get(shape)
         if launches is None:

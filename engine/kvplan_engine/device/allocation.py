@@ -7,26 +7,53 @@ from contextlib import contextmanager
 
 import torch
 
-from kvplan_engine.errors import OutOfDeviceMemory
+from kvplan_engine.errors import CudaOutOfMemory, OutOfDeviceMemory
 
-# What torch's CPU allocator says when mmap or malloc refuses; its CUDA allocator has a type of its own.
-_CPU_ALLOCATOR_MESSAGES = ("can't allocate memory", "not enough memory", "std::bad_alloc")
+# What torch's CPU allocator says when mmap or malloc refuses; its CUDA allocator has a type of its own. Beside that
+# allocator a GPU's memory runs out in the driver (graphs, modules) and in libraries that make their handles.
+_MESSAGES = (
+    "can't allocate memory",
+    "not enough memory",
+    "std::bad_alloc",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+# After these a process can do nothing more with its GPU: every later call fails with the same words.
+_LOST_CONTEXT = (
+    "an illegal memory access was encountered",
+    "device-side assert triggered",
+    "unspecified launch failure",
+    "misaligned address",
+    "an illegal instruction was encountered",
+    "hardware stack error",
+    "uncorrectable ECC error",
+    "context is destroyed",
+)
 
 _WHAT_FAILED = {
     "weights": "the model's weights do not fit the device",
     "kv_init": "the workspace and the KV pool could not be allocated",
+    "graph_capture": "no room was left to capture the decode steps as graphs",
     "kv_host": "the host memory for swapped and cached KV could not be allocated",
     "runtime": "an allocation failed while requests were running",
 }
 
-_HINTS = {"kv_host": "lower swap_space or kv_host_cache_bytes"}
+_HINTS = {
+    "kv_host": "lower swap_space or kv_host_cache_bytes",
+    "graph_capture": "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager",
+}
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` means that memory is used up, on the CPU or on a GPU."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError, CudaOutOfMemory)):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _CPU_ALLOCATOR_MESSAGES)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
+
+
+def is_context_lost(error: BaseException) -> bool:
+    """Whether ``error`` leaves this process's GPU unusable, so that only a new process can go on."""
+    return any(text in str(error) for text in _LOST_CONTEXT)
 
 
 @contextmanager
@@ -34,7 +61,7 @@ def allocating(phase: str, requested_bytes: int | None = None) -> Iterator[None]
     """Turn an out-of-memory in the block into OutOfDeviceMemory of ``phase``."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, CudaOutOfMemory) as error:
         if isinstance(error, OutOfDeviceMemory) or not is_out_of_memory(error):
             raise
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

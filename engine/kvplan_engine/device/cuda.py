@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Callable
 
 import torch
 
+from kvplan_engine.device.cuda_absence import refuse_unusable_gpu, why_no_gpu
 from kvplan_engine.errors import EngineError
 from kvplan_engine.memory import CUDA_OVERHEAD_BYTES
 
@@ -25,7 +28,7 @@ class CudaDevice:
 
     def __init__(self, total_bytes: int | None) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
-        torch.zeros(1, device=self.torch_device)  # makes the context, which takes memory of its own
+        _make_context(self.torch_device)
         free, driver_total = torch.cuda.mem_get_info(self.torch_device)
         if total_bytes is not None and total_bytes > driver_total:
             wanted, there = total_bytes / 1024**3, driver_total / 1024**3
@@ -36,6 +39,8 @@ class CudaDevice:
         self.name = torch.cuda.get_device_name(self.torch_device)
         self.total_bytes = total_bytes or driver_total
         self.overhead_bytes = max(CUDA_OVERHEAD_BYTES, driver_total - free + _LIBRARY_BYTES)
+        self.is_queued = True
+        self._capture_stream: torch.cuda.Stream | None = None
 
     def used_bytes(self) -> int:
         """Everything the driver counts as taken, other processes' memory included."""
@@ -54,6 +59,54 @@ class CudaDevice:
             logger.warning("%s has no bfloat16: running in float16", self.name)
             return "float16"
         return model_dtype
+
+    # ---- the queue
+
+    def host_buffer(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(like, device="cpu", pin_memory=True)
+
+    def mark(self) -> CudaMark:
+        return CudaMark(self.torch_device)
+
+    def graph_memory(self) -> object:
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], None], memory: object) -> torch.cuda.CUDAGraph:
+        """``work`` as a graph. torch.cuda.graph() would collect garbage and empty its caches before each."""
+        if self._capture_stream is None:
+            self._capture_stream = torch.cuda.Stream(self.torch_device)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.torch_device)
+        with torch.cuda.stream(self._capture_stream):
+            graph.capture_begin(pool=memory)  # type: ignore[arg-type]  # what graph_memory() gave
+            try:
+                work()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # that the capture is void: the first error says why
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph
+
+    def is_usable(self) -> bool:
+        """A small piece of work, waited for: after a sticky error this fails like everything else."""
+        try:
+            torch.ones(1, device=self.torch_device).add_(1)
+            torch.cuda.synchronize(self.torch_device)
+        except RuntimeError:
+            return False
+        return True
+
+
+class CudaMark:
+    """An event behind what is queued on the current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> None:
+        self._event.synchronize()
 
 
 class CudaPeak:
@@ -74,8 +127,17 @@ class CudaPeak:
         self.bytes_above_start = torch.cuda.max_memory_allocated(self._device) - self._start
 
 
+def _make_context(device: torch.device) -> None:
+    """The context and cuBLAS's handle, which take memory: now, so that they are counted and cannot fail later."""
+    small = torch.ones(1, 1, device=device)
+    torch.mm(small, small)
+    torch.cuda.synchronize(device)
+
+
 def open_cuda(memory_bytes: int | None) -> CudaDevice:
-    """The current GPU; EngineError in one line when there is none."""
+    """The current GPU; EngineError in one line when there is none, or none that can be used."""
     if not torch.cuda.is_available():
-        raise EngineError("there is no CUDA device here.", hint="use device='cpu', or 'auto' to take what there is")
+        reason = why_no_gpu()
+        raise EngineError(reason.sentence, hint=reason.hint or "use device='cpu', or 'auto' to take what there is")
+    refuse_unusable_gpu()
     return CudaDevice(memory_bytes)

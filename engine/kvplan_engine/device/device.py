@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from kvplan_engine.device.cuda import open_cuda
+from kvplan_engine.device.cuda_absence import why_no_usable_gpu
 from kvplan_engine.device.process_memory import PeakMemory, available_memory_bytes, private_memory_bytes
 from kvplan_engine.errors import EngineError
 from kvplan_engine.memory import CPU_OVERHEAD_BYTES
@@ -28,13 +30,34 @@ class PeakMeter(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
+class Mark(Protocol):
+    """A place in the device's queue of work."""
+
+    def wait(self) -> None:
+        """Until all work before it is done."""
+        ...
+
+
+class Graph(Protocol):
+    """Work that was captured once and is queued again as a whole."""
+
+    def replay(self) -> None:
+        """Queue it; returns at once."""
+        ...
+
+
 class Device(Protocol):
-    """``total_bytes`` of memory on ``torch_device``; ``overhead_bytes`` of them are kept back for what is no tensor."""
+    """``total_bytes`` of memory on ``torch_device``; ``overhead_bytes`` of them are kept back for what is no tensor.
+
+    is_queued: work is queued and done later, in the order of the queue. Then inputs are filled in host memory and
+    copied, results are waited for, and work can be captured as a graph.
+    """
 
     torch_device: torch.device
     name: str
     total_bytes: int
     overhead_bytes: int
+    is_queued: bool
 
     def used_bytes(self) -> int:
         """Memory taken now, of the device's account."""
@@ -52,6 +75,33 @@ class Device(Protocol):
         """The dtype to compute a model in that was published in ``model_dtype``."""
         ...
 
+    def host_buffer(self, like: torch.Tensor) -> torch.Tensor:
+        """Host memory of this shape and dtype that copies run to and from without the host waiting."""
+        ...
+
+    def mark(self) -> Mark:
+        """The place in the queue where it ends now."""
+        ...
+
+    def graph_memory(self) -> object:
+        """A handle of memory that graphs captured with it share: no two of them run at once."""
+        ...
+
+    def capture(self, work: Callable[[], None], memory: object) -> Graph:
+        """``work``, not done now but ready to be replayed. It must have been done once before, and may not wait."""
+        ...
+
+    def is_usable(self) -> bool:
+        """Whether the device still takes work, after a failure."""
+        ...
+
+
+class _Now:
+    """The mark of a device that does everything at once."""
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
 
 class CpuDevice:
     """The machine's processors with a share of its memory as the device's.
@@ -65,6 +115,7 @@ class CpuDevice:
         self.name = cpu_name()
         self.total_bytes = total_bytes
         self.overhead_bytes = CPU_OVERHEAD_BYTES
+        self.is_queued = False
         self._baseline_bytes = private_memory_bytes()
 
     def used_bytes(self) -> int:
@@ -80,11 +131,35 @@ class CpuDevice:
         """The model's own dtype where the CPU has units for it, float32 otherwise."""
         return "bfloat16" if model_dtype != "float32" and _cpu_has_bfloat16() else "float32"
 
+    def host_buffer(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(like)
+
+    def mark(self) -> Mark:
+        return _Now()
+
+    def graph_memory(self) -> object:
+        return None
+
+    def capture(self, work: Callable[[], None], memory: object) -> Graph:
+        raise EngineError("the CPU device captures no graphs.")
+
+    def is_usable(self) -> bool:
+        return True
+
 
 def open_device(kind: str, memory_bytes: int | None) -> Device:
-    """``auto`` takes a GPU where there is one. EngineError when ``kind`` cannot be had."""
-    if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
+    """``auto`` takes a GPU that can be used, else the CPU, and says which. EngineError when ``kind`` cannot be had."""
+    if kind == "cuda":
         return open_cuda(memory_bytes)
+    if kind == "auto":
+        reason = why_no_usable_gpu()
+        if reason is None:
+            device = open_cuda(memory_bytes)
+            logger.info("device auto takes the GPU: %s", device.name)
+            return device
+        # a GPU that is there and not used is worth a warning; a machine without one is not
+        level = logging.WARNING if reason.gpu else logging.INFO
+        logger.log(level, "device auto takes the CPU: %s", reason.sentence)
     return _open_cpu(memory_bytes)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from kvplan_engine.errors import CudaOutOfMemory
 from kvplan_engine.kernels.cuda_cache import cached_image
 from kvplan_engine.kernels.cuda_nvrtc import Nvrtc, load_nvrtc
 from kvplan_engine.kernels.cuda_runtime import DeviceProperties, Kernel
@@ -19,6 +20,7 @@ from kvplan_engine.kernels.cuda_variants import CudaKernelError, KernelVariant
 
 OLDEST_CAPABILITY = (7, 0)
 _SUCCESS = 0
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
 _MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_...
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
@@ -99,6 +101,8 @@ class Driver:
         text = ctypes.c_char_p()
         self._library.cuGetErrorString(status, ctypes.byref(text))
         words = text.value.decode() if text.value else f"error {status}"
+        if status == _OUT_OF_MEMORY:
+            raise CudaOutOfMemory(f"CUDA: {what} failed: {words}")
         raise CudaKernelError(f"CUDA: {what} failed: {words}")
 
 

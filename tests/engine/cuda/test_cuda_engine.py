@@ -7,30 +7,15 @@ import pytest
 import torch
 import transformers
 from conftest import greedy
+from fake_gpu import FakeGpu, take_gpu
 
-from kvplan_engine import LLM, SamplingParams, model_runner
-from kvplan_engine.attention.cuda import CudaBackend
-from kvplan_engine.batch import BatchBuilder
-from kvplan_engine.kernels.cuda_emulation import EmulatedRuntime
-from kvplan_engine.kernels.cuda_ops import CudaOps
-from kvplan_engine.workspace import Workspace
+from kvplan_engine import LLM, SamplingParams
 
 
 @pytest.fixture
 def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of the emulation, and index buffers that are filled on the host and copied, as for a GPU."""
-    runtime = EmulatedRuntime()
-
-    def kernels(_: str, __: torch.device, ___: torch.dtype) -> model_runner.Kernels:
-        return model_runner.Kernels(CudaBackend(runtime), CudaOps(runtime))
-
-    class StagedBatchBuilder(BatchBuilder):
-        def __init__(self, workspace: Workspace, block_size: int, *, staged: bool) -> None:
-            assert not staged, "the emulated device is the CPU"
-            super().__init__(workspace, block_size, staged=True)
-
-    monkeypatch.setattr(model_runner, "select_kernels", kernels)
-    monkeypatch.setattr(model_runner, "BatchBuilder", StagedBatchBuilder)
+    """A device with a queue, the emulated kernels on it, graphs and overlap as on a GPU."""
+    take_gpu(monkeypatch, FakeGpu())
 
 
 def _config(name: str) -> transformers.PretrainedConfig:
@@ -68,8 +53,6 @@ def test_greedy_tokens_are_transformers(
     llm = LLM(
         path,
         dtype="float32",
-        device="cpu",
-        device_memory="400MiB",
         max_num_batched_tokens=32,
         max_num_seqs=4,
         max_model_len=64,
@@ -85,8 +68,6 @@ def test_samples_fork_on_the_device(models: dict[str, tuple[str, torch.nn.Module
     llm = LLM(
         models["gpt2"][0],
         dtype="float32",
-        device="cpu",
-        device_memory="400MiB",
         max_num_batched_tokens=32,
         max_num_seqs=4,
         max_model_len=64,

@@ -1,0 +1,99 @@
+"""Why there is no GPU to run on, or why the one that is there cannot be used: each a sentence and a way out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from kvplan_engine.errors import EngineError
+from kvplan_engine.kernels.cuda_driver import current_runtime, load_driver
+from kvplan_engine.kernels.cuda_variants import CudaKernelError
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """sentence: why torch has no GPU. hint: what would change that. gpu: the name of one that is there all the same."""
+
+    sentence: str
+    hint: str | None = None
+    gpu: str | None = None
+
+
+def why_no_gpu() -> Absence:
+    """The reason, for when ``torch.cuda.is_available()`` is False."""
+    gpu = visible_gpu()
+    if torch.version.cuda is None:
+        if gpu is None:
+            return Absence("there is no CUDA device here.")
+        return Absence(
+            f"there is a GPU ({gpu}), but the installed torch {torch.__version__} is built without CUDA.",
+            "install torch's CUDA build (https://pytorch.org/get-started/locally)",
+            gpu,
+        )
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return Absence("CUDA_VISIBLE_DEVICES hides every GPU.", "unset CUDA_VISIBLE_DEVICES", gpu)
+    return _why_cuda_torch_finds_none(torch.version.cuda, gpu)
+
+
+def _why_cuda_torch_finds_none(built_for: str, gpu: str | None) -> Absence:
+    try:
+        serves = load_driver().version()
+    except CudaKernelError:
+        return Absence("there is no NVIDIA driver here (no libcuda.so.1).", "install the NVIDIA driver", gpu)
+    if int(serves.split(".")[0]) < int(built_for.split(".")[0]):
+        return Absence(
+            f"the NVIDIA driver serves CUDA {serves}, too old for the installed torch, which is built for {built_for}.",
+            f"update the driver, or install a torch built for CUDA {serves.split('.')[0]}",
+            gpu,
+        )
+    seen = f" ({gpu} is there)" if gpu else ""
+    return Absence(f"torch finds no CUDA device{seen}.", "see what nvidia-smi says", gpu)
+
+
+def why_no_usable_gpu() -> Absence | None:
+    """Why ``auto`` should take the CPU; None when there is a GPU that everything runs on."""
+    if not torch.cuda.is_available():
+        return why_no_gpu()
+    try:
+        refuse_unusable_gpu()
+    except EngineError as error:
+        return Absence(error.message, error.hint, torch.cuda.get_device_name())
+    return None
+
+
+def refuse_unusable_gpu() -> None:
+    """EngineError in one line when torch's GPU cannot run torch's kernels or ours; before anything is loaded."""
+    runtime = current_runtime()  # says itself: older than 7.0, no NVRTC, an NVRTC that does not know it
+    capability = runtime.properties.capability
+    known = torch.cuda.get_arch_list()
+    if known and not any(_runs_on(architecture, capability) for architecture in known):
+        raise EngineError(
+            f"the installed torch {torch.__version__} has no kernels for {runtime.properties.name} (compute "
+            f"capability {capability[0]}.{capability[1]}); it has {', '.join(known)}.",
+            hint="install a torch built for this GPU: for 7.0, one of CUDA 12",
+        )
+
+
+def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
+    """sm_86 runs on 8.6 and on newer ones of its family, compute_86 (which the driver compiles) on all newer ones."""
+    kind, _, digits = architecture.partition("_")
+    digits = digits.rstrip("abcdefghijklmnopqrstuvwxyz")
+    if not digits.isdigit():
+        return False
+    version = divmod(int(digits), 10)
+    return version <= capability and (kind == "compute" or version[0] == capability[0])
+
+
+def visible_gpu() -> str | None:
+    """The first GPU that the NVIDIA driver knows (as nvidia-smi lists it), whatever torch can do with it."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+    except pynvml.NVMLError:
+        return None

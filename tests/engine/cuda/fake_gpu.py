@@ -1,0 +1,210 @@
+"""A GPU that is not there: the interface of device/cuda.py over the CPU and the emulated kernels.
+
+Its graphs are what a GPU's are: a list of operations with the addresses they had when they were captured. A replay runs
+these and no Python of the engine. Its memory is counted, and refused beyond its total, as a GPU's allocator would.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kvplan_engine import core, model_runner
+from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.kernels.cuda_emulation import EmulatedRuntime
+from kvplan_engine.kernels.cuda_ops import CudaOps
+from kvplan_engine.kernels.cuda_runtime import Kernel
+from kvplan_engine.kernels.cuda_variants import KernelVariant
+from kvplan_engine.layers.linear import make_linear
+from kvplan_engine.models import decoder
+
+MIB = 1024**2
+_COUNTED_BYTES = 64 * 1024  # smaller tensors are not worth counting
+
+
+class FakeGraph:
+    """What was captured, as calls that take no argument."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+        self.calls: list[Callable[[], object]] = []
+        gpu.num_live_graphs += 1
+        weakref.finalize(self, gpu.forget_graph)
+
+    def replay(self) -> None:
+        self._gpu.events.append("start")
+        for call in self.calls:
+            call()
+
+
+class _OperationRecorder(TorchDispatchMode):
+    """Notes every operation of torch with its arguments; what it returned is where a replay leaves its result."""
+
+    def __init__(self, calls: list[Callable[[], object]]) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        writes_to_new = not any(value.alias_info is not None for value in func._schema.returns)
+        if isinstance(result, torch.Tensor) and writes_to_new:
+            self._calls.append(lambda: result.copy_(func(*args, **kwargs)))
+        else:
+            self._calls.append(lambda: func(*args, **kwargs))
+        return result
+
+
+class _Allocator(TorchDispatchMode):
+    """Counts the memory of new tensors and refuses what is more than there is."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        super().__init__()
+        self._gpu = gpu
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.empty.memory_format and result.nbytes >= _COUNTED_BYTES:
+            self._gpu.take(result.nbytes)
+            weakref.finalize(result, self._gpu.give_back, result.nbytes)
+        return result
+
+
+class FakeMark:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+
+    def wait(self) -> None:
+        self._gpu.events.append("wait")
+
+
+class FakePeak:
+    bytes_above_start = 0
+
+    def __enter__(self) -> FakePeak:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class FakeGpu:
+    """graph_bytes: what each captured graph takes. refuses_graph: the capture, by number from 0, that finds no memory.
+
+    events: in order, "start" for each replayed step and "wait" for each time that the host waited for tokens.
+    """
+
+    def __init__(
+        self, total_bytes: int = 400 * MIB, graph_bytes: int = 2 * MIB, refuses_graph: int | None = None
+    ) -> None:
+        self.torch_device = torch.device("cpu")
+        self.name = "a GPU of our own making"
+        self.total_bytes = total_bytes
+        self.overhead_bytes = 16 * MIB
+        self.is_queued = True
+        self.graph_bytes = graph_bytes
+        self.refuses_graph = refuses_graph
+        self.runtime = RecordingRuntime()
+        self.events: list[str] = []
+        self.num_captures = 0
+        self.num_live_graphs = 0
+        self.tensor_bytes = 0
+        self.context_bytes = 8 * MIB
+        self.most_used_bytes = 0
+        self.is_lost = False
+
+    # ---- memory
+
+    def memory(self) -> _Allocator:
+        """A context in which tensors are counted as the GPU's."""
+        return _Allocator(self)
+
+    def take(self, num_bytes: int) -> None:
+        if self.used_bytes() + num_bytes > self.total_bytes:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {num_bytes / MIB:.2f} MiB.")
+        self.tensor_bytes += num_bytes
+        self.most_used_bytes = max(self.most_used_bytes, self.used_bytes())
+
+    def give_back(self, num_bytes: int) -> None:
+        self.tensor_bytes -= num_bytes
+
+    def forget_graph(self) -> None:
+        self.num_live_graphs -= 1
+
+    def used_bytes(self) -> int:
+        return self.context_bytes + self.tensor_bytes + self.num_live_graphs * self.graph_bytes
+
+    def peak(self) -> FakePeak:
+        return FakePeak()
+
+    def release_unused(self) -> None:
+        pass
+
+    def is_usable(self) -> bool:
+        return not self.is_lost
+
+    def auto_dtype(self, model_dtype: str) -> str:
+        return "float32"
+
+    # ---- the queue
+
+    def host_buffer(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(like)
+
+    def mark(self) -> FakeMark:
+        return FakeMark(self)
+
+    def graph_memory(self) -> object:
+        return "one memory for all"
+
+    def capture(self, work: Callable[[], None], memory: object) -> FakeGraph:
+        assert memory == self.graph_memory()
+        number, self.num_captures = self.num_captures, self.num_captures + 1
+        if number == self.refuses_graph:
+            raise RuntimeError("CUDA error: out of memory")
+        graph = FakeGraph(self)
+        self.runtime.recording = graph.calls
+        try:
+            with _OperationRecorder(graph.calls):
+                work()
+        finally:
+            self.runtime.recording = None
+        return graph
+
+
+class RecordingRuntime(EmulatedRuntime):
+    """The emulation; while a graph is captured, launches are noted with a copy of their parameters, and not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recording: list[Callable[[], object]] | None = None
+
+    def kernel(self, variant: KernelVariant) -> Kernel:
+        kernel = super().kernel(variant)
+
+        def launch(grid: tuple[int, int], threads: int, shared_bytes: int, params: ctypes.Structure) -> None:
+            if self.recording is None:
+                kernel(grid, threads, shared_bytes, params)
+                return
+            copied = type(params).from_buffer_copy(params)
+            self.recording.append(lambda: kernel(grid, threads, shared_bytes, copied))
+
+        return launch
+
+
+def take_gpu(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
+    """Let engines open ``gpu`` and run the emulated kernels on it."""
+    kernels = model_runner.Kernels(CudaBackend(gpu.runtime), CudaOps(gpu.runtime))
+    monkeypatch.setattr(core, "open_device", lambda *_: gpu)
+    monkeypatch.setattr(model_runner, "select_kernels", lambda *_: kernels)
+    # products by torch, as on a GPU: the CPU's own kernels would be no part of a captured graph
+    plain = partial(make_linear, compiled=False)
+    monkeypatch.setattr(decoder, "make_linear", lambda weights, name, **_: plain(weights, name))
+    return gpu

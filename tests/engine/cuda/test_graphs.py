@@ -1,0 +1,198 @@
+"""Decode steps as graphs: sizes, padding, order of capture, what a replay computes, and what it takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import greedy
+from fake_gpu import MIB, FakeGpu, take_gpu
+
+from kvplan_engine import LLM, OutOfDeviceMemory, SamplingParams
+from kvplan_engine.graphs import DecodeGraphs, PaddedBatches, ladder_of
+from kvplan_engine.memory import BufferSpec
+from kvplan_engine.workspace import Workspace
+
+VOCABULARY = 384
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return take_gpu(monkeypatch, FakeGpu())
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, torch.nn.Module]:
+    """Two layers with heads of 64, the smallest that the CUDA kernels have."""
+    torch.manual_seed(4)
+    config = transformers.GPT2Config(n_embd=128, n_head=2, n_layer=2, vocab_size=VOCABULARY, n_positions=64)
+    config.initializer_range = 0.2
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    path = tmp_path_factory.mktemp("wide") / "gpt2"
+    model.save_pretrained(path)
+    return str(path), model
+
+
+def start(path: str, **settings: object) -> LLM:
+    defaults: dict[str, object] = {"max_num_batched_tokens": 32, "max_num_seqs": 5, "max_model_len": 64}
+    return LLM(path, **(defaults | {"dtype": "float32", "enable_prefix_caching": False} | settings))
+
+
+def prompts_of(*lengths: int) -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(1, VOCABULARY, length).tolist() for length in lengths]
+
+
+def answers(llm: LLM, prompts: list[list[int]], num_tokens: int = 10) -> list[list[int]]:
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+# ---- sizes and padding
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "sizes"),
+    [
+        (1, (1,)),
+        (5, (1, 2, 4, 5)),
+        (8, (1, 2, 4, 8)),
+        (40, (1, 2, 4, 8, 16, 32, 40)),
+        (64, (1, 2, 4, 8, 16, 32, 48, 64)),
+    ],
+)
+def test_the_ladder(max_num_seqs: int, sizes: tuple[int, ...]) -> None:
+    assert ladder_of(max_num_seqs) == sizes
+
+
+def test_the_ladder_ends_at_512() -> None:
+    assert ladder_of(256)[-2:] == (240, 256)
+    assert ladder_of(4096)[-2:] == (496, 512)
+    assert len(ladder_of(512)) == 4 + 32
+
+
+def small_workspace(rows: int) -> Workspace:
+    specs = [BufferSpec(name, (rows,), "int64") for name in ("token_ids", "positions", "slots")]
+    specs += [BufferSpec("block_tables", (rows, 3), "int32"), BufferSpec("seq_lens", (rows,), "int32")]
+    workspace = Workspace([*specs, BufferSpec("query_starts", (rows + 1,), "int32")], torch.device("cpu"))
+    for name in ("token_ids", "positions", "slots", "block_tables", "seq_lens", "query_starts"):
+        workspace[name].fill_(77)  # what an earlier step left behind
+    return workspace
+
+
+def test_padding_rows_read_and_write_nothing() -> None:
+    workspace = small_workspace(8)
+    PaddedBatches(workspace, 8).pad(3, 8)
+    assert workspace["slots"].tolist() == [77] * 3 + [-1] * 5
+    assert workspace["seq_lens"].tolist() == [77] * 3 + [0] * 5
+    assert workspace["query_starts"].tolist() == [77] * 3 + [3, 4, 5, 6, 7, 8]
+    assert workspace["token_ids"].tolist() == workspace["positions"].tolist() == [77] * 3 + [0] * 5
+
+
+def test_the_largest_is_captured_first_each_after_one_run_in_one_memory() -> None:
+    device, ran = FakeGpu(graph_bytes=3 * MIB), []
+    batches = PaddedBatches(small_workspace(16), 16)
+    graphs = DecodeGraphs(device, batches, ladder_of(16))
+    assert graphs.size_for(1) is None
+    graphs.capture(lambda batch: ran.append(batch.num_tokens))
+    assert ran == [16, 16, 8, 8, 4, 4, 2, 2, 1, 1]
+    assert graphs.num_bytes == 5 * 3 * MIB
+    assert [graphs.size_for(number) for number in (1, 3, 8, 9, 16, 17)] == [1, 4, 8, 16, 16, None]
+
+
+# ---- the engine on them
+
+
+def test_replays_answer_as_eager_steps_and_as_transformers(gpt2: tuple[str, torch.nn.Module], gpu: FakeGpu) -> None:
+    path, model = gpt2
+    prompts = prompts_of(1, 9, 30, 17, 5, 3)  # batches of five, then fewer: every rung of the ladder, padded too
+    llm = start(path)
+    assert answers(llm, prompts) == greedy(model, prompts, 10)
+    stats = llm.get_stats()
+    assert stats["num_graph_replays"] >= 10
+    assert stats["num_steps_ahead"] >= 10
+    llm.engine.reconfigure(enforce_eager=True, async_scheduling=False)
+    assert answers(llm, prompts) == greedy(model, prompts, 10)
+    stats = llm.get_stats()
+    assert stats["num_graph_replays"] == stats["num_steps_ahead"] == 0
+    assert gpu.num_live_graphs == 0
+
+
+def test_the_host_waits_for_a_step_when_the_next_one_runs(gpt2: tuple[str, torch.nn.Module], gpu: FakeGpu) -> None:
+    llm = start(gpt2[0])
+    gpu.events.clear()
+    answers(llm, prompts_of(4, 4), 8)
+    replays = "".join(event[0] for event in gpu.events)
+    assert "swswsw" in replays
+    assert replays.count("w") == 8
+    assert replays.startswith("sw"), "the first decode step starts before the prefill's tokens are read"
+
+
+def test_what_graphs_take_is_kept_back_before_the_pool_is_carved(
+    gpt2: tuple[str, torch.nn.Module], gpu: FakeGpu
+) -> None:
+    with gpu.memory():
+        llm = start(gpt2[0], gpu_memory_utilization=1.0)
+        memory = llm.engine.memory
+        assert memory.graph_bytes == 4 * gpu.graph_bytes
+        parts = memory.weight_bytes + memory.activation_bytes + memory.overhead_bytes + memory.graph_bytes
+        assert memory.budget_bytes - parts == memory.kv_pool_bytes
+        answers(llm, prompts_of(9, 30), 4)
+        assert gpu.most_used_bytes <= gpu.total_bytes
+        captures = gpu.num_captures
+        llm.engine.reconfigure(gpu_memory_utilization=0.5)
+        assert gpu.num_captures == captures + 4, "known sizes are not measured again"
+        llm.engine.reconfigure(max_num_seqs=2)
+        assert llm.engine.memory.graph_bytes == 2 * gpu.graph_bytes
+
+
+def test_a_capture_that_finds_no_memory_is_classified_and_survived(
+    gpt2: tuple[str, torch.nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = take_gpu(monkeypatch, FakeGpu())
+    llm = start(gpt2[0])
+    gpu.refuses_graph = gpu.num_captures + 2
+    with pytest.raises(
+        OutOfDeviceMemory, match="capture the decode steps as graphs: CUDA error: out of memory"
+    ) as info:
+        llm.engine.reconfigure(block_size=8)
+    assert (info.value.phase, info.value.status) == ("graph_capture", "oom_kv_init")
+    assert "enforce_eager" in (info.value.hint or "")
+    gpu.refuses_graph = None
+    llm.engine.reconfigure(block_size=8)
+    prompts = prompts_of(9, 5)
+    assert answers(llm, prompts, 5) == greedy(gpt2[1], prompts, 5)
+
+
+@pytest.mark.parametrize(
+    ("total_mib", "settings", "phase"),
+    [(9, {}, "weights"), (40, {"max_num_batched_tokens": 64 * 1024}, "kv_init")],
+)
+def test_memory_that_ends_while_starting_is_named_by_phase(
+    gpt2: tuple[str, torch.nn.Module], monkeypatch: pytest.MonkeyPatch, total_mib: int, settings: dict, phase: str
+) -> None:
+    gpu = take_gpu(monkeypatch, FakeGpu(total_bytes=total_mib * MIB))
+    with gpu.memory(), pytest.raises(OutOfDeviceMemory) as info:
+        start(gpt2[0], **settings)
+    assert info.value.phase == phase
+
+
+def test_memory_that_ends_while_running_is_survived(gpt2: tuple[str, torch.nn.Module], gpu: FakeGpu) -> None:
+    llm = start(gpt2[0])
+    replay = gpu.capture
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    runner = llm.engine._runner
+    graphs, runner.graphs = runner.graphs, None
+    runner.workspace.scratch = fail  # type: ignore[method-assign]
+    with pytest.raises(OutOfDeviceMemory) as info:
+        answers(llm, prompts_of(9))
+    assert info.value.phase == "runtime"
+    assert gpu.capture == replay and graphs is not None
+    llm.engine.reconfigure()
+    prompts = prompts_of(9, 5)
+    assert answers(llm, prompts, 5) == greedy(gpt2[1], prompts, 5)
