@@ -37,7 +37,8 @@ class StopChecker:
         if may_stop and token in self.stop_ids(params):
             sequence.stop_match = token if token in params.stop_token_ids else None
             return FinishReason.STOP
-        if params.stop is not None and self._completes_stop_string(sequence, may_stop):
+        # a stop token may be drawn, and so a stop string completed, as the first token beyond min_tokens
+        if params.stop is not None and self._completes_stop_string(sequence, num_output > params.min_tokens):
             return FinishReason.STOP
         if num_output >= params.max_tokens or len(sequence.token_ids) >= max_model_len:
             return FinishReason.LENGTH

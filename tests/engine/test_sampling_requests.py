@@ -119,9 +119,13 @@ def test_stop_string_across_tokens_cuts_the_text(checkpoints: dict[str, Checkpoi
     assert sequence.stop_match == stop
     assert sequence.detokenizer.text == text[:cut]
     assert sequence.num_output_tokens < 30
-    late = SamplingParams(**forced, stop=stop, min_tokens=29)
-    sequence = answer(llm, ByteTokenizer(), prompt, late)
-    assert sequence.num_output_tokens >= 29
+    num_tokens = sequence.num_output_tokens
+    on_time = SamplingParams(**forced, stop=stop, min_tokens=num_tokens - 1)
+    assert answer(llm, ByteTokenizer(), prompt, on_time).num_output_tokens == num_tokens
+    early = SamplingParams(**forced, stop=stop, min_tokens=num_tokens)  # completed by a token that had to come anyway
+    sequence = answer(llm, ByteTokenizer(), prompt, early)
+    assert sequence.num_output_tokens > num_tokens
+    assert sequence.detokenizer.text.startswith(text[: cut + len(stop)])
 
 
 def test_stop_token_ends_without_being_text(checkpoints: dict[str, Checkpoint]) -> None:
