@@ -10,6 +10,8 @@ EXPERIMENTS: dict[str, str] = {
     "reservation": "paged against contiguous KV memory",
     "scheduling": "continuous against static batching",
     "prefix": "a repeated 900-token prefix with and without the prefix cache",
+    "tiers": "that prefix kept in the pool, in host memory and on disk",
+    "chunking": "running answers when a long prompt arrives, whole and in chunks",
     "sharing": "eight samples of one prompt against eight requests",
     "swap": "swapping against recomputing in an over-full pool",
     "transformers": "kvplan's engine against transformers' generate",
@@ -41,7 +43,9 @@ class Scale:
 
     Lengths of the reservation workload are ShareGPT's as the PagedAttention paper gives them (mean prompt 161, mean
     answer 338 tokens; Kwon et al., 2023, section 6.1). Answers of the scheduling workload are exponentially
-    distributed, as in Anyscale's comparison of batching policies (2023), but shorter.
+    distributed and capped at twelve times their mean, as in Anyscale's comparison of batching policies (2023: mean 128,
+    cap 1,536), an eighth as long. Prompts are shorter still, 16 tokens for its 512: on a CPU a token of a prompt takes
+    as long as a token of an answer, on a GPU a small part of that.
     """
 
     mean_prompt: int = 161
@@ -53,10 +57,12 @@ class Scale:
     num_batches: int = 4
     batch_prompt: int = 16
     batch_mean_answer: int = 16
-    batch_max_answer: int = 128
+    batch_max_answer: int = 192
     prefix_tokens: int = 900
     question_tokens: int = 32
     num_questions: int = 2
+    stall_sequences: int = 8
+    chunk_tokens: int = 128
     num_samples: int = 8
     swap_sequences: int = 6
     swap_prompt: int = 176

@@ -59,11 +59,8 @@ def set_up(engine: Engine, *, num_blocks: int | None = None, **changes: Any) -> 
         assert engine.memory.num_blocks == num_blocks, "a pool of another size than wanted"
 
 
-def serve(engine: Engine, requests: Sequence[BenchRequest], *, while_waiting: bool = False) -> Served:
-    """Queue everything at once and step until it is answered, or with ``while_waiting`` until none waits any more.
-
-    The latter is a server under load: the last requests, with ever fewer beside them, are not measured but aborted.
-    """
+def serve(engine: Engine, requests: Sequence[BenchRequest]) -> Served:
+    """Queue everything at once and step until it is answered."""
     served = Served()
     started = time.perf_counter()
     waiting_for_first = set()
@@ -76,12 +73,33 @@ def serve(engine: Engine, requests: Sequence[BenchRequest], *, while_waiting: bo
             if output.request_id in waiting_for_first:
                 waiting_for_first.discard(output.request_id)
                 served.first_token_seconds.append(time.perf_counter() - started)
-        if while_waiting and not engine.stats.num_waiting:
-            break
+    served.seconds = time.perf_counter() - started
+    return served
+
+
+def serve_under_load(engine: Engine, requests: Sequence[BenchRequest]) -> Served:
+    """A server whose queue is never empty: measured from when all seats are taken until nobody waits any more.
+
+    So as many prompts are computed in that time as answers are completed, whatever the scheduling: the first prompts
+    come before it, and the last answers, with ever fewer sequences beside them, are not waited for but aborted.
+    """
+    served = Served()
+    for index, request in enumerate(requests):
+        engine.add_request(str(index), request.prompt_token_ids, request.params)
+    engine.step()
+    assert engine.stats.num_running == engine.config.max_num_seqs, "the first prompts take more than one step"
+    started = time.perf_counter()
+    while engine.stats.num_waiting:
+        served.num_output_tokens += sum(len(output.new_token_ids) for output in engine.step())
     served.seconds = time.perf_counter() - started
     for index in range(len(requests)):
         engine.abort(str(index))
     return served
+
+
+def warm_up(engine: Engine) -> None:
+    """A short request, so that what is done once has been done."""
+    serve(engine, [BenchRequest([0] * 16, 4)])
 
 
 def random_prompt(rng: np.random.Generator, engine: Engine, num_tokens: int) -> list[int]:

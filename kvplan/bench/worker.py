@@ -43,7 +43,8 @@ def _end_with_stdin() -> None:
 def _run(order: BenchOrder, output: BinaryIO) -> None:
     import torch
 
-    from kvplan.bench import memory_experiments, speed_experiments
+    from kvplan.bench import latency_experiments, memory_experiments, speed_experiments
+    from kvplan.bench.serving import warm_up
 
     scale = Scale.of(order.is_quick)
     meter = CpuMeter()
@@ -51,6 +52,7 @@ def _run(order: BenchOrder, output: BinaryIO) -> None:
     on_full_model = {
         "scheduling": speed_experiments.scheduling,
         "prefix": speed_experiments.prefix,
+        "chunking": latency_experiments.chunking,
         "swap": speed_experiments.swap,
         "transformers": speed_experiments.against_transformers,
     }
@@ -60,10 +62,15 @@ def _run(order: BenchOrder, output: BinaryIO) -> None:
         started = time.perf_counter()
         if name in on_short_model:
             found: Experiment = on_short_model[name](order, scale)
+        elif name == "tiers":  # with engines of its own, which it closes and starts again
+            if engine is not None:
+                engine.close()
+                engine = None
+            found = latency_experiments.tiers(order, scale, lambda: speed_experiments.make_full_engine(order))
         else:
             if engine is None:
                 engine = speed_experiments.make_full_engine(order)
-                _warm_up(engine)
+                warm_up(engine)
             found = on_full_model[name](order, scale, engine)
         found = replace(found, seconds=time.perf_counter() - started)
         _send(output, type="result", experiment=found.as_json())
@@ -74,12 +81,6 @@ def _run(order: BenchOrder, output: BinaryIO) -> None:
         num_threads=torch.get_num_threads(),
         other_cpu_pct=meter.other_cpu_pct(),
     )
-
-
-def _warm_up(engine: Any) -> None:
-    from kvplan.bench.serving import BenchRequest, serve
-
-    serve(engine, [BenchRequest([0] * 16, 4)])
 
 
 def _send(output: BinaryIO, **message: Any) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from kvplan.commands.render import OutputFormat
 
 if TYPE_CHECKING:
     from kvplan.bench.figures import Experiment, Figure
@@ -23,7 +25,8 @@ def bench(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this experiment (repeatable): reservation, scheduling, prefix, sharing, swap, transformers."
+            help="Only this experiment (repeatable): reservation, scheduling, prefix, tiers, chunking, sharing, swap, "
+            "transformers."
         ),
     ] = None,
     num_rounds: Annotated[
@@ -33,11 +36,12 @@ def bench(
     device_memory: Annotated[str | None, typer.Option(help="The device's total memory, like 4GiB.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of requests and weights.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    output_format: Annotated[OutputFormat, typer.Option("--format", help="How to print.")] = OutputFormat.table,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Measure paged memory, continuous batching, sharing and swapping, each beside its baseline, in one run."""
+    """Measure paged memory, batching, caching, chunks and swapping, each beside its baseline, in one run."""
     from kvplan.bench.session import make_plan, run_bench
-    from kvplan.commands.render import print_json
+    from kvplan.commands.render import print_csv, print_json
     from kvplan.units import parse_bytes
 
     plan = make_plan(
@@ -51,9 +55,13 @@ def bench(
         seed=seed,
     )
     _announce(plan)
-    outcome = run_bench(plan, _say_start, _ignore if as_json else _print_experiment)
-    if as_json:
+    wanted = OutputFormat.json if as_json else output_format
+    progress = _Progress(plan.order.experiments, wanted)
+    outcome = run_bench(plan, progress.say_start, progress.take)
+    if wanted is OutputFormat.json:
         print_json(outcome.as_json())
+    elif wanted is OutputFormat.csv:
+        print_csv([row for experiment in outcome.experiments for row in _rows(experiment)])
     else:
         _print_conditions(outcome)
 
@@ -64,24 +72,56 @@ def _announce(plan: BenchPlan) -> None:
     print(f"{plan.order.model_name} with random weights; speed does not depend on their values", file=sys.stderr)
 
 
-def _say_start(name: str) -> None:
-    from kvplan.bench.options import EXPERIMENTS
+class _Progress:
+    """Says on stderr which experiment runs and how long it took, and prints tables as they come."""
 
-    print(f"{name}: {EXPERIMENTS[name]}", file=sys.stderr, flush=True)
+    def __init__(self, names: tuple[str, ...], output_format: OutputFormat) -> None:
+        self._names = names
+        self._format = output_format
+
+    def say_start(self, name: str) -> None:
+        from kvplan.bench.options import EXPERIMENTS
+
+        number = self._names.index(name) + 1
+        print(f"[{number}/{len(self._names)}] {name}: {EXPERIMENTS[name]}", file=sys.stderr, flush=True)
+
+    def take(self, experiment: Experiment) -> None:
+        print(f"    {experiment.seconds:.0f} s", file=sys.stderr, flush=True)
+        if self._format in (OutputFormat.table, OutputFormat.md):
+            _print_experiment(experiment, as_markdown=self._format is OutputFormat.md)
 
 
-def _ignore(experiment: Experiment) -> None:
-    """JSON is one document, printed at the end."""
-
-
-def _print_experiment(experiment: Experiment) -> None:
-    from kvplan.commands.render import print_table
+def _print_experiment(experiment: Experiment, *, as_markdown: bool) -> None:
+    from kvplan.commands.render import print_markdown, print_table
 
     head = ["", experiment.baseline, experiment.measured, "gain"]
-    print_table(experiment.title, head, [_cells(figure) for figure in experiment.figures])
+    rows = [_cells(figure) for figure in experiment.figures]
+    if as_markdown:
+        print(f"### {experiment.title}\n")
+        print_markdown(head, rows)
+        print()
+    else:
+        print_table(experiment.title, head, rows)
     for text in (experiment.workload, *experiment.notes):
-        print(fill(text, _WIDTH, initial_indent="  ", subsequent_indent="    "))
+        print(f"* {text}" if as_markdown else fill(text, _WIDTH, initial_indent="  ", subsequent_indent="    "))
     print(flush=True)
+
+
+def _rows(experiment: Experiment) -> list[dict[str, Any]]:
+    return [
+        {
+            "experiment": experiment.name,
+            "figure": figure.name,
+            "unit": figure.unit,
+            "baseline": experiment.baseline,
+            "baseline_value": figure.baseline,
+            "measured": experiment.measured,
+            "measured_value": figure.measured,
+            "gain": figure.ratio,
+            "cut_pct": figure.cut_pct,
+        }
+        for figure in experiment.figures
+    ]
 
 
 def _print_conditions(outcome: BenchOutcome) -> None:
@@ -105,7 +145,7 @@ def _gain(figure: Figure) -> str:
     if figure.ratio is None:
         return "-" if figure.baseline == figure.measured else "all"
     text = f"{figure.ratio:.2f} x"
-    return text if figure.cut_pct is None else f"{text} (-{figure.cut_pct:.1f} %)"
+    return text if figure.cut_pct is None else f"{text} ({-figure.cut_pct:+.1f} %)"
 
 
 def _number(value: float) -> str:

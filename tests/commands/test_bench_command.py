@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from kvplan import cli
 from kvplan.bench.figures import Experiment, compare
+from kvplan.bench.latency_experiments import drop_from_page_cache, measure_arrival
 from kvplan.bench.memory_experiments import measure_sharing
 from kvplan.bench.options import EXPERIMENTS
 from kvplan.bench.serving import BenchRequest
@@ -56,7 +59,8 @@ def test_json_of_all_experiments(config_path: Path, capsys: pytest.CaptureFixtur
     document = json.loads(captured.out)
     assert document["schema"] == "kvplan.bench/1"
     assert [experiment["name"] for experiment in document["experiments"]] == list(EXPERIMENTS)
-    assert all(f"{name}: " in captured.err for name in EXPERIMENTS)
+    for number, name in enumerate(EXPERIMENTS, start=1):
+        assert f"[{number}/{len(EXPERIMENTS)}] {name}: " in captured.err
     figures = {
         (experiment["name"], figure["name"]): figure
         for experiment in document["experiments"]
@@ -73,7 +77,12 @@ def test_json_of_all_experiments(config_path: Path, capsys: pytest.CaptureFixtur
     assert figures["sharing", "blocks that hold the prompt"]["cut_pct"] >= 85
     again = figures["swap", "tokens computed again"]
     assert again["baseline"] > 0 == again["measured"]
-    assert document["experiments"][1]["notes"]
+    notes = {experiment["name"]: experiment["notes"] for experiment in document["experiments"]}
+    assert notes["scheduling"]
+    loaded = re.search(r"(\d+) tokens were loaded from host memory and (\d+) from disk", notes["tiers"][0])
+    assert loaded is not None
+    assert 800 < int(loaded[1]) <= 896  # full blocks of the prefix, all but the few that are still in the pool
+    assert int(loaded[2]) in (0, 896)  # in a model this small computing may be the cheaper way
 
 
 def test_table(config_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +92,55 @@ def test_table(config_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (row,) = [line for line in lines if line.strip().startswith("blocks that hold")]
     assert row.split("blocks  ")[-1].split() == ["456", "57", "8.00", "x", "(-87.5", "%)"]
     assert any("one round" in line for line in lines)
+
+
+@pytest.mark.parametrize(("num_tokens", "num_steps"), [(208, 1), (48, 5)], ids=["whole", "in chunks"])
+def test_a_long_prompt_among_running_answers(monkeypatch: pytest.MonkeyPatch, num_tokens: int, num_steps: int) -> None:
+    """Beside eight decoding sequences the prompt of 200 tokens takes one step, or five with room for 40 of it each."""
+    llm = LLM(
+        CONFIG,
+        load_format="dummy",
+        device="cpu",
+        device_memory="512MiB",
+        max_num_batched_tokens=num_tokens,
+        max_num_seqs=9,
+    )
+    sizes: list[int] = []
+    step = llm.engine.step
+
+    def watched_step() -> Any:
+        outputs = step()
+        sizes.append(llm.engine.stats.num_scheduled_tokens)
+        return outputs
+
+    monkeypatch.setattr(llm.engine, "step", watched_step)
+    running = [BenchRequest([1, 2, 3], 100) for _ in range(8)]
+    arrival = measure_arrival(llm.engine, running, BenchRequest(list(range(200)), 1), num_steps=2)
+    assert sizes == [24, 8] + [num_tokens] * num_steps
+    assert arrival.stall_seconds > 0
+    assert arrival.first_token_seconds > 0
+    assert not llm.engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("output_format", ["csv", "md"])
+def test_formats(config_path: Path, capsys: pytest.CaptureFixture[str], output_format: str) -> None:
+    options = ["--quick", "--device", "cpu", "--only", "sharing", "--format", output_format]
+    assert cli.main(["bench", "--model", str(config_path), *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    if output_format == "csv":
+        (row,) = csv.DictReader(lines)
+        assert (row["experiment"], row["baseline_value"], row["measured_value"]) == ("sharing", "456", "57")
+    else:
+        assert lines[0] == "### n=8 samples of one prompt"
+        assert lines[2] == "|  | 8 requests | n=8 | gain |"
+
+
+def test_files_can_be_dropped_from_the_page_cache(tmp_path: Path) -> None:
+    (tmp_path / "key").mkdir()
+    file = tmp_path / "key" / "block.kv"
+    file.write_bytes(b"x" * 4096)
+    drop_from_page_cache(tmp_path)
+    assert file.read_bytes() == b"x" * 4096
 
 
 def test_unknown_experiment_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
