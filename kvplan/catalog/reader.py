@@ -32,6 +32,8 @@ _NOT_LANGUAGE_MODELS = frozenset(
     )
 )
 _DTYPES = {"float32", "float16", "bfloat16", "float64"}
+_UNSAID_DTYPES = {"gpt_oss": "bfloat16", "minimax_m2": "bfloat16"}
+"""Quantized checkpoints whose published config leaves the dtype out; servers find it in the weights' headers."""
 
 
 def parse_config(text: str, *, where: str) -> dict[str, Any]:
@@ -170,5 +172,10 @@ def read_dtype(view: ConfigView) -> str:
             if name not in _DTYPES:
                 raise where.reject("torch_dtype", "one of " + ", ".join(sorted(_DTYPES)))
             return name
+    model_type = view.text("model_type", default="")
+    if model_type in _UNSAID_DTYPES:
+        found = _UNSAID_DTYPES[model_type]
+        view.assume(f"The config names no dtype: what {model_type} does not quantize is stored in {found}.")
+        return found
     view.assume("The config names no dtype: its weights are taken to be float32, as transformers does.")
     return "float32"

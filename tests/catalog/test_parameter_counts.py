@@ -131,7 +131,7 @@ def test_flags_that_published_configs_leave_off(architecture, model_type, flags)
     ],
 )
 def test_totals_of_published_indexes(name, total_size):
-    """Architectures that transformers does not have: ``total_size`` of their checkpoints' index, 2 bytes a parameter."""
+    """Architectures that transformers does not have: ``total_size`` of the checkpoint's index, 2 bytes a parameter."""
     assert 2 * resolve_model(name).num_parameters == total_size
 
 

@@ -1,4 +1,4 @@
-"""Hybrids of attention and linear attention: Qwen3-Next, Qwen 3.5, Kimi Linear, MiniMax Text 01."""
+"""Hybrids of attention and linear attention: Qwen3-Next, Qwen 3.5, OLMo Hybrid, Kimi Linear, MiniMax Text 01."""
 
 from __future__ import annotations
 
@@ -84,6 +84,32 @@ def _qwen_multi_token(view: ConfigView, layer: LayerSpec, hidden: int) -> tuple[
         return ()
     renamed = ConfigView({"num_nextn_predict_layers": count}, path=view.path, assumptions=view.assumptions)
     return multi_token_layers(renamed, layer, hidden)
+
+
+def read_olmo_hybrid(view: ConfigView) -> Body:
+    """OLMo Hybrid: three gated delta nets with as many key as value heads, then one attention with OLMo 2's norms."""
+    sizes = read_sizes(view)
+    head = 3 * (sizes.hidden // sizes.heads) // 4
+    delta = gated_delta_net(
+        sizes.hidden,
+        DeltaSizes(
+            key_heads=view.integer("linear_num_key_heads", default=sizes.heads),
+            key_head=view.integer("linear_key_head_dim", default=head),
+            value_heads=view.integer("linear_num_value_heads", default=sizes.heads),
+            value_head=view.integer("linear_value_head_dim", default=2 * head),
+            kernel=view.integer("linear_conv_kernel_dim", default=4),
+        ),
+        state_dtype=read_state_dtype(view),
+    )
+    bias = view.flag("attention_bias", default=False)
+    traits = AttentionTraits.biased(bias, bias, qk_norm="full")
+    softmax = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
+    part = feed_forward(sizes.hidden, view.integer("intermediate_size"))
+    layers = [
+        LayerSpec(delta if is_linear else softmax, None, part, norms(2, sizes.hidden))
+        for is_linear in _linear_layers(view, sizes.layers)
+    ]
+    return hybrid_body(view, sizes, layers)
 
 
 def read_kimi_linear(view: ConfigView) -> Body:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.body import (
@@ -204,5 +204,10 @@ def _gemma4_experts(view: ConfigView, sizes: Sizes) -> MoeFeedForward | None:
         found.experts_per_token,
         found.expert_intermediate_size,
         found.shared_intermediate_size,
-        tensors=found.tensors + scales,
+        tensors=tuple(replace(tensor, name=_gemma4_name(tensor.name)) for tensor in found.tensors) + scales,
     )
+
+
+def _gemma4_name(name: str) -> str:
+    """The checkpoint's own names, which quantizers' lists use: the experts and the router stand beside the ``mlp``."""
+    return "router.proj" if name == "moe.gate" else name.removeprefix("moe.")

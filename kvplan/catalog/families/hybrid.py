@@ -15,8 +15,19 @@ from kvplan.catalog.families.state import (
     read_state_dtype,
     time_step_rank,
 )
-from kvplan.catalog.parts import AttentionTraits, MoeTraits, attention, feed_forward, mixture, norms, outside
+from kvplan.catalog.parts import (
+    AttentionTraits,
+    MoeTraits,
+    attention,
+    feed_forward,
+    linear,
+    mixture,
+    norm,
+    norms,
+    outside,
+)
 from kvplan.catalog.spec import ExtraModule, FeedForward, LayerSpec, Mixer, SoftmaxAttention, StateMixer
+from kvplan.catalog.tensors import Tensor
 
 
 def hybrid_body(
@@ -171,6 +182,71 @@ def read_falcon_h1(view: ConfigView) -> Body:
         parallel_state=mamba2(sizes.hidden, mamba_sizes, state_dtype=read_state_dtype(view), name="mamba"),
     )
     return hybrid_body(view, sizes, [layer] * sizes.layers)
+
+
+def read_zamba2(view: ConfigView) -> Body:
+    """Zamba 2: Mamba 2 in every layer; some layers also pass through one of a few attention blocks they share.
+
+    The shared blocks' weights stand once, outside the layers; each layer that passes through one has K and V of its
+    own there, low-rank adapters of its own, and a projection back.
+    """
+    types = view.texts("layers_block_type")
+    if types is None:
+        raise view.reject("layers_block_type", "mamba or hybrid for each layer")
+    counted = ConfigView({**view.config, "head_dim": None, "num_hidden_layers": len(types)}, path=view.path)
+    wide = 2 * view.integer("hidden_size")
+    head = view.integer("attention_head_dim", default=max(wide // view.integer("num_attention_heads"), 1))
+    sizes = read_sizes(counted, head_default=head)
+    state = mamba2(sizes.hidden, _zamba2_mamba(view, sizes.hidden), name="mamba")
+    rank = view.integer("adapter_rank", default=128)
+    block, adapters = _zamba2_block(view, sizes, rank)
+    cached = replace(plain_attention(sizes), tensors=())
+    plain = LayerSpec(state, None, None, norms(1, sizes.hidden))
+    passing = LayerSpec(
+        cached,
+        None,
+        None,
+        norms(1, sizes.hidden) + linear("linear", sizes.hidden, sizes.hidden) + adapters,
+        parallel_state=state,
+    )
+    body = hybrid_body(view, sizes, [passing if kind == "hybrid" else plain for kind in types], tied=True)
+    return replace(body, tensors=body.tensors + block * view.integer("num_mem_blocks", default=1, maximum=64))
+
+
+def _zamba2_mamba(view: ConfigView, hidden: int) -> Mamba2Sizes:
+    heads, inner = view.integer("n_mamba_heads", default=8), view.integer("mamba_expand", default=2) * hidden
+    if inner % heads:
+        raise view.reject("n_mamba_heads", f"a divisor of the {inner} inner channels")
+    bias = view.flag("add_bias_linear", default=False)
+    return Mamba2Sizes(
+        heads=heads,
+        head=inner // heads,
+        state=view.integer("mamba_d_state"),
+        groups=view.integer("mamba_ngroups", default=1),
+        kernel=view.integer("mamba_d_conv", default=4),
+        intermediate=inner,
+        conv_bias=view.flag("use_conv_bias", default=True),
+        bias=bias,
+        output_bias=bias,
+    )
+
+
+def _zamba2_block(view: ConfigView, sizes: Sizes, rank: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """A shared block, which sees the layer's input beside the embedding (twice as wide), and a layer's adapters."""
+    wide, inner = 2 * sizes.hidden, view.integer("intermediate_size")
+    name, width = "shared_transformer.self_attn", sizes.heads * sizes.head
+    block: tuple[Tensor, ...] = ()
+    for each in ("q_proj", "k_proj", "v_proj"):
+        block += linear(f"{name}.{each}", width, wide, "column")
+    block += linear(f"{name}.o_proj", sizes.hidden, width, "row")
+    block += feed_forward(sizes.hidden, inner, name="shared_transformer.feed_forward").tensors
+    block += norm("shared_transformer.input_layernorm", wide)
+    block += norm("shared_transformer.pre_ff_layernorm", sizes.hidden)
+    adapters = linear("mlp_adapter.0", rank, sizes.hidden) + linear("mlp_adapter.1", 2 * inner, rank, "column")
+    if view.flag("use_shared_attention_adapter", default=False):
+        for each in ("q", "k", "v"):
+            adapters += linear(f"{each}_adapter.0", rank, wide) + linear(f"{each}_adapter.1", wide, rank, "column")
+    return block, adapters
 
 
 _NEMOTRON_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}

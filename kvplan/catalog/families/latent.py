@@ -1,8 +1,8 @@
-"""Models with multi-head latent attention: DeepSeek V2 and V3, Kimi K2, GLM 5, MiniCPM 3, Mistral Small 4 and alike."""
+"""Models with latent attention: DeepSeek V2 and V3, Kimi K2, GLM 5, MiniCPM 3, Mistral Small 4, LongCat and alike."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.body import (
@@ -17,7 +17,7 @@ from kvplan.catalog.families.body import (
 )
 from kvplan.catalog.families.mixtures import MixtureFamily, after_dense_ones, after_first_layer, read_feed_forwards
 from kvplan.catalog.families.plain import PlainFamily
-from kvplan.catalog.parts import MoeTraits, feed_forward, linear, norm, norms, outside
+from kvplan.catalog.parts import MoeTraits, feed_forward, linear, mixture, norm, norms, outside
 from kvplan.catalog.spec import (
     ExtraModule,
     FeedForward,
@@ -194,3 +194,39 @@ def multi_token_layers(view: ConfigView, layer: LayerSpec, hidden: int) -> tuple
         return ()
     tensors = layer.all_tensors + norms(3, hidden) + linear("eh_proj", hidden, 2 * hidden)
     return (ExtraModule("mtp", "multi_token_prediction", count * count_elements(tensors), count, tensors),)
+
+
+def read_longcat(view: ConfigView) -> Body:
+    """LongCat Flash: each layer is two latent attentions, each with a dense part, and one mixture beside the first.
+
+    The router also chooses among experts that pass their input on: they have no weights, and a token that picks them
+    meets fewer than ``moe_topk`` experts, so the active parameters here are the most a token can meet.
+    """
+    sizes = _decoder_sizes(view)
+    mixer = latent_attention(sizes.hidden, read_latent_sizes(view), bias=view.flag("attention_bias", default=False))
+    dense_size = view.integer("ffn_hidden_size", "intermediate_size")
+    num_experts, idle = view.integer("n_routed_experts"), view.integer("zero_expert_num", default=0, minimum=0)
+    routed = mixture(
+        sizes.hidden,
+        num_experts,
+        view.integer("moe_topk", "num_experts_per_tok"),
+        view.integer("expert_ffn_hidden_size", "moe_intermediate_size"),
+        shared_intermediate=dense_size,
+        traits=MoeTraits(shared_path="mlps.0"),
+    )
+    has_bias = view.flag("router_bias", default=False)
+    router = Tensor("mlp.router.classifier", (num_experts + idle, sizes.hidden), "router")
+    corrections = (Tensor("mlp.router.e_score_correction_bias", (num_experts + idle,), "bias"),) * (1 + has_bias)
+    tensors = (router, *corrections, *(tensor for tensor in routed.tensors if tensor.role != "router"))
+    first = LayerSpec(mixer, None, replace(routed, tensors=tensors), norms(2, sizes.hidden))
+    second = LayerSpec(mixer, None, feed_forward(sizes.hidden, dense_size, name="mlps.1"), norms(2, sizes.hidden))
+    tied = read_tied(view, default=False)
+    return Body(
+        layers=(first, second) * sizes.layers,
+        tensors=outside(sizes.hidden, sizes.vocab, tied=tied),
+        hidden_size=sizes.hidden,
+        vocab_size=sizes.vocab,
+        tied=tied,
+        max_position_embeddings=read_max_positions(view),
+        rope=read_rope(view, max(mixer.qk_rope_head_size, 1)),
+    )

@@ -14,6 +14,7 @@ from kvplan.catalog.families import windows
 from kvplan.catalog.families.body import Body, Sizes, read_sizes
 from kvplan.catalog.families.plain import (
     ATTENTION_BIAS,
+    MLP_BIAS,
     Flag,
     PlainFamily,
     Trait,
@@ -100,6 +101,8 @@ class MixtureFamily:
     shared_count: tuple[str, ...] = ()
     """Keys of a number of shared experts, each of the experts' size."""
     shared_default: int = 0
+    shared_each: tuple[str, ...] = ()
+    """Keys of the size of one shared expert where it is not the routed experts'."""
     router_bias: Trait = False
     traits: MoeTraits = PLAIN_EXPERTS
 
@@ -108,6 +111,8 @@ def shared_intermediate(view: ConfigView, family: MixtureFamily, expert_size: in
     """Inner size of all shared experts together; 0 when there are none."""
     if family.shared_size and any(view.has(key) for key in family.shared_size):
         return view.integer(*family.shared_size, minimum=0)
+    if family.shared_each:
+        expert_size = view.integer(*family.shared_each, default=expert_size)
     if family.shared_count:
         return expert_size * view.integer(*family.shared_count, default=family.shared_default, minimum=0)
     return expert_size * family.shared_default
@@ -140,6 +145,18 @@ _GRANITE = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS)
 _GLM = PlainFamily(Flag(("attention_bias",), False), qk_norm="head", qk_norm_flag=Flag(("use_qk_norm",), False))
 _GPT_OSS = PlainFamily(
     Flag(("attention_bias",), True), Flag(("attention_bias",), True), windows=windows.gpt_oss, sinks=True
+)
+_EXAONE_MOE = MixtureFamily(
+    PlainFamily(qk_norm="head", windows=windows.exaone4),
+    after_first_layer,
+    shared_count=("num_shared_experts",),
+    router_bias=True,
+)
+_BAILING = MixtureFamily(
+    PlainFamily(Flag(("use_qkv_bias", "use_bias"), False), Flag(("use_bias",), False), Flag(("use_bias",), False)),
+    after_dense_ones,
+    shared_count=("num_shared_experts",),
+    shared_each=("moe_shared_expert_intermediate_size",),
 )
 
 MIXTURES: dict[str, MixtureFamily] = {
@@ -202,6 +219,33 @@ MIXTURES: dict[str, MixtureFamily] = {
         dense_size=("intermediate_size_mlp",),
         shared_default=1,
         traits=MoeTraits(name="feed_forward"),
+    ),
+    "ExaoneMoeForCausalLM": _EXAONE_MOE,
+    "ExaoneMoEForCausalLM": _EXAONE_MOE,
+    "HYV3ForCausalLM": MixtureFamily(
+        PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, qk_norm="head"),
+        after_first_layer,
+        expert_size=("moe_intermediate_size", "expert_hidden_dim"),
+        shared_count=("num_shared_experts",),
+        router_bias=True,
+    ),
+    "Cohere2MoeForCausalLM": MixtureFamily(
+        PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, norms=1, tied=True, head_default=128, windows=windows.cohere2_moe),
+        after_dense_ones,
+        expert_size=("intermediate_size",),
+        dense_size=("prefix_dense_intermediate_size",),
+        shared_count=("num_shared_experts",),
+    ),
+    "GraniteMoeSWAForCausalLM": MixtureFamily(
+        replace(_GRANITE, windows=windows.granite_swa, sinks=True),
+        shared_size=("shared_intermediate_size",),
+        traits=MoeTraits(name="block_sparse_moe"),
+    ),
+    "BailingMoeForCausalLM": _BAILING,
+    "BailingMoeV2ForCausalLM": replace(
+        _BAILING,
+        plain=replace(_BAILING.plain, qk_norm="head", qk_norm_flag=Flag(("use_qk_norm",), False)),
+        router_bias=Flag(("moe_router_enable_expert_bias",), False),
     ),
     "AfmoeForCausalLM": MixtureFamily(
         PlainFamily(qk_norm="head", norms=4, output_gate="separate", windows=windows.every_fourth_full),

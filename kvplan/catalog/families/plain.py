@@ -15,6 +15,7 @@ from kvplan.catalog.families import windows
 from kvplan.catalog.families.body import Body, Sizes, read_max_positions, read_rope, read_sizes, read_tied
 from kvplan.catalog.parts import AttentionTraits, Window, attention, feed_forward, norms, outside
 from kvplan.catalog.spec import FeedForward, LayerSpec
+from kvplan.catalog.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,10 @@ class PlainFamily:
     norms: int = 2
     one_norm_flag: Trait = False
     """Attention and feed-forward stand side by side behind one norm."""
+    four_norms_flag: Trait = False
+    """Attention and feed-forward each have a norm behind them too."""
+    layer_scalars: int = 0
+    """Single learned numbers of each layer (an activation's)."""
     norm_bias: Trait = False
     final_norm: bool = True
     tied: bool = False
@@ -119,6 +124,10 @@ FAMILIES: dict[str, PlainFamily] = {
     "SeedOssForCausalLM": PlainFamily(Flag(("attention_bias",), True), Flag(("attention_out_bias",), False), MLP_BIAS),
     "Exaone4ForCausalLM": PlainFamily(qk_norm="head", windows=windows.exaone4),
     "NemotronForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, gated=False, norm_bias=True),
+    "ApertusForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, gated=False, qk_norm="head", layer_scalars=2),
+    "ExaoneForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS),
+    "HyperCLOVAXForCausalLM": replace(LLAMA, four_norms_flag=Flag(("use_post_norm",), True)),
+    "GraniteSWAForCausalLM": replace(LLAMA, tied=True, windows=windows.granite_swa, sinks=True),
     "InternLM2ForCausalLM": PlainFamily(Flag(("bias",), False), Flag(("bias",), False)),
     "InternLM3ForCausalLM": PlainFamily(Flag(("qkv_bias",), False), Flag(("bias",), False), Flag(("bias",), False)),
     "BaichuanForCausalLM": PlainFamily(),
@@ -158,12 +167,18 @@ def read_plain(view: ConfigView, family: PlainFamily) -> Body:
     return assemble(view, family, sizes, [part] * sizes.layers)
 
 
+def _num_norms(view: ConfigView, family: PlainFamily) -> int:
+    if read_trait(view, family.four_norms_flag):
+        return 4
+    return 1 if read_trait(view, family.one_norm_flag) else family.norms
+
+
 def assemble(view: ConfigView, family: PlainFamily, sizes: Sizes, feed_forwards: list[FeedForward]) -> Body:
     """Layers with the family's attention and the given feed-forwards, and what stands around them."""
     traits = family_traits(view, family)
     norm_bias = read_trait(view, family.norm_bias)
-    num_norms = 1 if read_trait(view, family.one_norm_flag) else family.norms
-    layer_norms = norms(num_norms, sizes.hidden, bias=norm_bias)
+    layer_norms = norms(_num_norms(view, family), sizes.hidden, bias=norm_bias)
+    layer_norms += tuple(Tensor(f"scalar{index}", (1,), "norm") for index in range(family.layer_scalars))
 
     windows_of_layers = family.windows(view, sizes.layers)
     mixers = {

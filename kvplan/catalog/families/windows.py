@@ -97,6 +97,28 @@ def gpt_oss(view: ConfigView, num_layers: int) -> list[Window]:
     return published or [FULL if index % 2 else sliding(tokens) for index in range(num_layers)]
 
 
+def granite_swa(view: ConfigView, num_layers: int) -> list[Window]:
+    """Every fourth layer is full, beginning with the first."""
+    tokens = view.integer("sliding_window", default=128)
+    published = _published(view, num_layers, tokens)
+    return published or [sliding(tokens) if index % 4 else FULL for index in range(num_layers)]
+
+
+def cohere2_moe(view: ConfigView, num_layers: int) -> list[Window]:
+    """As Cohere 2; the dense layers in front have a period of their own."""
+    tokens = view.integer("sliding_window", default=4096)
+    published = _published(view, num_layers, tokens)
+    if published is not None:
+        return published
+    dense = min(view.integer("first_k_dense_replace", default=0, minimum=0), num_layers)
+    first, step = (
+        view.integer("prefix_dense_sliding_window_pattern", default=1),
+        view.integer("sliding_window_pattern", default=4),
+    )
+    periods = [(index, first) for index in range(dense)] + [(index, step) for index in range(num_layers - dense)]
+    return [sliding(tokens) if (index + 1) % period else FULL for index, period in periods]
+
+
 def llama4(view: ConfigView, num_layers: int) -> list[Window]:
     """Chunks of ``attention_chunk_size`` where a layer has rotary positions; full where it has none (every 4th)."""
     if view.names("attention_chunk_size") and not view.has("attention_chunk_size"):

@@ -1,0 +1,130 @@
+"""Architectures that ship no profile: small configs of each, counted by transformers, and what they cache."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.catalog.reader import read_config
+from kvplan.catalog.spec import LatentAttention, ModelSpec, SoftmaxAttention
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+from independent_count import count_independently
+
+_SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "torch_dtype": "float32",
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_shared_experts": 1}
+_LATENT = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_layers": 3,
+    "ffn_hidden_size": 96,
+    "expert_ffn_hidden_size": 32,
+    "n_routed_experts": 4,
+    "zero_expert_num": 2,
+    "moe_topk": 2,
+}
+_ZAMBA = {
+    "num_key_value_heads": 4,
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "mamba", "hybrid", "mamba", "mamba"],
+    "n_mamba_heads": 4,
+    "mamba_d_state": 16,
+    "mamba_ngroups": 2,
+    "adapter_rank": 8,
+    "num_mem_blocks": 2,
+}
+_NEWER: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "apertus": ("ApertusForCausalLM", "apertus", {}),
+    "apertus with biases": ("ApertusForCausalLM", "apertus", {"attention_bias": True, "tie_word_embeddings": True}),
+    "exaone moe": ("ExaoneMoeForCausalLM", "exaone_moe", {**_EXPERTS, "sliding_window": 16}),
+    "hunyuan 3": ("HYV3ForCausalLM", "hy_v3", {**_EXPERTS, "head_dim": 32}),
+    "cohere 2 moe": ("Cohere2MoeForCausalLM", "cohere2_moe", {**_EXPERTS, "sliding_window": 16}),
+    "cohere 2 moe, dense in front": (
+        "Cohere2MoeForCausalLM",
+        "cohere2_moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 2, "prefix_dense_intermediate_size": 48},
+    ),
+    "granite swa": ("GraniteSWAForCausalLM", "granite_swa", {"sliding_window": 16}),
+    "granite moe swa": (
+        "GraniteMoeSWAForCausalLM",
+        "granitemoe_swa",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48, "sliding_window": 16},
+    ),
+    "hyperclova x": ("HyperCLOVAXForCausalLM", "hyperclovax", {}),
+    "hyperclova x, two norms": ("HyperCLOVAXForCausalLM", "hyperclovax", {"use_post_norm": False}),
+    "olmo hybrid": ("OlmoHybridForCausalLM", "olmo_hybrid", {"num_key_value_heads": 4}),
+    "zamba 2": ("Zamba2ForCausalLM", "zamba2", _ZAMBA),
+    "zamba 2, adapters": ("Zamba2ForCausalLM", "zamba2", {**_ZAMBA, "use_shared_attention_adapter": True}),
+}
+
+
+def _config(name: str) -> dict[str, Any]:
+    architecture, model_type, own = _NEWER[name]
+    return {**_SMALL, "architectures": [architecture], "model_type": model_type, **own}
+
+
+def _read(name: str) -> ModelSpec:
+    return read_config(_config(name), model_id=name)
+
+
+@pytest.mark.parametrize("name", _NEWER)
+def test_small_configs_against_transformers(name):
+    counted = count_independently(_config(name))
+    assert _read(name).num_parameters == counted.num_parameters + counted.num_corrections
+
+
+def test_longcat_has_two_attentions_a_layer():
+    """transformers gives the experts without weights a matrix too; the checkpoint and vLLM give them none."""
+    config = {**_SMALL, "architectures": ["LongcatFlashForCausalLM"], "model_type": "longcat_flash", **_LATENT}
+    del config["intermediate_size"], config["num_hidden_layers"], config["num_key_value_heads"]
+    counted = count_independently(config)
+    spec = read_config(config, model_id="longcat")
+    idle = 3 * config["zero_expert_num"] * 2 * config["expert_ffn_hidden_size"] * config["hidden_size"]
+    assert spec.num_parameters == counted.num_parameters + counted.num_corrections - idle
+    assert spec.num_layers == 6
+    assert all(isinstance(layer.mixer, LatentAttention) for layer in spec.layers)
+
+
+def _windows(name: str) -> list[int | None]:
+    return [layer.mixer.window_tokens for layer in _read(name).layers if isinstance(layer.mixer, SoftmaxAttention)]
+
+
+def test_windows_of_configs_without_layer_types():
+    assert _windows("granite swa") == [None, 16, 16, 16] * 2
+    assert _windows("exaone moe") == [16, 16, 16, None] * 2
+    assert _windows("cohere 2 moe") == [16, 16, 16, None] * 2
+    assert _windows("cohere 2 moe, dense in front") == [None, None, 4096, 4096, 4096, None, 4096, 4096]
+
+
+def test_zamba_caches_in_every_layer_that_passes_a_shared_block():
+    cached = [layer for layer in _read("zamba 2").layers if isinstance(layer.mixer, SoftmaxAttention)]
+    assert len(cached) == 3 and all(layer.parallel_state is not None for layer in cached)
+    assert {layer.mixer.cache_elements_per_token for layer in cached} == {2 * 4 * 32}
+
+
+def test_bailing_counts_shared_experts_of_their_own_size():
+    """Ling 2.0's keys; its code comes with the checkpoint. One dense layer, then experts and a shared one each."""
+    own = {"first_k_dense_replace": 1, "moe_shared_expert_intermediate_size": 40, "use_qk_norm": True, "head_dim": 16}
+    config = {**_SMALL, **_EXPERTS, **own, "moe_router_enable_expert_bias": True, "model_type": "bailing_moe_v2"}
+    spec = read_config({**config, "architectures": ["BailingMoeV2ForCausalLM"]}, model_id="ling")
+    attention = 64 * (64 + 2 * 32) + 64 * 64 + 2 * 16
+    sparse = 4 * 64 + 4 + 4 * 3 * 64 * 32 + 3 * 64 * 40
+    layers = 8 * (attention + 2 * 64) + 3 * 64 * 96 + 7 * sparse
+    assert spec.num_parameters == layers + 2 * 128 * 64 + 64
