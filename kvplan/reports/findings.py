@@ -91,10 +91,19 @@ def _from_summary(entry: Mapping[str, Any]) -> Recommendation:
     return Recommendation(
         title=_GOALS.get(goal, goal.replace("_", " ")),
         reason=_sentence(str(entry.get("reason") or "") + repeated) + ended,
-        settings={name: setting(value) for name, value in entry["settings"].items() if value is not None},
-        figures=_figures(figures if isinstance(figures, dict) else {}),
+        settings={name: setting(value) for name, value in _settings(entry).items() if value is not None},
+        figures=_figures(figures if isinstance(figures, dict) else {}, entry.get("spread")),
         commands={str(k): str(v) for k, v in commands.items() if v} if isinstance(commands, dict) else {},
     )
+
+
+def _settings(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings, and the load where one was searched."""
+    load = entry.get("load")
+    found = {**entry["settings"]}
+    if entry.get("goal") == "slo" and isinstance(load, dict):
+        found |= {name: value for name, value in load.items() if value not in (None, "inf")}
+    return found
 
 
 def _from_trial(trial: Trial) -> Recommendation:
@@ -113,13 +122,18 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:].rstrip(".") + "." if text else ""
 
 
-def _figures(values: Mapping[str, Any]) -> dict[str, str]:
+def _figures(values: Mapping[str, Any], spread: object = None) -> dict[str, str]:
+    """Label -> figure with its unit, and behind it the lowest and highest of several runs where they differ."""
     found = {}
+    ranges = spread if isinstance(spread, dict) else {}
     for name, (label, unit) in _FIGURES.items():
         value = values.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            number = 100 * value if name == "kv_usage_max" else value
-            found[label] = f"{short_number(number)} {unit}".rstrip()
+            scale = 100 if name == "kv_usage_max" else 1
+            text = f"{short_number(scale * value)} {unit}".rstrip()
+            low, high = ranges.get(name) or (value, value)
+            apart = f" ({short_number(scale * low)} to {short_number(scale * high)})" if low != high else ""
+            found[label] = text + apart
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kvplan.reports.comparison import Comparison
-from kvplan.reports.plots import block_size, latency, memory, occupancy, outcomes, pareto, predictions, throughput
+from kvplan.reports.plots import block_size, latency, memory, occupancy, outcomes, pareto, predictions, slo, throughput
 from kvplan.reports.plots import comparison as comparison_plot
 from kvplan.reports.plots.canvas import drawing, new_figure, png_bytes
 from kvplan.reports.run import Run
@@ -22,13 +22,15 @@ _PAGE_PIXELS_PER_INCH: Final = 108
 
 @dataclass(frozen=True, slots=True)
 class PictureKind:
-    """One picture: file name without ending, heading on the page, paper size in inches, and its draw function."""
+    """One picture: file name without ending, heading on the page, paper size in inches, its draw function, and
+    whether a run has what it shows."""
 
     name: str
     heading: str
     width_inches: float
     height_inches: float
     draw: Callable[[Run, Figure], str]
+    is_drawn: Callable[[Run], bool] = lambda run: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,9 @@ PICTURES: Final = (
     PictureKind("throughput", "Throughput", 8.0, 4.6, throughput.draw),
     PictureKind("latency", "Latency", 8.0, 4.2, latency.draw),
     PictureKind("pareto", "Speed for one user against speed for all", 8.0, 4.6, pareto.draw),
+    PictureKind("slo", "Within the service level", 8.6, 4.4, slo.draw, slo.has_search),
     PictureKind("occupancy", "KV pool over time", 8.6, 5.6, occupancy.draw),
-    PictureKind("predicted_vs_measured", "Predicted against measured", 9.6, 4.2, predictions.draw),
+    PictureKind("predicted_vs_measured", "Predicted against measured", 9.6, 7.4, predictions.draw),
     PictureKind("memory", "Memory", 8.0, 4.0, memory.draw),
     PictureKind("block_size", "Block size", 8.0, 4.2, block_size.draw),
 )
@@ -64,7 +67,7 @@ def draw_picture(kind: PictureKind, run: Run) -> Picture:
 def draw_pictures(run: Run) -> list[Picture]:
     """All pictures of a run, in the page's order."""
     with drawing():
-        return [draw_picture(kind, run) for kind in PICTURES]
+        return [draw_picture(kind, run) for kind in PICTURES if kind.is_drawn(run)]
 
 
 def draw_comparison(comparison: Comparison) -> Picture:

@@ -78,9 +78,17 @@ class Run:
     notes: tuple[str, ...]
 
     @property
+    def excluded(self) -> Mapping[str, str]:
+        """trial_id -> reason of the outliers that a rerun stands in for; the summary lists them."""
+        listed = self.summary.get("excluded")
+        entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+        return {str(entry.get("trial_id")): str(entry.get("sentence") or entry.get("reason")) for entry in entries}
+
+    @property
     def measured(self) -> tuple[Trial, ...]:
-        """The trials that were served, in the order in which they ended."""
-        return tuple(trial for trial in self.trials if trial.measured)
+        """The trials that were served, in the order in which they ended, without the excluded ones."""
+        excluded = self.excluded
+        return tuple(trial for trial in self.trials if trial.measured and trial.trial_id not in excluded)
 
     def trial(self, trial_id: str) -> Trial | None:
         """The trial of that id; of several runs of it the first."""

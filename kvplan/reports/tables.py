@@ -16,6 +16,7 @@ from kvplan.reports.findings import (
     sentences,
     status_counts,
 )
+from kvplan.reports.plots.slo import searches
 from kvplan.reports.run import Run
 from kvplan.reports.wording import named_cell, run_phrase, short_number
 
@@ -71,10 +72,12 @@ def markdown_text(run: Run) -> str:
         *(f"> {_words(note)}" for note in run.notes),
     ]
     parts += [f"> {noise}"] if (noise := noise_sentence(run)) else []
+    parts += [f"> Left out of every median: {_words(sentence)}." for sentence in run.excluded.values()]
     parts += _markdown_recommendations(run)
     counts = ", ".join(f"{status} {count}" for status, count in status_counts(run).items())
     parts.append(f"{len(run.trials)} trials: {counts}.")
     for heading, lines in (
+        ("Within the service level", [str(search.get("sentence")) for search in searches(run)]),
         ("Boundaries", sentences(run, "boundaries")),
         ("Not monotone", sentences(run, "violations")),
         ("Predicted against measured", prediction_sentences(run)),

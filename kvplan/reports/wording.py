@@ -66,6 +66,12 @@ def run_phrase(run: Run) -> str:
     return " · ".join(word for word in words if word)
 
 
+def exclusion_phrase(run: Run) -> str:
+    """What the figures leave out, '' where they leave out nothing."""
+    number = len(run.excluded)
+    return f"without {plural(number, 'run')} that a rerun stands in for (busy machine or outlier)" if number else ""
+
+
 def plural(number: int, noun: str) -> str:
     """``1 trial``, ``2 trials``, ``1,024 trials``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

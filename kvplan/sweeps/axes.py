@@ -32,6 +32,7 @@ class Axis:
 
 
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES: Final = (*DTYPES, "fp8", "fp8_e4m3")
 AXES: Final[dict[str, Axis]] = {
     axis.name: axis
     for axis in (
@@ -41,7 +42,7 @@ AXES: Final[dict[str, Axis]] = {
         Axis("max_model_len", "tokens", minimum=2),
         Axis("max_num_batched_tokens", "tokens"),
         Axis("dtype", "name", choices=DTYPES),
-        Axis("kv_cache_dtype", "name", choices=DTYPES),
+        Axis("kv_cache_dtype", "name", choices=KV_CACHE_DTYPES),
     )
 }
 

@@ -112,6 +112,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
         "status",
         "the longest max_model_len that this pool would accept, where it was refused",
     ),
+    Column("num_restarts", "", "status", "times the trial was begun anew because its worker was killed from outside"),
     Column("duration", "s", "throughput", "first arrival to last token"),
     Column("completed", "requests", "throughput", "requests served to their end"),
     Column("failed", "requests", "throughput", "requests refused or broken off"),

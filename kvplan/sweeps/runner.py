@@ -1,7 +1,8 @@
 """Runs the trials of a sweep, one after the other, whatever becomes of each of them.
 
 The worker keeps its weights from trial to trial. A worker that dies costs the trial it was running: that row is a
-``crash``, and the next trial gets a new worker. A row is on the disk before the next trial starts.
+``crash``, and the next trial gets a new worker. A worker that was killed (SIGKILL: never its own doing) says nothing
+about its trial, which is begun anew; the row says how often. A row is on the disk before the next trial starts.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ WorkerFactory = Callable[[], Worker]
 _REFUSED_MEMORY_SIGNALS: Final = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS})
 _FULL_SHARE: Final = 0.95
 _TRIALS_PER_CSV: Final = 5
+_MOST_RESTARTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +129,29 @@ class Runner:
         prediction = self._under.predictor_of(trial.load).trial(trial.settings)
         row = self._row_before(trial, prediction)
         self._progress.trial_started(trial, prediction)
-        order = self._order(trial)
         started = time.monotonic()
-        try:
-            result = self._ask_worker(order, trial, self._times.limits_for(trial, prediction))
-        except WorkerDied as death:
-            self._drop_worker()
-            result = {"row": _row_of_death(death, self._memory_share), "series": None}
-        except WorkerTimeout as lateness:
-            self._drop_worker()
-            result = {"row": {"status": "timeout", "error": str(lateness)}, "series": None}
+        result = self._attempt(trial, self._times.limits_for(trial, prediction))
         record = finished_record(self._identity, row, result["row"], result["series"], time.monotonic() - started)
         self._store.append(record)
         return record["row"]
+
+    def _attempt(self, trial: Trial, limits: TimeLimits) -> dict[str, Any]:
+        """The worker's result, or a row of how it failed; begun anew a few times when somebody killed the worker."""
+        order = self._order(trial)
+        for num_restarts in range(_MOST_RESTARTS + 1):
+            try:
+                result = self._ask_worker(order, trial, limits)
+            except WorkerDied as death:
+                self._drop_worker()
+                if death.signal_number == signal.SIGKILL and num_restarts < _MOST_RESTARTS:
+                    continue
+                result = {"row": _row_of_death(death, self._memory_share), "series": None}
+            except WorkerTimeout as lateness:
+                self._drop_worker()
+                result = {"row": {"status": "timeout", "error": str(lateness)}, "series": None}
+            break
+        result["row"]["num_restarts"] = num_restarts
+        return result
 
     def _row_before(self, trial: Trial, prediction: TrialPrediction) -> dict[str, Any]:
         clipped = clip_requests(self._under.requests_of(trial.load), trial.settings.max_model_len)

@@ -1,9 +1,10 @@
 """The run directory on disk: rows that survive whatever happens next.
 
 ``trials.jsonl`` is the truth. A record is appended, flushed and synced before the next trial starts, so a row exists
-once its trial has ended. A process killed while it writes leaves a last line without its end: reading ignores it, and
-opening the store for more cuts it off. Everything else (results.csv, summary.json) is made from the records and
-replaced as a whole, so that a reader never sees half of it.
+once its trial has ended. A process killed while it writes leaves a last line without its end, and a machine that lost
+its power may leave any bytes there: reading ignores such a tail, and opening the store for more cuts it off. Everything
+else (results.csv, summary.json) is made from the records and replaced as a whole, so that a reader never sees half of
+it.
 """
 
 from __future__ import annotations
@@ -45,28 +46,27 @@ class StoredTrials:
 
 
 def read_trials(path: Path) -> StoredTrials:
-    """Every whole record. KvplanError when a line before the last is no record: that is no torn write."""
+    """Every whole record before the tail. KvplanError when a record follows a line that is none: no torn write."""
     content = path.read_bytes() if path.exists() else b""
     records: list[Record] = []
-    position = 0
-    for number, line in enumerate(content.splitlines(keepends=True), start=1):
-        record = _record(line)
+    position, damaged_line = 0, 0
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        record = _record(line) if position + len(line) < len(content) else None
         if record is None:
-            if position + len(line) < len(content):
-                raise KvplanError(
-                    f"Line {number} of {path} is damaged, and it is not the last.",
-                    hint="remove that line to run its trial again with --resume",
-                )
-            return StoredTrials(tuple(records), position, True)
-        records.append(record)
-        position += len(line)
-    return StoredTrials(tuple(records), position, False)
+            damaged_line = damaged_line or number
+        elif damaged_line:
+            raise KvplanError(
+                f"Line {damaged_line} of {path} is damaged, and records follow it.",
+                hint="remove that line to run its trial again with --resume",
+            )
+        else:
+            records.append(record)
+            position += len(line) + 1
+    return StoredTrials(tuple(records), position, position < len(content))
 
 
 def _record(line: bytes) -> Record | None:
-    """The record in a line that was written to its end, else None."""
-    if not line.endswith(b"\n"):
-        return None
+    """The record in a line, without its line feed; None where it is no record."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -108,9 +108,13 @@ class SweepStore:
                 f"{directory} holds no sweep (no {MANIFEST}).", hint="start one with --out instead of --resume"
             )
         store._lock()
-        stored = read_trials(directory / TRIALS)
-        store.records = list(stored.records)
-        store._open_trials(stored.num_bytes)
+        try:
+            stored = read_trials(directory / TRIALS)
+            store.records = list(stored.records)
+            store._open_trials(stored.num_bytes)
+        except KvplanError:
+            store.close()
+            raise
         return store
 
     def __enter__(self) -> SweepStore:
@@ -192,8 +196,18 @@ class SweepStore:
             self._trials = path.open("ab", buffering=0)
             if path.stat().st_size != num_bytes:
                 self._trials.truncate(num_bytes)
+            _sync_directory(self.directory)
         except OSError as error:
             raise _not_writable(self.directory, error) from error
+
+
+def _sync_directory(directory: Path) -> None:
+    """A new file's name must outlive a crash of the machine, as its content does."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

@@ -1,7 +1,8 @@
 """A stand-in for the worker process: speaks the protocol, has no engine, and misbehaves on demand.
 
-``FAKE_WORKER_BEHAVIOUR`` is JSON: max_num_seqs of a trial (as text) -> one of the behaviours below; anything else is
-answered at once with a plausible row. ``FAKE_WORKER_LOG`` names a file that gets one line per trial begun.
+``FAKE_WORKER_BEHAVIOUR`` is JSON: max_num_seqs of a trial, or max_num_seqs/block_size (as text) -> one of the
+behaviours below; anything else is answered at once with a plausible row. ``FAKE_WORKER_LOG`` names a file that gets one
+line per trial begun.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def main() -> None:
         note(order)
         say({"type": "stage", "stage": "serving"})
         time.sleep(SECONDS_PER_TRIAL)
-        name = BEHAVIOUR.get(str(order["settings"]["max_num_seqs"]), "")
+        settings = order["settings"]
+        name = BEHAVIOUR.get(str(settings["max_num_seqs"]), "")
+        name = BEHAVIOUR.get(f"{settings['max_num_seqs']}/{settings['block_size']}", name)
         say({"type": "progress", "output_tokens_per_second": 12.0, "kv_usage": 0.25, "num_running": 2, "num_waiting": 1,
              "share": 0.5, "memory_share": 0.98 if name == "sigsegv-full" else 0.5})  # fmt: skip
         behave(name)

@@ -33,7 +33,8 @@ def write_tiny_model(directory: Path) -> Path:
     """A config.json of a GPT-2 with 26 thousand parameters; returns its path."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "config.json"
-    path.write_text(json.dumps(TINY_CONFIG))
+    if not path.exists():  # several processes may share it
+        path.write_text(json.dumps(TINY_CONFIG))
     return path
 
 

@@ -16,9 +16,10 @@ def report_page(run: Run, pictures: Sequence[Picture]) -> str:
     drawn = {picture.name: picture for picture in pictures}
     body = join(
         sections.header(run),
-        navigation(),
+        navigation(has_level="slo" in drawn),
         sections.notes(run),
         sections.recommendation(run),
+        sections.service_level(run, drawn.get("slo")),
         sections.boundaries(run, drawn["outcomes"]),
         sections.section("throughput", "Throughput and latency", *_shown(drawn, "throughput", "latency")),
         sections.section("pareto", drawn["pareto"].heading, *_shown(drawn, "pareto")),
@@ -45,10 +46,11 @@ def document(title: str, body: Html) -> str:
     return "<!doctype html>\n" + tag("html", head, tag("body", body, tag("script", Html(SCRIPT))), lang="en") + "\n"
 
 
-def navigation() -> Html:
+def navigation(*, has_level: bool) -> Html:
     """Links to the sections."""
     places = {
         "recommendation": "Recommendation",
+        **({"slo": "Service level"} if has_level else {}),
         "outcomes": "Boundaries",
         "throughput": "Throughput",
         "pareto": "Trade-off",

@@ -18,6 +18,7 @@ from kvplan.reports.findings import (
 from kvplan.reports.html.markup import Html, breakable, data_uri, join, tag
 from kvplan.reports.html.tables import group_tables, main_table, status_badge
 from kvplan.reports.pictures import Picture
+from kvplan.reports.plots.slo import searches
 from kvplan.reports.run import Run
 from kvplan.reports.statuses import STATUS_ORDER, look_of
 from kvplan.reports.tables import csv_text
@@ -58,6 +59,7 @@ def notes(run: Run, name: str = "") -> Html:
     if isinstance(planned, int) and planned > len(run.trials):
         lines.append(f"{len(run.trials)} of {planned} trials have ended; --resume runs the others.")
     lines += [noise] if (noise := noise_sentence(run)) else []
+    lines += [f"Left out of every median: {sentence}." for sentence in run.excluded.values()]
     listed = run.summary.get("notes")
     lines += [str(line) for line in listed] if isinstance(listed, list) else []
     return join(*(tag("p", f"{name}: {line}" if name else line, class_="note") for line in lines))
@@ -115,6 +117,16 @@ def picture(drawn: Picture) -> Html:
     box = tag("div", image, class_="scroll", tabindex="0", role="region", aria_label=drawn.heading)
     # On a phone the picture scrolls sideways, and the finding written over it with it: there it stands here as well.
     return tag("figure", tag("figcaption", drawn.finding, class_="phone"), box, id=f"picture-{drawn.name}")
+
+
+def service_level(run: Run, drawn: Picture | None) -> Html:
+    """The largest load within the service level, where one was searched."""
+    if drawn is None:
+        return Html("")
+    criterion = str(run.summary["slo"].get("criterion") or "")
+    told = [str(search["sentence"]) for search in searches(run) if search.get("sentence")]
+    lead = tag("p", f"Criterion: {criterion}." if criterion else "", class_="faint")
+    return section("slo", drawn.heading, _sentence_list([f"{line}." for line in told]), lead, picture(drawn))
 
 
 def boundaries(run: Run, drawn: Picture) -> Html:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.reports.run import Run
-from kvplan.reports.wording import run_phrase, short_number
+from kvplan.reports.wording import exclusion_phrase, run_phrase, short_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +83,9 @@ def finish(figure: Figure, run: Run, finding: str, held: str = "") -> str:
         textwrap.fill(printable(finding), int(width * 8.7)), x=0.01, ha="left", fontsize=12, fontweight="bold"
     )
     foot = "\n".join(
-        textwrap.fill(printable(line), int(width * 15.2)) for line in (run_phrase(run), held and f"at {held}") if line
+        textwrap.fill(printable(line), int(width * 15.2))
+        for line in (run_phrase(run), held and f"at {held}", exclusion_phrase(run))
+        if line
     )
     figure.supxlabel(foot, x=0.01, ha="left", fontsize=8, color=FAINT)
     return finding
