@@ -134,6 +134,8 @@ void run_item(const Call& call, const Item& item, Workspace& space, Scratch scra
   }
   if (call.args.kv_storage == KVPLAN_BFLOAT16) {
     attend_over_cache<BFloat16>(call, item, scratch);
+  } else if (call.args.kv_storage == KVPLAN_FLOAT8_E4M3) {
+    attend_over_cache<Float8E4M3>(call, item, scratch);
   } else {
     attend_over_cache<float>(call, item, scratch);
   }

@@ -38,16 +38,22 @@ void write_tokens(const kvplan_kv_write& args, int64_t begin, int64_t end) {
   }
 }
 
-void write_any(const kvplan_kv_write& args, int64_t begin, int64_t end) {
-  const bool narrow_in = args.storage == KVPLAN_BFLOAT16, narrow_cache = args.kv_storage == KVPLAN_BFLOAT16;
-  if (narrow_in && narrow_cache) {
-    write_tokens<BFloat16, BFloat16>(args, begin, end);
-  } else if (narrow_in) {
-    write_tokens<BFloat16, float>(args, begin, end);
-  } else if (narrow_cache) {
-    write_tokens<float, BFloat16>(args, begin, end);
+template <class From>
+void write_from(const kvplan_kv_write& args, int64_t begin, int64_t end) {
+  if (args.kv_storage == KVPLAN_BFLOAT16) {
+    write_tokens<From, BFloat16>(args, begin, end);
+  } else if (args.kv_storage == KVPLAN_FLOAT8_E4M3) {
+    write_tokens<From, Float8E4M3>(args, begin, end);
   } else {
-    write_tokens<float, float>(args, begin, end);
+    write_tokens<From, float>(args, begin, end);
+  }
+}
+
+void write_any(const kvplan_kv_write& args, int64_t begin, int64_t end) {
+  if (args.storage == KVPLAN_BFLOAT16) {
+    write_from<BFloat16>(args, begin, end);
+  } else {
+    write_from<float>(args, begin, end);
   }
 }
 

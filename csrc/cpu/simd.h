@@ -27,10 +27,17 @@ struct BFloat16 {
   uint16_t bits;
 };
 
+// Sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity, largest 448 (Micikevicius et al., FP8 Formats for Deep
+// Learning, 2022). Only the KV pool is stored in it.
+struct Float8E4M3 {
+  uint8_t bits;
+};
+
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
 typedef float Floats4 __attribute__((vector_size(16)));
 
 // a[i], b[j] -> one vector of four; indices 4..7 name b's lanes.
@@ -75,6 +82,20 @@ KVPLAN_INLINE Floats load(const BFloat16* source) {
   return reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
 }
 
+// Exponents 1 to 15 move to their place in a float. Below 2^-6 the mantissa counts steps of 2^-9: converted as a number,
+// because a float that small, scaled up, would be subnormal itself on the way, which some processors compute slowly.
+KVPLAN_INLINE Floats load(const Float8E4M3* source) {
+  Bytes bytes;
+  std::memcpy(&bytes, source, sizeof bytes);
+  const Words bits = __builtin_convertvector(bytes, Words);
+  const Ints magnitude = reinterpret_cast<Ints>(bits & 0x7fu);
+  const Floats normal = from_bits((magnitude << 20) + (120 << 23));
+  const Floats small = __builtin_convertvector(magnitude, Floats) * 0x1p-9f;
+  const Ints is_nan = magnitude == 0x7f;
+  const Ints value = (bits_of(select(magnitude < 8, small, normal))) | (is_nan & 0x7fc00000);
+  return from_bits(value | reinterpret_cast<Ints>((bits & 0x80u) << 24));
+}
+
 KVPLAN_INLINE void store(float* target, Floats value) {
   std::memcpy(target, &value, sizeof value);
 }
@@ -88,6 +109,23 @@ KVPLAN_INLINE void store(BFloat16* target, Floats value) {
   std::memcpy(target, &halves, sizeof halves);
 }
 
+// Round to nearest, ties to even; what is larger than 448, infinities too, becomes 448; a NaN stays a NaN.
+KVPLAN_INLINE void store(Float8E4M3* target, Floats value) {
+  const Words sign = reinterpret_cast<Words>(value) & 0x80000000u;
+  const Floats absolute = from_bits(bits_of(value) & 0x7fffffff);
+  const Floats limited = select(absolute > 448.0f, splat(448.0f), absolute);
+  const Words bits = reinterpret_cast<Words>(limited);
+  const Words normal = ((bits + 0x7ffffu + ((bits >> 20) & 1u)) >> 20) - (120u << 3);
+  // added to 2^14, whose last bit is worth 2^-9, a small number is rounded to steps of that by the addition
+  const Words small = reinterpret_cast<Words>(limited + 0x1p14f) - 0x46800000u;
+  const Words is_small = reinterpret_cast<Words>(limited < 0x1p-6f);
+  const Words is_nan = reinterpret_cast<Words>(value != value);
+  const Words rounded = (is_small & small) | (~is_small & normal);
+  const Words result = (is_nan & 0x7fu) | (~is_nan & rounded) | (sign >> 24);
+  const Bytes bytes = __builtin_convertvector(result, Bytes);
+  std::memcpy(target, &bytes, sizeof bytes);
+}
+
 KVPLAN_INLINE float to_float(float value) {
   return value;
 }
@@ -97,6 +135,15 @@ KVPLAN_INLINE float to_float(BFloat16 value) {
   float wide;
   std::memcpy(&wide, &bits, sizeof wide);
   return wide;
+}
+
+KVPLAN_INLINE float to_float(Float8E4M3 value) {
+  const int magnitude = value.bits & 0x7f;
+  const uint32_t bits = static_cast<uint32_t>(magnitude == 0x7f ? 0x7fc00000 : (magnitude << 20) + (120 << 23));
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  if (magnitude < 8) wide = static_cast<float>(magnitude) * 0x1p-9f;
+  return value.bits & 0x80 ? -wide : wide;
 }
 
 // The first `count` < kLanes elements; the other lanes are `fill`. Touches nothing beyond them.

@@ -139,7 +139,8 @@ KVPLAN_INLINE Floats4 load_four(const float* source) {
   return value;
 }
 
-KVPLAN_INLINE Floats4 load_four(const BFloat16* source) {
+template <class T>
+KVPLAN_INLINE Floats4 load_four(const T* source) {
   return Floats4{to_float(source[0]), to_float(source[1]), to_float(source[2]), to_float(source[3])};
 }
 

@@ -13,7 +13,8 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-enum kvplan_storage { KVPLAN_FLOAT32 = 0, KVPLAN_BFLOAT16 = 1 };
+// FLOAT8_E4M3 is for the KV pool alone: written saturating at 448, read as it is, without a scale.
+enum kvplan_storage { KVPLAN_FLOAT32 = 0, KVPLAN_BFLOAT16 = 1, KVPLAN_FLOAT8_E4M3 = 2 };
 
 enum kvplan_status {
   KVPLAN_OK = 0,

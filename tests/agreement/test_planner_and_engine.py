@@ -53,7 +53,7 @@ def _engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict
         memory = plan_memory(
             config,
             model,
-            dtype,
+            config.kv_dtype(dtype),
             max_model_len,
             device_total_bytes=device_bytes,
             weight_bytes=num_parameters(model) * DTYPE_BYTES[dtype],
@@ -82,6 +82,7 @@ def _engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict
     block_size=st.integers(1, 256),
     max_model_len=st.one_of(st.none(), st.integers(2, 200_000)),
     dtype=st.sampled_from(["float32", "bfloat16"]),
+    kv_cache_dtype=st.sampled_from(["auto", "auto", "float32", "bfloat16", "fp8", "fp8_e4m3"]),
 )
 def test_the_same_outcome_the_same_bytes_the_same_blocks(
     name: str,
@@ -92,6 +93,7 @@ def test_the_same_outcome_the_same_bytes_the_same_blocks(
     block_size: int,
     max_model_len: int | None,
     dtype: str,
+    kv_cache_dtype: str,
 ) -> None:
     common: dict[str, Any] = {
         "gpu_memory_utilization": utilization,
@@ -100,6 +102,7 @@ def test_the_same_outcome_the_same_bytes_the_same_blocks(
         "block_size": block_size,
         "max_model_len": max_model_len,
         "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
     }
     engine = _engine_outcome(EngineConfig(model=name, **common), dtype, device_bytes)
     planner = predict(resolve_model(name), EngineSettings(**common), device_bytes)

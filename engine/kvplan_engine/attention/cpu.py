@@ -8,6 +8,7 @@ import torch
 
 from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.kernels.library import (
+    KV_STORAGE_CODES,
     STATUS_BAD_INDEX,
     STATUS_OK,
     STORAGE_CODES,
@@ -18,7 +19,7 @@ from kvplan_engine.kernels.library import (
 
 
 class CpuBackend:
-    """See AttentionBackend for what the methods do; the pool is contiguous, float32 or bfloat16, as are the rows."""
+    """See AttentionBackend for what the methods do; rows are float32 or bfloat16, the pool that or fp8 (e4m3)."""
 
     name = "cpu"
 
@@ -45,7 +46,7 @@ class CpuBackend:
             keys_at + values_offset * kv.itemsize,
             *(block_stride, num_blocks, slots.data_ptr(), tokens, num_kv_heads, head_size, block_size),
             STORAGE_CODES[key.dtype],
-            STORAGE_CODES[kv.dtype],
+            KV_STORAGE_CODES[kv.dtype],
         )
         if self._kernels.write_kv(byref(args), torch.get_num_threads()) != STATUS_OK:
             raise IndexError(f"slot {int(slots.max())} lies outside the pool of {num_blocks} blocks of {block_size}")
@@ -88,7 +89,7 @@ class CpuBackend:
             *(sequences, tokens, num_heads, num_kv_heads, head_size, block_size),
             *(window or 0, scale, softcap or 0.0),
             STORAGE_CODES[query.dtype],
-            STORAGE_CODES[kv.dtype],
+            KV_STORAGE_CODES[kv.dtype],
         )
         _raise_for(self._kernels.paged_attention(byref(args), torch.get_num_threads()), num_blocks)
 
@@ -105,9 +106,9 @@ def _raise_for(status: int, num_blocks: int) -> None:
 
 def _pool_shape(kv: torch.Tensor, layer: int) -> tuple[int, ...]:
     shape = tuple(kv.shape)
-    if len(shape) != 6 or shape[2] != 2 or not kv.is_contiguous() or kv.dtype not in STORAGE_CODES:
+    if len(shape) != 6 or shape[2] != 2 or not kv.is_contiguous() or kv.dtype not in KV_STORAGE_CODES:
         raise ValueError(
-            f"the KV pool is {kv.dtype} {shape}, wanted a contiguous float32 or bfloat16 "
+            f"the KV pool is {kv.dtype} {shape}, wanted a contiguous float32, bfloat16 or float8_e4m3fn "
             "[num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]"
         )
     if not 0 <= layer < shape[1]:

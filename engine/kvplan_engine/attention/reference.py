@@ -26,8 +26,9 @@ class ReferenceBackend:
         wanted = slots >= 0
         blocks = torch.div(slots[wanted], block_size, rounding_mode="floor")
         offsets = slots[wanted] % block_size
-        kv[blocks, layer, 0, :, offsets] = key[wanted].to(kv.dtype)
-        kv[blocks, layer, 1, :, offsets] = value[wanted].to(kv.dtype)
+        stored = _as_stored(kv)
+        stored[blocks, layer, 0, :, offsets] = _as_stored(_to_storage(key[wanted], kv.dtype))
+        stored[blocks, layer, 1, :, offsets] = _as_stored(_to_storage(value[wanted], kv.dtype))
 
     def attend(
         self,
@@ -60,7 +61,7 @@ class ReferenceBackend:
         """
         block_size = pool.shape[2]
         first_block, num_blocks = first // block_size, -(-end // block_size)
-        blocks = pool[block_table[first_block:num_blocks].long()]
+        blocks = _as_stored(pool)[block_table[first_block:num_blocks].long()].view(pool.dtype)
         skipped = first - first_block * block_size
         return blocks.transpose(0, 1).flatten(1, 2)[:, skipped : skipped + end - first].to(self._compute_dtype)
 
@@ -82,6 +83,19 @@ class ReferenceBackend:
         visible = _visible(query.shape[0], keys.shape[1], window, query.device)
         weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
         return (weights @ values.repeat_interleave(group_size, dim=0)).transpose(0, 1)
+
+
+def _to_storage(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As it is stored in the pool: fp8 holds no more than 448 and, as torch converts to it, would make that NaN."""
+    if dtype is torch.float8_e4m3fn:
+        limit = torch.finfo(dtype).max
+        tensor = tensor.clamp(-limit, limit)
+    return tensor.to(dtype)
+
+
+def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, or its bytes where torch cannot index its dtype."""
+    return tensor.view(torch.uint8) if tensor.dtype is torch.float8_e4m3fn else tensor
 
 
 def _visible(query_len: int, kv_len: int, window: int | None, device: torch.device) -> torch.Tensor:

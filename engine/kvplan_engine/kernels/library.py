@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 STORAGE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 """The dtypes that the kernels read and write, with their number on the C side."""
+KV_STORAGE_CODES = STORAGE_CODES | {torch.float8_e4m3fn: 2}
+"""The same for the KV pool."""
 
 STATUS_OK = 0
 STATUS_BAD_INDEX = 1

@@ -89,4 +89,6 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out
 def copy_blocks(src_kv: torch.Tensor, dst_kv: torch.Tensor, pairs: torch.Tensor) -> None:
     """dst_kv[pairs[i, 1]] = src_kv[pairs[i, 0]] for every i; no destination may also be a source or appear twice."""
     sources, destinations = pairs.unbind(dim=1)
+    if src_kv.dtype is torch.float8_e4m3fn:  # torch cannot index it
+        src_kv, dst_kv = src_kv.view(torch.uint8), dst_kv.view(torch.uint8)
     dst_kv[destinations.to(dst_kv.device)] = src_kv[sources.to(src_kv.device)].to(dst_kv.device)

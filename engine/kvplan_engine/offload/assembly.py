@@ -70,7 +70,7 @@ def make_offload(
     num_tier_slots = config.kv_host_cache_bytes // memory.block_bytes
     disk = None
     if config.kv_disk_cache_dir is not None:
-        key = kv_identity(model, config.kv_cache_dtype, memory.block_size)
+        key = kv_identity(model, config.kv_dtype(model.dtype), memory.block_size)
         disk = DiskTier(config.kv_disk_cache_dir, config.kv_disk_cache_bytes, memory.block_bytes, key)
     host_kv = allocate_host_pool(kv, num_swap_slots + num_tier_slots)
     swap = SwapSpace(pool, num_swap_slots, log)
@@ -82,8 +82,8 @@ def make_offload(
     )
 
 
-def kv_identity(model: LoadedModel, kv_cache_dtype: str, block_size: int) -> bytes:
+def kv_identity(model: LoadedModel, kv_dtype: str, block_size: int) -> bytes:
     """16 bytes that differ when KV blocks differ: config, dtypes, block size and a sample of every weight."""
-    digest = hashlib.blake2b(repr((model.config, model.dtype, kv_cache_dtype, block_size)).encode(), digest_size=16)
+    digest = hashlib.blake2b(repr((model.config, model.dtype, kv_dtype, block_size)).encode(), digest_size=16)
     digest.update(model.weight_fingerprint)
     return digest.digest()
