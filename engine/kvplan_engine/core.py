@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence as Rows
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,8 @@ class Engine:
             self._offload.store_all()
         for name in _PARTS_OF_A_POOL:
             self.__dict__.pop(name, None)
+        if self.device.is_queued:
+            gc.collect()  # an error that was raised in a step may hold its frames in a cycle, and these hold tensors
         self.device.release_unused()
 
     def _carve(self) -> None:

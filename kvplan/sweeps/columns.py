@@ -103,7 +103,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     ),
     Column("status", "", "status", "how the trial ended"),
     Column("error", "", "status", "the reason in one sentence, for a trial that was not served"),
-    Column("oom_phase", "", "status", "weights, kv_init or runtime"),
+    Column("oom_phase", "", "status", "weights, kv_init, graph_capture or runtime"),
     Column("oom_requested_bytes", "bytes", "status", "what was asked for when memory ran out"),
     Column("oom_free_bytes", "bytes", "status", "what was free then"),
     Column(
@@ -149,6 +149,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     Column("activation_bytes", "bytes", "memory", "what the engine reserves for one step of the largest batch"),
     Column("activation_peak_bytes", "bytes", "memory", "what the profile step at the largest batch really used"),
     Column("overhead_bytes", "bytes", "memory", "what the engine sets aside for everything else"),
+    Column("graph_bytes", "bytes", "memory", "what it keeps back for decode steps captured as graphs, on a GPU"),
     Column("budget_bytes", "bytes", "memory", "device_memory_bytes x gpu_memory_utilization"),
     Column(
         "peak_allocated_bytes",

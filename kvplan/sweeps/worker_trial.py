@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -19,6 +20,7 @@ from kvplan.sweeps.protocol import Stage, TrialOrder
 from kvplan.sweeps.workload import RequestSpec, prompt_token_ids
 from kvplan_engine import Engine, EngineConfig, EngineError, SamplingParams
 from kvplan_engine.device import process_memory
+from kvplan_engine.device.allocation import is_context_lost
 from kvplan_engine.errors import OutOfDeviceMemory
 from kvplan_engine.kernels.library import cpu_kernels
 from kvplan_engine.model_config import SUPPORTED_ARCHITECTURES
@@ -92,6 +94,21 @@ class EngineHost:
         process_memory.limit_private_memory(order.engine["device_memory"])
         self.is_limited = True
 
+    def recover(self, stage: Stage, *, on_gpu: bool) -> bool:
+        """Make this process ready for the next trial after one that failed; False when only a new process will do.
+
+        On a GPU the weights stay: the next trial carves a new pool, which drops everything of the failed one. On the
+        CPU a failure while serving may have left threads without memory, so the process is replaced.
+        """
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
+            return self.engine is None or bool(self.engine.device.is_usable())
+        if stage != "serving":
+            return True
+        self.engine = None
+        return False
+
     def warm_up(self, order: TrialOrder, send: Send) -> None:
         """One short request, not measured, on an engine that has just been loaded."""
         if not self.is_warm:
@@ -117,9 +134,10 @@ def run_trial(host: EngineHost, order: TrialOrder, send: Send) -> TrialResult:
         failure = classify_failure(error, stage)
         if failure is None:
             raise
-        if stage == "serving":
-            host.engine = None
-        return TrialResult(watch.row | failure, worker_usable=stage != "serving" and not isinstance(error, MemoryError))
+        is_spoiled = is_context_lost(error) or isinstance(error, MemoryError)
+    # behind the except clause: the error's traceback held on to tensors
+    is_usable = host.recover(stage, on_gpu=watch.on_gpu) and not is_spoiled
+    return TrialResult(watch.row | failure, worker_usable=is_usable)
 
 
 def _serve(host: EngineHost, order: TrialOrder, watch: _Watch) -> TrialResult:
@@ -187,6 +205,7 @@ def memory_figures(engine: Any) -> dict[str, Any]:
         "activation_bytes": memory.activation_bytes,
         "activation_peak_bytes": memory.activation_peak_bytes,
         "overhead_bytes": memory.overhead_bytes,
+        "graph_bytes": memory.graph_bytes,
         "kv_pool_bytes": memory.kv_pool_bytes,
         "block_bytes": memory.block_bytes,
         "num_blocks_total": memory.num_blocks,
@@ -195,6 +214,9 @@ def memory_figures(engine: Any) -> dict[str, Any]:
 
 def classify_failure(error: Exception, stage: Stage) -> dict[str, Any] | None:
     """Status columns for a failure that belongs to the trial; None for one that nobody foresaw."""
+    if is_context_lost(error):
+        lines = str(error).strip().splitlines()
+        return {"status": "crash", "error": f"The GPU takes no more work from this process: {lines[0]}"}
     if isinstance(error, EngineError):
         return {
             "status": error.status,
@@ -247,7 +269,7 @@ class _Watch:
 
     def start(self, engine: Any) -> None:
         self._num_blocks = engine.memory.num_blocks
-        if self._on_gpu:
+        if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         self._read_memory()
 
@@ -270,7 +292,7 @@ class _Watch:
 
     def peak_memory(self) -> dict[str, int]:
         """The most memory seen: what the allocator counted on a GPU, what the process mapped on the CPU."""
-        if self._on_gpu:
+        if self.on_gpu:
             allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
             return {"peak_allocated_bytes": allocated, "peak_reserved_bytes": reserved}
         self._read_memory()
@@ -281,17 +303,17 @@ class _Watch:
 
     def memory_share(self) -> float | None:
         """How much of the device's memory the process holds now; only the CPU device ends a process that wants more."""
-        if self._on_gpu:
+        if self.on_gpu:
             return None
         self._read_memory()
         held = process_memory.private_memory_bytes() - self.host.private_at_start
         return float(held / self.order.engine["device_memory"])
 
     @property
-    def _on_gpu(self) -> bool:
+    def on_gpu(self) -> bool:
         return bool(self.order.engine["device"] == "cuda")
 
     def _read_memory(self) -> None:
-        if not self._on_gpu:
+        if not self.on_gpu:
             self._peak_resident = max(self._peak_resident, process_memory.resident_memory_bytes())
             self._peak_private = max(self._peak_private, process_memory.private_memory_bytes())
