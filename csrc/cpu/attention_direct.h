@@ -4,7 +4,8 @@
 // the item take their scores from it, then all take its values: the processor sees one long run of addresses, which it
 // fetches faster than runs of one head (plain reads of 384 MiB in random runs, one core of a 2-core AMD EPYC VM,
 // 2026-11: runs of 4 KiB 7 GB/s, of 24 KiB 12, of 96 KiB 20). The loops here read rows in fours and values by columns,
-// which hides that order from the processor, so each head's step prefetches the next one's bytes in order (`ahead`).
+// which hides that order from the processor, so each head's step prefetches those of kStepsAhead steps on (`ahead`), into
+// the second-level cache, which has room for more requests under way than the first.
 #pragma once
 
 #include "attention_work.h"
@@ -40,6 +41,22 @@ KVPLAN_INLINE void score_rows(const Call& call, const TileRows<T>& tile, int64_t
   }
 }
 
+// A step is one head's keys of a tile, or its values: all heads' keys come first. How far steps are prefetched.
+constexpr int kStepsAhead = 2;
+
+// Where the bytes of a step lie that follows `tile`'s first by `step`, in it or in `next`; null beyond (no next).
+template <class T>
+KVPLAN_INLINE const T* step_start(const TileRows<T>& tile, const TileRows<T>* next, int step, int heads,
+                                  int64_t head_step) {
+  const TileRows<T>* rows = &tile;
+  if (step >= 2 * heads) {
+    rows = next;
+    step -= 2 * heads;
+    if (rows == nullptr || step >= 2 * heads) return nullptr;
+  }
+  return step < heads ? rows->keys[0] + step * head_step : rows->values[0] + (step - heads) * head_step;
+}
+
 template <class T>
 void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
   const int head_size = static_cast<int>(call.args.head_size);
@@ -49,14 +66,21 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
   TileRows<T> tiles[2];
   int current = 0;
   find_rows(call, item, item.kv_begin, tile_tokens - item.kv_begin % tile_tokens, tiles[0]);
+  const int64_t step_bytes = int64_t{tile_tokens} * head_size * int64_t{sizeof(T)};
+  for (int step = 0; step < kStepsAhead && step < 2 * item.num_heads; ++step)
+    prefetch_bytes(step_start(tiles[0], static_cast<TileRows<T>*>(nullptr), step, item.num_heads, head_step), step_bytes);
   for (int first = item.kv_begin; first < item.kv_end; first += tiles[1 - current].tokens) {
     const TileRows<T>& tile = tiles[current];
-    TileRows<T>& next = tiles[1 - current];
+    TileRows<T>* next = &tiles[1 - current];
     current = 1 - current;
     const int after = first + tile.tokens;
-    if (after < item.kv_end) find_rows(call, item, after, tile_tokens - after % tile_tokens, next);
+    if (after < item.kv_end) {
+      find_rows(call, item, after, tile_tokens - after % tile_tokens, *next);
+    } else {
+      next = nullptr;
+    }
     for (int head = 0; head < item.num_heads; ++head) {
-      const T* ahead = head + 1 < item.num_heads ? tile.keys[0] + (head + 1) * head_step : tile.values[0];
+      const T* ahead = step_start(tile, next, head + kStepsAhead, item.num_heads, head_step);
       score_rows<T, kDirectRows>(call, tile, head * head_step, scratch.query + head * rows * call.padded_head, rows,
                                  scratch.scores + head * rows * kTileTokens, ahead);
     }
@@ -67,8 +91,7 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
           update_softmax(call, seen, tile.tokens, row, scratch.scores + row * kTileTokens, scratch.partial);
     }
     for (int head = 0; head < item.num_heads; ++head) {
-      const T* ahead = head + 1 < item.num_heads ? tile.values[0] + (head + 1) * head_step
-                                                 : (after < item.kv_end ? next.keys[0] : nullptr);
+      const T* ahead = step_start(tile, next, item.num_heads + head + kStepsAhead, item.num_heads, head_step);
       multiply<T, kDirectRows, 4, true>(scratch.scores + head * rows * kTileTokens, kTileTokens, tile.values,
                                         head * head_step, head_size, rows, tile.tokens,
                                         scratch.partial.output + head * rows * call.padded_head, call.padded_head,

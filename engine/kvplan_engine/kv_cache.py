@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvplan_engine.device.allocation import allocating
+from kvplan_engine.device.huge_pages import advise_huge_pages
 from kvplan_engine.memory import kv_block_bytes
 from kvplan_engine.model_config import ModelConfig
 
@@ -21,6 +22,7 @@ def allocate_kv_pool(
     num_bytes = num_blocks * kv_block_bytes(config, str(dtype).removeprefix("torch."), block_size)
     with allocating("kv_init", num_bytes):
         pool = torch.empty(shape, dtype=dtype, device=device)
+    advise_huge_pages(pool)
     assert pool.numel() * pool.element_size() == num_bytes
     return pool
 

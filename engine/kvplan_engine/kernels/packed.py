@@ -6,6 +6,7 @@ from ctypes import byref
 
 import torch
 
+from kvplan_engine.device.huge_pages import advise_huge_pages
 from kvplan_engine.kernels.library import STATUS_OK, STORAGE_CODES, CpuKernels, PackedLinearArgs
 
 ACTIVATION_CODES = {None: 0, "gelu_new": 1, "gelu": 2, "silu_and_mul": 3}
@@ -42,6 +43,7 @@ class PackedWeight:
         if gated and not packs_gated(kernels, self._num_outputs):
             raise ValueError(f"{self._num_outputs} outputs do not make whole panels of gate and up")
         self._packed = torch.empty(kernels.packed_outputs(self._num_outputs), self._num_inputs, dtype=weight.dtype)
+        advise_huge_pages(self._packed)
         code = STORAGE_CODES[weight.dtype]
         kernels.pack_weight(
             *(weight.data_ptr(), self._packed.data_ptr(), self._num_inputs, self._num_outputs),
