@@ -163,10 +163,18 @@ def _assumed_value(text: str) -> Any:
         return text
 
 
+def _dtype_sections(view: ConfigView) -> list[ConfigView]:
+    """Where a config may name its dtype: at the top, else in the sections that hold the language model."""
+    thinker = view.section("thinker_config")
+    outer = [view] if thinker is None else [view, thinker]
+    names = ("text_config", "llm_config", "language_config")
+    inner = [section for each in outer for name in names if (section := each.section(name)) is not None]
+    return outer + inner
+
+
 def read_dtype(view: ConfigView) -> str:
     """The dtype of the published weights; float32 where the config is silent, as in transformers."""
-    section = view.section("text_config")
-    for where in (view, *([section] if section is not None else [])):
+    for where in _dtype_sections(view):
         if where.has("torch_dtype") or where.has("dtype"):
             name = where.text("torch_dtype", "dtype").removeprefix("torch.")
             if name not in _DTYPES:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from kvplan.catalog.models import find_profile, read_profile
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import LatentAttention, ModelSpec, SoftmaxAttention
+from kvplan.estimate.weights import format_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from independent_count import count_independently
@@ -128,3 +130,54 @@ def test_bailing_counts_shared_experts_of_their_own_size():
     sparse = 4 * 64 + 4 + 4 * 3 * 64 * 32 + 3 * 64 * 40
     layers = 8 * (attention + 2 * 64) + 3 * 64 * 96 + 7 * sparse
     assert spec.num_parameters == layers + 2 * 128 * 64 + 64
+
+
+@pytest.mark.parametrize(
+    ("architecture", "section", "inner"),
+    [
+        ("Qwen2AudioForConditionalGeneration", "text_config", "qwen2-7b"),
+        ("InternS1ForConditionalGeneration", "text_config", "qwen3-8b"),
+        ("Exaone4_5_ForConditionalGeneration", "text_config", "exaone-4.0-32b"),
+        ("SkyworkR1VChatModel", "llm_config", "qwen2.5-7b"),
+        ("Llama_Nemotron_Nano_VL", "llm_config", "llama-3.1-8b"),
+        ("Qwen3OmniMoeForConditionalGeneration", "thinker_config.text_config", "qwen3-30b-a3b"),
+        ("Qwen2_5OmniModel", "thinker_config.text_config", "qwen2.5-7b"),
+    ],
+)
+def test_wrappers_are_sized_as_the_language_model_inside(architecture, section, inner):
+    profile = find_profile(inner)
+    assert profile is not None
+    text = {key: value for key, value in profile["config"].items() if key != "architectures"}
+    if "omni" in architecture.casefold():
+        text["model_type"] = {"qwen3_moe": "qwen3_omni_moe_text", "qwen2": "qwen2_5_omni_text"}[text["model_type"]]
+    config: dict[str, Any] = {"architectures": [architecture]}
+    place = config
+    for name in section.split("."):
+        place = place.setdefault(name, {"audio_config": {}} if name == "thinker_config" else {})
+    place.update(text)
+    spec, plain = read_config(config, model_id=architecture), read_profile(profile)
+    assert (spec.layers, spec.tensors, spec.dtype) == (plain.layers, plain.tensors, plain.dtype)
+    assert spec.max_position_embeddings == plain.max_position_embeddings
+
+
+def test_what_gpt_oss_leaves_unquantized_is_bfloat16():
+    """Its published config names no dtype; a server finds bfloat16 in the headers of its weights."""
+    for name in ("gpt-oss-20b", "gpt-oss-120b"):
+        profile = find_profile(name)
+        assert profile is not None and "torch_dtype" not in profile["config"]
+        assert read_profile(profile).dtype == "bfloat16"
+
+
+def test_gemma_4_experts_on_an_ignore_list():
+    """The checkpoint calls them ``layers.N.experts``, beside the ``mlp``: so do the lists of quantizers."""
+    profile = find_profile("gemma-4-26b-a4b-nvfp4")
+    assert profile is not None
+    quantization = profile["config"]["quantization_config"]
+    entries = [*quantization["ignore"], "model.language_model.layers.3.experts*"]
+    config = {**profile["config"], "quantization_config": {**quantization, "ignore": entries}}
+    spec = read_config(config, model_id="gemma")
+    formats = []
+    for index in (2, 3):
+        tensor = next(each for each in spec.layers[index].all_tensors if each.role == "expert")
+        formats.append(format_of(spec.quantization, tensor, index))
+    assert formats[0] is not None and formats[1] is None

@@ -51,6 +51,7 @@ def read_wrapped(view: ConfigView) -> Body:
     """The language model of ``text_config`` (or of a flat config), with the towers as extras."""
     from kvplan.catalog.registry import find_reader
 
+    view = thinking_part(view)
     inner = _text_view(view)
     architecture = _text_architecture(view, inner)
     reader = find_reader(architecture)
@@ -63,13 +64,25 @@ def read_wrapped(view: ConfigView) -> Body:
     return replace(body, extras=(*read_towers(view, body.hidden_size), *body.extras))
 
 
+def thinking_part(view: ConfigView) -> ConfigView:
+    """Qwen's Omni models speak too: the part that reads and answers in text stands in ``thinker_config``."""
+    thinker = view.section("thinker_config")
+    if thinker is None:
+        return view
+    merged = {"architectures": view.config.get("architectures"), **thinker.config}
+    return ConfigView(merged, path=thinker.path, assumptions=view.assumptions)
+
+
+def text_section(view: ConfigView) -> ConfigView | None:
+    """The language model's own section of a wrapper's config, or None where it stands at the top."""
+    sections = (view.section(name) for name in _TEXT_SECTIONS)
+    return next((section for section in sections if section is not None), None)
+
+
 def _text_view(view: ConfigView) -> ConfigView:
     """The text config with the wrapper's own word on tied embeddings and the defaults of its type."""
-    for name in _TEXT_SECTIONS:
-        section = view.section(name)
-        if section is not None:
-            break
-    else:
+    section = text_section(view)
+    if section is None:
         return view
     merged = dict(section.config)
     if "tie_word_embeddings" not in merged and view.has("tie_word_embeddings"):
