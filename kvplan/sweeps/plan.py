@@ -295,7 +295,7 @@ def _calibration(options: SweepOptions, device: SweepDevice) -> tuple[MeasuredPr
     found = load_measured()
     dtype = next((str(value) for value in options.parsed_axes().get("dtype", ()) if value != "auto"), None)
     profile = found.for_device(device.kind, device.name, device.num_cores, dtype)
-    heard = () if profile is None else (f"speeds are predicted by a profile {profile.as_text()}",)
+    heard = () if profile is None else (f"speeds: {profile.as_text()}",)
     return profile, found.notices + heard
 
 

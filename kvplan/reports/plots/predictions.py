@@ -1,4 +1,4 @@
-"""What was predicted before the start against what the engine then had: blocks, concurrency, throughput."""
+"""What was predicted before the start against what came: blocks, concurrency, throughput, latency."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ COMPARISONS: Final = (
     Comparison("Blocks of the KV pool", "num_blocks_predicted", "num_blocks_total", "blocks"),
     Comparison("Most sequences at once", "pred_max_concurrency", "meas_max_concurrency", "sequences"),
     Comparison("Output throughput", "pred_output_throughput", "output_throughput", "tokens/s"),
+    Comparison("TTFT, median", "pred_median_ttft_ms", "median_ttft_ms", "ms"),
+    Comparison("TPOT, median", "pred_median_tpot_ms", "median_tpot_ms", "ms"),
 )
+_COLUMNS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,14 @@ def draw(run: Run, figure: Figure) -> str:
     shown = [(comparison, found) for comparison in COMPARISONS if (found := pairs(run.trials, comparison))]
     if not shown:
         return say(figure, run, "No trial started: nothing measured stands beside the predictions.")
-    panels = figure.subplots(1, len(shown), squeeze=False)[0]
-    for axes, (comparison, found) in zip(panels, shown, strict=True):
+    columns = min(len(shown), _COLUMNS)
+    panels = list(figure.subplots(-(-len(shown) // columns), columns, squeeze=False).flat)
+    for axes, (comparison, found) in zip(panels, shown, strict=False):
         _panel(axes, comparison, found)
+    for axes in panels[len(shown) :]:
+        axes.set_visible(False)
     panels[0].legend(loc="upper left", handletextpad=0.3)
-    return finish(figure, run, _finding(shown))
+    return finish(figure, run, _finding(run, shown))
 
 
 def _panel(axes: Axes, comparison: Comparison, found: list[Pair]) -> None:
@@ -109,11 +115,26 @@ def _error_phrase(found: list[Pair]) -> str:
     return f"error: median {short_number(errors[len(errors) // 2])} %, largest {short_number(errors[-1])} %"
 
 
-def _finding(shown: list[tuple[Comparison, list[Pair]]]) -> str:
+def _finding(run: Run, shown: list[tuple[Comparison, list[Pair]]]) -> str:
     comparison, found = shown[0]
+    origins = _origins_phrase(run)
     worst = max(abs(pair.error_pct) for pair in found)
     if comparison is not COMPARISONS[0]:
-        return f"{comparison.title}: {_error_phrase(found)}"
+        return f"{comparison.title}: {_error_phrase(found)}{origins}"
     if not worst:
-        return f"Predicted and allocated blocks are equal in {plural(len(found), 'trial')}"
-    return f"Predicted blocks are off by at most {short_number(worst)} % in {plural(len(found), 'trial')}"
+        return f"Predicted and allocated blocks are equal in {plural(len(found), 'trial')}{origins}"
+    return f"Predicted blocks are off by at most {short_number(worst)} % in {plural(len(found), 'trial')}{origins}"
+
+
+_ORIGINS: Final = {
+    "roofline": "guessed (kvplan calibrate learns them)",
+    "measured": "from a profile of this model and device",
+    "calibrated": "from a profile of this device, fitted to another model",
+}
+
+
+def _origins_phrase(run: Run) -> str:
+    """Where the speeds were taken from, as far as the rows say so."""
+    named = dict.fromkeys(trial.text("prediction_origin") for trial in run.trials)
+    found = [_ORIGINS[name] for name in named if name in _ORIGINS]
+    return f"; speeds: {', '.join(found)}" if found else ""
