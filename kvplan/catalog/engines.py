@@ -37,7 +37,8 @@ class VllmRelease:
     ``keeps_moe_workspace``: buffers of the fused experts outlive the forward pass and add to the sampler's peak.
     ``pads_odd_pages``, ``packs_odd_pages``: what becomes of layers whose pages cannot be made equally large.
     ``caches_hybrid_prefixes``: prefix caching is on for models with states, which then keep two states per request.
-    ``samples_with_flashinfer``: samples with FlashInfer wherever it is installed, as it is in the official container.
+    ``samples_with_flashinfer``: samples with FlashInfer wherever it is installed, as it is in the official container;
+    ``requires_flashinfer``: it always is (vllm/envs.py: VLLM_USE_FLASHINFER_SAMPLER is on from 0.21).
     ``keeps_reduced_tensors``: every tensor that was all-reduced stays allocated until the profile run ends
     (vllm-project/vllm issue 2150, ended by pull request 2151 after 0.2.6); before 0.2.5 the budget did not see it.
     ``awq_keeps_partial_sums``: see kvplan.estimate.vllm_first_awq.
@@ -64,6 +65,7 @@ class VllmRelease:
     a100_is_large: bool = False
     huge_gpu_defaults: bool = False
     samples_with_flashinfer: bool = False
+    requires_flashinfer: bool = False
     keeps_reduced_tensors: bool = False
     grows_attention_workspace: bool = False
     awq_keeps_partial_sums: bool = False
@@ -93,7 +95,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
         (0, 20, 0),
         {"gpu_memory_utilization": 0.92, "prints_concurrency_tokens": True},
     ),
-    ((0, 21, 0), {"graphs_in_budget": True}),
+    ((0, 21, 0), {"graphs_in_budget": True, "samples_with_flashinfer": True, "requires_flashinfer": True}),
     ((0, 25, 0), {"pads_odd_pages": True}),
     (
         (0, 26, 0),

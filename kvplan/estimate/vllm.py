@@ -143,7 +143,7 @@ def _rank_memory(
     spec: ModelSpec, part: range, gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease, memo: Memo
 ) -> RankMemory:
     parts = _rank_parts(spec, part, gpu, settings, release, memo)
-    graphs = cudagraph_bytes(parts.num_layers, settings)
+    graphs = cudagraph_bytes(parts.num_layers, gpu, settings)
     if graphs:
         graphs += attention_workspace_bytes(parts.layer_kinds, gpu, settings, release)
     return RankMemory(

@@ -29,7 +29,7 @@ from kvplan.catalog.spec import (
 )
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.vllm_first_awq import first_awq_bytes
-from kvplan.estimate.vllm_settings import ResolvedSettings
+from kvplan.estimate.vllm_settings import ResolvedSettings, compute_capability
 from kvplan.estimate.vllm_vision import VisionProfile, vision_profile
 from kvplan.units import KIB, MIB
 
@@ -104,8 +104,7 @@ def activation_peak(
 
 def blas_workspace_bytes(gpu: GpuProfile) -> int:
     """cuBLAS's workspace, which PyTorch takes from its own allocator: 32 MiB from Hopper on, 8,320 KiB before."""
-    major = gpu.compute_capability.split(".")[0]
-    return _HOPPER_BLAS_WORKSPACE if major.isdigit() and int(major) >= 9 else _BLAS_WORKSPACE
+    return _HOPPER_BLAS_WORKSPACE if compute_capability(gpu)[0] >= 9 else _BLAS_WORKSPACE
 
 
 def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease) -> int:

@@ -10,7 +10,7 @@ import math
 
 from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.gpus import GpuProfile
-from kvplan.estimate.vllm_settings import ResolvedSettings
+from kvplan.estimate.vllm_settings import ResolvedSettings, compute_capability
 from kvplan.units import GIB, MIB
 
 _Table = tuple[tuple[tuple[int, int, int], float], ...]
@@ -34,10 +34,13 @@ _UNIFIED_EXTRA_GIB = 1.0
 """On a GPU that shares its host's memory, free memory also shrinks by what the engine's processes take of the host."""
 _NVLINK_PARALLEL_EXTRA_GIB = 1.85
 """What all-reduce over NVLink on Hopper and later keeps outside torch from 0.18 on, with 2 and with 4 GPUs."""
+_HOPPER = 9
 _GRAPH_SIZES_AT_512 = 51
 _GRAPH_FIXED_GIB = 0.40
 _GRAPH_LAYER_GIB = 0.0125
-"""Estimates that vLLM 0.19 logged for 35 models with all 51 capture sizes: 0.5 to 1.8 GiB, by number of layers."""
+"""Estimates that vLLM 0.19 logged for 35 models on H100 with all 51 sizes: 0.5 to 1.8 GiB, by number of layers."""
+_GRAPH_SHARE_ELSEWHERE = 0.63
+"""On other GPUs: median of ten start-ups from seven sources on A100, A40, A6000, L4 and GB10 (0.4 to 0.8)."""
 
 
 def non_torch_bytes(gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease) -> int:
@@ -62,8 +65,7 @@ def _parallel_extra_gib(gpu: GpuProfile, tensor_parallel_size: int, release: Vll
 
 
 def _is_hopper_or_later(gpu: GpuProfile) -> bool:
-    major = gpu.compute_capability.split(".")[0]
-    return major.isdigit() and int(major) >= 9
+    return compute_capability(gpu)[0] >= _HOPPER
 
 
 def _since(table: _Table, release: VllmRelease) -> float:
@@ -82,11 +84,13 @@ def capture_sizes(max_num_seqs: int) -> int:
     return small + middle + max(largest - 256, 0) // 16
 
 
-def cudagraph_bytes(num_layers: int, settings: ResolvedSettings) -> int:
+def cudagraph_bytes(num_layers: int, gpu: GpuProfile, settings: ResolvedSettings) -> int:
     """Memory of the captured graphs (0 with enforce_eager): a share for each size, larger with every layer."""
     if settings.enforce_eager:
         return 0
     share = capture_sizes(settings.max_num_seqs) / _GRAPH_SIZES_AT_512
+    if compute_capability(gpu)[0] != _HOPPER:
+        share *= _GRAPH_SHARE_ELSEWHERE
     return max(int(share * (_GRAPH_FIXED_GIB + _GRAPH_LAYER_GIB * num_layers) * GIB), MIB)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.gpus import GpuProfile
 from kvplan.catalog.spec import LayerSpec, SoftmaxAttention
-from kvplan.estimate.vllm_settings import ResolvedSettings
+from kvplan.estimate.vllm_settings import ResolvedSettings, compute_capability, runs_flashinfer
 from kvplan.units import MIB
 
 _FLASHINFER_WORKSPACE = 394 * MIB
@@ -26,12 +26,6 @@ MXFP4_INNER_STEP = 64
 _MARLIN_INNER_STEP, _WIDE_INNER_STEP = 128, 256
 
 
-def compute_capability(gpu: GpuProfile) -> tuple[int, int]:
-    """(9, 0) for a profile that says "9.0"; (0, 0) for devices that are not NVIDIA's."""
-    major, _, minor = gpu.compute_capability.partition(".")
-    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
-
-
 def attends_with_flashinfer(
     layers: Sequence[LayerSpec], gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease
 ) -> bool:
@@ -39,7 +33,7 @@ def attends_with_flashinfer(
     elsewhere where FlashAttention cannot read an 8-bit cache (it can on Hopper, but not the e5m2 kind)."""
     mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, SoftmaxAttention)]
     capability = compute_capability(gpu)
-    if not mixers or not release.v1 or not (8, 0) <= capability <= (12, 1):
+    if not mixers or not release.v1 or not runs_flashinfer(gpu):
         return False
     is_large_blackwell = capability[0] == 10
     if any(mixer.sinks for mixer in mixers) and not is_large_blackwell:

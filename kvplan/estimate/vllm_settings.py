@@ -76,6 +76,17 @@ class ResolvedSettings:
     notes: tuple[str, ...] = field(default=())
 
 
+def compute_capability(gpu: GpuProfile) -> tuple[int, int]:
+    """(9, 0) for a profile that says "9.0"; (0, 0) for devices that are not NVIDIA's."""
+    major, _, minor = gpu.compute_capability.partition(".")
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
+
+
+def runs_flashinfer(gpu: GpuProfile) -> bool:
+    """Whether vLLM runs FlashInfer there (vllm/v1/attention/backends/flashinfer.py, supports_compute_capability)."""
+    return (8, 0) <= compute_capability(gpu) <= (12, 1)
+
+
 def resolve_settings(
     spec: ModelSpec, gpu: GpuProfile, settings: VllmSettings, release: VllmRelease
 ) -> ResolvedSettings:
@@ -115,10 +126,15 @@ def resolve_settings(
         states_per_request=(2 if keeps_prefixes else 1) + settings.num_speculative_tokens,
         subtract_graphs=subtracts and not settings.enforce_eager,
         encoder_tokens=settings.encoder_tokens,
-        samples_with_flashinfer=settings.has_flashinfer and release.samples_with_flashinfer,
+        samples_with_flashinfer=_samples_with_flashinfer(gpu, settings, release),
         language_model_only=settings.language_model_only,
         notes=tuple(notes),
     )
+
+
+def _samples_with_flashinfer(gpu: GpuProfile, settings: VllmSettings, release: VllmRelease) -> bool:
+    is_there = settings.has_flashinfer or release.requires_flashinfer
+    return is_there and release.samples_with_flashinfer and runs_flashinfer(gpu)
 
 
 def _check(settings: VllmSettings) -> None:
