@@ -95,6 +95,15 @@ def smollm2_path() -> Path:
     return file
 
 
+@pytest.fixture(scope="session")
+def smollm2_model(smollm2_path: Path) -> torch.nn.Module:
+    """The same weights in transformers, float32."""
+    model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.float32
+    )
+    return model.eval()
+
+
 def greedy(model: torch.nn.Module, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
     """What transformers' generate answers to each prompt alone."""
     answers = []

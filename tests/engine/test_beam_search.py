@@ -69,10 +69,10 @@ def reference(
     return answers
 
 
-def assert_same(sequences: list[BeamSearchSequence], want: list[tuple[list[int], float]]) -> None:
-    assert [sequence.tokens for sequence in sequences] == [tokens for tokens, _ in want]
+def assert_same(sequences: list[BeamSearchSequence], want: list[tuple[list[int], float]], where: str = "") -> None:
+    assert [sequence.tokens for sequence in sequences] == [tokens for tokens, _ in want], where
     for sequence, (_, score) in zip(sequences, want, strict=True):
-        assert sequence.score == pytest.approx(score, rel=1e-5, abs=1e-4)
+        assert sequence.score == pytest.approx(score, rel=1e-5, abs=1e-4), where
 
 
 @pytest.mark.parametrize("length_penalty", [1.0, -0.5, 2.0])

@@ -118,11 +118,8 @@ def test_gpt2_of_real_shape(tmp_path: Path) -> None:
     assert answer(llm, prompts, 12) == greedy(model, prompts, 12)
 
 
-def test_smollm2_speaks_as_in_transformers(smollm2_path: Path) -> None:
+def test_smollm2_speaks_as_in_transformers(smollm2_path: Path, smollm2_model: torch.nn.Module) -> None:
     """Trained weights and real text: ragged prompts, several block sizes, a pool that preempts."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        smollm2_path.parent, gguf_file=smollm2_path.name, dtype=torch.float32
-    ).eval()
     llm = LLM(
         str(smollm2_path),
         dtype="float32",
@@ -139,7 +136,7 @@ def test_smollm2_speaks_as_in_transformers(smollm2_path: Path) -> None:
         "Water boils at 100 degrees Celsius because",
     ]
     prompts = [llm.tokenizer.encode(text) for text in texts]
-    want = greedy(model, prompts, 24)
+    want = greedy(smollm2_model, prompts, 24)
     for block_size in (1, 8, 16, 32):
         llm.engine.reconfigure(block_size=block_size, gpu_memory_utilization=0.9)
         assert answer(llm, prompts, 24) == want

@@ -1,0 +1,81 @@
+"""Trained weights and real text in every cell of the matrix: greedy answers and a search, beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import greedy
+from matrix_cells import CELLS, Cell, Watch, add_beams, add_greedy, beam_answers, greedy_tokens, set_up
+from test_beam_search import assert_same, reference
+
+from kvplan_engine import LLM, BeamSearchParams
+
+TEXTS = (
+    "The history of the printing press began in the middle of the fifteenth century, when Johannes Gutenberg, a "
+    "goldsmith from Mainz, cast letters of metal that could be used again and again, in another order each time",
+    "In the year 1492, three ships left the harbour of Palos in the south of Spain, and after five weeks on the open "
+    "sea, out of sight of any land, a sailor in the bow of the",
+)
+PROMPT_LENGTHS = (36, 30)  # both fit the pool, whatever the block size, until the second crosses the end of a block
+SEARCHED_TEXT = "Water boils at a lower temperature on a mountain than at the sea, because the pressure of the air"
+NUM_TOKENS = 6
+POOL_TOKENS = 68
+BEAMS = BeamSearchParams(beam_width=3, max_tokens=5, length_penalty=0.8)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The prompts, and what transformers answers. searched: tokens and score of each beam, best first."""
+
+    prompts: list[list[int]]
+    searched_prompt: list[int]
+    greedy: list[list[int]]
+    searched: list[tuple[list[int], float]]
+
+
+@pytest.fixture(scope="module", params=["cpu", "reference"])
+def llm(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[LLM]:
+    """Loaded once per backend; the cells are reconfigurations of it."""
+    llm = LLM(
+        str(smollm2_path),
+        dtype="float32",
+        device="cpu",
+        attention_backend=request.param,
+        max_model_len=64,
+        max_num_batched_tokens=256,
+        max_num_seqs=6,
+    )
+    assert llm.engine.model.attention.name == request.param
+    yield llm
+    llm.engine.close()
+
+
+@pytest.fixture(scope="module")
+def expected(llm: LLM, smollm2_model: torch.nn.Module) -> Expected:
+    prompts = [llm.tokenizer.encode(text)[:length] for text, length in zip(TEXTS, PROMPT_LENGTHS, strict=True)]
+    assert tuple(map(len, prompts)) == PROMPT_LENGTHS
+    searched_prompt = llm.tokenizer.encode(SEARCHED_TEXT)
+    end_tokens = llm.engine.model.config.eos_token_ids
+    searched = reference(smollm2_model, searched_prompt, BEAMS, end_tokens)
+    return Expected(prompts, searched_prompt, greedy(smollm2_model, prompts, NUM_TOKENS), searched)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_tokens_are_those_of_transformers(llm: LLM, expected: Expected, tmp_path: Path, cell: Cell) -> None:
+    set_up(llm, cell, tmp_path, pool_tokens=POOL_TOKENS)
+    watch = Watch(llm.engine)
+    requests = add_greedy(llm.engine, expected.prompts, NUM_TOKENS)
+    searches = add_beams(llm.engine, [expected.searched_prompt], BEAMS)
+    watch.run()
+    assert greedy_tokens(requests) == expected.greedy, f"{cell}: greedy"
+    assert_same(beam_answers(searches)[0], expected.searched, f"{cell}: beams")
+    if cell.prefix_caching:  # the search has pushed the first prompt out of the pool: into a tier, where there is one
+        for _ in range(2):
+            again = add_greedy(llm.engine, expected.prompts[:1], 2)
+            watch.run()
+            assert greedy_tokens(again) == [expected.greedy[0][:2]], f"{cell}: greedy again"
+    watch.check(cell)
