@@ -119,7 +119,9 @@ def _from_trial(trial: Trial) -> Recommendation:
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".") + "." if text else ""
+    """With a capital, unless it begins with an identifier, and a full stop."""
+    first = text[:1] if "_" in text.partition(" ")[0] else text[:1].upper()
+    return first + text[1:].rstrip(".") + "." if text else ""
 
 
 def _figures(values: Mapping[str, Any], spread: object = None) -> dict[str, str]:

@@ -22,15 +22,13 @@ _PAGE_PIXELS_PER_INCH: Final = 108
 
 @dataclass(frozen=True, slots=True)
 class PictureKind:
-    """One picture: file name without ending, heading on the page, paper size in inches, its draw function, and
-    whether a run has what it shows."""
+    """One picture: file name without ending, heading on the page, paper size in inches, and its draw function."""
 
     name: str
     heading: str
     width_inches: float
     height_inches: float
     draw: Callable[[Run, Figure], str]
-    is_drawn: Callable[[Run], bool] = lambda run: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +48,13 @@ PICTURES: Final = (
     PictureKind("throughput", "Throughput", 8.0, 4.6, throughput.draw),
     PictureKind("latency", "Latency", 8.0, 4.2, latency.draw),
     PictureKind("pareto", "Speed for one user against speed for all", 8.0, 4.6, pareto.draw),
-    PictureKind("slo", "Within the service level", 8.6, 4.4, slo.draw, slo.has_search),
     PictureKind("occupancy", "KV pool over time", 8.6, 5.6, occupancy.draw),
     PictureKind("predicted_vs_measured", "Predicted against measured", 9.6, 7.4, predictions.draw),
     PictureKind("memory", "Memory", 8.0, 4.0, memory.draw),
     PictureKind("block_size", "Block size", 8.0, 4.2, block_size.draw),
 )
+
+SEARCH_PICTURE: Final = PictureKind("slo", "Within the service level", 8.6, 4.4, slo.draw)
 
 
 def draw_picture(kind: PictureKind, run: Run) -> Picture:
@@ -65,9 +64,10 @@ def draw_picture(kind: PictureKind, run: Run) -> Picture:
 
 
 def draw_pictures(run: Run) -> list[Picture]:
-    """All pictures of a run, in the page's order."""
+    """All pictures of a run, in the page's order; the one of a search for the largest load only where one was made."""
+    kinds = (SEARCH_PICTURE, *PICTURES) if slo.has_search(run) else PICTURES
     with drawing():
-        return [draw_picture(kind, run) for kind in PICTURES if kind.is_drawn(run)]
+        return [draw_picture(kind, run) for kind in kinds]
 
 
 def draw_comparison(comparison: Comparison) -> Picture:

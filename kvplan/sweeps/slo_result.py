@@ -163,4 +163,5 @@ def _sentence(
 
 
 def _runs_phrase(point: LoadPoint) -> str:
-    return f"{point.num_keeping} of {point.num_runs} runs"
+    noun = "run" if point.num_runs == 1 else "runs"
+    return f"{point.num_keeping} of {point.num_runs} {noun}"

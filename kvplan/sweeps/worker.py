@@ -11,6 +11,7 @@ import os
 import queue
 import sys
 import threading
+from types import TracebackType
 from typing import Any, BinaryIO
 
 from kvplan.sweeps.protocol import TrialOrder, decode, encode
@@ -42,7 +43,15 @@ def _read_orders(orders: queue.Queue[TrialOrder]) -> None:
     os._exit(0)
 
 
+def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The thread that reads stdin would make Python abort at its end, and hide the error's line in the log."""
+    sys.__excepthook__(kind, error, trace)
+    sys.stderr.flush()
+    os._exit(1)
+
+
 def main() -> None:
+    sys.excepthook = _end_at_once
     channel = Channel.take_over_stdout()
     orders: queue.Queue[TrialOrder] = queue.Queue()
     threading.Thread(target=_read_orders, args=(orders,), daemon=True).start()

@@ -121,7 +121,7 @@ def picture(drawn: Picture) -> Html:
 
 def service_level(run: Run, drawn: Picture | None) -> Html:
     """The largest load within the service level, where one was searched."""
-    if drawn is None:
+    if drawn is None or not searches(run):
         return Html("")
     criterion = str(run.summary["slo"].get("criterion") or "")
     told = [str(search["sentence"]) for search in searches(run) if search.get("sentence")]

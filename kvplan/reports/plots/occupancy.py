@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.reports.plots.canvas import finish, say
 from kvplan.reports.run import Run, Trial
-from kvplan.reports.selection import best_trial, most_preempted_trial, slowest_trial
+from kvplan.reports.selection import best_trial, most_preempted_trial, slowest_trial, summary_best
 from kvplan.reports.statuses import BLUE, ORANGE, SKY_BLUE, VERMILION
 from kvplan.reports.wording import plural, settings_phrase, short_number
 
@@ -40,7 +40,9 @@ def chosen_trials(run: Run) -> list[tuple[str, Trial]]:
     chosen: list[tuple[str, Trial]] = []
     best = best_trial(run)
     if best is not None and best.series:
-        chosen.append(("Best: highest throughput", best))
+        goals = [entry.get("goal") for entry in summary_best(run) if entry.get("trial_id") == best.trial_id]
+        is_level = "slo" in goals and "output_throughput" not in goals
+        chosen.append(("Best: fastest within the service level" if is_level else "Best: highest throughput", best))
     worst, why = most_preempted_trial(run), "Worst: most preemptions"
     if worst is None or worst is best:
         worst, why = slowest_trial(run), "Worst: lowest throughput"

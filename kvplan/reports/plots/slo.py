@@ -38,6 +38,8 @@ def draw(run: Run, figure: Figure) -> str:
     found = searches(run)[:_MOST_LINES]
     if not found:
         return say(figure, run, "No search within a service level was made.")
+    from matplotlib.ticker import MaxNLocator
+
     left, right = figure.subplots(1, 2)
     for place, search in enumerate(found):
         colour, marker, _ = LINE_LOOKS[place % len(LINE_LOOKS)]
@@ -50,6 +52,7 @@ def draw(run: Run, figure: Figure) -> str:
     variable = str(found[0]["variable"])
     for axes in (left, right):
         axes.set_xlabel(f"{variable} ({UNITS[variable]})")
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=variable == "max_concurrency"))
         axes.xaxis.set_major_formatter(thousands())
     left.set_title("Requests within the service level", fontsize=9.5)
     left.set_ylabel("% of the requests, with 95 % interval")
