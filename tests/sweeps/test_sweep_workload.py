@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import statistics
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,98 @@ def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
 def test_malformed_lengths(text: str) -> None:
     with pytest.raises(UsageError):
         Lengths.parse("--input-len", text)
+
+
+def test_log_normal_lengths_have_the_median_and_spread_they_are_given() -> None:
+    lengths = Lengths.parse("--input-len", "lognormal:200:0.8")
+    drawn = [item.num_prompt_tokens for item in generate_requests(WorkloadSpec(4000, lengths, Lengths(1, 1)))]
+    logarithms = [math.log(length) for length in drawn]
+    assert statistics.median(drawn) == pytest.approx(200, rel=0.05)
+    assert statistics.stdev(logarithms) == pytest.approx(0.8, rel=0.05)
+    assert statistics.mean(drawn) == pytest.approx(200 * math.exp(0.8**2 / 2), rel=0.08)
+    assert (lengths.first, lengths.last) == (1, 3200)
+    assert min(drawn) >= 1 and max(drawn) <= 3200
+
+
+def test_bounds_of_log_normal_lengths_move_what_lies_outside() -> None:
+    lengths = Lengths.parse("--output-len", "lognormal:100:1:64..256")
+    drawn = [item.num_output_tokens for item in generate_requests(WorkloadSpec(2000, Lengths(1, 1), lengths))]
+    assert (min(drawn), max(drawn)) == (64, 256)
+    assert lengths.as_text() == "lognormal:100:1:64..256"
+    assert Lengths.parse("--output-len", "lognormal:100:1").as_text() == "lognormal:100:1"
+
+
+def test_uniform_and_fixed_lengths_have_their_mean() -> None:
+    uniform = generate_requests(WorkloadSpec(4000, Lengths(100, 300), Lengths(7, 7)))
+    assert statistics.mean(item.num_prompt_tokens for item in uniform) == pytest.approx(200, rel=0.02)
+    assert statistics.pstdev(item.num_prompt_tokens for item in uniform) == pytest.approx(201 / math.sqrt(12), rel=0.04)
+    assert {item.num_output_tokens for item in uniform} == {7}
+
+
+@pytest.mark.parametrize(
+    "text", ["lognormal:200", "lognormal:200:0", "lognormal:200:x", "lognormal:a:1", "lognormal:9:1:5"]
+)
+def test_malformed_log_normal_lengths(text: str) -> None:
+    if text.endswith(":5"):
+        assert Lengths.parse("--input-len", text) == Lengths(5, 5, 9, 1.0)
+        return
+    with pytest.raises(UsageError):
+        Lengths.parse("--input-len", text)
+
+
+def gaps_of(burstiness: float) -> list[float]:
+    spec = WorkloadSpec(4000, Lengths(1, 1), Lengths(1, 1), request_rate=5.0, burstiness=burstiness)
+    times = [item.arrival_seconds for item in generate_requests(spec)]
+    assert times[-1] == pytest.approx(4000 / 5.0)
+    return [later - earlier for earlier, later in itertools.pairwise([0.0, *times])]
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_gaps_between_arrivals_are_gamma_distributed(burstiness: float) -> None:
+    """vLLM's definition: shape = burstiness, mean = 1 / rate; so their coefficient of variation is 1 / sqrt(shape)."""
+    gaps = gaps_of(burstiness)
+    mean = statistics.mean(gaps)
+    assert mean == pytest.approx(0.2, rel=0.01)
+    assert statistics.pstdev(gaps) / mean == pytest.approx(1 / math.sqrt(burstiness), rel=0.08)
+    if burstiness == 1.0:  # a Poisson process: exponential gaps
+        assert sum(gap > 0.2 for gap in gaps) / len(gaps) == pytest.approx(math.exp(-1), abs=0.02)
+
+
+def test_another_rate_is_the_same_pattern_stretched() -> None:
+    """A search over rates compares like with like."""
+    slow, fast = (
+        generate_requests(WorkloadSpec(60, Lengths(5, 90), Lengths(2, 9), request_rate=rate)) for rate in (2.0, 8.0)
+    )
+    assert [item.num_prompt_tokens for item in slow] == [item.num_prompt_tokens for item in fast]
+    for one, other in zip(slow, fast, strict=True):
+        assert one.arrival_seconds == pytest.approx(4 * other.arrival_seconds)
+
+
+def test_shared_prefixes_are_shared_in_turn_and_nothing_else_is() -> None:
+    spec = WorkloadSpec(9, Lengths(20, 40), Lengths(2, 2), num_prefixes=3, prefix_len=64)
+    requests = generate_requests(spec)
+    prompts = [prompt_token_ids(0, request, 5000) for request in requests]
+    assert [len(prompt) for prompt in prompts] == [request.num_prompt_tokens for request in requests]
+    heads = [tuple(prompt[:64]) for prompt in prompts]
+    assert len(set(heads)) == 3
+    assert heads[0] == heads[3] == heads[6] and heads[1] == heads[4] and heads[2] == heads[5]
+    assert len({tuple(prompt[64:72]) for prompt in prompts}) == 9
+    assert all(84 <= len(prompt) <= 104 for prompt in prompts)
+    (short,) = clip_requests(requests[:1], 50).requests
+    assert (short.num_prompt_tokens, short.num_prefix_tokens) == (48, 48)
+    assert prompt_token_ids(0, short, 5000) == prompts[0][:48]
+    assert "one of 3 prefixes of 64 tokens" in spec.as_text()
+
+
+def test_a_trace_keeps_its_times_or_is_stretched_to_a_rate(tmp_path: Path) -> None:
+    """BurstGPT's columns as they are published, with a failed request (no answer) that is left out."""
+    path = tmp_path / "BurstGPT_1.csv"
+    path.write_text(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,ChatGPT,472,18,490,Conversation log\n15,ChatGPT,30,0,30,API log\n"
+        "45,GPT-4,1087,230,1317,Conversation log\n85,GPT-4,417,276,693,Conversation log\n"
+    )
+    assert read(path) == [(472, 18, 0.0), (1087, 230, 40.0), (417, 276, 80.0)]
+    spec = WorkloadSpec(10, Lengths(1, 1), Lengths(1, 1), file=str(path), request_rate=1.5)
+    assert [item.arrival_seconds for item in generate_requests(spec)] == [0.0, 1.0, 2.0]
+    assert "arriving as in the file" in WorkloadSpec(3, Lengths(1, 1), Lengths(1, 1), file=str(path)).as_text()
