@@ -10,22 +10,31 @@ know beforehand that every line runs; its rows say so and mean nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# In the order of their worth: where time or a machine ends early, the last ones are lost.
 SECTION_SECONDS = {
-    "tests": 120,
-    "decode": 50,
-    "prefill": 50,
-    "operations": 30,
-    "tuning": 50,
-    "step": 100,
-    "throughput": 130,
-    "baseline": 70,
+    "tests": 110,
+    "decode": 40,
+    "step": 55,
+    "throughput": 85,
+    "baseline": 80,
+    "sweep": 70,
+    "memory": 50,
+    "ladder": 30,
+    "prefill": 25,
+    "sanitizer": 20,
+    "operations": 8,
+    "tuning": 7,
 }
 
 
@@ -34,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="JSON lines to append to")
     parser.add_argument("--sections", default=",".join(SECTION_SECONDS), help="comma-separated, in order")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes through the CPU emulation")
+    parser.add_argument("--seconds", type=float, default=sum(SECTION_SECONDS.values()), help="for all sections")
     parser.add_argument("--only", help=argparse.SUPPRESS)  # the section that this process measures
     return parser.parse_args()
 
@@ -43,6 +53,8 @@ def sections() -> dict[str, Callable]:
     import measure_baseline
     import measure_engine
     import measure_kernels
+    import measure_memory
+    import measure_sweep
 
     return {
         "decode": measure_kernels.measure_decode,
@@ -52,36 +64,51 @@ def sections() -> dict[str, Callable]:
         "step": measure_engine.measure_decode_step,
         "throughput": measure_engine.measure_throughput,
         "baseline": measure_baseline.measure_baseline,
+        "ladder": measure_engine.measure_ladder,
+        "memory": measure_memory.measure_memory,
+        "sweep": measure_sweep.measure_sweep,
+        "sanitizer": measure_sweep.measure_sanitizer,
     }
 
 
-def measure_section(name: str, out: Path, dry: bool) -> None:
-    """Measure one section in this process; its rows are written even when it fails on the way."""
-    from measure_support import Bench, write_rows
+def measure_section(name: str, out: Path, dry: bool, seconds: float) -> None:
+    """Measure one section in this process; each row is written as soon as it is there."""
+    from measure_support import Bench
 
-    bench = Bench(dry)
-    try:
-        sections()[name](bench)
-    finally:
-        write_rows(bench, out)
+    sections()[name](Bench(dry, out, seconds))
 
 
 def command_of(name: str, options: argparse.Namespace) -> list[str]:
     """The process that runs one section."""
     if name == "tests":
         return [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(ROOT / "tests" / "gpu")]
-    own = [sys.executable, __file__, "--only", name, "--out", str(options.out)]
+    own = [sys.executable, __file__, "--only", name, "--out", str(options.out), "--seconds", str(options.seconds)]
     return [*own, "--dry-run"] if options.dry_run else own
 
 
-def run_section(name: str, options: argparse.Namespace) -> str:
-    """ok, or what went wrong, of one section."""
+def run_section(name: str, options: argparse.Namespace, seconds_left: float) -> str:
+    """ok, or what went wrong, of one section. What it started ends with it."""
+    if seconds_left < 5:
+        return "left out, the time is up"
     print(f"== {name}", file=sys.stderr, flush=True)
+    limit = min(SECTION_SECONDS[name], seconds_left)
+    options.seconds = limit
+    process = subprocess.Popen(command_of(name, options), cwd=ROOT, start_new_session=True)
     try:
-        result = subprocess.run(command_of(name, options), cwd=ROOT, timeout=SECTION_SECONDS[name], check=False)
+        code = process.wait(limit)
     except subprocess.TimeoutExpired:
-        return f"stopped after {SECTION_SECONDS[name]} s"
-    return "ok" if result.returncode == 0 else f"failed with exit code {result.returncode}"
+        return f"stopped after {limit:.0f} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return "ok" if code == 0 else f"failed with exit code {code}"
+
+
+def run_sections(names: list[str], options: argparse.Namespace) -> dict[str, str]:
+    """How each ended; one that fails or is stopped leaves the others alone."""
+    ends_at = time.monotonic() + options.seconds
+    return {name: run_section(name, options, ends_at - time.monotonic()) for name in names}
 
 
 def print_table(out: Path, outcomes: dict[str, str]) -> None:
@@ -104,7 +131,7 @@ def main() -> int:
     sys.path[:0] = [str(ROOT), str(ROOT / "engine"), str(Path(__file__).parent)]
     options.out = options.out.resolve()
     if options.only:
-        measure_section(options.only, options.out, options.dry_run)
+        measure_section(options.only, options.out, options.dry_run, options.seconds)
         return 0
     chosen = options.sections.split(",")
     unknown = [name for name in chosen if name not in SECTION_SECONDS]
@@ -112,7 +139,7 @@ def main() -> int:
         print(f"error: no section {unknown[0]!r}; there are {', '.join(SECTION_SECONDS)}", file=sys.stderr)
         return 2
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    outcomes = {name: run_section(name, options) for name in chosen}
+    outcomes = run_sections(chosen, options)
     print_table(options.out, outcomes)
     return 0 if all(outcome == "ok" for outcome in outcomes.values()) else 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 
@@ -12,20 +13,29 @@ from measure_support import Bench, Row
 
 from kvplan_engine import SamplingParams
 
-MODEL = "qwen3-0.6b"
+MODELS = {"qwen3-0.6b": (256, 128), "llama-3.1-8b": (64, 64)}
+"""Requests and output tokens of each, so that both fit the section's time."""
 GOAL = 3.0
 
 
 def measure_baseline(bench: Bench) -> None:
-    """Output tokens per second of both, one after the other; transformers wants one output length for all."""
-    count, shortest, longest, output_len = (3, 5, 12, 4) if bench.dry else (256, 100, 1024, 128)
+    """Output tokens per second of both, one after the other, for each model."""
+    for model, (count, output_len) in {"tiny": (3, 4)}.items() if bench.dry else MODELS.items():
+        measure_baseline_of(bench, model, count, output_len)
+
+
+def measure_baseline_of(bench: Bench, model: str, count: int, output_len: int) -> None:
+    """transformers wants one output length for all."""
+    shortest, longest = (5, 12) if bench.dry else (100, 1024)
     generator = random.Random(0)
-    vocab_size = model_config(bench, MODEL)["vocab_size"]
+    vocab_size = model_config(bench, model)["vocab_size"]
     lengths = [generator.randint(shortest, longest) for _ in range(count)]
     prompts = [[generator.randrange(vocab_size) for _ in range(length)] for length in lengths]
-    theirs = transformers_seconds(bench, prompts, output_len)
-    ours = engine_seconds(bench, prompts, output_len)
-    shape = {"model": "tiny" if bench.dry else MODEL, "requests": count, "output_len": output_len}
+    theirs = transformers_seconds(bench, model, prompts, output_len)
+    gc.collect()  # their model, before ours is loaded
+    bench.release_memory()
+    ours = engine_seconds(bench, model, prompts, output_len)
+    shape = {"model": model, "requests": count, "output_len": output_len}
     tokens = count * output_len
     theirs_name = f"transformers {transformers.__version__} continuous batching"
     bench.add(Row("baseline", theirs_name, tokens / theirs, "output tokens/s", shape, median_seconds=theirs))
@@ -45,15 +55,16 @@ def measure_baseline(bench: Bench) -> None:
     )
 
 
-def transformers_seconds(bench: Bench, prompts: list[list[int]], output_len: int) -> float:
+def transformers_seconds(bench: Bench, name: str, prompts: list[list[int]], output_len: int) -> float:
     """Wall time of generate_batch with random weights, torch's own attention, greedy, no end of sequence."""
-    config = dict(model_config(bench, MODEL))
+    config = dict(model_config(bench, name))
     config.pop("torch_dtype", None)
-    model = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(config.pop("model_type"), **config),
-        dtype=torch.float32 if bench.dry else torch.bfloat16,
-        attn_implementation="sdpa",
-    )
+    with bench.device:  # weights are made where they are used: on a CPU eight billion random numbers take minutes
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(config.pop("model_type"), **config),
+            dtype=torch.float32 if bench.dry else torch.bfloat16,
+            attn_implementation="sdpa",
+        )
     model = model.to(bench.device).eval()
     small = {"num_blocks": 16, "max_batch_tokens": 32} if bench.dry else {}
     batching = transformers.ContinuousBatchingConfig(**small)
@@ -74,10 +85,10 @@ def transformers_seconds(bench: Bench, prompts: list[list[int]], output_len: int
     return generate(prompts, output_len)
 
 
-def engine_seconds(bench: Bench, prompts: list[list[int]], output_len: int) -> float:
+def engine_seconds(bench: Bench, name: str, prompts: list[list[int]], output_len: int) -> float:
     """Wall time of the engine for the same prompts."""
     longest = max(map(len, prompts))
-    engine = make_engine(bench, MODEL, len(prompts), longest + output_len + 16)
+    engine = make_engine(bench, name, len(prompts), longest + output_len + 16)
 
     def run(inputs: list[list[int]], count: int, name: str) -> float:
         params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
@@ -89,4 +100,7 @@ def engine_seconds(bench: Bench, prompts: list[list[int]], output_len: int) -> f
         return time.perf_counter() - started
 
     run(prompts[:2], 2, "first")
-    return run(prompts, output_len, "request")
+    seconds = run(prompts, output_len, "request")
+    engine.close()
+    bench.release_memory()
+    return seconds

@@ -151,3 +151,37 @@ def measure_throughput_of(bench: Bench, name: str, copy_rate: float) -> None:
             excluded="loading; the prompts' computation is in the time and not in the roofline",
         )
     )
+
+
+LADDER_MODES = {
+    "eager": {"enforce_eager": True, "async_scheduling": False},
+    "graphs": {"enforce_eager": False, "async_scheduling": False},
+    "graphs, one step ahead": {"enforce_eager": False, "async_scheduling": True},
+}
+
+
+def measure_ladder(bench: Bench) -> None:
+    """What graphs and overlap each bring to a decode step, on a small model, where launching costs most."""
+    name, context, steps = ("tiny", 20, 3) if bench.dry else ("qwen3-0.6b", STEP_CONTEXT, STEP_COUNT)
+    batches = (2,) if bench.dry else STEP_BATCHES
+    engine = make_engine(bench, name, max(batches), context + steps + 16)
+    eager: dict[int, float] = {}
+    for mode, settings in LADDER_MODES.items():
+        engine.reconfigure(**settings)
+        for batch in batches:
+            seconds = decode_step_seconds(engine, batch, context, steps)
+            median = statistics.median(seconds)
+            eager.setdefault(batch, median)
+            bench.add(
+                Row(
+                    "engine",
+                    f"decode step, {mode}",
+                    median * 1e3,
+                    "ms",
+                    {"model": name, "batch": batch, "context": context, "graph_bytes": engine.memory.graph_bytes},
+                    share=eager[batch] / median,
+                    reference="the eager step of the same batch",
+                    median_seconds=median,
+                    samples_seconds=seconds,
+                )
+            )

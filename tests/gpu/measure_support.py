@@ -64,8 +64,10 @@ def provenance(runtime: CudaRuntime, dry: bool) -> dict[str, Any]:
 class Bench:
     """A device to measure on. A dry run takes the emulation, so that every line runs and no figure means anything."""
 
-    def __init__(self, dry: bool) -> None:
+    def __init__(self, dry: bool, out: Path | None = None, seconds: float = 600.0) -> None:
         self.dry = dry
+        self.out = out
+        self._ends_at = time.monotonic() + seconds
         self.runtime: CudaRuntime
         if dry:
             self.runtime = EmulatedRuntime()
@@ -77,20 +79,38 @@ class Bench:
         self.backend = CudaBackend(self.runtime)
         self.ops = CudaOps(self.runtime)
         self.rows: list[Row] = []
+        self._provenance: dict[str, Any] | None = None
 
     def backend_with(self, warps: int, stages: int) -> CudaBackend:
         """A backend whose decode kernel has another shape."""
         return CudaBackend(self.runtime, decode_warps=warps, decode_stages=stages)
 
     def add(self, row: Row) -> None:
-        """Keep a row, and say it at once: what comes later may fail."""
+        """Keep a row, write it and say it at once: what comes later may fail."""
         self.rows.append(row)
+        if self.out is not None:
+            with self.out.open("a") as file:
+                file.write(json.dumps({**asdict(row), **self._origin()}) + "\n")
         share = "" if row.share is None else f"  {100 * row.share:5.1f} % of {row.reference}"
         print(
             f"  {row.name:34s} {json.dumps(row.shape):60s} {row.value:10.1f} {row.unit}{share}",
             file=sys.stderr,
             flush=True,
         )
+
+    def seconds_left(self) -> float:
+        """Until this section is stopped."""
+        return self._ends_at - time.monotonic()
+
+    def _origin(self) -> dict[str, Any]:
+        if self._provenance is None:
+            self._provenance = provenance(self.runtime, self.dry)
+        return self._provenance
+
+    def release_memory(self) -> None:
+        """Give what freed tensors left behind back, for whoever is measured next."""
+        if not self.dry:
+            torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
         if not self.dry:
@@ -131,11 +151,3 @@ class Bench:
         rate = 2 * count / seconds
         self.add(Row("device", "copy bandwidth", rate / 1e9, "GB/s", {"bytes": count}, median_seconds=seconds))
         return rate
-
-
-def write_rows(bench: Bench, path: Path) -> None:
-    """Append the rows, each with its provenance, as JSON lines."""
-    origin = provenance(bench.runtime, bench.dry)
-    with path.open("a") as file:
-        for row in bench.rows:
-            file.write(json.dumps({**asdict(row), **origin}) + "\n")

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import measure
 import pytest
@@ -16,7 +17,7 @@ PROVENANCE = {"device", "driver", "torch", "cuda", "commit", "uncommitted_change
 @pytest.mark.parametrize("section", [name for name in measure.SECTION_SECONDS if name != "tests"])
 def test_every_section_runs_and_writes_rows_with_their_provenance(section: str, tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
-    measure.measure_section(section, out, dry=True)
+    measure.measure_section(section, out, dry=True, seconds=100.0)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rows) >= 2
     for row in rows:
@@ -50,7 +51,19 @@ def test_an_unknown_section_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_the_sections_fit_ten_minutes() -> None:
-    assert sum(measure.SECTION_SECONDS.values()) <= 600
+    assert sum(measure.SECTION_SECONDS.values()) <= 580
+
+
+def test_a_section_that_hangs_is_stopped_with_all_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The rows that it has written stay, and so does the time of the others."""
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    commands = {"decode": [sys.executable, "-c", child], "step": [sys.executable, "-c", "pass"]}
+    monkeypatch.setattr(measure, "command_of", lambda name, _: commands[name])
+    monkeypatch.setitem(measure.SECTION_SECONDS, "decode", 1)
+    options = SimpleNamespace(seconds=100.0, out=tmp_path / "rows", dry_run=True)
+    assert measure.run_sections(["decode", "step"], options) == {"decode": "stopped after 1 s", "step": "ok"}
+    options.seconds = 0.0
+    assert measure.run_sections(["step"], options) == {"step": "left out, the time is up"}
 
 
 def test_a_missed_goal_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

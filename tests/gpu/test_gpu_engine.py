@@ -1,0 +1,93 @@
+"""The engine on a real device: transformers' tokens with graphs and steps ahead and without, and where memory goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from kvplan_engine import LLM, SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+NUM_TOKENS = 24
+LENGTHS = (1, 9, 130, 33, 64, 300, 17)
+
+
+def config_of(name: str) -> transformers.PretrainedConfig:
+    """gpt2 in its own shape, Llama with grouped heads of 128, and SmolLM2-135M's shape, two to four layers each."""
+    if name == "gpt2":
+        return transformers.GPT2Config(n_layer=4)
+    sizes = {"llama": (1024, 8, 2, 2816), "smollm2": (576, 9, 3, 1536)}
+    hidden, heads, kv_heads, inner = sizes[name]
+    return transformers.LlamaConfig(
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=inner,
+        num_hidden_layers=4,
+        vocab_size=4096,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+    )
+
+
+def reference(model: torch.nn.Module, prompts: list[list[int]]) -> list[list[int]]:
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt], device="cuda")
+        with torch.no_grad():
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=NUM_TOKENS,
+                min_new_tokens=NUM_TOKENS,
+                do_sample=False,
+                pad_token_id=0,
+                eos_token_id=None,
+            )
+        answers.append(out[0, len(prompt) :].tolist())
+    return answers
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "smollm2"])
+def test_tokens_are_transformers_tokens(name: str, tmp_path: Path) -> None:
+    """float32 without TF32, so that both sides round alike; eager, graphs, and graphs with a step ahead."""
+    torch.manual_seed(0)
+    config = config_of(name)
+    config.initializer_range = 0.05
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(tmp_path)
+    model.cuda()
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(1, 4096, length).tolist() for length in LENGTHS]
+    wanted = reference(model, prompts)
+    llm = LLM(
+        str(tmp_path), device="cuda", dtype="float32", max_num_batched_tokens=256, max_num_seqs=5, max_model_len=512
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    modes = ({}, {"async_scheduling": False}, {"async_scheduling": False, "enforce_eager": True})
+    for settings in modes:
+        llm.engine.reconfigure(**settings)
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+        assert [output.outputs[0].token_ids for output in outputs] == wanted, settings
+        stats = llm.get_stats()
+        assert (stats["num_graph_replays"] > 0) == (not settings.get("enforce_eager", False))
+        assert (stats["num_steps_ahead"] > 0) == ("async_scheduling" not in settings)
+
+
+def test_the_whole_device_is_accounted_for() -> None:
+    """At utilization 0.95 nothing is taken beyond the budget, graphs included."""
+    config = config_of("llama").to_dict() | {"architectures": ["LlamaForCausalLM"]}
+    llm = LLM(config, device="cuda", dtype="bfloat16", load_format="dummy", gpu_memory_utilization=0.95)
+    prompts = [{"prompt_token_ids": [1 + number] * 200} for number in range(300)]
+    llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
+    memory, device = llm.engine.memory, llm.engine.device
+    assert memory.graph_bytes > 0
+    assert device.used_bytes() <= memory.budget_bytes
