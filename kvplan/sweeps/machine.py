@@ -43,13 +43,15 @@ def detect_device(wanted: str, memory_bytes: int | None, *, weight_bytes: int = 
             name, total = gpu
             given = None if memory_bytes is None else min(memory_bytes, total)
             return SweepDevice("cuda", name, given or total, os.cpu_count() or 1, given)
+        reason = "no NVIDIA driver answers" if gpu is None else f"the installed torch has no CUDA for the {gpu[0]}"
         if wanted == "cuda":
-            reason = "no NVIDIA driver answers" if gpu is None else "the installed torch is built for the CPU"
             raise KvplanError(f"There is no CUDA device to sweep on: {reason}.", hint="use --device cpu")
-    return _cpu_device(memory_bytes, weight_bytes, said_cpu=wanted == "cpu")
+        found = "No GPU found" if gpu is None else f"A GPU is here, but {reason}"
+        return _cpu_device(memory_bytes, weight_bytes, f"{found}: running on the CPU")
+    return _cpu_device(memory_bytes, weight_bytes, "CPU device")
 
 
-def _cpu_device(memory_bytes: int | None, weight_bytes: int, *, said_cpu: bool) -> SweepDevice:
+def _cpu_device(memory_bytes: int | None, weight_bytes: int, what: str) -> SweepDevice:
     available = available_memory_bytes()
     total = memory_bytes or min(max(_DEFAULT_CPU_BYTES, _whole_gib(2 * weight_bytes)), available // 2)
     if total > available:
@@ -57,7 +59,6 @@ def _cpu_device(memory_bytes: int | None, weight_bytes: int, *, said_cpu: bool) 
             f"--device-memory {format_bytes(total)} is more than the {format_bytes(available)} this machine has free.",
             hint="give less, for instance --device-memory " + format_bytes(available // 2, digits=0).replace(" ", ""),
         )
-    what = "CPU device" if said_cpu else "No GPU found: running on the CPU"
     given = "" if memory_bytes else " (--device-memory sets it)"
     notice = f"{what}, {os.cpu_count()} cores, device memory {format_bytes(total)}{given}"
     return SweepDevice("cpu", cpu_name(), total, os.cpu_count() or 1, total, notice)

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kvplan.errors import KvplanError
+from kvplan.sweeps import machine as machine_module
 from kvplan_engine import EngineError
 from kvplan_engine.device import cuda_absence
 from kvplan_engine.device import device as device_module
@@ -135,3 +137,13 @@ def test_a_machine_without_a_gpu_is_no_reason_to_warn(machine: Machine, caplog: 
         open_device("auto", 64 * 1024**2)
     assert "device auto takes the CPU: there is no CUDA device here" in caplog.text
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_sweep_says_that_it_leaves_a_gpu_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "_first_gpu", lambda: ("NVIDIA L4", 24 * 1024**3))
+    monkeypatch.setattr(machine_module, "_torch_is_cpu_build", lambda: True)
+    notice = machine_module.detect_device("auto", 64 * 1024**2).notice
+    assert notice is not None
+    assert notice.startswith("A GPU is here, but the installed torch has no CUDA for the NVIDIA L4: running on the CPU")
+    with pytest.raises(KvplanError, match="the installed torch has no CUDA for the NVIDIA L4"):
+        machine_module.detect_device("cuda", None)

@@ -11,6 +11,8 @@ from cuda_cases import AttentionCase, build_batch
 from kernel_matrix import every_kernel, properties_of
 
 from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.device.allocation import allocating
+from kvplan_engine.errors import OutOfDeviceMemory
 from kvplan_engine.kernels import cuda_driver, cuda_nvrtc
 from kvplan_engine.kernels.cuda_cache import cached_image, image_key
 from kvplan_engine.kernels.cuda_driver import Driver, DriverRuntime, make_runtime
@@ -226,6 +228,16 @@ def test_reserve_compiles_and_makes_room_so_that_a_capture_allocates_nothing(mon
     for window in (None, 100):
         backend.attend(batch.query, batch.kv, 0, batch.metadata, batch.out, 0.1, window, None)
     assert len(library.named("load")) == loaded
+
+
+@pytest.mark.parametrize("phase", ["runtime", "graph_capture"])
+def test_memory_that_the_driver_refuses_is_out_of_memory_like_any_other(phase: str) -> None:
+    kernel = fake_runtime(FakeLibrary(launch_status=2)).kernel(COPY)
+    with pytest.raises(OutOfDeviceMemory) as info, allocating(phase):
+        kernel((1, 1), 32, 0, CopyParams(1, 2, 3, 4))
+    assert info.value.phase == phase
+    with pytest.raises(CudaKernelError, match="too many resources"), allocating(phase):
+        fake_runtime(FakeLibrary(launch_status=701)).kernel(COPY)((1, 1), 32, 0, CopyParams(1, 2, 3, 4))
 
 
 def test_without_a_gpu_the_reason_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
