@@ -2,11 +2,19 @@
 
     python benchmarks/scheduler_step.py [--sequences 256] [--lengths 64 1024 4096] [--steps 400] [--caching off]
 
-A stub stands in for the model, the batch's tensors and the sampler. Printed are medians over the steps, in
-microseconds: schedule() and commit() of the scheduler, the engine's bookkeeping (tokens appended, ends checked,
-statistics), and all three. Not timed: batch tensors, forward pass, sampling, and the output objects, which are made
-when somebody looks at them (about 0.3 microseconds each). Blocks of 16 tokens: in every step one sequence in 16 takes
-a new block and fills one.
+The whole of ``Engine.step`` runs, with the smallest model there is and its forward pass left out. Medians over the
+steps, in microseconds:
+
+    schedule   who runs, which blocks they take; full blocks hashed for the prefix cache
+    inputs     the step's index buffers: token ids, positions, slots, block tables, lengths, and the tensors over them
+    commit     counts moved on
+    take       tokens appended, ends checked, outputs made ready (the output objects themselves are made when looked at)
+    rest       statistics, times, the engine's own calls
+    all        the whole step, timed in other steps than its parts, because these timings take time too
+
+Left out: the forward pass, and the choice of tokens from the logits with their way to a list ("sample", beside it).
+Blocks of 16 tokens: in every step one sequence in 16 fills a block and takes another. In the last line sequences come
+and go: each has an answer of another length, and in a typical step three of them end and three others start.
 """
 
 from __future__ import annotations
@@ -16,17 +24,19 @@ import gc
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 
+import torch
+
 from kvplan_engine import Engine, EngineConfig, SamplingParams
-from kvplan_engine.sampling.sampler import Draw, SampledToken
-from kvplan_engine.step_plan import StepPlan
 
 GOAL_MICROSECONDS, LIMIT_MICROSECONDS = 60, 150
+COLUMNS = ("schedule", "inputs", "commit", "take", "rest", "all", "sample")
+VOCAB_SIZE = 32
 
 
 def make_engine(max_model_len: int, num_sequences: int, caching: bool) -> Engine:
@@ -36,7 +46,7 @@ def make_engine(max_model_len: int, num_sequences: int, caching: bool) -> Engine
         "n_embd": 8,
         "n_head": 1,
         "n_layer": 1,
-        "vocab_size": 32,
+        "vocab_size": VOCAB_SIZE,
         "n_positions": max_model_len,
     }
     block_bytes = 2 * 16 * 8 * 4
@@ -46,62 +56,104 @@ def make_engine(max_model_len: int, num_sequences: int, caching: bool) -> Engine
     return Engine(EngineConfig(model=config, max_num_batched_tokens=4096, **settings))
 
 
-class StubRunner:
-    """Answers a plan at once: every sequence that can be sampled gets token 1."""
+class Stopwatch:
+    """Times calls of methods, by name; ``take`` returns what has come together since the last time."""
 
     def __init__(self) -> None:
-        self.sampler = self
+        self._seconds: dict[str, float] = {}
+        self.is_on = True
 
-    def prepare(self, plan: StepPlan) -> Any:
-        self.stub_seconds = -time.perf_counter()
-        batch = SimpleNamespace(sampled=[item.sequence for item in plan.scheduled if item.needs_sampling])
-        self.stub_seconds += time.perf_counter()
-        return batch
+    def watch(self, owner: Any, method: str, name: str, always: bool = False) -> None:
+        """Time ``owner.method``; what is not ``always`` timed is left alone while the watch is off."""
+        function: Callable[..., Any] = getattr(owner, method)
 
-    def forward(self, batch: Any) -> None:
-        return None
+        def timed(*arguments: Any) -> Any:
+            if not (self.is_on or always):
+                return function(*arguments)
+            started = time.perf_counter()
+            result = function(*arguments)
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+            return result
 
-    def sample(self, logits: None, draws: list[Draw], *stops: Any) -> list[SampledToken]:
-        started = time.perf_counter()
-        tokens = [SampledToken(1)] * len(draws)
-        self.stub_seconds += time.perf_counter() - started
-        return tokens
+        setattr(owner, method, timed)
 
-
-def timed(function: Any, seconds: list[float]) -> Any:
-    def call(*arguments: Any) -> Any:
-        started = time.perf_counter()
-        result = function(*arguments)
-        seconds.append(time.perf_counter() - started)
-        return result
-
-    return call
+    def take(self) -> dict[str, float]:
+        taken, self._seconds = self._seconds, {}
+        return taken
 
 
-def measure(length: int, num_sequences: int, num_steps: int, caching: bool) -> dict[str, float]:
-    """Medians in microseconds, with sequences of ``length`` tokens at the start."""
-    engine = make_engine(length + num_steps + 64, num_sequences, caching)
-    runner = StubRunner()
-    engine._runner = runner  # type: ignore[assignment]
-    params = SamplingParams(temperature=0.0, max_tokens=num_steps + 60, ignore_eos=True)
-    for number in range(num_sequences):
-        prompt = [number % 32] * (length - number % 16)  # block boundaries are spread over the steps
-        engine.add_request(str(number), prompt, params)
-    engine.scheduler.max_num_batched_tokens = num_sequences * length  # all prompts in one step: nothing computes them
-    while engine.stats.num_scheduled_tokens != num_sequences:
-        engine.step()
-    seconds: dict[str, list[float]] = {"schedule": [], "commit": [], "step": []}
-    engine.scheduler.schedule = timed(engine.scheduler.schedule, seconds["schedule"])  # type: ignore[method-assign]
-    engine.scheduler.commit = timed(engine.scheduler.commit, seconds["commit"])  # type: ignore[method-assign]
+def without_model(engine: Engine) -> Stopwatch:
+    """Leave the forward pass of ``engine`` out, and time the parts of its steps."""
+    logits = torch.zeros(engine.config.max_num_seqs, VOCAB_SIZE)
+    watch, runner = Stopwatch(), engine._runner
+    runner.forward = lambda batch: logits[: len(batch.sampled)]  # type: ignore[method-assign]
+    watch.watch(runner, "forward", "forward", always=True)
+    watch.watch(runner, "prepare", "inputs")
+    watch.watch(runner.sampler, "sample_step", "sample", always=True)
+    watch.watch(engine.scheduler, "schedule", "schedule")
+    watch.watch(engine.scheduler, "commit", "commit")
+    watch.watch(engine._intake, "take", "take")
+    return watch
+
+
+def run_steps(engine: Engine, watch: Stopwatch, num_steps: int, after_step: Callable[[Any], None]) -> dict[str, float]:
+    """Medians in microseconds over ``num_steps`` steps; parts are timed in half of them."""
+    samples: dict[str, list[float]] = {name: [] for name in COLUMNS}
+    watch.take()
+    gc.collect()
     gc.disable()
-    for _ in range(num_steps):
+    for number in range(num_steps):
+        watch.is_on = number // 16 % 2 == 1
         started = time.perf_counter()
-        engine.step()
-        seconds["step"].append(time.perf_counter() - started - runner.stub_seconds)
+        outputs = engine.step()
+        seconds = time.perf_counter() - started
+        row = watch.take()
+        row["all"] = seconds - row.pop("forward") - row["sample"]
+        if watch.is_on:
+            row["rest"] = row.pop("all") - sum(row[name] for name in ("schedule", "inputs", "commit", "take"))
+        for name, value in row.items():
+            samples[name].append(value)
+        after_step(outputs)
     gc.enable()
+    return {name: statistics.median(values) * 1e6 for name, values in samples.items()}
+
+
+def measure_decoding(length: int, num_sequences: int, num_steps: int, caching: bool) -> dict[str, float]:
+    """Sequences of ``length`` tokens or, the first to start, some more; none of them ends."""
+    num_more = num_steps + num_sequences + 60
+    engine = make_engine(length + num_more, num_sequences, caching)
+    params = SamplingParams(temperature=0.0, max_tokens=num_more, ignore_eos=True)
+    watch = without_model(engine)
+    for number in range(num_sequences):
+        engine.add_request(str(number), [number % VOCAB_SIZE, *[1] * (length - 1)], params)
+        while engine.scheduler.waiting:  # one in each step, which spreads the borders of blocks over the steps
+            engine.step()
+    engine.step()
+    result = run_steps(engine, watch, num_steps, lambda outputs: None)
     assert engine.stats.num_scheduled_tokens == num_sequences
-    median = {name: statistics.median(values) * 1e6 for name, values in seconds.items()}
-    return {**median, "bookkeeping": median["step"] - median["schedule"] - median["commit"]}
+    return result
+
+
+def measure_turnover(num_sequences: int, num_steps: int, caching: bool) -> dict[str, float]:
+    """Answers of 32 to 130 tokens; each that ends is followed by another request."""
+    engine = make_engine(1024, num_sequences, caching)
+    watch, number = without_model(engine), 0
+
+    def add() -> None:
+        nonlocal number
+        number += 1
+        params = SamplingParams(temperature=0.0, max_tokens=32 + number * 37 % 99, ignore_eos=True)
+        engine.add_request(str(number), [number % VOCAB_SIZE] * (number % 16 + 8), params)
+
+    def replace_ended(outputs: Any) -> None:
+        for _ in range(num_sequences - engine.stats.num_running + sum(output.finished for output in outputs)):
+            add()
+
+    for _ in range(num_sequences):
+        add()
+    for _ in range(150):
+        replace_ended(engine.step())
+    return run_steps(engine, watch, num_steps, replace_ended)
 
 
 def main() -> None:
@@ -111,16 +163,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--caching", choices=("on", "off"), default="on")
     arguments = parser.parse_args()
-    print(f"{arguments.sequences} decoding sequences, prefix caching {arguments.caching}, medians in microseconds")
-    print(f"{'tokens each':>12} {'schedule':>9} {'commit':>9} {'bookkeeping':>12} {'all':>9}")
+    number, caching = arguments.sequences, arguments.caching == "on"
+    print(f"{number} decoding sequences, prefix caching {arguments.caching}, medians in microseconds")
+    print(f"{'tokens each':>12}" + "".join(f"{name:>10}" for name in COLUMNS))
     for length in arguments.lengths:
-        result = measure(length, arguments.sequences, arguments.steps, arguments.caching == "on")
-        columns = (result["schedule"], result["commit"], result["bookkeeping"], result["step"])
-        print(
-            f"{length:>12,} "
-            + " ".join(f"{value:>{width}.1f}" for value, width in zip(columns, (9, 9, 12, 9), strict=True))
-        )
-    print(f"goal {GOAL_MICROSECONDS}, limit {LIMIT_MICROSECONDS}")
+        result = measure_decoding(length, number, arguments.steps, caching)
+        print(f"{length:>12,}" + "".join(f"{result[name]:>10.1f}" for name in COLUMNS))
+    result = measure_turnover(number, arguments.steps, caching)
+    print(f"{'come and go':>12}" + "".join(f"{result[name]:>10.1f}" for name in COLUMNS))
+    print(f"all: goal {GOAL_MICROSECONDS}, limit {LIMIT_MICROSECONDS}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """The pool of KV blocks: who owns which block, and which block goes next. No tensors, no torch.
 
-    free queue     uncached, last freed first | cached, least recently used first, deepest block of a sequence first
-                   ^ taken from this end                                              a cached block that is looked up
-                                                                                      again leaves the queue in O(1)
+    free queues    uncached, last freed first    then    cached, least recently used first, deepest block first
+                   ^ taken from this end                 a cached block that is looked up again leaves in O(1)
 A block is free when nobody references it. A free block may still hold KV that is worth finding again (prefix
 cache): it keeps its hash until it is taken for something else.
 """
@@ -32,7 +31,8 @@ class BlockPool:
         """Everything free, nothing cached."""
         self._reference_counts = [0] * self.num_blocks
         self._generations = [0] * self.num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(self.num_blocks))
+        self._free_uncached: dict[int, None] = dict.fromkeys(reversed(range(self.num_blocks)))  # taken from its end
+        self._free_cached: OrderedDict[int, None] = OrderedDict()  # taken from its beginning
         self._hash_of_block: dict[int, BlockHash] = {}
         self._block_of_hash: dict[BlockHash, int] = {}
         self.num_evictions = 0
@@ -41,11 +41,11 @@ class BlockPool:
     @property
     def num_free_blocks(self) -> int:
         """Blocks nobody references, those that still hold cached KV among them."""
-        return len(self._free)
+        return len(self._free_uncached) + len(self._free_cached)
 
     @property
     def num_used_blocks(self) -> int:
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free_blocks
 
     @property
     def num_cached_blocks(self) -> int:
@@ -66,28 +66,27 @@ class BlockPool:
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Take ``num_blocks`` free blocks, one reference each; NoFreeBlocks, and nothing taken, if there are fewer."""
-        if num_blocks > len(self._free):
+        if num_blocks > self.num_free_blocks:
             raise NoFreeBlocks
-        return [self.allocate_one() for _ in range(num_blocks)]
-
-    def allocate_one(self) -> int:
-        """``allocate(1)`` without its list: the call that a decoding sequence makes."""
-        if not self._free:
-            raise NoFreeBlocks
-        block, _ = self._free.popitem(last=False)
-        if block in self._hash_of_block:
+        num_uncached = min(num_blocks, len(self._free_uncached))
+        blocks = [self._free_uncached.popitem()[0] for _ in range(num_uncached)]
+        for _ in range(num_blocks - num_uncached):
+            block, _ = self._free_cached.popitem(last=False)
             self._forget_hash(block)
-        self._reference_counts[block] = 1
-        self._generations[block] += 1
-        self.num_references += 1
-        return block
+            blocks.append(block)
+        counts, generations = self._reference_counts, self._generations
+        for block in blocks:
+            counts[block] = 1
+            generations[block] += 1
+        self.num_references += num_blocks
+        return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more reference to each block; a free one, whose content is still there, comes back into use."""
         self.num_references += len(blocks)
         for block in blocks:
             if self._reference_counts[block] == 0:
-                del self._free[block]
+                del (self._free_cached if block in self._free_cached else self._free_uncached)[block]
             self._reference_counts[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
@@ -99,12 +98,10 @@ class BlockPool:
         for block in reversed(blocks):
             self._reference_counts[block] -= 1
             if self._reference_counts[block] == 0:
-                self._free[block] = None
-                if block not in self._hash_of_block:
-                    self._free.move_to_end(block, last=False)
+                (self._free_cached if block in self._hash_of_block else self._free_uncached)[block] = None
 
     def cache(self, block: int, block_hash: BlockHash) -> None:
-        """Let ``block`` be found by ``block_hash``. The first block with some content keeps the name."""
+        """Let ``block``, in use, be found by ``block_hash``. The first block with some content keeps the name."""
         if block_hash not in self._block_of_hash and block not in self._hash_of_block:
             self._block_of_hash[block_hash] = block
             self._hash_of_block[block] = block_hash
@@ -119,7 +116,7 @@ class BlockPool:
     def cached_blocks(self) -> list[tuple[int, BlockHash]]:
         """Cached blocks with their hashes: in the order in which they would be evicted, then those in use."""
         known = self._hash_of_block
-        free = [(block, known[block]) for block in self._free if block in known]
+        free = [(block, known[block]) for block in self._free_cached]
         return free + [(block, name) for block, name in known.items() if self._reference_counts[block]]
 
     def _forget_hash(self, block: int) -> None:
@@ -134,9 +131,10 @@ class BlockPool:
         counts = self._reference_counts
         assert sum(counts) == self.num_references, "references are counted wrong"
         assert all(count >= 0 for count in counts), "negative reference count"
-        assert {block for block, count in enumerate(counts) if count == 0} == set(self._free), (
-            "free queue != unreferenced"
-        )
+        unreferenced = {block for block, count in enumerate(counts) if count == 0}
+        assert unreferenced == {*self._free_uncached, *self._free_cached}, "free queues != unreferenced"
+        assert unreferenced & self._hash_of_block.keys() == set(self._free_cached), "free but not cached, or cached"
+        assert len(unreferenced) == self.num_free_blocks, "a block is in both free queues"
         assert len(self._block_of_hash) == len(self._hash_of_block), "hash maps differ in size"
         for block, block_hash in self._hash_of_block.items():
             assert self._block_of_hash[block_hash] == block, "hash maps disagree"

@@ -58,10 +58,6 @@ class BlockTable:
         self.blocks.extend(new_blocks)
         return copy
 
-    def append_block(self) -> None:
-        """``reserve`` for one more token behind a full last block. NoFreeBlocks when there is none."""
-        self.blocks.append(self._pool.allocate_one())
-
     def _shared_block_to_write(self, first_token: int) -> int | None:
         """Only a partly filled block can be shared and still be written to: full blocks are never rewritten."""
         logical = first_token // self._pool.block_size

@@ -66,7 +66,7 @@ class TokenIntake:
         token_ids = arrived.token_ids
         deque(map(list.append, arrived.known, token_ids), maxlen=0)
         ending = arrived.ending
-        if not stop_ids.isdisjoint(token_ids):
+        if stop_ids and not stop_ids.isdisjoint(token_ids):
             ending = sorted({*ending, *(row for row, token in enumerate(token_ids) if token in stop_ids)})
         reasons: dict[int, str] = {}
         for row in ending:

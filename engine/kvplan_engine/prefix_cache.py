@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
+from collections.abc import Sequence as Rows
+from typing import TYPE_CHECKING
 
 from kvplan_engine.block_pool import BlockHash, BlockPool
+
+if TYPE_CHECKING:
+    from kvplan_engine.request import Sequence
 
 _DIGEST_BYTES = 16  # 2**-64 chance of any collision among four billion blocks
 
@@ -26,28 +31,32 @@ class PrefixCache:
     def __init__(self, pool: BlockPool, *, enabled: bool = True, salt: bytes = b"") -> None:
         self.enabled = enabled
         self._pool = pool
-        self._pack = struct.Struct(f"<{pool.block_size}q").pack
+        self._pack = struct.Struct(f"<{pool.block_size}i").pack
         self._root: BlockHash = hashlib.blake2b(salt, digest_size=_DIGEST_BYTES).digest()
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
-    def extend_hashes(self, hashes: list[BlockHash], token_ids: Sequence[int], num_tokens: int) -> None:
+    def extend_hashes(self, hashes: list[BlockHash], token_ids: Rows[int], num_tokens: int) -> None:
         """Append to ``hashes`` those of the full blocks among the first ``num_tokens`` tokens that it lacks."""
         size = self._pool.block_size
         for index in range(len(hashes), num_tokens // size):
             parent = hashes[-1] if hashes else self._root
             hashes.append(chain_hash(parent, self._pack(*token_ids[index * size : (index + 1) * size])))
 
-    def add_block(self, hashes: list[BlockHash], token_ids: Sequence[int], blocks: Sequence[int]) -> None:
-        """The next block of a sequence, behind those of ``hashes``, has become full: let it be found."""
-        index, size = len(hashes), self._pool.block_size
-        parent = hashes[-1] if hashes else self._root
-        packed = self._pack(*token_ids[index * size : (index + 1) * size])
-        block_hash = chain_hash(parent, packed)
-        hashes.append(block_hash)
-        self._pool.cache(blocks[index], block_hash)
+    def register_next(self, sequences: Iterable[Sequence]) -> None:
+        """The next block of each of ``sequences`` has become full: let it be found. What a step of decoding does."""
+        pack, size, cache = self._pack, self._pool.block_size, self._pool.cache
+        for sequence in sequences:
+            index, hashes = sequence.num_registered_blocks, sequence.block_hashes
+            if index == len(hashes):
+                first = index * size
+                hashes.append(
+                    chain_hash(hashes[-1] if index else self._root, pack(*sequence.token_ids[first : first + size]))
+                )
+            cache(sequence.table.blocks[index], hashes[index])
+            sequence.num_registered_blocks = index + 1
 
-    def usable_hashes(self, hashes: list[BlockHash], token_ids: Sequence[int]) -> list[BlockHash]:
+    def usable_hashes(self, hashes: list[BlockHash], token_ids: Rows[int]) -> list[BlockHash]:
         """Hashes of the full blocks of a prompt, all but the last token of it: extends ``hashes`` as needed.
 
         At least one token is left to compute: without it there would be no logits to sample from.
@@ -58,7 +67,7 @@ class PrefixCache:
         self.extend_hashes(hashes, token_ids, num_tokens)
         return hashes[: (num_tokens - 1) // self._pool.block_size]
 
-    def lookup(self, hashes: Sequence[BlockHash]) -> list[int]:
+    def lookup(self, hashes: Rows[BlockHash]) -> list[int]:
         """The longest run of cached blocks, from the first hash on."""
         found: list[int] = []
         for block_hash in hashes:
@@ -74,7 +83,7 @@ class PrefixCache:
             self.num_queried_tokens += num_tokens
             self.num_hit_tokens += num_hit_tokens
 
-    def register(self, hashes: Sequence[BlockHash], blocks: Sequence[int], first: int, last: int) -> None:
+    def register(self, hashes: Rows[BlockHash], blocks: Rows[int], first: int, last: int) -> None:
         """Let blocks ``first`` to ``last`` - 1 of a sequence, now full, be found by their hashes."""
         if self.enabled:
             for index in range(first, last):

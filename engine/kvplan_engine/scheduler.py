@@ -190,6 +190,8 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan) -> None:
         """Blocks for all that run; each time they run out the newest sequence goes, whatever it has got already."""
         rows = self.running.rows
+        if self.prefix_cache.enabled:
+            self.prefix_cache.register_next(rows.at_border)
         self._find_decoding()
         growing = self._grow_rows(plan)
         chunks = self._reserve_chunks(plan)
@@ -218,19 +220,16 @@ class Scheduler:
                 running.leave_rows(sequence)
 
     def _grow_rows(self, plan: StepPlan) -> list[Sequence]:
-        """Register the blocks of decoding sequences that have become full, and append the blocks behind them."""
+        """Append blocks to the rows that need one, at the cost of newer sequences; which rows these are."""
         rows = self.running.rows
-        if self.prefix_cache.enabled:
-            for sequence in rows.at_border:
-                self._register_full_blocks(sequence)
         if self._reserves_all:
             return []
         growing = rows.at_border
         while len(growing) > self.pool.num_free_blocks:
             self._preempt_newest(plan)
             growing = rows.at_border
-        for sequence in growing:
-            sequence.table.append_block()
+        for sequence, block in zip(growing, self.pool.allocate(len(growing)), strict=True):
+            sequence.table.blocks.append(block)
         return growing
 
     def _reserve_chunks(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
@@ -438,11 +437,8 @@ class Scheduler:
         if first >= num_full or not cache.enabled:
             return
         sequence.num_registered_blocks = num_full
-        if first == num_full - 1 == len(hashes):  # a decoding sequence has filled its last block
-            cache.add_block(hashes, sequence.token_ids, blocks)
-        else:
-            cache.extend_hashes(hashes, sequence.token_ids, sequence.num_computed_tokens)
-            cache.register(hashes, blocks, first, num_full)
+        cache.extend_hashes(hashes, sequence.token_ids, num_full * self.pool.block_size)
+        cache.register(hashes, blocks, first, num_full)
 
     def check(self) -> None:
         """Assert the invariants that tie sequences to blocks; see :meth:`BlockPool.check`."""
