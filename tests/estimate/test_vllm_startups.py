@@ -123,8 +123,23 @@ def test_failed_starts_are_predicted_not_to_fit(scores) -> None:  # type: ignore
         ("mistralai/Mistral-7B-v0.1", ("mistral-7b-v0.1", None)),
     ],
 )
-def test_stand_ins_are_found_by_name(model: str, base: tuple[str, str | None]) -> None:
+def test_base_names(model: str, base: tuple[str, str | None]) -> None:
     assert rows.base_name(model) == base
+
+
+@pytest.mark.parametrize(
+    ("model", "identity", "method"),
+    [
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct", None),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "meta-llama/Llama-3.1-8B", None),
+        ("cyankiwi/Qwen3.8-27B-AWQ-INT4", "Qwen/Qwen3.5-27B", "awq"),
+        ("google/gemma-3-27b-it-qat-w4a16-ct", "google/gemma-3-27b", "int4"),
+    ],
+)
+def test_stand_ins_are_found_by_name(model: str, identity: str, method: str | None) -> None:
+    spec = rows.row_spec({"model": model}, tool.load_models(tool.DATA / "vllm_startup_models.json"))
+    assert spec.id.startswith(identity)
+    assert (spec.quantization is None) if method is None else spec.quantization is not None
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,13 @@ _FORMAT_SUFFIXES = {
     "fp8-dynamic": "fp8",
     "w8a8": "int8",
     "int8": "int8",
+    "awq-int4": "awq",
+    "w4a16-ct": "int4",
+    "autoround": "int4",
     "nvfp4": "nvfp4",
 }
 _FORMAT = re.compile(rf"[-_.](quantized[-_.])?({'|'.join(sorted(_FORMAT_SUFFIXES, key=len, reverse=True))})$")
-_TUNED = re.compile(r"[-_](instruct|chat|it|hf|base|sft|dpo|thinking|(instruct|thinking)-\d{4}|\d{4})$")
+_TUNED = re.compile(r"[-_](instruct|chat|it|hf|base|sft|dpo|qat|thinking|(instruct|thinking)-\d{4}|\d{4})$")
 
 
 def base_name(model: str) -> tuple[str, str | None]:
@@ -103,14 +106,30 @@ def base_name(model: str) -> tuple[str, str | None]:
     return name, form
 
 
+_SAME_SHAPE = (
+    (re.compile(r"^qwen2\.5-coder-"), "qwen2.5-"),
+    (re.compile(r"^qwen3\.[68]-(27b|35b-a3b)$"), r"qwen3.5-\1"),
+    (re.compile(r"^vicuna-(7b|13b)-v1\.5$"), r"llama-2-\1"),
+    (re.compile(r"^.*-(llama-3(\.\d)?-\d+b)$"), r"\1"),
+)
+"""Names of models that have another's shape: continued training, successors, and fine-tunes named after their base."""
+
+
+def _same_shape(name: str) -> list[str]:
+    """The name, then the names of models of the same shape."""
+    found = [pattern.sub(base, name) for pattern, base in _SAME_SHAPE if pattern.search(name)]
+    return [name, *found]
+
+
 def _stand_in(row: Row, models: dict[str, dict[str, object]]) -> ModelSpec:
-    wanted, form = base_name(row["model"])
-    for profile in profiles():
-        if base_name(profile["id"]) == (wanted, None):
-            return _in_format(read_profile(profile), form)
-    for name, entry in models.items():
-        if base_name(name) == (wanted, None):
-            return _in_format(read_config(entry["config"], model_id=name), form)  # type: ignore[arg-type]
+    name, form = base_name(row["model"])
+    for wanted in _same_shape(name):
+        for profile in profiles():
+            if base_name(profile["id"]) == (wanted, None):
+                return _in_format(read_profile(profile), form)
+        for known, entry in models.items():
+            if base_name(known) == (wanted, None):
+                return _in_format(read_config(entry["config"], model_id=known), form)  # type: ignore[arg-type]
     raise UsageError(f"no config of {row['model']}")
 
 
@@ -194,7 +213,7 @@ def row_settings(row: Row, spec: ModelSpec) -> VllmSettings:
         estimate_cudagraphs=False if graphs_off else None,
         has_flashinfer="flashinfer" in (notes + row["verbatim"]).lower(),
         enable_prefix_caching=_switch(notes, "enable_prefix_caching"),
-        language_model_only=_switch(notes, "language_model_only") or False,
+        language_model_only=_is_text_only(notes + row["verbatim"]),
     )
 
 
@@ -202,8 +221,13 @@ def _speculative_tokens(notes: str) -> int:
     """Draft tokens per step: what the notes say, 1 where they only say that there is a drafter."""
     if "SpeculativeConfig" not in notes and "MTP" not in notes:
         return 0
-    match = re.search(r"(?:num_speculative_tokens|\bn)=(\d+)", notes)
+    match = re.search(r"(?:num_speculative_tokens|num_spec_tokens|\bn)=(\d+)", notes)
     return int(match.group(1)) if match else 1
+
+
+def _is_text_only(text: str) -> bool:
+    phrases = ("--language-model-only", "language_model_only=True", "running in text-only mode")
+    return any(phrase in text for phrase in phrases)
 
 
 def _switch(notes: str, name: str) -> bool | None:
