@@ -165,7 +165,8 @@ def _finish(outcome: Any, *, as_json: bool) -> int:
     from kvplan.reports import write_reports
 
     sweep_output.print_outcome(outcome, as_json=as_json)
-    sweep_output.print_written(outcome.directory, write_reports(outcome.directory))
+    if outcome.rows:
+        sweep_output.print_written(outcome.directory, write_reports(outcome.directory))
     return INTERRUPTED if outcome.interrupted else 0
 
 

@@ -21,8 +21,8 @@ from kvplan.sweeps.options import DEFAULT_BATCHED_TOKENS
 from kvplan.sweeps.prediction import Predictor
 from kvplan.sweeps.trial import Trial, TrialSettings
 
-_THROUGHPUT_SEQS: Mapping[str, tuple[int, ...]] = {"cpu": (2, 4, 8), "cuda": (16, 32, 64, 128)}
-_MEMORY_SEQS: Mapping[str, int] = {"cpu": 8, "cuda": 128}
+_THROUGHPUT_SEQS: Mapping[str, tuple[int, ...]] = {"cpu": (2, 4, 8, 16), "cuda": (16, 32, 64, 128)}
+_MEMORY_SEQS: Mapping[str, int] = {"cpu": 16, "cuda": 128}
 _GRID_SEQS = 256
 _BLOCK_SIZES = (8, 16, 32)
 _BLOCK_SIZE = 16

@@ -29,7 +29,7 @@ class DefaultWorkload:
 # Mixed lengths. On a CPU a trial of a 124M model ends in a few seconds; a GPU needs many more requests before its
 # batch is full.
 DEFAULT_WORKLOADS: Mapping[str, DefaultWorkload] = {
-    "cpu": DefaultWorkload(8, "160..320", "12..36"),
+    "cpu": DefaultWorkload(16, "64..128", "8..24"),
     "cuda": DefaultWorkload(128, "128..512", "32..96"),
 }
 # A search for the largest load needs more requests than the default: a share within the service level of eight says
