@@ -34,6 +34,7 @@ _SPREAD: Final = {
 }
 _EXPECTATION_WEIGHT: Final = 0.3
 _SHARPNESSES: Final = (1.0, 2.0, 4.0)
+_ROW_STEPS: Final = (1.0, 8.0)
 _CLEARLY: Final = 0.98
 _HUBER: Final = 1.5
 _LEAST_NOISE: Final = 1e-4
@@ -44,22 +45,28 @@ _STEP_IN_LAYERS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """noise: typical |log(predicted / measured)| of a duration. loss: comparable between fits to the same rows."""
+    """noise: typical |log(predicted / measured)| of a duration."""
 
     speed: Speed
     noise: float
-    loss: float
 
 
 def fit_speed(observations: Sequence[Observation], expected: Speed) -> Fit:
-    """The best fit over the sharpnesses; 1 unless another is clearly better. KvplanError without observations."""
+    """The best fit over sharpnesses and row steps, 1 unless another is clearly better. KvplanError without rows."""
     if not observations:
         raise KvplanError("No row can be played again, so there is nothing to fit.", hint="run the sweep again")
-    fits = [_Problem(observations, replace(expected, sharpness=value)).solve() for value in _SHARPNESSES]
-    best = fits[0]
-    for other in fits[1:]:
-        if other.noise < _CLEARLY * best.noise:
-            best = other
+    problems = [
+        _Problem(observations, replace(expected, sharpness=sharpness, row_step=row_step))
+        for row_step in _ROW_STEPS
+        for sharpness in _SHARPNESSES
+    ]
+    best, *others = [problem.solve() for problem in problems]
+    noise = best.noise  # losses can be compared at one noise only
+    least = problems[0].loss_of(best, noise)
+    for problem, found in zip(problems[1:], others, strict=True):
+        loss = problem.loss_of(found, noise)
+        if loss < _CLEARLY * least:
+            best, least = found, loss
     return best
 
 
@@ -72,15 +79,25 @@ def step_seconds(observation: Observation, speed: Speed) -> np.ndarray:
 
     body_bytes = shape.body_bytes + loads.tokens * shape.activation_bytes_per_token
     seconds = speed.step_seconds + speed.layer_seconds * shape.num_layers + speed.sequence_seconds * loads.sequences
-    seconds = seconds + join(body_bytes / speed.bandwidth, 2 * shape.body_parameters * loads.rows / speed.flops)
+    seconds = seconds + join(
+        body_bytes / speed.bandwidth, 2 * shape.body_parameters * _padded(loads.tokens, speed.row_step) / speed.flops
+    )
     head = join(shape.head_bytes / speed.bandwidth, 2 * shape.head_parameters * loads.sampled / speed.flops)
     seconds = seconds + np.where(loads.sampled > 0, head, 0.0)
     seconds = seconds + loads.kv_tokens * shape.kv_bytes_per_token / speed.kv_bandwidth
     return seconds + 2 * loads.pairs * shape.attention_width / speed.attention_flops
 
 
+def _padded(tokens: np.ndarray, row_step: float) -> np.ndarray:
+    """step_time.padded_rows of every step."""
+    if row_step <= 1:
+        return tokens
+    step = np.where(tokens <= 8 * row_step, row_step, 8 * row_step)
+    return np.ceil(tokens / step) * step
+
+
 class _Problem:
-    """One sharpness. x: logarithms of the free coefficients, in the order of ``names``."""
+    """One sharpness and row step. x: logarithms of the free coefficients, in the order of ``names``."""
 
     def __init__(self, observations: Sequence[Observation], expected: Speed) -> None:
         self._observations = observations
@@ -91,7 +108,7 @@ class _Problem:
         self.names = [
             each.name
             for each in fields(Speed)
-            if each.name != "sharpness" and not (self._is_tied and each.name == "step_seconds")
+            if each.name not in ("sharpness", "row_step") and not (self._is_tied and each.name == "step_seconds")
         ]
         self._start = np.log([max(getattr(expected, name), 1e-9) for name in self.names])
         self._stiffness = np.array([_EXPECTATION_WEIGHT / _SPREAD[name] ** 2 for name in self.names])
@@ -115,13 +132,18 @@ class _Problem:
                 damping *= 8
                 if damping > 1e6:
                     break
-        return Fit(self._speed(x), noise, self._loss(x, residuals, noise))
+        return Fit(self._speed(x), noise)
+
+    def loss_of(self, fit: Fit, noise: float) -> float:
+        """What is minimised, at a given noise."""
+        x = np.log([getattr(fit.speed, name) for name in self.names])
+        return self._loss(x, self._residuals(x), noise)
 
     def _speed(self, x: np.ndarray) -> Speed:
         values = dict(zip(self.names, (float(value) for value in np.exp(x)), strict=True))
         if self._is_tied:
             values["step_seconds"] = _STEP_IN_LAYERS * values["layer_seconds"]
-        return Speed(**values, sharpness=self._expected.sharpness)
+        return Speed(**values, sharpness=self._expected.sharpness, row_step=self._expected.row_step)
 
     def _residuals(self, x: np.ndarray) -> np.ndarray:
         speed = self._speed(x)

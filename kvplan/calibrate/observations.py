@@ -15,15 +15,14 @@ import numpy as np
 
 from kvplan.calibrate.trials import MeasuredTrial
 from kvplan.estimate.batching import Playback, play_requests
-from kvplan.estimate.step_time import StepShape, padded_rows
+from kvplan.estimate.step_time import StepShape
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loads:
-    """Per step, float64 [N]: tokens, rows multiplied, sequences, sampled, K and V tokens read, attended pairs."""
+    """Per step, float64 [N]: tokens, sequences, sampled, K and V tokens read, attended pairs."""
 
     tokens: np.ndarray
-    rows: np.ndarray
     sequences: np.ndarray
     sampled: np.ndarray
     kv_tokens: np.ndarray
@@ -103,7 +102,7 @@ def _observation(trial: MeasuredTrial, played: Playback, points: np.ndarray | No
     stride = 1 if points is None else -(-num_steps // len(points))
     return Observation(
         shape=trial.shape,
-        loads=loads_of(played, trial.shape),
+        loads=loads_of(played),
         group_starts=np.arange(0, num_steps, stride) if points is not None else np.empty(0, dtype=np.int64),
         group_seconds=points if points is not None else np.empty(0),
         figure_weights=weights,
@@ -111,11 +110,10 @@ def _observation(trial: MeasuredTrial, played: Playback, points: np.ndarray | No
     )
 
 
-def loads_of(played: Playback, shape: StepShape) -> Loads:
+def loads_of(played: Playback) -> Loads:
     """The steps' loads as arrays."""
     steps = played.loads
-    rows = [padded_rows(count) for count in steps.num_tokens] if shape.pads_rows else steps.num_tokens
-    columns = (steps.num_tokens, rows, steps.num_sequences, steps.num_sampled, steps.num_kv_tokens, steps.num_pairs)
+    columns = (steps.num_tokens, steps.num_sequences, steps.num_sampled, steps.num_kv_tokens, steps.num_pairs)
     return Loads(*(np.asarray(column, dtype=np.float64) for column in columns))
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
@@ -24,6 +24,9 @@ from kvplan.sweeps.trial import SETTING_NAMES
 from kvplan.sweeps.workload import RequestSpec, WorkloadSpec, clip_requests, generate_requests
 
 Row = Mapping[str, Any]
+
+MOST_OTHER_CPU_PCT: Final = 25
+"""A row of a CPU that was shared more than that says what the others left, not what the device does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,10 @@ def _read_directory(directory: Path) -> TrialSet:
     stored = read_trials(directory / TRIALS)
     served, excluded = _served(stored.records)
     if not served:
-        raise KvplanError(f"No trial in {directory} was served.", hint="calibrate a sweep that measured something")
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in excluded.items()) or "it has no rows"
+        raise KvplanError(
+            f"No row of {directory} can be used: {reasons}.", hint="calibrate a sweep that measured something"
+        )
     device = _device_of([record["row"] for record in served], manifest)
     spec = resolve_model(str(manifest["options"]["model"]))
     requests = _Requests(WorkloadSpec.from_json(manifest["workload"]["spec"]))
@@ -126,6 +132,8 @@ def _served(records: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any
             excluded[f"not served ({row.get('status')})"] += 1
         elif row.get("failed"):
             excluded["some requests were refused"] += 1
+        elif row["device"] == "cpu" and (row.get("other_cpu_pct") or 0) > MOST_OTHER_CPU_PCT:
+            excluded[f"others took more than {MOST_OTHER_CPU_PCT} % of the processor time"] += 1
         else:
             served.append(record)
     return served, excluded
@@ -177,7 +185,6 @@ def _trial(record: Mapping[str, Any], spec: ModelSpec, requests: _Requests, devi
             spec,
             element_bytes=element_bytes(row["dtype"]),
             kv_bytes_per_token=row["block_bytes"] / row["block_size"],
-            pads_rows=device_kind == "cpu",
         ),
         series=record.get("series"),
     )

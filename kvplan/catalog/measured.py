@@ -34,6 +34,7 @@ COEFFICIENTS: Final = (
     "kv_bandwidth",
     "attention_flops",
     "sharpness",
+    "row_step",
 )
 """What a profile must hold: the fields of kvplan.estimate.step_time.Speed. Those that are no times must be above 0."""
 

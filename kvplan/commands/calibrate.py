@@ -90,6 +90,7 @@ _NAMES = {
     "kv_bandwidth": "K and V",
     "attention_flops": "attention",
     "sharpness": "sharpness",
+    "row_step": "rows of a product in steps of",
 }
 
 
@@ -113,6 +114,8 @@ def _with_unit(name: str, value: float) -> tuple[str, str]:
         return f"{value / 1e9:,.2f}", "GB/s"
     if name.endswith("flops"):
         return f"{value / 1e9:,.1f}", "GFLOP/s"
+    if name == "row_step":
+        return f"{value:g}", "tokens"
     return f"{value:g}", "1: bytes, then products" if value == 1 else "above 1: bytes and products overlap"
 
 

@@ -349,7 +349,6 @@ def _step_times(work: ModelWork, gpu: GpuProfile, num_tokens: float, device: Dev
         kv_bytes_per_token=1.0,
         attention_width=(work.attention_width + work.window_width) / tp,
         activation_bytes_per_token=work.step_activation_bytes / tp,
-        pads_rows=gpu.is_cpu,
     )
     # Another format than the profile's multiplies as much faster or slower as the data sheet says.
     factor = 1.0 if gpu.is_cpu else gpu.flops(work.compute_dtype) / gpu.flops(device.dtype)

@@ -7,12 +7,14 @@
 ``join(a, b) = (a^s + b^s)^(1/s)`` with the sharpness s: 1 where bytes are fetched and multiplied one after the other
 (what small matrices on a CPU show), large where one hides behind the other (the roofline's maximum).
 
-The bandwidths and speeds are what is reached, not what the data sheet says: they belong to a device and an engine, not
-to a model, so those found with one model predict another.
+The operations of the layers are those of the rows that a product works on: the step's tokens, or the next multiple of
+the row step (``padded_rows``). The bandwidths and speeds are what is reached, not what the data sheet says: they belong
+to a device and an engine, not to a model, so those found with one model predict another.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
@@ -42,6 +44,7 @@ class Speed:
     kv_bandwidth: float
     attention_flops: float
     sharpness: float = 1.0
+    row_step: float = 1.0
 
     def as_json(self) -> dict[str, float]:
         return asdict(self)
@@ -61,6 +64,7 @@ SPEED_UNITS: Final[dict[str, str]] = {
     "kv_bandwidth": "B/s",
     "attention_flops": "operations/s",
     "sharpness": "",
+    "row_step": "tokens",
 }
 
 
@@ -69,8 +73,7 @@ class StepShape:
     """What a model asks of one step, on one rank.
 
     body_parameters meet every token, head_parameters every token that is sampled from; their bytes are read once a
-    step. attention_width: heads x (K + V size) summed over layers. pads_rows: the engine's products round the number
-    of tokens up (kvplan's on a CPU).
+    step. attention_width: heads x (K + V size) summed over layers.
     """
 
     num_layers: int
@@ -81,12 +84,9 @@ class StepShape:
     kv_bytes_per_token: float
     attention_width: float
     activation_bytes_per_token: float
-    pads_rows: bool = False
 
 
-def step_shape(
-    spec: ModelSpec, *, element_bytes: float, kv_bytes_per_token: float, pads_rows: bool = False
-) -> StepShape:
+def step_shape(spec: ModelSpec, *, element_bytes: float, kv_bytes_per_token: float) -> StepShape:
     """The shape of a model whose weights and activations take ``element_bytes`` each. Embeddings are only looked up."""
     head = spec.vocab_size * spec.hidden_size
     looked_up = head if spec.tie_word_embeddings else 2 * head
@@ -100,7 +100,6 @@ def step_shape(
         kv_bytes_per_token=kv_bytes_per_token,
         attention_width=sum(_attention_width(layer) for layer in spec.layers),
         activation_bytes_per_token=element_bytes * sum(_activations(spec, layer) for layer in spec.layers),
-        pads_rows=pads_rows,
     )
 
 
@@ -124,10 +123,15 @@ def _activations(spec: ModelSpec, layer: LayerSpec) -> int:
     return _HIDDEN_VECTORS * spec.hidden_size + inner
 
 
-def padded_rows(num_tokens: int) -> int:
-    """Rows that kvplan's engine multiplies on a CPU: whole eights up to 64, whole 64s beyond (its layers/linear.py)."""
-    step = 8 if num_tokens <= 64 else 64
-    return -(-num_tokens // step) * step
+def padded_rows(num_tokens: float, row_step: float) -> float:
+    """Rows that are multiplied: whole steps up to eight of them, whole eights of steps beyond; 1 rounds nothing.
+
+    Libraries that compile a kernel for every number of rows (oneDNN) are given few numbers to meet.
+    """
+    if row_step <= 1:
+        return num_tokens
+    step = row_step if num_tokens <= 8 * row_step else 8 * row_step
+    return math.ceil(num_tokens / step) * step
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,7 @@ class StepTimes:
     ) -> float:
         """One step, see ``batching.StepClock``."""
         shape, speed = self.shape, self.speed
-        rows = padded_rows(num_tokens) if shape.pads_rows else num_tokens
+        rows = padded_rows(num_tokens, speed.row_step)
         body_bytes = shape.body_bytes + num_tokens * shape.activation_bytes_per_token
         seconds = speed.step_seconds + speed.layer_seconds * shape.num_layers + speed.sequence_seconds * num_sequences
         seconds += self._join(body_bytes / speed.bandwidth, 2 * shape.body_parameters * rows / speed.flops)

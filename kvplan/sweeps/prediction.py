@@ -108,7 +108,6 @@ class Predictor:
             self.spec,
             element_bytes=element_bytes(dtype),
             kv_bytes_per_token=memory.block_bytes / settings.block_size,
-            pads_rows=self.device.kind == "cpu",
         )
         if self.calibration is None:
             speed = guess_speed(self.device.kind, _known_gpu(self.device), dtype)

@@ -110,7 +110,7 @@ def _record(
     block_size, num_blocks, max_model_len = 16, 400, 320
     layer = spec.layers[0].mixer
     block_bytes = spec.num_layers * layer.cache_elements_per_token * 4 * block_size
-    shape = step_shape(spec, element_bytes=4, kv_bytes_per_token=block_bytes / block_size, pads_rows=True)
+    shape = step_shape(spec, element_bytes=4, kv_bytes_per_token=block_bytes / block_size)
     limits = BatchLimits(settings["max_num_seqs"], settings["max_num_batched_tokens"], block_size, num_blocks)
     requests = clip_requests(generate_requests(workload), max_model_len).requests
     clock = _NoisyClock(StepTimes(shape, speed), noise, slow_share, rng)

@@ -39,8 +39,8 @@ def test_two_models_tell_layers_from_steps(tmp_path: Path) -> None:
     assert_close(calibrate_directories(paths, held_out=0, seed=0).speed, TRUTH, 0.02)
 
 
-def test_overlap_is_recognised(tmp_path: Path) -> None:
-    truth = replace(tied(TRUTH), sharpness=4.0)
+def test_overlap_and_rounded_rows_are_recognised(tmp_path: Path) -> None:
+    truth = replace(tied(TRUTH), sharpness=4.0, row_step=8.0)
     found = calibrate_directories([write_sweep(tmp_path / "a", speed=truth)], held_out=0, seed=0)
     assert_close(found.speed, truth, 0.02)
 

@@ -132,7 +132,7 @@ def test_plan_and_play_agree(profile: Path) -> None:
     found = read_measured(profile)
     spec, speed = resolve_model("gpt2"), Speed.from_json(found.coefficients)
     kv_bytes = spec.num_layers * spec.layers[0].mixer.cache_elements_per_token * 4  # type: ignore[union-attr]
-    shape = step_shape(spec, element_bytes=4, kv_bytes_per_token=kv_bytes, pads_rows=True)
+    shape = step_shape(spec, element_bytes=4, kv_bytes_per_token=kv_bytes)
     requests = [RequestSpec(index, 96 + index % 64, 24 + index % 17) for index in range(96)]
     limits = BatchLimits(8, 2048, 16, 4000)
     played = play_figures(play_requests(requests, limits, StepTimes(shape, speed), max_concurrency=8))
