@@ -18,7 +18,7 @@ from kvplan.sweeps.boundaries import find_boundaries, find_violations
 from kvplan.sweeps.columns import empty_row
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.schedule import Step, play
-from kvplan.sweeps.search import BoundarySearch, make_search
+from kvplan.sweeps.search import AUDIT_SHARE, BoundarySearch, make_search
 from kvplan.sweeps.session import resume_sweep, run_new_sweep
 from kvplan.sweeps.store import read_trials
 from kvplan.sweeps.trial import SETTING_NAMES, TrialSettings
@@ -163,3 +163,83 @@ def test_a_search_that_was_cut_short_is_continued_with_the_same_rows(tmp_path: P
     assert [(row["trial_id"], row["status"]) for row in resumed] == [
         (row["trial_id"], row["status"]) for row in whole.rows
     ]
+
+
+@pytest.mark.parametrize("first", [0, 5, 17, 30])
+def test_a_hole_as_wide_as_a_band_is_always_found_and_flagged(first: int) -> None:
+    """Injected: 64 contexts of which the first 56 work, but for a hole of two bands' width somewhere among them."""
+    hole = range(first, first + 2 * round(1 / AUDIT_SHARE) - 1)
+
+    def works(context: int) -> bool:
+        place = context // 16 - 1
+        return place < 56 and place not in hole
+
+    search = search_of(64, 56, audit_share=AUDIT_SHARE)
+    rows = rows_of(search, works)
+    flagged = find_violations(rows)
+    assert any(violation["failed"] // 16 - 1 in hole for violation in flagged)
+    num_run = sum(row["status"] != "skipped_oom_dominated" for row in rows)
+    assert num_run <= 64 / 4
+
+
+def utilization_rows(works: Callable[[float], bool], predicted_lowest: float) -> list[dict[str, Any]]:
+    class Starts:
+        def memory(self, settings: TrialSettings) -> Any:
+            return SimpleNamespace(
+                outcome="ok" if settings.gpu_memory_utilization >= predicted_lowest else "oom_kv_init"
+            )
+
+    line = tuple(BASE.with_changes(gpu_memory_utilization=round(step / 100, 2)) for step in range(100, 0, -1))
+    predictor: Any = Starts()
+    search = BoundarySearch("gpu_memory_utilization", (line,), predictor, audit_share=0.0)
+
+    def answer(step: Step) -> dict[str, Any]:
+        row = row_of(step, lambda _: works(step.trial.settings.gpu_memory_utilization))
+        too_much = step.trial.settings.gpu_memory_utilization > 0.5
+        return row | ({"status": "oom_runtime"} if row["status"] == "rejected_ctx" and too_much else {})
+
+    return [answer(step) for step in play(search, answer)]
+
+
+def test_the_highest_utilization_that_survives_load_is_a_boundary_of_its_own() -> None:
+    """Starts from 0.31 on, and from 0.95 on runs out of memory under load: both sides, and no violation."""
+    rows = utilization_rows(lambda utilization: 0.305 < utilization < 0.945, predicted_lowest=0.33)
+    found = {boundary.kind: boundary for boundary in find_boundaries(rows, ["gpu_memory_utilization"])}
+    assert (found["lowest_gpu_memory_utilization"].starts, found["lowest_gpu_memory_utilization"].fails) == (0.31, 0.3)
+    highest = found["highest_gpu_memory_utilization"]
+    assert (highest.starts, highest.fails) == (0.94, 0.95)
+    assert find_violations(rows) == []
+    num_run = sum(row["status"] != "skipped_oom_dominated" for row in rows)
+    assert num_run <= 2 * (math.log2(100) + 3)
+
+
+def test_where_every_utilization_above_survives_one_probe_says_so() -> None:
+    rows = utilization_rows(lambda utilization: utilization > 0.305, predicted_lowest=0.31)
+    probed = [row["gpu_memory_utilization"] for row in rows if row["status"] == "ok"]
+    assert sorted(probed) == [0.31, 1.0]
+
+
+def test_where_a_larger_batch_hurts_is_found_too(tmp_path: Path) -> None:
+    predictor = tiny_plan(tmp_path).predictor
+    batches = {"max_num_seqs": tuple(1 << exponent for exponent in range(9))}
+    speed = {1: 10, 2: 20, 4: 40, 8: 62, 16: 63, 32: 62, 64: 50, 128: 40, 256: 30}
+
+    def answer(step: Step) -> dict[str, Any]:
+        return row_of(step, lambda _: True) | {"output_throughput": float(speed[step.trial.settings.max_num_seqs])}
+
+    steps = play(make_search(["max_num_seqs"], batches, BASE, predictor, 0), answer)
+    (knee,) = find_boundaries([answer(step) for step in steps])
+    assert (knee.starts, knee.fails) == (8, 64)
+    assert "slower again from 64" in knee.sentence
+    assert len(steps) <= 8
+
+
+def test_a_pair_of_axes_is_lines_along_the_first_for_values_of_the_second(tmp_path: Path) -> None:
+    predictor = tiny_plan(tmp_path).predictor
+    search = make_search(["max_model_len*gpu_memory_utilization"], {}, BASE, predictor, 0)
+    (boundary,) = search.searches
+    assert boundary.axis == "max_model_len"
+    assert 6 <= len({line[0].gpu_memory_utilization for line in boundary.lines}) <= 10
+    for wrong in ("max_model_len*dtype", "max_model_len*max_model_len", "a*b*c"):
+        with pytest.raises(UsageError):
+            make_search([wrong], {}, BASE, predictor, 0)
