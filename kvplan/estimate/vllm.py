@@ -17,7 +17,7 @@ from kvplan.estimate.kv_cache import CacheSettings, pipeline_slices
 from kvplan.estimate.vllm_activation import ActivationPeak, activation_peak
 from kvplan.estimate.vllm_budget import cudagraph_bytes, non_torch_bytes, requested_bytes
 from kvplan.estimate.vllm_groups import BlockPlan, RequestShape, blocks_per_request, longest_that_fits, plan_blocks
-from kvplan.estimate.vllm_kernels import attention_workspace_bytes, mxfp4_inner_step
+from kvplan.estimate.vllm_kernels import MXFP4_INNER_STEP, attention_workspace_bytes, mxfp4_inner_step
 from kvplan.estimate.vllm_settings import ResolvedSettings, VllmSettings, resolve_settings
 from kvplan.estimate.vllm_weights import StoredFormats, drafters, rank_weight_bytes, stored_formats
 
@@ -178,7 +178,9 @@ def _rank_parts(
 ) -> RankParts:
     tp, quantization = settings.tensor_parallel_size, settings.quantization
     cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens)
-    inner_step = mxfp4_inner_step(gpu, release)
+    # Only padded experts differ between GPUs; for other models a search over GPUs finds the parts in the memo.
+    is_padded = spec.quantization is not None and spec.quantization.method == "mxfp4"
+    inner_step = mxfp4_inner_step(gpu, release) if is_padded else MXFP4_INNER_STEP
     loaded = (settings.num_speculative_tokens, settings.language_model_only, inner_step)
     key = (id(spec), part, tp, settings.dtype, quantization, settings.max_model_len, cached, loaded, release)
     known = memo.get(key)

@@ -68,8 +68,8 @@ def test_weights(scores, name: str) -> None:  # type: ignore[no-untyped-def]
     assert found[1] <= 0.03
 
 
-B12X = """3.2 to 4.6 GiB that a modified build with kernels of its own holds. Its log estimates 4.77 GiB for graphs whose
-capture then takes 1.22: the other 3.55 stay, and releases up to 0.25 profile graphs while they measure the memory."""
+B12X = """3.2 to 4.6 GiB that a modified build with kernels of its own holds. Its log estimates 4.77 GiB for graphs that
+then take 1.22: the other 3.55 stay, and releases up to 0.25 profile graphs while they measure the memory."""
 OUTLIERS = {
     "V148": B12X,
     "V151": B12X,
