@@ -15,7 +15,7 @@ import numpy as np
 from kvplan.bench.figures import Experiment, compare
 from kvplan.bench.options import BenchOrder, Scale
 from kvplan.bench.serving import BenchRequest, random_prompt, serve, set_up, warm_up
-from kvplan.bench.speed_experiments import alternate
+from kvplan.bench.speed_experiments import ENOUGH_SECONDS, alternate
 from kvplan_engine import Engine
 
 _BLOCK_SIZE = 16
@@ -43,7 +43,10 @@ def tiers(order: BenchOrder, scale: Scale, open_engine: Callable[[], Engine]) ->
     found = _FirstTokens()
     with tempfile.TemporaryDirectory(prefix="kvplan-bench-") as folder:
         engine = open_engine()
+        started = time.perf_counter()
         for number in range(order.num_rounds):
+            if time.perf_counter() - started > ENOUGH_SECONDS:
+                break
             engine = _measure_tiers(engine, scale, rng, Path(folder) / str(number), found, open_engine)
         engine.close()
     computed = found.nowhere

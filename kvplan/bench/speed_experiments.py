@@ -24,7 +24,7 @@ from kvplan.bench.serving import (
 from kvplan_engine import Engine
 
 _BLOCK_SIZE = 16
-_ENOUGH_SECONDS = 25.0
+ENOUGH_SECONDS = 15.0
 
 
 def make_full_engine(order: BenchOrder) -> Engine:
@@ -41,7 +41,7 @@ def alternate(num_rounds: int, baseline: Callable[[], Any], measured: Callable[[
     for _ in range(num_rounds):
         before.append(baseline())
         after.append(measured())
-        if time.perf_counter() - started > _ENOUGH_SECONDS:
+        if time.perf_counter() - started > ENOUGH_SECONDS:
             break
     return before, after
 

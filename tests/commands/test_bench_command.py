@@ -16,7 +16,7 @@ from kvplan.bench.figures import Experiment, compare
 from kvplan.bench.latency_experiments import drop_from_page_cache, measure_arrival
 from kvplan.bench.memory_experiments import measure_sharing
 from kvplan.bench.options import EXPERIMENTS
-from kvplan.bench.serving import BenchRequest
+from kvplan.bench.serving import BenchRequest, serve_under_load
 from kvplan.bench.speed_experiments import padded
 from kvplan_engine import LLM
 
@@ -187,6 +187,22 @@ def test_ratios_are_those_of_neighbours() -> None:
 def test_static_batches_are_padded_to_their_longest() -> None:
     requests = [BenchRequest([1], length) for length in (3, 9, 4, 2, 7)]
     assert [request.num_output_tokens for request in padded(requests, 2)] == [9, 9, 4, 4, 7]
+
+
+def test_under_load_as_many_prompts_are_computed_as_answers_completed() -> None:
+    """Of three static batches of 4 the time of two is measured: one batch's prompts less before, one's more after."""
+    llm = LLM(
+        CONFIG,
+        load_format="dummy",
+        device="cpu",
+        device_memory="512MiB",
+        max_num_batched_tokens=64,
+        max_num_seqs=4,
+        scheduling="static",
+    )
+    requests = [BenchRequest([1, 2, 3], length) for length in (5, 2, 9, 3, 4, 4, 1, 2, 8, 8, 8, 8)]
+    assert serve_under_load(llm.engine, requests).num_output_tokens == sum((5, 2, 9, 3, 4, 4, 1, 2))
+    assert not llm.engine.has_unfinished_requests()
 
 
 def test_experiments_survive_json() -> None:
