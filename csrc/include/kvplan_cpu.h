@@ -182,6 +182,40 @@ int kvplan_pack_weight(
 
 int kvplan_multiply_packed(const kvplan_packed_linear* args, int threads);
 
+// The weights of a decoder's layer. Of the products and norms only what belongs to the weights is set; next_norm is the
+// one before the next layer's attention, or the model's last. A norm with a bias is a LayerNorm, one without an RMSNorm.
+typedef struct kvplan_layer {
+  kvplan_packed_linear qkv, output, up, down;
+  kvplan_norm mlp_norm, next_norm;
+} kvplan_layer;
+
+// All layers of one step over T tokens. Buffers are dense and of the attention's `storage`.
+typedef struct kvplan_layers {
+  // [num_layers]
+  const kvplan_layer* layers;
+  int64_t num_layers;
+  // [T, hidden size]: the residual stream, its normalised copy (of the first layer's norm at the start, of the last
+  // norm at the end), what a block adds
+  void* hidden;
+  void* normed;
+  void* delta;
+  // [T, num_heads + 2 * num_kv_heads, head_size]: queries, keys, values; attention->query and write's rows lie in it
+  void* qkv;
+  // [T, inputs of `down`]
+  void* inner;
+  // of the first layer; the others' keys and values follow kv_layer_bytes apart
+  const kvplan_attention* attention;
+  const kvplan_kv_write* write;
+  int64_t kv_layer_bytes;
+  // [T]
+  const int64_t* positions;
+  // [rope_rows, rotary], or null for models without rotary positions
+  const float* cos_sin;
+  int64_t rope_rows, rotary;
+} kvplan_layers;
+
+int kvplan_run_layers(const kvplan_layers* run, int threads);
+
 // out[i] = row indices[i] of the weight that was packed (not gated): an embedding's look-up.
 int kvplan_unpack_rows(
     // as kvplan_pack_weight made it

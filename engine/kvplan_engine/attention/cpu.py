@@ -30,6 +30,14 @@ class CpuBackend:
         self, key: torch.Tensor, value: torch.Tensor, kv: torch.Tensor, layer: int, slots: torch.Tensor
     ) -> None:
         """See AttentionBackend.write_kv. Raises IndexError for a slot beyond the pool, before anything is written."""
+        args = self.write_args(key, value, kv, layer, slots)
+        if self._kernels.write_kv(byref(args), torch.get_num_threads()) != STATUS_OK:
+            raise IndexError(f"slot {int(slots.max())} lies outside the pool of {kv.shape[0]} blocks of {kv.shape[4]}")
+
+    def write_args(
+        self, key: torch.Tensor, value: torch.Tensor, kv: torch.Tensor, layer: int, slots: torch.Tensor
+    ) -> KvWriteArgs:
+        """The checked arguments of ``write_kv`` as the kernel takes them; valid while the tensors are."""
         num_blocks, _, _, num_kv_heads, block_size, head_size = _pool_shape(kv, layer)
         tokens = key.shape[0]
         _check_heads("key", key, (tokens, num_kv_heads, head_size), key.dtype)
@@ -37,7 +45,7 @@ class CpuBackend:
         _check_indices("slots", slots, (tokens,), torch.int64)
         block_stride, layer_stride, values_offset = kv.stride()[:3]
         keys_at = kv.data_ptr() + layer * layer_stride * kv.itemsize
-        args = KvWriteArgs(
+        return KvWriteArgs(
             key.data_ptr(),
             value.data_ptr(),
             *key.stride()[:2],
@@ -48,8 +56,6 @@ class CpuBackend:
             STORAGE_CODES[key.dtype],
             KV_STORAGE_CODES[kv.dtype],
         )
-        if self._kernels.write_kv(byref(args), torch.get_num_threads()) != STATUS_OK:
-            raise IndexError(f"slot {int(slots.max())} lies outside the pool of {num_blocks} blocks of {block_size}")
 
     def attend(
         self,
@@ -63,6 +69,21 @@ class CpuBackend:
         softcap: float | None,
     ) -> None:
         """See AttentionBackend.attend. Raises IndexError where lengths and block tables do not fit the pool."""
+        args = self.attention_args(query, kv, layer, metadata, out, scale, window, softcap)
+        raise_for(self._kernels.paged_attention(byref(args), torch.get_num_threads()), kv.shape[0])
+
+    def attention_args(
+        self,
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        layer: int,
+        metadata: AttentionMetadata,
+        out: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> AttentionArgs:
+        """The checked arguments of ``attend`` as the kernel takes them; valid while the tensors are."""
         num_blocks, _, _, num_kv_heads, block_size, head_size = _pool_shape(kv, layer)
         tokens, num_heads, _ = query.shape
         _check_heads("query", query, (tokens, num_heads, head_size), query.dtype)
@@ -74,7 +95,7 @@ class CpuBackend:
         sequences, table_width = _check_batch(metadata)
         block_stride, layer_stride, values_offset = kv.stride()[:3]
         keys_at = kv.data_ptr() + layer * layer_stride * kv.itemsize
-        args = AttentionArgs(
+        return AttentionArgs(
             query.data_ptr(),
             out.data_ptr(),
             *query.stride()[:2],
@@ -91,10 +112,10 @@ class CpuBackend:
             STORAGE_CODES[query.dtype],
             KV_STORAGE_CODES[kv.dtype],
         )
-        _raise_for(self._kernels.paged_attention(byref(args), torch.get_num_threads()), num_blocks)
 
 
-def _raise_for(status: int, num_blocks: int) -> None:
+def raise_for(status: int, num_blocks: int) -> None:
+    """The exception that a kernel's status stands for, if any."""
     if status == STATUS_BAD_INDEX:
         raise IndexError(
             "query_starts, seq_lens and block_tables do not fit each other, "

@@ -117,6 +117,40 @@ class PackedLinearArgs(ctypes.Structure):
     )
 
 
+class LayerArgs(ctypes.Structure):
+    """struct kvplan_layer."""
+
+    _fields_ = (
+        ("qkv", PackedLinearArgs),
+        ("output", PackedLinearArgs),
+        ("up", PackedLinearArgs),
+        ("down", PackedLinearArgs),
+        ("mlp_norm", NormArgs),
+        ("next_norm", NormArgs),
+    )
+
+
+class LayersArgs(ctypes.Structure):
+    """struct kvplan_layers."""
+
+    _fields_ = (
+        ("layers", POINTER(LayerArgs)),
+        ("num_layers", c_int64),
+        ("hidden", c_void_p),
+        ("normed", c_void_p),
+        ("delta", c_void_p),
+        ("qkv", c_void_p),
+        ("inner", c_void_p),
+        ("attention", POINTER(AttentionArgs)),
+        ("write", POINTER(KvWriteArgs)),
+        ("kv_layer_bytes", c_int64),
+        ("positions", c_void_p),
+        ("cos_sin", c_void_p),
+        ("rope_rows", c_int64),
+        ("rotary", c_int64),
+    )
+
+
 class CpuKernels:
     """One loaded library. Its methods are the C functions; they return a status and check nothing but indices."""
 
@@ -153,6 +187,7 @@ class CpuKernels:
             "kvplan_pack_weight", *(c_void_p, c_void_p, c_int64, c_int64), *(c_int, c_int, c_int)
         )
         self.multiply_packed = self._function("kvplan_multiply_packed", POINTER(PackedLinearArgs), c_int)
+        self.run_layers = self._function("kvplan_run_layers", POINTER(LayersArgs), c_int)
         self.unpack_rows = self._function("kvplan_unpack_rows", *(c_void_p,) * 3, *(c_int64,) * 4, c_int, c_int)
         self.exp = self._function("kvplan_exp", c_void_p, c_void_p, c_int64)
         self.tanh = self._function("kvplan_tanh", c_void_p, c_void_p, c_int64)

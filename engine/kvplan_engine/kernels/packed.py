@@ -25,7 +25,7 @@ class PackedWeight:
     The published weight may be dropped: ``rows`` gives its rows back.
     """
 
-    __slots__ = ("_args", "_bias", "_kernels", "_num_inputs", "_num_outputs", "_packed", "activation", "dtype")
+    __slots__ = ("_bias", "_kernels", "_num_inputs", "_num_outputs", "_packed", "activation", "args", "dtype")
 
     def __init__(
         self, kernels: CpuKernels, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None
@@ -49,7 +49,7 @@ class PackedWeight:
             *(weight.data_ptr(), self._packed.data_ptr(), self._num_inputs, self._num_outputs),
             *(gated, code, torch.get_num_threads()),
         )
-        self._args = PackedLinearArgs(
+        self.args = PackedLinearArgs(
             packed=self._packed.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
             inputs=self._num_inputs,
@@ -67,7 +67,7 @@ class PackedWeight:
         rows = x.shape[0]
         self._check("x", x, (rows, self._num_inputs))
         self._check("out", out, (rows, self.num_result_columns))
-        args = self._args
+        args = self.args
         args.x, args.out = x.data_ptr(), out.data_ptr()
         args.x_stride, args.out_stride, args.rows = x.stride(0), out.stride(0), rows
         self._kernels.multiply_packed(byref(args), torch.get_num_threads())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvplan_engine.kernels.library import STORAGE_CODES, NormArgs
 from kvplan_engine.layers.ops import Ops
 from kvplan_engine.models.loading import Weights
 
@@ -18,6 +19,16 @@ class Norm:
         self._bias = weights.get(f"{name}.bias")
         self._epsilon = epsilon
         self._ops = ops
+
+    def kernel_args(self) -> NormArgs:
+        """What belongs to the weights, as the CPU kernels take it; valid while this object is."""
+        return NormArgs(
+            weight=self._weight.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            width=self._weight.shape[0],
+            eps=self._epsilon,
+            storage=STORAGE_CODES[self._weight.dtype],
+        )
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         if self._bias is None:

@@ -18,6 +18,7 @@ from kvplan_engine.layers.linear import PanelLinear, make_linear
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.ops import Ops
 from kvplan_engine.model_config import ModelConfig
+from kvplan_engine.models.layer_run import make_layer_run
 from kvplan_engine.models.loading import Weights
 from kvplan_engine.workspace import Workspace
 
@@ -60,14 +61,18 @@ class Decoder:
         )
         self._embedding = weights.get("embedding")  # None where it has been packed for the head
         self._scale = config.head_size**-0.5
+        self.layer_run = make_layer_run(config, self._layers, self._final_norm, attention)
 
     def forward(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace) -> torch.Tensor:
         """Logits [len(batch.sampled), vocab_size] in the workspace; the step's K and V are in ``kv`` afterwards."""
         num_tokens = batch.num_tokens
         hidden, normed, delta = (workspace[name][:num_tokens] for name in ("hidden", "normed", "delta"))
         self._embed(batch, hidden, delta)
-        norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
         self._layers[0].attention_norm(hidden, normed)
+        if self.layer_run is not None:
+            self.layer_run(batch, kv, workspace)
+            return self._logits(batch, normed, workspace)
+        norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, norms, strict=True)):
             self._attend(layer, index, batch, normed, kv, workspace, delta)
             layer.mlp_norm.after_adding(delta, hidden, normed)
