@@ -1,0 +1,241 @@
+"""Where the time of an engine's step goes on the CPU, part by part, each beside what the machine could do at best.
+
+    python benchmarks/decode_step.py [--model gpt2-124m|llama-135m] [--dtype float32|bfloat16] [--batch 64]
+    python benchmarks/decode_step.py --curve          tokens/s at batches 1 to 128, with 1 thread and with all
+
+A part's floor is the larger of its bytes at the read bandwidth and its operations at the peak rate, both measured here
+first. Parts are timed in the decoder's own loop over the layers; "one call" is the step as the engine runs it. Every
+figure is the best of its repetitions: on a busy machine give the command priority (``chrt -f 10``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
+
+from kvplan_engine import Engine, EngineConfig, SamplingParams
+from kvplan_engine.kernels.library import cpu_kernels
+from kvplan_engine.kernels.packed import PackedWeight
+
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt2-124m": {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": 50257,
+        "n_positions": 1024,
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+    },
+    "llama-135m": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "rope_theta": 100000.0,
+        "tie_word_embeddings": True,
+    },
+}
+CONTEXT_TOKENS = 160
+CURVE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+Times = dict[str, float]
+
+
+def best_seconds(action: Callable[[], object], repeat: int) -> float:
+    """Of ``repeat`` runs, after one that is not counted."""
+    action()
+    best = float("inf")
+    for _ in range(repeat):
+        started = time.perf_counter()
+        action()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def read_bandwidth() -> float:
+    """Bytes per second of reading 512 MiB in order."""
+    source = torch.ones(1 << 27)
+    return source.nbytes / best_seconds(source.sum, 5)
+
+
+def peak_rate() -> float:
+    """float32 operations per second of the product on operands that stay in the caches."""
+    kernels = cpu_kernels()
+    assert kernels is not None, "this benchmark measures the compiled kernels"
+    packed = PackedWeight(kernels, torch.randn(512, 256))
+    x, out = torch.randn(192, 256), torch.empty(192, 512)
+    return 2 * 192 * 256 * 512 / best_seconds(lambda: packed.multiply(x, out), 50)
+
+
+class PartTimer:
+    """Seconds by part of the decoder's loop, by wrapping what it calls."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.seconds: Times = defaultdict(float)
+        self._decoder = engine.model.decoder
+        for layer in self._decoder._layers:
+            for name in ("qkv", "output", "up", "down"):
+                self._wrap_projection(layer, name)
+            for name in ("attention_norm", "mlp_norm"):
+                setattr(layer, name, _Timed(self, "norms", getattr(layer, name)))
+        self._decoder._final_norm = _Timed(self, "norms", self._decoder._final_norm)
+        self._decoder._attention = _Timed(self, None, self._decoder._attention)
+        self._decoder._ops = _Timed(self, None, self._decoder._ops)
+        self._decoder._logits = self.timed("head", self._decoder._logits)
+        self._decoder._embed = self.timed("embedding", self._decoder._embed)
+
+    def _wrap_projection(self, layer: Any, name: str) -> None:
+        projection = getattr(layer, name)
+        setattr(layer, name, _Timed(self, f"product {name}", projection))
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            started = time.perf_counter()
+            result = function(*args)
+            self.seconds[part] += time.perf_counter() - started
+            return result
+
+        return run
+
+
+class _Timed:
+    """Stands in for ``target``; its calls count for ``part``, or for the method's own name."""
+
+    def __init__(self, timer: PartTimer, part: str | None, target: Any) -> None:
+        self._timer, self._part, self._target = timer, part, target
+
+    def __call__(self, *args: Any) -> None:
+        self._timer.timed(str(self._part), self._target)(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._target, name)
+        return self._timer.timed(self._part or name, value) if callable(value) else value
+
+
+def make_engine(model: str, dtype: str, batch: int) -> Engine:
+    config = EngineConfig(
+        model=MODELS[model],
+        device="cpu",
+        dtype=dtype,
+        load_format="dummy",
+        device_memory=6 * 1024**3,
+        max_model_len=1024,
+        max_num_seqs=batch,
+        max_num_batched_tokens=2048,
+        enable_prefix_caching=False,
+    )
+    return Engine(config)
+
+
+def fill(engine: Engine, batch: int) -> float:
+    """Start ``batch`` requests and prefill them. Seconds per token of the largest step."""
+    params = SamplingParams(temperature=0.0, max_tokens=800, min_tokens=800, ignore_eos=True)
+    for index in range(batch):
+        engine.add_request(str(index), [(index * 997 + i * 31) % 40000 for i in range(CONTEXT_TOKENS)], params)
+    most_tokens, seconds = 0, 0.0
+    for _ in range(-(-batch * CONTEXT_TOKENS // 2048) + 1):
+        started = time.perf_counter()
+        engine.step()
+        if engine.stats.num_scheduled_tokens > most_tokens:
+            most_tokens, seconds = engine.stats.num_scheduled_tokens, time.perf_counter() - started
+    return seconds / most_tokens
+
+
+def floors(engine: Engine, batch: int, bandwidth: float, rate: float) -> Times:
+    """Seconds that each part takes at least: bytes read at ``bandwidth``, operations at ``rate``."""
+    model = engine.model.config
+    size = torch.empty(0, dtype=getattr(torch, engine.model.dtype)).element_size()
+    up_rows = 2 * model.ffn_size if model.gated_mlp else model.ffn_size
+    weights = {
+        "product qkv": model.num_layers * model.qkv_size * model.hidden_size,
+        "product output": model.num_layers * model.query_size * model.hidden_size,
+        "product up": model.num_layers * up_rows * model.hidden_size,
+        "product down": model.num_layers * model.ffn_size * model.hidden_size,
+        "head": model.vocab_size * model.hidden_size,
+    }
+    result = {part: max(count * size / bandwidth, 2 * count * batch / rate) for part, count in weights.items()}
+    kv_bytes = engine.stats.num_used_tokens * engine.memory.block_bytes / engine.memory.block_size
+    return result | {"attend": kv_bytes / bandwidth}
+
+
+def profile(model: str, dtype: str, batch: int) -> None:
+    bandwidth, rate = read_bandwidth(), peak_rate()
+    print(f"{torch.get_num_threads()} threads, {bandwidth / 1e9:.1f} GB/s read, {rate / 1e9:.0f} GFLOP/s float32")
+    engine = make_engine(model, dtype, batch)
+    per_token = fill(engine, batch)
+    one_call = best_seconds(engine.step, 10)
+    engine.model.decoder.layer_run = None
+    timer = PartTimer(engine)
+    engine._runner.forward = timer.timed("forward", engine._runner.forward)  # type: ignore[method-assign]
+    best, parts = float("inf"), dict[str, float]()
+    for _ in range(10):
+        timer.seconds.clear()
+        started = time.perf_counter()
+        engine.step()
+        total = time.perf_counter() - started
+        if total < best:
+            best, parts = total, dict(timer.seconds)
+    forward = parts.pop("forward")
+    parts["scheduler, sampling"] = best - forward
+    parts["Python of the loop"] = forward - sum(seconds for part, seconds in parts.items() if part[:5] != "sched")
+    least = floors(engine, batch, bandwidth, rate)
+    print(f"\n{model}, {dtype}, one decode step of {batch} sequences with about {CONTEXT_TOKENS} tokens each")
+    print(f"{'part':22}{'ms':>9}{'floor':>9}{'ratio':>7}")
+    for part, seconds in sorted(parts.items(), key=lambda item: -item[1]):
+        floor = least.get(part)
+        beside = "" if floor is None else f"{floor * 1e3:9.2f}{seconds / floor:7.2f}"
+        print(f"{part:22}{seconds * 1e3:9.2f}{beside}")
+    whole = sum(least.values())
+    print(f"{'step, loop':22}{best * 1e3:9.2f}{whole * 1e3:9.2f}{best / whole:7.2f}")
+    print(f"{'step, one call':22}{one_call * 1e3:9.2f}{whole * 1e3:9.2f}{one_call / whole:7.2f}")
+    print(f"prefill: {1 / per_token:.0f} tokens/s in the largest step")
+
+
+def curve(model: str, dtype: str, threads: int) -> None:
+    """Tokens per second of decode steps by batch, beside the roofline of products and KV."""
+    torch.set_num_threads(threads)
+    bandwidth, rate = read_bandwidth(), peak_rate()
+    print(f"\n{model}, {dtype}, {threads} thread(s): {bandwidth / 1e9:.1f} GB/s, {rate / 1e9:.0f} GFLOP/s")
+    print(f"{'batch':>6}{'tokens/s':>10}{'roofline':>10}{'share':>7}")
+    for batch in CURVE_BATCHES:
+        engine = make_engine(model, dtype, batch)
+        fill(engine, batch)
+        seconds = best_seconds(engine.step, 6)
+        least = sum(floors(engine, batch, bandwidth, rate).values())
+        print(f"{batch:6}{batch / seconds:10.0f}{batch / least:10.0f}{least / seconds:7.0%}", flush=True)
+        engine.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", choices=sorted(MODELS), default="gpt2-124m")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--curve", action="store_true", help="tokens/s at batches 1 to 128, by threads")
+    options = parser.parse_args()
+    if not options.curve:
+        profile(options.model, options.dtype, options.batch)
+        return
+    for threads in sorted({1, torch.get_num_threads()}):
+        curve(options.model, options.dtype, threads)
+
+
+if __name__ == "__main__":
+    main()
