@@ -63,7 +63,9 @@ def draw(run: Run, figure: Figure) -> str:
     if not shown:
         return say(figure, run, "No trial started: nothing measured stands beside the predictions.")
     columns = min(len(shown), _COLUMNS)
-    panels = list(figure.subplots(-(-len(shown) // columns), columns, squeeze=False).flat)
+    rows = -(-len(shown) // columns)
+    figure.set_size_inches(figure.get_figwidth(), 1.0 + 3.2 * rows)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, (comparison, found) in zip(panels, shown, strict=False):
         _panel(axes, comparison, found)
     for axes in panels[len(shown) :]:
