@@ -56,8 +56,8 @@ class BatchBuilder:
         arrays = [self._host[name].numpy() for name in INDEX_BUFFERS]
         self._token_ids, self._positions, self._slots, self._block_tables, self._seq_lens, self._query_starts = arrays
         # a single element of a memoryview costs half of what one of an array does
-        self._slots_memory, self._positions_memory = memoryview(self._slots), memoryview(self._positions)
-        self._tables_memory = memoryview(self._block_tables)
+        self._slots_memory, self._positions_memory = self._slots.data, self._positions.data
+        self._tables_memory = self._block_tables.data
         self._numbers = torch.arange(self._query_starts.shape[0], device=workspace["token_ids"].device)
         self._starts = np.arange(self._query_starts.shape[0], dtype=np.int32)
         self._token_views: dict[int, dict[str, torch.Tensor]] = {}
@@ -115,7 +115,8 @@ class BatchBuilder:
         number = len(plan.decodes)
         ending = [row for row, item in enumerate(plan.chunks, start=number + 1) if item.needs_sampling]
         rows = np.concatenate([self._starts[:number], self._query_starts[ending] - 1]).astype(np.int64)
-        return torch.from_numpy(rows).to(self._numbers.device)
+        # waiting for the copy would mean waiting for the step before
+        return torch.from_numpy(rows).to(self._numbers.device, non_blocking=True)
 
     # ---- rows that decode
 

@@ -189,7 +189,7 @@ class ModelRunner:
             self._model.ops.argmax_rows(logits, self._tokens.chosen[:number])
         else:
             best = self.sampler.likeliest(logits)
-            rows = torch.tensor(plan.logits_rows, device=best.device)
+            rows = torch.tensor(plan.logits_rows).to(best.device, non_blocking=True)
             torch.index_select(best, 0, rows, out=self._tokens.chosen[:number])
         return self._tokens.send(number)
 

@@ -38,7 +38,8 @@ class BlockMover:
                 self._copy(group)
 
     def _copy(self, group: list[Transfer]) -> None:
-        pairs = torch.tensor([_ends(transfer) for transfer in group], dtype=torch.int64, device=self._device_kv.device)
+        pairs = torch.tensor([_ends(transfer) for transfer in group], dtype=torch.int64)
+        pairs = pairs.to(self._device_kv.device, non_blocking=True)  # waiting would wait for the step under way
         kind = type(group[0])
         source = self._host_kv if kind is FromHost else self._device_kv
         target = self._host_kv if kind is ToHost else self._device_kv
