@@ -159,7 +159,7 @@ class _Problem:
     def _loss(self, x: np.ndarray, residuals: np.ndarray, noise: float) -> float:
         size = np.abs(residuals) / noise
         huber = np.where(size < _HUBER, size**2 / 2, _HUBER * size - _HUBER**2 / 2)
-        return float(self._weights @ huber + self._stiffness @ (x - self._start) ** 2 / 2)
+        return float(np.sum(self._weights * huber) + np.sum(self._stiffness * (x - self._start) ** 2) / 2)
 
     def _step(self, x: np.ndarray, residuals: np.ndarray, noise: float, damping: float) -> np.ndarray:
         trust = np.minimum(1.0, _HUBER * noise / np.maximum(np.abs(residuals), 1e-12))
@@ -178,7 +178,7 @@ class _Problem:
 
 def _residuals_of(observation: Observation, speed: Speed) -> np.ndarray:
     seconds = step_seconds(observation, speed)
-    figures = np.log(observation.figure_weights @ seconds / observation.figure_seconds)
+    figures = np.log(np.einsum("fn,n->f", observation.figure_weights, seconds) / observation.figure_seconds)
     if not observation.has_steps:
         return figures
     groups = np.add.reduceat(seconds, observation.group_starts)
