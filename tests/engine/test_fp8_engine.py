@@ -101,7 +101,7 @@ def test_logits_stay_near_those_of_a_float32_cache(checkpoints: dict[str, Checkp
     spread = found["auto"].std()
     error = {key: float(np.sqrt(((values - found["auto"]) ** 2).mean()) / spread) for key, values in found.items()}
     print(name, spread, error)
-    assert 0 < error["bfloat16"] < error["fp8"] < 0.1
+    assert 0 < error["bfloat16"] < error["fp8"] < 0.15
 
 
 def test_a_block_takes_a_quarter_of_the_bytes(checkpoints: dict[str, Checkpoint]) -> None:
