@@ -16,8 +16,13 @@ SETTINGS = {"dtype": "float32", "kv_cache_dtype": "fp8", "max_num_batched_tokens
 def test_greedy_tokens_are_those_of_the_reference(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(4)
     config = transformers.LlamaConfig(
-        **{"hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 384},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
+        hidden_size=256,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        vocab_size=384,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
         initializer_range=0.2,
     )
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
