@@ -1,4 +1,4 @@
-"""A KV pool of one byte per value (e4m3): written as torch rounds, read exactly, attended to as the definition has it."""
+"""A KV pool of one byte per value (e4m3): written as torch rounds, read exactly, attended to as defined."""
 
 from __future__ import annotations
 
