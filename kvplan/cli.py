@@ -20,7 +20,7 @@ COMMANDS: dict[str, str] = {
     "plan": "Find the GPUs and settings that serve so many users at such a context.",
     "sweep": "Measure throughput, block occupancy and memory limits with kvplan's own engine.",
     "explain": "Read an engine's start-up log: where each GiB went, and what to change.",
-    "bench": "Measure serving speed under a workload.",
+    "bench": "Measure what paging buys beside what it replaces.",
     "calibrate": "Fit the predictions to measured rows.",
     "report": "Draw tables, plots and a page from a sweep's directory.",
     "serve": "Serve a model over HTTP with kvplan's own engine.",

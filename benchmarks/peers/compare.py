@@ -30,7 +30,7 @@ from workload import SCENARIO_NAMES, VOCAB_SIZES, scenario
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 QUIET_SHARE = 0.04
-MAX_REPEATS = 4
+MAX_REPEATS = 2
 # Settings that each project recommends for its CPU backend.
 ENVIRONMENT = {
     "vllm": {"OMP_NUM_THREADS": "{threads}"},

@@ -47,6 +47,9 @@ MaxTokens = Annotated[int | None, typer.Option(help="Tokens in one step. Default
 EncoderTokens = Annotated[
     int | None, typer.Option(help="Encoder tokens per sequence, for models that attend to an encoder.")
 ]
+LanguageModelOnly = Annotated[
+    bool, typer.Option("--language-model-only", help="Without vision and audio towers, as vLLM's option says.")
+]
 Engine = Annotated[str, typer.Option(help="Whose memory model: vllm, vllm@VERSION or kvplan.")]
 Explain = Annotated[bool, typer.Option("--explain", help="Show every formula and every assumption.")]
 Format = Annotated[OutputFormat, typer.Option("--format", help="How to print.")]
@@ -75,6 +78,7 @@ def estimate(
     max_num_seqs: MaxSequences = None,
     max_num_batched_tokens: MaxTokens = None,
     encoder_tokens: EncoderTokens = None,
+    language_model_only: LanguageModelOnly = False,
     engine: Engine = DEFAULT_ENGINE,
     explain: Explain = False,
     output_format: Format = OutputFormat.table,
@@ -99,6 +103,7 @@ def estimate(
         max_num_batched_tokens=_optional(max_num_batched_tokens, "--max-num-batched-tokens"),
         engine=EngineChoice.parse(engine),
         encoder_tokens=_optional(encoder_tokens, "--encoder-tokens"),
+        language_model_only=language_model_only,
     )
     spec = resolve_model(model, assumptions=parse_assumptions(assume or []))
     measured = load_measured("none" if no_calibration else calibration)

@@ -38,6 +38,7 @@ class EstimateRequest:
     max_num_batched_tokens: int | None = None
     engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
     encoder_tokens: int | None = None
+    language_model_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,7 @@ def _placement(
         max_num_seqs=request.max_num_seqs,
         max_num_batched_tokens=request.max_num_batched_tokens,
         encoder_tokens=encoder_tokens,
+        language_model_only=request.language_model_only,
     )
 
 

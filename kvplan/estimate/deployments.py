@@ -49,6 +49,7 @@ class PlacementSettings:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     encoder_tokens: int | None = None
+    language_model_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: PlacementSettings) -
         kv_cache_dtype=settings.kv_cache_dtype,
         device_memory_bytes=settings.device_memory_bytes,
         encoder_tokens=settings.encoder_tokens,
+        language_model_only=settings.language_model_only,
     )
     found = predict_vllm(spec, gpu, asked, settings.engine.version)
     rank, resolved = found.rank, found.settings

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from kvplan.catalog.host import cpu_name
 from kvplan.errors import KvplanError
 from kvplan.units import GIB, format_bytes
 
@@ -102,14 +103,6 @@ def available_memory_bytes() -> int:
     except OSError:
         pass
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return "CPU"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 class CpuMeter:

@@ -172,3 +172,11 @@ def test_a_closed_pipe_is_no_error():
     command = f"{sys.executable} -m kvplan models --json | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "0" and done.stderr == ""
+
+
+def test_without_towers_more_is_left_for_the_cache(capsys):
+    arguments = ("gemma-3-27b-it", "--ctx", "8k", "--gpu", "h100-sxm")
+    (whole,) = estimate(capsys, *arguments)["deployments"]
+    (text,) = estimate(capsys, *arguments, "--language-model-only")["deployments"]
+    assert text["weight_bytes"] < whole["weight_bytes"]
+    assert text["kv_cache_tokens"] > whole["kv_cache_tokens"]
