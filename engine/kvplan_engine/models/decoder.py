@@ -61,6 +61,8 @@ class Decoder:
         )
         self._embedding = weights.get("embedding")  # None where it has been packed for the head
         self._scale = config.head_size**-0.5
+        # A GPU's backend rotates while it writes the cache; the CPU runs all layers in one call instead.
+        self._rotate_and_write = getattr(attention, "rotate_and_write_kv", None) if config.is_rotary else None
         self.layer_run = make_layer_run(config, self._layers, self._final_norm, attention)
 
     def forward(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace) -> torch.Tensor:
@@ -108,10 +110,14 @@ class Decoder:
         if layer.query_norm is not None and layer.key_norm is not None:
             layer.query_norm(query, query)
             layer.key_norm(key, key)
-        if config.is_rotary:
-            rotated = heads[:, : config.num_heads + config.num_kv_heads]  # queries and keys lie side by side
-            self._ops.rope_inplace(rotated, batch.positions, workspace["rope"])
-        self._attention.write_kv(key, value, kv, index, batch.attention.slots)
+        slots = batch.attention.slots
+        if self._rotate_and_write is not None:
+            self._rotate_and_write(query, key, value, batch.positions, workspace["rope"], kv, index, slots)
+        else:
+            if config.is_rotary:
+                rotated = heads[:, : config.num_heads + config.num_kv_heads]  # queries and keys lie side by side
+                self._ops.rope_inplace(rotated, batch.positions, workspace["rope"])
+            self._attention.write_kv(key, value, kv, index, slots)
         out = attended.view(num_tokens, config.num_heads, config.head_size)
         self._attention.attend(query, kv, index, batch.attention, out, self._scale, config.window_tokens, None)
         layer.output(attended, delta)
