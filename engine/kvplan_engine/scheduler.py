@@ -5,7 +5,8 @@ Every step is decided anew. First the running sequences, oldest first, each with
 budget, the number of sequences and the free blocks allow. When blocks run out the newest running sequence is
 preempted: its blocks are returned at once, and it comes back from the front of the swapped or of the waiting queue.
 
-The decoding ones are not visited one by one: see ``decode_rows``.
+Here is what concerns those that run: their blocks, preemption, what a step leaves behind. Who comes in beside them is
+decided in ``admission``; the decoding ones are not visited one by one, see ``decode_rows``.
 
 A step needs counts, not values, so the next one can be decided and started while the tokens of this one are computed:
 
@@ -24,28 +25,23 @@ Blocks are hashed when the tokens in them are known: at the step after they beca
 
 from __future__ import annotations
 
-from collections import deque
-
+from kvplan_engine.admission import Admission, check_request
 from kvplan_engine.block_pool import BlockPool, NoFreeBlocks
 from kvplan_engine.block_table import BlockTable
-from kvplan_engine.errors import EngineError
 from kvplan_engine.offload.preemption import PreemptionPolicy
 from kvplan_engine.offload.tiers import KvTiers
 from kvplan_engine.offload.transfers import TransferLog
 from kvplan_engine.prefix_cache import PrefixCache
 from kvplan_engine.request import FinishReason, Request, ScheduledSequence, Sequence, SequenceStatus
+from kvplan_engine.reservation import Reservation
 from kvplan_engine.running import RunningSequences, num_forks
 from kvplan_engine.step_plan import StepPlan
 
 __all__ = ["ScheduledSequence", "Scheduler", "StepPlan"]
 
-# Blocks kept back when a sequence is admitted beside running ones, as a share of the pool: each of these will soon
-# want a block, and a sequence admitted into the last free blocks would be preempted in the next step.
-_ADMISSION_WATERMARK = 0.01
-
 
 class Scheduler:
-    """Owns the waiting and swapped queues and the running sequences; takes and returns blocks of ``pool``.
+    """Owns the running sequences and, through its admission, the queues; takes and returns blocks of ``pool``.
 
     Block transfers that a step begins with are collected in ``log``, by whoever decides on them.
     """
@@ -69,50 +65,43 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
-        self.waiting: deque[Sequence] = deque()
-        self.swapped: deque[Sequence] = deque()
         self.running = RunningSequences(max_num_seqs, pool.block_size)
         self.num_preemptions = 0
         self.num_swaps = 0
         self.num_recomputed_tokens = 0
-        self.num_blocked_admissions = 0  # steps in which a waiting sequence stayed out because of the pool
         self.num_orphan_tokens = 0  # on their way to sequences that have been finished meanwhile
         self._preemption = preemption
-        self._tiers = tiers
         self._log = log
         self._recomputing: set[Sequence] = set()
-        self._is_static = scheduling == "static"
-        self._is_batch_open = True  # static: whether sequences may still join the batch
         self._reserves_all = kv_reservation == "contiguous"
-        self._watermark_blocks = int(pool.num_blocks * _ADMISSION_WATERMARK)
+        self._reservation = Reservation(self.running, log, max_model_len=max_model_len, reserves_all=self._reserves_all)
+        self._admission = Admission(
+            pool,
+            prefix_cache,
+            self.running,
+            self._reservation,
+            preemption.swap,
+            tiers,
+            max_num_batched_tokens=max_num_batched_tokens,
+            is_static=scheduling == "static",
+        )
+        self.waiting = self._admission.waiting
+        self.swapped = self._admission.swapped
 
     # ---- requests in and out
 
     def add(self, request: Request) -> None:
         """Queue a request. EngineError when it can never run under these limits."""
-        num_prompt_tokens = len(request.prompt_token_ids)
-        if num_prompt_tokens == 0:
-            raise EngineError(f"request {request.request_id} has an empty prompt.", hint="give at least one token")
-        if num_prompt_tokens >= self.max_model_len:
-            raise EngineError(
-                f"request {request.request_id} has a prompt of {num_prompt_tokens:,} tokens, which leaves no room for "
-                f"an answer within max_model_len {self.max_model_len:,}.",
-                hint="shorten the prompt or raise max_model_len",
-            )
-        if request.params.n > self.max_num_seqs:
-            raise EngineError(
-                f"request {request.request_id} asks for n={request.params.n} samples, more than max_num_seqs "
-                f"{self.max_num_seqs}.",
-                hint="raise max_num_seqs or lower n",
-            )
-        if self._reserves_all and (request.params.n > 1 or request.beams is not None):
-            raise EngineError(
-                f"request {request.request_id} asks for several samples or beams, which share blocks.",
-                hint="kv_reservation 'contiguous' is for one sequence per request",
-            )
+        check_request(
+            request,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            reserves_all=self._reserves_all,
+        )
         sequence = Sequence(request, 0, list(request.prompt_token_ids), BlockTable(self.pool))
         if request.beams is None:  # a search ends its beams itself
-            sequence.max_num_tokens = min(num_prompt_tokens + request.params.max_tokens, self.max_model_len)
+            max_num_tokens = len(request.prompt_token_ids) + request.params.max_tokens
+            sequence.max_num_tokens = min(max_num_tokens, self.max_model_len)
         request.sequences.append(sequence)
         self.waiting.append(sequence)
 
@@ -161,6 +150,11 @@ class Scheduler:
         return bool(self.running or self.waiting or self.swapped)
 
     @property
+    def num_blocked_admissions(self) -> int:
+        """Steps in which a waiting sequence stayed out because of the pool."""
+        return self._admission.num_blocked
+
+    @property
     def needs_values(self) -> bool:
         """Whether the next step cannot be decided or drawn before the tokens of the last one are known."""
         return self.running.num_value_bound > 0
@@ -183,9 +177,7 @@ class Scheduler:
     def _fill(self, plan: StepPlan) -> None:
         self._schedule_running(plan)
         if not plan.num_preempted:
-            self._swap_in(plan)
-            if not self.swapped and self._may_admit():
-                self._admit_waiting(plan)
+            self._admission.fill(plan)
 
     def _schedule_running(self, plan: StepPlan) -> None:
         """Blocks for all that run; each time they run out the newest sequence goes, whatever it has got already."""
@@ -247,25 +239,14 @@ class Scheduler:
         """Blocks for the next tokens of ``sequence``, at the cost of newer ones; False when it has to go itself."""
         while sequence.status is SequenceStatus.RUNNING:
             try:
-                self._reserve(sequence, num_new_tokens)
+                self._reservation.take(sequence, num_new_tokens)
             except NoFreeBlocks:
                 self._preempt_newest(plan)
             else:
                 return True
         return False
 
-    def _reserve(self, sequence: Sequence, num_new_tokens: int) -> None:
-        first = sequence.num_computed_tokens
-        copy = sequence.table.reserve(first, self._reserved_tokens(first + num_new_tokens))
-        self.running.own_tail(sequence)
-        if copy is not None:
-            self._log.add(copy)
-
-    def _reserved_tokens(self, num_tokens: int) -> int:
-        """How many tokens a sequence of ``num_tokens`` holds room for: with contiguous reservation the most it may."""
-        return self.max_model_len if self._reserves_all else num_tokens
-
-    # ---- out of the running sequences and back
+    # ---- out of the running sequences
 
     def _preempt_newest(self, plan: StepPlan) -> None:
         self._preempt(self.running.newest)
@@ -300,89 +281,6 @@ class Scheduler:
             self._recomputing.add(sequence)
         sequence.num_computed_tokens = 0
         sequence.num_registered_blocks = 0
-
-    def _swap_in(self, plan: StepPlan) -> None:
-        """Bring swapped sequences back, longest running first, while there is room for them."""
-        while self.swapped and plan.num_tokens < self.max_num_batched_tokens:
-            sequence = self.swapped[0]
-            if sequence.num_pending_tokens or not self.running.has_seat(sequence):
-                break
-            if not self._try_swap_in(sequence, plan):
-                break
-
-    def _try_swap_in(self, sequence: Sequence, plan: StepPlan) -> bool:
-        swap, slots = self._preemption.swap, sequence.swap_slots
-        computed = sequence.num_computed_tokens
-        num_new_tokens = min(sequence.num_tokens - computed, self.max_num_batched_tokens - plan.num_tokens)
-        num_more = -(-(computed + num_new_tokens) // self.pool.block_size) - len(slots)
-        if swap.num_blocks_to_take(slots) + num_more + self._kept_back_blocks > self.pool.num_free_blocks:
-            return False
-        self.swapped.popleft()
-        swap.swap_in(sequence.table, slots)
-        sequence.swap_slots = []
-        self.prefix_cache.register(sequence.block_hashes, sequence.table.blocks, 0, sequence.num_registered_blocks)
-        self._enter_running(sequence, num_new_tokens, plan)
-        return True
-
-    @property
-    def _kept_back_blocks(self) -> int:
-        return self._watermark_blocks if self.running and not self._reserves_all else 0
-
-    def _enter_running(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> None:
-        sequence.status = SequenceStatus.RUNNING
-        self._reserve(sequence, num_new_tokens)
-        self.running.enter(sequence)
-        plan.add(sequence, num_new_tokens)
-
-    # ---- admission
-
-    def _may_admit(self) -> bool:
-        """Static batching: a batch forms, in as many steps as its prompts need, once the one before has finished."""
-        if not self.running:
-            self._is_batch_open = True
-        return self._is_batch_open or not self._is_static
-
-    def _admit_waiting(self, plan: StepPlan) -> None:
-        while self.waiting and plan.num_tokens < self.max_num_batched_tokens:
-            sequence = self.waiting[0]
-            if sequence.num_pending_tokens or not self.running.has_seat(sequence):
-                break
-            if not self._try_admit(sequence, plan):
-                self.num_blocked_admissions += 1
-                break
-        self._is_batch_open = plan.num_tokens >= self.max_num_batched_tokens  # only for want of tokens in this step
-
-    def _try_admit(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Move the head of the queue to the running sequences if its blocks can be had.
-
-        token_ids   p p p p | p p p p | p p p p | p p p p | p
-                    cached    cached    loadable  computed
-                    in pool   in pool   in a tier
-        """
-        hashes = self.prefix_cache.usable_hashes(sequence.block_hashes, sequence.token_ids)
-        cached = self.prefix_cache.lookup(hashes)
-        loadable = hashes[len(cached) :]
-        loadable = loadable[: self._tiers.find_run(loadable)]
-        num_found = len(cached) + len(loadable)
-        first = num_found * self.pool.block_size
-        num_new_tokens = min(len(sequence.token_ids) - first, self.max_num_batched_tokens - plan.num_tokens)
-        num_more = -(-self._reserved_tokens(first + num_new_tokens) // self.pool.block_size) - len(cached)
-        if num_more + self._kept_back_blocks + self.pool.num_unused_among(cached) > self.pool.num_free_blocks:
-            return False
-        fetched = self._tiers.fetch(loadable)
-        if fetched is None:  # a file was bad and is forgotten now
-            return self._try_admit(sequence, plan)
-        self.waiting.popleft()
-        sequence.table.adopt(cached)
-        sequence.num_computed_tokens = first
-        sequence.num_registered_blocks = num_found
-        if sequence.high_water_tokens == 0:
-            sequence.request.num_cached_tokens = first
-            self.prefix_cache.record_lookup(len(sequence.token_ids), first)
-        self._enter_running(sequence, num_new_tokens, plan)
-        self._tiers.place(fetched, sequence.table.blocks[len(cached) : num_found])
-        self.prefix_cache.register(sequence.block_hashes, sequence.table.blocks, len(cached), num_found)
-        return True
 
     # ---- after the step
 

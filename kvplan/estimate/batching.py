@@ -13,121 +13,21 @@ Requests may begin with a shared prefix: once somebody has computed it, its whol
 Not played: blocks of a preempted sequence that are found again when it returns, and eviction of a prefix nobody uses.
 
 While nobody comes, leaves or runs out of blocks, steps differ only in the length of the sequences: they are played in
-one go.
+one go. What the play takes and what it gives are the types of ``playback``.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+
+from kvplan.estimate.playback import BatchLimits, Playback, PlayedRequest, RequestLengths, StepClock, StepLoads
+
+__all__ = ["BatchLimits", "Playback", "PlayedRequest", "RequestLengths", "StepClock", "StepLoads", "play_requests"]
 
 # Share of the pool that stays free when a sequence is admitted beside running ones.
 _WATERMARK = 0.01
-
-
-class RequestLengths(Protocol):
-    """What the play needs to know of a request."""
-
-    @property
-    def num_prompt_tokens(self) -> int: ...
-
-    @property
-    def num_output_tokens(self) -> int: ...
-
-    @property
-    def arrival_seconds(self) -> float: ...
-
-    @property
-    def prefix_index(self) -> int: ...
-
-    @property
-    def num_prefix_tokens(self) -> int: ...
-
-
-class StepClock(Protocol):
-    """How long a step takes."""
-
-    def seconds(
-        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
-    ) -> float:
-        """Tokens computed, sequences they belong to, sequences that get a token, tokens whose K and V are read, and
-        pairs of a token and one that it attends to."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """The engine's settings that decide who runs."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    num_blocks: int
-
-
-@dataclass(slots=True)
-class StepLoads:
-    """One entry per step, in order. ``end_seconds`` counts from the play's start, waiting for arrivals included."""
-
-    num_tokens: list[int] = field(default_factory=list)
-    num_sequences: list[int] = field(default_factory=list)
-    num_sampled: list[int] = field(default_factory=list)
-    num_kv_tokens: list[int] = field(default_factory=list)
-    num_pairs: list[float] = field(default_factory=list)
-    step_seconds: list[float] = field(default_factory=list)
-    end_seconds: list[float] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.num_tokens)
-
-
-@dataclass(slots=True)
-class PlayedRequest:
-    """token_steps: (first, last + 1) of consecutive steps that each gave the request a token; several runs of them
-    where it was preempted or left out. arrival_step: steps that had ended when it was sent."""
-
-    num_prompt_tokens: int
-    num_output_tokens: int
-    arrival_seconds: float
-    arrival_step: int
-    token_steps: list[tuple[int, int]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Playback:
-    """The whole run. ``was_blocked``: at some step one waited only because the pool had too few free blocks."""
-
-    loads: StepLoads
-    requests: tuple[PlayedRequest, ...]
-    max_running: int
-    num_preemptions: int
-    was_blocked: bool
-
-    @property
-    def status(self) -> str:
-        """ok, queued or preempted, as a sweep's rows say it."""
-        if self.num_preemptions:
-            return "preempted"
-        return "queued" if self.was_blocked else "ok"
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.loads)
-
-    @property
-    def seconds(self) -> float:
-        """From the start of the play to the last token."""
-        return self.loads.end_seconds[-1] if len(self.loads) else 0.0
-
-    @property
-    def num_output_tokens(self) -> int:
-        return sum(request.num_output_tokens for request in self.requests)
-
-    @property
-    def output_throughput(self) -> float:
-        return self.num_output_tokens / self.seconds if self.seconds > 0 else 0.0
 
 
 @dataclass(slots=True)

@@ -144,7 +144,7 @@ def test_stats_tell_used_tokens_from_held_slots(checkpoints: dict[str, Checkpoin
 def test_the_longest_stall_spans_the_steps_in_which_a_sequence_got_no_token(
     checkpoints: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import kvplan_engine.core as core
+    import kvplan_engine.overlap as overlap
 
     llm = LLM(
         str(checkpoints["gpt2"].path),
@@ -156,7 +156,7 @@ def test_the_longest_stall_spans_the_steps_in_which_a_sequence_got_no_token(
         max_model_len=64,
     )
     clock = iter(range(10_000))
-    monkeypatch.setattr(core.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(overlap.time, "perf_counter", lambda: float(next(clock)))
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     llm.engine.add_request("a", [1, 2], params)
     llm.engine.step()

@@ -1,0 +1,113 @@
+"""What a play of requests takes (their lengths, limits, a clock) and what it gives: a record of every step and request.
+
+Apart from the play itself (``batching``), which holds the rules and the state that they change: these types are all
+that those who ask for a play, or read one, have to know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class RequestLengths(Protocol):
+    """What the play needs to know of a request."""
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def num_output_tokens(self) -> int: ...
+
+    @property
+    def arrival_seconds(self) -> float: ...
+
+    @property
+    def prefix_index(self) -> int: ...
+
+    @property
+    def num_prefix_tokens(self) -> int: ...
+
+
+class StepClock(Protocol):
+    """How long a step takes."""
+
+    def seconds(
+        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+    ) -> float:
+        """Tokens computed, sequences they belong to, sequences that get a token, tokens whose K and V are read, and
+        pairs of a token and one that it attends to."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The engine's settings that decide who runs."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_blocks: int
+
+
+@dataclass(slots=True)
+class StepLoads:
+    """One entry per step, in order. ``end_seconds`` counts from the play's start, waiting for arrivals included."""
+
+    num_tokens: list[int] = field(default_factory=list)
+    num_sequences: list[int] = field(default_factory=list)
+    num_sampled: list[int] = field(default_factory=list)
+    num_kv_tokens: list[int] = field(default_factory=list)
+    num_pairs: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    end_seconds: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.num_tokens)
+
+
+@dataclass(slots=True)
+class PlayedRequest:
+    """token_steps: (first, last + 1) of consecutive steps that each gave the request a token; several runs of them
+    where it was preempted or left out. arrival_step: steps that had ended when it was sent."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    arrival_seconds: float
+    arrival_step: int
+    token_steps: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Playback:
+    """The whole run. ``was_blocked``: at some step one waited only because the pool had too few free blocks."""
+
+    loads: StepLoads
+    requests: tuple[PlayedRequest, ...]
+    max_running: int
+    num_preemptions: int
+    was_blocked: bool
+
+    @property
+    def status(self) -> str:
+        """ok, queued or preempted, as a sweep's rows say it."""
+        if self.num_preemptions:
+            return "preempted"
+        return "queued" if self.was_blocked else "ok"
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.loads)
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the play to the last token."""
+        return self.loads.end_seconds[-1] if len(self.loads) else 0.0
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(request.num_output_tokens for request in self.requests)
+
+    @property
+    def output_throughput(self) -> float:
+        return self.num_output_tokens / self.seconds if self.seconds > 0 else 0.0
