@@ -18,8 +18,8 @@ from kvplan.errors import UsageError
 from kvplan.estimate.step_time import Speed
 from kvplan.sweeps.step_cost import guess_speed
 
-# Far beyond any cache that two cores share, and yet done within a slice of a busy machine's time.
-_COPY_BYTES: Final = 64 * 1024**2
+# Far beyond any cache that the cores share.
+_READ_BYTES: Final = 256 * 1024**2
 _GEMM_SIZE: Final = 640
 _REPEATS: Final = 40
 # Shares of a peak outside which a coefficient is not believed.
@@ -28,7 +28,7 @@ _PLAUSIBLE: Final = (0.02, 1.25)
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Bytes per second read (or copied, both ways counted), dense operations per second, and where they are from."""
+    """Bytes per second read, dense operations per second, and where they are from."""
 
     bandwidth: float
     flops: float
@@ -65,18 +65,18 @@ def find_peaks(device: DeviceIdentity) -> Peaks | None:
 
 
 def _measure_cpu() -> Peaks:
-    """A copy of 64 MiB and a product of two float32 matrices of 640 x 640, the best of forty each."""
+    """Reading 256 MiB and a product of two float32 matrices of 640 x 640, the best of forty each."""
     threads = os.cpu_count() or 1
-    source = np.ones(_COPY_BYTES // 4, dtype=np.float32)
-    target = np.empty_like(source)
+    source = np.ones(_READ_BYTES // 4, dtype=np.float32)
     matrix = np.full((_GEMM_SIZE, _GEMM_SIZE), 0.5, dtype=np.float32)
     product = np.empty_like(matrix)
-    parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
-    with ThreadPoolExecutor(threads) as pool:  # copying lets other threads of Python run
-        copy_seconds = _best(lambda: list(pool.map(lambda part: np.copyto(*part), parts)))
+    parts = np.array_split(source, threads)
+    # The maximum, because it costs less arithmetic than a sum; it lets other threads of Python run.
+    with ThreadPoolExecutor(threads) as pool:
+        read_seconds = _best(lambda: list(pool.map(np.max, parts)))
     gemm_seconds = _best(lambda: np.matmul(matrix, matrix, out=product))
-    said = "a copy on all cores and a matrix product by numpy, just now"
-    return Peaks(2 * _COPY_BYTES / copy_seconds, 2 * _GEMM_SIZE**3 / gemm_seconds, said)
+    said = "reading on all cores and a matrix product by numpy, just now"
+    return Peaks(_READ_BYTES / read_seconds, 2 * _GEMM_SIZE**3 / gemm_seconds, said)
 
 
 def _best(run: Callable[[], object]) -> float:
@@ -94,7 +94,7 @@ def expected_speed(device: DeviceIdentity, peaks: Peaks | None) -> Speed:
     if peaks is None:
         return guess
     if device.kind == "cpu":
-        # One core's copy does not fill the memory's channels: reading with all cores may well reach more.
+        # Of the memory the guess stands: a moment's reading says little where others use the machine.
         return replace(guess, flops=0.7 * peaks.flops, attention_flops=0.35 * peaks.flops)
     return replace(
         guess,
