@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol import Loaded, Order, serve
-from workload import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Scenario
+from workload import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Scenario, sampling_settings
 
 
 def load(order: Order) -> Loaded:
@@ -25,16 +25,7 @@ def load(order: Order) -> Loaded:
     )
 
     def run(asked: Scenario) -> list[list[int]]:
-        params = [
-            SamplingParams(
-                n=asked.num_samples,
-                temperature=0.0 if asked.num_samples == 1 else 1.0,
-                max_tokens=request.output_tokens,
-                min_tokens=request.output_tokens,
-                ignore_eos=True,
-            )
-            for request in asked.requests
-        ]
+        params = [SamplingParams(**sampling_settings(request, asked.num_samples)) for request in asked.requests]
         prompts = [{"prompt_token_ids": request.prompt_token_ids} for request in asked.requests]
         return [list(sample.token_ids) for output in llm.generate(prompts, params) for sample in output.outputs]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from protocol import Loaded, Order, serve
-from workload import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Scenario
+from workload import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Scenario, sampling_settings
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
@@ -32,14 +32,7 @@ def load(order: Order) -> Loaded:
 
     def run(asked: Scenario) -> list[list[int]]:
         params = [
-            SamplingParams(
-                n=asked.num_samples,
-                temperature=0.0 if asked.num_samples == 1 else 1.0,
-                max_tokens=request.output_tokens,
-                min_tokens=request.output_tokens,
-                ignore_eos=True,
-                detokenize=False,
-            )
+            SamplingParams(**sampling_settings(request, asked.num_samples), detokenize=False)
             for request in asked.requests
         ]
         prompts = [{"prompt_token_ids": request.prompt_token_ids} for request in asked.requests]

@@ -75,6 +75,17 @@ def _samples(vocab_size: int) -> Scenario:
     return Scenario("samples", [Request(_tokens(generator, vocab_size, 256), 64) for _ in range(8)], num_samples=8)
 
 
+def sampling_settings(request: Request, num_samples: int) -> dict[str, float | bool]:
+    """Arguments of SamplingParams, which kvplan and vLLM name alike."""
+    return {
+        "n": num_samples,
+        "temperature": 0.0 if num_samples == 1 else 1.0,
+        "max_tokens": request.output_tokens,
+        "min_tokens": request.output_tokens,
+        "ignore_eos": True,
+    }
+
+
 _SCENARIOS = {"batch": _batch, "single": _single, "prefix": _prefix, "samples": _samples}
 SCENARIO_NAMES = tuple(_SCENARIOS)
 

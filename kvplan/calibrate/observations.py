@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvplan.calibrate.trials import MeasuredTrial
-from kvplan.estimate.batching import Playback, play_requests
+from kvplan.estimate.batching import play_requests
+from kvplan.estimate.playback import Playback
 from kvplan.estimate.step_time import StepShape
 
 

@@ -16,8 +16,8 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.statuses import MEASURED_STATUSES
 from kvplan.errors import KvplanError
-from kvplan.estimate.batching import BatchLimits
 from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.playback import BatchLimits
 from kvplan.estimate.step_time import StepShape, step_shape
 from kvplan.sweeps.store import MANIFEST, TRIALS, read_manifest, read_trials
 from kvplan.sweeps.trial import SETTING_NAMES

@@ -24,8 +24,6 @@ from dataclasses import dataclass
 
 from kvplan.estimate.playback import BatchLimits, Playback, PlayedRequest, RequestLengths, StepClock, StepLoads
 
-__all__ = ["BatchLimits", "Playback", "PlayedRequest", "RequestLengths", "StepClock", "StepLoads", "play_requests"]
-
 # Share of the pool that stays free when a sequence is admitted beside running ones.
 _WATERMARK = 0.01
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from kvplan.estimate.batching import Playback, PlayedRequest
+from kvplan.estimate.playback import Playback, PlayedRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvplan.estimate.batching import BatchLimits, Playback, StepClock, play_requests
+from kvplan.estimate.batching import play_requests
+from kvplan.estimate.playback import BatchLimits, Playback, StepClock
 from kvplan.sweeps.trial import TrialSettings
 from kvplan.sweeps.workload import RequestSpec
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimate.batching import BatchLimits, Playback, play_requests
+from kvplan.estimate.batching import play_requests
+from kvplan.estimate.playback import BatchLimits, Playback
 from kvplan.estimate.step_time import Speed, StepTimes, step_shape
 from kvplan.sweeps.columns import empty_row
 from kvplan.sweeps.lengths import Lengths

@@ -17,9 +17,10 @@ from kvplan.catalog.measured import load_measured, read_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import KvplanError
-from kvplan.estimate.batching import BatchLimits, play_requests
+from kvplan.estimate.batching import play_requests
 from kvplan.estimate.latency import DeviceSpeed, model_work, serving_speed
 from kvplan.estimate.play_figures import play_figures
+from kvplan.estimate.playback import BatchLimits
 from kvplan.estimate.step_time import Speed, StepTimes, step_shape
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import make_plan

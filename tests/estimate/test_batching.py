@@ -7,8 +7,9 @@ import random
 import pytest
 
 from kvplan.estimate import batching
-from kvplan.estimate.batching import BatchLimits, Playback, play_requests
+from kvplan.estimate.batching import play_requests
 from kvplan.estimate.play_figures import play_figures
+from kvplan.estimate.playback import BatchLimits, Playback
 from kvplan.sweeps.metrics import RequestTrace, serving_figures
 from kvplan.sweeps.workload import RequestSpec
 

@@ -95,19 +95,38 @@ def _periodic(view: ConfigView, name: str, num_layers: int, *, period: int, offs
 
 def _read_mamba2_sizes(view: ConfigView, hidden: int, *, gated_norm: bool = True) -> Mamba2Sizes:
     """The mamba_* keys that Bamba, Granite 4 and Falcon H1 share."""
-    heads = view.integer("mamba_n_heads")
-    inner = view.integer("mamba_d_ssm", default=view.integer("mamba_expand", default=2) * hidden)
-    if inner % heads:
-        raise view.reject("mamba_n_heads", f"a divisor of the {inner} inner channels")
-    bias = view.flag("mamba_proj_bias", default=False)
-    return Mamba2Sizes(
-        heads=heads,
-        head=inner // heads,
-        state=view.integer("mamba_d_state"),
+    return _mamba2_sizes(
+        view,
+        view.integer("mamba_d_ssm", default=view.integer("mamba_expand", default=2) * hidden),
+        heads=("mamba_n_heads", view.integer("mamba_n_heads")),
         groups=view.integer("mamba_n_groups", default=1),
+        conv_bias=view.flag("mamba_conv_bias", default=True),
+        bias=view.flag("mamba_proj_bias", default=False),
+        gated_norm=gated_norm,
+    )
+
+
+def _mamba2_sizes(
+    view: ConfigView,
+    inner: int,
+    *,
+    heads: tuple[str, int],
+    groups: int,
+    conv_bias: bool,
+    bias: bool,
+    gated_norm: bool = True,
+) -> Mamba2Sizes:
+    """Sizes for ``inner`` channels; ``heads``: the key that the number of heads was read from, and that number."""
+    if inner % heads[1]:
+        raise view.reject(heads[0], f"a divisor of the {inner} inner channels")
+    return Mamba2Sizes(
+        heads=heads[1],
+        head=inner // heads[1],
+        state=view.integer("mamba_d_state"),
+        groups=groups,
         kernel=view.integer("mamba_d_conv", default=4),
         intermediate=inner,
-        conv_bias=view.flag("mamba_conv_bias", default=True),
+        conv_bias=conv_bias,
         bias=bias,
         output_bias=bias,
         gated_norm=gated_norm,
@@ -214,20 +233,14 @@ def read_zamba2(view: ConfigView) -> Body:
 
 
 def _zamba2_mamba(view: ConfigView, hidden: int) -> Mamba2Sizes:
-    heads, inner = view.integer("n_mamba_heads", default=8), view.integer("mamba_expand", default=2) * hidden
-    if inner % heads:
-        raise view.reject("n_mamba_heads", f"a divisor of the {inner} inner channels")
-    bias = view.flag("add_bias_linear", default=False)
-    return Mamba2Sizes(
-        heads=heads,
-        head=inner // heads,
-        state=view.integer("mamba_d_state"),
+    """Zamba 2's own names for the same sizes."""
+    return _mamba2_sizes(
+        view,
+        view.integer("mamba_expand", default=2) * hidden,
+        heads=("n_mamba_heads", view.integer("n_mamba_heads", default=8)),
         groups=view.integer("mamba_ngroups", default=1),
-        kernel=view.integer("mamba_d_conv", default=4),
-        intermediate=inner,
         conv_bias=view.flag("use_conv_bias", default=True),
-        bias=bias,
-        output_bias=bias,
+        bias=view.flag("add_bias_linear", default=False),
     )
 
 
