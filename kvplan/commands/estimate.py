@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -11,7 +10,7 @@ from kvplan.catalog.gpus import DEFAULT_GPUS, find_gpu
 from kvplan.catalog.measured import load_measured
 from kvplan.catalog.models import provenance_note, resolve_model
 from kvplan.commands.estimate_output import print_estimate
-from kvplan.commands.render import OutputFormat
+from kvplan.commands.render import OutputFormat, print_notes
 from kvplan.errors import UsageError
 from kvplan.estimate.answer import EstimateRequest, make_estimate
 from kvplan.estimate.deployments import EngineChoice
@@ -108,11 +107,7 @@ def estimate(
     spec = resolve_model(model, assumptions=parse_assumptions(assume or []))
     measured = load_measured("none" if no_calibration else calibration)
     answer = make_estimate(spec, request, measured)
-    for line in measured.notices:
-        print(f"note: {line}", file=sys.stderr)
-    note = provenance_note(spec)
-    if note:
-        print(f"note: {note}", file=sys.stderr)
+    print_notes(*measured.notices, provenance_note(spec))
     print_estimate(answer, OutputFormat.json if as_json else output_format, explain=explain)
 
 

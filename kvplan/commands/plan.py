@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -11,7 +10,7 @@ import typer
 from kvplan.catalog.gpus import GpuProfile, find_gpu, load_gpus
 from kvplan.catalog.measured import load_measured
 from kvplan.catalog.models import provenance_note, resolve_model
-from kvplan.commands.render import print_json, print_table
+from kvplan.commands.render import print_json, print_notes, print_table
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import KV_CACHE_DTYPES, SERVING_DTYPES, canonical_dtype
 from kvplan.estimate.latency import Range
@@ -106,11 +105,7 @@ def plan(
     spec = resolve_model(model)
     measured = load_measured("none" if no_calibration else calibration)
     found = make_plan(spec, request, measured)
-    for line in measured.notices:
-        print(f"note: {line}", file=sys.stderr)
-    note = provenance_note(spec)
-    if note:
-        print(f"note: {note}", file=sys.stderr)
+    print_notes(*measured.notices, provenance_note(spec))
     _answer(found, plot, as_json=as_json)
 
 

@@ -52,3 +52,10 @@ def print_table(
     for row in (head, ["-" * width for width in widths], *rows):
         cells = (f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True))
         print("  " + "  ".join(cells).rstrip())
+
+
+def print_notes(*notes: str | None) -> None:
+    """What the user should know beside the answer, a line each on stderr; None says nothing."""
+    for note in notes:
+        if note:
+            print(f"note: {note}", file=sys.stderr)
