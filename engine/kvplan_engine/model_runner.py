@@ -134,6 +134,7 @@ class ModelRunner:
         self._tokens = TokenStage(device, config.max_num_seqs)
         self.kv: torch.Tensor | None = None
         self.graphs: DecodeGraphs | None = None
+        self._replayed = False  # whether the last step was, and its likeliest tokens chosen with it
 
     def _fill_tables(self) -> None:
         rope = self._model.config.rope
@@ -176,6 +177,7 @@ class ModelRunner:
         assert self.kv is not None
         num_seqs = batch.attention.seq_lens.shape[0]
         size = self._graph_size(batch, num_seqs)
+        self._replayed = size is not None
         if size is None:
             return self._model.decoder.forward(batch, self.kv, self.workspace)
         assert self.graphs is not None
@@ -186,7 +188,8 @@ class ModelRunner:
         """The likeliest token for each of ``plan.sampled``, kept on the device and sent to the host."""
         number = len(plan.sampled)
         if plan.logits_rows is None:
-            self._model.ops.argmax_rows(logits, self._tokens.chosen[:number])
+            if not self._replayed:
+                self._model.ops.argmax_rows(logits, self._tokens.chosen[:number])
         else:
             best = self.sampler.likeliest(logits)
             rows = torch.tensor(plan.logits_rows).to(best.device, non_blocking=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 from collections.abc import Callable
 
@@ -28,6 +29,9 @@ class CudaDevice:
 
     def __init__(self, total_bytes: int | None) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        # What an engine of this process left behind, in cycles of objects or in torch's cache, is nobody else's memory.
+        gc.collect()
+        torch.cuda.empty_cache()
         _make_context(self.torch_device)
         free, driver_total = torch.cuda.mem_get_info(self.torch_device)
         if total_bytes is not None and total_bytes > driver_total:

@@ -130,6 +130,18 @@ def test_the_host_waits_for_a_step_when_the_next_one_runs(gpt2: tuple[str, torch
     assert replays.startswith("sw"), "the first decode step starts before the prefill's tokens are read"
 
 
+def test_a_replayed_step_launches_nothing_beside_its_graph(
+    gpt2: tuple[str, torch.nn.Module], gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its likeliest tokens are chosen in the graph: choosing them again would read all logits twice."""
+    llm = start(gpt2[0])
+    launched: list[str] = []
+    kernel_of = gpu.runtime.kernel
+    monkeypatch.setattr(gpu.runtime, "kernel", lambda variant: launched.append(variant.kernel) or kernel_of(variant))
+    answers(llm, prompts_of(4, 4), 8)
+    assert launched.count("argmax_rows") == 1, "the step of the prompts is the only one without a graph"
+
+
 def test_what_graphs_take_is_kept_back_before_the_pool_is_carved(
     gpt2: tuple[str, torch.nn.Module], gpu: FakeGpu
 ) -> None:
