@@ -3,39 +3,58 @@
     python tests/gpu/measure.py --out profiles/measured/NAME.jsonl
 
 Each section is a process of its own, so that one that fails (or spoils its CUDA context) takes nothing else with it.
-The rows go to --out as they come, the table is printed last. --dry-run takes tiny shapes through the CPU emulation, to
-know beforehand that every line runs; its rows say so and mean nothing.
+The rows go to --out as they come, what the sections print to the .log beside it, the table is printed last and with it
+why a section failed. The seconds of a section are its most; what the ten minutes have no room for is left out and named
+(--sections runs it alone). On a machine without the history of these sources, --commit says which they are. --dry-run
+takes tiny shapes through the CPU emulation, to know beforehand that every line runs; its rows say so and mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# In the order of their worth: where time or a machine ends early, the last ones are lost.
+# The most seconds of each, in the order of their worth: where time or a machine ends early, the last ones are lost.
+# A section's process needs about ten seconds to begin, and an engine of eight billion parameters as many.
 SECTION_SECONDS = {
     "tests": 110,
     "decode": 40,
-    "step": 55,
-    "throughput": 85,
-    "baseline": 80,
+    "prefill": 30,
+    "step": 60,
+    "throughput": 90,
+    "baseline": 95,
     "sweep": 70,
-    "memory": 50,
-    "ladder": 30,
-    "prefill": 25,
-    "sanitizer": 20,
-    "operations": 8,
-    "tuning": 7,
+    "memory": 85,
+    "ladder": 55,
+    "operations": 20,
+    "tuning": 30,
+    "sanitizer": 150,
 }
+TOTAL_SECONDS = 575
+# Module and function that measure a section; a section's process imports its own alone.
+MEASURES = {
+    "decode": ("measure_kernels", "measure_decode"),
+    "prefill": ("measure_kernels", "measure_prefill"),
+    "operations": ("measure_kernels", "measure_operations"),
+    "tuning": ("measure_kernels", "measure_tuning"),
+    "step": ("measure_engine", "measure_decode_step"),
+    "throughput": ("measure_engine", "measure_throughput"),
+    "ladder": ("measure_engine", "measure_ladder"),
+    "baseline": ("measure_baseline", "measure_baseline"),
+    "memory": ("measure_memory", "measure_memory"),
+    "sweep": ("measure_sweep", "measure_sweep"),
+    "sanitizer": ("measure_sweep", "measure_sanitizer"),
+}
+_LINES_OF_A_FAILURE = 25
 
 
 def arguments() -> argparse.Namespace:
@@ -43,45 +62,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="JSON lines to append to")
     parser.add_argument("--sections", default=",".join(SECTION_SECONDS), help="comma-separated, in order")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes through the CPU emulation")
-    parser.add_argument("--seconds", type=float, default=sum(SECTION_SECONDS.values()), help="for all sections")
+    parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="for all sections")
+    parser.add_argument("--commit", help="of these sources, where git cannot tell")
     parser.add_argument("--only", help=argparse.SUPPRESS)  # the section that this process measures
     return parser.parse_args()
-
-
-def sections() -> dict[str, Callable]:
-    """What each section calls; imported late, since only the section's own process needs torch."""
-    import measure_baseline
-    import measure_engine
-    import measure_kernels
-    import measure_memory
-    import measure_sweep
-
-    return {
-        "decode": measure_kernels.measure_decode,
-        "prefill": measure_kernels.measure_prefill,
-        "operations": measure_kernels.measure_operations,
-        "tuning": measure_kernels.measure_tuning,
-        "step": measure_engine.measure_decode_step,
-        "throughput": measure_engine.measure_throughput,
-        "baseline": measure_baseline.measure_baseline,
-        "ladder": measure_engine.measure_ladder,
-        "memory": measure_memory.measure_memory,
-        "sweep": measure_sweep.measure_sweep,
-        "sanitizer": measure_sweep.measure_sanitizer,
-    }
 
 
 def measure_section(name: str, out: Path, dry: bool, seconds: float) -> None:
     """Measure one section in this process; each row is written as soon as it is there."""
     from measure_support import Bench
 
-    sections()[name](Bench(dry, out, seconds))
+    module, function = MEASURES[name]
+    getattr(importlib.import_module(module), function)(Bench(dry, out, seconds))
 
 
 def command_of(name: str, options: argparse.Namespace) -> list[str]:
     """The process that runs one section."""
     if name == "tests":
-        return [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(ROOT / "tests" / "gpu")]
+        return [sys.executable, "-m", "pytest", "-v", "--tb=short", "-m", "gpu", str(ROOT / "tests" / "gpu")]
     own = [sys.executable, __file__, "--only", name, "--out", str(options.out), "--seconds", str(options.seconds)]
     return [*own, "--dry-run"] if options.dry_run else own
 
@@ -93,16 +91,33 @@ def run_section(name: str, options: argparse.Namespace, seconds_left: float) -> 
     print(f"== {name}", file=sys.stderr, flush=True)
     limit = min(SECTION_SECONDS[name], seconds_left)
     options.seconds = limit
-    process = subprocess.Popen(command_of(name, options), cwd=ROOT, start_new_session=True)
-    try:
-        code = process.wait(limit)
-    except subprocess.TimeoutExpired:
-        return f"stopped after {limit:.0f} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return "ok" if code == 0 else f"failed with exit code {code}"
+    log = options.out.with_suffix(".log")
+    with log.open("ab") as output:
+        output.write(f"== {name}\n".encode())
+        output.flush()
+        began = output.tell()
+        process = subprocess.Popen(
+            command_of(name, options), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(limit)
+            outcome = "ok" if code == 0 else f"failed with exit code {code}"
+        except subprocess.TimeoutExpired:
+            outcome = f"stopped after {limit:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return outcome if outcome == "ok" else outcome + last_words(log, began)
+
+
+def last_words(log: Path, began: int) -> str:
+    """Prints the end of what a section that did not go well printed; its last line, to be told with the outcome."""
+    with log.open("rb") as file:
+        file.seek(began)
+        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    print("\n".join(lines[-_LINES_OF_A_FAILURE:]), file=sys.stderr, flush=True)
+    return f": {lines[-1].strip()[:200]}" if lines else ""
 
 
 def run_sections(names: list[str], options: argparse.Namespace) -> dict[str, str]:
@@ -139,6 +154,8 @@ def main() -> int:
         print(f"error: no section {unknown[0]!r}; there are {', '.join(SECTION_SECONDS)}", file=sys.stderr)
         return 2
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    if options.commit:
+        os.environ["KVPLAN_MEASURED_COMMIT"] = options.commit
     outcomes = run_sections(chosen, options)
     print_table(options.out, outcomes)
     return 0 if all(outcome == "ok" for outcome in outcomes.values()) else 1

@@ -13,6 +13,7 @@ from kvplan_engine import Engine, EngineConfig, EngineError, SamplingParams
 
 MODEL = "llama-3.1-8b"
 OUTPUT_LEN = 64
+_SECONDS_TO_SPARE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,12 @@ class Filling:
 
 
 def measure_memory(bench: Bench) -> None:
-    """First the edge, which is the shorter one; then sequences of 8k and 32k tokens (80 GB: about 40, and 12 to 13)."""
-    measure_edge(bench)
-    for context in (48, 96) if bench.dry else (8192, 32768):
-        measure_sequences(bench, context)
+    """First the edge, which is the shorter one; then sequences of 8k and 32k tokens (80 GB: about 50, and 12 to 13)."""
+    measure_edge(bench, bench.seconds_left() / 3)
+    contexts = (48, 96) if bench.dry else (8192, 32768)
+    for number, context in enumerate(contexts):
+        share = bench.seconds_left() / (len(contexts) - number)  # of it an engine's start takes its part
+        measure_sequences(bench, context, time.perf_counter() + share - _SECONDS_TO_SPARE)
 
 
 def start(bench: Bench, utilization: float, max_num_seqs: int, max_model_len: int) -> Engine:
@@ -50,8 +53,10 @@ def start(bench: Bench, utilization: float, max_num_seqs: int, max_model_len: in
     )
 
 
-def fill(bench: Bench, engine: Engine, count: int, prompt_len: int, output_len: int, seconds: float) -> Filling:
-    """Serve ``count`` sequences at once, for at most ``seconds``."""
+def fill(
+    engine: Engine, count: int, prompt_len: int, output_len: int, seconds: float, enough: int | None = None
+) -> Filling:
+    """Serve ``count`` sequences at once, for at most ``seconds``, or until ``enough`` of them run at once."""
     generator, vocab_size = random.Random(0), engine.model.config.vocab_size
     params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
     for number in range(count):
@@ -62,12 +67,14 @@ def fill(bench: Bench, engine: Engine, count: int, prompt_len: int, output_len: 
         engine.step()
         most_running = max(most_running, engine.stats.num_running)
         most_blocks = max(most_blocks, engine.stats.num_used_blocks)
+        if enough is not None and most_running >= enough:
+            break
     return Filling(most_running, most_blocks, engine.stats.num_preemptions, time.perf_counter() - started)
 
 
-def measure_edge(bench: Bench) -> None:
+def measure_edge(bench: Bench, seconds: float) -> None:
     """Utilization 0.99 under the largest batch: it runs, or the row says which allocation failed."""
-    max_num_seqs, prompt_len, output_len = (4, 20, 4) if bench.dry else (512, 900, 16)
+    max_num_seqs, prompt_len, output_len = (4, 20, 4) if bench.dry else (512, 400, 40)
     shape: dict[str, object] = {
         "model": "tiny" if bench.dry else MODEL,
         "max_num_seqs": max_num_seqs,
@@ -76,7 +83,7 @@ def measure_edge(bench: Bench) -> None:
     started, served = time.perf_counter(), 0.0
     try:
         engine = start(bench, 0.99, max_num_seqs, 256 if bench.dry else 8192)
-        filled = fill(bench, engine, max_num_seqs, prompt_len, output_len, bench.seconds_left() / 3)
+        filled = fill(engine, max_num_seqs, prompt_len, output_len, started + seconds - time.perf_counter())
         outcome = "ran" if not engine.has_unfinished_requests() else "ran until its time was up"
         served = filled.most_blocks / engine.memory.num_blocks
         engine.close()
@@ -88,13 +95,14 @@ def measure_edge(bench: Bench) -> None:
     bench.release_memory()
 
 
-def measure_sequences(bench: Bench, context: int) -> None:
+def measure_sequences(bench: Bench, context: int, ends_at: float) -> None:
     """How many sequences of ``context`` tokens ran at once, beside how many the pool has room for."""
     output_len = 8 if bench.dry else OUTPUT_LEN
     engine = start(bench, 0.9, 4 if bench.dry else 256, context)
     room = engine.memory.num_blocks // -(-context // engine.memory.block_size)
     count = min(room + 2, 6) if bench.dry else room + 2
-    filled = fill(bench, engine, count, context - output_len, output_len, bench.seconds_left() - 8)
+    enough = min(room, count)
+    filled = fill(engine, count, context - output_len, output_len, ends_at - time.perf_counter(), enough)
     pool_gib = engine.memory.kv_pool_bytes / 1024**3
     bench.add(
         Row(
@@ -109,7 +117,7 @@ def measure_sequences(bench: Bench, context: int) -> None:
                 "kv_bytes_per_token": int(kv_bytes_per_token(engine)),
                 "preemptions": filled.num_preemptions,
             },
-            share=filled.most_running / min(room, count),
+            share=filled.most_running / enough,
             reference="room for whole sequences in the pool",
             median_seconds=filled.seconds,
         )

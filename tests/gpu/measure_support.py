@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,43 +45,65 @@ class Row:
     """What the time does not contain."""
 
 
+COMMIT_VARIABLE = "KVPLAN_MEASURED_COMMIT"
+"""The commit of these sources, for a machine that has them without their history."""
+
+
 def provenance(runtime: CudaRuntime, dry: bool) -> dict[str, Any]:
     """What is needed to repeat a row, and whether it means anything."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False)
+    changed = _git("status", "--porcelain")
     return {
         "device": runtime.properties.name,
         "compute_capability": "{}.{}".format(*runtime.properties.capability),
         "driver": runtime.properties.driver_version,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "commit": commit.stdout.strip() or None,
-        "uncommitted_changes": bool(changed.stdout.strip()),
+        "commit": _git("rev-parse", "HEAD") or os.environ.get(COMMIT_VARIABLE),
+        "uncommitted_changes": None if changed is None else bool(changed),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(["python", *sys.argv]),
         "dry_run": dry,
     }
 
 
+def _git(*words: str) -> str | None:
+    """What git says, or None on a machine without git or without the history."""
+    try:
+        result = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
 class Bench:
-    """A device to measure on. A dry run takes the emulation, so that every line runs and no figure means anything."""
+    """A device to measure on. A dry run takes the emulation, so that every line runs and no figure means anything.
+
+    The device is opened when it is first used: a section whose work is another process's must not hold memory of it.
+    """
 
     def __init__(self, dry: bool, out: Path | None = None, seconds: float = 600.0) -> None:
         self.dry = dry
         self.out = out
         self._ends_at = time.monotonic() + seconds
-        self.runtime: CudaRuntime
-        if dry:
-            self.runtime = EmulatedRuntime()
-        else:
-            from kvplan_engine.kernels.cuda_driver import current_runtime
-
-            self.runtime = current_runtime()
         self.device = torch.device("cpu" if dry else "cuda")
-        self.backend = CudaBackend(self.runtime)
-        self.ops = CudaOps(self.runtime)
         self.rows: list[Row] = []
         self._provenance: dict[str, Any] | None = None
+
+    @cached_property
+    def runtime(self) -> CudaRuntime:
+        if self.dry:
+            return EmulatedRuntime()
+        from kvplan_engine.kernels.cuda_driver import current_runtime
+
+        return current_runtime()
+
+    @cached_property
+    def backend(self) -> CudaBackend:
+        return CudaBackend(self.runtime)
+
+    @cached_property
+    def ops(self) -> CudaOps:
+        return CudaOps(self.runtime)
 
     def backend_with(self, warps: int, stages: int) -> CudaBackend:
         """A backend whose decode kernel has another shape."""
@@ -145,9 +169,19 @@ class Bench:
 
     def copy_bytes_per_second(self) -> float:
         """The device's own copy: bytes read plus bytes written, over time, of buffers far beyond any cache."""
-        count = 1 << (16 if self.dry else 30)
-        source, target = (torch.empty(count, dtype=torch.uint8, device=self.device) for _ in range(2))
-        seconds = statistics.median(self.time(lambda: target.copy_(source)))
-        rate = 2 * count / seconds
-        self.add(Row("device", "copy bandwidth", rate / 1e9, "GB/s", {"bytes": count}, median_seconds=seconds))
-        return rate
+        source, target = (self._bytes_beyond_caches() for _ in range(2))
+        return self._rate("copy bandwidth", 2 * source.nbytes, lambda: target.copy_(source))
+
+    def read_bytes_per_second(self) -> float:
+        """Reading alone, as a sum does: what a decode step, which writes next to nothing, is measured against."""
+        source = self._bytes_beyond_caches().view(torch.float32).zero_()
+        total = torch.empty((), device=self.device)
+        return self._rate("read bandwidth", source.nbytes, lambda: torch.sum(source, dim=0, out=total))
+
+    def _bytes_beyond_caches(self) -> torch.Tensor:
+        return torch.empty(1 << (16 if self.dry else 30), dtype=torch.uint8, device=self.device)
+
+    def _rate(self, name: str, moved: int, work: Callable[[], object]) -> float:
+        seconds = statistics.median(self.time(work))
+        self.add(Row("device", name, moved / seconds / 1e9, "GB/s", {"bytes": moved}, median_seconds=seconds))
+        return moved / seconds
