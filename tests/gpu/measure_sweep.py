@@ -102,7 +102,7 @@ def measure_sanitizer(bench: Bench) -> None:
     for number, (tool, chosen) in enumerate(_SANITIZED_TESTS.items()):
         tests = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "-k", chosen]
         tests += ["-p", "no:cacheprovider", str(ROOT / "tests" / "gpu" / "test_gpu_kernels.py")]
-        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all", *tests]
+        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", *tests]
         limit = max(1.0, bench.seconds_left() / (len(_SANITIZED_TESTS) - number) - 2)
         started = time.perf_counter()
         outcome = run_for(limit, command, environment)

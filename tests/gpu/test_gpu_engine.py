@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -68,26 +69,40 @@ def test_tokens_are_transformers_tokens(name: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     prompts = [rng.integers(1, 4096, length).tolist() for length in LENGTHS]
     wanted = reference(model, prompts)
-    llm = LLM(
-        str(tmp_path), device="cuda", dtype="float32", max_num_batched_tokens=256, max_num_seqs=5, max_model_len=512
-    )
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     modes = ({}, {"async_scheduling": False}, {"async_scheduling": False, "enforce_eager": True})
-    for settings in modes:
-        llm.engine.reconfigure(**settings)
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
-        assert [output.outputs[0].token_ids for output in outputs] == wanted, settings
-        stats = llm.get_stats()
-        assert (stats["num_graph_replays"] > 0) == (not settings.get("enforce_eager", False))
-        assert (stats["num_steps_ahead"] > 0) == ("async_scheduling" not in settings)
+    # a small pool: what is tested does not depend on its size, and millions of blocks take seconds
+    sizes = {"max_num_batched_tokens": 256, "max_num_seqs": 5, "max_model_len": 512, "gpu_memory_utilization": 0.2}
+    with LLM(str(tmp_path), device="cuda", dtype="float32", **sizes) as llm:
+        for settings in modes:
+            llm.engine.reconfigure(**settings)
+            outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+            assert [output.outputs[0].token_ids for output in outputs] == wanted, settings
+            stats = llm.get_stats()
+            assert (stats["num_graph_replays"] > 0) == (not settings.get("enforce_eager", False))
+            assert (stats["num_steps_ahead"] > 0) == ("async_scheduling" not in settings)
 
 
 def test_the_whole_device_is_accounted_for() -> None:
     """At utilization 0.95 nothing is taken beyond the budget, graphs included."""
     config = config_of("llama").to_dict() | {"architectures": ["LlamaForCausalLM"]}
-    llm = LLM(config, device="cuda", dtype="bfloat16", load_format="dummy", gpu_memory_utilization=0.95)
     prompts = [{"prompt_token_ids": [1 + number] * 200} for number in range(300)]
-    llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
-    memory, device = llm.engine.memory, llm.engine.device
-    assert memory.graph_bytes > 0
-    assert device.used_bytes() <= memory.budget_bytes
+    with LLM(config, device="cuda", dtype="bfloat16", load_format="dummy", gpu_memory_utilization=0.95) as llm:
+        llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
+        memory, device = llm.engine.memory, llm.engine.device
+        assert memory.graph_bytes > 0
+        assert device.used_bytes() <= memory.budget_bytes
+
+
+def test_one_engine_after_another_finds_the_memory_of_the_first() -> None:
+    """Dropped, not closed: an engine lies in cycles of objects, and its memory in torch's cache."""
+    config = config_of("llama").to_dict() | {"architectures": ["LlamaForCausalLM"]}
+    settings = {"device": "cuda", "dtype": "bfloat16", "load_format": "dummy", "gpu_memory_utilization": 0.6}
+    sizes = []
+    for _ in range(2):
+        llm = LLM(config, **settings)
+        sizes.append(llm.engine.memory.num_blocks)
+        del llm
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert abs(sizes[1] / sizes[0] - 1) < 0.02

@@ -12,13 +12,17 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "cuda"))  # the emulated tests' cases
 
 from cuda_cases import AttentionCase, attend, build_batch, largest_error, tolerance
+from precompile import precompile
 from test_cuda_decode import OLD_GPU_CASES, PLAIN_CASES, TENSOR_CORE_CASES
 from test_cuda_prefill import CASES as PREFILL_CASES
 
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.kernels import torch_ops
-from kvplan_engine.kernels.cuda_driver import current_runtime
+from kvplan_engine.kernels.cuda_attention import AttentionShape, decode_launch, prefill_launch
+from kvplan_engine.kernels.cuda_driver import current_runtime, torch_cuda_major
 from kvplan_engine.kernels.cuda_ops import CudaOps
+from kvplan_engine.kernels.cuda_runtime import DeviceProperties
+from kvplan_engine.kernels.cuda_variants import KernelVariant
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,12 +40,34 @@ LONG_CASES = [
 ]
 
 
+ALL_CASES = TENSOR_CORE_CASES + PLAIN_CASES + OLD_GPU_CASES + PREFILL_CASES + LONG_CASES
+
+
+def kernels_of(case: AttentionCase, properties: DeviceProperties) -> list[KernelVariant]:
+    """What a case's attention launches."""
+    shape = AttentionShape(
+        case.scalar,
+        case.cache or case.scalar,
+        case.head_size,
+        case.block_size,
+        case.num_query_heads,
+        case.num_kv_heads,
+        case.softcap is not None,
+        case.sinks,
+    )
+    decode, prefill = decode_launch(shape, properties).variant, prefill_launch(shape, properties).variant
+    return [decode, prefill] if max(case.query_lens) > 1 else [decode]
+
+
 @pytest.fixture(scope="module")
 def backend() -> CudaBackend:
-    return CudaBackend(current_runtime())
+    runtime = current_runtime()
+    kernels = [kernel for case in ALL_CASES for kernel in kernels_of(case, runtime.properties)]
+    precompile(kernels, runtime.architecture, torch_cuda_major())
+    return CudaBackend(runtime)
 
 
-@pytest.mark.parametrize("case", TENSOR_CORE_CASES + PLAIN_CASES + OLD_GPU_CASES + PREFILL_CASES + LONG_CASES, ids=str)
+@pytest.mark.parametrize("case", ALL_CASES, ids=str)
 def test_attention_matches_the_reference(backend: CudaBackend, case: AttentionCase) -> None:
     batch = build_batch(case, DEVICE)
     attend(backend, case, batch)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import tempfile
 from pathlib import Path
 
 from kvplan_engine.kernels.build import kernel_cache_dir
 from kvplan_engine.kernels.cuda_nvrtc import CompiledKernel, Nvrtc
-from kvplan_engine.kernels.cuda_variants import CudaKernelError, KernelVariant, source_digest
+from kvplan_engine.kernels.cuda_variants import KernelVariant, source_digest
+
+logger = logging.getLogger("kvplan_engine")
 
 
 def cached_image(variant: KernelVariant, nvrtc: Nvrtc, architecture: str, folder: Path | None = None) -> bytes:
@@ -18,16 +21,21 @@ def cached_image(variant: KernelVariant, nvrtc: Nvrtc, architecture: str, folder
     Two processes may compile the same kernel at once; the files are equal and each appears in one step. A cache that
     cannot be written costs the next start some time and nothing else.
     """
-    path = (folder or kernel_cache_dir() / "cuda") / f"{image_key(variant, nvrtc.version, architecture)}.bin"
+    path = image_path(variant, nvrtc, architecture, folder)
     if path.is_file():
         return path.read_bytes()
     compiled = nvrtc.compile(variant, architecture)
-    _refuse_warnings(variant, compiled)
+    _report_warnings(variant, compiled)
     try:
         _store(path, compiled.image)
     except OSError:
         return compiled.image
     return compiled.image
+
+
+def image_path(variant: KernelVariant, nvrtc: Nvrtc, architecture: str, folder: Path | None = None) -> Path:
+    """Where the compiled ``variant`` is, once it has been compiled."""
+    return (folder or kernel_cache_dir() / "cuda") / f"{image_key(variant, nvrtc.version, architecture)}.bin"
 
 
 def image_key(variant: KernelVariant, nvrtc_version: tuple[int, int], architecture: str) -> str:
@@ -36,9 +44,10 @@ def image_key(variant: KernelVariant, nvrtc_version: tuple[int, int], architectu
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def _refuse_warnings(variant: KernelVariant, compiled: CompiledKernel) -> None:
+def _report_warnings(variant: KernelVariant, compiled: CompiledKernel) -> None:
+    """A compiler newer than any that this was tried with may warn; the kernel is as right as without the warning."""
     if compiled.warnings:
-        raise CudaKernelError(f"{variant.label()} compiles with a warning: {compiled.warnings[0]}")
+        logger.warning("%s compiles with a warning: %s", variant.label(), compiled.warnings[0])
 
 
 def _store(path: Path, image: bytes) -> None:

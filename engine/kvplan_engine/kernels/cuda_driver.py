@@ -129,21 +129,24 @@ class DriverKernel:
 
 
 class DriverRuntime:
-    """A CudaRuntime on one GPU. The first use of a kernel compiles (0.2 s to 1 s, once per machine) and loads it."""
+    """A CudaRuntime on one GPU. The first use of a kernel compiles (0.2 s to 1 s, once per machine) and loads it.
+
+    architecture: what is compiled for, such as sm_90.
+    """
 
     def __init__(self, driver: Driver, nvrtc: Nvrtc, device: torch.device, properties: DeviceProperties) -> None:
         self.properties = properties
         self.device = device
         self._driver = driver
         self._nvrtc = nvrtc
-        self._architecture = nvrtc.architecture_for(properties.capability)
+        self.architecture = nvrtc.architecture_for(properties.capability)
         self._kernels: dict[KernelVariant, DriverKernel] = {}
 
     def kernel(self, variant: KernelVariant) -> Kernel:
         """See CudaRuntime.kernel."""
         kernel = self._kernels.get(variant)
         if kernel is None:
-            image = cached_image(variant, self._nvrtc, self._architecture)
+            image = cached_image(variant, self._nvrtc, self.architecture)
             kernel = DriverKernel(self._driver, self._driver.load_function(image, variant.kernel), self.device)
             self._kernels[variant] = kernel
         return kernel
@@ -170,9 +173,13 @@ def _runtime_of(index: int) -> DriverRuntime:
     torch.zeros(1, device=device)  # makes the device's context current, which loading a module needs
     driver = load_driver()
     properties = driver.properties(index, torch.cuda.get_device_name(device))
-    cuda_version = torch.version.cuda
-    major = int(cuda_version.split(".")[0]) if cuda_version else None
-    return make_runtime(driver, load_nvrtc(major), device, properties)
+    return make_runtime(driver, load_nvrtc(torch_cuda_major()), device, properties)
+
+
+def torch_cuda_major() -> int | None:
+    """The CUDA that torch was built for: 12 or 13; None for a torch without."""
+    version = torch.version.cuda
+    return int(version.split(".")[0]) if version else None
 
 
 def make_runtime(driver: Driver, nvrtc: Nvrtc, device: torch.device, properties: DeviceProperties) -> DriverRuntime:

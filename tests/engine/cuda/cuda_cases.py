@@ -10,8 +10,8 @@ from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.attention.reference import ReferenceBackend
 
-SENTINEL = 777.0
-"""Fills output rows that nobody may write."""
+SENTINEL = 768.0
+"""Fills output rows that nobody may write. A value of every storage type, so that no comparison rounds it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,10 +124,11 @@ def test_a_cache_that_cannot_be_written_does_no_harm(monkeypatch: pytest.MonkeyP
     assert cached_image(COPY, FakeNvrtc(((9, 0),)), "sm_90").startswith(b"copy_blocks")
 
 
-def test_a_warning_of_the_compiler_is_an_error() -> None:
+def test_a_warning_of_a_users_compiler_is_told_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The compile gate refuses warnings; on the machine of a user, a newer NVRTC's new warning must not."""
     log = "ptxas info    : Used 3 registers\nplan.cu(3): warning #177-D: variable was declared but never referenced\n"
-    with pytest.raises(CudaKernelError, match="177-D"):
-        cached_image(COPY, FakeNvrtc(((9, 0),), log), "sm_90")
+    assert cached_image(COPY, FakeNvrtc(((9, 0),), log), "sm_90").startswith(b"copy_blocks")
+    assert "177-D" in caplog.text
 
 
 @pytest.mark.parametrize(
