@@ -1,0 +1,64 @@
+"""Every field of a kernel's argument structure lies where ctypes puts it: a launch passes bytes, not names."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+
+import pytest
+from kernel_matrix import every_kernel
+
+from kvplan_engine.kernels import cuda_params
+from kvplan_engine.kernels.build import find_compiler
+from kvplan_engine.kernels.cuda_variants import KernelVariant, source_dir
+
+STRUCTURE_OF_SOURCE = {
+    "plan.cu": cuda_params.PlanParams,
+    "decode_mma.cu": cuda_params.AttentionParams,
+    "decode_simple.cu": cuda_params.AttentionParams,
+    "prefill_mma.cu": cuda_params.AttentionParams,
+    "prefill_simple.cu": cuda_params.AttentionParams,
+    "write_kv.cu": cuda_params.WriteParams,
+    "copy_blocks.cu": cuda_params.CopyParams,
+    "norm.cu": cuda_params.NormParams,
+    "activation.cu": cuda_params.ActivationParams,
+    "argmax.cu": cuda_params.ArgmaxParams,
+}
+
+
+def layout_claims(structure: type[ctypes.Structure]) -> str:
+    """C++ that compiles only where the structure of this name has ctypes' offsets and sizes."""
+    name = structure.__name__
+    claims = [f'static_assert(sizeof({name}) == {ctypes.sizeof(structure)}, "{name}");']
+    for field, _ in structure._fields_:
+        place = getattr(structure, field)
+        claims.append(f'static_assert(__builtin_offsetof({name}, {field}) == {place.offset}, "{name}.{field}");')
+        claims.append(f'static_assert(sizeof({name}::{field}) == {place.size}, "{name}.{field}");')
+    return "\n".join(claims)
+
+
+def compile_errors(variant: KernelVariant, claims: str) -> str:
+    folder = source_dir() / "cuda"
+    command = [*find_compiler(), "-std=c++17", "-fsyntax-only", "-w", f"-I{folder}", *variant.flags(), "-x", "c++", "-"]
+    text = f'#include "{variant.source}"\n{claims}\n'
+    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    return result.stderr
+
+
+@pytest.mark.parametrize("variant", {one.source: one for one in every_kernel((9, 0))}.values(), ids=lambda v: v.source)
+def test_fields_lie_where_ctypes_puts_them(variant: KernelVariant) -> None:
+    assert compile_errors(variant, layout_claims(STRUCTURE_OF_SOURCE[variant.source])) == ""
+
+
+def test_a_field_in_another_place_is_found() -> None:
+    class CopyParams(ctypes.Structure):
+        _fields_ = (
+            ("target", ctypes.c_void_p),
+            ("source", ctypes.c_void_p),
+            ("pairs", ctypes.c_void_p),
+            ("block_vectors", ctypes.c_longlong),
+        )
+
+    assert "CopyParams.target" in compile_errors(
+        KernelVariant("copy_blocks.cu", "copy_blocks"), layout_claims(CopyParams)
+    )
