@@ -7,9 +7,10 @@ from workload import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Scenar
 
 
 def load(order: Order) -> Loaded:
-    import torch
+    from kvplan_engine import LLM, SamplingParams  # before torch: it decides how long waiting threads spin
 
-    from kvplan_engine import LLM, SamplingParams
+    # isort: split
+    import torch
 
     torch.set_num_threads(order.num_threads)
     llm = LLM(

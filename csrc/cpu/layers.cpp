@@ -1,4 +1,6 @@
 // All layers of a step in one call: at small batches the calls themselves cost as much as the norms and the attention.
+#include <cstring>
+
 #include "../include/kvplan_cpu.h"
 
 namespace {
@@ -30,23 +32,31 @@ int rotate(const kvplan_layers& run, int threads) {
                      attention.storage, threads);
 }
 
-int write_and_attend(const kvplan_layers& run, int64_t layer, int threads) {
+int write_kv(const kvplan_layers& run, int64_t layer, int threads) {
   kvplan_kv_write write = *run.write;
-  kvplan_attention attention = *run.attention;
   write.keys = static_cast<char*>(write.keys) + layer * run.kv_layer_bytes;
   write.values = static_cast<char*>(write.values) + layer * run.kv_layer_bytes;
-  attention.keys = write.keys;
-  attention.values = write.values;
-  const int status = kvplan_write_kv(&write, threads);
-  return status == KVPLAN_OK ? kvplan_paged_attention(&attention, threads) : status;
+  return kvplan_write_kv(&write, threads);
 }
 
-int run_layer(const kvplan_layers& run, int64_t index, int threads) {
+int attend(const kvplan_layers& run, int64_t layer, int threads) {
+  kvplan_attention attention = *run.attention;
+  attention.keys = static_cast<const char*>(attention.keys) + layer * run.kv_layer_bytes;
+  attention.values = static_cast<const char*>(attention.values) + layer * run.kv_layer_bytes;
+  return kvplan_paged_attention(&attention, threads);
+}
+
+// From the layer's input to its keys and values in the pool.
+int run_first_half(const kvplan_layers& run, int64_t index, int threads) {
+  int status = multiply(run.layers[index].qkv, run.normed, run.qkv, run.attention->num_tokens, threads);
+  if (status == KVPLAN_OK) status = rotate(run, threads);
+  return status == KVPLAN_OK ? write_kv(run, index, threads) : status;
+}
+
+int run_second_half(const kvplan_layers& run, int64_t index, int threads) {
   const kvplan_layer& layer = run.layers[index];
   const int64_t rows = run.attention->num_tokens;
-  int status = multiply(layer.qkv, run.normed, run.qkv, rows, threads);
-  if (status == KVPLAN_OK) status = rotate(run, threads);
-  if (status == KVPLAN_OK) status = write_and_attend(run, index, threads);
+  int status = attend(run, index, threads);
   if (status == KVPLAN_OK) status = multiply(layer.output, run.attention->out, run.delta, rows, threads);
   if (status == KVPLAN_OK) status = add_and_normalise(layer.mlp_norm, run, threads);
   if (status == KVPLAN_OK) status = multiply(layer.up, run.normed, run.inner, rows, threads);
@@ -54,10 +64,36 @@ int run_layer(const kvplan_layers& run, int64_t index, int threads) {
   return status == KVPLAN_OK ? add_and_normalise(layer.next_norm, run, threads) : status;
 }
 
+// The run narrowed to its last rows, whose residual stream and queries are copied together.
+kvplan_layers take_last_rows(const kvplan_layers& run) {
+  const kvplan_attention& all = *run.attention;
+  const size_t element = all.storage == KVPLAN_BFLOAT16 ? 2 : 4;
+  const size_t hidden_bytes = element * static_cast<size_t>(run.layers[0].next_norm.width);
+  const size_t query_bytes = element * static_cast<size_t>(all.num_heads * all.head_size);
+  const size_t stride_bytes = element * static_cast<size_t>(all.query_row_stride);
+  kvplan_layers last = run;
+  last.attention = run.last_attention;
+  last.hidden = run.last_hidden;
+  char* query = static_cast<char*>(const_cast<void*>(last.attention->query));
+  for (int64_t i = 0; i < last.attention->num_tokens; ++i) {
+    const size_t to = static_cast<size_t>(i), from = static_cast<size_t>(run.last_rows[i]);
+    std::memcpy(static_cast<char*>(last.hidden) + to * hidden_bytes,
+                static_cast<const char*>(run.hidden) + from * hidden_bytes, hidden_bytes);
+    std::memcpy(query + to * query_bytes, static_cast<const char*>(all.query) + from * stride_bytes, query_bytes);
+  }
+  return last;
+}
+
 }  // namespace
 
 int kvplan_run_layers(const kvplan_layers* run, int threads) {
   int status = KVPLAN_OK;
-  for (int64_t i = 0; i < run->num_layers && status == KVPLAN_OK; ++i) status = run_layer(*run, i, threads);
+  for (int64_t i = 0; i < run->num_layers && status == KVPLAN_OK; ++i) {
+    status = run_first_half(*run, i, threads);
+    if (status != KVPLAN_OK) return status;
+    const bool narrows = run->last_attention != nullptr && i + 1 == run->num_layers;
+    if (narrows && run->last_attention->num_tokens == 0) return KVPLAN_OK;
+    status = run_second_half(narrows ? take_last_rows(*run) : *run, i, threads);
+  }
   return status;
 }

@@ -212,6 +212,14 @@ typedef struct kvplan_layers {
   // [rope_rows, rotary], or null for models without rotary positions
   const float* cos_sin;
   int64_t rope_rows, rotary;
+  // Null: every row goes through all of the last layer. Otherwise, behind the last layer's keys and values, only some
+  // rows do, and `normed` holds these at the end: the attention over them, whose query [R, num_heads, head_size] is
+  // memory for their queries, next to `out`; its num_tokens is R
+  const kvplan_attention* last_attention;
+  // [R], below T
+  const int64_t* last_rows;
+  // [R, hidden size]: memory for their residual stream
+  void* last_hidden;
 } kvplan_layers;
 
 int kvplan_run_layers(const kvplan_layers* run, int threads);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -21,6 +21,8 @@ class StepBatch:
 
     token_ids, positions [T] int64. sampled: the sequences whose next token is chosen, in row order of the logits.
     sampled_rows [len(sampled)] int64: the row of the hidden states each of them is predicted from.
+    sampled_attention: the same sequences with these rows alone as their queries, where most rows are no such row:
+    behind its keys and values, the last layer's other rows are read by nobody.
     """
 
     token_ids: torch.Tensor
@@ -28,6 +30,7 @@ class StepBatch:
     attention: AttentionMetadata
     sampled: list[Sequence]
     sampled_rows: torch.Tensor
+    sampled_attention: AttentionMetadata | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -80,18 +83,20 @@ class BatchBuilder:
         if self._stage is not None:
             self._stage.upload(self._host, _sizes(num_tokens, num_seqs))
         tokens, seqs = self._views_of_tokens(num_tokens), self._views_of_seqs(num_seqs)
+        attention = AttentionMetadata(
+            slots=tokens["slots"],
+            block_tables=seqs["block_tables"],
+            seq_lens=seqs["seq_lens"],
+            query_starts=seqs["query_starts"],
+            max_query_len=max_query_len,
+        )
         return StepBatch(
             token_ids=tokens["token_ids"],
             positions=tokens["positions"],
-            attention=AttentionMetadata(
-                slots=tokens["slots"],
-                block_tables=seqs["block_tables"],
-                seq_lens=seqs["seq_lens"],
-                query_starts=seqs["query_starts"],
-                max_query_len=max_query_len,
-            ),
+            attention=attention,
             sampled=sampled,
             sampled_rows=self._sampled_rows(plan) if plan.chunks else self._numbers[:num_decodes],
+            sampled_attention=self._sampled_attention(plan, attention) if 2 * len(sampled) <= num_tokens else None,
         )
 
     def _views_of_tokens(self, num_tokens: int) -> dict[str, torch.Tensor]:
@@ -114,9 +119,19 @@ class BatchBuilder:
         """Rows of the hidden states: each decoding sequence's only one, and the last one of each completed chunk."""
         number = len(plan.decodes)
         ending = [row for row, item in enumerate(plan.chunks, start=number + 1) if item.needs_sampling]
-        rows = np.concatenate([self._starts[:number], self._query_starts[ending] - 1]).astype(np.int64)
-        # waiting for the copy would mean waiting for the step before
-        return torch.from_numpy(rows).to(self._numbers.device, non_blocking=True)
+        return self._sent(np.concatenate([self._starts[:number], self._query_starts[ending] - 1]).astype(np.int64))
+
+    def _sampled_attention(self, plan: StepPlan, attention: AttentionMetadata) -> AttentionMetadata:
+        """One query for each sequence that is sampled, none for the others."""
+        number = len(plan.decodes)
+        starts = np.zeros(plan.num_seqs + 1, np.int32)
+        starts[1 : number + 1] = 1
+        starts[number + 1 :] = [item.needs_sampling for item in plan.chunks]
+        return replace(attention, query_starts=self._sent(np.cumsum(starts, dtype=np.int32)), max_query_len=1)
+
+    def _sent(self, values: np.ndarray) -> torch.Tensor:
+        """``values`` on the device; waiting for the copy would mean waiting for the step before."""
+        return torch.from_numpy(values).to(self._numbers.device, non_blocking=True)
 
     # ---- rows that decode
 

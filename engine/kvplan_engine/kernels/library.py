@@ -148,6 +148,9 @@ class LayersArgs(ctypes.Structure):
         ("cos_sin", c_void_p),
         ("rope_rows", c_int64),
         ("rotary", c_int64),
+        ("last_attention", POINTER(AttentionArgs)),
+        ("last_rows", c_void_p),
+        ("last_hidden", c_void_p),
     )
 
 

@@ -78,7 +78,17 @@ class Decoder:
             return self._logits(batch, normed, workspace)
         norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, norms, strict=True)):
-            self._attend(layer, index, batch, normed, kv, workspace, delta)
+            query, attended = self._project(layer, index, batch, normed, kv, workspace)
+            attention = batch.attention
+            if batch.sampled_attention is not None and layer is self._layers[-1]:
+                rows, attention = batch.sampled_rows, batch.sampled_attention
+                if not rows.shape[0]:
+                    break
+                hidden, query, attended = self._take_rows(rows, hidden, query, attended, workspace)
+                normed, delta = normed[: rows.shape[0]], delta[: rows.shape[0]]
+            out, window = attended.view(query.shape), self.config.window_tokens
+            self._attention.attend(query, kv, index, attention, out, self._scale, window, None)
+            layer.output(attended, delta)
             layer.mlp_norm.after_adding(delta, hidden, normed)
             self._mlp(layer, normed, workspace, delta)
             next_norm.after_adding(delta, hidden, normed)
@@ -94,7 +104,7 @@ class Decoder:
             torch.index_select(self._positions, 0, batch.positions, out=delta)
             hidden += delta
 
-    def _attend(
+    def _project(
         self,
         layer: DecoderLayer,
         index: int,
@@ -102,8 +112,8 @@ class Decoder:
         normed: torch.Tensor,
         kv: torch.Tensor,
         workspace: Workspace,
-        delta: torch.Tensor,
-    ) -> None:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The queries [T, hq, d], and where attention's output goes [T, hq d]; keys and values are in ``kv``."""
         config, num_tokens = self.config, normed.shape[0]
         qkv, attended = workspace.scratch((num_tokens, config.qkv_size), (num_tokens, config.query_size))
         layer.qkv(normed, qkv)
@@ -115,14 +125,28 @@ class Decoder:
         slots = batch.attention.slots
         if self._rotate_and_write is not None:
             self._rotate_and_write(query, key, value, batch.positions, workspace["rope"], kv, index, slots)
-        else:
-            if config.is_rotary:
-                rotated = heads[:, : config.num_heads + config.num_kv_heads]  # queries and keys lie side by side
-                self._ops.rope_inplace(rotated, batch.positions, workspace["rope"])
-            self._attention.write_kv(key, value, kv, index, slots)
-        out = attended.view(num_tokens, config.num_heads, config.head_size)
-        self._attention.attend(query, kv, index, batch.attention, out, self._scale, config.window_tokens, None)
-        layer.output(attended, delta)
+            return query, attended
+        if config.is_rotary:
+            rotated = heads[:, : config.num_heads + config.num_kv_heads]  # queries and keys lie side by side
+            self._ops.rope_inplace(rotated, batch.positions, workspace["rope"])
+        self._attention.write_kv(key, value, kv, index, slots)
+        return query, attended
+
+    def _take_rows(
+        self,
+        rows: torch.Tensor,
+        hidden: torch.Tensor,
+        query: torch.Tensor,
+        attended: torch.Tensor,
+        workspace: Workspace,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``hidden`` and ``query`` of ``rows`` alone, and where attention's output goes; at most half of all rows."""
+        number = rows.shape[0]
+        taken_hidden = workspace["last_hidden"][:number]
+        torch.index_select(hidden, 0, rows, out=taken_hidden)
+        taken_query = attended[number : 2 * number].view(number, *query.shape[1:])
+        torch.index_select(query, 0, rows, out=taken_query)
+        return taken_hidden, taken_query, attended[:number]
 
     def _mlp(self, layer: DecoderLayer, normed: torch.Tensor, workspace: Workspace, delta: torch.Tensor) -> None:
         config = self.config
@@ -142,9 +166,15 @@ class Decoder:
         layer.down(active, delta)
 
     def _logits(self, batch: StepBatch, normed: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+        """normed: the last norm's output, of all rows or, with ``batch.sampled_attention``, of the sampled ones."""
         num_rows = batch.sampled_rows.shape[0]
-        last_hidden, logits = workspace["last_hidden"][:num_rows], workspace["logits"][:num_rows]
-        if num_rows:
+        logits = workspace["logits"][:num_rows]
+        if not num_rows:
+            return logits
+        if batch.sampled_attention is None:
+            last_hidden = workspace["last_hidden"][:num_rows]
             torch.index_select(normed, 0, batch.sampled_rows, out=last_hidden)
-            self._head(last_hidden, logits)
+        else:
+            last_hidden = normed[:num_rows]
+        self._head(last_hidden, logits)
         return logits

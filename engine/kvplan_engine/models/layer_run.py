@@ -58,6 +58,7 @@ class LayerRun:
     def __call__(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace) -> None:
         """From ``normed`` of the first norm to ``normed`` of the last; the step's K and V are in ``kv`` afterwards.
 
+        With ``batch.sampled_attention`` the last norm's rows are those of ``batch.sampled_rows``.
         IndexError where the batch does not fit the pool or the rotary table.
         """
         config, tokens = self._config, batch.num_tokens
@@ -82,6 +83,15 @@ class LayerRun:
         if config.is_rotary:
             table = workspace["rope"]
             args.cos_sin, args.rope_rows, args.rotary = table.data_ptr(), table.shape[0], table.shape[1]
+        if batch.sampled_attention is not None:
+            rows = batch.sampled_rows
+            number = rows.shape[0]
+            args.last_rows, args.last_hidden = rows.data_ptr(), workspace["last_hidden"].data_ptr()
+            args.last_attention = pointer(
+                self._attention.attention_args(
+                    out[number : 2 * number], kv, 0, batch.sampled_attention, out[:number], self._scale, window, None
+                )
+            )
         status = self._kernels.run_layers(byref(args), torch.get_num_threads())
         if status != STATUS_OK:
             raise_for(status, kv.shape[0])

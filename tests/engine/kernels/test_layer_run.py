@@ -8,7 +8,7 @@ import torch
 from kvplan_engine import Engine, EngineConfig, SamplingParams
 
 _SHARED = {"vocab_size": 199, "max_position_embeddings": 96, "torch_dtype": "float32"}
-_GPT2 = {
+GPT2 = {
     "architectures": ["GPT2LMHeadModel"],
     "model_type": "gpt2",
     "n_embd": 48,
@@ -17,7 +17,7 @@ _GPT2 = {
     "n_positions": 96,
     **_SHARED,
 }
-_LLAMA = {
+LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": 48,
@@ -32,8 +32,8 @@ _LLAMA = {
 }
 
 
-def _run(config: dict[str, object], dtype: str, one_call: bool) -> tuple[list[tuple[str, list[int]]], torch.Tensor]:
-    """Tokens of each step, and the pool afterwards. Prompts of different lengths, one longer than a step."""
+def make_engine(config: dict[str, object], dtype: str, one_call: bool) -> Engine:
+    """An engine with 24 tokens a step and a pool of zeros, that runs its layers in one call or in a loop."""
     engine = Engine(
         EngineConfig(
             model=config,
@@ -52,6 +52,12 @@ def _run(config: dict[str, object], dtype: str, one_call: bool) -> tuple[list[tu
         decoder.layer_run = None
     assert engine._runner.kv is not None
     engine._runner.kv.zero_()
+    return engine
+
+
+def _run(config: dict[str, object], dtype: str, one_call: bool) -> tuple[list[tuple[str, list[int]]], torch.Tensor]:
+    """Tokens of each step, and the pool afterwards. Prompts of different lengths, one longer than a step."""
+    engine = make_engine(config, dtype, one_call)
     for index, length in enumerate((3, 40, 17, 1)):
         prompt = [(7 * index + 3 * i) % 190 for i in range(length)]
         engine.add_request(str(index), prompt, SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
@@ -64,7 +70,7 @@ def _run(config: dict[str, object], dtype: str, one_call: bool) -> tuple[list[tu
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("config", [_GPT2, _LLAMA], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
 def test_one_call_computes_what_the_loop_computes(config: dict[str, object], dtype: str) -> None:
     one_call, loop = _run(config, dtype, True), _run(config, dtype, False)
     assert one_call[0] == loop[0]
