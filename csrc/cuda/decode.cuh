@@ -77,7 +77,7 @@ KVPLAN_INLINE void merge_items(const AttentionParams& params, const DecodeItem& 
         const int local = i * VECTOR / HEAD_SIZE, element = i * VECTOR % HEAD_SIZE, head = first_head + local;
         const float* sums = params.partial_sums + item.first_item * item_stride + head * HEAD_SIZE + element;
         float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-        KVPLAN_UNROLL_BY_8
+        KVPLAN_UNROLL_BY(8)
         for (int j = 0; j < item.num_items; ++j) {
             const float weight = weights[local * item.num_items + j];
             const float4 part = load_from_l2(reinterpret_cast<const float4*>(sums + j * item_stride));

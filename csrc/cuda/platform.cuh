@@ -18,8 +18,8 @@ using i64 = long long;
 #define KVPLAN_KERNEL(name, Params, max_threads) \
     extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Params params)
 #define KVPLAN_UNROLL _Pragma("unroll")
-#define KVPLAN_UNROLL_BY_2 _Pragma("unroll 2")
-#define KVPLAN_UNROLL_BY_8 _Pragma("unroll 8")
+#define KVPLAN_PRAGMA(text) _Pragma(#text)
+#define KVPLAN_UNROLL_BY(times) KVPLAN_PRAGMA(unroll times)
 #if defined(__CUDA_ARCH__)
 #define KVPLAN_ARCH __CUDA_ARCH__
 #else
@@ -45,8 +45,7 @@ using i64 = long long;
     extern "C" unsigned long name##_params_bytes() { return sizeof(Params); }                                 \
     static void name##_body(const Params& params)
 #define KVPLAN_UNROLL
-#define KVPLAN_UNROLL_BY_2
-#define KVPLAN_UNROLL_BY_8
+#define KVPLAN_UNROLL_BY(times)
 
 #endif
 

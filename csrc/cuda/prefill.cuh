@@ -54,6 +54,6 @@ KVPLAN_INLINE i64 row_start(const PrefillTile& tile, int row, i64 token_stride) 
 
 // Whether every row of the tile sees every position of [begin, begin + count).
 KVPLAN_INLINE bool all_visible(const PrefillTile& tile, int begin, int count, const AttentionParams& params) {
-    return begin + count - 1 <= row_position(tile, 0) &&
-           begin >= first_visible(row_position(tile, tile.num_rows - 1), params);
+    const int first_position = tile.first_position + tile.first_row / GROUP, last_position = tile.kv_end - 1;
+    return begin + count - 1 <= first_position && begin >= first_visible(last_position, params);
 }

@@ -2,9 +2,12 @@
 // prefix, batches of any lengths.
 //
 // A block owns a tile of rows and one KV head. Its queries stay in shared memory; K and V pass through it in tiles of
-// KV_TILE tokens, gathered by block table with cp.async: V arrives while S = Q K^T is computed, the next K while the
-// softmax and O += P V are. Each warp has ROW_TILES times 16 rows and all of their softmax state in registers. P needs
+// KV_TILE tokens, gathered by block table with cp.async: V arrives while S = Q K^T and the softmax are computed, the
+// next K while O += P V is. Each warp has ROW_TILES times 16 rows and all of their softmax state in registers. P needs
 // no shared memory: the C fragment of S has the layout of an A fragment.
+//
+// Registers: with heads of 128, a thread holds 128 sums, 64 scores and 8 numbers of its rows; 255 is all there are. What
+// is written here so that nothing spills says so; csrc/cuda/README.md has the figures.
 #include "prefill.cuh"
 #include "tensor_core.cuh"
 
@@ -36,11 +39,12 @@ KVPLAN_INLINE void copy_queries(u8* target, const PrefillTile& tile, const Atten
 }
 
 // Begins the copy of positions [begin, begin + KV_TILE) of K or V; those from kv_end on become zeros. fp8 is converted
-// on the way, which cp.async cannot do.
+// on the way, which cp.async cannot do. AT_ONCE: addresses computed together, as many as registers are free.
+template <int AT_ONCE>
 KVPLAN_INLINE void copy_kv(u8* target, const Cache* heads, const PrefillTile& tile, int begin,
                            const AttentionParams& params) {
     const int* table = params.block_tables + i64(tile.sequence) * params.table_stride;
-    KVPLAN_UNROLL_BY_2  // more addresses at once would not fit the registers beside the sums
+    KVPLAN_UNROLL_BY(AT_ONCE)
     for (int i = 0; i < ceil_divide(KV_TILE * ROW_CHUNKS, THREADS); ++i) {
         const int piece = i * THREADS + int(threadIdx.x), row = piece / ROW_CHUNKS, chunk = piece % ROW_CHUNKS;
         if (KV_TILE * ROW_CHUNKS % THREADS != 0 && row >= KV_TILE) continue;
@@ -83,18 +87,21 @@ KVPLAN_INLINE void multiply_keys(float (&scores)[ROW_TILES][SCORE_TILES][4], con
     }
 }
 
+// tanh(x) from 2 log2(e) x: an error of 1e-7, far below a 16-bit score's, and none of tanhf's branches for each score.
+KVPLAN_INLINE float fast_tanh(float exponent) { return 1.0f - 2.0f * fast_reciprocal(1.0f + fast_exp2(exponent)); }
+
 // Softcap, then -inf wherever a row does not see a position. Returns what a score is multiplied with for base 2.
 KVPLAN_INLINE float scale_and_mask(float (&scores)[ROW_TILES][SCORE_TILES][4], const PrefillTile& tile, int begin,
                                    int first_row, int lane, const AttentionParams& params) {
     const float scale = params.scale * params.key_scale;
     if constexpr (HAS_SOFTCAP) {
+        const float exponent = 2.0f * LOG2_E * scale * fast_reciprocal(params.softcap);
         KVPLAN_UNROLL
         for (int r = 0; r < ROW_TILES; ++r) {
             KVPLAN_UNROLL
             for (int n = 0; n < SCORE_TILES; ++n) {
                 KVPLAN_UNROLL
-                for (int e = 0; e < 4; ++e)
-                    scores[r][n][e] = params.softcap * tanhf(scores[r][n][e] * scale / params.softcap);
+                for (int e = 0; e < 4; ++e) scores[r][n][e] = params.softcap * fast_tanh(scores[r][n][e] * exponent);
             }
         }
     }
@@ -119,7 +126,8 @@ KVPLAN_INLINE float scale_and_mask(float (&scores)[ROW_TILES][SCORE_TILES][4], c
     return factor;
 }
 
-// One online-softmax step; scores become weights.
+// One online-softmax step; scores become weights. They are summed in pairs, each of which P packs into one register:
+// summed one by one, all of them stay in registers beside P until the sum has reached them.
 KVPLAN_INLINE void update_softmax(RowState& state, float (&scores)[ROW_TILES][SCORE_TILES][4], float factor) {
     KVPLAN_UNROLL
     for (int r = 0; r < ROW_TILES; ++r) {
@@ -137,11 +145,10 @@ KVPLAN_INLINE void update_softmax(RowState& state, float (&scores)[ROW_TILES][SC
             float total = state.total[r][half] * rescale;
             KVPLAN_UNROLL
             for (int n = 0; n < SCORE_TILES; ++n) {
-                KVPLAN_UNROLL
-                for (int e = half * 2; e < half * 2 + 2; ++e) {
-                    scores[r][n][e] = fast_exp2(scores[r][n][e] * factor - reference);
-                    total += scores[r][n][e];
-                }
+                float &first = scores[r][n][half * 2], &second = scores[r][n][half * 2 + 1];
+                first = fast_exp2(first * factor - reference);
+                second = fast_exp2(second * factor - reference);
+                total += first + second;
             }
             state.total[r][half] = total;
             KVPLAN_UNROLL
@@ -197,7 +204,7 @@ KVPLAN_INLINE void stage_output(RowState& state, u8* rows, const PrefillTile& ti
                 const float sink = params.sinks[row_head(tile, first_row + row)] * LOG2_E;
                 total += fast_exp2(sink - finite_or_zero(state.largest[r][half]) * factor);
             }
-            const float share = total > 0.0f ? params.value_scale / total : 0.0f;
+            const float share = total > 0.0f ? params.value_scale * fast_reciprocal(total) : 0.0f;
             KVPLAN_UNROLL
             for (int n = 0; n < HEAD_SIZE / 8; ++n) {
                 const u32 pair =
@@ -218,6 +225,15 @@ KVPLAN_INLINE void write_output(const u8* rows, const PrefillTile& tile, int fir
     }
 }
 
+// x, of which the compiler does not know that it is the same: what is derived from it is computed anew where it is
+// needed, and not kept in registers throughout the loop.
+KVPLAN_INLINE int computed_anew(int x) {
+#if !defined(KVPLAN_HOST)
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
 // grid (items, KV heads), block THREADS, dynamic shared memory PITCH * (TILE_ROWS + 2 * KV_TILE).
 KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     KVPLAN_DYNAMIC_SHARED(shared);
@@ -232,27 +248,29 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     const Cache* key_head = static_cast<const Cache*>(params.kv) + i64(tile.kv_head) * BLOCK_SIZE * HEAD_SIZE;
 
     copy_queries(queries, tile, params);
-    copy_kv(keys, key_head, tile, tile.kv_begin, params);
+    copy_kv<2>(keys, key_head, tile, tile.kv_begin, params);
     commit_copies();
     RowState state = {};
     KVPLAN_UNROLL
     for (int r = 0; r < ROW_TILES; ++r) state.largest[r][0] = state.largest[r][1] = minus_infinity();
     float factor = LOG2_E;
-    for (int begin = tile.kv_begin; begin < tile.kv_end; begin += KV_TILE) {
+    int begin = tile.kv_begin;
+    do {  // a row sees at least its own position
         wait_copies<0>();
         __syncthreads();  // K (and Q) are here, and nobody reads the last V any more
-        copy_kv(values, key_head + params.value_offset, tile, begin, params);
+        copy_kv<4>(values, key_head + params.value_offset, tile, begin, params);
         commit_copies();
         float scores[ROW_TILES][SCORE_TILES][4] = {};
         multiply_keys(scores, queries + first_row * PITCH, keys, lane);
-        factor = scale_and_mask(scores, tile, begin, first_row, lane, params);
+        factor = scale_and_mask(scores, tile, begin, first_row, computed_anew(lane), params);
+        update_softmax(state, scores, factor);
         wait_copies<0>();
         __syncthreads();  // V is here, and nobody reads this K any more
-        if (begin + KV_TILE < tile.kv_end) copy_kv(keys, key_head, tile, begin + KV_TILE, params);
+        if (begin + KV_TILE < tile.kv_end) copy_kv<2>(keys, key_head, tile, begin + KV_TILE, params);
         commit_copies();
-        update_softmax(state, scores, factor);
         multiply_values(state, scores, values, lane);
-    }
+        begin += KV_TILE;
+    } while (begin < tile.kv_end);
     u8* rows = queries + first_row * PITCH;  // only this warp ever reads them
     __syncwarp();
     stage_output(state, rows, tile, first_row, lane, factor, params);

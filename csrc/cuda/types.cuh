@@ -173,4 +173,15 @@ KVPLAN_INLINE float fast_exp2(float x) {
 #endif
 }
 
+// 1 / x; of 0 infinity, of infinity 0. Without the call that an exact division is, and the registers that a call costs.
+KVPLAN_INLINE float fast_reciprocal(float x) {
+#if defined(KVPLAN_HOST)
+    return 1.0f / x;
+#else
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#endif
+}
+
 KVPLAN_INLINE float maximum(float a, float b) { return a > b ? a : b; }
