@@ -1,0 +1,153 @@
+"""A GPU that does nothing before it is waited for: what the host gives away too early, or reads too early, shows.
+
+``FakeGpu`` does each operation when it is queued, as no GPU does. Here, once an engine runs, every operation with a
+tensor of the device among its arguments is put off until the host waits for a mark behind it; memory of the host that it
+copies from is read then, and not when it was queued.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from fake_gpu import FakeGpu, FakeGraph, RecordingRuntime
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from kvplan_engine import Engine
+from kvplan_engine.kernels.cuda_runtime import Kernel
+from kvplan_engine.kernels.cuda_variants import KernelVariant
+
+
+class _LateRuntime(RecordingRuntime):
+    """Launches go to the queue, with their parameters as they are now."""
+
+    def __init__(self, gpu: LateGpu) -> None:
+        super().__init__()
+        self._gpu = gpu
+
+    def kernel(self, variant: KernelVariant) -> Kernel:
+        kernel = super().kernel(variant)
+
+        def launch(grid: tuple[int, int], threads: int, shared_bytes: int, params: ctypes.Structure) -> None:
+            copied = type(params).from_buffer_copy(params)
+            self._gpu.do(lambda: kernel(grid, threads, shared_bytes, copied))
+
+        return kernel if self.recording is not None else launch
+
+
+class _LateGraph(FakeGraph):
+    def replay(self) -> None:
+        for call in self.calls:
+            self._gpu.do(call)
+
+
+class _LateMark:
+    def __init__(self, gpu: LateGpu) -> None:
+        self._gpu, self._position = gpu, gpu.num_queued
+
+    def wait(self) -> None:
+        self._gpu.work_until(self._position)
+
+
+class _PutOff(TorchDispatchMode):
+    """Queues what touches the device. A new tensor is made at once, its values when its turn comes."""
+
+    def __init__(self, gpu: LateGpu) -> None:
+        super().__init__()
+        self._gpu = gpu
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        call = partial(func, *args, **kwargs)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if self._gpu.is_working or not any(map(self._gpu.holds, tensors)):
+            return call()
+        returned = [each.alias_info for each in func._schema.returns]
+        if any(alias is not None and alias.is_write for alias in returned):
+            self._gpu.do(call)
+            return kwargs.get("out", args[0])
+        if any(alias is not None for alias in returned):  # a view
+            return call()
+        result = torch.empty_like(func(*_without_values(args), **_without_values(kwargs)), device="cpu")
+        self._gpu.take_in(result)
+        self._gpu.do(lambda: result.copy_(call()))
+        return result
+
+
+def _without_values(arguments: Any) -> Any:
+    """Tensors that have shapes alone: values may not be there yet, and an index out of them would be none."""
+    return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, arguments)
+
+
+class LateGpu(FakeGpu):
+    """most_queued: operations that were waiting at once, at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runtime = _LateRuntime(self)
+        self.is_late = self.is_working = False
+        self.num_queued = self.num_done = self.most_queued = 0
+        self._queue: list[Callable[[], object]] = []
+        self._storages: set[int] = set()
+        self._kept: list[torch.Tensor] = []  # an address must not be given to another tensor
+
+    def take_in(self, *tensors: torch.Tensor) -> None:
+        """These lie on the device."""
+        self._kept += tensors
+        self._storages |= {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._storages
+
+    def do(self, call: Callable[[], object]) -> None:
+        if not self.is_late or self.is_working:
+            call()
+            return
+        self._queue.append(call)
+        self.num_queued += 1
+        self.most_queued = max(self.most_queued, len(self._queue))
+
+    def work_until(self, position: int) -> None:
+        """Everything queued before ``position``, in order."""
+        self.is_working = True
+        while self.num_done < position:
+            self._queue.pop(0)()
+            self.num_done += 1
+        self.is_working = False
+
+    def mark(self) -> Any:
+        return _LateMark(self)
+
+    def capture(self, work: Callable[[], None], memory: object) -> FakeGraph:
+        graph = super().capture(work, memory)
+        graph.__class__ = _LateGraph
+        return graph
+
+    @contextmanager
+    def late(self, engine: Engine) -> Iterator[None]:
+        """From here on ``engine`` runs as late as it may."""
+        runner = engine._runner
+        assert runner.kv is not None and runner.graphs is not None
+        self.take_in(runner.workspace["hidden"], runner.kv, *engine.model.weights.values())
+        self.take_in(runner._tokens.chosen, runner._tokens._pairs, runner._batches._numbers)
+        self.take_in(runner.graphs._batches._row_numbers, runner.graphs._batches._starts)
+        prepare, batches = runner.prepare, []
+
+        def prepare_and_keep(*plans: Any) -> Any:
+            batches.append(prepare(*plans))  # what was queued knows its tensors by address
+            return batches[-1]
+
+        runner.prepare = prepare_and_keep  # type: ignore[method-assign]
+        self.is_late = True
+        try:
+            with _PutOff(self):
+                yield
+                self.work_until(self.num_queued)
+        finally:
+            self.is_late = False
+            del runner.prepare

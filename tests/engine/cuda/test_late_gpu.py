@@ -1,0 +1,81 @@
+"""Steps ahead on a device that works as late as it may: nothing is overwritten or read before its time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import greedy
+from fake_gpu import take_gpu
+from late_gpu import LateGpu
+
+from kvplan_engine import LLM, SamplingParams, staging
+
+VOCABULARY = 384
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, torch.nn.Module]:
+    torch.manual_seed(4)
+    config = transformers.LlamaConfig(
+        hidden_size=128,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
+    config.initializer_range = 0.2
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    path = tmp_path_factory.mktemp("late") / "llama"
+    model.save_pretrained(path)
+    return str(path), model
+
+
+def prompts_of(*lengths: int) -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(1, VOCABULARY, length).tolist() for length in lengths]
+
+
+def run_late(llm: LLM, gpu: LateGpu, prompts: list[list[int]], num_tokens: list[int]) -> list[list[int]]:
+    params = [SamplingParams(temperature=0.0, max_tokens=number, ignore_eos=True) for number in num_tokens]
+    with gpu.late(llm.engine):
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+# prompts cut into chunks beside decoding rows, rows that end and rows that take their place, every rung of the ladder
+LENGTHS = (1, 9, 30, 17, 5, 3, 26, 2, 11)
+NUM_TOKENS = [12, 7, 9, 3, 15, 10, 6, 1, 8]
+
+
+@pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}], ids=["graphs", "eager"])
+def test_tokens_are_the_same_when_the_device_is_late(
+    llama: tuple[str, torch.nn.Module], monkeypatch: pytest.MonkeyPatch, settings: dict[str, object]
+) -> None:
+    path, model = llama
+    gpu = take_gpu(monkeypatch, LateGpu())
+    prompts = prompts_of(*LENGTHS)
+    wanted = [greedy(model, [prompt], number)[0] for prompt, number in zip(prompts, NUM_TOKENS, strict=True)]
+    sizes = {"max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 64, "enable_prefix_caching": False}
+    llm = LLM(path, dtype="float32", **sizes)
+    assert run_late(llm, gpu, prompts, NUM_TOKENS) == wanted
+    assert llm.get_stats()["num_steps_ahead"] >= 15
+    assert gpu.most_queued > 20, "nothing was late"
+
+
+def test_one_set_of_host_memory_would_be_overwritten_too_early(
+    llama: tuple[str, torch.nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is late enough to see it: with one copy of the inputs in place of two, tokens go wrong."""
+    path, model = llama
+    gpu = take_gpu(monkeypatch, LateGpu())
+    monkeypatch.setattr(staging, "_NUM_COPIES", 1)
+    prompts = prompts_of(*LENGTHS)
+    wanted = [greedy(model, [prompt], number)[0] for prompt, number in zip(prompts, NUM_TOKENS, strict=True)]
+    sizes = {"max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 64, "enable_prefix_caching": False}
+    llm = LLM(path, dtype="float32", **sizes)
+    assert run_late(llm, gpu, prompts, NUM_TOKENS) != wanted
