@@ -53,7 +53,7 @@ def set_up(engine: Engine, *, num_blocks: int | None = None, **changes: Any) -> 
     engine.reconfigure(gpu_memory_utilization=0.9, **changes)
     if num_blocks is not None:
         memory = engine.memory
-        held = memory.weight_bytes + memory.activation_bytes + memory.overhead_bytes
+        held = memory.weight_bytes + memory.activation_bytes + memory.overhead_bytes + memory.graph_bytes
         budget = held + num_blocks * memory.block_bytes + memory.block_bytes // 2
         engine.reconfigure(gpu_memory_utilization=budget / memory.device_total_bytes)
         assert engine.memory.num_blocks == num_blocks, "a pool of another size than wanted"

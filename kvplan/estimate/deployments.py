@@ -11,7 +11,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.kvplan_engine import EnginePrediction, EngineSettings, predict
 from kvplan.estimate.vllm import VllmPrediction, predict_vllm
-from kvplan.estimate.vllm_settings import VllmSettings
+from kvplan.estimate.vllm_settings import VllmSettings, compute_capability
 from kvplan.units import format_bytes
 
 
@@ -167,6 +167,7 @@ def _place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: PlacementSettings)
         dtype=settings.dtype,
         kv_cache_dtype=settings.kv_cache_dtype,
         device="cpu" if gpu.is_cpu else "cuda",
+        compute_capability=compute_capability(gpu),
     )
     found = predict(spec, asked, total)
     deployment = Deployment(
@@ -179,7 +180,7 @@ def _place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: PlacementSettings)
         budget_bytes=found.budget_bytes,
         weight_bytes=found.weight_bytes,
         activation_peak_bytes=found.activation_bytes,
-        overhead_bytes=found.overhead_bytes,
+        overhead_bytes=found.overhead_bytes + found.graph_bytes,
         kv_pool_bytes=found.kv_pool_bytes,
         num_blocks=found.num_blocks,
         block_size=found.block_size,
@@ -191,7 +192,7 @@ def _place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: PlacementSettings)
         fits=found.outcome == "ok",
         limit=_kvplan_limit(found),
     )
-    return Placement(deployment)
+    return Placement(deployment, () if found.graphs is None else (found.graphs.sentence(),))
 
 
 def _kvplan_limit(found: EnginePrediction) -> str | None:
@@ -199,5 +200,4 @@ def _kvplan_limit(found: EnginePrediction) -> str | None:
         return None
     if found.outcome == "rejected_ctx":
         return f"longest sequence that fits: {found.largest_context:,} tokens"
-    needed = found.weight_bytes + found.activation_bytes + found.overhead_bytes + found.block_bytes
-    return f"{format_bytes(needed - found.budget_bytes)} short of one block"
+    return f"{format_bytes(found.fixed_bytes + found.block_bytes - found.budget_bytes)} short of one block"

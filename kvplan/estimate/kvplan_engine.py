@@ -13,6 +13,7 @@ from kvplan.catalog.spec import DenseFeedForward, ModelSpec, MoeFeedForward, Sof
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import cache_dtype, element_bytes
 from kvplan.estimate.kv_cache import CacheSettings, components_of
+from kvplan.estimate.kvplan_graphs import GraphMemory, graph_memory
 from kvplan.units import MIB
 
 Outcome = Literal["ok", "rejected_ctx", "oom_weights", "oom_kv_init"]
@@ -38,6 +39,8 @@ class EngineSettings:
     kv_cache_dtype: str = "auto"
     device: Literal["cpu", "cuda"] = "cpu"
     has_bfloat16_units: bool = False
+    compute_capability: tuple[int, int] | None = None
+    """Of a GPU, where it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,9 @@ class EnginePrediction:
     weight_bytes: int
     activation_bytes: int
     overhead_bytes: int
+    """Beside graphs."""
+    graphs: GraphMemory | None
+    """Decode steps captured as graphs; None on a CPU."""
     kv_pool_bytes: int
     block_bytes: int
     block_size: int
@@ -59,6 +65,15 @@ class EnginePrediction:
     largest_context: int
     """Tokens of the longest sequence that fits; 0 when none does."""
     outcome: Outcome
+
+    @property
+    def graph_bytes(self) -> int:
+        return 0 if self.graphs is None else self.graphs.num_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Everything that the engine takes beside its KV pool."""
+        return self.weight_bytes + self.activation_bytes + self.overhead_bytes + self.graph_bytes
 
 
 def engine_dtype(spec: ModelSpec, settings: EngineSettings) -> str:
@@ -139,8 +154,10 @@ def predict(spec: ModelSpec, settings: EngineSettings, device_memory_bytes: int)
     buffers = workspace_buffers(spec, settings, dtype, max_model_len)
     activation_bytes = sum(_aligned(number) for number in buffers.values())
     overhead_bytes = CPU_OVERHEAD_BYTES if settings.device == "cpu" else CUDA_OVERHEAD_BYTES
+    graphs = _graphs(spec, settings)
     budget_bytes = int(device_memory_bytes * settings.gpu_memory_utilization)
     kv_pool_bytes = budget_bytes - weight_bytes - activation_bytes - overhead_bytes
+    kv_pool_bytes -= graphs.num_bytes if graphs is not None else 0
     block_bytes = block_bytes_of(spec, settings, dtype)
     num_blocks = max(kv_pool_bytes, 0) // block_bytes if block_bytes else 0
     blocks_needed = -(-max_model_len // settings.block_size)
@@ -149,6 +166,7 @@ def predict(spec: ModelSpec, settings: EngineSettings, device_memory_bytes: int)
         weight_bytes=weight_bytes,
         activation_bytes=activation_bytes,
         overhead_bytes=overhead_bytes,
+        graphs=graphs,
         kv_pool_bytes=max(kv_pool_bytes, 0),
         block_bytes=block_bytes,
         block_size=settings.block_size,
@@ -159,6 +177,13 @@ def predict(spec: ModelSpec, settings: EngineSettings, device_memory_bytes: int)
         largest_context=min(num_blocks * settings.block_size, positions),
         outcome=_outcome(weight_bytes, budget_bytes, num_blocks, blocks_needed, too_long=max_model_len > positions),
     )
+
+
+def _graphs(spec: ModelSpec, settings: EngineSettings) -> GraphMemory | None:
+    if settings.device == "cpu":
+        return None
+    rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
+    return graph_memory(spec, rows, settings.compute_capability)
 
 
 def _outcome(weight_bytes: int, budget_bytes: int, num_blocks: int, blocks_needed: int, *, too_long: bool) -> Outcome:

@@ -140,7 +140,7 @@ def memory_contexts(longest: int) -> tuple[int, ...]:
 def memory_utilizations(predictor: Predictor, base: TrialSettings, contexts: Sequence[int]) -> tuple[float, ...]:
     """Utilizations on both sides of every boundary in the plane, ascending, as far as the device has room for them."""
     plenty = predictor.memory(base)
-    fixed_bytes = plenty.weight_bytes + plenty.activation_bytes + plenty.overhead_bytes
+    fixed_bytes = plenty.fixed_bytes
     token_bytes = plenty.block_bytes / base.block_size
     demand_tokens = _demand_tokens(predictor, base)
     # Between two contexts the shorter one starts and the longer one is refused.

@@ -12,6 +12,7 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan_engine import EnginePrediction, EngineSettings, engine_dtype, predict
 from kvplan.estimate.play_figures import PlayFigures, play_figures
 from kvplan.estimate.step_time import Speed, StepTimes, step_shape
+from kvplan.estimate.vllm_settings import compute_capability
 from kvplan.sweeps.forecast import forecast_trial
 from kvplan.sweeps.machine import SweepDevice, has_bfloat16_units
 from kvplan.sweeps.step_cost import guess_speed
@@ -125,6 +126,7 @@ class Predictor:
         return engine_dtype(self.spec, self._engine_settings(settings))
 
     def _engine_settings(self, settings: TrialSettings) -> EngineSettings:
+        gpu = _known_gpu(self.device)
         return EngineSettings(
             gpu_memory_utilization=settings.gpu_memory_utilization,
             max_num_seqs=settings.max_num_seqs,
@@ -134,6 +136,7 @@ class Predictor:
             dtype=settings.dtype,
             kv_cache_dtype=settings.kv_cache_dtype,
             device="cuda" if self.device.kind == "cuda" else "cpu",
+            compute_capability=None if gpu is None else compute_capability(gpu),
             has_bfloat16_units=has_bfloat16_units(),
         )
 

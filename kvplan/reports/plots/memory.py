@@ -37,6 +37,7 @@ def segments(trial: Trial) -> list[Segment]:
     if pool is None or weights is None:
         return []
     activations, overhead = trial.number("activation_bytes") or 0, trial.number("overhead_bytes") or 0
+    overhead += trial.number("graph_bytes") or 0
     used = pool * (trial.number("kv_usage_max") or 0)
     taken = weights + activations + overhead + pool
     budget = min(trial.number("budget_bytes") or taken, total or taken)

@@ -30,7 +30,7 @@ _COUNTED_BYTES = 64 * 1024  # smaller tensors are not worth counting
 
 
 class FakeGraph:
-    """What was captured, as calls that take no argument."""
+    """What was captured, as calls that take no argument: one for each launch."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         self._gpu = gpu
@@ -54,7 +54,10 @@ class _OperationRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        writes_to_new = not any(value.alias_info is not None for value in func._schema.returns)
+        aliases = [value.alias_info for value in func._schema.returns if value.alias_info is not None]
+        if any(not alias.is_write for alias in aliases):
+            return result  # a view: nothing is launched
+        writes_to_new = not aliases
         if isinstance(result, torch.Tensor) and writes_to_new:
             self._calls.append(lambda: result.copy_(func(*args, **kwargs)))
         else:

@@ -1,0 +1,84 @@
+"""What kvplan's own engine keeps back on a GPU for decode steps captured as graphs. No run has measured it yet.
+
+A captured step allocates nothing that grows with the batch: every operation writes into the workspace. What is left is
+the driver's memory for each launch of each graph, and the workspace that cuBLAS takes for the stream of the capture.
+
+The launches are counted from the engine's code (tests/engine/cuda holds both counts together). The driver's share is
+from elsewhere: vLLM's first engine captured whole decode steps too, 35 sizes of some 10 launches a layer, and logged
+0.21 GiB for 28 layers (0.6.6, Qwen2.5 1.5B, L40S: github.com/lennonYe/6998_project) and 0.38 GiB for 48 layers (0.7.3,
+Qwen2.5 14B, A100: github.com/baodangtrandev/RAG-): 22 and 23 KiB for each launch. NVIDIA's own cccl (pull request 3768)
+counts "around 10 KB per kernel node". Drivers before 550 (CUDA 12.4) took 64 KiB (PyTorch's notes on CUDAGraph
+trees; issue 5517 of vllm-project/vllm: 3.8 GiB fell to 1.1 with the driver).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplan.catalog.spec import ModelSpec, SoftmaxAttention
+from kvplan.units import KIB, MIB, format_bytes
+
+BYTES_PER_LAUNCH = 23 * KIB
+LAUNCHES_PER_LAYER = 9
+"""qkv product, rotation with KV write, attention, output product, addition with norm, up product, activation, down
+product, addition with norm."""
+HEAD_NORM_LAUNCHES = 2
+"""In each layer of a model that norms its queries and keys."""
+OTHER_LAUNCHES = 6
+"""Embedding, first norm, the attention's plan, the rows to choose for, head, choice."""
+LEARNED_POSITION_LAUNCHES = 2
+"""Looked up and added."""
+_SMALL_SIZES = (1, 2, 4, 8)
+_SIZE_STEP = 16
+_LARGEST_SIZE = 512
+_BLAS_WORKSPACE_BYTES = 8320 * KIB
+_HOPPER_BLAS_WORKSPACE_BYTES = 32 * MIB
+_HOPPER = (9, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphMemory:
+    """The terms of the prediction."""
+
+    num_sizes: int
+    num_launches: int
+    """Of one step."""
+    workspace_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_sizes * self.num_launches * BYTES_PER_LAUNCH + self.workspace_bytes
+
+    def sentence(self) -> str:
+        """The figure, how it is made, and that it has not been measured."""
+        return (
+            f"Decode steps captured as graphs take about {format_bytes(self.num_bytes, digits=0)} of the overhead: not "
+            f"measured, but {self.num_sizes} batch sizes x {self.num_launches} launches x the "
+            f"{BYTES_PER_LAUNCH // KIB} KiB that vLLM's logs come to, and cuBLAS's "
+            f"{format_bytes(self.workspace_bytes, digits=0)}."
+        )
+
+
+def graph_memory(spec: ModelSpec, max_num_seqs: int, compute_capability: tuple[int, int] | None = None) -> GraphMemory:
+    """For steps of up to ``max_num_seqs`` sequences. compute_capability None: not known, the larger workspace."""
+    has_large_workspace = compute_capability is None or compute_capability >= _HOPPER
+    return GraphMemory(
+        num_sizes=num_graph_sizes(max_num_seqs),
+        num_launches=step_launches(spec),
+        workspace_bytes=_HOPPER_BLAS_WORKSPACE_BYTES if has_large_workspace else _BLAS_WORKSPACE_BYTES,
+    )
+
+
+def num_graph_sizes(max_num_seqs: int) -> int:
+    """How many batch sizes are captured: 1, 2, 4, 8, every 16 and the largest, which is at most 512."""
+    largest = min(max_num_seqs, _LARGEST_SIZE)
+    sizes = {largest, *_SMALL_SIZES, *range(_SIZE_STEP, largest, _SIZE_STEP)}
+    return sum(1 for size in sizes if size <= largest)
+
+
+def step_launches(spec: ModelSpec) -> int:
+    """Launches of one decode step."""
+    layers = [layer.mixer for layer in spec.layers]
+    normed = sum(1 for mixer in layers if isinstance(mixer, SoftmaxAttention) and mixer.qk_norm != "none")
+    others = OTHER_LAUNCHES + (LEARNED_POSITION_LAUNCHES if spec.rope is None else 0)
+    return LAUNCHES_PER_LAYER * len(layers) + HEAD_NORM_LAUNCHES * normed + others
