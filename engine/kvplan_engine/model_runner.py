@@ -129,7 +129,9 @@ class ModelRunner:
         )
         self._fill_tables()
         self.sampler = Sampler(self.workspace["sampler"], model.config.vocab_size, model.ops, engine_seed=config.seed)
-        stage = InputStage(device, self.workspace, INDEX_BUFFERS) if device.is_queued else None
+        stage = None
+        if device.is_queued:
+            stage = InputStage(device, self.workspace, INDEX_BUFFERS, config.block_size)
         self._batches = BatchBuilder(self.workspace, config.block_size, stage)
         self._tokens = TokenStage(device, config.max_num_seqs)
         self.kv: torch.Tensor | None = None

@@ -18,13 +18,19 @@ from kvplan_engine.step_plan import StepPlan
 from kvplan_engine.workspace import Workspace
 
 _NUM_COPIES = 2
+# Columns of the block tables that no sequence has reached are left out where that saves so much of a copy.
+_WORTH_LEAVING_OUT_BYTES = 256 * 1024
 
 
 class InputStage:
-    """Brings a step's index buffers to the workspace, through host memory that the device copies from on its own."""
+    """Brings a step's index buffers to the workspace, through host memory that the device copies from on its own.
 
-    def __init__(self, device: Device, workspace: Workspace, names: tuple[str, ...]) -> None:
+    block_size: tokens of a block, which tells how many columns of the block tables a step reads.
+    """
+
+    def __init__(self, device: Device, workspace: Workspace, names: tuple[str, ...], block_size: int) -> None:
         self._workspace = workspace
+        self._block_size = block_size
         self._copies = [{name: device.host_buffer(workspace[name]) for name in names} for _ in range(_NUM_COPIES)]
         self._next = 0
 
@@ -33,8 +39,22 @@ class InputStage:
         stage = self._copies[self._next]
         self._next = (self._next + 1) % _NUM_COPIES
         for name, count in counts.items():
-            stage[name][:count].copy_(filled[name][:count])
-            self._workspace[name][:count].copy_(stage[name][:count], non_blocking=True)
+            source, target, between = filled[name][:count], self._workspace[name][:count], stage[name][:count]
+            if name == "block_tables":
+                columns = self._columns_read(filled["seq_lens"][:count], source)
+                source, target = source[:, :columns], target[:, :columns]
+                between = stage[name].view(-1)[: count * columns].view(count, columns)  # whole: copied in one piece
+            between.copy_(source)
+            target.copy_(between, non_blocking=True)
+
+    def _columns_read(self, seq_lens: torch.Tensor, tables: torch.Tensor) -> int:
+        """How many columns of ``tables`` to copy: a model of 128k tokens has thousands, of which most hold nothing."""
+        num_rows, num_columns = tables.shape
+        if num_rows * num_columns * tables.itemsize < _WORTH_LEAVING_OUT_BYTES:
+            return num_columns
+        reached = -(-int(seq_lens.max()) // self._block_size)
+        saved_bytes = num_rows * (num_columns - reached) * tables.itemsize
+        return reached if saved_bytes >= _WORTH_LEAVING_OUT_BYTES else num_columns
 
 
 class TokensOnTheirWay:

@@ -1,7 +1,7 @@
 """A GPU that does nothing before it is waited for: what the host gives away too early, or reads too early, shows.
 
 ``FakeGpu`` does each operation when it is queued, as no GPU does. Here, once an engine runs, every operation with a
-tensor of the device among its arguments is put off until the host waits for a mark behind it; memory of the host that it
+tensor of the device among its arguments is put off until the host waits for a mark behind it. Host memory that it
 copies from is read then, and not when it was queued.
 """
 
@@ -132,10 +132,11 @@ class LateGpu(FakeGpu):
     def late(self, engine: Engine) -> Iterator[None]:
         """From here on ``engine`` runs as late as it may."""
         runner = engine._runner
-        assert runner.kv is not None and runner.graphs is not None
+        assert runner.kv is not None
         self.take_in(runner.workspace["hidden"], runner.kv, *engine.model.weights.values())
         self.take_in(runner._tokens.chosen, runner._tokens._pairs, runner._batches._numbers)
-        self.take_in(runner.graphs._batches._row_numbers, runner.graphs._batches._starts)
+        if runner.graphs is not None:
+            self.take_in(runner.graphs._batches._row_numbers, runner.graphs._batches._starts)
         prepare, batches = runner.prepare, []
 
         def prepare_and_keep(*plans: Any) -> Any:
