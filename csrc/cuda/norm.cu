@@ -53,7 +53,12 @@ KVPLAN_INLINE void load_row(Part (&row)[PARTS], const NormParams& params) {
             KVPLAN_UNROLL
             for (int i = 0; i < COUNT; ++i)
                 row[p].values[i] = to_float(from_float<Scalar>(row[p].values[i] + added.values[i]));
-            Part::store(x + part_start(p), row[p]);
+        }
+    }
+    if constexpr (HAS_DELTA) {  // when all loads are under way
+        KVPLAN_UNROLL
+        for (int p = 0; p < PARTS; ++p) {
+            if (has_part(p)) Part::store(x + part_start(p), row[p]);
         }
     }
 }

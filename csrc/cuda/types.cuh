@@ -156,9 +156,17 @@ KVPLAN_INLINE Pack<T> load_pack(const T* address) {
     return pack;
 }
 
+// To global memory. In PTX, because the compiler may take a pack that was put together element by element apart again
+// and store it two bytes at a time.
 template <typename T>
 KVPLAN_INLINE void store_pack(T* address, const Pack<T>& pack) {
+#if defined(KVPLAN_HOST)
     store_vector<uint4>(address, pack.vector);
+#else
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(address)),
+                 "r"(pack.vector.x), "r"(pack.vector.y), "r"(pack.vector.z), "r"(pack.vector.w)
+                 : "memory");
+#endif
 }
 
 // ---- special functions -------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ struct WriteParams {
     const i64* slots;
     // [num_tokens]
     const i64* positions;
-    // [max positions, ROTARY]  float32: ROTARY / 2 cosines, then as many sines
+    // [max positions, ROTARY]  float32: ROTARY / 2 cosines, then as many sines; starts at a multiple of 16 bytes
     const float* cos_sin;
     i64 query_stride;
     i64 key_stride;
@@ -84,13 +84,16 @@ KVPLAN_INLINE void write_vector(T* target, const Vector& source, float factor) {
 
 // Rotates elements [start, start + VECTOR) of the first half with their partners in the second.
 KVPLAN_INLINE void rotate(Vector& first, Vector& second, const float* cosines, int start) {
-    const float* sines = cosines + ROTARY / 2;
+    constexpr int PACK = Pack<float>::SIZE;
     KVPLAN_UNROLL
-    for (int i = 0; i < VECTOR; ++i) {
-        const float a = first.elements[i], b = second.elements[i];
-        const float cosine = cosines[start + i], sine = sines[start + i];
-        first.elements[i] = a * cosine - b * sine;
-        second.elements[i] = b * cosine + a * sine;
+    for (int p = 0; p < VECTOR; p += PACK) {
+        const Pack<float> cosine = load_pack(cosines + start + p), sine = load_pack(cosines + ROTARY / 2 + start + p);
+        KVPLAN_UNROLL
+        for (int i = 0; i < PACK; ++i) {
+            const float a = first.elements[p + i], b = second.elements[p + i];
+            first.elements[p + i] = a * cosine.elements[i] - b * sine.elements[i];
+            second.elements[p + i] = b * cosine.elements[i] + a * sine.elements[i];
+        }
     }
 }
 

@@ -52,6 +52,8 @@ def check_rotary(positions: torch.Tensor, cos_sin: torch.Tensor, num_tokens: int
     check_vector("positions", positions, num_tokens, torch.int64)
     if cos_sin.dim() != 2 or cos_sin.dtype is not torch.float32 or not cos_sin.is_contiguous():
         raise ValueError(f"cos_sin is {cos_sin.dtype} {tuple(cos_sin.shape)}, wanted contiguous float32 [L, rotary]")
+    if cos_sin.data_ptr() % 16:
+        raise ValueError("cos_sin does not start at a multiple of 16 bytes")
     if cos_sin.shape[1] > head_size:
         raise ValueError(f"cos_sin rotates {cos_sin.shape[1]} of {head_size} elements")
     return int(cos_sin.shape[1])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvplan_engine.kernels.cuda_checks import check_rotary
 from kvplan_engine.kernels.cuda_params import ActivationParams, ArgmaxParams, CopyParams, NormParams, WriteParams
 from kvplan_engine.kernels.cuda_runtime import CudaRuntime, Kernel
 from kvplan_engine.kernels.cuda_variants import variant, write_variant
@@ -76,14 +77,12 @@ class CudaOps:
         """Rotate x [T, heads, d] by ``positions`` [T] int64; ``cos_sin`` [L, r] float32: r/2 cosines, r/2 sines."""
         tokens, heads, head_size = x.shape
         _check("x", x, (tokens, heads, head_size), x.dtype)
-        _check("positions", positions, (tokens,), torch.int64)
         if heads > 1 and x.stride(1) != head_size:
             raise ValueError(f"x has strides {x.stride()}; the heads of a token must lie side by side")
-        if cos_sin.dim() != 2 or cos_sin.dtype is not torch.float32 or not cos_sin.is_contiguous():
-            raise ValueError(f"cos_sin is {cos_sin.dtype} {tuple(cos_sin.shape)}, wanted contiguous float32 [L, r]")
+        rotary = check_rotary(positions, cos_sin, tokens, head_size)
         if not _rows_are_aligned(x):
             raise ValueError(f"x's rows do not start at multiples of {VECTOR_BYTES} bytes (strides {x.stride()})")
-        chosen = write_variant(x.dtype, x.dtype, head_size, 1, int(cos_sin.shape[1]), "rotate_heads")
+        chosen = write_variant(x.dtype, x.dtype, head_size, 1, rotary, "rotate_heads")
         params = WriteParams(
             query=x.data_ptr(),
             positions=positions.data_ptr(),

@@ -1,0 +1,41 @@
+"""Kernels that move rows 16 bytes at a time do so in the compiler's output too, which may take vectors apart."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from kernel_matrix import LLAMA, properties_of
+
+from kvplan_engine.kernels.cuda_attention import prefill_launch
+from kvplan_engine.kernels.cuda_nvrtc import load_nvrtc
+from kvplan_engine.kernels.cuda_variants import CudaKernelError, KernelVariant, variant, write_variant
+
+BF16, F16 = torch.bfloat16, torch.float16
+NORM = {"width": 4096, "threads": 512, "delta": 1, "vectors": 1}
+# What is read in smaller pieces: block numbers, lengths, slots, positions, sinks.
+_INDEX_READS = {"ld.global.u32", "ld.global.u64", "ld.global.s32", "ld.global.b32", "ld.global.b64"}
+_VECTOR = re.compile(r"(ld|st)\.global\.v4\.[buf]32")
+VARIANTS = [
+    variant("norm.cu", "rms_norm", scalar=BF16, **NORM),
+    variant("norm.cu", "layer_norm", scalar=F16, **NORM),
+    variant("activation.cu", "silu_and_mul", scalar=BF16, vectors=1),
+    variant("activation.cu", "gelu_tanh", scalar=F16, vectors=1),
+    variant("copy_blocks.cu", "copy_blocks"),
+    write_variant(BF16, BF16, 128, 16, 128),
+    write_variant(F16, F16, 64, 16, 0),
+    prefill_launch(LLAMA, properties_of((9, 0))).variant,
+]
+
+
+@pytest.mark.parametrize("chosen", VARIANTS, ids=KernelVariant.label)
+def test_rows_move_16_bytes_at_a_time(chosen: KernelVariant) -> None:
+    try:
+        nvrtc = load_nvrtc()
+    except CudaKernelError:
+        pytest.skip("no NVRTC on this machine: pip install nvidia-cuda-nvrtc-cu12")
+    ptx = nvrtc.compile(chosen, "compute_90").image.decode()
+    accesses = set(re.findall(r"(?:ld|st)\.global[.\w]*", ptx))
+    assert any(_VECTOR.fullmatch(access) for access in accesses if access.startswith("st"))
+    assert {access for access in accesses if not _VECTOR.fullmatch(access)} <= _INDEX_READS
