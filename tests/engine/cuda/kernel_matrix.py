@@ -111,6 +111,14 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc")
 
 
+def nvcc_release(nvcc: str) -> str:
+    """13.0, say."""
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"release (\d+\.\d+)", said)
+    assert found is not None, said
+    return found.group(1)
+
+
 def nvcc_architectures(nvcc: str) -> set[str]:
     """sm_ names of what this nvcc compiles for."""
     listed = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True)
