@@ -192,7 +192,18 @@ def _place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: PlacementSettings)
         fits=found.outcome == "ok",
         limit=_kvplan_limit(found),
     )
-    return Placement(deployment, () if found.graphs is None else (found.graphs.sentence(),))
+    return Placement(deployment, _kvplan_notes(found))
+
+
+def _kvplan_notes(found: EnginePrediction) -> tuple[str, ...]:
+    """What is not known beforehand of a GPU."""
+    if found.graphs is None:
+        return ()
+    reserve = (
+        f"{format_bytes(found.overhead_bytes, digits=0)} of the overhead are the engine's reserve for the driver and "
+        "libraries: not measured; the engine raises it to what it finds when it starts."
+    )
+    return found.graphs.sentence(), reserve
 
 
 def _kvplan_limit(found: EnginePrediction) -> str | None:
