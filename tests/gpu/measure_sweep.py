@@ -82,6 +82,8 @@ def add_predictions(bench: Bench, rows: list[dict[str, Any]], seconds: float, en
     exact = sum(row["block_bytes"] == row["block_bytes_predicted"] for row in pools)
     errors = [abs(row["num_blocks_predicted"] / row["num_blocks_total"] - 1) for row in pools]
     statuses = dict(Counter(row["status"] for row in rows))
+    if not pools:
+        raise RuntimeError(f"no trial came to have a pool: {statuses}; the last: {rows[-1:]}")
     common: dict[str, Any] = {
         "goal": 1.0,
         "median_seconds": seconds / max(1, len(rows)),
