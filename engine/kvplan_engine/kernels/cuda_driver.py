@@ -22,6 +22,8 @@ OLDEST_CAPABILITY = (7, 0)
 _SUCCESS = 0
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
+_PREFERRED_SHARED_MEMORY_CARVEOUT = 9
+_ALL_OF_IT = 100  # CU_SHAREDMEM_CARVEOUT_MAX_SHARED, in percent
 _MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_...
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 _SHARED_BYTES_PER_MULTIPROCESSOR = 81
@@ -74,9 +76,16 @@ class Driver:
         return function
 
     def allow_shared_bytes(self, function: ctypes.c_void_p, shared_bytes: int) -> None:
-        """Let the kernel ask for so much dynamic shared memory."""
-        status = self._library.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED_SIZE_BYTES, ctypes.c_int(shared_bytes))
-        self._check(status, f"asking for {shared_bytes} bytes of shared memory")
+        """Let the kernel ask for so much dynamic shared memory, of a multiprocessor with as much as it can have.
+
+        Left to itself the driver may split a multiprocessor's memory such that one block fits, where two would.
+        """
+        for attribute, value in (
+            (_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes),
+            (_PREFERRED_SHARED_MEMORY_CARVEOUT, _ALL_OF_IT),
+        ):
+            status = self._library.cuFuncSetAttribute(function, attribute, ctypes.c_int(value))
+            self._check(status, f"asking for {shared_bytes} bytes of shared memory")
 
     def launch(
         self,
