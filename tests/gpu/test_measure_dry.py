@@ -14,7 +14,7 @@ import pytest
 PROVENANCE = {"device", "driver", "torch", "cuda", "commit", "uncommitted_changes", "date", "command", "dry_run"}
 
 
-@pytest.mark.parametrize("section", [name for name in measure.SECTION_SECONDS if name != "tests"])
+@pytest.mark.parametrize("section", measure.MEASURES)
 def test_every_section_runs_and_writes_rows_with_their_provenance(section: str, tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     measure.measure_section(section, out, dry=True, seconds=100.0)
@@ -55,7 +55,7 @@ def test_the_sections_fit_ten_minutes() -> None:
     assert measure.TOTAL_SECONDS <= 580
     seconds = list(measure.SECTION_SECONDS.values())
     assert sum(seconds[:-4]) <= measure.TOTAL_SECONDS + 10
-    assert measure.SECTION_SECONDS.keys() == measure.MEASURES.keys() | {"tests"}
+    assert measure.SECTION_SECONDS.keys() == measure.MEASURES.keys() | measure.TESTS.keys()
 
 
 def test_a_section_that_hangs_is_stopped_with_all_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -68,6 +68,21 @@ def test_a_section_that_hangs_is_stopped_with_all_it_started(monkeypatch: pytest
     assert measure.run_sections(["decode", "step"], options) == {"decode": "stopped after 1 s", "step": "ok"}
     options.seconds = 0.0
     assert measure.run_sections(["step"], options) == {"step": "left out, the time is up"}
+
+
+def test_a_section_that_fails_says_why_in_the_log_and_the_outcome(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tests that were all skipped are a failure too: there was no GPU."""
+    programs = {"step": "raise SystemError('the reason')", "kernel_tests": "print('=== 52 skipped in 3 s ===')"}
+    monkeypatch.setattr(measure, "command_of", lambda name, _: [sys.executable, "-c", programs[name]])
+    options = SimpleNamespace(seconds=100.0, out=tmp_path / "rows.jsonl", dry_run=True)
+    assert measure.run_sections(["step", "kernel_tests"], options) == {
+        "step": "failed with exit code 1: SystemError: the reason",
+        "kernel_tests": "no test ran: === 52 skipped in 3 s ===",
+    }
+    assert "SystemError: the reason" in (tmp_path / "rows.log").read_text()
+    assert "SystemError: the reason" in capsys.readouterr().err
 
 
 def test_a_missed_goal_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
