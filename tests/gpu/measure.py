@@ -26,15 +26,15 @@ ROOT = Path(__file__).resolve().parents[2]
 # The most seconds of each, in the order of their worth: where time or a machine ends early, the last ones are lost.
 # A section's process needs about ten seconds to begin, and an engine of eight billion parameters as many.
 SECTION_SECONDS = {
-    "kernel_tests": 75,
-    "engine_tests": 55,
+    "kernel_tests": 70,
+    "engine_tests": 70,
     "decode": 35,
     "prefill": 30,
     "step": 55,
     "throughput": 80,
-    "baseline": 90,
+    "baseline": 85,
     "sweep": 70,
-    "memory": 80,
+    "memory": 75,
     "ladder": 55,
     "operations": 20,
     "tuning": 30,
