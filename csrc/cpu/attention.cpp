@@ -2,7 +2,8 @@
 //
 // For each item (attention_plan.h) the cache is walked in tiles of up to 64 tokens. A tile's keys give the scores of
 // all the item's query rows, the softmax's running maximum and sum are brought up to date, and the tile's values are
-// added to the output. Few rows read the cache where it lies (attention_direct.h), many pack it (attention_packed.h).
+// added to the output. Few rows read the cache where it lies (attention_direct.h), many pack it (attention_packed.h):
+// those of a prompt, or those of many sequences that share a prefix (shared_prefix.h).
 #include <atomic>
 #include <new>
 
@@ -13,11 +14,11 @@
 namespace kvplan {
 namespace {
 
-Partial take_partial(Cutter& cutter, const Call& call) {
+Partial take_partial(Cutter& cutter, const Call& call, int64_t rows) {
   Partial partial;
-  partial.output = cutter.take<float>(static_cast<int64_t>(call.max_rows) * call.padded_head);
-  partial.maximum = cutter.take<float>(call.max_rows);
-  partial.sum = cutter.take<float>(static_cast<int64_t>(call.max_rows) * kLanes);
+  partial.output = cutter.take<float>(rows * call.padded_head);
+  partial.maximum = cutter.take<float>(rows);
+  partial.sum = cutter.take<float>(rows * kLanes);
   return partial;
 }
 
@@ -29,25 +30,30 @@ Scratch take_scratch(Cutter& cutter, const Call& call) {
   scratch.packed_values = cutter.take<float>(static_cast<int64_t>(kTileTokens) * call.padded_head);
   scratch.key_rows = cutter.take<const float*>(call.args.head_size);
   scratch.value_rows = cutter.take<const float*>(kTileTokens);
-  scratch.partial = take_partial(cutter, call);
+  scratch.partial = take_partial(cutter, call, call.max_rows);
   return scratch;
 }
 
 // visit(row of the item, row of the tensor, query head) for all rows of an item, in order.
 template <class Visit>
-void for_each_row(const Call& call, const Item& item, const Visit& visit) {
-  const int64_t first_row = call.args.query_starts[item.sequence] + item.first_query;
+void for_each_row(const Call& call, const SharedPrefixes& shared, const Item& item, const Visit& visit) {
   int row = 0;
+  for (int i = 0; i < item.num_members; ++i) {
+    const int64_t token = call.args.query_starts[shared.members[static_cast<size_t>(item.first_member + i)]];
+    for (int g = 0; g < call.group; ++g) visit(row++, token, item.first_head * call.group + g);
+  }
+  if (item.num_members > 0) return;
+  const int64_t first_row = call.args.query_starts[item.sequence] + item.first_query;
   for (int head = item.first_head; head < item.first_head + item.num_heads; ++head)
     for (int query = 0; query < item.num_queries; ++query)
       for (int g = 0; g < call.group; ++g) visit(row++, first_row + query, head * call.group + g);
 }
 
 template <class T>
-void load_queries(const Call& call, const Item& item, float* query) {
+void load_queries(const Call& call, const SharedPrefixes& shared, const Item& item, float* query) {
   const kvplan_attention& args = call.args;
   const int head_size = static_cast<int>(args.head_size);
-  for_each_row(call, item, [&](int row, int64_t token, int head) {
+  for_each_row(call, shared, item, [&](int row, int64_t token, int head) {
     const T* source = static_cast<const T*>(args.query) + token * args.query_row_stride + head * args.query_head_stride;
     float* target = query + row * call.padded_head;
     int column = 0;
@@ -58,10 +64,10 @@ void load_queries(const Call& call, const Item& item, float* query) {
 }
 
 template <class T>
-void store_output(const Call& call, const Item& item, const Partial& partial) {
+void store_output(const Call& call, const SharedPrefixes& shared, const Item& item, const Partial& partial) {
   const kvplan_attention& args = call.args;
   const int head_size = static_cast<int>(args.head_size);
-  for_each_row(call, item, [&](int row, int64_t token, int head) {
+  for_each_row(call, shared, item, [&](int row, int64_t token, int head) {
     T* target = static_cast<T*>(args.out) + token * args.out_row_stride + head * args.out_head_stride;
     const float* source = partial.output + row * call.padded_head;
     const float factor = 1.0f / sum_of(load(partial.sum + row * kLanes));
@@ -71,66 +77,118 @@ void store_output(const Call& call, const Item& item, const Partial& partial) {
   });
 }
 
-void store_item(const Call& call, const Item& item, const Partial& partial) {
-  if (call.args.storage == KVPLAN_BFLOAT16) {
-    store_output<BFloat16>(call, item, partial);
-  } else {
-    store_output<float>(call, item, partial);
-  }
-}
-
 // Everything one call works with, cut from the arena.
 struct Workspace {
   Item* items;
-  Scratch* workers;              // [threads]
-  Partial* parts;                // [plan.max_parts]
-  std::atomic<int32_t>* missing;  // [plan.max_parts]: parts still to come, at the index of the first
+  int32_t* owners;                // [num_sequences, pieces_per_sequence], see fill_items
+  Scratch* workers;               // [threads]
+  Partial* parts;                 // [plan.max_parts + plan.max_shared_parts]
+  std::atomic<int32_t>* missing;  // the same: parts still to come, at the index of the first
 };
 
+// One call: what all threads read, and the memory that they share.
+struct Run {
+  const Call& call;
+  const SharedPrefixes& shared;
+  const Plan& plan;
+  Workspace space;
+};
+
+void store_item(const Run& run, const Item& item, const Partial& partial) {
+  if (run.call.args.storage == KVPLAN_BFLOAT16) {
+    store_output<BFloat16>(run.call, run.shared, item, partial);
+  } else {
+    store_output<float>(run.call, run.shared, item, partial);
+  }
+}
+
 Workspace take_workspace(Cutter& cutter, const Call& call, const Plan& plan, int threads, bool real) {
+  const int64_t parts = plan.max_parts + plan.max_shared_parts;
   Workspace space;
   space.items = cutter.take<Item>(plan.max_items);
+  space.owners = cutter.take<int32_t>(
+      plan.max_shared_parts > 0 ? call.args.num_sequences * pieces_per_sequence(call.args, plan) : 0);
   space.workers = cutter.take<Scratch>(threads);
-  space.parts = cutter.take<Partial>(plan.max_parts);
-  space.missing = cutter.take<std::atomic<int32_t>>(plan.max_parts);
+  space.parts = cutter.take<Partial>(parts);
+  space.missing = cutter.take<std::atomic<int32_t>>(parts);
   for (int64_t i = 0; i < threads; ++i) {
     const Scratch scratch = take_scratch(cutter, call);
     if (!real) continue;
     space.workers[i] = scratch;
     point_at_packed_rows(call, space.workers[i]);
   }
-  for (int64_t i = 0; i < plan.max_parts; ++i) {
-    const Partial part = take_partial(cutter, call);
+  for (int64_t i = 0; i < parts; ++i) {
+    const Partial part = take_partial(cutter, call, i < plan.max_parts ? plan.max_rows : plan.max_shared_rows);
     if (real) space.parts[i] = part;
   }
   return space;
 }
 
-// Keeps the part just computed; the thread that brings the last part merges them in order and writes the output.
-void finish_part(const Call& call, const Item& item, Workspace& space) {
-  const int rows = item_rows(call, item);
+// Every part of an item is one to come; a prefix's part comes in pieces, one for each KV head.
+void count_missing_parts(const Run& run, int64_t num_items) {
+  const Workspace& space = run.space;
+  for (int64_t i = 0; i < num_items; ++i) {
+    const Item& item = space.items[i];
+    if (item.num_members > 0 || item.num_parts <= 1) continue;
+    const PrefixGroup* group = item.direct ? run.shared.of(item.sequence) : nullptr;
+    const int prefix_parts = group == nullptr ? 0 : group->num_parts;
+    if (item.part == item.first_part + prefix_parts)
+      new (&space.missing[item.first_part])
+          std::atomic<int32_t>(item.num_parts - prefix_parts + prefix_parts * item.num_heads);
+  }
+}
+
+// Notes that a part of the item is there; the thread that brings the last one merges them in order and writes the output.
+void finish_part(const Run& run, const Item& item) {
+  const Workspace& space = run.space;
+  const int rows = item_rows(run.call, item);
   if (space.missing[item.first_part].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   Partial& total = space.parts[item.first_part];
-  for (int i = 1; i < item.num_parts; ++i) merge(call, rows, space.parts[item.first_part + i], total);
-  store_item(call, item, total);
+  for (int i = 1; i < item.num_parts; ++i) merge(run.call, rows, space.parts[item.first_part + i], total);
+  store_item(run, item, total);
+}
+
+// Hands each member's rows of a shared prefix over to the member's own item.
+void finish_shared(const Run& run, const Item& item, const Partial& partial) {
+  const int64_t group = run.call.group, padded = run.call.padded_head;
+  const int64_t pieces = pieces_per_sequence(run.call.args, run.plan);
+  for (int64_t i = 0; i < item.num_members; ++i) {
+    const int64_t member = run.shared.members[static_cast<size_t>(item.first_member + i)];
+    const Item& owner = run.space.items[run.space.owners[member * pieces + item.first_head / run.plan.direct_heads]];
+    const Partial& part = run.space.parts[owner.first_part + item.part];
+    const int64_t from = i * group, to = (item.first_head - owner.first_head) * group;
+    const auto copy = [&](float* target, const float* source, int64_t width) {
+      std::memcpy(target + to * width, source + from * width, sizeof(float) * static_cast<size_t>(group * width));
+    };
+    copy(part.output, partial.output, padded);
+    copy(part.maximum, partial.maximum, 1);
+    copy(part.sum, partial.sum, kLanes);
+    finish_part(run, owner);
+  }
 }
 
 template <class T>
 void attend_over_cache(const Call& call, const Item& item, Scratch& scratch) {
   if (item.direct) {
     attend_directly<T>(call, item, scratch);
+  } else if (item.num_members > 0) {
+    attend_packed<T>(call, item, item.num_members * call.group, [](int, int, int tokens) { return Seen{0, tokens}; },
+                     scratch);
   } else {
-    attend_packed<T>(call, item, scratch);
+    attend_packed<T>(call, item, item_rows(call, item), [&](int row, int first, int tokens) {
+      return seen_tokens(call, item, row / call.group, first, tokens);
+    }, scratch);
   }
 }
 
-void run_item(const Call& call, const Item& item, Workspace& space, Scratch scratch) {
-  if (item.num_parts > 1) scratch.partial = space.parts[item.part];
-  clear(call, item_rows(call, item), scratch.partial);
+void run_item(const Run& run, const Item& item, Scratch scratch) {
+  const Call& call = run.call;
+  if (item.num_parts > 1) scratch.partial = run.space.parts[item.part];
+  clear(call, item.num_members > 0 ? item.num_members * call.group : item_rows(call, item), scratch.partial);
   if (call.args.storage == KVPLAN_BFLOAT16) {
-    load_queries<BFloat16>(call, item, scratch.query);
+    load_queries<BFloat16>(call, run.shared, item, scratch.query);
   } else {
-    load_queries<float>(call, item, scratch.query);
+    load_queries<float>(call, run.shared, item, scratch.query);
   }
   if (call.args.kv_storage == KVPLAN_BFLOAT16) {
     attend_over_cache<BFloat16>(call, item, scratch);
@@ -139,10 +197,12 @@ void run_item(const Call& call, const Item& item, Workspace& space, Scratch scra
   } else {
     attend_over_cache<float>(call, item, scratch);
   }
-  if (item.num_parts > 1) {
-    finish_part(call, item, space);
+  if (item.num_members > 0) {
+    finish_shared(run, item, scratch.partial);
+  } else if (item.num_parts > 1) {
+    finish_part(run, item);
   } else {
-    store_item(call, item, scratch.partial);
+    store_item(run, item, scratch.partial);
   }
 }
 
@@ -150,22 +210,20 @@ void run_item(const Call& call, const Item& item, Workspace& space, Scratch scra
 
 int run_attention(const kvplan_attention& args, int threads) {
   static thread_local Arena arena;
-  const Plan plan = plan_attention(args, threads);
+  static thread_local SharedPrefixes shared;
+  find_shared_prefixes(args, shared);
+  const Plan plan = plan_attention(args, shared, threads);
   const Call call{args, static_cast<int>(args.num_heads / args.num_kv_heads), padded_to_lanes(args.head_size),
                   plan.max_rows};
   Cutter measure(nullptr);
   take_workspace(measure, call, plan, threads, false);
   if (!arena.reserve(measure.used())) return KVPLAN_NO_MEMORY;
   Cutter cutter(arena.base());
-  Workspace space = take_workspace(cutter, call, plan, threads, true);
-  const int64_t num_items = fill_items(args, plan, space.items);
-  for (int64_t i = 0; i < num_items; ++i) {
-    const Item& item = space.items[i];
-    if (item.num_parts > 1 && item.part == item.first_part)
-      new (&space.missing[item.first_part]) std::atomic<int32_t>(item.num_parts);
-  }
+  const Run run{call, shared, plan, take_workspace(cutter, call, plan, threads, true)};
+  const int64_t num_items = fill_items(args, shared, plan, run.space.items, run.space.owners);
+  count_missing_parts(run, num_items);
   for_each_item(num_items, threads, [&](int worker, int64_t i) {
-    run_item(call, space.items[i], space, space.workers[worker]);
+    run_item(run, run.space.items[i], run.space.workers[worker]);
   });
   return KVPLAN_OK;
 }
@@ -175,4 +233,14 @@ int run_attention(const kvplan_attention& args, int threads) {
 int kvplan_paged_attention(const kvplan_attention* args, int threads) {
   const int status = kvplan::check_attention(*args);
   return status == KVPLAN_OK ? kvplan::run_attention(*args, threads > 0 ? threads : 1) : status;
+}
+
+int64_t kvplan_tokens_read_once(const kvplan_attention* args) {
+  if (kvplan::check_attention(*args) != KVPLAN_OK) return -1;
+  kvplan::SharedPrefixes shared;
+  kvplan::find_shared_prefixes(*args, shared);
+  kvplan::plan_attention(*args, shared, 1);
+  int64_t tokens = 0;
+  for (const kvplan::PrefixGroup& group : shared.groups) tokens += int64_t{group.num_members - 1} * group.tokens;
+  return tokens;
 }

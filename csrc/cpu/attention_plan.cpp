@@ -1,5 +1,7 @@
 #include "attention_plan.h"
 
+#include <algorithm>
+
 #include "attention_direct.h"
 
 namespace kvplan {
@@ -47,27 +49,61 @@ struct Piece {
   int64_t sequence, first_head, num_heads, first_query, num_queries;
   bool direct;
   Span span;
+  const PrefixGroup* group;  // whose prefix comes before the span, or null
 };
+
+double cost_of(int64_t heads, int64_t rows, int64_t tokens) {
+  return static_cast<double>(heads * (rows + kLoadRows) * tokens);
+}
 
 double piece_cost(const kvplan_attention& args, const Piece& piece) {
   const int64_t rows = piece.num_queries * (args.num_heads / args.num_kv_heads);
-  return static_cast<double>(piece.num_heads * (rows + kLoadRows) * (piece.span.end - piece.span.begin));
+  return cost_of(piece.num_heads, rows, piece.span.end - piece.span.begin);
 }
 
 template <class Visit>
-void for_each_piece(const kvplan_attention& args, const Plan& plan, const Visit& visit) {
+void for_each_piece(const kvplan_attention& args, const SharedPrefixes& shared, const Plan& plan, const Visit& visit) {
   for (int64_t s = 0; s < args.num_sequences; ++s) {
     const int64_t query_len = query_length(args, s);
     const bool direct = query_len <= plan.direct_queries;
     const int64_t queries = direct ? most(query_len, 1) : plan.packed_queries;
     const int64_t heads = direct ? plan.direct_heads : 1;
+    const PrefixGroup* group = direct ? shared.of(s) : nullptr;
     for (int64_t first = 0; first < query_len; first += queries) {
       const int64_t count = least(queries, query_len - first);
-      const Span span = visible_span(args, s, first, count);
+      Span span = visible_span(args, s, first, count);
+      if (group != nullptr) span.begin = group->tokens;
       for (int64_t head = 0; head < args.num_kv_heads; head += heads)
-        visit(Piece{s, head, least(heads, args.num_kv_heads - head), first, count, direct, span});
+        visit(Piece{s, head, least(heads, args.num_kv_heads - head), first, count, direct, span, group});
     }
   }
+}
+
+// visit(group, KV head, first member, number of members) for what is computed together of the shared prefixes.
+template <class Visit>
+void for_each_shared_piece(const kvplan_attention& args, const SharedPrefixes& shared, const Plan& plan,
+                           const Visit& visit) {
+  for (const PrefixGroup& group : shared.groups)
+    for (int64_t head = 0; head < args.num_kv_heads; ++head)
+      for (int64_t first = 0; first < group.num_members; first += plan.shared_members)
+        visit(group, head, group.first_member + first, least(plan.shared_members, group.num_members - first));
+}
+
+// Cuts each prefix such that its pieces keep all threads busy to the end.
+void cut_prefixes(const kvplan_attention& args, SharedPrefixes& shared, const Plan& plan) {
+  if (plan.cost_target <= 0.0) return;
+  const int64_t heads_per_kv_head = args.num_heads / args.num_kv_heads;
+  for (PrefixGroup& group : shared.groups) {
+    const int64_t rows = least(plan.shared_members, group.num_members) * heads_per_kv_head;
+    const auto wanted = static_cast<int64_t>(cost_of(1, rows, group.tokens) / plan.cost_target);
+    group.num_parts = static_cast<int32_t>(most(1, least(wanted, group.tokens / kMinPartTokens)));
+  }
+}
+
+int64_t parts_of(const Plan& plan, const Piece& piece, double cost) {
+  if (plan.cost_target <= 0.0 || cost <= plan.cost_target) return 1;
+  const int64_t length = piece.span.end - piece.span.begin;
+  return most(1, least(static_cast<int64_t>(cost / plan.cost_target), length / kMinPartTokens));
 }
 
 bool blocks_in_pool(const kvplan_attention& args, int64_t sequence) {
@@ -87,6 +123,11 @@ int64_t heads_per_item(const kvplan_attention& args, int64_t rows_per_head, int 
   return least(in_cache, divided_up(args.num_kv_heads, cuts));
 }
 
+void forget(SharedPrefixes& shared) {
+  shared.groups.clear();
+  std::fill(shared.group_of.begin(), shared.group_of.end(), -1);
+}
+
 }  // namespace
 
 int check_attention(const kvplan_attention& args) {
@@ -99,52 +140,87 @@ int check_attention(const kvplan_attention& args) {
   return KVPLAN_OK;
 }
 
-Plan plan_attention(const kvplan_attention& args, int threads) {
+Plan plan_attention(const kvplan_attention& args, SharedPrefixes& shared, int threads) {
   const int64_t group = args.num_heads / args.num_kv_heads;
   Plan plan{};
   plan.direct_queries = static_cast<int32_t>(kMostDirectRows / group);
+  if (plan.direct_queries == 0) forget(shared);  // so many rows per KV head that packing serves one sequence well
   plan.direct_heads = static_cast<int32_t>(heads_per_item(args, most(1, plan.direct_queries) * group, threads));
   plan.packed_queries = static_cast<int32_t>(most(1, kPackedItemRows / group));
+  plan.shared_members = static_cast<int32_t>(most(2, kPackedItemRows / group));
   plan.max_rows = static_cast<int32_t>(
       most(plan.packed_queries * group, plan.direct_heads * most(1, plan.direct_queries) * group));
-  int64_t pieces = 0;
+  if (!shared.groups.empty())
+    plan.max_rows = static_cast<int32_t>(most(plan.max_rows, plan.shared_members * group));
+  plan.max_shared_rows = static_cast<int32_t>(plan.direct_heads * group);
+  int64_t pieces = 0, shared_items = 0, pieces_behind = 0, prefix_parts = 0;
   double cost = 0.0;
-  for_each_piece(args, plan, [&](const Piece& piece) {
+  for_each_piece(args, shared, plan, [&](const Piece& piece) {
     ++pieces;
+    pieces_behind += piece.group != nullptr;
     cost += piece_cost(args, piece);
+  });
+  for_each_shared_piece(args, shared, plan, [&](const PrefixGroup& prefix, int64_t, int64_t, int64_t members) {
+    cost += cost_of(1, members * group, prefix.tokens);
   });
   // A piece that costs c is cut into at most c / target parts, hence these bounds.
   const int64_t wanted = kItemsPerThread * threads;
   plan.cost_target = threads > 1 ? cost / static_cast<double>(wanted) : 0.0;
-  plan.max_items = pieces + wanted;
+  cut_prefixes(args, shared, plan);
+  for_each_piece(args, shared, plan, [&](const Piece& piece) {
+    if (piece.group != nullptr) prefix_parts += piece.group->num_parts;
+  });
+  for_each_shared_piece(args, shared, plan, [&](const PrefixGroup& prefix, int64_t, int64_t, int64_t) {
+    shared_items += prefix.num_parts;
+  });
+  plan.max_items = pieces + wanted + shared_items;
   plan.max_parts = threads > 1 ? wanted + 1 : 0;
+  plan.max_shared_parts = pieces_behind > 0 ? prefix_parts + pieces_behind + wanted : 0;
   return plan;
 }
 
-int64_t fill_items(const kvplan_attention& args, const Plan& plan, Item* items) {
+int64_t fill_items(const kvplan_attention& args, const SharedPrefixes& shared, const Plan& plan, Item* items,
+                   int32_t* owners) {
   int64_t num_items = 0;
-  int64_t next_part = 0;
-  for_each_piece(args, plan, [&](const Piece& piece) {
-    const int64_t length = piece.span.end - piece.span.begin;
-    const double cost = piece_cost(args, piece);
-    int64_t parts = 1;
-    if (plan.cost_target > 0.0 && cost > plan.cost_target)
-      parts = most(1, least(static_cast<int64_t>(cost / plan.cost_target), length / kMinPartTokens));
-    for (int64_t part = 0; part < parts; ++part) {
+  for_each_shared_piece(args, shared, plan, [&](const PrefixGroup& group, int64_t head, int64_t first, int64_t members) {
+    for (int64_t part = 0; part < group.num_parts; ++part) {
       Item& item = items[num_items++];
+      item = Item{};
+      item.sequence = shared.members[static_cast<size_t>(first)];
+      item.first_head = static_cast<int32_t>(head);
+      item.num_heads = item.num_queries = 1;
+      item.kv_begin = static_cast<int32_t>(group.tokens * part / group.num_parts);
+      item.kv_end = static_cast<int32_t>(group.tokens * (part + 1) / group.num_parts);
+      item.part = static_cast<int32_t>(part);
+      item.first_member = static_cast<int32_t>(first);
+      item.num_members = static_cast<int32_t>(members);
+    }
+  });
+  int64_t next_part = 0, next_shared_part = plan.max_parts;
+  for_each_piece(args, shared, plan, [&](const Piece& piece) {
+    const int64_t length = piece.span.end - piece.span.begin;
+    const int64_t before = piece.group == nullptr ? 0 : piece.group->num_parts;
+    const int64_t own = parts_of(plan, piece, piece_cost(args, piece));
+    int64_t& first_part = before > 0 ? next_shared_part : next_part;
+    for (int64_t part = 0; part < own; ++part) {
+      Item& item = items[num_items++];
+      item = Item{};
       item.sequence = static_cast<int32_t>(piece.sequence);
       item.first_head = static_cast<int32_t>(piece.first_head);
       item.num_heads = static_cast<int32_t>(piece.num_heads);
       item.first_query = static_cast<int32_t>(piece.first_query);
       item.num_queries = static_cast<int32_t>(piece.num_queries);
-      item.kv_begin = static_cast<int32_t>(piece.span.begin + length * part / parts);
-      item.kv_end = static_cast<int32_t>(piece.span.begin + length * (part + 1) / parts);
-      item.part = static_cast<int32_t>(next_part + part);
-      item.first_part = static_cast<int32_t>(next_part);
-      item.num_parts = static_cast<int32_t>(parts);
+      item.kv_begin = static_cast<int32_t>(piece.span.begin + length * part / own);
+      item.kv_end = static_cast<int32_t>(piece.span.begin + length * (part + 1) / own);
+      item.part = static_cast<int32_t>(first_part + before + part);
+      item.first_part = static_cast<int32_t>(first_part);
+      item.num_parts = static_cast<int32_t>(before + own);
       item.direct = piece.direct;
     }
-    if (parts > 1) next_part += parts;
+    if (before > 0)
+      owners[piece.sequence * pieces_per_sequence(args, plan) + piece.first_head / plan.direct_heads] =
+          static_cast<int32_t>(num_items - 1);
+    if (before + own > 1) first_part += before + own;
   });
   return num_items;
 }

@@ -59,7 +59,12 @@ typedef struct kvplan_attention {
 } kvplan_attention;
 
 // Causal attention over the paged pool, prefill and decode rows in any mix (attention/backend.py has the definition).
+// Decoding sequences whose tables begin with the same blocks are served by one pass over these.
 int kvplan_paged_attention(const kvplan_attention* args, int threads);
+
+// Cached tokens of a KV head that this call reads for several sequences at once and not for each: the sum over groups of
+// (members - 1) * shared tokens. -1 where the call would be refused.
+int64_t kvplan_tokens_read_once(const kvplan_attention* args);
 
 typedef struct kvplan_kv_write {
   // [num_tokens, num_kv_heads, head_size], of `storage`

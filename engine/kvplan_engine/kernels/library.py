@@ -164,6 +164,7 @@ class CpuKernels:
         self._library.kvplan_set_parallel(find_parallel_runtime())
         self.lanes: int = self._function("kvplan_lanes")()
         self.paged_attention = self._function("kvplan_paged_attention", POINTER(AttentionArgs), c_int)
+        self.tokens_read_once = self._function("kvplan_tokens_read_once", POINTER(AttentionArgs), result=c_int64)
         self.write_kv = self._function("kvplan_write_kv", POINTER(KvWriteArgs), c_int)
         self.rms_norm = self._function("kvplan_rms_norm", POINTER(NormArgs), c_int)
         self.layer_norm = self._function("kvplan_layer_norm", POINTER(NormArgs), c_int)
