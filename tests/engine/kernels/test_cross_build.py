@@ -1,0 +1,100 @@
+"""The CPU kernels against plain loops in double precision (cross_check.cpp), without Python and torch around them.
+
+For this machine in three vector widths, each also under the address and undefined-behaviour sanitizers, and for aarch64
+through a cross compiler and an emulator where both are installed (Debian: g++-aarch64-linux-gnu, qemu-user).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, BuildVariant, build_library, find_compiler, source_dir
+
+SOURCE = Path(__file__).with_name("cross_check.cpp")
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1")
+SANITIZED_FLAGS = (*SANITIZERS, "-O0")
+"""Kernels without optimisation compile three times as fast, and nothing that a sanitizer could see is folded away."""
+
+AARCH64_COMPILER = "aarch64-linux-gnu-g++"
+AARCH64_LIBRARIES = "/usr/aarch64-linux-gnu"
+AARCH64 = BuildVariant("aarch64", ("-Wall", "-Wextra", "-Werror"))
+
+
+def sanitized(variant: BuildVariant) -> BuildVariant:
+    """The same kernels with the sanitizers' checks in them."""
+    return BuildVariant(f"{variant.name}-sanitized", (*variant.arch_flags, *SANITIZED_FLAGS), variant.lanes)
+
+
+def run(command: Sequence[str | Path]) -> str:
+    """The output of a command that must succeed."""
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout[-9000:]}\n{result.stderr[-9000:]}"
+    return result.stdout
+
+
+def compile_check(folder: Path, flags: Sequence[str] = ()) -> Path:
+    """The program's object file; the kernels come to it by ``link_check``."""
+    target = folder / "cross_check.o"
+    warnings = ("-Wall", "-Wextra", "-Werror")
+    include = f"-I{source_dir() / 'include'}"
+    run([*find_compiler(), "-std=c++17", "-O1", *warnings, *flags, include, "-c", SOURCE, "-o", target])
+    return target
+
+
+def link_check(compiled: Path, library: Path, folder: Path, flags: Sequence[str] = ()) -> Path:
+    """The program with the kernels of ``library``, found again where they lie now."""
+    program = folder / "cross_check"
+    run([*find_compiler(), *flags, compiled, library, f"-Wl,-rpath,{library.parent}", "-pthread", "-o", program])
+    return program
+
+
+def assert_all_right(output: str, lanes: int | None) -> None:
+    assert re.search(r"^[1-9]\d+ checks, 0 wrong$", output, re.MULTILINE), output
+    assert lanes is None or output.startswith(f"{lanes} lanes\n")
+
+
+@pytest.fixture(scope="module")
+def plain_object(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_check(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module")
+def sanitized_object(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sanitized")
+    empty = folder / "empty.cpp"
+    empty.write_text("int main() {}\n")
+    command = [*find_compiler(), *SANITIZERS, str(empty), "-o", str(folder / "empty")]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this compiler comes without the sanitizers' libraries")
+    return compile_check(folder, SANITIZERS)
+
+
+@pytest.mark.parametrize("variant", [NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
+def test_kernels_compute_what_plain_loops_do(variant: BuildVariant, plain_object: Path, tmp_path: Path) -> None:
+    program = link_check(plain_object, build_library(variant), tmp_path)
+    assert_all_right(run([program]), variant.lanes)
+
+
+@pytest.mark.parametrize("variant", [NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
+def test_kernels_stay_inside_their_tensors(variant: BuildVariant, sanitized_object: Path, tmp_path: Path) -> None:
+    """Nothing beyond an allocation is touched, no integer overflows, no pointer is misaligned for its type."""
+    library = build_library(sanitized(variant))
+    program = link_check(sanitized_object, library, tmp_path, SANITIZERS)
+    assert_all_right(run([program]), variant.lanes)
+
+
+def test_kernels_on_aarch64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if shutil.which(AARCH64_COMPILER) is None:
+        pytest.skip(f"no {AARCH64_COMPILER} on this machine")
+    emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+    if emulator is None:
+        pytest.skip("no qemu-aarch64 on this machine")
+    monkeypatch.setenv("CXX", AARCH64_COMPILER)
+    program = link_check(compile_check(tmp_path), build_library(AARCH64), tmp_path)
+    assert_all_right(run([emulator, "-L", AARCH64_LIBRARIES, program]), lanes=4)
