@@ -43,12 +43,17 @@ int unit_panels(const kvplan_packed_linear& args, int64_t rows) {
 template <class T>
 using Tile = void (*)(const TileStep<T>&);
 
-template <class T>
+template <class T, Cache kAhead>
 Tile<T> single_panel_tile(int64_t rows) {
-  static constexpr Tile<T> kTiles[kPanelTileRows] = {run_tile<T, 1, 1>, run_tile<T, 2, 1>, run_tile<T, 3, 1>,
-                                                     run_tile<T, 4, 1>, run_tile<T, 5, 1>, run_tile<T, 6, 1>};
+  static constexpr Tile<T> kTiles[kPanelTileRows] = {
+      run_tile<T, 1, 1, kAhead>, run_tile<T, 2, 1, kAhead>, run_tile<T, 3, 1, kAhead>,
+      run_tile<T, 4, 1, kAhead>, run_tile<T, 5, 1, kAhead>, run_tile<T, 6, 1, kAhead>};
   return kTiles[rows - 1];
 }
+
+// Few rows wait for the weights, more rows work long enough on a step for the next one to come. The second-level cache
+// takes more requests at a time than the first (measured: benchmarks/README.md).
+constexpr int64_t kMostWaitingTiles = 2;
 
 // One step of one panel for all rows, in tiles of nearly equal height.
 template <class T>
@@ -63,7 +68,9 @@ void run_rows(const Product& product, TileStep<T> step, int64_t ahead_bytes) {
     step.sums = sums + begin * kPanelOutputs;
     step.ahead = ahead + ahead_bytes * i / tiles;
     step.ahead_bytes = divided_up(ahead_bytes, tiles * step.depth);
-    single_panel_tile<T>(end - begin)(step);
+    const auto tile = tiles <= kMostWaitingTiles ? single_panel_tile<T, Cache::kSecondLevel>
+                                                 : single_panel_tile<T, Cache::kFirstLevel>;
+    tile(end - begin)(step);
   }
 }
 
@@ -89,9 +96,9 @@ void run_unit(const Product& product, int64_t panel, int64_t panels, int64_t end
       if (together) {
         step.ahead = reinterpret_cast<const char*>(step.panel);
         if (product.rows == 1) {
-          run_tile<T, 1, 4>(step);
+          run_tile<T, 1, 4, Cache::kSecondLevel>(step);
         } else {
-          (product.rows == 2 ? run_tile<T, 2, 2> : run_tile<T, 3, 2>)(step);
+          (product.rows == 2 ? run_tile<T, 2, 2, Cache::kSecondLevel> : run_tile<T, 3, 2, Cache::kSecondLevel>)(step);
         }
         continue;
       }

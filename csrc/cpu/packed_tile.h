@@ -57,9 +57,12 @@ struct TileStep {
   int64_t ahead_bytes;
 };
 
+// Where memory that is needed soon goes: the numbers of __builtin_prefetch.
+enum class Cache { kSecondLevel = 2, kFirstLevel = 3 };
+
 // sums[c][r] (+)= x[r] . panel[c]. The order of additions along the inputs is the same for every kRows and kPanels, so a
 // row's result does not depend on the batch it is computed in.
-template <class T, int kRows, int kPanels>
+template <class T, int kRows, int kPanels, Cache kAhead>
 void run_tile(const TileStep<T>& step) {
   Floats sums[kRows][kPanels][kPanelVectors];
 #pragma GCC unroll 8
@@ -73,7 +76,7 @@ void run_tile(const TileStep<T>& step) {
   const T* panel = step.panel;
   const char* ahead = step.ahead;
   for (int64_t k = 0; k < step.depth; ++k, ++x, panel += kPanelOutputs, ahead += step.ahead_bytes) {
-    __builtin_prefetch(ahead);
+    __builtin_prefetch(ahead, 0, static_cast<int>(kAhead));
     Floats weights[kPanels][kPanelVectors];
 #pragma GCC unroll 4
     for (int c = 0; c < kPanels; ++c) load_panel(panel + c * step.panel_stride, weights[c]);
