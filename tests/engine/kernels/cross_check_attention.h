@@ -97,12 +97,13 @@ inline void check_attention(const Attention& a) {
   Worst worst(std::string(a.name) + ", " + kStorageNames[a.storage] + " over " + kStorageNames[a.kv_storage]);
   Step step(a);
   const kvplan_attention call = step.call();
-  int64_t sharing = 0, shared_tokens = 0;
+  int64_t sharing = 0, common = INT64_MAX;
   for (const Sequence& s : a.sequences) {
-    sharing += s.shared_tokens > 0;
-    shared_tokens = std::max(shared_tokens, s.shared_tokens);
+    if (s.shared_tokens == 0) continue;
+    ++sharing;
+    common = std::min({common, s.shared_tokens, (s.tokens - 1) / a.block_size * a.block_size});
   }
-  worst.expect(kvplan_tokens_read_once(&call) == (sharing > 0 ? (sharing - 1) * shared_tokens : 0));
+  worst.expect(kvplan_tokens_read_once(&call) == (sharing > 0 ? (sharing - 1) * common : 0));
   worst.expect(kvplan_paged_attention(&call, threads) == KVPLAN_OK);
   for (size_t s = 0; s < a.sequences.size(); ++s)
     for (int64_t row = step.starts[s]; row < step.starts[s + 1]; ++row) {
@@ -123,6 +124,8 @@ inline void check_attentions() {
   std::vector<Sequence> shared{{20, 41, 0}};
   for (int64_t i = 0; i < 8; ++i) shared.push_back({1, 192 + 1 + 23 * i, 192});
   shared.push_back({1, 140, 0});
+  std::vector<Sequence> same_table{{1, 240, 240}};  // of different lengths, one newest token in its block's first place
+  for (int64_t i = 0; i < 7; ++i) same_table.push_back({1, 177 + 9 * i, 240});
   const Attention cases[] = {
       {"attention, blocks of 16", 2, 2, 64, 16, 0, 0, kF32, kF32, mixed},
       {"attention, group of 3, blocks of 1", 6, 2, 80, 1, 0, 0, kF32, kF32, mixed},
@@ -130,9 +133,11 @@ inline void check_attentions() {
       {"attention, group of 3, window", 3, 1, 64, 16, 40, 0, kBf16, kFp8, mixed},
       {"attention, group of 8, softcap", 8, 1, 64, 16, 0, 2, kF32, kBf16, mixed},
       {"attention, blocks of 48, window, softcap", 2, 2, 80, 48, 100, 2, kF32, kFp8, mixed},
+      {"attention, group of 3, heads of 42", 3, 1, 42, 16, 0, 0, kF32, kFp8, mixed},
       {"shared prefix, blocks of 16", 2, 2, 64, 16, 0, 0, kF32, kF32, shared},
       {"shared prefix, group of 3, blocks of 48", 6, 2, 80, 48, 0, 0, kBf16, kBf16, shared},
       {"shared prefix, group of 8, blocks of 1", 8, 1, 64, 1, 0, 2, kF32, kFp8, shared},
+      {"shared prefix, up to the newest block, heads of 42", 3, 3, 42, 16, 0, 0, kF32, kBf16, same_table},
   };
   for (const Attention& a : cases) check_attention(a);
 }
