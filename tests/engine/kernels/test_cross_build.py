@@ -38,12 +38,15 @@ def run(command: Sequence[str | Path]) -> str:
     return result.stdout
 
 
-def compile_check(folder: Path, flags: Sequence[str] = ()) -> Path:
-    """The program's object file; the kernels come to it by ``link_check``."""
+def compile_check(folder: Path) -> Path:
+    """The program's object file; the kernels come to it by ``link_check``.
+
+    It serves the sanitized kernels too: these carry the checks, and memory comes from the sanitizer's allocator.
+    """
     target = folder / "cross_check.o"
     warnings = ("-Wall", "-Wextra", "-Werror")
     include = f"-I{source_dir() / 'include'}"
-    run([*find_compiler(), "-std=c++17", "-O1", *warnings, *flags, include, "-c", SOURCE, "-o", target])
+    run([*find_compiler(), "-std=c++17", "-O1", *warnings, include, "-c", SOURCE, "-o", target])
     return target
 
 
@@ -60,32 +63,33 @@ def assert_all_right(output: str, lanes: int | None) -> None:
 
 
 @pytest.fixture(scope="module")
-def plain_object(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_check(tmp_path_factory.mktemp("plain"))
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_check(tmp_path_factory.mktemp("cross_check"))
 
 
 @pytest.fixture(scope="module")
-def sanitized_object(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sanitized")
+def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    folder = tmp_path_factory.mktemp("sanitizers")
     empty = folder / "empty.cpp"
     empty.write_text("int main() {}\n")
     command = [*find_compiler(), *SANITIZERS, str(empty), "-o", str(folder / "empty")]
     if subprocess.run(command, capture_output=True, check=False).returncode != 0:
         pytest.skip("this compiler comes without the sanitizers' libraries")
-    return compile_check(folder, SANITIZERS)
+    return SANITIZERS
 
 
 @pytest.mark.parametrize("variant", [NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
-def test_kernels_compute_what_plain_loops_do(variant: BuildVariant, plain_object: Path, tmp_path: Path) -> None:
-    program = link_check(plain_object, build_library(variant), tmp_path)
+def test_kernels_compute_what_plain_loops_do(variant: BuildVariant, compiled: Path, tmp_path: Path) -> None:
+    program = link_check(compiled, build_library(variant), tmp_path)
     assert_all_right(run([program]), variant.lanes)
 
 
 @pytest.mark.parametrize("variant", [NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
-def test_kernels_stay_inside_their_tensors(variant: BuildVariant, sanitized_object: Path, tmp_path: Path) -> None:
+def test_kernels_stay_inside_their_tensors(
+    variant: BuildVariant, sanitizers: tuple[str, ...], compiled: Path, tmp_path: Path
+) -> None:
     """Nothing beyond an allocation is touched, no integer overflows, no pointer is misaligned for its type."""
-    library = build_library(sanitized(variant))
-    program = link_check(sanitized_object, library, tmp_path, SANITIZERS)
+    program = link_check(compiled, build_library(sanitized(variant)), tmp_path, sanitizers)
     assert_all_right(run([program]), variant.lanes)
 
 
