@@ -1,6 +1,8 @@
 """OpenVINO GenAI's continuous batching, on models that models.py exported (DIRECTORY-openvino).
 
-Its KV cache is set to the run's own type: the plugin's default for bfloat16 is 8 bits, which is another accuracy.
+It computes in the run's type where the processor can, in float32 over the same weights where it cannot: asked for
+bfloat16 there, the plugin refuses. Its KV cache is set to that type too: the plugin's default for bfloat16 is 8 bits,
+which is another accuracy.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ def load(order: Order) -> Loaded:
     scheduler.cache_size = 4
     scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = order.shares_prefixes
-    precision = {"bfloat16": "bf16", "float32": "f32"}[order.dtype]
+    can_bfloat16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    precision = "bf16" if order.dtype == "bfloat16" and can_bfloat16 else "f32"
     properties = {
         "INFERENCE_PRECISION_HINT": precision,
         "KV_CACHE_PRECISION": precision,
