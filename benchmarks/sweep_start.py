@@ -2,9 +2,9 @@
 
     python benchmarks/sweep_start.py [--model gpt2] [--repeat 3]
 
-Each repetition is the command `kvplan sweep` as a user types it, over three settings, kernels cached, with a pool small
-enough that the requests fill it. Times count from before the command's process exists. Memory is the largest resident
-set that any process below the command had (Linux: ru_maxrss), so interpreter and torch are in it.
+Each repetition is the command `kvplan sweep` as a user types it, over three settings, kernels cached, with a pool so
+small that the requests nearly fill it. Times count from before the command's process exists. Memory is the largest
+resident set that any process below the command had (Linux: ru_maxrss), so interpreter and torch are in it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def print_rows(times: dict[str, float], directory: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gpt2")
-    parser.add_argument("--device-memory", default="1150MiB", help="leaves gpt2 a pool that 16 requests fill")
+    parser.add_argument("--device-memory", default="1150MiB", help="leaves gpt2 a pool that 16 requests nearly fill")
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
     for index in range(options.repeat):

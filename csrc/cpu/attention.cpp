@@ -171,20 +171,15 @@ template <class T>
 void attend_over_cache(const Call& call, const Item& item, Scratch& scratch) {
   if (item.direct) {
     attend_directly<T>(call, item, scratch);
-  } else if (item.num_members > 0) {
-    attend_packed<T>(call, item, item.num_members * call.group, [](int, int, int tokens) { return Seen{0, tokens}; },
-                     scratch);
   } else {
-    attend_packed<T>(call, item, item_rows(call, item), [&](int row, int first, int tokens) {
-      return seen_tokens(call, item, row / call.group, first, tokens);
-    }, scratch);
+    attend_packed<T>(call, item, scratch);
   }
 }
 
 void run_item(const Run& run, const Item& item, Scratch scratch) {
   const Call& call = run.call;
   if (item.num_parts > 1) scratch.partial = run.space.parts[item.part];
-  clear(call, item.num_members > 0 ? item.num_members * call.group : item_rows(call, item), scratch.partial);
+  clear(call, item_rows(call, item), scratch.partial);
   if (call.args.storage == KVPLAN_BFLOAT16) {
     load_queries<BFloat16>(call, run.shared, item, scratch.query);
   } else {

@@ -11,10 +11,11 @@ inline void point_at_packed_rows(const Call& call, Scratch& scratch) {
   for (int64_t i = 0; i < kTileTokens; ++i) scratch.value_rows[i] = scratch.packed_values + i * call.padded_head;
 }
 
-// For items of one KV head. seen(row, first token of a tile, its tokens): which of these the row sees.
-template <class T, class SeenBy>
-void attend_packed(const Call& call, const Item& item, int rows, const SeenBy& seen, Scratch& scratch) {
+// For items of one KV head.
+template <class T>
+void attend_packed(const Call& call, const Item& item, Scratch& scratch) {
   const int head_size = static_cast<int>(call.args.head_size);
+  const int rows = item_rows(call, item);
   TileRows<T> tile;
   for (int first = item.kv_begin; first < item.kv_end; first += tile.tokens) {
     find_rows(call, item, first, kTileTokens, tile);
@@ -22,9 +23,10 @@ void attend_packed(const Call& call, const Item& item, int rows, const SeenBy& s
     multiply<float, kPackedRows, kPackedVectors, false>(scratch.query, call.padded_head, scratch.key_rows, 0,
                                                         padded_to_lanes(tile.tokens), rows, head_size, scratch.scores,
                                                         kTileTokens);
-    for (int row = 0; row < rows; ++row)
-      update_softmax(call, seen(row, first, tile.tokens), tile.tokens, row, scratch.scores + row * kTileTokens,
-                     scratch.partial);
+    for (int row = 0; row < rows; ++row) {
+      const Seen seen = seen_tokens(call, item, row / call.group, first, tile.tokens);
+      update_softmax(call, seen, tile.tokens, row, scratch.scores + row * kTileTokens, scratch.partial);
+    }
     pack_rows(tile.values, tile.tokens, head_size, call.padded_head, scratch.packed_values);
     multiply<float, kPackedRows, kPackedVectors, true>(scratch.scores, kTileTokens, scratch.value_rows, 0,
                                                        call.padded_head, rows, tile.tokens, scratch.partial.output,

@@ -17,7 +17,7 @@ namespace kvplan {
 // thread that finishes last.
 //
 // An item over a shared prefix (num_members > 0) has one KV head and one query token of each member, and `sequence` is
-// one of them. Its rows are part number `part` of each member's own items (owner_of), before the parts of these.
+// one of them. Its rows are part number `part` of each member's own items (fill_items' owners), before the parts of these.
 struct Item {
   int32_t sequence;
   int32_t first_head, num_heads;

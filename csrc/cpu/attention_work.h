@@ -38,6 +38,7 @@ struct Scratch {
 };
 
 inline int item_rows(const Call& call, const Item& item) {
+  if (item.num_members > 0) return item.num_members * call.group;
   return item.num_heads * item.num_queries * call.group;
 }
 
@@ -83,6 +84,7 @@ struct Seen {
 };
 
 inline Seen seen_tokens(const Call& call, const Item& item, int query, int tile_first, int tile_tokens) {
+  if (item.num_members > 0) return {0, tile_tokens};  // a shared prefix lies before everybody's newest token
   const kvplan_attention& args = call.args;
   const int query_len = args.query_starts[item.sequence + 1] - args.query_starts[item.sequence];
   const int64_t position = args.seq_lens[item.sequence] - query_len + item.first_query + query;
