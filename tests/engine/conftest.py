@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,16 @@ transformers.logging.disable_progress_bar()
 
 # Models this small run faster on one thread, and much faster so where other processes take the cores.
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The test begins on one thread: on a busy machine helpers that wait for a core cost more than the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
 
 _SIZES = {"hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3, "vocab_size": 384}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,6 +11,8 @@ from paged_cases import LAYER, Shape, assert_matches_definition, attend, make_ca
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, BuildVariant, build_library
 from kvplan_engine.kernels.library import CpuKernels, load_kernels
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 HEADS = [(2, 2), (6, 2), (8, 2), (7, 1), (16, 2)]  # groups of 1, 3, 4, 7, 8
 HEAD_SIZES = [16, 64, 80, 96, 128, 256]
@@ -30,15 +31,6 @@ def other_build(request: pytest.FixtureRequest) -> CpuBackend:
     kernels = CpuKernels(build_library(variant, extra_flags=WARNINGS))
     assert kernels.lanes == variant.lanes
     return CpuBackend(kernels)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The grid runs on one thread: on a busy machine helpers that wait for a core cost more than the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def ragged(block_size: int) -> list[tuple[int, int]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from paged_cases import LAYER, Shape, assert_matches_definition, attend, make_case
@@ -14,6 +12,8 @@ from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, build_library
 from kvplan_engine.kernels.library import CpuKernels, load_kernels
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FP8 = torch.float8_e4m3fn
 
 
@@ -23,14 +23,6 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
         return ReferenceBackend()
     kernels = load_kernels() if request.param is NATIVE else CpuKernels(build_library(request.param))
     return CpuBackend(kernels)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def saturated(values: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from ctypes import byref
 from dataclasses import replace
 
@@ -13,6 +12,8 @@ from paged_cases import LAYER, Case, Shape, assert_matches_definition, attend, m
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, build_library
 from kvplan_engine.kernels.library import CpuKernels, load_kernels
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 HEADS = [(2, 2), (6, 2), (8, 2), (10, 1), (9, 3)]
 PREFIX = 144  # a multiple of every block size here
@@ -26,14 +27,6 @@ def kernels() -> CpuKernels:
 @pytest.fixture(scope="module", params=[NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
 def every_build(request: pytest.FixtureRequest) -> CpuKernels:
     return load_kernels() if request.param is NATIVE else CpuKernels(build_library(request.param))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def with_shared_blocks(case: Case, members: list[int], num_tokens: int) -> Case:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +10,8 @@ import torch
 from kvplan_engine.kernels import ops, torch_ops
 from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, build_library
 from kvplan_engine.kernels.library import CpuKernels, load_kernels
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 WIDTHS = [1, 7, 8, 64, 100, 576, 768, 5000]
 ROWS = [1, 3, 64]
@@ -28,15 +30,6 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         library = CpuKernels(build_library(variant, extra_flags=WARNINGS))
     monkeypatch.setattr(ops, "cpu_kernels", lambda: library)
     return library
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The grid runs on one thread: on a busy machine helpers that wait for a core cost more than the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def rows_of(rows: int, width: int, dtype: torch.dtype, seed: int = 0, spread: float = 2.0) -> torch.Tensor:
