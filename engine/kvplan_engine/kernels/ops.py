@@ -68,9 +68,9 @@ def _norm_args(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
-    """out [T, H] = x / sqrt(mean(x^2) + eps) * weight [H]; out may be x."""
+    """out [T, H] = x / sqrt(mean(x^2) + eps) * weight [H]; out may be x. Or [T, heads, d] by weight [d], in torch."""
     kernels = _kernels_for(x)
-    if kernels is None:
+    if kernels is None or x.dim() != 2:  # the kernel knows rows, not the heads inside them
         torch_ops.rms_norm(x, weight, eps, out)
     else:
         kernels.rms_norm(byref(_norm_args(None, x, weight, None, eps, out)), torch.get_num_threads())

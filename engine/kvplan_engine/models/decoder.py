@@ -14,7 +14,6 @@ import torch
 from kvplan_engine.attention.backend import AttentionBackend
 from kvplan_engine.batch import StepBatch
 from kvplan_engine.kernels import torch_ops
-from kvplan_engine.kernels.cuda_ops import CudaOps
 from kvplan_engine.layers.linear import PanelLinear, make_linear
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.ops import Ops
@@ -38,10 +37,8 @@ class DecoderLayer:
         self.mlp_norm = Norm(weights, f"layers.{index}.mlp_norm", config.norm_eps, ops)
         self.query_norm = self.key_norm = None
         if config.family == "qwen3":
-            # per head, on [T, heads, d] views inside qkv, which the CPU kernels' row-wise norm does not take
-            head_ops = ops if isinstance(ops, CudaOps) else torch_ops
-            self.query_norm = Norm(weights, f"layers.{index}.query_norm", config.norm_eps, head_ops)
-            self.key_norm = Norm(weights, f"layers.{index}.key_norm", config.norm_eps, head_ops)
+            self.query_norm = Norm(weights, f"layers.{index}.query_norm", config.norm_eps, ops)  # of each head
+            self.key_norm = Norm(weights, f"layers.{index}.key_norm", config.norm_eps, ops)
 
 
 class Decoder:
