@@ -57,15 +57,20 @@ def reference(model: torch.nn.Module, prompts: list[list[int]], num_tokens: int 
     return answers
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "smollm2"])
-def test_tokens_are_transformers_tokens(name: str, tmp_path: Path) -> None:
-    """float32 without TF32, so that both sides round alike; eager, graphs, and graphs with a step ahead."""
+def random_model(name: str, folder: Path) -> transformers.PreTrainedModel:
+    """transformers' model on the GPU, its checkpoint in ``folder``."""
     torch.manual_seed(0)
     config = config_of(name)
     config.initializer_range = 0.05
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    model.save_pretrained(tmp_path)
-    model.cuda()
+    model.save_pretrained(folder)
+    return model.cuda()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "smollm2"])
+def test_tokens_are_transformers_tokens(name: str, tmp_path: Path) -> None:
+    """float32 without TF32, so that both sides round alike; eager, graphs, and graphs with a step ahead."""
+    model = random_model(name, tmp_path)
     rng = np.random.default_rng(2)
     prompts = [rng.integers(1, 4096, length).tolist() for length in LENGTHS]
     wanted = reference(model, prompts)
@@ -86,12 +91,7 @@ def test_tokens_are_transformers_tokens(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_tokens_in_half_precision_are_nearly_all_transformers_tokens(name: str, tmp_path: Path) -> None:
     """Tensor-core kernels in an engine: prompts in chunks, then two decode steps. A rounding may turn a close call."""
-    torch.manual_seed(0)
-    config = config_of(name)
-    config.initializer_range = 0.05
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    model.save_pretrained(tmp_path)
-    model.cuda()
+    model = random_model(name, tmp_path)
     rng = np.random.default_rng(5)
     prompts = [rng.integers(1, 4096, length).tolist() for length in range(3, 400, 13)]
     wanted = reference(model, prompts, 3)
