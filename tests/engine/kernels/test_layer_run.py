@@ -1,11 +1,21 @@
-"""All layers in one call against the decoder's own loop: the same logits and the same pool, bit for bit."""
+"""All layers in one call against the decoder's own loop: the same tokens and the same pool, bit for bit.
+
+Which of the two runs depends on the CPU. Our packed product computes float32 everywhere, and bfloat16 where the CPU has
+no units for it (AVX2, AVX-512 without ``avx512_bf16``, NEON): there all layers are one call. With such units
+(``avx512_bf16``, AMX) bfloat16 products are oneDNN's and the loop runs. The tests decide for both kinds of CPU whatever
+the machine is, so that each path runs on each machine that can run it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
+from kvplan_engine.layers import linear
+from kvplan_engine.layers.linear import PackedLinear, PanelLinear
 
 _SHARED = {"vocab_size": 199, "max_position_embeddings": 96, "torch_dtype": "float32"}
 GPT2 = {
@@ -32,8 +42,8 @@ LLAMA = {
 }
 
 
-def make_engine(config: dict[str, object], dtype: str, one_call: bool) -> Engine:
-    """An engine with 24 tokens a step and a pool of zeros, that runs its layers in one call or in a loop."""
+def start_engine(config: dict[str, object], dtype: str) -> Engine:
+    """An engine with 24 tokens a step and a pool of zeros."""
     engine = Engine(
         EngineConfig(
             model=config,
@@ -46,13 +56,28 @@ def make_engine(config: dict[str, object], dtype: str, one_call: bool) -> Engine
             max_model_len=96,
         )
     )
+    assert engine._runner.kv is not None
+    engine._runner.kv.zero_()
+    return engine
+
+
+def make_engine(config: dict[str, object], dtype: str, one_call: bool) -> Engine:
+    """``start_engine`` with its layers in one call or in a loop; only for a dtype whose products are our kernels'."""
+    engine = start_engine(config, dtype)
     decoder = engine.model.decoder
     assert decoder.layer_run is not None, "this model's layers are all the kernels', yet the slow loop runs"
     if not one_call:
         decoder.layer_run = None
-    assert engine._runner.kv is not None
-    engine._runner.kv.zero_()
     return engine
+
+
+@pytest.fixture
+def bfloat16_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Makes the engine believe that the CPU has, or lacks, units for bfloat16."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: request.param, raising=False)
+    linear.packs_in_units.cache_clear()
+    yield request.param
+    linear.packs_in_units.cache_clear()
 
 
 def _run(config: dict[str, object], dtype: str, one_call: bool) -> tuple[list[tuple[str, list[int]]], torch.Tensor]:
@@ -69,9 +94,50 @@ def _run(config: dict[str, object], dtype: str, one_call: bool) -> tuple[list[tu
     return tokens, kv
 
 
+@pytest.mark.parametrize("bfloat16_units", [False], ids=["no-units"], indirect=True)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
-def test_one_call_computes_what_the_loop_computes(config: dict[str, object], dtype: str) -> None:
+def test_one_call_computes_what_the_loop_computes(config: dict[str, object], dtype: str, bfloat16_units: bool) -> None:
     one_call, loop = _run(config, dtype, True), _run(config, dtype, False)
     assert one_call[0] == loop[0]
     assert torch.equal(one_call[1], loop[1])
+
+
+def onednn_packs_bfloat16() -> bool:
+    """False on AVX2 (also with ONEDNN_MAX_CPU_ISA=AVX2), where claiming to have units must change nothing."""
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.ones(16, 32, dtype=torch.bfloat16), 16)
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("bfloat16_units", [False, True], ids=["no-units", "units"], indirect=True)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
+def test_what_runs_where(config: dict[str, object], dtype: str, bfloat16_units: bool) -> None:
+    """Ours in one call for float32, and for bfloat16 without units; oneDNN layer by layer where there are units."""
+    engine = start_engine(config, dtype)
+    decoder = engine.model.decoder
+    kinds = {type(each) for layer in decoder._layers for each in (layer.qkv, layer.output, layer.up, layer.down)}
+    is_onednn = dtype == "bfloat16" and bfloat16_units and onednn_packs_bfloat16()
+    assert kinds == {PackedLinear if is_onednn else PanelLinear}
+    assert (decoder.layer_run is None) == is_onednn
+    engine.close()
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
+def test_products_in_units_agree_with_ours(config: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 through oneDNN, where this machine can run that, against our own product: the same pool of K and V."""
+    pools = []
+    for has_units in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has_units=has_units: has_units)
+        linear.packs_in_units.cache_clear()
+        engine = start_engine(config, "bfloat16")
+        engine.add_request("0", [3, 14, 15, 92, 65], SamplingParams(temperature=0.0, max_tokens=1))
+        engine.step()
+        pools.append(engine._runner.kv.float())
+        engine.close()
+    linear.packs_in_units.cache_clear()
+    assert pools[0].abs().max() > 0
+    torch.testing.assert_close(pools[0], pools[1], rtol=2**-6, atol=2**-6 * pools[0].abs().max().item())
