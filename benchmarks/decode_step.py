@@ -23,8 +23,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
-from kvplan_engine.kernels.library import cpu_kernels
-from kvplan_engine.kernels.packed import PackedWeight
+from kvplan_engine.kernels.cpu.library import cpu_kernels
+from kvplan_engine.kernels.cpu.packed import PackedWeight
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2-124m": {

@@ -9,16 +9,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from kvplan_engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_output
+from kvplan_engine.checkpoints.hub import ModelSource, resolve_source
 from kvplan_engine.config import EngineConfig
-from kvplan_engine.core import Engine
+from kvplan_engine.engine import Engine
 from kvplan_engine.errors import EngineError
-from kvplan_engine.hub import ModelSource, resolve_source
-from kvplan_engine.outputs import CompletionOutput, RequestOutput
-from kvplan_engine.request import FinishReason, Request
-from kvplan_engine.request import Sequence as TokenSequence
-from kvplan_engine.sampling.detokenizer import answer_text
-from kvplan_engine.sampling.params import SamplingParams
+from kvplan_engine.requests.beams import BeamSearchOutput, BeamSearchParams, beam_output
+from kvplan_engine.requests.detokenizer import answer_text
+from kvplan_engine.requests.outputs import CompletionOutput, RequestOutput
+from kvplan_engine.requests.request import Request
+from kvplan_engine.requests.request import Sequence as TokenSequence
+from kvplan_engine.requests.sampling_params import SamplingParams
+from kvplan_engine.requests.status import FinishReason
 
 logger = logging.getLogger("kvplan_engine")
 

@@ -18,7 +18,7 @@ from kvplan.bench.figures import Experiment
 from kvplan.bench.options import EXPERIMENTS, BenchOrder
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import KvplanError, UsageError
-from kvplan.sweeps.machine import SweepDevice, detect_device
+from kvplan.machine.device import SweepDevice, detect_device
 
 SCHEMA = "kvplan.bench/1"
 WORKER_COMMAND = (sys.executable, "-m", "kvplan.bench.worker")

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from kvplan.bench.figures import Experiment
 from kvplan.bench.options import BenchOrder, Scale
-from kvplan.sweeps.machine import CpuMeter
+from kvplan.machine.device import CpuMeter
 
 
 def main() -> None:

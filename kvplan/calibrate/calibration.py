@@ -22,7 +22,7 @@ from kvplan.calibrate.scoring import (
 from kvplan.calibrate.trials import TrialSet, read_trial_sets
 from kvplan.catalog.measured import FOLDER, SCHEMA, HeldOutError
 from kvplan.errors import KvplanError
-from kvplan.estimate.step_time import SPEED_UNITS, Speed
+from kvplan.estimate.speed.step_time import SPEED_UNITS, Speed
 from kvplan.paths import user_profiles_dir
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from kvplan.calibrate.observations import Observation
 from kvplan.errors import KvplanError
-from kvplan.estimate.step_time import Speed
+from kvplan.estimate.speed.step_time import Speed
 
 # Factors (as logarithms) by which a coefficient may well differ from what is expected.
 _SPREAD: Final = {

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvplan.calibrate.trials import MeasuredTrial
-from kvplan.estimate.batching import play_requests
-from kvplan.estimate.playback import Playback
-from kvplan.estimate.step_time import StepShape
+from kvplan.estimate.speed.batching import play_requests
+from kvplan.estimate.speed.simulation import Playback
+from kvplan.estimate.speed.step_time import StepShape
 
 
 @dataclass(frozen=True, slots=True, eq=False)

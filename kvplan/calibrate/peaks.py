@@ -13,10 +13,10 @@ import numpy as np
 
 from kvplan.calibrate.trials import DeviceIdentity
 from kvplan.catalog.gpus import find_gpu
-from kvplan.catalog.host import cpu_name
 from kvplan.errors import UsageError
-from kvplan.estimate.step_time import Speed
-from kvplan.sweeps.step_cost import guess_speed
+from kvplan.estimate.speed.step_time import Speed
+from kvplan.machine.host import cpu_name
+from kvplan.sweeps.forecast.step_cost import guess_speed
 
 # Far beyond any cache that the cores share.
 _READ_BYTES: Final = 256 * 1024**2

@@ -14,9 +14,9 @@ from kvplan.calibrate.observations import observe
 from kvplan.calibrate.trials import MeasuredTrial
 from kvplan.catalog.measured import HeldOutError
 from kvplan.errors import KvplanError
-from kvplan.estimate.batching import play_requests
-from kvplan.estimate.play_figures import play_figures
-from kvplan.estimate.step_time import Speed, StepTimes
+from kvplan.estimate.speed.batching import play_requests
+from kvplan.estimate.speed.simulated_figures import play_figures
+from kvplan.estimate.speed.step_time import Speed, StepTimes
 
 LEAST_SETTINGS: Final = 6
 

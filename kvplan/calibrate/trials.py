@@ -14,14 +14,14 @@ from typing import Any, Final
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
-from kvplan.catalog.statuses import MEASURED_STATUSES
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import element_bytes
-from kvplan.estimate.playback import BatchLimits
-from kvplan.estimate.step_time import StepShape, step_shape
-from kvplan.sweeps.store import MANIFEST, TRIALS, read_manifest, read_trials
-from kvplan.sweeps.trial import SETTING_NAMES
-from kvplan.sweeps.workload import RequestSpec, WorkloadSpec, clip_requests, generate_requests
+from kvplan.estimate.speed.simulation import BatchLimits
+from kvplan.estimate.speed.step_time import StepShape, step_shape
+from kvplan.runs.statuses import MEASURED_STATUSES
+from kvplan.runs.store import MANIFEST, TRIALS, read_manifest, read_trials
+from kvplan.runs.trials import SETTING_NAMES
+from kvplan.workload.requests import RequestSpec, WorkloadSpec, clip_requests, generate_requests
 
 Row = Mapping[str, Any]
 
@@ -33,7 +33,7 @@ MOST_OTHER_CPU_PCT: Final = 25
 class MeasuredTrial:
     """One served trial. ``setting`` is the same for repetitions of one setting under one load.
 
-    series: per-step records of the trial (see kvplan.sweeps.columns), None where the row has none.
+    series: per-step records of the trial (see kvplan.runs.columns), None where the row has none.
     """
 
     setting: tuple[Any, ...]

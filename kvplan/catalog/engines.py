@@ -41,7 +41,7 @@ class VllmRelease:
     ``requires_flashinfer``: it always is (vllm/envs.py: VLLM_USE_FLASHINFER_SAMPLER is on from 0.21).
     ``keeps_reduced_tensors``: every tensor that was all-reduced stays allocated until the profile run ends
     (vllm-project/vllm issue 2150, ended by pull request 2151 after 0.2.6); before 0.2.5 the budget did not see it.
-    ``awq_keeps_partial_sums``: see kvplan.estimate.vllm_first_awq.
+    ``awq_keeps_partial_sums``: see kvplan.estimate.vllm.first_awq.
     ``grows_attention_workspace``: FlashInfer's workspace grows with the batch instead of staying at 394 MiB.
     ``pads_wide_experts``: FlashInfer's MXFP4 experts are padded to 256 instead of 128 (seen in 0.25.1 and 0.27.1).
     ``in_flight_batches``: batches whose tokens a sliding window still holds at admission (2 with async scheduling).

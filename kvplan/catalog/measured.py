@@ -1,4 +1,4 @@
-"""Measured profiles: what a device reached in a sweep, in the coefficients of kvplan.estimate.step_time.
+"""Measured profiles: what a device reached in a sweep, in the coefficients of kvplan.estimate.speed.step_time.
 
 One JSON file per profile (schema kvplan.measured/1), written by ``kvplan calibrate``: shipped ones under
 profiles/measured/, the user's own under ``user_profiles_dir()``/measured/. A file that cannot be read is left out and
@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from kvplan.catalog.gpus import GpuProfile, find_gpu
-from kvplan.catalog.host import cpu_name
 from kvplan.errors import KvplanError, UsageError
+from kvplan.machine.host import cpu_name
 from kvplan.paths import profiles_dir, user_profiles_dir
 
 SCHEMA: Final = "kvplan.measured/1"
@@ -36,7 +36,7 @@ COEFFICIENTS: Final = (
     "sharpness",
     "row_step",
 )
-"""What a profile must hold: the fields of kvplan.estimate.step_time.Speed. Those that are no times must be above 0."""
+"""The fields of a profile, those of ``estimate.speed.step_time.Speed``. All that are not times must be above 0."""
 
 Origin = Literal["measured", "calibrated", "roofline"]
 """measured: fitted to this model and dtype on this device; calibrated: to another on it; roofline: by data sheet."""

@@ -37,7 +37,7 @@ def resolve_model(text: str, *, assumptions: Mapping[str, str] | None = None) ->
 
 def _read_path(path: Path, assumptions: Mapping[str, str] | None) -> ModelSpec:
     if path.suffix.casefold() == ".gguf":
-        from kvplan.catalog.gguf_models import read_gguf
+        from kvplan.catalog.gguf.models import read_gguf
 
         return read_gguf(path, assumptions=assumptions)
     if path.is_dir():

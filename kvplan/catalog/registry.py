@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from importlib import import_module
 
-from kvplan.catalog.families.body import Reader
+from kvplan.catalog.families.common import Reader
 
 _FAMILIES = "kvplan.catalog.families."
 

@@ -13,7 +13,7 @@ from kvplan.catalog.models import provenance_note, resolve_model
 from kvplan.commands.render import print_json, print_notes, print_table
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import KV_CACHE_DTYPES, SERVING_DTYPES, canonical_dtype
-from kvplan.estimate.latency import Range
+from kvplan.estimate.speed.latency import Range
 from kvplan.planner.candidate import Deployment
 from kvplan.planner.document import USERS_ASSUMPTION, calibration_notes, plan_document
 from kvplan.planner.formats import FORMAT_NAMES

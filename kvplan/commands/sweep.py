@@ -147,9 +147,9 @@ def _new(given: dict[str, Any], axes: dict[str, str], out: Path | None, *, dry_r
 
 def _resume(directory: Path, given: dict[str, Any], *, as_json: bool) -> int:
     from kvplan.commands import sweep_output
+    from kvplan.runs.store import read_manifest
     from kvplan.sweeps.options import SweepOptions, refuse_differences
     from kvplan.sweeps.session import resume_sweep
-    from kvplan.sweeps.store import read_manifest
 
     refuse_differences(SweepOptions.from_json(read_manifest(directory)["options"]), given)
     outcome = resume_sweep(

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.commands.render import print_json, print_table
+from kvplan.runs.trials import Trial
+from kvplan.sweeps.forecast.prediction import TrialPrediction
+from kvplan.sweeps.forecast.timing import SECONDS_PER_LOAD, SECONDS_PER_TRIAL
 from kvplan.sweeps.plan import SweepPlan
-from kvplan.sweeps.prediction import TrialPrediction
 from kvplan.sweeps.progress import PlainProgress, Progress, RichProgress, format_seconds
 from kvplan.sweeps.session import SweepOutcome
-from kvplan.sweeps.timing import SECONDS_PER_LOAD, SECONDS_PER_TRIAL
-from kvplan.sweeps.trial import Trial
 
 _GOALS: Mapping[str, str] = {
     "slo": "within SLO",

@@ -9,10 +9,10 @@ from kvplan.catalog.measured import MeasuredProfiles
 from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.deployments import Deployment, EngineChoice, Placement, PlacementSettings, place_all
-from kvplan.estimate.device_speed import DeploymentSpeed, deployment_speeds
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, KvCacheSize, size_sequence
 from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages
+from kvplan.estimate.speed.device_speed import DeploymentSpeed, deployment_speeds
 from kvplan.estimate.weights import WeightBytes, extra_bytes, named_format, size_weights
 from kvplan.units import format_tokens
 

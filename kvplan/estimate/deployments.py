@@ -9,9 +9,9 @@ from functools import partial
 from kvplan.catalog.gpus import GpuProfile
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimate.kvplan_engine import EnginePrediction, EngineSettings, predict
-from kvplan.estimate.vllm import VllmPrediction, predict_vllm
-from kvplan.estimate.vllm_settings import VllmSettings, compute_capability
+from kvplan.estimate.kvplan.memory import EnginePrediction, EngineSettings, predict
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.vllm.settings import VllmSettings, compute_capability
 from kvplan.units import format_bytes
 
 

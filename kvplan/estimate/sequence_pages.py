@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.kv_cache import CacheSettings, components_of
-from kvplan.estimate.vllm_groups import RequestShape, blocks_per_request, plan_blocks
+from kvplan.estimate.vllm.groups import RequestShape, blocks_per_request, plan_blocks
 
 
 @dataclass(frozen=True, slots=True)

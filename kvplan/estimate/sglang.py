@@ -21,7 +21,7 @@ from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.kv_cache import CacheEntry, CacheSettings, layer_entries
-from kvplan.estimate.vllm_weights import rank_weight_bytes, stored_formats
+from kvplan.estimate.vllm.weights import rank_weight_bytes, stored_formats
 from kvplan.units import GIB, MIB
 
 CONTEXT_BYTES = GIB // 2

@@ -9,9 +9,16 @@ from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.gpus import GpuProfile
 from kvplan.catalog.measured import MeasuredProfiles
 from kvplan.errors import KvplanError
-from kvplan.estimate.latency import DeviceSpeed, ModelWork, ServingSpeed, kv_read_bytes, model_work, serving_speed
-from kvplan.estimate.vllm import Memo, VllmPrediction, VllmSettings, cache_settings, predict_vllm, request_shape
-from kvplan.estimate.vllm_groups import blocks_per_request
+from kvplan.estimate.speed.latency import DeviceSpeed, ModelWork, ServingSpeed, kv_read_bytes, model_work, serving_speed
+from kvplan.estimate.vllm.groups import blocks_per_request
+from kvplan.estimate.vllm.prediction import (
+    Memo,
+    VllmPrediction,
+    VllmSettings,
+    cache_settings,
+    predict_vllm,
+    request_shape,
+)
 from kvplan.planner.formats import WeightFormat
 from kvplan.planner.request import PlanRequest, Workload
 from kvplan.planner.slo import SloCheck, check_slo

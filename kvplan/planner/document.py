@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kvplan.estimate.latency import Range
+from kvplan.estimate.speed.latency import Range
 from kvplan.planner.candidate import Deployment, Miss
 from kvplan.planner.launch import launch_commands
 from kvplan.planner.rule_of_thumb import RuleOfThumb

@@ -10,7 +10,7 @@ from kvplan.catalog.gpus import GpuProfile, load_gpus
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.sglang import CONTEXT_BYTES, SglangPrediction, SglangSettings, predict_sglang
-from kvplan.estimate.vllm import VllmPrediction, VllmSettings, predict_vllm
+from kvplan.estimate.vllm.prediction import VllmPrediction, VllmSettings, predict_vllm
 from kvplan.planner.startup_log import StartupLog
 from kvplan.units import GIB, format_bytes
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from kvplan.catalog.engines import vllm_release
 from kvplan.errors import KvplanError
-from kvplan.estimate.vllm import request_shape
-from kvplan.estimate.vllm_groups import blocks_per_request
+from kvplan.estimate.vllm.groups import blocks_per_request
+from kvplan.estimate.vllm.prediction import request_shape
 from kvplan.planner.candidate import Deployment
 from kvplan.planner.document import memory_document
 from kvplan.planner.search import Plan

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvplan.errors import UsageError
-from kvplan.estimate.latency import ServingSpeed
+from kvplan.estimate.speed.latency import ServingSpeed
 
 
 @dataclass(frozen=True, slots=True)

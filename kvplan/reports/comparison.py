@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvplan.errors import KvplanError
-from kvplan.reports.run import Run, Trial
 from kvplan.reports.selection import Spread
 from kvplan.reports.statuses import STATUS_ORDER
 from kvplan.reports.wording import cell
+from kvplan.runs.reader import Run, Trial
 
 COMPARISON_SCHEMA: Final = "kvplan.comparison/1"
 COMPARED_COLUMNS: Final = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "kv_usage_max", "num_blocks_total")

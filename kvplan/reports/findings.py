@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
 
-from kvplan.reports.run import Run, Trial
 from kvplan.reports.selection import AXIS_COLUMNS, best_trial, summary_best
 from kvplan.reports.statuses import in_order, look_of
 from kvplan.reports.wording import plural, setting, short_number
+from kvplan.runs.reader import Run, Trial
 
 _GOALS: Final = {
     "slo": "Fastest within the service level",

@@ -10,7 +10,7 @@ from kvplan.reports.comparison import Comparison
 from kvplan.reports.plots import block_size, latency, memory, occupancy, outcomes, pareto, predictions, slo, throughput
 from kvplan.reports.plots import comparison as comparison_plot
 from kvplan.reports.plots.canvas import drawing, new_figure, png_bytes
-from kvplan.reports.run import Run
+from kvplan.runs.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

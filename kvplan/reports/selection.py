@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvplan.reports.run import Run, Trial
+from kvplan.runs.reader import Run, Trial
 
 SETTING_COLUMNS: Final = (
     "gpu_memory_utilization",

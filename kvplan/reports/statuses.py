@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.catalog.statuses import STATUSES, TrialStatus
+from kvplan.runs.statuses import STATUSES, TrialStatus
 
 BLACK: Final = "#000000"
 ORANGE: Final = "#E69F00"

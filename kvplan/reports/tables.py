@@ -17,8 +17,8 @@ from kvplan.reports.findings import (
     status_counts,
 )
 from kvplan.reports.plots.slo import searches
-from kvplan.reports.run import Run
 from kvplan.reports.wording import named_cell, run_phrase, short_number
+from kvplan.runs.reader import Run
 
 REPORT_SCHEMA: Final = "kvplan.report/1"
 _MARKDOWN_COLUMNS: Final = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvplan.reports.run import Run, Trial
 from kvplan.reports.selection import AXIS_COLUMNS, SETTING_COLUMNS
+from kvplan.runs.reader import Run, Trial
 from kvplan.units import format_bytes
 
 

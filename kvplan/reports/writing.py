@@ -15,9 +15,9 @@ from kvplan.reports.comparison import Comparison, compare_runs, comparison_docum
 from kvplan.reports.html.comparison_page import comparison_page
 from kvplan.reports.html.page import report_page
 from kvplan.reports.pictures import Picture, draw_comparison, draw_pictures
-from kvplan.reports.run import Run, load_run
 from kvplan.reports.tables import csv_text, json_document, json_text, markdown_table, markdown_text
 from kvplan.reports.wording import named_cell
+from kvplan.runs.reader import Run, load_run
 
 PAGE_FILE: Final = "report.html"
 COMPARISON_FILE: Final = "comparison.html"

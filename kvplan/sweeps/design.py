@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplan.errors import UsageError
+from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.axes import AXES, MOST_VALUES, AxisValue
+from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.options import DEFAULT_BATCHED_TOKENS
-from kvplan.sweeps.prediction import Predictor
-from kvplan.sweeps.trial import Trial, TrialSettings
 
 _THROUGHPUT_SEQS: Mapping[str, tuple[int, ...]] = {"cpu": (2, 4, 8, 16), "cuda": (16, 32, 64, 128)}
 _MEMORY_SEQS: Mapping[str, int] = {"cpu": 16, "cuda": 128}

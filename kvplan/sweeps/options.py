@@ -10,11 +10,11 @@ from typing import Any
 
 from kvplan.errors import KvplanError, UsageError
 from kvplan.sweeps.axes import AXES, AxisValue, parse_axis
-from kvplan.sweeps.lengths import Lengths
-from kvplan.sweeps.reruns import FIRST_RERUN
-from kvplan.sweeps.slo_search import LoadRange
-from kvplan.sweeps.workload import WorkloadSpec
+from kvplan.sweeps.schedules.reruns import FIRST_RERUN
+from kvplan.sweeps.schedules.slo_search import LoadRange
 from kvplan.units import parse_bytes, parse_tokens
+from kvplan.workload.lengths import Lengths
+from kvplan.workload.requests import WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,22 +16,22 @@ from kvplan import __version__
 from kvplan.catalog.measured import MeasuredProfile, load_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
-from kvplan.catalog.statuses import STATUS_MEANING
 from kvplan.errors import KvplanError
-from kvplan.sweeps.columns import MANIFEST_SCHEMA, columns_as_json
+from kvplan.machine.device import SweepDevice, detect_device
+from kvplan.runs.columns import MANIFEST_SCHEMA, columns_as_json
+from kvplan.runs.statuses import STATUS_MEANING
+from kvplan.runs.trials import Trial
 from kvplan.sweeps.commit import checkout_commit
 from kvplan.sweeps.design import Plane, base_settings, make_design
-from kvplan.sweeps.machine import SweepDevice, detect_device
+from kvplan.sweeps.forecast.prediction import Predictor, TrialPrediction
+from kvplan.sweeps.forecast.slo_prediction import SloPrediction
+from kvplan.sweeps.forecast.under_load import UnderLoad
 from kvplan.sweeps.options import SweepOptions
-from kvplan.sweeps.prediction import Predictor, TrialPrediction
-from kvplan.sweeps.reruns import WithReruns
-from kvplan.sweeps.schedule import FixedSchedule, Schedule, Step, play, trials_of
-from kvplan.sweeps.search import make_search
-from kvplan.sweeps.slo_prediction import SloPrediction
-from kvplan.sweeps.slo_search import SloSearch
-from kvplan.sweeps.trial import Trial
-from kvplan.sweeps.under_load import UnderLoad
-from kvplan.sweeps.workload import RequestSpec, WorkloadSpec, generate_requests
+from kvplan.sweeps.schedules.reruns import WithReruns
+from kvplan.sweeps.schedules.schedule import FixedSchedule, Schedule, Step, play, trials_of
+from kvplan.sweeps.schedules.search import make_search
+from kvplan.sweeps.schedules.slo_search import SloSearch
+from kvplan.workload.requests import RequestSpec, WorkloadSpec, generate_requests
 
 DUMMY_NOTICE = "random weights (dummy): capacity and speed do not depend on the weights' values"
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol, TextIO
 
-from kvplan.sweeps.prediction import TrialPrediction
-from kvplan.sweeps.trial import Trial
+from kvplan.runs.trials import Trial
+from kvplan.sweeps.forecast.prediction import TrialPrediction
 
 
 class Progress(Protocol):

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from kvplan.sweeps.columns import COLUMN_NAMES, TRIAL_SCHEMA, empty_row
-from kvplan.sweeps.machine import SweepDevice
-from kvplan.sweeps.prediction import TrialPrediction, predicted_columns
-from kvplan.sweeps.trial import Trial
-from kvplan.sweeps.under_load import rate_as_json
-from kvplan.sweeps.workload import WorkloadSpec
+from kvplan.machine.device import SweepDevice
+from kvplan.runs.columns import COLUMN_NAMES, TRIAL_SCHEMA, empty_row
+from kvplan.runs.trials import Trial
+from kvplan.sweeps.forecast.prediction import TrialPrediction, predicted_columns
+from kvplan.sweeps.forecast.under_load import rate_as_json
+from kvplan.workload.requests import WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kvplan.errors import KvplanError
-from kvplan.sweeps.gpu_clock import GpuClockMeter
-from kvplan.sweeps.prediction import Predictor, TrialPrediction
+from kvplan.machine.gpu_clock import GpuClockMeter
+from kvplan.runs.store import SweepStore
+from kvplan.runs.trials import Trial
+from kvplan.sweeps.forecast.prediction import Predictor, TrialPrediction
+from kvplan.sweeps.forecast.timing import TrialTimes
+from kvplan.sweeps.forecast.under_load import UnderLoad
 from kvplan.sweeps.progress import Progress
-from kvplan.sweeps.protocol import TrialOrder
 from kvplan.sweeps.rows import SweepIdentity, finished_record, row_before
-from kvplan.sweeps.schedule import Schedule, Step, Steps
-from kvplan.sweeps.store import SweepStore
-from kvplan.sweeps.timing import TrialTimes
-from kvplan.sweeps.trial import Trial
-from kvplan.sweeps.under_load import UnderLoad
-from kvplan.sweeps.worker_client import TimeLimits, Worker, WorkerDied, WorkerTimeout
-from kvplan.sweeps.workload import clip_requests
+from kvplan.sweeps.schedules.schedule import Schedule, Step, Steps
+from kvplan.sweeps.worker.client import TimeLimits, Worker, WorkerDied, WorkerTimeout
+from kvplan.sweeps.worker.protocol import TrialOrder
+from kvplan.workload.requests import clip_requests
 
 WorkerFactory = Callable[[], Worker]
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from kvplan.catalog.gpus import find_gpu
 from kvplan.errors import KvplanError, UsageError
-from kvplan.sweeps.machine import SweepDevice
+from kvplan.machine.device import SweepDevice
+from kvplan.runs.store import MODEL, WORKER_LOG, SweepStore, read_manifest, write_whole
+from kvplan.runs.summary import summarize
 from kvplan.sweeps.plan import SweepPlan, manifest_of, plan_from_manifest, weights_path
 from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.rows import SweepIdentity
 from kvplan.sweeps.runner import EngineSource, Runner
-from kvplan.sweeps.store import MODEL, WORKER_LOG, SweepStore, read_manifest, write_whole
-from kvplan.sweeps.summary import summarize
-from kvplan.sweeps.worker_client import WORKER_COMMAND, Worker
+from kvplan.sweeps.worker.client import WORKER_COMMAND, Worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimate.kvplan_engine import EngineSettings, predict
+from kvplan.estimate.kvplan.memory import EngineSettings, predict
 from kvplan.paths import profiles_dir
 from kvplan_engine import ContextTooLong, Engine, EngineConfig, OutOfDeviceMemory
-from kvplan_engine.memory import CPU_OVERHEAD_BYTES, DTYPE_BYTES, workspace_buffers
-from kvplan_engine.memory_plan import plan_memory, resolve_max_model_len
-from kvplan_engine.model_config import SUPPORTED_ARCHITECTURES, load_model_config
-from kvplan_engine.models.parameters import num_parameters
+from kvplan_engine.checkpoints.config import SUPPORTED_ARCHITECTURES, load_model_config
+from kvplan_engine.checkpoints.parameters import num_parameters
+from kvplan_engine.device.overhead import CPU_OVERHEAD_BYTES
+from kvplan_engine.memory.breakdown import DTYPE_BYTES, workspace_buffers
+from kvplan_engine.memory.plan import plan_memory, resolve_max_model_len
 
 GIB = 1024**3
 

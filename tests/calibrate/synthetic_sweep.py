@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimate.batching import play_requests
-from kvplan.estimate.playback import BatchLimits, Playback
-from kvplan.estimate.step_time import Speed, StepTimes, step_shape
-from kvplan.sweeps.columns import empty_row
-from kvplan.sweeps.lengths import Lengths
-from kvplan.sweeps.metrics import RequestTrace, serving_figures
-from kvplan.sweeps.workload import WorkloadSpec, clip_requests, generate_requests
+from kvplan.estimate.speed.batching import play_requests
+from kvplan.estimate.speed.simulation import BatchLimits, Playback
+from kvplan.estimate.speed.step_time import Speed, StepTimes, step_shape
+from kvplan.runs.columns import empty_row
+from kvplan.sweeps.worker.metrics import RequestTrace, serving_figures
+from kvplan.workload.lengths import Lengths
+from kvplan.workload.requests import WorkloadSpec, clip_requests, generate_requests
 
 TRUTH = Speed(
     step_seconds=0.9e-3,

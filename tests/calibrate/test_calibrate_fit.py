@@ -18,7 +18,7 @@ from kvplan.calibrate.scoring import score_trials, split_by_settings, summarize_
 from kvplan.calibrate.trials import read_trial_sets
 from kvplan.catalog.measured import COEFFICIENTS
 from kvplan.errors import KvplanError
-from kvplan.estimate.step_time import Speed, StepTimes
+from kvplan.estimate.speed.step_time import Speed, StepTimes
 
 
 def assert_close(found: Speed, truth: Speed, tolerance: float) -> None:

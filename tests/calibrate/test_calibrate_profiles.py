@@ -12,19 +12,19 @@ from synthetic_sweep import TRUTH, tied, write_sweep
 from kvplan.calibrate.calibration import calibrate_directories, profile_document
 from kvplan.catalog import measured
 from kvplan.catalog.gpus import find_gpu
-from kvplan.catalog.host import cpu_name
 from kvplan.catalog.measured import load_measured, read_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import KvplanError
-from kvplan.estimate.batching import play_requests
-from kvplan.estimate.latency import DeviceSpeed, model_work, serving_speed
-from kvplan.estimate.play_figures import play_figures
-from kvplan.estimate.playback import BatchLimits
-from kvplan.estimate.step_time import Speed, StepTimes, step_shape
+from kvplan.estimate.speed.batching import play_requests
+from kvplan.estimate.speed.latency import DeviceSpeed, model_work, serving_speed
+from kvplan.estimate.speed.simulated_figures import play_figures
+from kvplan.estimate.speed.simulation import BatchLimits
+from kvplan.estimate.speed.step_time import Speed, StepTimes, step_shape
+from kvplan.machine.host import cpu_name
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import make_plan
-from kvplan.sweeps.workload import RequestSpec
+from kvplan.workload.requests import RequestSpec
 
 
 @pytest.fixture(autouse=True)

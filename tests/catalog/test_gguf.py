@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from kvplan.catalog.gguf_header import BLOCK_SIZES, read_gguf_header
+from kvplan.catalog.gguf.header import BLOCK_SIZES, read_gguf_header
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import KvplanError, UnknownArchitectureError
 from kvplan.estimate.weights import size_weights

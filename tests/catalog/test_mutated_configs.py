@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ from kvplan.catalog.reader import read_config
 from kvplan.errors import KvplanError
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
 from kvplan.estimate.weights import size_weights
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from unshipped_configs import GRANITE_MIXTURE, with_awq
 
 MODELS = Path(__file__).parents[2] / "profiles" / "models"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from independent_count import count_independently
 from kvplan.catalog.models import find_profile, read_profile
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import LatentAttention, ModelSpec, SoftmaxAttention
 from kvplan.estimate.weights import format_of
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-from independent_count import count_independently
 
 _SMALL: dict[str, Any] = {
     "hidden_size": 64,

@@ -1,22 +1,17 @@
 """Parameter counts by formula: against transformers on the meta device, against litgpt's shapes, against known totals.
 
-``tests/tools/count_parameters.py`` compares every profile; here is one of each family, and the flags that published
+``tools/count_parameters.py`` compares every profile; here is one of each family, and the flags that published
 defaults leave off.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
+from independent_count import count_independently
 from kvplan.catalog.models import find_profile, profile_names, profiles, read_profile, resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import DenseFeedForward, MoeFeedForward, SoftmaxAttention
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-from independent_count import count_independently
 from litgpt_shapes import load_shapes
 from unshipped_configs import GRANITE_MIXTURE
 

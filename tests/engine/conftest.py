@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from kvplan_engine import Engine
-from kvplan_engine.outputs import StepOutput
+from kvplan_engine.requests.outputs import StepOutput
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

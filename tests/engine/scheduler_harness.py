@@ -12,21 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from kvplan_engine.beam_search import BeamGroup, BeamSearchParams, grow_beams, make_beam_request
-from kvplan_engine.block_pool import BlockHash, BlockPool
-from kvplan_engine.block_table import BlockCopy
+from kvplan_engine.blocks.block_pool import BlockHash, BlockPool
+from kvplan_engine.blocks.block_table import BlockCopy
+from kvplan_engine.blocks.prefix_cache import PrefixCache
+from kvplan_engine.blocks.transfers import FromDisk, FromHost, ToDisk, ToHost, Transfer, TransferLog
 from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.host_tier import HostTier
 from kvplan_engine.offload.mover import group_transfers
 from kvplan_engine.offload.preemption import PreemptionPolicy
 from kvplan_engine.offload.swap import SwapSpace
 from kvplan_engine.offload.tiers import KvTiers
-from kvplan_engine.offload.transfers import FromDisk, FromHost, ToDisk, ToHost, Transfer, TransferLog
-from kvplan_engine.prefix_cache import PrefixCache
-from kvplan_engine.request import FinishReason, Request, Sequence, SequenceStatus
-from kvplan_engine.sampling.params import SamplingParams
-from kvplan_engine.scheduler import Scheduler
-from kvplan_engine.step_plan import StepPlan
+from kvplan_engine.requests.beams import BeamGroup, BeamSearchParams
+from kvplan_engine.requests.request import Request, Sequence
+from kvplan_engine.requests.sampling_params import SamplingParams
+from kvplan_engine.requests.status import FinishReason, SequenceStatus
+from kvplan_engine.requests.step_plan import StepPlan
+from kvplan_engine.scheduling.beam_search import grow_beams, make_beam_request
+from kvplan_engine.scheduling.scheduler import Scheduler
 
 Block = list[int]
 

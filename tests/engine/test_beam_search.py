@@ -11,7 +11,7 @@ import torch
 from conftest import ARCHITECTURES, Checkpoint
 
 from kvplan_engine import LLM, BeamSearchParams, BeamSearchSequence, EngineError, SamplingParams
-from kvplan_engine.block_table import BlockCopy
+from kvplan_engine.blocks.block_table import BlockCopy
 
 VOCAB = 384
 END_TOKENS = tuple(range(0, 384, 12))  # as many as make answers of different lengths

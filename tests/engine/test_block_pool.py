@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvplan_engine.block_pool import BlockPool, NoFreeBlocks
-from kvplan_engine.block_table import BlockTable
-from kvplan_engine.prefix_cache import PrefixCache
+from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
+from kvplan_engine.blocks.block_table import BlockTable
+from kvplan_engine.blocks.prefix_cache import PrefixCache
 
 
 def test_uncached_blocks_are_reused_last_in_first_out_and_cached_ones_least_recently_used_first() -> None:

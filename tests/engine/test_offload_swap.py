@@ -9,14 +9,14 @@ from conftest import Checkpoint, greedy
 from test_equality import answer, shrink_pool
 
 from kvplan_engine import LLM, EngineError, SamplingParams
-from kvplan_engine.block_pool import BlockPool
-from kvplan_engine.block_table import BlockCopy, BlockTable
-from kvplan_engine.kernels import ops
+from kvplan_engine.blocks.block_pool import BlockPool
+from kvplan_engine.blocks.block_table import BlockCopy, BlockTable
+from kvplan_engine.blocks.transfers import FromHost, ToHost, Transfer, TransferLog
+from kvplan_engine.kernels.cpu import ops
 from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.mover import BlockMover, group_transfers
 from kvplan_engine.offload.preemption import PreemptionPolicy
 from kvplan_engine.offload.swap import SwapSpace
-from kvplan_engine.offload.transfers import FromHost, ToHost, Transfer, TransferLog
 
 
 class Swapping:

@@ -11,12 +11,12 @@ from conftest import Checkpoint, greedy
 from test_equality import answer, shrink_pool
 
 from kvplan_engine import LLM, EngineError, SamplingParams
-from kvplan_engine.block_pool import BlockPool
+from kvplan_engine.blocks.block_pool import BlockPool
+from kvplan_engine.blocks.transfers import FromHost, ToDisk, ToHost, TransferLog
 from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.host_tier import HostTier
 from kvplan_engine.offload.tiers import KvTiers
-from kvplan_engine.offload.transfers import FromHost, ToDisk, ToHost, TransferLog
 
 
 class Tiers:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from kvplan_engine.block_pool import BlockPool
-from kvplan_engine.block_table import BlockTable
+from kvplan_engine.blocks.block_pool import BlockPool
+from kvplan_engine.blocks.block_table import BlockTable
 from kvplan_engine.kernels import torch_ops
-from kvplan_engine.memory import SAMPLER_ELEMENT_BYTES, SAMPLER_ROWS
-from kvplan_engine.request import Request, Sequence
-from kvplan_engine.sampling.params import SamplingParams
+from kvplan_engine.memory.breakdown import SAMPLER_ELEMENT_BYTES, SAMPLER_ROWS
+from kvplan_engine.requests.request import Request, Sequence
+from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.sampling.sampler import Draw, Sampler
 
 VOCAB = 24

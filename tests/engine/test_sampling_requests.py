@@ -10,7 +10,7 @@ import torch
 from conftest import Checkpoint
 
 from kvplan_engine import LLM, EngineError, RequestOutput, SamplingParams
-from kvplan_engine.sampling.detokenizer import Detokenizer, answer_text
+from kvplan_engine.requests.detokenizer import Detokenizer, answer_text
 
 VOCAB = 384
 

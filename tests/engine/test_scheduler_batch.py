@@ -9,10 +9,11 @@ import pytest
 import torch
 from scheduler_harness import SchedulerHarness
 
-from kvplan_engine.batch import BatchBuilder, StepBatch
-from kvplan_engine.memory import BufferSpec
-from kvplan_engine.step_plan import StepPlan
-from kvplan_engine.workspace import Workspace
+from kvplan_engine.execution.batch import BatchBuilder
+from kvplan_engine.memory.breakdown import BufferSpec
+from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.step_batch import StepBatch
+from kvplan_engine.requests.step_plan import StepPlan
 
 BLOCK_SIZE, MAX_LEN, NUM_SEQS, NUM_TOKENS = 3, 30, 5, 12
 

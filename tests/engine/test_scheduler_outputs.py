@@ -5,7 +5,7 @@ from __future__ import annotations
 from conftest import Checkpoint
 
 from kvplan_engine import LLM, SamplingParams
-from kvplan_engine.outputs import PlainOutputs
+from kvplan_engine.requests.outputs import PlainOutputs
 
 
 def test_outputs_of_plain_steps_and_of_ending_ones(checkpoints: dict[str, Checkpoint]) -> None:

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from kvplan.estimate import batching
-from kvplan.estimate.batching import play_requests
-from kvplan.estimate.play_figures import play_figures
-from kvplan.estimate.playback import BatchLimits, Playback
-from kvplan.sweeps.metrics import RequestTrace, serving_figures
-from kvplan.sweeps.workload import RequestSpec
+from kvplan.estimate.speed import batching
+from kvplan.estimate.speed.batching import play_requests
+from kvplan.estimate.speed.simulated_figures import play_figures
+from kvplan.estimate.speed.simulation import BatchLimits, Playback
+from kvplan.sweeps.worker.metrics import RequestTrace, serving_figures
+from kvplan.workload.requests import RequestSpec
 
 
 class Clock:

@@ -8,8 +8,8 @@ from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import UsageError
-from kvplan.estimate.vllm import VllmPrediction, VllmSettings, predict_vllm
-from kvplan.estimate.vllm_budget import capture_sizes
+from kvplan.estimate.vllm.budget import capture_sizes
+from kvplan.estimate.vllm.prediction import VllmPrediction, VllmSettings, predict_vllm
 from kvplan.units import GIB
 
 LLAMA = resolve_model("llama-3.1-8b")

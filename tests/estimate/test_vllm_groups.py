@@ -14,7 +14,7 @@ from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.spec import LatentAttention, LayerSpec, SoftmaxAttention, SparseIndexer, StateMixer
 from kvplan.errors import KvplanError
 from kvplan.estimate.kv_cache import CacheSettings
-from kvplan.estimate.vllm_groups import (
+from kvplan.estimate.vllm.groups import (
     BlockPlan,
     RequestShape,
     blocks_per_request,

@@ -11,9 +11,9 @@ from kvplan.catalog.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimate.torch_allocator import CachingAllocator
-from kvplan.estimate.vllm import VllmPrediction, VllmSettings, predict_vllm
-from kvplan.estimate.vllm_weights import padded_experts
+from kvplan.estimate.vllm.prediction import VllmPrediction, VllmSettings, predict_vllm
+from kvplan.estimate.vllm.torch_allocator import CachingAllocator
+from kvplan.estimate.vllm.weights import padded_experts
 from kvplan.units import GIB, KIB, MIB
 
 AWQ = "TheBloke/Mixtral-8x7B-Instruct-v0.1-AWQ"

@@ -1,4 +1,4 @@
-"""The vLLM model scored against published start-ups; `python tests/tools/score_vllm_startups.py --rows` shows each."""
+"""The vLLM model scored against published start-ups; `python tools/score_vllm_startups.py --rows` shows each."""
 
 from __future__ import annotations
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from kvplan.catalog.models import resolve_model
@@ -12,8 +9,6 @@ from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import QuantizationSpec
 from kvplan.estimate.answer import with_quantization
 from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes, size_weights
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from unshipped_configs import with_awq
 
 GIB = 2**30

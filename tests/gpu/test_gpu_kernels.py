@@ -18,11 +18,11 @@ from test_cuda_prefill import CASES as PREFILL_CASES
 
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.kernels import torch_ops
-from kvplan_engine.kernels.cuda_attention import AttentionShape, decode_launch, prefill_launch
-from kvplan_engine.kernels.cuda_driver import current_runtime, torch_cuda_major
-from kvplan_engine.kernels.cuda_ops import CudaOps
-from kvplan_engine.kernels.cuda_runtime import DeviceProperties
-from kvplan_engine.kernels.cuda_variants import KernelVariant
+from kvplan_engine.kernels.cuda.attention import AttentionShape, decode_launch, prefill_launch
+from kvplan_engine.kernels.cuda.driver import current_runtime, torch_cuda_major
+from kvplan_engine.kernels.cuda.ops import CudaOps
+from kvplan_engine.kernels.cuda.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.variants import KernelVariant
 
 pytestmark = [
     pytest.mark.gpu,

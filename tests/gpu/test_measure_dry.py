@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import measure
 import pytest
+
+import measure
 
 PROVENANCE = {"device", "driver", "torch", "cuda", "commit", "uncommitted_changes", "date", "command", "dry_run"}
 

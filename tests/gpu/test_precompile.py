@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from precompile import precompile
 
-from kvplan_engine.kernels.cuda_cache import cached_image
-from kvplan_engine.kernels.cuda_nvrtc import load_nvrtc
-from kvplan_engine.kernels.cuda_variants import CudaKernelError, KernelVariant
+from kvplan_engine.kernels.cuda.cache import cached_image
+from kvplan_engine.kernels.cuda.nvrtc import load_nvrtc
+from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
 
 
 def test_what_was_compiled_ahead_is_found_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.commands.sweep import sweep
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.latency import decode_step_seconds, model_work, prefill_seconds, serving_speed
+from kvplan.estimate.speed.latency import decode_step_seconds, model_work, prefill_seconds, serving_speed
 from kvplan.planner.document import deployment_document, plan_document
 from kvplan.planner.launch import ENGINES, launch_commands
 from kvplan.planner.picture import concurrency_curve, memory_parts

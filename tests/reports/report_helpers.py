@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from kvplan.reports.run import Run, Trial, load_run
+from kvplan.runs.reader import Run, Trial, load_run
 
 MEASURED = ("ok", "queued", "preempted")
 

@@ -12,7 +12,7 @@ from report_helpers import records, sample_directory, write_trials
 from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.reports.comparison import compare_runs, verdicts
-from kvplan.reports.run import load_run
+from kvplan.runs.reader import load_run
 
 
 def faster_directory(directory, factor: float = 1.25):

@@ -15,8 +15,8 @@ from kvplan.reports.html.page import report_page
 from kvplan.reports.pictures import draw_pictures
 from kvplan.reports.plots.outcomes import violations
 from kvplan.reports.plots.slo import searches
-from kvplan.reports.run import Run, load_run
 from kvplan.reports.tables import markdown_text
+from kvplan.runs.reader import Run, load_run
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from report_helpers import failed_records, records, sample_directory, sample_run
 from kvplan.reports.html.markup import Html, escape, tag
 from kvplan.reports.html.page import report_page
 from kvplan.reports.pictures import PICTURES, Picture, draw_pictures
-from kvplan.reports.run import Run, load_run
+from kvplan.runs.reader import Run, load_run
 
 VOID = {"br", "img", "meta", "wbr"}
 FETCHING = {"src", "href", "srcset", "data", "action", "poster", "background"}

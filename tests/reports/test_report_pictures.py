@@ -18,7 +18,7 @@ from kvplan.reports.comparison import compare_runs
 from kvplan.reports.pictures import PICTURES, Picture, draw_comparison, draw_pictures
 from kvplan.reports.plots import outcomes
 from kvplan.reports.plots.canvas import drawing, new_figure
-from kvplan.reports.run import load_run
+from kvplan.runs.reader import load_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,7 +150,7 @@ def test_writing_reports_says_nothing_on_stderr(tmp_path):
 
 
 def test_reading_a_run_imports_no_matplotlib():
-    modules = "kvplan.reports.run, kvplan.reports.pictures, kvplan.commands.report"
+    modules = "kvplan.runs.reader, kvplan.reports.pictures, kvplan.commands.report"
     script = f"import sys, {modules}; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n"

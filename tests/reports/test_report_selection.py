@@ -10,7 +10,6 @@ from report_helpers import failed_records, records, sample_directory, sample_run
 from kvplan.reports.findings import kv_waste, noise_sentence, prediction_sentences, recommendations, status_counts
 from kvplan.reports.plots.occupancy import chosen_trials
 from kvplan.reports.plots.outcomes import outcome_map
-from kvplan.reports.run import load_run
 from kvplan.reports.selection import (
     best_trial,
     knee,
@@ -22,6 +21,7 @@ from kvplan.reports.selection import (
     widest_slice,
 )
 from kvplan.reports.wording import cell, setting, short_number
+from kvplan.runs.reader import load_run
 
 
 def test_the_widest_slice_holds_everything_else_fixed():

@@ -14,8 +14,7 @@ import random
 import sys
 from pathlib import Path
 
-from kvplan.catalog.statuses import MEASURED_STATUSES
-from kvplan.sweeps.columns import (
+from kvplan.runs.columns import (
     COLUMN_NAMES,
     MANIFEST_SCHEMA,
     SUMMARY_SCHEMA,
@@ -23,6 +22,7 @@ from kvplan.sweeps.columns import (
     columns_as_json,
     empty_row,
 )
+from kvplan.runs.statuses import MEASURED_STATUSES
 
 RUN_ID = "sample-gpt2"
 DEVICE_MEMORY_BYTES = 4 * 1024**3

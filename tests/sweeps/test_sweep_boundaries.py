@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan.sweeps.boundaries import find_boundaries, find_violations
-from kvplan.sweeps.columns import empty_row
-from kvplan.sweeps.summary import best_settings, kv_waste, prediction_errors
+from kvplan.runs.boundaries import find_boundaries, find_violations
+from kvplan.runs.columns import empty_row
+from kvplan.runs.summary import best_settings, kv_waste, prediction_errors
 
 
 def row(status: str = "ok", **values: Any) -> dict[str, Any]:

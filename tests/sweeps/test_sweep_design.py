@@ -8,12 +8,12 @@ import pytest
 from sweep_helpers import tiny_plan
 
 from kvplan.errors import UsageError
-from kvplan.estimate.step_time import Speed, StepShape, StepTimes
-from kvplan.sweeps.forecast import forecast_trial
+from kvplan.estimate.speed.step_time import Speed, StepShape, StepTimes
+from kvplan.runs.trials import Trial, TrialSettings
+from kvplan.sweeps.forecast.trial_forecast import forecast_trial
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_plan
-from kvplan.sweeps.trial import Trial, TrialSettings
-from kvplan.sweeps.workload import RequestSpec
+from kvplan.workload.requests import RequestSpec
 
 COST = StepTimes(StepShape(0, 0, 0, 0, 0, 0, 0, 0), Speed(1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0))  # a second a step
 

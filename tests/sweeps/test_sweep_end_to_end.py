@@ -13,12 +13,12 @@ import pytest
 from sweep_helpers import tiny_plan, write_tiny_model
 
 from kvplan.errors import KvplanError
+from kvplan.runs.store import missing_columns, read_trials
+from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import make_plan
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import SweepOutcome, run_new_sweep
-from kvplan.sweeps.store import missing_columns, read_trials
-from kvplan.sweeps.trial import TrialSettings
 
 
 class Watcher(SilentProgress):
@@ -41,7 +41,7 @@ class Watcher(SilentProgress):
         """The only child of this process that runs the worker's module."""
         own = os.getpid()
         for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and b"kvplan.sweeps.worker" in (entry / "cmdline").read_bytes():
+            if entry.name.isdigit() and b"kvplan.sweeps.worker.process" in (entry / "cmdline").read_bytes():
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 if parent == own:
                     return int(entry.name)

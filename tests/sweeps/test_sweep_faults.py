@@ -23,9 +23,9 @@ import pytest
 from sweep_helpers import FAKE_WORKER, tiny_plan
 
 from kvplan.errors import KvplanError
+from kvplan.runs.store import read_trials
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import resume_sweep, run_new_sweep
-from kvplan.sweeps.store import read_trials
 
 AXES = {"max_num_seqs": "1,2,3,4", "block_size": "4,8,16", "gpu_memory_utilization": "0.05,0.9"}
 CRASHES = json.dumps({"4/4": "exit"})

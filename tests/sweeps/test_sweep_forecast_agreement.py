@@ -10,11 +10,11 @@ import pytest
 import torch
 from sweep_helpers import TINY_CONFIG
 
-from kvplan.estimate.step_time import Speed, StepShape, StepTimes
-from kvplan.sweeps.forecast import forecast_trial
-from kvplan.sweeps.load_generator import LoadGenerator, TimedRequest
-from kvplan.sweeps.trial import TrialSettings
-from kvplan.sweeps.workload import RequestSpec, prompt_token_ids
+from kvplan.estimate.speed.step_time import Speed, StepShape, StepTimes
+from kvplan.runs.trials import TrialSettings
+from kvplan.sweeps.forecast.trial_forecast import forecast_trial
+from kvplan.sweeps.worker.load_generator import LoadGenerator, TimedRequest
+from kvplan.workload.requests import RequestSpec, prompt_token_ids
 from kvplan_engine import Engine, EngineConfig, SamplingParams
 
 COST = StepTimes(StepShape(0, 0, 0, 0, 0, 0, 0, 0), Speed(1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0))  # a second a step

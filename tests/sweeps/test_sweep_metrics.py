@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvplan.sweeps.metrics import (
+from kvplan.sweeps.worker.metrics import (
     RequestTrace,
     StepSample,
     downsampled_series,

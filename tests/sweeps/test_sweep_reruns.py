@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from sweep_helpers import tiny_plan
 
-from kvplan.sweeps.columns import empty_row
-from kvplan.sweeps.gpu_clock import GpuClockMeter
-from kvplan.sweeps.outliers import excluded_runs, noise_reason, without_excluded
-from kvplan.sweeps.reruns import WithReruns
-from kvplan.sweeps.schedule import FixedSchedule, Step, play
-from kvplan.sweeps.search import make_search
-from kvplan.sweeps.summary import summarize
-from kvplan.sweeps.trial import SETTING_NAMES, Trial, TrialSettings
+from kvplan.machine.gpu_clock import GpuClockMeter
+from kvplan.runs.columns import empty_row
+from kvplan.runs.outliers import excluded_runs, noise_reason, without_excluded
+from kvplan.runs.summary import summarize
+from kvplan.runs.trials import SETTING_NAMES, Trial, TrialSettings
+from kvplan.sweeps.schedules.reruns import WithReruns
+from kvplan.sweeps.schedules.schedule import FixedSchedule, Step, play
+from kvplan.sweeps.schedules.search import make_search
 
 BASE = TrialSettings(0.9, 8, 16, 256, 512)
 MANIFEST: dict[str, Any] = {

@@ -14,11 +14,11 @@ import pytest
 from sweep_helpers import FAKE_WORKER, tiny_plan
 
 from kvplan.errors import KvplanError
-from kvplan.sweeps.columns import COLUMN_NAMES
+from kvplan.runs.columns import COLUMN_NAMES
 from kvplan.sweeps.options import refuse_differences
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import SweepOutcome, resume_sweep, run_new_sweep
-from kvplan.sweeps.worker_client import StageDeadline, TimeLimits
+from kvplan.sweeps.worker.client import StageDeadline, TimeLimits
 
 
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, str], **options: object) -> SweepOutcome:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from sweep_helpers import tiny_plan
 
+from kvplan.runs.store import read_trials
+from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import run_new_sweep
-from kvplan.sweeps.store import read_trials
-from kvplan.sweeps.trial import Trial, TrialSettings
-from kvplan.sweeps.worker_trial import EngineHost, TrialOrder, run_trial
-from kvplan.sweeps.workload import prompt_token_ids
+from kvplan.sweeps.worker.trial import EngineHost, TrialOrder, run_trial
+from kvplan.workload.requests import prompt_token_ids
 from kvplan_engine import LLM, Engine, SamplingParams
 
 SETTINGS = TrialSettings(0.9, 4, 4, 256, 512)
@@ -66,7 +66,7 @@ def test_same_requests_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         recorded.append(RecordingEngine(Engine(*arguments, **options)))
         return recorded[-1]
 
-    monkeypatch.setattr("kvplan.sweeps.worker_trial.Engine", recording)
+    monkeypatch.setattr("kvplan.sweeps.worker.trial.Engine", recording)
     result = run_trial(host, order, lambda *_, **__: None)
     assert result.row["status"] == "ok"
 

@@ -14,14 +14,14 @@ import pytest
 from sweep_helpers import FAKE_WORKER, tiny_plan
 
 from kvplan.errors import UsageError
-from kvplan.sweeps.boundaries import find_boundaries, find_violations
-from kvplan.sweeps.columns import empty_row
+from kvplan.runs.boundaries import find_boundaries, find_violations
+from kvplan.runs.columns import empty_row
+from kvplan.runs.store import read_trials
+from kvplan.runs.trials import SETTING_NAMES, TrialSettings
 from kvplan.sweeps.progress import SilentProgress
-from kvplan.sweeps.schedule import Step, play
-from kvplan.sweeps.search import AUDIT_SHARE, BoundarySearch, make_search
+from kvplan.sweeps.schedules.schedule import Step, play
+from kvplan.sweeps.schedules.search import AUDIT_SHARE, BoundarySearch, make_search
 from kvplan.sweeps.session import resume_sweep, run_new_sweep
-from kvplan.sweeps.store import read_trials
-from kvplan.sweeps.trial import SETTING_NAMES, TrialSettings
 
 BASE = TrialSettings(0.9, 8, 4, 64, 512)
 

@@ -13,16 +13,16 @@ import pytest
 from sweep_helpers import FAKE_WORKER, tiny_plan
 
 from kvplan.errors import UsageError
-from kvplan.sweeps.columns import empty_row
+from kvplan.runs.columns import empty_row
+from kvplan.runs.slo_result import ShareInterval, slo_results
+from kvplan.runs.store import read_trials
+from kvplan.runs.trials import SETTING_NAMES, Load, TrialSettings
+from kvplan.sweeps.forecast.under_load import rate_as_json
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.progress import SilentProgress
-from kvplan.sweeps.schedule import Step, play
+from kvplan.sweeps.schedules.schedule import Step, play
+from kvplan.sweeps.schedules.slo_search import LoadRange, SloSearch, rates_around
 from kvplan.sweeps.session import resume_sweep, run_new_sweep
-from kvplan.sweeps.slo_result import ShareInterval, slo_results
-from kvplan.sweeps.slo_search import LoadRange, SloSearch, rates_around
-from kvplan.sweeps.store import read_trials
-from kvplan.sweeps.trial import SETTING_NAMES, Load, TrialSettings
-from kvplan.sweeps.under_load import rate_as_json
 
 BASE = TrialSettings(0.9, 8, 16, 256, 512)
 LEVEL = {"ttft": 500.0, "tpot": 50.0}

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from kvplan.errors import KvplanError
-from kvplan.sweeps.columns import COLUMN_NAMES, TRIAL_SCHEMA, empty_row
-from kvplan.sweeps.store import SweepStore, missing_columns, read_trials, write_whole
+from kvplan.runs.columns import COLUMN_NAMES, TRIAL_SCHEMA, empty_row
+from kvplan.runs.store import SweepStore, missing_columns, read_trials, write_whole
 
 MANIFEST = {"schema": "kvplan.manifest/1", "run_id": "test"}
 
@@ -89,7 +89,7 @@ def test_one_writer_at_a_time_and_a_dead_one_leaves_no_lock(tmp_path: Path) -> N
         [
             sys.executable,
             "-c",
-            "import sys, time; from pathlib import Path; from kvplan.sweeps.store import SweepStore\n"
+            "import sys, time; from pathlib import Path; from kvplan.runs.store import SweepStore\n"
             f"store = SweepStore.reopen(Path({str(directory)!r})); print('held', flush=True); time.sleep(60)",
         ],
         stdout=subprocess.PIPE,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvplan.sweeps.metrics import RequestTrace, goodput_figures, serving_figures
+from kvplan.sweeps.worker.metrics import RequestTrace, goodput_figures, serving_figures
 
 RECORD: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "token_times_gpt2.json").read_text())
 

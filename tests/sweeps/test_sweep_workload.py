@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kvplan.errors import KvplanError, UsageError
-from kvplan.sweeps.lengths import Lengths
-from kvplan.sweeps.workload import (
+from kvplan.workload.lengths import Lengths
+from kvplan.workload.requests import (
     RequestSpec,
     WorkloadSpec,
     clip_requests,

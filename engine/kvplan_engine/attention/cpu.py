@@ -7,7 +7,7 @@ from ctypes import byref
 import torch
 
 from kvplan_engine.attention.metadata import AttentionMetadata
-from kvplan_engine.kernels.library import (
+from kvplan_engine.kernels.cpu.library import (
     KV_STORAGE_CODES,
     STATUS_BAD_INDEX,
     STATUS_OK,

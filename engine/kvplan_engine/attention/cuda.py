@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kvplan_engine.attention.cuda_checks import check_metadata
 from kvplan_engine.attention.metadata import AttentionMetadata
-from kvplan_engine.kernels.cuda_attention import (
+from kvplan_engine.kernels.cuda.attention import (
     CHUNK_MULTIPLE,
     MIN_CHUNK,
     AttentionShape,
@@ -20,10 +21,10 @@ from kvplan_engine.kernels.cuda_attention import (
     decode_launch,
     prefill_launch,
 )
-from kvplan_engine.kernels.cuda_checks import check_heads, check_metadata, check_pool, check_rotary, check_vector
-from kvplan_engine.kernels.cuda_params import AttentionParams, PlanParams, WriteParams
-from kvplan_engine.kernels.cuda_runtime import CudaRuntime
-from kvplan_engine.kernels.cuda_variants import KernelVariant, write_variant
+from kvplan_engine.kernels.cuda.checks import check_heads, check_pool, check_rotary, check_vector
+from kvplan_engine.kernels.cuda.params import AttentionParams, PlanParams, WriteParams
+from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.variants import KernelVariant, write_variant
 
 _PLAN = KernelVariant("plan.cu", "plan_attention")
 _PLAN_THREADS = 256
@@ -95,7 +96,7 @@ class CudaBackend:
         decode_stages: int | None = None,
     ) -> None:
         if runtime is None:
-            from kvplan_engine.kernels.cuda_driver import current_runtime
+            from kvplan_engine.kernels.cuda.driver import current_runtime
 
             runtime = current_runtime()
         self._runtime = runtime

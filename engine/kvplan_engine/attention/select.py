@@ -10,7 +10,7 @@ from kvplan_engine.attention.backend import AttentionBackend
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.errors import EngineError
-from kvplan_engine.kernels.library import STORAGE_CODES, cpu_kernels, load_kernels
+from kvplan_engine.kernels.cpu.library import STORAGE_CODES, cpu_kernels, load_kernels
 
 BACKEND_NAMES = ("auto", "cpu", "reference", "cuda")
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 
 from kvplan_engine.device.cuda_absence import refuse_unusable_gpu, why_no_gpu
+from kvplan_engine.device.overhead import CUDA_OVERHEAD_BYTES
 from kvplan_engine.errors import EngineError
-from kvplan_engine.memory import CUDA_OVERHEAD_BYTES
 
 logger = logging.getLogger("kvplan_engine")
 

@@ -11,9 +11,9 @@ import torch
 
 from kvplan_engine.device.cuda import open_cuda
 from kvplan_engine.device.cuda_absence import why_no_usable_gpu
+from kvplan_engine.device.overhead import CPU_OVERHEAD_BYTES
 from kvplan_engine.device.process_memory import PeakMemory, available_memory_bytes, private_memory_bytes
 from kvplan_engine.errors import EngineError
-from kvplan_engine.memory import CPU_OVERHEAD_BYTES
 
 logger = logging.getLogger("kvplan_engine")
 

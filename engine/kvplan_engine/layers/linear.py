@@ -17,9 +17,9 @@ from typing import Protocol
 
 import torch
 
-from kvplan_engine.kernels import ops
-from kvplan_engine.kernels.library import STORAGE_CODES, cpu_kernels
-from kvplan_engine.kernels.packed import PackedWeight, packs_gated
+from kvplan_engine.kernels.cpu import ops
+from kvplan_engine.kernels.cpu.library import STORAGE_CODES, cpu_kernels
+from kvplan_engine.kernels.cpu.packed import PackedWeight, packs_gated
 
 # Rows up to which our product over a published weight beats torch's, where the CPU has units for bfloat16.
 _FEW_ROWS = 48

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from kvplan_engine.kernels.library import STORAGE_CODES, NormArgs
-from kvplan_engine.layers.ops import Ops
-from kvplan_engine.models.loading import Weights
+from kvplan_engine.checkpoints.loading import Weights
+from kvplan_engine.kernels.cpu.library import STORAGE_CODES, NormArgs
+from kvplan_engine.kernels.interface import Ops
 
 
 class Norm:

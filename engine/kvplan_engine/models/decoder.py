@@ -12,33 +12,16 @@ from __future__ import annotations
 import torch
 
 from kvplan_engine.attention.backend import AttentionBackend
-from kvplan_engine.batch import StepBatch
+from kvplan_engine.checkpoints.config import ModelConfig
+from kvplan_engine.checkpoints.loading import Weights
 from kvplan_engine.kernels import torch_ops
+from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.layers.linear import PanelLinear, make_linear
 from kvplan_engine.layers.norm import Norm
-from kvplan_engine.layers.ops import Ops
-from kvplan_engine.model_config import ModelConfig
+from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.decoder_layer import DecoderLayer
 from kvplan_engine.models.layer_run import make_layer_run
-from kvplan_engine.models.loading import Weights
-from kvplan_engine.workspace import Workspace
-
-
-class DecoderLayer:
-    """The weights of one layer, ready to be applied."""
-
-    def __init__(self, config: ModelConfig, weights: Weights, index: int, ops: Ops) -> None:
-        activation = "silu_and_mul" if config.gated_mlp else config.activation
-        activations = {"qkv": None, "output": None, "up": activation, "down": None}
-        self.qkv, self.output, self.up, self.down = (
-            make_linear(weights, f"layers.{index}.{name}", compiled=ops is not torch_ops, activation=activation)
-            for name, activation in activations.items()
-        )
-        self.attention_norm = Norm(weights, f"layers.{index}.attention_norm", config.norm_eps, ops)
-        self.mlp_norm = Norm(weights, f"layers.{index}.mlp_norm", config.norm_eps, ops)
-        self.query_norm = self.key_norm = None
-        if config.family == "qwen3":
-            self.query_norm = Norm(weights, f"layers.{index}.query_norm", config.norm_eps, ops)  # of each head
-            self.key_norm = Norm(weights, f"layers.{index}.key_norm", config.norm_eps, ops)
+from kvplan_engine.models.step_batch import StepBatch
 
 
 class Decoder:

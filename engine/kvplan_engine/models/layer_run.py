@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import POINTER, byref, cast, pointer
-from typing import TYPE_CHECKING
 
 import torch
 
 from kvplan_engine.attention.backend import AttentionBackend
 from kvplan_engine.attention.cpu import CpuBackend, raise_for
-from kvplan_engine.batch import StepBatch
-from kvplan_engine.kernels.library import STATUS_OK, LayerArgs, LayersArgs, cpu_kernels
+from kvplan_engine.checkpoints.config import ModelConfig
+from kvplan_engine.kernels.cpu.library import STATUS_OK, LayerArgs, LayersArgs, cpu_kernels
 from kvplan_engine.layers.linear import PanelLinear
 from kvplan_engine.layers.norm import Norm
-from kvplan_engine.model_config import ModelConfig
-from kvplan_engine.workspace import Workspace
-
-if TYPE_CHECKING:
-    from kvplan_engine.models.decoder import DecoderLayer
+from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.decoder_layer import DecoderLayer
+from kvplan_engine.models.step_batch import StepBatch
 
 
 def make_layer_run(

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from kvplan_engine.block_pool import BlockPool
+from kvplan_engine.blocks.block_pool import BlockPool
+from kvplan_engine.blocks.transfers import TransferLog
 from kvplan_engine.config import EngineConfig
-from kvplan_engine.kv_cache import allocate_host_pool
-from kvplan_engine.memory import MemoryBreakdown
-from kvplan_engine.model_runner import LoadedModel
+from kvplan_engine.memory.breakdown import MemoryBreakdown
+from kvplan_engine.memory.kv_cache import allocate_host_pool
+from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.host_tier import HostTier
@@ -19,7 +20,6 @@ from kvplan_engine.offload.mover import BlockMover
 from kvplan_engine.offload.preemption import PreemptionPolicy
 from kvplan_engine.offload.swap import SwapSpace
 from kvplan_engine.offload.tiers import KvTiers
-from kvplan_engine.offload.transfers import TransferLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import time
 from collections import OrderedDict
 from pathlib import Path
 
-from kvplan_engine.block_pool import BlockHash
+from kvplan_engine.blocks.block_pool import BlockHash
 from kvplan_engine.errors import EngineError
 
 logger = logging.getLogger("kvplan_engine")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from kvplan_engine.block_pool import BlockHash
+from kvplan_engine.blocks.block_pool import BlockHash
 
 
 @dataclass(frozen=True, slots=True)

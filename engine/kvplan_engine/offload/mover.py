@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from kvplan_engine.block_table import BlockCopy
-from kvplan_engine.layers.ops import Ops
+from kvplan_engine.blocks.block_table import BlockCopy
+from kvplan_engine.blocks.transfers import FromDisk, FromHost, ToDisk, ToHost, Transfer
+from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.offload.disk_tier import DiskTier
-from kvplan_engine.offload.transfers import FromDisk, FromHost, ToDisk, ToHost, Transfer
 
 
 class BlockMover:

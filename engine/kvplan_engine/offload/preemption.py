@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.swap import SwapSpace
-from kvplan_engine.request import Sequence
+from kvplan_engine.requests.request import Sequence
 
 
 class PreemptionPolicy:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan_engine.block_pool import BlockPool, NoFreeBlocks
-from kvplan_engine.block_table import BlockTable
-from kvplan_engine.offload.transfers import FromHost, ToHost, TransferLog
+from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
+from kvplan_engine.blocks.block_table import BlockTable
+from kvplan_engine.blocks.transfers import FromHost, ToHost, TransferLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvplan_engine.block_pool import BlockHash, BlockPool
+from kvplan_engine.blocks.block_pool import BlockHash, BlockPool
+from kvplan_engine.blocks.transfers import FromDisk, FromHost, ToDisk, ToHost, TransferLog
 from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.host_tier import HostTier
-from kvplan_engine.offload.transfers import FromDisk, FromHost, ToDisk, ToHost, TransferLog
 
 _FEW_READS = 8  # from so many on the disk's speed is taken from them
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kvplan_engine.request import Sequence
-from kvplan_engine.sampling.token_counts import TokenCounts
+from kvplan_engine.requests.request import Sequence
+from kvplan_engine.requests.token_counts import TokenCounts
 
 
 def adjusts_logits(sequence: Sequence, stop_ids: frozenset[int]) -> bool:
@@ -35,7 +35,7 @@ def _penalize(row: torch.Tensor, sequence: Sequence) -> None:
     params = sequence.request.params
     counts: TokenCounts | None = sequence.token_counts
     if counts is None:
-        counts = sequence.token_counts = TokenCounts(sequence)
+        counts = sequence.token_counts = TokenCounts(sequence.request.prompt_token_ids)
     counts.extend(sequence.token_ids)
     if params.repetition_penalty != 1.0:
         seen = torch.tensor(list(counts.in_prompt.union(counts.of_output)), device=row.device)

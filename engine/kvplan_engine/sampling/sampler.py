@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvplan_engine.layers.ops import Ops
-from kvplan_engine.memory import SAMPLER_ELEMENT_BYTES, SAMPLER_ROWS
-from kvplan_engine.request import Sequence
+from kvplan_engine.kernels.interface import Ops
+from kvplan_engine.memory.breakdown import SAMPLER_ELEMENT_BYTES, SAMPLER_ROWS
+from kvplan_engine.requests.request import Sequence
+from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.sampling.logits import adjust_logits, adjusts_logits
 from kvplan_engine.sampling.truncation import truncate_row, truncates
-from kvplan_engine.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

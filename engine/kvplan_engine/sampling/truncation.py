@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from kvplan_engine.sampling.params import SamplingParams
+from kvplan_engine.requests.sampling_params import SamplingParams
 
 # Most nuclei lie within the likeliest few; finding these takes a third of the time that sorting a vocabulary takes.
 _NUM_LIKELIEST = 256

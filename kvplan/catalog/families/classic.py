@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.body import Body, read_max_positions, read_rope, read_sizes, read_tied
+from kvplan.catalog.families.common import Body, read_max_positions, read_rope, read_sizes, read_tied
 from kvplan.catalog.parts import AttentionTraits, Window, attention, feed_forward, linear, norm, norms, outside, sliding
 from kvplan.catalog.spec import LayerSpec, RopeSpec
 from kvplan.catalog.tensors import Tensor

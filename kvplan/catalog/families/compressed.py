@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.body import Body, Sizes, read_sizes
+from kvplan.catalog.families.common import Body, Sizes, read_sizes
 from kvplan.catalog.families.hybrid import hybrid_body
 from kvplan.catalog.families.latent import multi_token_layers
 from kvplan.catalog.families.mixtures import EXPERT_KEYS, TOP_K_KEYS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.body import Body, Sizes, layer_types, read_sizes
+from kvplan.catalog.families.common import Body, Sizes, layer_types, read_sizes
 from kvplan.catalog.families.hybrid import hybrid_body
 from kvplan.catalog.families.latent import LatentFamily, latent_attention, multi_token_layers, read_latent_sizes
 from kvplan.catalog.families.mixtures import MixtureFamily, after_first_layer, read_feed_forwards, stepped

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.body import (
+from kvplan.catalog.families.common import (
     Body,
     Sizes,
     layer_types,

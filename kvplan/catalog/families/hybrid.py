@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.body import Body, Sizes, read_max_positions, read_rope, read_sizes, read_tied
+from kvplan.catalog.families.common import Body, Sizes, read_max_positions, read_rope, read_sizes, read_tied
 from kvplan.catalog.families.mixtures import EXPERT_KEYS, TOP_K_KEYS
 from kvplan.catalog.families.state import (
     Mamba1Sizes,

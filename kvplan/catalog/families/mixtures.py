@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families import windows
-from kvplan.catalog.families.body import Body, Sizes, read_sizes
+from kvplan.catalog.families.common import Body, Sizes, read_sizes
 from kvplan.catalog.families.plain import (
     ATTENTION_BIAS,
     MLP_BIAS,

@@ -12,7 +12,7 @@ from typing import Literal
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families import windows
-from kvplan.catalog.families.body import Body, Sizes, read_max_positions, read_rope, read_sizes, read_tied
+from kvplan.catalog.families.common import Body, Sizes, read_max_positions, read_rope, read_sizes, read_tied
 from kvplan.catalog.parts import AttentionTraits, Window, attention, feed_forward, norms, outside
 from kvplan.catalog.spec import FeedForward, LayerSpec
 from kvplan.catalog.tensors import Tensor

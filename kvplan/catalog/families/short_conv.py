@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.body import Body, Sizes, layer_types, read_sizes
+from kvplan.catalog.families.common import Body, Sizes, layer_types, read_sizes
 from kvplan.catalog.families.hybrid import hybrid_body, plain_attention
 from kvplan.catalog.families.mixtures import MixtureFamily, after_dense_ones, read_feed_forwards
 from kvplan.catalog.families.plain import Flag, PlainFamily

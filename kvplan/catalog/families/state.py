@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.body import HIDDEN_KEYS, LAYER_KEYS, Body, read_tied
+from kvplan.catalog.families.common import HIDDEN_KEYS, LAYER_KEYS, Body, read_tied
 from kvplan.catalog.parts import linear, norm, norms, outside
 from kvplan.catalog.spec import LayerSpec, StateMixer
 from kvplan.catalog.tensors import Tensor

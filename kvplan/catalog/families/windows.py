@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.body import layer_types, windows_of_types
+from kvplan.catalog.families.common import layer_types, windows_of_types
 from kvplan.catalog.parts import FULL, Window, chunked, sliding
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvplan.reports.html import sections
-from kvplan.reports.html.look import CSS, SCRIPT
 from kvplan.reports.html.markup import Html, join, tag
+from kvplan.reports.html.style import CSS, SCRIPT
 from kvplan.reports.pictures import Picture
-from kvplan.reports.run import Run
+from kvplan.runs.reader import Run
 
 
 def report_page(run: Run, pictures: Sequence[Picture]) -> str:

@@ -19,10 +19,10 @@ from kvplan.reports.html.markup import Html, breakable, data_uri, join, tag
 from kvplan.reports.html.tables import group_tables, main_table, status_badge
 from kvplan.reports.pictures import Picture
 from kvplan.reports.plots.slo import searches
-from kvplan.reports.run import Run
 from kvplan.reports.statuses import STATUS_ORDER, look_of
 from kvplan.reports.tables import csv_text
 from kvplan.reports.wording import cell, plural, run_phrase, short_number
+from kvplan.runs.reader import Run
 
 _MOST_SENTENCES: Final = 6
 # Long lists of the manifest that the page shows elsewhere or not at all.

@@ -7,9 +7,9 @@ from itertools import groupby
 from typing import Final
 
 from kvplan.reports.html.markup import Html, breakable, join, tag
-from kvplan.reports.run import ReportColumn, Run, Trial
 from kvplan.reports.statuses import look_of
 from kvplan.reports.wording import named_cell
+from kvplan.runs.reader import ReportColumn, Run, Trial
 
 # What a reader looks up first; the other columns follow by group.
 MAIN_COLUMNS: Final = (

@@ -6,10 +6,10 @@ import statistics
 from typing import TYPE_CHECKING
 
 from kvplan.reports.plots.canvas import finish, from_zero, say
-from kvplan.reports.run import Run, Trial
 from kvplan.reports.selection import widest_slice
 from kvplan.reports.statuses import BLUE, ORANGE
 from kvplan.reports.wording import fixed_phrase, short_number
+from kvplan.runs.reader import Run, Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

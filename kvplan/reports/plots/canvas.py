@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from kvplan.reports.run import Run
 from kvplan.reports.wording import exclusion_phrase, run_phrase, short_number
+from kvplan.runs.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvplan.reports.plots.canvas import finish, from_zero, log2_axis, say
-from kvplan.reports.run import Run, Trial
 from kvplan.reports.selection import Slice, Spread, best_trial, spreads, widest_slice
 from kvplan.reports.statuses import BLUE, VERMILION
 from kvplan.reports.wording import fixed_phrase, short_number
+from kvplan.runs.reader import Run, Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

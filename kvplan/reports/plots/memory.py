@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.reports.plots.canvas import INK, finish, say
-from kvplan.reports.run import Run, Trial
 from kvplan.reports.selection import best_trial
 from kvplan.reports.statuses import BLUE, GREY, ORANGE, PURPLE
 from kvplan.reports.wording import setting
+from kvplan.runs.reader import Run, Trial
 from kvplan.units import GIB, format_bytes
 
 if TYPE_CHECKING:

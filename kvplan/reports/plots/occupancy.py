@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvplan.reports.plots.canvas import finish, say
-from kvplan.reports.run import Run, Trial
 from kvplan.reports.selection import best_trial, most_preempted_trial, slowest_trial, summary_best
 from kvplan.reports.statuses import BLUE, ORANGE, SKY_BLUE, VERMILION
 from kvplan.reports.wording import plural, settings_phrase, short_number
+from kvplan.runs.reader import Run, Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvplan.reports.plots.canvas import INK, finish, say
-from kvplan.reports.run import Run, Trial
 from kvplan.reports.selection import Spread, widest_slice
 from kvplan.reports.statuses import STATUS_ORDER, StatusLook, in_order, is_measured, look_of
 from kvplan.reports.wording import fixed_phrase, plural, setting, short_number
+from kvplan.runs.reader import Run, Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

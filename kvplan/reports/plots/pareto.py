@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from kvplan.reports.plots.canvas import INK, finish, from_zero, say, thousands
 from kvplan.reports.plots.throughput import LINE_LOOKS
-from kvplan.reports.run import Run
 from kvplan.reports.selection import UserPoint, pareto_front, user_points
 from kvplan.reports.statuses import VERMILION
 from kvplan.reports.wording import plural, short_number
+from kvplan.runs.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.reports.plots.canvas import FAINT, finish, say, thousands
-from kvplan.reports.run import Run, Trial
 from kvplan.reports.statuses import look_of
 from kvplan.reports.wording import plural, short_number
+from kvplan.runs.reader import Run, Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

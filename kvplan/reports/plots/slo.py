@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.reports.plots.canvas import FAINT, finish, from_zero, say, thousands
 from kvplan.reports.plots.throughput import LINE_LOOKS
-from kvplan.reports.run import Run
 from kvplan.reports.statuses import GREEN, VERMILION
 from kvplan.reports.wording import plural, short_number
+from kvplan.runs.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

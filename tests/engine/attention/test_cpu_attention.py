@@ -10,7 +10,7 @@ from paged_cases import LAYER, Shape, assert_matches_definition, attend, make_ca
 
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, BuildVariant, build_library
-from kvplan_engine.kernels.library import CpuKernels, load_kernels
+from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

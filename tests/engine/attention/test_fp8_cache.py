@@ -10,7 +10,7 @@ from kvplan_engine.attention.backend import AttentionBackend
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, build_library
-from kvplan_engine.kernels.library import CpuKernels, load_kernels
+from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

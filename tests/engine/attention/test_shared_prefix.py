@@ -11,7 +11,7 @@ from paged_cases import LAYER, Case, Shape, assert_matches_definition, attend, m
 
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, build_library
-from kvplan_engine.kernels.library import CpuKernels, load_kernels
+from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,12 +16,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvplan_engine import core, model_runner
+from kvplan_engine import engine as core
 from kvplan_engine.attention.cuda import CudaBackend
-from kvplan_engine.kernels.cuda_emulation import EmulatedRuntime
-from kvplan_engine.kernels.cuda_ops import CudaOps
-from kvplan_engine.kernels.cuda_runtime import Kernel
-from kvplan_engine.kernels.cuda_variants import KernelVariant
+from kvplan_engine.execution import model_runner
+from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
+from kvplan_engine.kernels.cuda.ops import CudaOps
+from kvplan_engine.kernels.cuda.runtime import Kernel
+from kvplan_engine.kernels.cuda.variants import KernelVariant
 from kvplan_engine.layers.linear import make_linear
 from kvplan_engine.models import decoder
 

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kvplan_engine import Engine
-from kvplan_engine.kernels.cuda_runtime import Kernel
-from kvplan_engine.kernels.cuda_variants import KernelVariant
+from kvplan_engine.kernels.cuda.runtime import Kernel
+from kvplan_engine.kernels.cuda.variants import KernelVariant
 
 
 class _LateRuntime(RecordingRuntime):

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from kvplan.errors import KvplanError
-from kvplan.sweeps import machine as machine_module
+from kvplan.machine import device as machine_module
 from kvplan_engine import EngineError
 from kvplan_engine.device import cuda_absence
 from kvplan_engine.device import device as device_module
 from kvplan_engine.device.cuda import open_cuda
 from kvplan_engine.device.cuda_absence import refuse_unusable_gpu, why_no_gpu
 from kvplan_engine.device.device import open_device
-from kvplan_engine.kernels.cuda_variants import CudaKernelError
+from kvplan_engine.kernels.cuda.variants import CudaKernelError
 
 
 class Machine:

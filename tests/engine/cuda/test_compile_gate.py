@@ -26,8 +26,8 @@ from kernel_matrix import (
     parse_resources,
 )
 
-from kvplan_engine.kernels.cuda_nvrtc import Nvrtc, load_nvrtc
-from kvplan_engine.kernels.cuda_variants import CudaKernelError, KernelVariant, source_dir
+from kvplan_engine.kernels.cuda.nvrtc import Nvrtc, load_nvrtc
+from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, source_dir
 
 RECORD = source_dir() / "cuda" / "resources.json"
 NVCC_RELEASE = "13.0"

@@ -13,13 +13,14 @@ from kernel_matrix import every_kernel, properties_of
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.errors import OutOfDeviceMemory
-from kvplan_engine.kernels import cuda_driver, cuda_nvrtc
-from kvplan_engine.kernels.cuda_cache import cached_image, image_key
-from kvplan_engine.kernels.cuda_driver import Driver, DriverRuntime, make_runtime
-from kvplan_engine.kernels.cuda_nvrtc import CompiledKernel, Nvrtc
-from kvplan_engine.kernels.cuda_params import AttentionParams, CopyParams
-from kvplan_engine.kernels.cuda_runtime import DeviceProperties
-from kvplan_engine.kernels.cuda_variants import CudaKernelError, KernelVariant
+from kvplan_engine.kernels.cuda import driver as cuda_driver
+from kvplan_engine.kernels.cuda import nvrtc as cuda_nvrtc
+from kvplan_engine.kernels.cuda.cache import cached_image, image_key
+from kvplan_engine.kernels.cuda.driver import Driver, DriverRuntime, make_runtime
+from kvplan_engine.kernels.cuda.nvrtc import CompiledKernel, Nvrtc
+from kvplan_engine.kernels.cuda.params import AttentionParams, CopyParams
+from kvplan_engine.kernels.cuda.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
 
 COPY = KernelVariant("copy_blocks.cu", "copy_blocks")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from kernel_matrix import BF16, CAPABILITIES, F16, F32, FP8, LLAMA, properties_of
 
-from kvplan_engine.kernels.cuda_attention import (
+from kvplan_engine.kernels.cuda.attention import (
     CHUNK_MULTIPLE,
     HEAD_SIZES,
     MIN_CHUNK,
@@ -16,9 +16,9 @@ from kvplan_engine.kernels.cuda_attention import (
     decode_launch,
     prefill_launch,
 )
-from kvplan_engine.kernels.cuda_emulation import EmulatedRuntime
-from kvplan_engine.kernels.cuda_params import PlanParams
-from kvplan_engine.kernels.cuda_variants import CudaKernelError, KernelVariant
+from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
+from kvplan_engine.kernels.cuda.params import PlanParams
+from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
 
 TILE_ROWS = 64
 GROUP = 4

@@ -11,13 +11,13 @@ from fake_gpu import FakeGpu, take_gpu
 from kvplan.catalog.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.deployments import EngineChoice, PlacementSettings, place
-from kvplan.estimate.kvplan_engine import EngineSettings, predict
-from kvplan.estimate.kvplan_graphs import BYTES_PER_LAUNCH, graph_memory, num_graph_sizes, step_launches
+from kvplan.estimate.kvplan.graphs import BYTES_PER_LAUNCH, graph_memory, num_graph_sizes, step_launches
+from kvplan.estimate.kvplan.memory import EngineSettings, predict
 from kvplan_engine import Engine, EngineConfig
-from kvplan_engine.graphs import ladder_of
-from kvplan_engine.memory import CUDA_OVERHEAD_BYTES
-from kvplan_engine.memory_plan import plan_memory
-from kvplan_engine.model_config import load_model_config
+from kvplan_engine.checkpoints.config import load_model_config
+from kvplan_engine.device.overhead import CUDA_OVERHEAD_BYTES
+from kvplan_engine.execution.graphs import ladder_of
+from kvplan_engine.memory.plan import plan_memory
 
 GIB, MIB = 1024**3, 1024**2
 COMMON = {

@@ -10,9 +10,9 @@ from conftest import greedy
 from fake_gpu import MIB, FakeGpu, take_gpu
 
 from kvplan_engine import LLM, OutOfDeviceMemory, SamplingParams
-from kvplan_engine.graphs import DecodeGraphs, PaddedBatches, ladder_of
-from kvplan_engine.memory import BufferSpec
-from kvplan_engine.workspace import Workspace
+from kvplan_engine.execution.graphs import DecodeGraphs, PaddedBatches, ladder_of
+from kvplan_engine.memory.breakdown import BufferSpec
+from kvplan_engine.memory.workspace import Workspace
 
 VOCABULARY = 384
 

@@ -10,7 +10,8 @@ from conftest import greedy
 from fake_gpu import take_gpu
 from late_gpu import LateGpu
 
-from kvplan_engine import LLM, SamplingParams, staging
+from kvplan_engine import LLM, SamplingParams
+from kvplan_engine.execution import staging
 
 VOCABULARY = 384
 

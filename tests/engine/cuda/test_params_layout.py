@@ -8,9 +8,9 @@ import subprocess
 import pytest
 from kernel_matrix import every_kernel
 
-from kvplan_engine.kernels import cuda_params
 from kvplan_engine.kernels.build import find_compiler
-from kvplan_engine.kernels.cuda_variants import KernelVariant, source_dir
+from kvplan_engine.kernels.cuda import params as cuda_params
+from kvplan_engine.kernels.cuda.variants import KernelVariant, source_dir
 
 STRUCTURE_OF_SOURCE = {
     "plan.cu": cuda_params.PlanParams,

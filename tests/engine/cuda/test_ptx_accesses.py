@@ -8,9 +8,9 @@ import pytest
 import torch
 from kernel_matrix import LLAMA, properties_of
 
-from kvplan_engine.kernels.cuda_attention import prefill_launch
-from kvplan_engine.kernels.cuda_nvrtc import load_nvrtc
-from kvplan_engine.kernels.cuda_variants import CudaKernelError, KernelVariant, variant, write_variant
+from kvplan_engine.kernels.cuda.attention import prefill_launch
+from kvplan_engine.kernels.cuda.nvrtc import load_nvrtc
+from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, variant, write_variant
 
 BF16, F16 = torch.bfloat16, torch.float16
 NORM = {"width": 4096, "threads": 512, "delta": 1, "vectors": 1}

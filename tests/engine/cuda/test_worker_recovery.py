@@ -11,10 +11,10 @@ import pytest
 import torch
 from fake_gpu import MIB, FakeGpu, take_gpu
 
-from kvplan.sweeps import worker_trial
-from kvplan.sweeps.protocol import TrialOrder
-from kvplan.sweeps.worker_trial import EngineHost, TrialResult, run_trial
-from kvplan.sweeps.workload import RequestSpec
+from kvplan.sweeps.worker.process import trial as worker_trial
+from kvplan.sweeps.worker.protocol import TrialOrder
+from kvplan.sweeps.worker.trial import EngineHost, TrialResult, run_trial
+from kvplan.workload.requests import RequestSpec
 from kvplan_engine.models.decoder import Decoder
 
 MODEL = {

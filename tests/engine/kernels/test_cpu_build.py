@@ -17,15 +17,16 @@ from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.attention.select import select_backend
 from kvplan_engine.errors import EngineError
-from kvplan_engine.kernels import build, library
+from kvplan_engine.kernels import build
 from kvplan_engine.kernels.build import GENERIC, NATIVE, KernelBuildError, build_library
+from kvplan_engine.kernels.cpu import library
 
 ENGINE = str(Path(build.__file__).parents[2])
 
 BUILD_SCRIPT = """
 import sys
 from kvplan_engine.kernels.build import build_library
-from kvplan_engine.kernels.library import CpuKernels
+from kvplan_engine.kernels.cpu.library import CpuKernels
 path = build_library()
 print(path, CpuKernels(path).lanes)
 """

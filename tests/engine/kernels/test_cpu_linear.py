@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvplan_engine.kernels import ops, torch_ops
-from kvplan_engine.kernels.library import cpu_kernels
-from kvplan_engine.kernels.packed import PackedWeight
+from kvplan_engine.kernels import torch_ops
+from kvplan_engine.kernels.cpu import ops
+from kvplan_engine.kernels.cpu.library import cpu_kernels
+from kvplan_engine.kernels.cpu.packed import PackedWeight
 from kvplan_engine.layers.linear import FewRowsLinear, Linear, PackedLinear, PanelLinear, make_linear
 
 SHAPES = [(1, 1), (8, 4), (64, 65), (131, 67), (768, 200)]

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kvplan_engine.kernels import ops, torch_ops
+from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, build_library
-from kvplan_engine.kernels.library import CpuKernels, load_kernels
+from kvplan_engine.kernels.cpu import ops
+from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,8 +8,9 @@ from test_layer_run import GPT2, LLAMA, make_engine
 
 from kvplan_engine import SamplingParams
 from kvplan_engine.attention.metadata import AttentionMetadata
-from kvplan_engine.batch import BatchBuilder, StepBatch
-from kvplan_engine.step_plan import StepPlan
+from kvplan_engine.execution.batch import BatchBuilder
+from kvplan_engine.models.step_batch import StepBatch
+from kvplan_engine.requests.step_plan import StepPlan
 
 
 def _run(

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE
-from kvplan_engine.kernels.library import CpuKernels, load_kernels
-from kvplan_engine.kernels.packed import PackedWeight, packs_gated
+from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
+from kvplan_engine.kernels.cpu.packed import PackedWeight, packs_gated
 
 # inputs x outputs: less than a panel, odd, whole panels, rows whose addresses agree in their lower bits, several steps
 SHAPES = [(1, 1), (7, 5), (40, 48), (96, 130), (1024, 33), (1500, 64)]

@@ -1,0 +1,180 @@
+"""One step's inputs: a plan of sequences turned into the tensors the model reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import torch
+
+from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.execution.staging import InputStage
+from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.step_batch import StepBatch
+from kvplan_engine.requests.request import ScheduledSequence
+from kvplan_engine.requests.step_plan import StepPlan
+
+INDEX_BUFFERS = ("token_ids", "positions", "slots", "block_tables", "seq_lens", "query_starts")
+
+
+class BatchBuilder:
+    """Fills the workspace's index buffers from one plan after the other; by way of ``stage`` where there is one.
+
+    A decoding sequence that keeps its row has grown by one token since the plan before: so its position, length and
+    slot grow by one, and now and then its row of the block tables by a block. All other rows are written anew.
+    """
+
+    def __init__(self, workspace: Workspace, block_size: int, stage: InputStage | None = None) -> None:
+        self._workspace = workspace
+        self._block_size = block_size
+        self._stage = stage
+        self._host = {
+            name: workspace[name] if stage is None else torch.zeros_like(workspace[name], device="cpu")
+            for name in INDEX_BUFFERS
+        }
+        # numpy views of the workspace: assigning to them is several times faster than to tensors
+        arrays = [self._host[name].numpy() for name in INDEX_BUFFERS]
+        self._token_ids, self._positions, self._slots, self._block_tables, self._seq_lens, self._query_starts = arrays
+        # a single element of a memoryview costs half of what one of an array does
+        self._slots_memory, self._positions_memory = self._slots.data, self._positions.data
+        self._tables_memory = self._block_tables.data
+        self._numbers = torch.arange(self._query_starts.shape[0], device=workspace["token_ids"].device)
+        self._starts = np.arange(self._query_starts.shape[0], dtype=np.int32)
+        self._token_views: dict[int, dict[str, torch.Tensor]] = {}
+        self._seq_views: dict[int, dict[str, torch.Tensor]] = {}
+
+    def build(self, plan: StepPlan, latest: np.ndarray | None = None) -> StepBatch:
+        """The step's tensors; valid until the next call, which must get the plan that follows this one.
+
+        ``latest``: the tokens that the sampled sequences of the plan before got, by row, where these are at hand.
+        """
+        num_decodes, num_seqs, num_tokens = len(plan.decodes), plan.num_seqs, plan.num_tokens
+        self._query_starts[: num_decodes + 1] = self._starts[: num_decodes + 1]
+        self._fill_decodes(plan)
+        self._fill_decode_tokens(plan, latest)
+        sampled, max_query_len = plan.decodes, 1
+        if plan.chunks:
+            counts = self._fill_chunks(plan)
+            max_query_len = int(counts.max())
+            sampled = plan.decodes + [item.sequence for item in plan.chunks if item.needs_sampling]
+        if self._stage is not None:
+            self._stage.upload(self._host, _sizes(num_tokens, num_seqs))
+        tokens, seqs = self._views_of_tokens(num_tokens), self._views_of_seqs(num_seqs)
+        attention = AttentionMetadata(
+            slots=tokens["slots"],
+            block_tables=seqs["block_tables"],
+            seq_lens=seqs["seq_lens"],
+            query_starts=seqs["query_starts"],
+            max_query_len=max_query_len,
+        )
+        return StepBatch(
+            token_ids=tokens["token_ids"],
+            positions=tokens["positions"],
+            attention=attention,
+            sampled=sampled,
+            sampled_rows=self._sampled_rows(plan) if plan.chunks else self._numbers[:num_decodes],
+            sampled_attention=self._sampled_attention(plan, attention) if 2 * len(sampled) <= num_tokens else None,
+        )
+
+    def _views_of_tokens(self, num_tokens: int) -> dict[str, torch.Tensor]:
+        return self._views(self._token_views, ("token_ids", "positions", "slots"), num_tokens)
+
+    def _views_of_seqs(self, num_seqs: int) -> dict[str, torch.Tensor]:
+        return self._views(self._seq_views, ("block_tables", "seq_lens", "query_starts"), num_seqs)
+
+    def _views(
+        self, known: dict[int, dict[str, torch.Tensor]], names: tuple[str, ...], number: int
+    ) -> dict[str, torch.Tensor]:
+        """The parts of buffers that a step of so many tokens or sequences fills; made once for each number."""
+        views = known.get(number)
+        if views is None:
+            sizes = _sizes(number, number)
+            views = known[number] = {name: self._workspace[name][: sizes[name]] for name in names}
+        return views
+
+    def _sampled_rows(self, plan: StepPlan) -> torch.Tensor:
+        """Rows of the hidden states: each decoding sequence's only one, and the last one of each completed chunk."""
+        number = len(plan.decodes)
+        ending = [row for row, item in enumerate(plan.chunks, start=number + 1) if item.needs_sampling]
+        return self._sent(np.concatenate([self._starts[:number], self._query_starts[ending] - 1]).astype(np.int64))
+
+    def _sampled_attention(self, plan: StepPlan, attention: AttentionMetadata) -> AttentionMetadata:
+        """One query for each sequence that is sampled, none for the others."""
+        number = len(plan.decodes)
+        starts = np.zeros(plan.num_seqs + 1, np.int32)
+        starts[1 : number + 1] = 1
+        starts[number + 1 :] = [item.needs_sampling for item in plan.chunks]
+        return replace(attention, query_starts=self._sent(np.cumsum(starts, dtype=np.int32)), max_query_len=1)
+
+    def _sent(self, values: np.ndarray) -> torch.Tensor:
+        """``values`` on the device; waiting for the copy would mean waiting for the step before."""
+        return torch.from_numpy(values).to(self._numbers.device, non_blocking=True)
+
+    # ---- rows that decode
+
+    def _fill_decodes(self, plan: StepPlan) -> None:
+        number, size = len(plan.decodes), self._block_size
+        self._positions[:number] += 1
+        self._seq_lens[:number] += 1
+        self._slots[:number] += 1
+        for row in plan.fresh_rows:
+            sequence = plan.decodes[row]
+            position, blocks_of_row = sequence.num_computed_tokens, sequence.table.blocks
+            self._positions[row] = position
+            self._seq_lens[row] = position + 1
+            self._slots[row] = blocks_of_row[position // size] * size + position % size
+            self._block_tables[row, : len(blocks_of_row)] = blocks_of_row
+        for row, block in zip(plan.grown_rows, plan.grown_blocks, strict=True):
+            self._slots_memory[row] = block * size
+            self._tables_memory[row, self._positions_memory[row] // size] = block
+
+    def _fill_decode_tokens(self, plan: StepPlan, latest: np.ndarray | None) -> None:
+        """The last token of each; 0 where it is not known yet."""
+        number = len(plan.decodes)
+        if latest is None:
+            self._token_ids[:number] = [
+                0 if sequence.num_pending_tokens else sequence.token_ids[-1] for sequence in plan.decodes
+            ]
+            return
+        number = min(number, len(latest))
+        self._token_ids[:number] = latest[:number]
+        for row in plan.fresh_rows:
+            sequence = plan.decodes[row]
+            self._token_ids[row] = 0 if sequence.num_pending_tokens else sequence.token_ids[-1]
+
+    # ---- the other rows
+
+    def _fill_chunks(self, plan: StepPlan) -> np.ndarray:
+        """Everything about the chunks, behind the rows that decode; how many tokens each has."""
+        first_row, number, size = len(plan.decodes), len(plan.chunks), self._block_size
+        counts = np.fromiter((item.num_new_tokens for item in plan.chunks), np.int64, number)
+        firsts = np.fromiter((item.sequence.num_computed_tokens for item in plan.chunks), np.int64, number)
+        rows = slice(first_row, first_row + number)
+        starts = self._query_starts
+        starts[first_row + 1 : first_row + number + 1] = first_row + np.cumsum(counts)
+        self._seq_lens[rows] = firsts + counts
+        for row, item in enumerate(plan.chunks, start=first_row):
+            blocks = item.sequence.table.blocks
+            self._block_tables[row, : len(blocks)] = blocks
+        tokens = slice(first_row, plan.num_tokens)
+        row_of_token = np.repeat(np.arange(number), counts)
+        positions = np.arange(first_row, plan.num_tokens) - starts[rows][row_of_token] + firsts[row_of_token]
+        self._positions[tokens] = positions
+        blocks_of_tokens = self._block_tables[first_row + row_of_token, positions // size].astype(np.int64)
+        self._slots[tokens] = blocks_of_tokens * size + positions % size
+        self._token_ids[tokens] = list(chain.from_iterable(map(_tokens_of, plan.chunks)))
+        return counts
+
+
+def _sizes(num_tokens: int, num_seqs: int) -> dict[str, int]:
+    """How much of each index buffer a step of so many tokens and sequences fills."""
+    sizes = dict.fromkeys(("token_ids", "positions", "slots"), num_tokens)
+    return sizes | {"block_tables": num_seqs, "seq_lens": num_seqs, "query_starts": num_seqs + 1}
+
+
+def _tokens_of(item: ScheduledSequence) -> list[int]:
+    """The tokens that ``item`` computes; 0 for one whose value is not known yet."""
+    first = item.sequence.num_computed_tokens
+    tokens = item.sequence.token_ids[first : first + item.num_new_tokens]
+    return tokens + [0] * (item.num_new_tokens - len(tokens))

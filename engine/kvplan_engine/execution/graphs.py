@@ -1,0 +1,108 @@
+"""Decode steps captured as graphs: one for each of a ladder of batch sizes, replayed instead of launched op by op.
+
+A decode step of a batch launches some hundred small kernels whose arguments are the same in every step: all they read
+and write lies in the workspace and the pool. So the step is captured once and replayed as a whole. A batch is padded to
+the next size of the ladder: rows without a sequence have no length and the slot -1, so they read and write no KV.
+
+    ladder   1 2 4 8 16 32 48 ...          batch of 19 -> graph of 32
+    slots    s0 s1 ... s18 -1 -1 ... -1    seq_lens  l0 l1 ... l18 0 0 ... 0
+
+The largest is captured first: the smaller ones then find room in the memory that it took, which all share.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+
+from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.device.allocation import allocating
+from kvplan_engine.device.device import Device, Graph
+from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.step_batch import StepBatch
+
+_SMALL_SIZES = (1, 2, 4, 8)
+_SIZE_STEP = 16
+_LARGEST_SIZE = 512
+
+
+def ladder_of(max_num_seqs: int) -> tuple[int, ...]:
+    """Batch sizes to capture: 1, 2, 4, 8, then multiples of 16, and ``max_num_seqs`` itself, at most 512."""
+    largest = min(max_num_seqs, _LARGEST_SIZE)
+    sizes = {size for size in (*_SMALL_SIZES, *range(_SIZE_STEP, largest + 1, _SIZE_STEP)) if size <= largest}
+    return tuple(sorted(sizes | {largest}))
+
+
+class PaddedBatches:
+    """Decode batches of any size over the first rows of the workspace; rows behind the real ones are made harmless."""
+
+    def __init__(self, workspace: Workspace, max_num_seqs: int) -> None:
+        self._workspace = workspace
+        device = workspace["seq_lens"].device
+        self._row_numbers = torch.arange(max_num_seqs + 1, dtype=torch.int64, device=device)
+        self._starts = self._row_numbers.to(torch.int32)
+
+    def batch(self, size: int) -> StepBatch:
+        """One new token for each of ``size`` sequences, each of which gets a token chosen."""
+        space = self._workspace
+        return StepBatch(
+            token_ids=space["token_ids"][:size],
+            positions=space["positions"][:size],
+            attention=AttentionMetadata(
+                slots=space["slots"][:size],
+                block_tables=space["block_tables"][:size],
+                seq_lens=space["seq_lens"][:size],
+                query_starts=space["query_starts"][: size + 1],
+                max_query_len=1,
+            ),
+            sampled=[],
+            sampled_rows=self._row_numbers[:size],
+        )
+
+    def pad(self, num_seqs: int, size: int) -> None:
+        """Rows ``num_seqs`` to ``size``: no length, nothing to write, a token and a position that exist."""
+        if num_seqs == size:
+            return
+        for name, value in (("slots", -1), ("seq_lens", 0), ("token_ids", 0), ("positions", 0)):
+            self._workspace[name][num_seqs:size].fill_(value)
+        self._workspace["query_starts"][num_seqs : size + 1].copy_(self._starts[num_seqs : size + 1])
+
+
+class DecodeGraphs:
+    """The captured decode steps of one workspace and pool. num_bytes: device memory that capturing them took."""
+
+    def __init__(self, device: Device, batches: PaddedBatches, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        self.num_bytes = 0
+        self.num_replays = 0
+        self._device = device
+        self._batches = batches
+        self._graphs: dict[int, Graph] = {}
+
+    def capture(self, step: Callable[[StepBatch], None]) -> None:
+        """Capture ``step`` at every size. OutOfDeviceMemory(phase="graph_capture") when the device has no room.
+
+        Each size is run once before, on rows that are all padding: libraries choose and load their kernels then.
+        """
+        with allocating("graph_capture"):
+            before = self._device.used_bytes()
+            memory = self._device.graph_memory()
+            for size in reversed(self.sizes):
+                batch = self._batches.batch(size)
+                self._batches.pad(0, size)
+                step(batch)
+                self._graphs[size] = self._device.capture(lambda batch=batch: step(batch), memory)  # type: ignore[misc]
+            self.num_bytes = max(0, self._device.used_bytes() - before)
+
+    def size_for(self, num_seqs: int) -> int | None:
+        """The smallest captured size that holds ``num_seqs`` sequences; None when there is none."""
+        index = bisect_left(self.sizes, num_seqs)
+        return self.sizes[index] if index < len(self.sizes) and self._graphs else None
+
+    def replay(self, num_seqs: int, size: int) -> None:
+        """The step of ``num_seqs`` sequences whose inputs lie in the workspace, padded to ``size``."""
+        self._batches.pad(num_seqs, size)
+        self._graphs[size].replay()
+        self.num_replays += 1

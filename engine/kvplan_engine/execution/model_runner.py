@@ -1,0 +1,148 @@
+"""The tensors of an engine and what runs over them: weights, workspace, KV pool, one step."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from kvplan_engine.config import EngineConfig
+from kvplan_engine.device.allocation import allocating
+from kvplan_engine.device.device import Device
+from kvplan_engine.execution.batch import INDEX_BUFFERS, BatchBuilder
+from kvplan_engine.execution.graphs import DecodeGraphs, PaddedBatches, ladder_of
+from kvplan_engine.execution.staging import InputStage, TokensOnTheirWay, TokenStage
+from kvplan_engine.layers.rope import fill_rope_table
+from kvplan_engine.memory.breakdown import workspace_buffers
+from kvplan_engine.memory.kv_cache import allocate_kv_pool
+from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.loaded_model import LoadedModel
+from kvplan_engine.models.step_batch import StepBatch
+from kvplan_engine.requests.step_plan import StepPlan
+from kvplan_engine.sampling.sampler import Sampler
+
+
+class ModelRunner:
+    """One carving of the device's memory: workspace, KV pool, and the step that runs over them."""
+
+    def __init__(self, model: LoadedModel, config: EngineConfig, device: Device, max_model_len: int) -> None:
+        self._model = model
+        self._config = config
+        self.device = device
+        self.workspace = Workspace(
+            workspace_buffers(
+                model.config,
+                model.dtype,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_num_seqs=config.max_num_seqs,
+                max_model_len=max_model_len,
+                block_size=config.block_size,
+            ),
+            device.torch_device,
+        )
+        self._fill_tables()
+        self.sampler = Sampler(self.workspace["sampler"], model.config.vocab_size, model.ops, engine_seed=config.seed)
+        stage = None
+        if device.is_queued:
+            stage = InputStage(device, self.workspace, INDEX_BUFFERS, config.block_size)
+        self._batches = BatchBuilder(self.workspace, config.block_size, stage)
+        self._tokens = TokenStage(device, config.max_num_seqs)
+        self.kv: torch.Tensor | None = None
+        self.graphs: DecodeGraphs | None = None
+        self._replayed = False  # whether the last step was, and its likeliest tokens chosen with it
+
+    def _fill_tables(self) -> None:
+        rope = self._model.config.rope
+        if rope is not None:
+            fill_rope_table(self.workspace["rope"], rope)
+
+    def touch(self, num_blocks: int) -> None:
+        """Have the workspace and ``num_blocks`` blocks backed by physical memory before a step is measured."""
+        assert self.kv is not None
+        self.workspace.touch()
+        self._fill_tables()
+        self.kv[:num_blocks].zero_()
+
+    def carve_pool(self, num_blocks: int, kv_dtype: str) -> None:
+        """Allocate the pool of ``num_blocks`` blocks."""
+        self.kv = allocate_kv_pool(
+            self._model.config,
+            num_blocks=num_blocks,
+            block_size=self._config.block_size,
+            dtype=getattr(torch, kv_dtype),
+            device=self.device.torch_device,
+        )
+
+    def drop_pool(self) -> None:
+        """Give the pool back, and the graphs with it, which know where it lies."""
+        self.graphs = None
+        self.kv = None
+
+    # ---- one step
+
+    def prepare(self, plan: StepPlan, latest: np.ndarray | None = None, before: StepPlan | None = None) -> StepBatch:
+        """The step's inputs: see BatchBuilder.build. before: the plan whose tokens are still on their way, if any."""
+        batch = self._batches.build(plan, latest)
+        if before is not None:
+            self._tokens.fill_in(batch.token_ids, plan, before)
+        return batch
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """Logits [len(batch.sampled), vocab_size] of one step; its K and V are in the pool afterwards."""
+        assert self.kv is not None
+        num_seqs = batch.attention.seq_lens.shape[0]
+        size = self._graph_size(batch, num_seqs)
+        self._replayed = size is not None
+        if size is None:
+            return self._model.decoder.forward(batch, self.kv, self.workspace)
+        assert self.graphs is not None
+        self.graphs.replay(num_seqs, size)
+        return self.workspace["logits"][:num_seqs]
+
+    def choose_likeliest(self, logits: torch.Tensor, plan: StepPlan) -> TokensOnTheirWay:
+        """The likeliest token for each of ``plan.sampled``, kept on the device and sent to the host."""
+        number = len(plan.sampled)
+        if plan.logits_rows is None:
+            if not self._replayed:
+                self._model.ops.argmax_rows(logits, self._tokens.chosen[:number])
+        else:
+            best = self.sampler.likeliest(logits)
+            rows = torch.tensor(plan.logits_rows).to(best.device, non_blocking=True)
+            torch.index_select(best, 0, rows, out=self._tokens.chosen[:number])
+        return self._tokens.send(number)
+
+    # ---- graphs
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Sizes at which decode steps are captured: none without a GPU, or with kernels that wait, or if so wanted."""
+        if not self.device.is_queued or self._model.attention.name != "cuda" or self._config.enforce_eager:
+            return ()
+        return ladder_of(self.workspace["logits"].shape[0])
+
+    @property
+    def num_graph_replays(self) -> int:
+        """Steps that were replayed and not launched op by op."""
+        return self.graphs.num_replays if self.graphs is not None else 0
+
+    def capture_graphs(self) -> DecodeGraphs:
+        """Capture the decode step at every size of the ladder; OutOfDeviceMemory(phase="graph_capture")."""
+        assert self.kv is not None
+        sizes = self.graph_sizes
+        with allocating("graph_capture"):
+            self._model.reserve_decode(self.kv, sizes[-1])
+            graphs = DecodeGraphs(self.device, PaddedBatches(self.workspace, sizes[-1]), sizes)
+            graphs.capture(self._decode)
+        self.graphs = graphs
+        return graphs
+
+    def _decode(self, batch: StepBatch) -> None:
+        """What is captured: the step and the likeliest token of each row."""
+        assert self.kv is not None
+        logits = self._model.decoder.forward(batch, self.kv, self.workspace)
+        self._model.ops.argmax_rows(logits, self._tokens.chosen[: logits.shape[0]])
+
+    def _graph_size(self, batch: StepBatch, num_seqs: int) -> int | None:
+        """The graph for ``batch``: one new token for each sequence, and one to choose. None for any other batch."""
+        if self.graphs is None or not batch.num_tokens == num_seqs == len(batch.sampled):
+            return None
+        return self.graphs.size_for(num_seqs)

@@ -1,0 +1,138 @@
+"""A step's tokens go to their sequences: appended, checked for an end, reported."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+from kvplan_engine.requests.beams import BeamGroup
+from kvplan_engine.requests.outputs import PlainOutputs, StepOutput
+from kvplan_engine.requests.request import Request, Sequence
+from kvplan_engine.requests.status import SequenceStatus
+from kvplan_engine.requests.step_plan import StepPlan
+from kvplan_engine.requests.stop import StopChecker
+from kvplan_engine.sampling.sampler import SampledToken
+from kvplan_engine.scheduling.beam_search import grow_beams
+from kvplan_engine.scheduling.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class _Arrived:
+    """What a step brought, by row: sequences, their lists of known tokens, their new tokens. ending: rows."""
+
+    sequences: list[Sequence]
+    known: list[list[int]]
+    token_ids: list[int]
+    details: list[SampledToken] | None
+    ending: list[int]
+
+
+class OutputProcessor:
+    """Takes tokens in for ``requests``, by id, and drops those that are finished.
+
+    stall_seconds: in the last step, the longest that a sequence which got a token had waited since its last one,
+    running all the while. longest_stall_seconds: of all steps.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, stops: StopChecker, requests: dict[str, Request], max_model_len: int
+    ) -> None:
+        self._scheduler = scheduler
+        self._stops = stops
+        self._requests = requests
+        self._max_model_len = max_model_len
+        self.stall_seconds = 0.0
+        self.longest_stall_seconds = 0.0
+
+    def take(
+        self, plan: StepPlan, token_ids: list[int], details: list[SampledToken] | None, now: float
+    ) -> Rows[StepOutput]:
+        """``token_ids[i]`` is for ``plan.sampled[i]``; one output for each. Plans come in the order of their steps.
+
+        details: the same tokens with their log-probabilities, needed where ``plan.is_watched``.
+        """
+        self._note_times(plan, now)
+        arrived = _Arrived(plan.sampled, plan.known, token_ids, details, plan.ending)
+        if self._scheduler.num_orphan_tokens:
+            arrived = self._without_orphans(arrived)
+        if plan.is_watched and arrived.details is not None:
+            return [
+                self._take_one(sequence, token)
+                for sequence, token in zip(arrived.sequences, arrived.details, strict=True)
+            ]
+        return self._take_all(arrived, plan.stop_ids)
+
+    def _take_all(self, arrived: _Arrived, stop_ids: frozenset[int]) -> PlainOutputs:
+        """Only a stop token or the length ends a sequence: both are found without looking at each."""
+        token_ids = arrived.token_ids
+        deque(map(list.append, arrived.known, token_ids), maxlen=0)
+        ending = arrived.ending
+        if stop_ids and not stop_ids.isdisjoint(token_ids):
+            ending = sorted({*ending, *(row for row, token in enumerate(token_ids) if token in stop_ids)})
+        reasons: dict[int, str] = {}
+        for row in ending:
+            reason = self._end(arrived.sequences[row])
+            if reason is not None:
+                reasons[row] = reason
+        return PlainOutputs(arrived.sequences, token_ids, reasons)
+
+    def _without_orphans(self, arrived: _Arrived) -> _Arrived:
+        """Without the tokens of sequences that were finished after their step had been started."""
+        rows = [row for row, sequence in enumerate(arrived.sequences) if sequence.status is not SequenceStatus.FINISHED]
+        self._scheduler.num_orphan_tokens -= len(arrived.sequences) - len(rows)
+        place = {row: index for index, row in enumerate(rows)}
+        return _Arrived(
+            [arrived.sequences[row] for row in rows],
+            [arrived.known[row] for row in rows],
+            [arrived.token_ids[row] for row in rows],
+            None if arrived.details is None else [arrived.details[row] for row in rows],
+            [place[row] for row in arrived.ending if row in place],
+        )
+
+    def _note_times(self, plan: StepPlan, now: float) -> None:
+        """When each sequence got its token; those of the rows follow a clock, which stands for them all."""
+        clock, oldest = self._scheduler.running.rows.clock, now
+        newly = [plan.decodes[row] for row in plan.fresh_rows if plan.decodes[row].last_token_seconds is not None]
+        if len(newly) < len(plan.decodes):
+            oldest = clock.token_seconds
+        if plan.decodes:
+            clock.token_seconds = now
+        for sequence in newly:
+            oldest = min(oldest, sequence.last_token_seconds or now)
+            sequence.last_token_seconds = None  # the clock's time is its time, as long as it has a row
+        for sequence in plan.sampled[len(plan.decodes) :]:
+            oldest = min(oldest, sequence.last_token_seconds or now)
+            sequence.last_token_seconds = now
+        self.stall_seconds = now - oldest
+        self.longest_stall_seconds = max(self.longest_stall_seconds, self.stall_seconds)
+
+    def _take_one(self, sequence: Sequence, token: SampledToken) -> StepOutput:
+        request = sequence.request
+        if request.beams is not None:
+            return self._report(sequence, request.beams, token)
+        sequence.token_ids.append(token.token_id)
+        if token.top_logprobs is not None and token.logprob is not None:
+            sequence.logprobs.append(token.top_logprobs)
+            sequence.cumulative_logprob += token.logprob
+        return StepOutput(sequence, [token.token_id], self._end(sequence))
+
+    def _end(self, sequence: Sequence) -> str | None:
+        """Finish ``sequence`` if its last token ends it; why."""
+        reason = self._stops.check(sequence, self._max_model_len)
+        if reason is None:
+            return None
+        self._scheduler.finish(sequence, reason)
+        if sequence.request.is_finished:
+            self._requests.pop(sequence.request.request_id, None)
+        return reason.value
+
+    def _report(self, beam: Sequence, group: BeamGroup, token: SampledToken) -> StepOutput:
+        """A beam's likeliest tokens go to its group, which goes on when all its beams have reported."""
+        request = beam.request
+        group.report(beam, token.top_logprobs or {})
+        if group.is_round_complete:
+            grow_beams(request, group, self._scheduler)
+            if request.is_finished:
+                self._requests.pop(request.request_id, None)
+        return StepOutput(beam, [], beam.finish_reason.value if beam.finish_reason else None)

@@ -1,0 +1,76 @@
+"""One step at the largest batch, to see what a step really takes beside the buffers that were set aside for it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from kvplan_engine.blocks.block_pool import BlockPool
+from kvplan_engine.blocks.block_table import BlockTable
+from kvplan_engine.config import EngineConfig
+from kvplan_engine.execution.model_runner import ModelRunner
+from kvplan_engine.memory.breakdown import SAMPLER_ROWS, MemoryBreakdown
+from kvplan_engine.requests.request import Request, Sequence
+from kvplan_engine.requests.sampling_params import SamplingParams
+from kvplan_engine.requests.step_plan import StepPlan
+from kvplan_engine.sampling.sampler import Draw
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePeak:
+    """peak_bytes: the workspace plus what the step took on top. extra_bytes: the latter alone.
+
+    seconds_per_token: of this large prefill step.
+    """
+
+    peak_bytes: int
+    extra_bytes: int
+    seconds_per_token: float
+
+
+def measure_profile_step(
+    runner: ModelRunner, config: EngineConfig, memory: MemoryBreakdown, max_model_len: int
+) -> ProfilePeak:
+    """Run a step of ``max_num_batched_tokens`` tokens over as many sequences as there may be, sampling for each."""
+    plan, sequences = _largest_step(config, memory, max_model_len)
+    runner.touch(sum(len(sequence.table) for sequence in sequences))
+    if runner.device.is_queued:
+        _run(runner, plan)  # compiles kernels and loads libraries: their time is no step's
+    with runner.device.peak() as peak:
+        started = time.perf_counter()
+        _run(runner, plan)
+        seconds = time.perf_counter() - started
+    for sequence in sequences:
+        sequence.table.release()
+    return ProfilePeak(
+        memory.activation_bytes + peak.bytes_above_start, peak.bytes_above_start, seconds / plan.num_tokens
+    )
+
+
+def _run(runner: ModelRunner, plan: StepPlan) -> None:
+    """The whole step; it is over when its draws are there."""
+    batch = runner.prepare(plan)
+    logits = runner.forward(batch)
+    # one group of rows: the others would be sampled in the same memory
+    draws = [Draw(row, sequence) for row, sequence in enumerate(batch.sampled[:SAMPLER_ROWS])]
+    runner.sampler.sample(logits, draws, [frozenset()] * len(draws))
+
+
+def _largest_step(config: EngineConfig, memory: MemoryBreakdown, max_model_len: int) -> tuple[StepPlan, list[Sequence]]:
+    pool = BlockPool(memory.num_blocks, memory.block_size)
+    num_tokens = config.max_num_batched_tokens
+    num_seqs = min(config.max_num_seqs, num_tokens, memory.num_blocks)
+    # top_p makes the sampler take its longest way
+    params = SamplingParams(temperature=1.0, top_p=0.9)
+    plan = StepPlan()
+    sequences = []
+    for index in range(num_seqs):
+        share = num_tokens // num_seqs + (1 if index < num_tokens % num_seqs else 0)
+        share = min(share, max_model_len, pool.num_free_blocks * pool.block_size)
+        if share == 0:
+            break
+        sequence = Sequence(Request(f"profile-{index}", [0] * share, params), 0, [0] * share, BlockTable(pool))
+        sequence.table.reserve(0, share)
+        plan.add(sequence, share)
+        sequences.append(sequence)
+    return plan, sequences

@@ -1,0 +1,95 @@
+"""A weight packed once for our own product (csrc/cpu/packed_linear.cpp), and what is computed with it."""
+
+from __future__ import annotations
+
+from ctypes import byref
+
+import torch
+
+from kvplan_engine.kernels.cpu.huge_pages import advise_huge_pages
+from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels, PackedLinearArgs
+
+ACTIVATION_CODES = {None: 0, "gelu_new": 1, "gelu": 2, "silu_and_mul": 3}
+"""What may follow the product, with its number on the C side."""
+
+
+def packs_gated(kernels: CpuKernels, num_outputs: int) -> bool:
+    """Whether a weight of gate rows above up rows can be packed for ``silu_and_mul``: each half in whole panels."""
+    half = num_outputs // 2
+    return num_outputs % 2 == 0 and int(kernels.packed_outputs(half)) == half
+
+
+class PackedWeight:
+    """A weight [num_outputs, num_inputs] in panels, float32 or bfloat16, with its bias and what follows the product.
+
+    The published weight may be dropped: ``rows`` gives its rows back.
+    """
+
+    __slots__ = ("_bias", "_kernels", "_num_inputs", "_num_outputs", "_packed", "activation", "args", "dtype")
+
+    def __init__(
+        self, kernels: CpuKernels, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None
+    ) -> None:
+        self._num_outputs, self._num_inputs = weight.shape
+        if weight.dtype not in STORAGE_CODES or not weight.is_contiguous():
+            raise ValueError(f"a packed weight is contiguous float32 or bfloat16, got {weight.dtype}")
+        if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype is not weight.dtype):
+            raise ValueError(
+                f"bias is {bias.dtype} {tuple(bias.shape)}, wanted {weight.dtype} {tuple(weight.shape[:1])}"
+            )
+        self._kernels, self._bias, self.activation = kernels, bias, activation
+        self.dtype = weight.dtype
+        gated = activation == "silu_and_mul"
+        if gated and not packs_gated(kernels, self._num_outputs):
+            raise ValueError(f"{self._num_outputs} outputs do not make whole panels of gate and up")
+        self._packed = torch.empty(kernels.packed_outputs(self._num_outputs), self._num_inputs, dtype=weight.dtype)
+        advise_huge_pages(self._packed)
+        code = STORAGE_CODES[weight.dtype]
+        kernels.pack_weight(
+            *(weight.data_ptr(), self._packed.data_ptr(), self._num_inputs, self._num_outputs),
+            *(gated, code, torch.get_num_threads()),
+        )
+        self.args = PackedLinearArgs(
+            packed=self._packed.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            inputs=self._num_inputs,
+            outputs=self._num_outputs,
+            activation=ACTIVATION_CODES[activation],
+            storage=code,
+        )
+
+    @property
+    def num_result_columns(self) -> int:
+        return self._num_outputs // 2 if self.activation == "silu_and_mul" else self._num_outputs
+
+    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """out [T, num_result_columns] = activation(x [T, num_inputs] @ weight.T + bias); both may be row-strided."""
+        rows = x.shape[0]
+        self._check("x", x, (rows, self._num_inputs))
+        self._check("out", out, (rows, self.num_result_columns))
+        args = self.args
+        args.x, args.out = x.data_ptr(), out.data_ptr()
+        args.x_stride, args.out_stride, args.rows = x.stride(0), out.stride(0), rows
+        self._kernels.multiply_packed(byref(args), torch.get_num_threads())
+
+    def rows(self, indices: torch.Tensor, out: torch.Tensor) -> None:
+        """out [T, num_inputs] = weight[indices] for indices [T] int64. IndexError where there is no such row."""
+        if self.activation == "silu_and_mul":
+            raise ValueError("the rows of a gated weight are not kept in order")
+        if indices.dim() != 1 or indices.dtype is not torch.int64 or not indices.is_contiguous():
+            raise ValueError(f"indices is {indices.dtype} {tuple(indices.shape)}, wanted contiguous int64 [T]")
+        self._check("out", out, (indices.shape[0], self._num_inputs))
+        status = self._kernels.unpack_rows(
+            *(self._packed.data_ptr(), indices.data_ptr(), out.data_ptr()),
+            *(out.stride(0), indices.shape[0], self._num_inputs, self._num_outputs),
+            *(STORAGE_CODES[self.dtype], torch.get_num_threads()),
+        )
+        if status != STATUS_OK:
+            raise IndexError(f"a row of {indices.tolist()} lies outside the weight's {self._num_outputs}")
+
+    def _check(self, name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> None:
+        if tensor.dtype is not self.dtype or tensor.shape != shape or (tensor.stride(1) != 1 and shape[1] > 1):
+            raise ValueError(
+                f"{name} is {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}, "
+                f"wanted {self.dtype} {shape} with a contiguous last dimension"
+            )

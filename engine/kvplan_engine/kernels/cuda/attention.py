@@ -1,0 +1,202 @@
+"""How the attention kernels are compiled and launched for a model's shape on a device: pure arithmetic.
+
+Every size here mirrors a constant in csrc/cuda (named in the comments); the emulated tests run both sides together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvplan_engine.kernels.cuda.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, variant
+
+HEAD_SIZES = (64, 80, 96, 128, 256)
+"""The common ones, which are compiled and measured; any multiple of HEAD_MULTIPLE up to the largest works."""
+HEAD_MULTIPLE = 16
+WARP_LANES = 32
+CHUNK_MULTIPLE = 64
+"""Decode work is cut at multiples of this many tokens: four warps times a tile of 16."""
+MIN_CHUNK = 256
+"""Fewer tokens than this are not worth a block of their own."""
+
+_RESERVED_SHARED_BYTES = 1024  # what the hardware keeps of a block's shared memory
+_MAX_STAGES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What the attention kernels are specialised for."""
+
+    scalar: torch.dtype
+    cache: torch.dtype
+    head_size: int
+    block_size: int
+    num_query_heads: int
+    num_kv_heads: int
+    has_softcap: bool = False
+    has_sinks: bool = False
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_query_heads // self.num_kv_heads
+
+    def check(self) -> None:
+        """CudaKernelError for a shape without kernels."""
+        if self.head_size % HEAD_MULTIPLE or not 0 < self.head_size <= HEAD_SIZES[-1]:
+            raise CudaKernelError(
+                f"the CUDA attention kernels have no head size {self.head_size}",
+                hint=f"they have the multiples of {HEAD_MULTIPLE} up to {HEAD_SIZES[-1]}",
+            )
+        if self.num_query_heads % self.num_kv_heads:
+            raise CudaKernelError(
+                f"{self.num_query_heads} query heads do not divide among {self.num_kv_heads} KV heads"
+            )
+
+    def defines(self) -> dict[str, str | int | torch.dtype]:
+        """The compile-time constants of every attention kernel."""
+        return {
+            "scalar": self.scalar,
+            "cache": self.cache,
+            "head_size": self.head_size,
+            "block_size": self.block_size,
+            "group": self.group,
+            "softcap": int(self.has_softcap),
+            "sinks": int(self.has_sinks),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLaunch:
+    """The decode kernel of one shape on one device."""
+
+    variant: KernelVariant
+    threads: int
+    blocks_per_item: int
+    """Grid y: KV heads times the chunks that a large group of heads is cut into."""
+    target_chunks: int
+    """Work items that fill the device once."""
+    shared_bytes: int
+
+    def max_items(self, num_sequences: int) -> int:
+        """An upper bound on the work items that the plan makes for so many sequences, whatever their lengths."""
+        return num_sequences + self.target_chunks
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLaunch:
+    """The prefill kernel of one shape on one device."""
+
+    variant: KernelVariant
+    threads: int
+    tile_rows: int
+    """(token, head of the group) rows of one work item."""
+    blocks_per_item: int
+    shared_bytes: int
+
+    def max_items(self, num_sequences: int, num_tokens: int, group: int) -> int:
+        """An upper bound on the tiles of so many sequences with so many new tokens in all."""
+        return num_sequences + num_tokens * group // self.tile_rows
+
+
+def uses_tensor_cores(shape: AttentionShape, properties: DeviceProperties) -> bool:
+    """Whether the mma kernels run: 16-bit arithmetic on compute capability 8.0 or newer."""
+    return properties.has_tensor_kernels and shape.scalar in (torch.float16, torch.bfloat16)
+
+
+def decode_launch(
+    shape: AttentionShape, properties: DeviceProperties, warps: int = 4, stages: int | None = None
+) -> DecodeLaunch:
+    """Sizes of the decode kernel; ``stages`` None takes as many as let two blocks share a multiprocessor."""
+    shape.check()
+    if uses_tensor_cores(shape, properties):
+        return _decode_mma(shape, properties, warps, stages)
+    return _decode_simple(shape, properties, warps)
+
+
+def _decode_mma(shape: AttentionShape, properties: DeviceProperties, warps: int, stages: int | None) -> DecodeLaunch:
+    stage_bytes = decode_stage_bytes(shape)
+    while warps > 1 and 2 * warps * stage_bytes > properties.shared_bytes_per_block:
+        warps //= 2
+    if stages is None:
+        half = properties.shared_bytes_per_multiprocessor // 2 - _RESERVED_SHARED_BYTES
+        stages = max(2, min(_MAX_STAGES, half // (warps * stage_bytes)))
+    heads = min(shape.group, 8 if shape.head_size > 128 else 16)  # decode_mma.cu: HEADS
+    chosen = variant("decode_mma.cu", "decode_attention", **shape.defines(), warps=warps, stages=stages)
+    return _decode_launch(shape, properties, chosen, warps, heads, warps * stages * stage_bytes)
+
+
+def decode_stage_bytes(shape: AttentionShape) -> int:
+    """decode_mma.cu: STAGE_BYTES, 16 tokens of K and V with the row pitches that avoid bank conflicts."""
+    row_chunks = shape.head_size * shape.cache.itemsize // 16
+    return 16 * 16 * ((row_chunks | 1) + (row_chunks + 1) // 4 * 4 + 2)
+
+
+def _decode_simple(shape: AttentionShape, properties: DeviceProperties, warps: int) -> DecodeLaunch:
+    vector = 16 // shape.cache.itemsize
+    row_vectors = shape.head_size // vector
+    vectors = -(-row_vectors // WARP_LANES)
+    heads = min(shape.group, max(1, 64 // (vector * vectors)))  # decode_simple.cu: HEADS
+    chosen = variant("decode_simple.cu", "decode_attention", **shape.defines(), warps=warps)
+    return _decode_launch(shape, properties, chosen, warps, heads, 0)
+
+
+def _decode_launch(
+    shape: AttentionShape,
+    properties: DeviceProperties,
+    chosen: KernelVariant,
+    warps: int,
+    heads: int,
+    buffer_bytes: int,
+) -> DecodeLaunch:
+    blocks_per_item = shape.num_kv_heads * -(-shape.group // heads)
+    merge_bytes = 4 * (warps * heads * (shape.head_size + 2) + 1)  # decode.cuh: MergeBuffers
+    without_weights = max(buffer_bytes, merge_bytes)
+    blocks_at_once = _blocks_per_multiprocessor(without_weights, properties) * properties.num_multiprocessors
+    target_chunks = max(1, blocks_at_once // blocks_per_item)
+    weight_bytes = 4 * heads * (target_chunks + 1 + 2)  # decode.cuh: merge_items
+    return DecodeLaunch(chosen, warps * WARP_LANES, blocks_per_item, target_chunks, max(without_weights, weight_bytes))
+
+
+def _blocks_per_multiprocessor(shared_bytes: int, properties: DeviceProperties) -> int:
+    """How many blocks fit by shared memory; never counted above 2, where registers end it."""
+    return max(1, min(2, properties.shared_bytes_per_multiprocessor // (shared_bytes + _RESERVED_SHARED_BYTES)))
+
+
+def prefill_launch(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch:
+    """Sizes of the prefill kernel."""
+    shape.check()
+    if uses_tensor_cores(shape, properties):
+        return _prefill_mma(shape)
+    return _prefill_simple(shape)
+
+
+def _prefill_mma(shape: AttentionShape) -> PrefillLaunch:
+    warps = 4
+    row_tiles = 1 if shape.head_size > 128 else 2  # of 16 rows in each warp
+    kv_tile = 32 if shape.head_size > 128 else 64
+    tile_rows = warps * row_tiles * 16
+    pitch = (shape.head_size * 2 // 16 | 1) * 16  # prefill_mma.cu: PITCH
+    chosen = variant(
+        "prefill_mma.cu",
+        "prefill_attention",
+        **shape.defines(),
+        warps=warps,
+        row_tiles=row_tiles,
+        kv_tile=kv_tile,
+    )
+    return PrefillLaunch(chosen, warps * WARP_LANES, tile_rows, shape.num_kv_heads, pitch * (tile_rows + 2 * kv_tile))
+
+
+def _prefill_simple(shape: AttentionShape) -> PrefillLaunch:
+    warps = 4
+    rows_per_warp = 4
+    tile_rows = warps * rows_per_warp
+    pitch = 4 * (shape.head_size + 1)  # prefill_simple.cu: PITCH floats
+    chosen = variant(
+        "prefill_simple.cu", "prefill_attention", **shape.defines(), warps=warps, rows_per_warp=rows_per_warp
+    )
+    shared_bytes = pitch * WARP_LANES + 4 * shape.head_size * tile_rows
+    return PrefillLaunch(chosen, warps * WARP_LANES, tile_rows, shape.num_kv_heads, shared_bytes)

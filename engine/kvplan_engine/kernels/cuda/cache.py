@@ -1,0 +1,58 @@
+"""Compiled CUDA kernels on disk: one file per source, options, compiler and architecture; right whenever it exists."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from kvplan_engine.kernels.build import kernel_cache_dir
+from kvplan_engine.kernels.cuda.nvrtc import CompiledKernel, Nvrtc
+from kvplan_engine.kernels.cuda.variants import KernelVariant, source_digest
+
+logger = logging.getLogger("kvplan_engine")
+
+
+def cached_image(variant: KernelVariant, nvrtc: Nvrtc, architecture: str, folder: Path | None = None) -> bytes:
+    """The compiled ``variant``, from the cache or compiled now and put there.
+
+    Two processes may compile the same kernel at once; the files are equal and each appears in one step. A cache that
+    cannot be written costs the next start some time and nothing else.
+    """
+    path = image_path(variant, nvrtc, architecture, folder)
+    if path.is_file():
+        return path.read_bytes()
+    compiled = nvrtc.compile(variant, architecture)
+    _report_warnings(variant, compiled)
+    try:
+        _store(path, compiled.image)
+    except OSError:
+        return compiled.image
+    return compiled.image
+
+
+def image_path(variant: KernelVariant, nvrtc: Nvrtc, architecture: str, folder: Path | None = None) -> Path:
+    """Where the compiled ``variant`` is, once it has been compiled."""
+    return (folder or kernel_cache_dir() / "cuda") / f"{image_key(variant, nvrtc.version, architecture)}.bin"
+
+
+def image_key(variant: KernelVariant, nvrtc_version: tuple[int, int], architecture: str) -> str:
+    """Hash of all that decides what comes out of the compiler."""
+    parts = (variant.source, *variant.flags(), architecture, str(nvrtc_version), source_digest("cuda"))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _report_warnings(variant: KernelVariant, compiled: CompiledKernel) -> None:
+    """A compiler newer than any that this was tried with may warn; the kernel is as right as without the warning."""
+    if compiled.warnings:
+        logger.warning("%s compiles with a warning: %s", variant.label(), compiled.warnings[0])
+
+
+def _store(path: Path, image: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(image)
+    Path(name).replace(path)

@@ -1,0 +1,202 @@
+"""The CudaRuntime of a real device: kernels loaded through the CUDA driver, launched on torch's current stream.
+
+Memory, streams and the context are torch's; this adds only modules and launches, by ctypes on libcuda, which every
+machine with an NVIDIA driver has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+
+from kvplan_engine.errors import CudaOutOfMemory
+from kvplan_engine.kernels.cuda.cache import cached_image
+from kvplan_engine.kernels.cuda.nvrtc import Nvrtc, load_nvrtc
+from kvplan_engine.kernels.cuda.runtime import DeviceProperties, Kernel
+from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
+
+OLDEST_CAPABILITY = (7, 0)
+_SUCCESS = 0
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
+_PREFERRED_SHARED_MEMORY_CARVEOUT = 9
+_ALL_OF_IT = 100  # CU_SHAREDMEM_CARVEOUT_MAX_SHARED, in percent
+_MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_...
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+_SHARED_BYTES_PER_MULTIPROCESSOR = 81
+_SHARED_BYTES_PER_BLOCK_OPT_IN = 97
+_SHARED_BYTES_WITHOUT_ASKING = 48 * 1024
+
+
+class Driver:
+    """The few functions of libcuda that are needed; each failure is CudaKernelError with the driver's own words."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        library.cuLaunchKernel.argtypes = (
+            ctypes.c_void_p,
+            *(ctypes.c_uint,) * 7,
+            *(ctypes.c_void_p,) * 3,
+        )
+
+    def version(self) -> str:
+        """The newest CUDA that the driver serves, such as 13.0."""
+        value = ctypes.c_int()
+        self._check(self._library.cuDriverGetVersion(ctypes.byref(value)), "cuDriverGetVersion")
+        return f"{value.value // 1000}.{value.value % 1000 // 10}"
+
+    def properties(self, index: int, name: str) -> DeviceProperties:
+        """What the driver says of device ``index`` (as CUDA_VISIBLE_DEVICES numbers them)."""
+        handle = ctypes.c_int()
+        self._check(self._library.cuDeviceGet(ctypes.byref(handle), index), f"finding device {index}")
+        return DeviceProperties(
+            name=name,
+            capability=(self._attribute(handle, _CAPABILITY_MAJOR), self._attribute(handle, _CAPABILITY_MINOR)),
+            num_multiprocessors=self._attribute(handle, _MULTIPROCESSOR_COUNT),
+            shared_bytes_per_block=self._attribute(handle, _SHARED_BYTES_PER_BLOCK_OPT_IN),
+            shared_bytes_per_multiprocessor=self._attribute(handle, _SHARED_BYTES_PER_MULTIPROCESSOR),
+            driver_version=self.version(),
+        )
+
+    def _attribute(self, handle: ctypes.c_int, attribute: int) -> int:
+        value = ctypes.c_int()
+        status = self._library.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle)
+        self._check(status, f"reading device attribute {attribute}")
+        return value.value
+
+    def load_function(self, image: bytes, name: str) -> ctypes.c_void_p:
+        """The kernel ``name`` of a cubin or PTX, loaded into the current context for good."""
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._check(self._library.cuModuleLoadData(ctypes.byref(module), image), f"loading {name}")
+        status = self._library.cuModuleGetFunction(ctypes.byref(function), module, name.encode())
+        self._check(status, f"finding {name}")
+        return function
+
+    def allow_shared_bytes(self, function: ctypes.c_void_p, shared_bytes: int) -> None:
+        """Let the kernel ask for so much dynamic shared memory, of a multiprocessor with as much as it can have.
+
+        Left to itself the driver may split a multiprocessor's memory such that one block fits, where two would.
+        """
+        for attribute, value in (
+            (_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes),
+            (_PREFERRED_SHARED_MEMORY_CARVEOUT, _ALL_OF_IT),
+        ):
+            status = self._library.cuFuncSetAttribute(function, attribute, ctypes.c_int(value))
+            self._check(status, f"asking for {shared_bytes} bytes of shared memory")
+
+    def launch(
+        self,
+        function: ctypes.c_void_p,
+        grid: tuple[int, int],
+        threads: int,
+        shared_bytes: int,
+        stream: int,
+        params: ctypes.Structure,
+    ) -> None:
+        """Queue one kernel; the driver copies ``params`` before it returns."""
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        status = self._library.cuLaunchKernel(
+            function, grid[0], grid[1], 1, threads, 1, 1, shared_bytes, stream, arguments, None
+        )
+        if status != _SUCCESS:
+            self._check(status, f"launching {grid} x {threads} threads with {shared_bytes} bytes of shared memory")
+
+    def _check(self, status: int, what: str) -> None:
+        if status == _SUCCESS:
+            return
+        text = ctypes.c_char_p()
+        self._library.cuGetErrorString(status, ctypes.byref(text))
+        words = text.value.decode() if text.value else f"error {status}"
+        if status == _OUT_OF_MEMORY:
+            raise CudaOutOfMemory(f"CUDA: {what} failed: {words}")
+        raise CudaKernelError(f"CUDA: {what} failed: {words}")
+
+
+class DriverKernel:
+    """One kernel on one device."""
+
+    __slots__ = ("_allowed_shared_bytes", "_device", "_driver", "_function")
+
+    def __init__(self, driver: Driver, function: ctypes.c_void_p, device: torch.device) -> None:
+        self._driver = driver
+        self._function = function
+        self._device = device
+        self._allowed_shared_bytes = _SHARED_BYTES_WITHOUT_ASKING
+
+    def __call__(self, grid: tuple[int, int], threads: int, shared_bytes: int, params: ctypes.Structure) -> None:
+        """Launch on torch's current stream; returns at once."""
+        if 0 in grid:
+            return
+        if shared_bytes > self._allowed_shared_bytes:
+            self._driver.allow_shared_bytes(self._function, shared_bytes)
+            self._allowed_shared_bytes = shared_bytes
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        self._driver.launch(self._function, grid, threads, shared_bytes, stream, params)
+
+
+class DriverRuntime:
+    """A CudaRuntime on one GPU. The first use of a kernel compiles (0.2 s to 1 s, once per machine) and loads it.
+
+    architecture: what is compiled for, such as sm_90.
+    """
+
+    def __init__(self, driver: Driver, nvrtc: Nvrtc, device: torch.device, properties: DeviceProperties) -> None:
+        self.properties = properties
+        self.device = device
+        self._driver = driver
+        self._nvrtc = nvrtc
+        self.architecture = nvrtc.architecture_for(properties.capability)
+        self._kernels: dict[KernelVariant, DriverKernel] = {}
+
+    def kernel(self, variant: KernelVariant) -> Kernel:
+        """See CudaRuntime.kernel."""
+        kernel = self._kernels.get(variant)
+        if kernel is None:
+            image = cached_image(variant, self._nvrtc, self.architecture)
+            kernel = DriverKernel(self._driver, self._driver.load_function(image, variant.kernel), self.device)
+            self._kernels[variant] = kernel
+        return kernel
+
+
+def load_driver() -> Driver:
+    """libcuda, which comes with the NVIDIA driver. CudaKernelError when it is missing."""
+    try:
+        return Driver(ctypes.CDLL("libcuda.so.1"))
+    except OSError as error:
+        raise CudaKernelError(f"no NVIDIA driver here: {error}", hint="use device='cpu'") from error
+
+
+def current_runtime() -> DriverRuntime:
+    """The runtime of torch's current CUDA device; CudaKernelError says in one line why there is none."""
+    if not torch.cuda.is_available():
+        raise CudaKernelError("torch finds no CUDA device here", hint="use device='cpu'")
+    return _runtime_of(torch.cuda.current_device())
+
+
+@cache
+def _runtime_of(index: int) -> DriverRuntime:
+    device = torch.device("cuda", index)
+    torch.zeros(1, device=device)  # makes the device's context current, which loading a module needs
+    driver = load_driver()
+    properties = driver.properties(index, torch.cuda.get_device_name(device))
+    return make_runtime(driver, load_nvrtc(torch_cuda_major()), device, properties)
+
+
+def torch_cuda_major() -> int | None:
+    """The CUDA that torch was built for: 12 or 13; None for a torch without."""
+    version = torch.version.cuda
+    return int(version.split(".")[0]) if version else None
+
+
+def make_runtime(driver: Driver, nvrtc: Nvrtc, device: torch.device, properties: DeviceProperties) -> DriverRuntime:
+    """A DriverRuntime, or CudaKernelError for a GPU that the kernels do not know."""
+    if properties.capability < OLDEST_CAPABILITY:
+        raise CudaKernelError(
+            f"{properties.name} has compute capability {properties.capability[0]}.{properties.capability[1]}; "
+            "the kernels need 7.0 or newer",
+            hint="use device='cpu'",
+        )
+    return DriverRuntime(driver, nvrtc, device, properties)

@@ -1,0 +1,121 @@
+"""Runs the CUDA kernels' own sources on the CPU: compiled by g++ over csrc/cuda_host, launched like on a device.
+
+This is a tool for tests and for trying launch code where there is no GPU. It proves results, not speed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+from kvplan_engine.kernels.build import find_compiler, kernel_cache_dir
+from kvplan_engine.kernels.cuda.runtime import DeviceProperties, Kernel
+from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, source_digest, source_dir
+
+EMULATED_PROPERTIES = DeviceProperties(
+    name="emulated",
+    capability=(9, 0),
+    num_multiprocessors=2,
+    shared_bytes_per_block=227 * 1024,
+    shared_bytes_per_multiprocessor=228 * 1024,
+    driver_version="none",
+)
+FORWARD, BACKWARD = 0, 1
+"""Orders in which the threads of a block run between two meeting points; larger numbers shuffle."""
+
+_FLAGS = (
+    "-std=c++17",
+    "-O1",
+    "-fPIC",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-unused-function",
+    "-fno-strict-aliasing",
+)
+_ERROR_BYTES = 256
+
+
+class EmulatedKernel:
+    """One kernel of a compiled host library."""
+
+    def __init__(self, library: ctypes.CDLL, variant: KernelVariant, runtime: EmulatedRuntime) -> None:
+        self._function = getattr(library, variant.kernel)
+        self._runtime = runtime
+        size = getattr(library, f"{variant.kernel}_params_bytes")
+        size.restype = ctypes.c_ulong
+        self.params_bytes: int = size()
+
+    def __call__(self, grid: tuple[int, int], threads: int, shared_bytes: int, params: ctypes.Structure) -> None:
+        """Run the whole grid now. CudaKernelError with the emulation's message when it found a fault."""
+        if ctypes.sizeof(params) != self.params_bytes:
+            raise CudaKernelError(
+                f"{type(params).__name__} has {ctypes.sizeof(params)} bytes, the kernel wants {self.params_bytes}"
+            )
+        if 0 in grid:
+            return
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        failed = self._function(
+            (ctypes.c_uint * 3)(*grid, 1),
+            (ctypes.c_uint * 3)(threads, 1, 1),
+            ctypes.c_ulong(shared_bytes),
+            ctypes.byref(params),
+            ctypes.c_int(self._runtime.order),
+            error,
+        )
+        if failed:
+            raise CudaKernelError(f"emulated kernel: {error.value.decode()}")
+
+
+class EmulatedRuntime:
+    """A CudaRuntime on the CPU; ``order`` chooses how the threads of a block take turns."""
+
+    def __init__(self, properties: DeviceProperties = EMULATED_PROPERTIES, order: int = FORWARD) -> None:
+        self.properties = properties
+        self.device = torch.device("cpu")
+        self.order = order
+        self._kernels: dict[KernelVariant, EmulatedKernel] = {}
+
+    def kernel(self, variant: KernelVariant) -> Kernel:
+        """See CudaRuntime.kernel."""
+        if variant not in self._kernels:
+            library = ctypes.CDLL(str(compile_host_library(variant)))
+            self._kernels[variant] = EmulatedKernel(library, variant, self)
+        return self._kernels[variant]
+
+
+def compile_host_library(variant: KernelVariant) -> Path:
+    """The variant as a shared library for this machine, from the cache or compiled now."""
+    source = source_dir() / "cuda" / variant.source
+    inputs = ("-shared", *variant.flags(), "-x", "c++", str(source), "-x", "none", str(_compile_machine()))
+    return _compile(f"{Path(variant.source).stem}", ".so", inputs, variant.label())
+
+
+def _compile_machine() -> Path:
+    """The emulation itself as an object file: the same for all kernels."""
+    source = source_dir() / "cuda_host" / "emulation.cpp"
+    return _compile("emulation", ".o", ("-c", str(source)), "the emulation")
+
+
+def _compile(stem: str, suffix: str, inputs: tuple[str, ...], label: str) -> Path:
+    compiler = find_compiler()
+    parts = (*compiler, *_FLAGS, *inputs, source_digest("cuda", "cuda_host"))
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+    target = kernel_cache_dir() / "emulated" / f"{stem}-{key}{suffix}"
+    if target.is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, suffix=suffix)
+    os.close(handle)
+    result = subprocess.run([*compiler, *_FLAGS, *inputs, "-o", name], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        Path(name).unlink()
+        raise CudaKernelError(f"{label} does not compile for the host: {result.stderr[:2000]}")
+    Path(name).replace(target)
+    return target

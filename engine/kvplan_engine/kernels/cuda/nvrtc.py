@@ -1,0 +1,149 @@
+"""Compiles CUDA sources to binaries with NVRTC, which comes with torch's CUDA packages: no toolkit, no host compiler.
+
+The sources include no CUDA header, so any NVRTC from 12.0 on will do. NVRTC 12.x knows compute capability 7.0 (Volta);
+13.x begins at 7.5.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, source_dir
+
+_SUCCESS = 0
+# Lines that NVRTC or ptxas always write, and the notice that Volta will go: everything else in a log is a warning.
+_HARMLESS = ("ptxas info", "ptxas         .", "Architectures prior to")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """``image`` is a cubin for ``architecture`` (sm_90), or PTX when that starts with compute_."""
+
+    image: bytes
+    architecture: str
+    log: str
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Lines of the log that are neither statistics nor a deprecation notice."""
+        lines = (line.strip() for line in self.log.replace("\0", "").splitlines())
+        return tuple(line for line in lines if line and not any(known in line for known in _HARMLESS))
+
+
+class Nvrtc:
+    """One loaded libnvrtc."""
+
+    def __init__(self, library: ctypes.CDLL, path: str) -> None:
+        self._library = library
+        self.path = path
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._check(library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
+        self.version = (major.value, minor.value)
+
+    def supported_capabilities(self) -> tuple[tuple[int, int], ...]:
+        """Compute capabilities that this NVRTC compiles for, ascending."""
+        count = ctypes.c_int()
+        self._check(self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count)), "nvrtcGetNumSupportedArchs")
+        values = (ctypes.c_int * count.value)()
+        self._check(self._library.nvrtcGetSupportedArchs(values), "nvrtcGetSupportedArchs")
+        return tuple(sorted(divmod(value, 10) for value in values))
+
+    def architecture_for(self, capability: tuple[int, int]) -> str:
+        """What to compile for: the device's own architecture, an older one of its family, or PTX of the newest.
+
+        CudaKernelError when the device is older than all that this NVRTC knows.
+        """
+        supported = self.supported_capabilities()
+        family = [known for known in supported if known[0] == capability[0] and known <= capability]
+        if family:
+            return "sm_{}{}".format(*family[-1])
+        older = [known for known in supported if known < capability]
+        if older:
+            return "compute_{}{}".format(*older[-1])
+        raise CudaKernelError(
+            f"NVRTC {self.version[0]}.{self.version[1]} does not compile for compute capability "
+            f"{capability[0]}.{capability[1]}",
+            hint="install a torch built for CUDA 12, whose NVRTC does" if capability >= (7, 0) else None,
+        )
+
+    def compile(self, variant: KernelVariant, architecture: str, extra_options: tuple[str, ...] = ()) -> CompiledKernel:
+        """Compile ``variant``. CudaKernelError with the first lines of the log when that fails."""
+        folder = source_dir() / "cuda"
+        source = (folder / variant.source).read_bytes()
+        program = ctypes.c_void_p()
+        name = variant.source.encode()
+        status = self._library.nvrtcCreateProgram(ctypes.byref(program), source, name, 0, None, None)
+        self._check(status, "nvrtcCreateProgram")
+        try:
+            options = compile_options(variant, architecture, folder) + extra_options
+            encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+            status = self._library.nvrtcCompileProgram(program, len(options), encoded)
+            log = self._read(program, "ProgramLog").decode(errors="replace")
+            if status != _SUCCESS:
+                raise CudaKernelError(f"{variant.label()} does not compile for {architecture}: {log[:1500]}")
+            kind = "CUBIN" if architecture.startswith("sm_") else "PTX"
+            return CompiledKernel(self._read(program, kind), architecture, log)
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _read(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        self._check(getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)), what)
+        memory = ctypes.create_string_buffer(size.value)
+        self._check(getattr(self._library, f"nvrtcGet{what}")(program, memory), what)
+        return memory.raw
+
+    def _check(self, status: int, what: str) -> None:
+        if status != _SUCCESS:
+            raise CudaKernelError(f"NVRTC: {what} failed: {self._library.nvrtcGetErrorString(status).decode()}")
+
+
+def compile_options(variant: KernelVariant, architecture: str, folder: Path) -> tuple[str, ...]:
+    """NVRTC's options for one variant."""
+    return (f"--gpu-architecture={architecture}", "--std=c++17", f"-I{folder}", *variant.flags())
+
+
+def load_nvrtc(cuda_major: int | None = None) -> Nvrtc:
+    """The NVRTC beside torch, or of a toolkit; that of ``cuda_major`` first. CudaKernelError without one."""
+    tried = []
+    for path in nvrtc_candidates(cuda_major):
+        try:
+            return Nvrtc(_load_with_builtins(path), path)
+        except OSError as error:
+            tried.append(f"{path}: {error}")
+    raise CudaKernelError(
+        "no libnvrtc found" + (f" ({'; '.join(tried)})" if tried else ""),
+        hint="install a CUDA build of torch, or the package nvidia-cuda-nvrtc-cu12",
+    )
+
+
+def nvrtc_candidates(cuda_major: int | None) -> list[str]:
+    """Paths of libnvrtc, best first: packages beside torch, then $CUDA_HOME, then what the system's loader knows."""
+    folders = [Path(entry) / "nvidia" for entry in dict.fromkeys(sys.path) if entry]
+    found: list[Path] = []
+    for folder in folders:
+        found += sorted(folder.glob("cu1[0-9]/lib/libnvrtc.so.1[0-9]"), reverse=True)
+        found += sorted(folder.glob("cuda_nvrtc/lib/libnvrtc.so.1[0-9]"), reverse=True)
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        root = os.environ.get(variable)
+        if root:
+            found += sorted(Path(root).glob("lib64/libnvrtc.so.1[0-9]"), reverse=True)
+    if cuda_major is not None:
+        found.sort(key=lambda path: not path.name.endswith(f".{cuda_major}"))
+    names = [str(path) for path in found]
+    system = ctypes.util.find_library("nvrtc")
+    return names + ([system] if system else [])
+
+
+def _load_with_builtins(path: str) -> ctypes.CDLL:
+    """libnvrtc opens libnvrtc-builtins by name, which its own folder being on no search path would prevent."""
+    for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")):
+        if Path(path).is_file():
+            ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(path)

@@ -1,0 +1,52 @@
+"""What the CUDA backend needs from a device: its properties, and kernels that can be launched.
+
+Two things provide it: the driver (``cuda_driver``), and the emulation (``cuda_emulation``), which runs the same kernel
+sources on the CPU for the tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kvplan_engine.kernels.cuda.variants import KernelVariant
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """What launch configurations depend on."""
+
+    name: str
+    capability: tuple[int, int]
+    num_multiprocessors: int
+    shared_bytes_per_block: int
+    """The most dynamic shared memory that one block may ask for."""
+    shared_bytes_per_multiprocessor: int
+    driver_version: str
+
+    @property
+    def has_tensor_kernels(self) -> bool:
+        """Whether mma.m16n8k16 with bfloat16, cp.async and movmatrix exist (compute capability 8.0)."""
+        return self.capability >= (8, 0)
+
+
+class Kernel(Protocol):
+    """One loaded kernel."""
+
+    def __call__(self, grid: tuple[int, int], threads: int, shared_bytes: int, params: ctypes.Structure) -> None:
+        """Launch on torch's current stream; returns at once. A grid with a zero launches nothing."""
+        ...
+
+
+class CudaRuntime(Protocol):
+    """A device that kernels run on."""
+
+    properties: DeviceProperties
+    device: torch.device
+
+    def kernel(self, variant: KernelVariant) -> Kernel:
+        """The loaded kernel of ``variant``, compiled if it must be. CudaKernelError when it cannot be."""
+        ...

@@ -1,0 +1,107 @@
+"""Where the device's memory goes: the engine's own account of it. No torch.
+
+The workspace (every buffer a step writes to) is allocated once, before the pool, at sizes that follow from the
+settings alone. So the pool's size is known from the settings too, instead of depending on what one run peaked at.
+
+    device total x gpu_memory_utilization = weights + workspace + overhead + graphs + KV pool
+
+Graphs, on a GPU only, are the decode steps captured for replay: what they take is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplan_engine.checkpoints.config import ModelConfig
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+_ALIGNMENT_BYTES = 64  # a cache line: buffers never share one
+
+# Rows of logits the sampler works on at a time, and what it needs for each element of such a row:
+# six float32: a copy, raw log-probabilities, probabilities, sorted values, cumulative sum, noise.
+SAMPLER_ROWS = 16
+SAMPLER_ELEMENT_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class BufferSpec:
+    """One buffer of the workspace. dtype: a torch dtype's name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        size = {"int64": 8, "int32": 4, "uint8": 1}.get(self.dtype) or DTYPE_BYTES[self.dtype]
+        for extent in self.shape:
+            size *= extent
+        return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def workspace_buffers(
+    model: ModelConfig,
+    dtype: str,
+    *,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    block_size: int,
+) -> list[BufferSpec]:
+    """Every buffer of one step at its largest.
+
+    ``scratch`` holds qkv and the attention's output, later the MLP's inner activations: never both.
+    """
+    tokens = max_num_batched_tokens
+    seqs = min(max_num_seqs, tokens)
+    blocks = -(-max_model_len // block_size)
+    inner = 2 * model.ffn_size if model.gated_mlp else model.ffn_size
+    buffers = [
+        BufferSpec("hidden", (tokens, model.hidden_size), dtype),
+        BufferSpec("normed", (tokens, model.hidden_size), dtype),
+        BufferSpec("delta", (tokens, model.hidden_size), dtype),
+        BufferSpec("scratch", (tokens, max(model.qkv_size + model.query_size, inner)), dtype),
+        BufferSpec("last_hidden", (seqs, model.hidden_size), dtype),
+        BufferSpec("logits", (seqs, model.vocab_size), dtype),
+        BufferSpec("sampler", (min(seqs, SAMPLER_ROWS) * model.vocab_size * SAMPLER_ELEMENT_BYTES,), "uint8"),
+        BufferSpec("token_ids", (tokens,), "int64"),
+        BufferSpec("positions", (tokens,), "int64"),
+        BufferSpec("slots", (tokens,), "int64"),
+        BufferSpec("block_tables", (seqs, blocks), "int32"),
+        BufferSpec("seq_lens", (seqs,), "int32"),
+        BufferSpec("query_starts", (seqs + 1,), "int32"),
+    ]
+    if model.is_rotary:
+        buffers.append(BufferSpec("rope", (max_model_len, model.head_size), "float32"))
+    return buffers
+
+
+def kv_block_bytes(model: ModelConfig, kv_dtype: str, block_size: int) -> int:
+    """Bytes of one block: K and V of ``block_size`` tokens at every layer."""
+    return model.num_layers * 2 * model.num_kv_heads * block_size * model.head_size * DTYPE_BYTES[kv_dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBreakdown:
+    """What an engine's memory went to, in bytes.
+
+    activation_bytes: the workspace. activation_peak_bytes: what the profile step used of workspace and overhead
+    together, measured. overhead_bytes: kept back for what is not a tensor. graph_bytes: kept back for the decode steps
+    captured as graphs (as measured when they were captured first), 0 without.
+    """
+
+    device_total_bytes: int
+    budget_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    activation_peak_bytes: int
+    overhead_bytes: int
+    kv_pool_bytes: int
+    block_bytes: int
+    num_blocks: int
+    block_size: int
+    graph_bytes: int = 0
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        return self.num_blocks * self.block_size

@@ -1,0 +1,83 @@
+"""From the device's memory to a number of blocks, or to the refusal that says what is missing. No torch."""
+
+from __future__ import annotations
+
+from kvplan_engine.checkpoints.config import ModelConfig
+from kvplan_engine.config import EngineConfig
+from kvplan_engine.errors import ContextTooLong, OutOfDeviceMemory
+from kvplan_engine.memory.breakdown import MemoryBreakdown, kv_block_bytes
+
+_GIB = 1024**3
+
+
+def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """The context length to serve; ContextTooLong when it exceeds the positions the model has."""
+    limit = model.max_position_embeddings
+    if config.max_model_len is None:
+        return limit
+    if config.max_model_len > limit:
+        raise ContextTooLong(
+            f"max_model_len {config.max_model_len:,} is more than the {limit:,} positions this model has.",
+            requested_tokens=config.max_model_len,
+            largest_tokens=limit,
+            hint=f"use max_model_len={limit} or less",
+        )
+    return config.max_model_len
+
+
+def plan_memory(
+    config: EngineConfig,
+    model: ModelConfig,
+    kv_dtype: str,
+    max_model_len: int,
+    *,
+    device_total_bytes: int,
+    weight_bytes: int,
+    workspace_bytes: int,
+    overhead_bytes: int,
+    graph_bytes: int = 0,
+) -> MemoryBreakdown:
+    """Give the KV pool what the budget leaves. Raises OutOfDeviceMemory or ContextTooLong when that is too little."""
+    budget = int(device_total_bytes * config.gpu_memory_utilization)
+    if weight_bytes > budget:
+        raise OutOfDeviceMemory(
+            f"the weights take {weight_bytes / _GIB:.2f} GiB, more than the budget of {budget / _GIB:.2f} GiB "
+            f"(gpu_memory_utilization {config.gpu_memory_utilization:g} of {device_total_bytes / _GIB:.2f} GiB).",
+            phase="weights",
+            requested_bytes=weight_bytes,
+            free_bytes=budget,
+            hint="raise gpu_memory_utilization, use a larger device or a smaller dtype",
+        )
+    pool_bytes = budget - weight_bytes - workspace_bytes - overhead_bytes - graph_bytes
+    block_bytes = kv_block_bytes(model, kv_dtype, config.block_size)
+    num_blocks = pool_bytes // block_bytes
+    if num_blocks <= 0:
+        raise OutOfDeviceMemory(
+            f"nothing is left for the KV pool: of {budget / _GIB:.2f} GiB, weights take {weight_bytes / _GIB:.2f}, the "
+            f"workspace {workspace_bytes / _GIB:.2f} and overhead {(overhead_bytes + graph_bytes) / _GIB:.2f} GiB.",
+            phase="kv_init",
+            requested_bytes=block_bytes,
+            free_bytes=max(pool_bytes, 0),
+            hint="raise gpu_memory_utilization, or lower max_num_batched_tokens or max_num_seqs",
+        )
+    largest = num_blocks * config.block_size
+    if largest < max_model_len:
+        raise ContextTooLong(
+            f"one sequence of max_model_len {max_model_len:,} tokens does not fit the KV pool of {largest:,} tokens.",
+            requested_tokens=max_model_len,
+            largest_tokens=largest,
+            hint=f"use max_model_len={largest} or less, or raise gpu_memory_utilization",
+        )
+    return MemoryBreakdown(
+        device_total_bytes=device_total_bytes,
+        budget_bytes=budget,
+        weight_bytes=weight_bytes,
+        activation_bytes=workspace_bytes,
+        activation_peak_bytes=0,
+        overhead_bytes=overhead_bytes,
+        kv_pool_bytes=pool_bytes,
+        block_bytes=block_bytes,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        graph_bytes=graph_bytes,
+    )

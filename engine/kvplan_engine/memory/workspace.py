@@ -1,0 +1,41 @@
+"""Every buffer a step writes to, allocated once: no step allocates, and the peak is known beforehand."""
+
+from __future__ import annotations
+
+import torch
+
+from kvplan_engine.device.allocation import allocating
+from kvplan_engine.memory.breakdown import BufferSpec
+
+
+class Workspace:
+    """The buffers of one step at its largest, by name (see ``memory.workspace_buffers`` for their shapes)."""
+
+    def __init__(self, specs: list[BufferSpec], device: torch.device) -> None:
+        self.num_bytes = sum(spec.num_bytes for spec in specs)
+        with allocating("kv_init", self.num_bytes):
+            self._memory = torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
+        self._buffers: dict[str, torch.Tensor] = {}
+        start = 0
+        for spec in specs:
+            dtype = getattr(torch, spec.dtype)
+            count = torch.Size(spec.shape).numel()
+            raw = self._memory[start : start + count * dtype.itemsize]
+            self._buffers[spec.name] = raw.view(dtype).view(spec.shape)
+            start += spec.num_bytes
+
+    def touch(self) -> None:
+        """Write to every page, so that the operating system backs it with memory now and not inside a step."""
+        self._memory.zero_()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._buffers[name]
+
+    def scratch(self, *shapes: tuple[int, int]) -> list[torch.Tensor]:
+        """Adjacent contiguous matrices inside the scratch buffer. They share it with whatever used it before."""
+        flat = self._buffers["scratch"].view(-1)
+        views, start = [], 0
+        for rows, columns in shapes:
+            views.append(flat[start : start + rows * columns].view(rows, columns))
+            start += rows * columns
+        return views

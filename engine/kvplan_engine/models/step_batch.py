@@ -1,0 +1,32 @@
+"""What a model reads in one step: views of the workspace's index buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.requests.request import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """Views into the workspace for T tokens of S sequences.
+
+    token_ids, positions [T] int64. sampled: the sequences whose next token is chosen, in row order of the logits.
+    sampled_rows [len(sampled)] int64: the row of the hidden states each of them is predicted from.
+    sampled_attention: the same sequences with these rows alone as their queries, where most rows are no such row:
+    behind its keys and values, the last layer's other rows are read by nobody.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionMetadata
+    sampled: list[Sequence]
+    sampled_rows: torch.Tensor
+    sampled_attention: AttentionMetadata | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]

@@ -1,0 +1,91 @@
+"""What the engine hands back. No torch."""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import overload
+
+from kvplan_engine.requests.request import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class StepOutput:
+    """New tokens of one sequence in one step. Not frozen: so many are made, and it takes a third of the time."""
+
+    sequence: Sequence
+    new_token_ids: list[int]
+    finish_reason: str | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.sequence.request.request_id
+
+    @property
+    def index(self) -> int:
+        return self.sequence.index
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+class PlainOutputs(abc.Sequence[StepOutput]):
+    """The outputs of a step with one token each: row i is ``token_ids[i]`` for ``sequences[i]``.
+
+    reasons: why, by row, for those that ended. Made when they are looked at, because a batch run to its end never does.
+    """
+
+    def __init__(self, sequences: list[Sequence], token_ids: list[int], reasons: dict[int, str]) -> None:
+        self._sequences = sequences
+        self._token_ids = token_ids
+        self._reasons = reasons
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    def __iter__(self) -> Iterator[StepOutput]:
+        for row in range(len(self)):
+            yield self[row]
+
+    @overload
+    def __getitem__(self, index: int) -> StepOutput: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[StepOutput]: ...
+
+    def __getitem__(self, index: int | slice) -> StepOutput | list[StepOutput]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        row = range(len(self))[index]
+        return StepOutput(self._sequences[row], [self._token_ids[row]], self._reasons.get(row))
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One answer.
+
+    logprobs: per token, the alternatives' natural log-probabilities by token id (where asked for), of the model's raw
+    logits. stop_reason: the stop string or stop token it ended with; None at the model's own end token.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, float]] | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished request: ``params.n`` completions of one prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = True

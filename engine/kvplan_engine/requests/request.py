@@ -1,0 +1,217 @@
+"""A request and its sequences: what the user asked for, and the token streams that answer it. No torch."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from itertools import count
+
+from kvplan_engine.blocks.block_pool import BlockHash
+from kvplan_engine.blocks.block_table import BlockTable
+from kvplan_engine.requests.beams import BeamGroup
+from kvplan_engine.requests.detokenizer import Detokenizer
+from kvplan_engine.requests.sampling_params import SamplingParams
+from kvplan_engine.requests.status import FinishReason, SequenceStatus
+from kvplan_engine.requests.token_counts import TokenCounts
+
+
+class Request:
+    """One prompt with its sampling parameters; ``params.n`` sequences answer it."""
+
+    def __init__(
+        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, *, prompt: str | None = None
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        self.params = params
+        self.arrival_seconds = time.perf_counter()
+        self.num_cached_tokens = 0
+        self.stop_ids: frozenset[int] = frozenset()  # the tokens that end it
+        self.is_watched = params.logprobs is not None or bool(params.stop_strings)
+        self.sequences: list[Sequence] = []
+        self.beams: BeamGroup[Sequence] | None = None  # the sequences are beams of a search
+
+    @property
+    def is_plainly_greedy(self) -> bool:
+        """Whether its tokens are the likeliest ones, and nothing else is asked for."""
+        params = self.params
+        is_plain = self.beams is None and params.logprobs is None and not params.changes_logits
+        return is_plain and params.is_greedy and not params.min_tokens
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether a step of it cannot start before the tokens of the step before are known."""
+        return self.beams is not None or self.params.has_penalties or self.is_watched
+
+    @property
+    def num_pending_forks(self) -> int:
+        """Samples that do not run yet because the prompt they share is still being computed."""
+        return 0 if self.beams is not None else self.params.n - len(self.sequences)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.num_pending_forks == 0 and all(s.status is SequenceStatus.FINISHED for s in self.sequences)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduledSequence:
+    """``num_new_tokens`` tokens of ``sequence`` from its ``num_computed_tokens`` on are computed in a step.
+
+    needs_sampling: the step reaches the sequence's last known token, so that its successor can be chosen.
+    """
+
+    sequence: Sequence
+    num_new_tokens: int
+    needs_sampling: bool
+
+
+_sequence_numbers = count()
+
+
+class StepClock:
+    """Counts steps for the sequences that follow it: each tick is one more token, computed and known of.
+
+    token_seconds: when those sequences last got a token.
+    """
+
+    __slots__ = ("ticks", "token_seconds")
+
+    def __init__(self) -> None:
+        self.ticks = 0
+        self.token_seconds = 0.0
+
+
+STANDING = StepClock()  # never ticks
+
+
+class Sequence:
+    """One token stream: prompt + generated tokens, and how far their KV is computed.
+
+        token_ids          p p p p p p p p g g g      (p: prompt, g: generated)
+        num_computed_tokens                    ^ 10   KV of the first 10 is in the pool; the last token has none yet,
+                                                      its KV is written in the step that predicts its successor
+    There is no prefill and no decode phase: a step computes the next ``num_tokens - num_computed_tokens`` tokens, or
+    as many of them as the token budget leaves.
+
+    ``token_ids`` are the tokens whose values are known; ``num_tokens`` also counts those on their way, which a step
+    that has been started will choose. What a step computes follows from counts, not from values. A sequence that
+    decodes follows a clock: each tick adds one to both counts.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_num_computed",
+        "_num_tokens",
+        "block_hashes",
+        "cumulative_logprob",
+        "detokenizer",
+        "finish_reason",
+        "has_shared_tail",
+        "high_water_tokens",
+        "index",
+        "last_token_seconds",
+        "logprobs",
+        "max_num_tokens",
+        "num_prompt_tokens",
+        "num_registered_blocks",
+        "number",
+        "request",
+        "row",
+        "status",
+        "stop_match",
+        "swap_slots",
+        "table",
+        "token_counts",
+        "token_ids",
+    )
+
+    def __init__(self, request: Request, index: int, token_ids: list[int], table: BlockTable) -> None:
+        self.number = next(_sequence_numbers)
+        self.request = request
+        self.index = index
+        self.token_ids = token_ids
+        self._clock = STANDING
+        self._num_tokens = len(token_ids)  # both when the clock started
+        self._num_computed = 0
+        self.row = -1  # among the decoding sequences, or -1
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.max_num_tokens = sys.maxsize  # the length at which it ends
+        self.table = table
+        self.has_shared_tail = False
+        self.block_hashes: list[BlockHash] = []
+        self.num_registered_blocks = 0
+        self.last_token_seconds: float | None = None  # since it last started or resumed to run
+        self.swap_slots: list[int] = []  # where its KV is while it is swapped out
+        self.high_water_tokens = 0  # what was computed before a preemption: computing it again is recomputation
+        self.status = SequenceStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_match: str | int | None = None  # the stop string or the stop token it ended with
+        # made by whoever needs them, from the tokens alone; a fork makes its own
+        self.detokenizer: Detokenizer | None = None
+        self.token_counts: TokenCounts | None = None
+        self.cumulative_logprob = 0.0
+        self.logprobs: list[dict[int, float]] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_tokens + self._clock.ticks
+
+    @num_tokens.setter
+    def num_tokens(self, number: int) -> None:
+        self._num_tokens = number - self._clock.ticks
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self._num_computed + self._clock.ticks
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, number: int) -> None:
+        self._num_computed = number - self._clock.ticks
+
+    def follow(self, clock: StepClock) -> None:
+        """Let ``clock`` move the counts from now on."""
+        passed = self._clock.ticks - clock.ticks
+        self._clock = clock
+        self._num_tokens += passed
+        self._num_computed += passed
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens that a started step will choose: they are counted, their values are not known yet."""
+        return self.num_tokens - len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens whose values are known."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_drawn_tokens(self) -> int:
+        """Generated tokens before the one that is chosen now, known or not."""
+        return self.num_tokens - self.num_prompt_tokens - (1 if self.num_pending_tokens else 0)
+
+    def append_token(self, token_id: int) -> None:
+        """A token that no step has announced: a search decides what its beams go on with."""
+        self.token_ids.append(token_id)
+        self.num_tokens += 1
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    def fork(self, index: int) -> Sequence:
+        """A sibling with the same tokens and, by reference, the same blocks."""
+        child = Sequence(self.request, index, list(self.token_ids), self.table.fork())
+        child.num_tokens = self.num_tokens
+        child.max_num_tokens = self.max_num_tokens
+        child.num_computed_tokens = self.num_computed_tokens
+        child.block_hashes = list(self.block_hashes)
+        child.num_registered_blocks = self.num_registered_blocks
+        child.high_water_tokens = self.high_water_tokens
+        child.status = self.status
+        child.cumulative_logprob = self.cumulative_logprob
+        child.logprobs = list(self.logprobs)
+        self.has_shared_tail = child.has_shared_tail = True
+        return child

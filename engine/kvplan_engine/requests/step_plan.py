@@ -1,0 +1,62 @@
+"""What one step does: which sequences compute which tokens, and which blocks change place before. No torch.
+
+A plan is made from counts alone, so it can be made before the tokens of the step before are known. Where a sequence's
+last token is still on its way (``num_pending_tokens`` is 1 when the plan is made), its value is what the step before
+chose: row i of ``decodes`` reads what row i of the ``sampled`` of that step got, except for ``fresh_rows``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvplan_engine.blocks.transfers import Transfer
+from kvplan_engine.requests.request import ScheduledSequence, Sequence
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """A step's sequences in the order of the batch's rows: first ``decodes``, then ``chunks``.
+
+    decodes: sequences that compute their last token and get another. known: their lists of tokens, by row.
+    fresh_rows: rows of ``decodes`` that held something else in the plan before; all others hold the same sequence as
+    there, one token further. grown_rows, grown_blocks: rows of ``decodes`` whose table has got a block, and these.
+    chunks: everything else: pieces of prompts, and any sequence whose tokens are counted one by one.
+    transfers: carried out in this order before the step writes.
+
+    From ``Scheduler.commit`` on, which adds the samples that fork from a completed prompt:
+    sampled: the sequences that get a token. logits_rows: which row of the logits each of them draws from; None when
+    it is their own. ending: the rows of ``sampled`` whose token is their last, by length. stop_ids: the tokens that
+    may end one of them. is_watched: some have more to note down than a token. is_plainly_greedy: all of them get
+    their likeliest token and nothing else.
+    """
+
+    decodes: list[Sequence] = field(default_factory=list)
+    known: list[list[int]] = field(default_factory=list)
+    fresh_rows: list[int] = field(default_factory=list)
+    grown_rows: list[int] = field(default_factory=list)
+    grown_blocks: list[int] = field(default_factory=list)
+    chunks: list[ScheduledSequence] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+    num_tokens: int = 0
+    num_preempted: int = 0
+    sampled: list[Sequence] = field(default_factory=list)
+    logits_rows: list[int] | None = None
+    ending: list[int] = field(default_factory=list)
+    stop_ids: frozenset[int] = frozenset()
+    is_watched: bool = False
+    is_plainly_greedy: bool = False
+
+    @property
+    def scheduled(self) -> list[ScheduledSequence]:
+        """All rows of the batch, made anew in every call."""
+        return [ScheduledSequence(sequence, 1, True) for sequence in self.decodes] + self.chunks
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.decodes) + len(self.chunks)
+
+    def add(self, sequence: Sequence, num_new_tokens: int) -> None:
+        """One more chunk, behind the others."""
+        reaches_end = sequence.num_computed_tokens + num_new_tokens == sequence.num_tokens
+        self.chunks.append(ScheduledSequence(sequence, num_new_tokens, reaches_end))
+        self.num_tokens += num_new_tokens

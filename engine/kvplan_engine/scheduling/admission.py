@@ -1,0 +1,176 @@
+"""Who comes in: swapped sequences, then waiting ones, while tokens, seats and free blocks are left. No torch.
+
+Apart from the scheduler because it never takes anything from those that run: the scheduler first gives these what they
+need, at one another's cost, and lets others in only if nobody had to go. What is asked here is whether a sequence fits
+beside them, and how much of it is there already: in the swap space, in cached blocks of the pool, or in a tier.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from kvplan_engine.blocks.block_pool import BlockPool
+from kvplan_engine.blocks.prefix_cache import PrefixCache
+from kvplan_engine.errors import EngineError
+from kvplan_engine.offload.swap import SwapSpace
+from kvplan_engine.offload.tiers import KvTiers
+from kvplan_engine.requests.request import Request, Sequence
+from kvplan_engine.requests.status import SequenceStatus
+from kvplan_engine.requests.step_plan import StepPlan
+from kvplan_engine.scheduling.running_sequences import Reservation, RunningSequences
+
+# Blocks kept back when a sequence is admitted beside running ones, as a share of the pool: each of these will soon
+# want a block, and a sequence admitted into the last free blocks would be preempted in the next step.
+_WATERMARK = 0.01
+
+
+def check_request(request: Request, *, max_model_len: int, max_num_seqs: int, reserves_all: bool) -> None:
+    """EngineError when ``request`` can never run under these limits."""
+    num_prompt_tokens = len(request.prompt_token_ids)
+    if num_prompt_tokens == 0:
+        raise EngineError(f"request {request.request_id} has an empty prompt.", hint="give at least one token")
+    if num_prompt_tokens >= max_model_len:
+        raise EngineError(
+            f"request {request.request_id} has a prompt of {num_prompt_tokens:,} tokens, which leaves no room for "
+            f"an answer within max_model_len {max_model_len:,}.",
+            hint="shorten the prompt or raise max_model_len",
+        )
+    if request.params.n > max_num_seqs:
+        raise EngineError(
+            f"request {request.request_id} asks for n={request.params.n} samples, more than max_num_seqs "
+            f"{max_num_seqs}.",
+            hint="raise max_num_seqs or lower n",
+        )
+    if reserves_all and (request.params.n > 1 or request.beams is not None):
+        raise EngineError(
+            f"request {request.request_id} asks for several samples or beams, which share blocks.",
+            hint="kv_reservation 'contiguous' is for one sequence per request",
+        )
+
+
+class Admission:
+    """The waiting and the swapped queue, and the way from them to the running sequences.
+
+    The scheduler puts sequences into the queues, and takes finished ones out.
+    num_blocked: steps in which a waiting sequence stayed out because of the pool.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        prefix_cache: PrefixCache,
+        running: RunningSequences,
+        reservation: Reservation,
+        swap: SwapSpace,
+        tiers: KvTiers,
+        *,
+        max_num_batched_tokens: int,
+        is_static: bool,
+    ) -> None:
+        self.waiting: deque[Sequence] = deque()
+        self.swapped: deque[Sequence] = deque()
+        self.num_blocked = 0
+        self._pool = pool
+        self._prefix_cache = prefix_cache
+        self._running = running
+        self._reservation = reservation
+        self._swap = swap
+        self._tiers = tiers
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._is_static = is_static
+        self._is_batch_open = True  # static: whether sequences may still join the batch
+        self._watermark_blocks = int(pool.num_blocks * _WATERMARK)
+
+    def fill(self, plan: StepPlan) -> None:
+        """Let into ``plan`` whom it has room for: nobody from the waiting queue while one is swapped out."""
+        self._swap_in(plan)
+        if not self.swapped and self._may_admit():
+            self._admit_waiting(plan)
+
+    # ---- from the swap space
+
+    def _swap_in(self, plan: StepPlan) -> None:
+        """Bring swapped sequences back, longest running first, while there is room for them."""
+        while self.swapped and plan.num_tokens < self._max_num_batched_tokens:
+            sequence = self.swapped[0]
+            if sequence.num_pending_tokens or not self._running.has_seat(sequence):
+                break
+            if not self._try_swap_in(sequence, plan):
+                break
+
+    def _try_swap_in(self, sequence: Sequence, plan: StepPlan) -> bool:
+        swap, slots = self._swap, sequence.swap_slots
+        computed = sequence.num_computed_tokens
+        num_new_tokens = min(sequence.num_tokens - computed, self._max_num_batched_tokens - plan.num_tokens)
+        num_more = -(-(computed + num_new_tokens) // self._pool.block_size) - len(slots)
+        if swap.num_blocks_to_take(slots) + num_more + self._kept_back_blocks > self._pool.num_free_blocks:
+            return False
+        self.swapped.popleft()
+        swap.swap_in(sequence.table, slots)
+        sequence.swap_slots = []
+        self._prefix_cache.register(sequence.block_hashes, sequence.table.blocks, 0, sequence.num_registered_blocks)
+        self._enter_running(sequence, num_new_tokens, plan)
+        return True
+
+    # ---- from the waiting queue
+
+    def _may_admit(self) -> bool:
+        """Static batching: a batch forms, in as many steps as its prompts need, once the one before has finished."""
+        if not self._running:
+            self._is_batch_open = True
+        return self._is_batch_open or not self._is_static
+
+    def _admit_waiting(self, plan: StepPlan) -> None:
+        while self.waiting and plan.num_tokens < self._max_num_batched_tokens:
+            sequence = self.waiting[0]
+            if sequence.num_pending_tokens or not self._running.has_seat(sequence):
+                break
+            if not self._try_admit(sequence, plan):
+                self.num_blocked += 1
+                break
+        self._is_batch_open = plan.num_tokens >= self._max_num_batched_tokens  # only for want of tokens in this step
+
+    def _try_admit(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Move the head of the queue to the running sequences if its blocks can be had.
+
+        token_ids   p p p p | p p p p | p p p p | p p p p | p
+                    cached    cached    loadable  computed
+                    in pool   in pool   in a tier
+        """
+        cache, pool = self._prefix_cache, self._pool
+        hashes = cache.usable_hashes(sequence.block_hashes, sequence.token_ids)
+        cached = cache.lookup(hashes)
+        loadable = hashes[len(cached) :]
+        loadable = loadable[: self._tiers.find_run(loadable)]
+        num_found = len(cached) + len(loadable)
+        first = num_found * pool.block_size
+        num_new_tokens = min(len(sequence.token_ids) - first, self._max_num_batched_tokens - plan.num_tokens)
+        num_more = -(-self._reservation.num_tokens_held(first + num_new_tokens) // pool.block_size) - len(cached)
+        if num_more + self._kept_back_blocks + pool.num_unused_among(cached) > pool.num_free_blocks:
+            return False
+        fetched = self._tiers.fetch(loadable)
+        if fetched is None:  # a file was bad and is forgotten now
+            return self._try_admit(sequence, plan)
+        self.waiting.popleft()
+        sequence.table.adopt(cached)
+        sequence.num_computed_tokens = first
+        sequence.num_registered_blocks = num_found
+        if sequence.high_water_tokens == 0:
+            sequence.request.num_cached_tokens = first
+            cache.record_lookup(len(sequence.token_ids), first)
+        self._enter_running(sequence, num_new_tokens, plan)
+        self._tiers.place(fetched, sequence.table.blocks[len(cached) : num_found])
+        cache.register(sequence.block_hashes, sequence.table.blocks, len(cached), num_found)
+        return True
+
+    # ---- both
+
+    @property
+    def _kept_back_blocks(self) -> int:
+        return self._watermark_blocks if self._running and not self._reservation.reserves_all else 0
+
+    def _enter_running(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> None:
+        sequence.status = SequenceStatus.RUNNING
+        self._reservation.take(sequence, num_new_tokens)
+        self._running.enter(sequence)
+        plan.add(sequence, num_new_tokens)

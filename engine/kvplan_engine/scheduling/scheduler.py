@@ -1,0 +1,360 @@
+"""Who runs in this step: continuous batching with paged memory. No torch.
+
+Every step is decided anew. First the running sequences, oldest first, each with the tokens it still has to compute
+(one when it decodes, a chunk of its prompt otherwise), then swapped ones, then waiting ones as long as the token
+budget, the number of sequences and the free blocks allow. When blocks run out the newest running sequence is
+preempted: its blocks are returned at once, and it comes back from the front of the swapped or of the waiting queue.
+
+Here is what concerns those that run: their blocks, preemption, what a step leaves behind. Who comes in beside them is
+decided in ``admission``; the decoding ones are not visited one by one, see ``decode_rows``.
+
+A step needs counts, not values, so the next one can be decided and started while the tokens of this one are computed:
+
+    plan = schedule()    a sequence whose last token is on its way is like any other; one that has reached its longest
+                         length, the token on its way included, is left out
+    commit(plan)         the step is started (or done): its tokens count as computed, each sampled sequence counts one
+                         more token, and samples fork. Inputs are read from the plan before, tokens are drawn after
+    ...                  here the next schedule() and commit() may come, unless ``needs_values``
+    OutputProcessor.take()   the values have come, in the order of the plans; sequences that end are finished
+
+A sequence may so be finished, here or by the user, when another step has already been started with it. What that step
+writes for it lands behind its known tokens, in blocks that are free then; whoever gets these blocks writes to them in
+a later step, after it. The token on its way is dropped by ``take``. At most one step may be ahead.
+Blocks are hashed when the tokens in them are known: at the step after they became full.
+"""
+
+from __future__ import annotations
+
+from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
+from kvplan_engine.blocks.block_table import BlockTable
+from kvplan_engine.blocks.prefix_cache import PrefixCache
+from kvplan_engine.blocks.transfers import TransferLog
+from kvplan_engine.offload.preemption import PreemptionPolicy
+from kvplan_engine.offload.tiers import KvTiers
+from kvplan_engine.requests.request import Request, ScheduledSequence, Sequence
+from kvplan_engine.requests.status import FinishReason, SequenceStatus
+from kvplan_engine.requests.step_plan import StepPlan
+from kvplan_engine.scheduling.admission import Admission, check_request
+from kvplan_engine.scheduling.running_sequences import Reservation, RunningSequences, num_forks
+
+__all__ = ["ScheduledSequence", "Scheduler", "StepPlan"]
+
+
+class Scheduler:
+    """Owns the running sequences and, through its admission, the queues; takes and returns blocks of ``pool``.
+
+    Block transfers that a step begins with are collected in ``log``, by whoever decides on them.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        prefix_cache: PrefixCache,
+        preemption: PreemptionPolicy,
+        tiers: KvTiers,
+        log: TransferLog,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        scheduling: str = "continuous",
+        kv_reservation: str = "paged",
+    ) -> None:
+        self.pool = pool
+        self.prefix_cache = prefix_cache
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.running = RunningSequences(max_num_seqs, pool.block_size)
+        self.num_preemptions = 0
+        self.num_swaps = 0
+        self.num_recomputed_tokens = 0
+        self.num_orphan_tokens = 0  # on their way to sequences that have been finished meanwhile
+        self._preemption = preemption
+        self._log = log
+        self._recomputing: set[Sequence] = set()
+        self._reserves_all = kv_reservation == "contiguous"
+        self._reservation = Reservation(self.running, log, max_model_len=max_model_len, reserves_all=self._reserves_all)
+        self._admission = Admission(
+            pool,
+            prefix_cache,
+            self.running,
+            self._reservation,
+            preemption.swap,
+            tiers,
+            max_num_batched_tokens=max_num_batched_tokens,
+            is_static=scheduling == "static",
+        )
+        self.waiting = self._admission.waiting
+        self.swapped = self._admission.swapped
+
+    # ---- requests in and out
+
+    def add(self, request: Request) -> None:
+        """Queue a request. EngineError when it can never run under these limits."""
+        check_request(
+            request,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            reserves_all=self._reserves_all,
+        )
+        sequence = Sequence(request, 0, list(request.prompt_token_ids), BlockTable(self.pool))
+        if request.beams is None:  # a search ends its beams itself
+            max_num_tokens = len(request.prompt_token_ids) + request.params.max_tokens
+            sequence.max_num_tokens = min(max_num_tokens, self.max_model_len)
+        request.sequences.append(sequence)
+        self.waiting.append(sequence)
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """One more sample of ``sequence``'s request, running beside it on the same blocks."""
+        child = self.running.fork(sequence, len(sequence.request.sequences))
+        sequence.request.sequences.append(child)
+        self.running.take_kept_seat()
+        return child
+
+    def branch(self, beam: Sequence, index: int) -> Sequence:
+        """A second continuation of ``beam``: on the same blocks if these are here and a seat is free, else queued."""
+        if beam.status is SequenceStatus.RUNNING and self.running.has_seat(beam):
+            return self.running.fork(beam, index)
+        child = Sequence(beam.request, index, list(beam.token_ids), BlockTable(self.pool))
+        child.high_water_tokens = max(beam.high_water_tokens, beam.num_computed_tokens)
+        self._recomputing.add(child)
+        self.waiting.appendleft(child)
+        return child
+
+    def unpark(self, beam: Sequence) -> None:
+        """``beam`` has a token to compute again: if it lost its blocks, queue it."""
+        if beam.status is SequenceStatus.PARKED:
+            beam.status = SequenceStatus.WAITING
+            self.waiting.appendleft(beam)
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Take ``sequence`` out, wherever it is, and return its blocks at once."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self._register_full_blocks(sequence)
+            self.running.leave(sequence)
+        elif sequence.status is SequenceStatus.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.status is SequenceStatus.SWAPPED:
+            self.swapped.remove(sequence)
+            self._preemption.swap.release(sequence.swap_slots)
+            sequence.swap_slots = []
+        self._recomputing.discard(sequence)
+        self.num_orphan_tokens += sequence.num_pending_tokens
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason = reason
+        sequence.table.release()
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.running or self.waiting or self.swapped)
+
+    @property
+    def num_blocked_admissions(self) -> int:
+        """Steps in which a waiting sequence stayed out because of the pool."""
+        return self._admission.num_blocked
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether the next step cannot be decided or drawn before the tokens of the last one are known."""
+        return self.running.num_value_bound > 0
+
+    # ---- one step
+
+    def schedule(self) -> StepPlan:
+        """Decide what the next step computes, and take the blocks it writes to."""
+        plan = StepPlan()
+        self._fill(plan)
+        while not plan.num_tokens and self.running:  # beams that wait for siblings, who find no room
+            if self.running.newest.num_pending_tokens:
+                break  # nothing is left to compute before the tokens on their way have come
+            self._preempt(self.running.newest)
+            plan.num_preempted = 0
+            self._fill(plan)
+        plan.transfers = self._log.take()
+        return plan
+
+    def _fill(self, plan: StepPlan) -> None:
+        self._schedule_running(plan)
+        if not plan.num_preempted:
+            self._admission.fill(plan)
+
+    def _schedule_running(self, plan: StepPlan) -> None:
+        """Blocks for all that run; each time they run out the newest sequence goes, whatever it has got already."""
+        rows = self.running.rows
+        if self.prefix_cache.enabled:
+            self.prefix_cache.register_next(rows.at_border)
+        self._find_decoding()
+        growing = self._grow_rows(plan)
+        chunks = self._reserve_chunks(plan)
+        plan.decodes, plan.known = rows.sequences.copy(), rows.token_ids.copy()
+        plan.fresh_rows = rows.take_fresh()
+        plan.num_tokens = len(rows)
+        for sequence in growing:
+            if sequence.row >= 0:
+                plan.grown_rows.append(sequence.row)
+                plan.grown_blocks.append(sequence.table.blocks[-1])
+        for sequence, num_new_tokens in chunks:
+            if sequence.status is SequenceStatus.RUNNING:
+                plan.add(sequence, num_new_tokens)
+
+    def _find_decoding(self) -> None:
+        """Bring the rows up to date: each sequence with one token to compute has one, as far as the budget goes."""
+        running, rows = self.running, self.running.rows
+        for sequence in rows.at_end:
+            running.leave_rows(sequence)
+        for sequence in tuple(running.others):
+            self._register_full_blocks(sequence)
+            if _num_missing(sequence) == 1 and not sequence.has_shared_tail and sequence.request.beams is None:
+                running.enter_rows(sequence)
+        if len(rows) > self.max_num_batched_tokens:
+            for sequence in running.newest_rows(len(rows) - self.max_num_batched_tokens):
+                running.leave_rows(sequence)
+
+    def _grow_rows(self, plan: StepPlan) -> list[Sequence]:
+        """Append blocks to the rows that need one, at the cost of newer sequences; which rows these are."""
+        rows = self.running.rows
+        if self._reserves_all:
+            return []
+        growing = rows.at_border
+        while len(growing) > self.pool.num_free_blocks:
+            self._preempt_newest(plan)
+            growing = rows.at_border
+        for sequence, block in zip(growing, self.pool.allocate(len(growing)), strict=True):
+            sequence.table.blocks.append(block)
+        return growing
+
+    def _reserve_chunks(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
+        """Blocks for those that do not decode; who they are, and how many tokens of theirs are computed."""
+        budget = self.max_num_batched_tokens - len(self.running.rows)
+        chunks = []
+        for sequence in tuple(self.running.others):
+            num_new_tokens = min(_num_missing(sequence), budget)
+            if num_new_tokens and self._try_reserve(sequence, num_new_tokens, plan):
+                chunks.append((sequence, num_new_tokens))
+                budget -= num_new_tokens
+        return chunks
+
+    def _try_reserve(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> bool:
+        """Blocks for the next tokens of ``sequence``, at the cost of newer ones; False when it has to go itself."""
+        while sequence.status is SequenceStatus.RUNNING:
+            try:
+                self._reservation.take(sequence, num_new_tokens)
+            except NoFreeBlocks:
+                self._preempt_newest(plan)
+            else:
+                return True
+        return False
+
+    # ---- out of the running sequences
+
+    def _preempt_newest(self, plan: StepPlan) -> None:
+        self._preempt(self.running.newest)
+        plan.num_preempted += 1
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._register_full_blocks(sequence)
+        self.running.leave(sequence)
+        self.num_preemptions += 1
+        sequence.last_token_seconds = None
+        if sequence.num_computed_tokens == sequence.num_tokens:
+            self._park(sequence)
+            return
+        if self._preemption.try_swap_out(sequence):
+            self.num_swaps += 1
+            sequence.status = SequenceStatus.SWAPPED
+            self.swapped.appendleft(sequence)
+            return
+        self._forget_computed(sequence)
+        sequence.status = SequenceStatus.WAITING
+        self.waiting.appendleft(sequence)
+
+    def _park(self, beam: Sequence) -> None:
+        """A beam that waits for its siblings has nothing to come back for yet."""
+        self._forget_computed(beam)
+        beam.status = SequenceStatus.PARKED
+
+    def _forget_computed(self, sequence: Sequence) -> None:
+        sequence.table.release()
+        sequence.high_water_tokens = max(sequence.high_water_tokens, sequence.num_computed_tokens)
+        if sequence.high_water_tokens:
+            self._recomputing.add(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.num_registered_blocks = 0
+
+    # ---- after the step
+
+    def commit(self, plan: StepPlan) -> None:
+        """The step is started, or has been computed: see the head of this file."""
+        if self._recomputing:
+            self._count_recomputed(plan)
+        running = self.running
+        running.num_tokens += plan.num_tokens
+        plan.sampled = plan.decodes
+        if plan.decodes:
+            running.rows.clock.ticks += 1
+            plan.ending = [sequence.row for sequence in running.rows.at_end]
+        if plan.chunks:
+            self._commit_chunks(plan)
+        plan.stop_ids = running.stop_ids
+        plan.is_watched = running.num_watched > 0
+        plan.is_plainly_greedy = not running.num_choosy
+
+    def _commit_chunks(self, plan: StepPlan) -> None:
+        sampled = [item.sequence for item in plan.chunks if item.needs_sampling]
+        for item in plan.chunks:
+            item.sequence.num_computed_tokens += item.num_new_tokens
+        rows, first = list(range(len(plan.decodes) + len(sampled))), len(plan.decodes)
+        for row, sequence in enumerate(tuple(sampled), start=first):
+            forks = [self.fork(sequence) for _ in range(num_forks(sequence))]
+            sampled += forks
+            rows += [row] * len(forks)
+        for row, sequence in enumerate(sampled, start=first):
+            if sequence.request.beams is None:
+                sequence.num_tokens += 1
+                if sequence.num_tokens >= sequence.max_num_tokens:
+                    plan.ending.append(row)
+        plan.sampled = plan.decodes + sampled
+        plan.known = plan.known + [sequence.token_ids for sequence in sampled]
+        if len(rows) > first + sum(item.needs_sampling for item in plan.chunks):
+            plan.logits_rows = rows
+
+    def _count_recomputed(self, plan: StepPlan) -> None:
+        for item in plan.chunks:
+            before, high = item.sequence.num_computed_tokens, item.sequence.high_water_tokens
+            if before < high:
+                self.num_recomputed_tokens += min(high - before, item.num_new_tokens)
+            if before + item.num_new_tokens >= high:
+                self._recomputing.discard(item.sequence)
+
+    def _register_full_blocks(self, sequence: Sequence) -> None:
+        """Let the full blocks of a running sequence be found, as far as the values of their tokens are known."""
+        cache, hashes, blocks = self.prefix_cache, sequence.block_hashes, sequence.table.blocks
+        num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // self.pool.block_size
+        first = sequence.num_registered_blocks
+        if first >= num_full or not cache.enabled:
+            return
+        sequence.num_registered_blocks = num_full
+        cache.extend_hashes(hashes, sequence.token_ids, num_full * self.pool.block_size)
+        cache.register(hashes, blocks, first, num_full)
+
+    def check(self) -> None:
+        """Assert the invariants that tie sequences to blocks; see :meth:`BlockPool.check`."""
+        tables = [sequence.table.blocks for sequence in self.running]
+        for sequence in self.running:
+            room = len(sequence.table) * self.pool.block_size
+            assert sequence.num_computed_tokens <= room, "computed tokens without a block"
+        for sequence in (*self.waiting, *self.swapped):
+            assert not sequence.table.blocks, "a sequence that does not run holds blocks"
+        assert self.num_orphan_tokens >= 0, "more tokens were dropped than were on their way"
+        self.running.check()
+        self.pool.check(tables)
+        self._preemption.swap.check([sequence.swap_slots for sequence in self.swapped])
+        if not tables:
+            assert self.pool.num_used_blocks == 0, "blocks are in use though no sequence runs"
+
+
+def _num_missing(sequence: Sequence) -> int:
+    """Tokens that ``sequence`` has to compute before it can get another; 0 when it has as many as it may."""
+    num_tokens = sequence.num_tokens
+    return num_tokens - sequence.num_computed_tokens if num_tokens < sequence.max_num_tokens else 0

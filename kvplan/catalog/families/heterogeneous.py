@@ -1,0 +1,259 @@
+"""Decoders whose layers differ in heads, head sizes or feed-forward: one entry per layer, read from lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.families.common import Body, Sizes, layer_types, read_sizes
+from kvplan.catalog.families.hybrid import hybrid_body
+from kvplan.catalog.families.latent import multi_token_layers
+from kvplan.catalog.families.mixtures import (
+    MixtureFamily,
+    after_dense_ones,
+    after_first_layer,
+    read_feed_forwards,
+)
+from kvplan.catalog.families.plain import PlainFamily
+from kvplan.catalog.parts import (
+    FULL,
+    AttentionTraits,
+    MoeTraits,
+    Window,
+    attention,
+    feed_forward,
+    mixture,
+    norms,
+    sliding,
+)
+from kvplan.catalog.spec import FeedForward, LayerSpec, Mixer, SparseIndexer
+
+_SHARED = MoeTraits(shared_name="shared_experts")
+
+
+def _stack(sizes: Sizes, mixers: Sequence[Mixer], parts: Sequence[FeedForward]) -> list[LayerSpec]:
+    layer_norms = norms(2, sizes.hidden)
+    return [LayerSpec(mixer, None, part, layer_norms) for mixer, part in zip(mixers, parts, strict=True)]
+
+
+def _windows(view: ConfigView, num_layers: int, tokens: int) -> list[Window] | None:
+    """``layer_types`` (longer lists name multi-token layers at the end), or None."""
+    types = view.texts("layer_types")
+    if types is None:
+        return None
+    if len(types) < num_layers:
+        layer_types(view, num_layers)
+    return [sliding(tokens) if kind == "sliding_attention" else FULL for kind in types[:num_layers]]
+
+
+def read_decilm(view: ConfigView) -> Body:
+    """Nemotron-NAS: ``block_configs`` say of each layer how many KV heads it has and how wide it is, if at all."""
+    heads = view.integer("num_attention_heads")
+    merged = {**view.config, "num_key_value_heads": heads, "intermediate_size": 1}
+    sizes = read_sizes(ConfigView(merged, path=view.path, assumptions=view.assumptions))
+    blocks = view.items("block_configs")
+    if blocks is None or len(blocks) != sizes.layers:
+        raise view.reject("block_configs", f"one entry for each of {sizes.layers} layers")
+    return hybrid_body(view, sizes, [_decilm_layer(view, sizes, block) for block in blocks])
+
+
+def _decilm_layer(view: ConfigView, sizes: Sizes, block: object) -> LayerSpec:
+    entry = ConfigView({"block": block}, path=f"{view.path}block_configs.").section("block")
+    own = entry.section("attention") if entry is not None else None
+    inner = entry.section("ffn") if entry is not None else None
+    if own is None or inner is None:
+        raise view.reject("block_configs", "an attention and an ffn in each entry")
+    for section in (own, inner):
+        if section.flag("replace_with_linear", default=False):
+            raise section.reject("replace_with_linear", "false (linear replacements are not known)")
+    mixer = None
+    if not own.flag("no_op", default=False):
+        group = own.integer("n_heads_in_group")
+        if sizes.heads % group:
+            raise own.reject("n_heads_in_group", f"a divisor of the {sizes.heads} heads")
+        tokens = own.optional_integer("window_length")
+        window = sliding(tokens) if tokens else FULL
+        mixer = attention(sizes.hidden, sizes.heads, sizes.heads // group, sizes.head, window=window)
+    part = None
+    if not inner.flag("no_op", default=False):
+        part = feed_forward(sizes.hidden, _decilm_width(inner.number("ffn_mult", default=0.0), sizes.hidden))
+    return LayerSpec(mixer, None, part, norms((mixer is not None) + (part is not None), sizes.hidden))
+
+
+def _decilm_width(multiple: float, hidden: int) -> int:
+    """Two thirds of ``multiple`` x hidden, rounded up to 256."""
+    return max(-(-int(2 * multiple * hidden / 3) // 256) * 256, 256)
+
+
+def read_mimo_v2(view: ConfigView) -> Body:
+    """MiMo V2 Flash: sliding layers have KV heads of their own number and attention sinks; values are narrower."""
+    sizes = read_sizes(view)
+    value = view.integer("v_head_dim", default=sizes.head)
+    tokens = view.integer("sliding_window", "sliding_window_size", default=128)
+    windows = _windows(view, sizes.layers, tokens)
+    if windows is None:
+        pattern = view.per_layer("hybrid_layer_pattern", sizes.layers, minimum=0)
+        windows = [sliding(tokens) if slides else FULL for slides in pattern]
+    bias = view.flag("attention_bias", default=False)
+    traits = AttentionTraits.biased(bias, False)
+    full = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, head_v=value, traits=traits)
+    heads = view.integer("swa_num_attention_heads", default=sizes.heads)
+    kv_heads = view.integer("swa_num_key_value_heads", default=2 * sizes.kv_heads)
+    if heads % kv_heads:
+        raise view.reject("swa_num_key_value_heads", f"a divisor of the {heads} heads")
+    local = attention(
+        sizes.hidden,
+        heads,
+        kv_heads,
+        view.integer("swa_head_dim", default=sizes.head),
+        head_v=view.integer("swa_v_head_dim", default=value),
+        window=sliding(tokens),
+        traits=replace(traits, sinks=view.flag("add_swa_attention_sink_bias", default=True)),
+    )
+    family = MixtureFamily(
+        PlainFamily(), after_first_layer, shared_count=("n_shared_experts",), router_bias=True, traits=_SHARED
+    )
+    mixers = [full if window.kind == "full" else local for window in windows]
+    return hybrid_body(view, sizes, _stack(sizes, mixers, read_feed_forwards(view, family, sizes)))
+
+
+def read_step3p7(view: ConfigView) -> Body:
+    """Step 3.5 and 3.7 Flash: sliding layers may have more heads; a gate per head; experts from the fourth layer on."""
+    sizes = read_sizes(view)
+    tokens = view.integer("sliding_window", default=512)
+    windows = _windows(view, sizes.layers, tokens) or [FULL] * sizes.layers
+    bias = view.flag("attention_bias", default=False)
+    gate = view.flag("use_head_wise_attn_gate", default=True)
+    traits = AttentionTraits.biased(bias, bias, qk_norm="head", output_gate="head" if gate else "none")
+    other = view.section("attention_other_setting")
+    local_heads = view.integer(
+        "num_sliding_attention_heads",
+        default=other.integer("num_attention_heads", default=sizes.heads) if other else sizes.heads,
+    )
+    if local_heads % sizes.kv_heads:
+        raise view.reject("num_sliding_attention_heads", f"a multiple of the {sizes.kv_heads} KV heads")
+    full = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
+    local = attention(sizes.hidden, local_heads, sizes.kv_heads, sizes.head, window=sliding(tokens), traits=traits)
+    family = MixtureFamily(
+        PlainFamily(),
+        after_dense_ones,
+        expert_size=("moe_intermediate_size",),
+        shared_size=("share_expert_dim", "share_expert_dims"),
+        router_bias=True,
+        traits=_SHARED,
+    )
+    mixers = [full if window.kind == "full" else local for window in windows]
+    layers = _stack(sizes, mixers, read_feed_forwards(view, family, sizes))
+    return hybrid_body(view, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))
+
+
+def read_laguna(view: ConfigView) -> Body:
+    """Laguna: heads per layer, sliding layers, gated outputs, one dense layer and then experts."""
+    sizes = read_sizes(view)
+    tokens = view.integer("sliding_window", default=512)
+    windows = _windows(view, sizes.layers, tokens) or [FULL] * sizes.layers
+    heads = view.per_layer("num_attention_heads_per_layer", sizes.layers, default=sizes.heads)
+    gating = view.config.get("gating", True)
+    if gating not in (True, False, "per-head", "per-element"):
+        raise view.reject("gating", "true, per-head or per-element")
+    bias = view.flag("attention_bias", default=False)
+    gate = "separate" if gating == "per-element" else "head"
+    traits = AttentionTraits.biased(bias, bias, qk_norm="head", output_gate=gate)
+    if any(count % sizes.kv_heads for count in heads):
+        raise view.reject("num_attention_heads_per_layer", f"multiples of the {sizes.kv_heads} KV heads")
+    mixers = [
+        attention(sizes.hidden, count, sizes.kv_heads, sizes.head, window=window, traits=traits)
+        for count, window in zip(heads, windows, strict=True)
+    ]
+    family = MixtureFamily(
+        PlainFamily(),
+        after_first_layer,
+        expert_size=("moe_intermediate_size",),
+        shared_size=("shared_expert_intermediate_size",),
+        router_bias=True,
+        traits=_SHARED,
+    )
+    return hybrid_body(view, sizes, _stack(sizes, mixers, read_feed_forwards(view, family, sizes)))
+
+
+def read_minimax_m3(view: ConfigView) -> Body:
+    """MiniMax M3: grouped attention, in most layers with an indexer that keeps one key per token."""
+    sizes = read_sizes(view)
+    sparse = view.section("sparse_attention_config")
+    indexed = [0] * sizes.layers
+    indexer = None
+    if sparse is not None:
+        indexed = sparse.per_layer("sparse_attention_freq", sizes.layers, minimum=0)
+        indexer = SparseIndexer(
+            sparse.integer("sparse_num_index_heads"),
+            sparse.integer("sparse_index_dim"),
+            sparse.integer("sparse_topk_blocks") * sparse.integer("sparse_block_size"),
+        )
+    traits = AttentionTraits(qk_norm="head")
+    mixers = [
+        attention(
+            sizes.hidden,
+            sizes.heads,
+            sizes.kv_heads,
+            sizes.head,
+            traits=traits,
+            indexer=indexer if has_indexer else None,
+        )
+        for has_indexer in indexed
+    ]
+    family = MixtureFamily(
+        PlainFamily(),
+        after_dense_ones,
+        expert_size=("intermediate_size",),
+        dense_size=("dense_intermediate_size",),
+        shared_size=("shared_intermediate_size",),
+        router_bias=True,
+        traits=replace(_SHARED, name="block_sparse_moe"),
+    )
+    layers = _stack(sizes, mixers, read_feed_forwards(view, family, sizes))
+    return hybrid_body(view, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))
+
+
+def read_dbrx(view: ConfigView) -> Body:
+    """DBRX: its sizes stand in ``attn_config`` and ``ffn_config``."""
+    own, inner = view.section("attn_config"), view.section("ffn_config")
+    if own is None or inner is None:
+        raise view.reject("attn_config", "an object, beside ffn_config")
+    merged = {**view.config, "num_key_value_heads": own.integer("kv_n_heads")}
+    sizes = read_sizes(ConfigView(merged, path=view.path, assumptions=view.assumptions))
+    part = mixture(
+        sizes.hidden,
+        inner.integer("moe_num_experts"),
+        inner.integer("moe_top_k"),
+        inner.integer("ffn_hidden_size"),
+        traits=MoeTraits(name="ffn"),
+    )
+    mixer = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head)
+    return hybrid_body(view, sizes, _stack(sizes, [mixer] * sizes.layers, [part] * sizes.layers))
+
+
+def read_qwen1(view: ConfigView) -> Body:
+    """The first Qwen: biases in q, k and v only, a feed-forward of half the stated size, twice."""
+    sizes = read_sizes(view)
+    mixer = attention(sizes.hidden, sizes.heads, sizes.heads, sizes.head, traits=AttentionTraits.biased(True, False))
+    part = feed_forward(sizes.hidden, view.integer("intermediate_size", minimum=2) // 2)
+    return hybrid_body(view, sizes, _stack(sizes, [mixer] * sizes.layers, [part] * sizes.layers))
+
+
+def read_chatglm(view: ConfigView) -> Body:
+    """ChatGLM 2 and 3: ``multi_query_group_num`` KV heads, ``padded_vocab_size``, biases in q, k and v."""
+    merged = {
+        **view.config,
+        "vocab_size": view.integer("padded_vocab_size"),
+        "head_dim": view.optional_integer("kv_channels"),
+    }
+    if view.flag("multi_query_attention", default=False):
+        merged["num_key_value_heads"] = view.integer("multi_query_group_num")
+    inner = ConfigView(merged, path=view.path, assumptions=view.assumptions)
+    sizes = read_sizes(inner)
+    bias = view.flag("add_bias_linear", default=False)
+    traits = AttentionTraits.biased(bias or view.flag("add_qkv_bias", default=True), bias)
+    mixer = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
+    part = feed_forward(sizes.hidden, view.integer("ffn_hidden_size"), bias=bias)
+    return hybrid_body(inner, sizes, _stack(sizes, [mixer] * sizes.layers, [part] * sizes.layers))

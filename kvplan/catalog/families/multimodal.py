@@ -1,0 +1,126 @@
+"""Models for pictures and sound around a language model: the text config is read as that model, the towers apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.families.common import Body
+from kvplan.catalog.families.towers import read_towers
+from kvplan.errors import UnknownArchitectureError
+
+_TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
+
+_LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+}
+_NESTED_DEFAULTS: dict[str, Mapping[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": {
+        **_LLAMA,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
+    "gemma3_text": {
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+    "gemma3n_text": {"vocab_size": 262400, "max_position_embeddings": 32768, "head_dim": 256},
+    "gemma4_text": {"vocab_size": 262144, "max_position_embeddings": 131072, "head_dim": 256},
+    "qwen2": {"vocab_size": 151936, "max_position_embeddings": 32768},
+}
+"""What transformers' configuration classes take for a key that a nested config leaves out; published ones do."""
+
+
+def read_wrapped(view: ConfigView) -> Body:
+    """The language model of ``text_config`` (or of a flat config), with the towers as extras."""
+    from kvplan.catalog.registry import find_reader
+
+    view = thinking_part(view)
+    inner = _text_view(view)
+    architecture = _text_architecture(view, inner)
+    reader = find_reader(architecture)
+    if reader is None or reader is read_wrapped:
+        raise UnknownArchitectureError(
+            f"The language model inside, {architecture}, is not known.",
+            hint="if its layers are like those of a known one: --assume text_config.architectures=LlamaForCausalLM",
+        )
+    body = reader(inner)
+    return replace(body, extras=(*read_towers(view, body.hidden_size), *body.extras))
+
+
+def thinking_part(view: ConfigView) -> ConfigView:
+    """Qwen's Omni models speak too: the part that reads and answers in text stands in ``thinker_config``."""
+    thinker = view.section("thinker_config")
+    if thinker is None:
+        return view
+    merged = {"architectures": view.config.get("architectures"), **thinker.config}
+    return ConfigView(merged, path=thinker.path, assumptions=view.assumptions)
+
+
+def text_section(view: ConfigView) -> ConfigView | None:
+    """The language model's own section of a wrapper's config, or None where it stands at the top."""
+    sections = (view.section(name) for name in _TEXT_SECTIONS)
+    return next((section for section in sections if section is not None), None)
+
+
+def _text_view(view: ConfigView) -> ConfigView:
+    """The text config with the wrapper's own word on tied embeddings and the defaults of its type."""
+    section = text_section(view)
+    if section is None:
+        return view
+    merged = dict(section.config)
+    if "tie_word_embeddings" not in merged and view.has("tie_word_embeddings"):
+        merged["tie_word_embeddings"] = view.config["tie_word_embeddings"]
+    model_type = section.text("model_type", default="")
+    for key, value in _NESTED_DEFAULTS.get(model_type, {}).items():
+        if merged.get(key) is None and not _has_alternative(key, merged):
+            merged[key] = value
+            view.assume(f"'{section.path}{key}' is not in the config: {value:,}, the default of {model_type}.")
+    return ConfigView(merged, path=section.path, assumptions=view.assumptions)
+
+
+def _has_alternative(key: str, config: Mapping[str, Any]) -> bool:
+    return key == "sliding_window" and "layer_types" in config
+
+
+_FLAT = {
+    "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "DotsOCRForCausalLM": "Qwen2ForCausalLM",
+    "LlavaLlamaForCausalLM": "LlamaForCausalLM",
+    "Phi3VForCausalLM": "Phi3ForCausalLM",
+}
+"""Wrappers whose config has the language model's keys at the top."""
+
+
+def _text_architecture(view: ConfigView, inner: ConfigView) -> str:
+    """What the text config names, else what its type stands for, else what this wrapper always holds."""
+    from kvplan.catalog.registry import architecture_of_type, find_reader
+
+    outer = (view.texts("architectures") or [""])[0]
+    if inner is not view:
+        named = inner.texts("architectures") or []
+        if named and find_reader(named[0]) is not None:
+            return named[0]
+        known = architecture_of_type(inner.text("model_type", default=""))
+        if known is not None:
+            return known
+        if named:
+            return named[0]
+    return _FLAT.get(outer, outer or "without a name")

@@ -1,0 +1,237 @@
+"""The peak of vLLM's profile run: what is alive at once when it runs one full step of dummy tokens and samples.
+
+The run has three stages, one after the other, and the largest decides:
+
+1. the encoder (multimodal models) sees as many of the largest items as a step may hold;
+2. the decoder runs ``max_num_batched_tokens`` tokens. In the middle of a layer there are alive: the residual stream,
+   the layer's input and the attention's output (3 hidden widths), and either the inside of the feed-forward or qkv;
+3. the sampler runs ``max_num_seqs`` rows of logits through top-k and top-p, with the decoder's output still alive.
+
+The encoder's input and output stay alive through stages 2 and 3, the experts' workspace (from 0.14) through stage 3.
+Sources: vllm/v1/worker/gpu_model_runner.py (profile_run, _dummy_sampler_run), vllm/v1/sample, and
+vllm/model_executor/layers/fused_moe (workspace_shapes). Constants are for all models; none is fitted to one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.gpus import GpuProfile
+from kvplan.catalog.spec import (
+    DenseFeedForward,
+    LatentAttention,
+    LayerSpec,
+    ModelSpec,
+    MoeFeedForward,
+    SoftmaxAttention,
+    StateMixer,
+)
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.vllm.first_awq import first_awq_bytes
+from kvplan.estimate.vllm.settings import ResolvedSettings, compute_capability
+from kvplan.estimate.vllm.vision import VisionProfile, vision_profile
+from kvplan.units import KIB, MIB
+
+SORT_LOGIT_COPIES = 9
+"""Float32-sized copies of the logits alive while torch sorts them on the GPU, beside the original.
+
+One float32 copy, sorted values (1) and int64 indices (2), and the sort's own double buffers of both (5). The peaks that
+vLLM 0.6 to 0.16 printed for ten models agree on 9.0 within 0.05.
+"""
+TRITON_LOGIT_COPIES = 3
+"""Float32 copy, probabilities, and the exponential noise they are divided by (in place)."""
+FLASHINFER_LOGIT_COPIES = 3
+"""Float32 copy, the logits with all but the top k masked, and their probabilities."""
+_TRITON_MIN_ROWS = 8
+_HOPPER_BLAS_WORKSPACE = 32 * MIB
+_BLAS_WORKSPACE = 8320 * KIB
+_RESIDUAL_WIDTHS = 3
+_LATENT_CHUNK_TOKENS = 64 * KIB
+_VOCAB_PADDING = 64
+_INDEXER_LOGIT_BYTES = 512 * MIB
+"""What the profile run sets aside for the scores of a sparse indexer (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationPeak:
+    """Bytes on one rank. ``peak_bytes`` is what vLLM prints as peak activation; ``decided_by`` names the stage."""
+
+    encoder_bytes: int
+    decoder_bytes: int
+    sampler_bytes: int
+    decided_by: str
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.encoder_bytes, self.decoder_bytes, self.sampler_bytes)
+
+
+def activation_peak(
+    spec: ModelSpec,
+    layers: tuple[LayerSpec, ...],
+    gpu: GpuProfile,
+    settings: ResolvedSettings,
+    release: VllmRelease,
+    *,
+    num_layers: int,
+    samples: bool = True,
+) -> ActivationPeak:
+    """The peak on a rank with ``layers``, one of each kind of its ``num_layers``; ``samples`` where it has the head."""
+    workspace = blas_workspace_bytes(gpu)
+    vision = vision_profile(spec, settings)
+    encoder, kept = 0, 0
+    if vision is not None:
+        encoder, kept = _encoder_stage(vision, spec, settings)
+    kept += kept_reduction_bytes(spec, num_layers, settings, release)
+    layers_bytes = max(decoder_bytes(spec, layers, settings, release), first_awq_bytes(spec, layers, settings, release))
+    decoder = workspace + kept + layers_bytes
+    sampler = 0
+    if samples:
+        sampler = workspace + kept + sampler_bytes(spec, gpu, settings, release)
+        if release.keeps_moe_workspace:
+            sampler += moe_workspace_bytes(spec, layers, settings)
+    stages = {"encoder": encoder + workspace, "decoder": decoder, "sampler": sampler}
+    if vision is None:
+        stages["encoder"] = 0
+    return ActivationPeak(
+        encoder_bytes=stages["encoder"],
+        decoder_bytes=decoder,
+        sampler_bytes=sampler,
+        decided_by=max(stages, key=lambda name: stages[name]),
+    )
+
+
+def blas_workspace_bytes(gpu: GpuProfile) -> int:
+    """cuBLAS's workspace, which PyTorch takes from its own allocator: 32 MiB from Hopper on, 8,320 KiB before."""
+    return _HOPPER_BLAS_WORKSPACE if compute_capability(gpu)[0] >= 9 else _BLAS_WORKSPACE
+
+
+def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease) -> int:
+    """Logits of ``max_num_seqs`` rows, their float32 copies, and the decoder's output they were made from."""
+    size = element_bytes(settings.dtype)
+    rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
+    vocabulary = -(-spec.vocab_size // _VOCAB_PADDING) * _VOCAB_PADDING
+    hidden = (settings.max_num_batched_tokens + 2 * rows) * spec.hidden_size * size
+    logits = rows * vocabulary * size
+    if settings.samples_with_flashinfer:
+        copies = FLASHINFER_LOGIT_COPIES * rows * vocabulary * 4
+    elif release.sampler == "triton" and rows >= _TRITON_MIN_ROWS:
+        scratch_rows = min(gpu.multiprocessors or rows, rows)
+        copies = (TRITON_LOGIT_COPIES * rows + scratch_rows) * vocabulary * 4
+    else:
+        copies = SORT_LOGIT_COPIES * rows * vocabulary * 4
+    return hidden + logits + copies
+
+
+def decoder_bytes(
+    spec: ModelSpec, layers: tuple[LayerSpec, ...], settings: ResolvedSettings, release: VllmRelease
+) -> int:
+    """One step of ``max_num_batched_tokens`` tokens at the widest point of the widest layer."""
+    tokens, size = settings.max_num_batched_tokens, element_bytes(settings.dtype)
+    widths = _RESIDUAL_WIDTHS
+    if settings.tensor_parallel_size > 1 and not release.v1:
+        widths += 1  # the all-reduce's output, before its input is freed
+    if settings.pipeline_parallel_size > 1:
+        widths += 2  # hidden states and residual, handed from stage to stage
+    inner = max((_layer_width(layer, settings.tensor_parallel_size) for layer in layers), default=0)
+    chunk = max((_latent_chunk_bytes(layer, settings) for layer in layers), default=0)
+    return tokens * (widths * spec.hidden_size + inner) * size + chunk
+
+
+def kept_reduction_bytes(spec: ModelSpec, num_layers: int, settings: ResolvedSettings, release: VllmRelease) -> int:
+    """Outputs of every all-reduce of the profile run, where the release cannot reuse them before it ends.
+
+    PyTorch marks a tensor that a collective read on NCCL's stream and its allocator does not hand it out again until
+    the host has seen that stream pass it; the host is far ahead. One for the embedding and two for each layer.
+    An upper bound: where the GPU keeps up with the host less stays (6.0 of 10.1 GiB for Llama 2 70B on 8 A100).
+    Sources: vllm-project/vllm issue 2150 (found while the change of 0.2.5 was reviewed), pull request 2151 (the fix).
+    """
+    if not release.keeps_reduced_tensors or settings.tensor_parallel_size == 1:
+        return 0
+    tensor_bytes = settings.max_num_batched_tokens * spec.hidden_size * element_bytes(settings.dtype)
+    return (1 + 2 * num_layers) * tensor_bytes
+
+
+def _layer_width(layer: LayerSpec, tp: int) -> int:
+    """Elements per token inside the widest part of a layer on one rank, beside the residual stream."""
+    return max(_mixer_width(layer, tp), _feed_forward_width(layer, tp))
+
+
+def _mixer_width(layer: LayerSpec, tp: int) -> int:
+    mixer = layer.mixer
+    if isinstance(mixer, SoftmaxAttention):
+        kv_heads = max(mixer.num_kv_heads // tp, 1)
+        queries = mixer.num_heads // tp * (mixer.head_size_k + mixer.head_size_v)
+        return queries + kv_heads * (mixer.head_size_k + mixer.head_size_v)
+    if isinstance(mixer, LatentAttention):
+        heads = mixer.num_heads // tp
+        query = heads * (mixer.qk_nope_head_size + mixer.qk_rope_head_size)
+        expanded = heads * (mixer.qk_nope_head_size + mixer.v_head_size)
+        return 2 * query + expanded + heads * mixer.v_head_size + mixer.kv_lora_rank + (mixer.q_lora_rank or 0)
+    if isinstance(mixer, StateMixer):
+        # Projected inputs, their convolution, and the gate beside them.
+        return 3 * (mixer.conv_channels + mixer.conv_group_channels) // tp
+    return 0
+
+
+def _feed_forward_width(layer: LayerSpec, tp: int) -> int:
+    part = layer.feed_forward
+    if isinstance(part, DenseFeedForward):
+        return (3 if part.gated else 2) * part.intermediate_size // tp
+    if isinstance(part, MoeFeedForward):
+        shared = (3 if part.gated else 2) * part.shared_intermediate_size // tp
+        return max(shared, _experts_width(part, layer, tp))
+    return 0
+
+
+def _experts_width(part: MoeFeedForward, layer: LayerSpec, tp: int) -> int:
+    hidden = _hidden_of(layer)
+    inner = part.expert_intermediate_size // tp
+    up = (2 if part.gated else 1) * inner
+    return part.experts_per_token * (max(inner, hidden) + max(up, hidden))
+
+
+def _hidden_of(layer: LayerSpec) -> int:
+    """The hidden size as the experts' own matrices say it: the input width of the gate, up or down projection."""
+    part = layer.feed_forward
+    if not isinstance(part, MoeFeedForward):
+        return 0
+    routers = [tensor.shape[-1] for tensor in part.tensors if tensor.role == "router" and len(tensor.shape) > 1]
+    return routers[0] if routers else 0
+
+
+def moe_workspace_bytes(spec: ModelSpec, layers: tuple[LayerSpec, ...], settings: ResolvedSettings) -> int:
+    """The two buffers of the fused experts: tokens x experts per token rows, one inner or hidden wide, one 2 inner."""
+    width = 0
+    for layer in layers:
+        if isinstance(layer.feed_forward, MoeFeedForward):
+            width = max(width, _experts_width(layer.feed_forward, layer, settings.tensor_parallel_size))
+    return settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
+
+
+def _latent_chunk_bytes(layer: LayerSpec, settings: ResolvedSettings) -> int:
+    """Latent attention expands cached prefixes chunk by chunk; the profile run allocates one expanded chunk.
+
+    The chunk is 8 times the longest sequence or 4 blocks for each sequence, at most 64k tokens. With an indexer there
+    is no expansion, but room for the indexer's scores.
+    """
+    mixer = layer.mixer
+    if not isinstance(mixer, LatentAttention):
+        return 0
+    if mixer.indexer is not None:
+        return _INDEXER_LOGIT_BYTES
+    rows = max(8 * settings.max_model_len, 4 * settings.max_num_seqs * settings.block_size)
+    tokens = max(min(rows, _LATENT_CHUNK_TOKENS), settings.max_num_seqs * settings.block_size)
+    heads = mixer.num_heads // settings.tensor_parallel_size
+    size = element_bytes(settings.dtype)
+    return tokens * (heads * (mixer.qk_nope_head_size + mixer.v_head_size) + mixer.cache_elements_per_token) * size
+
+
+def _encoder_stage(vision: VisionProfile, spec: ModelSpec, settings: ResolvedSettings) -> tuple[int, int]:
+    """(peak, what stays alive afterwards) of running the encoder over the largest batch of items."""
+    size = element_bytes(settings.dtype)
+    pixels = vision.num_items * vision.pixels_per_item * size
+    outputs = vision.num_items * vision.tokens_per_item * vision.output_width(spec.hidden_size) * size
+    inside = vision.num_items * vision.patches_per_item * vision.peak_width * size
+    return pixels + inside, pixels + outputs

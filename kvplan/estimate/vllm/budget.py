@@ -1,0 +1,99 @@
+"""The rest of vLLM's budget: memory that torch does not see, and CUDA graphs.
+
+These depend on driver, CUDA and NCCL versions and cannot be derived; the constants are medians of what published logs
+print, per generation of vLLM, not per model. They are small beside weights and KV cache on large GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+
+from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.gpus import GpuProfile
+from kvplan.estimate.vllm.settings import ResolvedSettings, compute_capability
+from kvplan.units import GIB, MIB
+
+_Table = tuple[tuple[tuple[int, int, int], float], ...]
+
+_FIRST_ENGINE_GIB: _Table = (((0, 0, 0), 0.0), ((0, 2, 5), 0.77), ((0, 4, 0), 0.28))
+"""Nothing was counted before 0.2.5; then all that was not free, with the CUDA context (0.77 GiB on one A100, from the
+blocks before and after pull request 2031 of vllm-project/vllm), until 0.4 counted from what was free at the start."""
+_HOPPER_GIB: _Table = (*_FIRST_ENGINE_GIB, ((0, 8, 0), 0.07), ((0, 15, 0), 0.13), ((0, 18, 0), 0.25))
+_OLDER_GIB: _Table = (*_FIRST_ENGINE_GIB, ((0, 8, 0), 0.02), ((0, 15, 0), 0.05))
+_PARALLEL_EXTRA_GIB = 0.10
+"""What logs print: 0.03 to 0.38 (up to 0.7), 0.02 on consumer cards and 0.07 on H100 (0.10), on H100 0.13 (0.15 to
+0.17) and 0.24 to 0.27 (0.18, 0.19). With several GPUs 0.1 more, except over NVLink on Hopper and later."""
+_FIRST_NEIGHBOUR_GIB = 1.1
+"""NCCL's buffers through torch.distributed, before 0.4, for each neighbour in a ring: two GPUs have one, more have two.
+
+Two: pull request 2151 measured 19.5 GiB for Llama 2 70B on 8 A100: 16.1 are weights, 0.4 activations, 0.77 the context
+and the like. One: nvidia-smi in issue 2382 shows 19.76 GiB on each of two A100: 11.49 are weights, 6.33 cache, 0.77 the
+context.
+"""
+_UNIFIED_EXTRA_GIB = 1.0
+"""On a GPU that shares its host's memory, free memory also shrinks by what the engine's processes take of the host."""
+_NVLINK_PARALLEL_EXTRA_GIB = 1.85
+"""What all-reduce over NVLink on Hopper and later keeps outside torch from 0.18 on, with 2 and with 4 GPUs."""
+_HOPPER = 9
+_GRAPH_SIZES_AT_512 = 51
+_GRAPH_FIXED_GIB = 0.40
+_GRAPH_LAYER_GIB = 0.0125
+"""Estimates that vLLM 0.19 logged for 35 models on H100 with all 51 sizes: 0.5 to 1.8 GiB, by number of layers."""
+_GRAPH_SHARE_ELSEWHERE = 0.63
+"""On other GPUs: median of ten start-ups from seven sources on A100, A40, A6000, L4 and GB10 (0.4 to 0.8)."""
+
+
+def non_torch_bytes(gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease) -> int:
+    """CUDA context growth, cuBLAS handles, JIT-compiled modules, and with several GPUs the communicators' buffers."""
+    if not release.counts_non_torch:
+        return 0
+    total = _since(_HOPPER_GIB if _is_hopper_or_later(gpu) else _OLDER_GIB, release)
+    if settings.tensor_parallel_size > 1:
+        total += _parallel_extra_gib(gpu, settings.tensor_parallel_size, release)
+    if gpu.unified_memory:
+        total += _UNIFIED_EXTRA_GIB
+    return int(total * GIB)
+
+
+def _parallel_extra_gib(gpu: GpuProfile, tensor_parallel_size: int, release: VllmRelease) -> float:
+    has_fabric = gpu.nvlink_bytes_per_second is not None and _is_hopper_or_later(gpu)
+    if has_fabric and release.version >= (0, 18, 0):
+        return _NVLINK_PARALLEL_EXTRA_GIB
+    if release.version < (0, 4, 0):
+        return _FIRST_NEIGHBOUR_GIB * min(tensor_parallel_size - 1, 2)
+    return _PARALLEL_EXTRA_GIB if release.v1 else 0.0
+
+
+def _is_hopper_or_later(gpu: GpuProfile) -> bool:
+    return compute_capability(gpu)[0] >= _HOPPER
+
+
+def _since(table: _Table, release: VllmRelease) -> float:
+    found = 0.0
+    for version, value in table:
+        if release.version >= version:
+            found = value
+    return found
+
+
+def capture_sizes(max_num_seqs: int) -> int:
+    """How many batch sizes are captured: 1, 2, 4, every 8 to 256, every 16 to 512, at most twice max_num_seqs."""
+    largest = min(2 * max_num_seqs, 512)
+    small = sum(1 for size in (1, 2, 4) if size <= largest)
+    middle = min(largest, 256) // 8
+    return small + middle + max(largest - 256, 0) // 16
+
+
+def cudagraph_bytes(num_layers: int, gpu: GpuProfile, settings: ResolvedSettings) -> int:
+    """Memory of the captured graphs (0 with enforce_eager): a share for each size, larger with every layer."""
+    if settings.enforce_eager:
+        return 0
+    share = capture_sizes(settings.max_num_seqs) / _GRAPH_SIZES_AT_512
+    if compute_capability(gpu)[0] != _HOPPER:
+        share *= _GRAPH_SHARE_ELSEWHERE
+    return max(int(share * (_GRAPH_FIXED_GIB + _GRAPH_LAYER_GIB * num_layers) * GIB), MIB)
+
+
+def requested_bytes(settings: ResolvedSettings) -> int:
+    """What the instance may use of one GPU."""
+    return math.ceil(settings.device_memory_bytes * settings.gpu_memory_utilization)

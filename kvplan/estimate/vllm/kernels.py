@@ -1,0 +1,78 @@
+"""Kernels that vLLM picks by GPU and release, where the choice decides memory.
+
+Sources (vllm-project/vllm): vllm/platforms/cuda.py (_get_backend_priorities), vllm/v1/attention/backends/flashinfer.py
+(_get_workspace_buffer, supports_sink), vllm/v1/attention/backends/fa_utils.py (8-bit caches and sinks),
+vllm/envs.py (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE), and for MXFP4 the padding rules of
+vllm/model_executor/layers/quantization/mxfp4.py, later vllm/model_executor/layers/fused_moe/oracle/mxfp4.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.gpus import GpuProfile
+from kvplan.catalog.spec import LayerSpec, SoftmaxAttention
+from kvplan.estimate.vllm.settings import ResolvedSettings, compute_capability, runs_flashinfer
+from kvplan.units import MIB
+
+_FLASHINFER_WORKSPACE = 394 * MIB
+_FLASHINFER_BYTES_PER_ELEMENT = 16
+_FLASHINFER_HEAD_SIZES = (64, 128, 256, 512)
+_EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3", "fp8_e5m2")
+
+MXFP4_HIDDEN_STEP = 256
+MXFP4_INNER_STEP = 64
+_MARLIN_INNER_STEP, _WIDE_INNER_STEP = 128, 256
+
+
+def attends_with_flashinfer(
+    layers: Sequence[LayerSpec], gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease
+) -> bool:
+    """Whether FlashInfer serves the model's softmax attention: by default on Blackwell data-centre GPUs (10.x), and
+    elsewhere where FlashAttention cannot read an 8-bit cache (it can on Hopper, but not the e5m2 kind)."""
+    mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, SoftmaxAttention)]
+    capability = compute_capability(gpu)
+    if not mixers or not release.v1 or not runs_flashinfer(gpu):
+        return False
+    is_large_blackwell = capability[0] == 10
+    if any(mixer.sinks for mixer in mixers) and not is_large_blackwell:
+        return False
+    if any(mixer.head_size_k not in _FLASHINFER_HEAD_SIZES for mixer in mixers):
+        return False
+    is_eight_bit = settings.kv_cache_dtype in _EIGHT_BIT_FLOATS
+    read_by_flash_attention = capability[0] == 9 and settings.kv_cache_dtype != "fp8_e5m2"
+    return is_large_blackwell or (is_eight_bit and not read_by_flash_attention)
+
+
+def attention_workspace_bytes(
+    layers: Sequence[LayerSpec], gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease
+) -> int:
+    """FlashInfer's workspace, made when the first whole graph is captured and therefore part of the graphs' estimate.
+
+    394 MiB; from 0.26 on at least 16 bytes for every batched token and element of a rank's queries. What vLLM issue
+    50780 measured per batched token (128 KiB) is this for 32 heads of 256, and the 0.52 and 0.89 GiB of issue 52872
+    differ by it.
+    """
+    if not attends_with_flashinfer(layers, gpu, settings, release):
+        return 0
+    if not release.grows_attention_workspace:
+        return _FLASHINFER_WORKSPACE
+    widths = (
+        layer.mixer.num_heads // settings.tensor_parallel_size * layer.mixer.head_size_k
+        for layer in layers
+        if isinstance(layer.mixer, SoftmaxAttention)
+    )
+    needed = settings.max_num_batched_tokens * max(widths) * _FLASHINFER_BYTES_PER_ELEMENT
+    return max(_FLASHINFER_WORKSPACE, needed)
+
+
+def mxfp4_inner_step(gpu: GpuProfile, release: VllmRelease) -> int:
+    """What a rank's inner width of MXFP4 experts is padded to a multiple of: Triton on Hopper, FlashInfer on Blackwell
+    data-centre GPUs, Marlin on the other NVIDIA GPUs, AITER on AMD's."""
+    major = compute_capability(gpu)[0]
+    if major == 9:
+        return MXFP4_INNER_STEP
+    if major == 0 or (major == 10 and release.pads_wide_experts):
+        return _WIDE_INNER_STEP
+    return _MARLIN_INNER_STEP

@@ -1,0 +1,298 @@
+"""vLLM's start-up predicted: memory per rank, blocks, the tokens it prints, or the error it stops with.
+
+available = total x utilization - weights - activation peak - non-torch - CUDA graphs (from 0.21 on)
+blocks    = available // bytes of one block, the minimum over ranks
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kvplan.catalog.engines import VllmRelease, vllm_release
+from kvplan.catalog.gpus import GpuProfile
+from kvplan.catalog.spec import LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention
+from kvplan.errors import UsageError
+from kvplan.estimate.kv_cache import CacheSettings, pipeline_slices
+from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak
+from kvplan.estimate.vllm.budget import cudagraph_bytes, non_torch_bytes, requested_bytes
+from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_request, longest_that_fits, plan_blocks
+from kvplan.estimate.vllm.kernels import MXFP4_INNER_STEP, attention_workspace_bytes, mxfp4_inner_step
+from kvplan.estimate.vllm.settings import ResolvedSettings, VllmSettings, resolve_settings
+from kvplan.estimate.vllm.weights import StoredFormats, drafters, rank_weight_bytes, stored_formats
+
+VllmOutcome = Literal["ok", "oom_weights", "oom_kv_init", "rejected_ctx"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """One rank's share of its GPU. ``available_kv_bytes`` can be negative: then nothing is left."""
+
+    weight_bytes: int
+    activation: ActivationPeak
+    non_torch_bytes: int
+    cudagraph_bytes: int
+    """What the captured graphs take; part of the budget only where the release subtracts them."""
+    subtracted_graph_bytes: int
+    requested_bytes: int
+    blocks: BlockPlan
+
+    @property
+    def available_kv_bytes(self) -> int:
+        used = self.weight_bytes + self.activation.peak_bytes + self.non_torch_bytes + self.subtracted_graph_bytes
+        return self.requested_bytes - used
+
+    @property
+    def num_blocks(self) -> int:
+        return max(self.available_kv_bytes, 0) // self.blocks.bytes_per_block
+
+
+@dataclass(frozen=True, slots=True)
+class VllmPrediction:
+    """What vLLM prints at start-up, or why it stops. Bytes are those of ``rank``, the smallest.
+
+    ``kv_cache_tokens`` is what this release prints as "GPU KV cache size"; ``usable_tokens`` counts every block once
+    (blocks x block size over the groups a request needs). ``missing_bytes``: how much more one request would need.
+    """
+
+    version: str
+    settings: ResolvedSettings
+    rank: RankMemory
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    num_groups: int
+    blocks_per_request: int
+    kv_cache_tokens: int
+    max_concurrency: float
+    largest_max_model_len: int
+    missing_bytes: int
+    outcome: VllmOutcome
+
+    @property
+    def fits(self) -> bool:
+        return self.outcome == "ok"
+
+
+Memo = dict[tuple[object, ...], "RankParts | StoredFormats"]
+"""What does not depend on the GPU, kept between predictions for one model (a search tries many GPUs)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankParts:
+    """A rank's weights and blocks, which differ between GPUs only in the padding of their kernels."""
+
+    num_layers: int
+    layer_kinds: tuple[LayerSpec, ...]
+    weight_bytes: int
+    blocks: BlockPlan
+
+
+def predict_vllm(
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    settings: VllmSettings | None = None,
+    version: str = "latest",
+    *,
+    memo: Memo | None = None,
+) -> VllmPrediction:
+    """The start-up of vLLM ``version`` with ``settings`` on as many ``gpu`` as the parallel sizes say.
+
+    ``memo`` may be shared between calls with the same ``spec``. UsageError where the ranks cannot divide the model; a
+    model that does not fit is an ``outcome``, not an error.
+    """
+    release = vllm_release(version)
+    resolved = resolve_settings(spec, gpu, settings or VllmSettings(), release)
+    _check_heads(spec, resolved.tensor_parallel_size)
+    memo = {} if memo is None else memo
+    ranks = [
+        _rank_memory(spec, part, gpu, resolved, release, memo)
+        for part in pipeline_slices(spec.num_layers, resolved.pipeline_parallel_size)
+    ]
+    return _prediction(spec, ranks, resolved, release)
+
+
+def _check_heads(spec: ModelSpec, tensor_parallel_size: int) -> None:
+    for layer in spec.layers:
+        if isinstance(layer.mixer, SoftmaxAttention) and layer.mixer.num_heads % tensor_parallel_size:
+            raise UsageError(
+                f"{layer.mixer.num_heads} attention heads cannot be divided over {tensor_parallel_size} GPUs.",
+                hint="choose a --tensor-parallel-size that divides the heads",
+            )
+
+
+_EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3")
+
+
+def cache_settings(spec: ModelSpec, settings: ResolvedSettings) -> CacheSettings:
+    """How the KV cache is stored on one rank. Sparse latent attention in 8 bits has a layout of its own."""
+    is_sparse = any(isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer for layer in spec.layers)
+    kv_dtype = settings.kv_cache_dtype
+    if is_sparse and kv_dtype in _EIGHT_BIT_FLOATS:
+        kv_dtype = "fp8_ds_mla"
+    return CacheSettings(
+        model_dtype=settings.dtype,
+        kv_dtype=kv_dtype,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        encoder_tokens=settings.encoder_tokens,
+        indexer_dtype="fp8" if is_sparse else None,
+    )
+
+
+def _rank_memory(
+    spec: ModelSpec, part: range, gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease, memo: Memo
+) -> RankMemory:
+    parts = _rank_parts(spec, part, gpu, settings, release, memo)
+    graphs = cudagraph_bytes(parts.num_layers, gpu, settings)
+    if graphs:
+        graphs += attention_workspace_bytes(parts.layer_kinds, gpu, settings, release)
+    return RankMemory(
+        weight_bytes=parts.weight_bytes,
+        activation=activation_peak(
+            spec,
+            parts.layer_kinds,
+            gpu,
+            settings,
+            release,
+            num_layers=parts.num_layers,
+            samples=part.stop == spec.num_layers,
+        ),
+        non_torch_bytes=non_torch_bytes(gpu, settings, release),
+        cudagraph_bytes=graphs,
+        subtracted_graph_bytes=graphs if settings.subtract_graphs else 0,
+        requested_bytes=requested_bytes(settings),
+        blocks=parts.blocks,
+    )
+
+
+def _formats(spec: ModelSpec, requested: str | None, memo: Memo) -> StoredFormats:
+    key = (id(spec), "formats", requested)
+    found = memo.get(key)
+    if not isinstance(found, StoredFormats):
+        found = memo[key] = stored_formats(spec, requested)
+    return found
+
+
+def _rank_parts(
+    spec: ModelSpec, part: range, gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease, memo: Memo
+) -> RankParts:
+    tp, quantization = settings.tensor_parallel_size, settings.quantization
+    cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens)
+    # Only padded experts differ between GPUs; for other models a search over GPUs finds the parts in the memo.
+    is_padded = spec.quantization is not None and spec.quantization.method == "mxfp4"
+    inner_step = mxfp4_inner_step(gpu, release) if is_padded else MXFP4_INNER_STEP
+    loaded = (settings.num_speculative_tokens, settings.language_model_only, inner_step)
+    key = (id(spec), part, tp, settings.dtype, quantization, settings.max_model_len, cached, loaded, release)
+    known = memo.get(key)
+    if isinstance(known, RankParts):
+        return known
+    layers = spec.layers[part.start : part.stop]
+    if not release.latent_cache:
+        layers = tuple(without_latent_cache(layer) for layer in layers)
+    weight_bytes = rank_weight_bytes(
+        spec,
+        part,
+        tensor_parallel_size=tp,
+        dtype=settings.dtype,
+        formats=_formats(spec, quantization, memo),
+        max_model_len=settings.max_model_len,
+        with_drafter=settings.num_speculative_tokens > 0,
+        with_towers=not settings.language_model_only,
+        expert_inner_step=inner_step,
+    )
+    if settings.num_speculative_tokens and part.stop == spec.num_layers:
+        layers += _drafter_layers(spec)
+    blocks = plan_blocks(layers, cache_settings(spec, settings), settings.block_size, release)
+    found = RankParts(len(layers), _distinct(layers), weight_bytes, blocks)
+    memo[key] = found
+    return found
+
+
+def _drafter_layers(spec: ModelSpec) -> tuple[LayerSpec, ...]:
+    """Layers for multi-token prediction cache like the model's last attention layer."""
+    count = sum(max(extra.num_layers, 1) for extra in drafters(spec))
+    attending = [layer for layer in spec.layers if isinstance(layer.mixer, (SoftmaxAttention, LatentAttention))]
+    return (replace(attending[-1], feed_forward=None, tensors=()),) * count if attending else ()
+
+
+def _distinct(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """One layer of each kind: what a peak is taken over."""
+    found: list[LayerSpec] = []
+    for layer in layers:
+        if layer not in found:
+            found.append(layer)
+    return tuple(found)
+
+
+_HEAD_SIZES_OF_OLD_KERNELS = (64, 80, 96, 112, 128)
+
+
+def without_latent_cache(layer: LayerSpec) -> LayerSpec:
+    """Latent attention as releases before 0.7.1 ran it: K and V of every head, padded to a size their kernels knew."""
+    mixer = layer.mixer
+    if not isinstance(mixer, LatentAttention):
+        return layer
+    wanted = mixer.qk_nope_head_size + mixer.qk_rope_head_size
+    head = 256 if wanted > 128 else next(size for size in _HEAD_SIZES_OF_OLD_KERNELS if size >= wanted)
+    return replace(layer, mixer=SoftmaxAttention(mixer.num_heads, mixer.num_heads, head, head, tensors=mixer.tensors))
+
+
+def request_shape(settings: ResolvedSettings, release: VllmRelease) -> RequestShape:
+    return RequestShape(
+        max_model_len=-(-settings.max_model_len // settings.decode_context_parallel_size),
+        in_flight_tokens=release.in_flight_batches * settings.max_num_batched_tokens,
+        states_per_request=settings.states_per_request,
+        encoder_tokens=settings.encoder_tokens or 0,
+    )
+
+
+def _prediction(
+    spec: ModelSpec, ranks: list[RankMemory], settings: ResolvedSettings, release: VllmRelease
+) -> VllmPrediction:
+    smallest = min(ranks, key=lambda rank: rank.num_blocks)
+    return fill_pool(smallest, smallest.available_kv_bytes, settings, release)
+
+
+def fill_pool(
+    rank: RankMemory, available_bytes: int, settings: ResolvedSettings, release: VllmRelease
+) -> VllmPrediction:
+    """What ``available_bytes`` of KV memory hold on the smallest rank: blocks, concurrency, printed tokens, outcome."""
+    plan = rank.blocks
+    num_blocks = max(available_bytes, 0) // plan.bytes_per_block
+    shape = request_shape(settings, release)
+    needed = blocks_per_request(plan, shape)
+    concurrency = num_blocks / needed
+    printed = printed_tokens(plan, num_blocks, concurrency, settings, release)
+    contexts = settings.decode_context_parallel_size
+    return VllmPrediction(
+        version=release.text,
+        settings=settings,
+        rank=rank,
+        num_blocks=num_blocks,
+        block_size=plan.block_size,
+        bytes_per_block=plan.bytes_per_block,
+        num_groups=len(plan.groups),
+        blocks_per_request=needed,
+        kv_cache_tokens=printed,
+        max_concurrency=concurrency,
+        largest_max_model_len=longest_that_fits(plan, shape, max(available_bytes, 0)) * contexts,
+        missing_bytes=max(needed * plan.bytes_per_block - available_bytes, 0),
+        outcome=_outcome(rank, available_bytes, num_blocks, needed),
+    )
+
+
+def printed_tokens(
+    plan: BlockPlan, num_blocks: int, concurrency: float, settings: ResolvedSettings, release: VllmRelease
+) -> int:
+    """The number behind "GPU KV cache size", which changed its meaning with 0.20."""
+    if release.v1 and release.prints_concurrency_tokens:
+        return int(concurrency * settings.max_model_len)
+    return num_blocks // len(plan.groups) * plan.block_size * settings.decode_context_parallel_size
+
+
+def _outcome(rank: RankMemory, available_bytes: int, num_blocks: int, needed: int) -> VllmOutcome:
+    if rank.weight_bytes > rank.requested_bytes:
+        return "oom_weights"
+    if available_bytes <= 0 or num_blocks < 1:
+        return "oom_kv_init"
+    return "ok" if num_blocks >= needed else "rejected_ctx"

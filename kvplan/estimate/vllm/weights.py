@@ -1,0 +1,238 @@
+"""Bytes of the weights on one rank of vLLM: which part of each tensor it holds, and what an element costs there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from kvplan.catalog.spec import ExtraModule, LayerSpec, ModelSpec, QuantizationSpec, SoftmaxAttention
+from kvplan.catalog.tensors import Tensor
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.vllm.kernels import MXFP4_HIDDEN_STEP, MXFP4_INNER_STEP
+from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes
+from kvplan.units import MIB
+
+_VOCAB_PADDING = 64
+_MADE_WHILE_LOADING = ("fp8", "bitsandbytes")
+"""Formats that vLLM makes itself from unquantized weights."""
+
+
+class StoredFormats:
+    """How a model's tensors are stored, looked up once each: published lists can be long."""
+
+    def __init__(self, quantization: QuantizationSpec | None) -> None:
+        self.quantization = quantization
+        self._found: dict[tuple[int | None, str], QuantizationSpec | None] = {}
+
+    def of(self, tensor: Tensor, layer: int | None) -> QuantizationSpec | None:
+        """The format of ``tensor`` of layer ``layer`` (None: outside the layers); None: unquantized."""
+        if self.quantization is None:
+            return None
+        key = (layer, tensor.name)
+        if key not in self._found:
+            self._found[key] = format_of(self.quantization, tensor, layer)
+        return self._found[key]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightShare:
+    """What decides a rank's part of the weights."""
+
+    dtype: str
+    formats: StoredFormats
+    tensor_parallel_size: int
+    head_rows: int
+    """Rows of the KV projections that belong to one KV head, for ranks that hold a replica."""
+    layer: int | None
+    expert_inner_step: int
+    """What the inner width of MXFP4 experts is padded to a multiple of."""
+
+
+def stored_formats(spec: ModelSpec, requested: str | None) -> StoredFormats:
+    """The published format, else one that vLLM makes while loading, else plain weights."""
+    if spec.quantization is not None:
+        return StoredFormats(spec.quantization)
+    return StoredFormats(NAMED_FORMATS[requested] if requested in _MADE_WHILE_LOADING else None)
+
+
+def rank_weight_bytes(
+    spec: ModelSpec,
+    layers: range,
+    *,
+    tensor_parallel_size: int,
+    dtype: str,
+    formats: StoredFormats,
+    max_model_len: int,
+    with_drafter: bool = False,
+    with_towers: bool = True,
+    expert_inner_step: int = MXFP4_INNER_STEP,
+) -> int:
+    """Bytes of the layers ``layers`` on one rank, with embedding, head and towers where they lie, and rope tables.
+
+    The first stage has the embedding and the towers, the last one the head (and a second copy of a tied embedding when
+    they are different ranks) and, ``with_drafter``, the layers for multi-token prediction.
+    """
+    parts: list[Tensor] = []
+    total = 0
+    plain = WeightShare(dtype, formats, tensor_parallel_size, 1, None, expert_inner_step)
+    for index in layers:
+        share = replace(plain, head_rows=_head_rows(spec.layers[index]), layer=index)
+        total += _allocated_bytes(spec.layers[index].all_tensors, share)
+    is_first, is_last = layers.start == 0, layers.stop == spec.num_layers
+    for tensor in spec.tensors:
+        is_input = tensor.role in ("embedding", "position")
+        if (is_input and (is_first or (is_last and spec.tie_word_embeddings))) or (not is_input and is_last):
+            parts.append(tensor)
+    total += _allocated_bytes(parts, plain)
+    if is_first and with_towers:
+        total += tower_bytes(spec, tensor_parallel_size, dtype)
+    if is_last and with_drafter:
+        drafter = replace(plain, layer=spec.num_layers)
+        total += sum(_allocated_bytes(extra.tensors, drafter) for extra in drafters(spec))
+    return total + rope_table_bytes(spec, dtype, max_model_len)
+
+
+def _head_rows(layer: LayerSpec) -> int:
+    return layer.mixer.head_size_k if isinstance(layer.mixer, SoftmaxAttention) else 1
+
+
+def tensor_bytes(tensor: Tensor, share: WeightShare) -> int:
+    """Bytes of one tensor on one rank, scales and zero points included."""
+    shape = rank_shape(tensor, share.tensor_parallel_size, share.head_rows)
+    stored = share.formats.of(tensor, share.layer)
+    if stored is None:
+        return prod(shape) * element_bytes(share.dtype)
+    if stored.method == "mxfp4" and tensor.role == "expert":
+        shape = padded_experts(shape, tensor.split, share.expert_inner_step)
+    return quantized_bytes(shape, stored)
+
+
+def padded_experts(shape: tuple[int, ...], split: str, inner_step: int = MXFP4_INNER_STEP) -> tuple[int, ...]:
+    """Stacked MXFP4 experts as vLLM lays them out: hidden and each rank's inner width padded to what its kernel takes.
+
+    The steps are those of kvplan.estimate.vllm.kernels. The inner width is the output of gate and up, and the input of
+    down.
+    """
+    if len(shape) < 3:
+        return shape
+    inner_axis = len(shape) - 1 if split == "row" else len(shape) - 2
+    steps = [inner_step if axis == inner_axis else MXFP4_HIDDEN_STEP for axis in range(len(shape))]
+    return (*shape[:-2], *(-(-shape[axis] // steps[axis]) * steps[axis] for axis in (len(shape) - 2, len(shape) - 1)))
+
+
+def rank_shape(tensor: Tensor, tensor_parallel_size: int, head_rows: int = 1) -> tuple[int, ...]:
+    """The tensor's shape on one rank (see ``Tensor.split``); the last dimension of a matrix is its input."""
+    tp = tensor_parallel_size
+    shape = tensor.shape
+    if tp == 1 or not shape or tensor.split == "replicated":
+        return _padded_vocabulary(tensor, shape)
+    if tensor.split == "vocab":
+        rows = _padded_vocabulary(tensor, shape)[0]
+        return (-(-rows // tp), *shape[1:])
+    axis = len(shape) - 1 if tensor.split == "row" else max(len(shape) - 2, 0)
+    if tensor.split == "ranks":
+        axis = 0
+    size = -(-shape[axis] // tp)
+    if tensor.split == "kv":
+        size = max(size, min(head_rows, shape[axis]))
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _padded_vocabulary(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if tensor.split != "vocab" or not shape:
+        return shape
+    return (-(-shape[0] // _VOCAB_PADDING) * _VOCAB_PADDING, *shape[1:])
+
+
+def drafters(spec: ModelSpec) -> tuple[ExtraModule, ...]:
+    """The checkpoint's own layers for multi-token prediction, loaded when vLLM speculates with them."""
+    return tuple(extra for extra in spec.extras if extra.kind == "multi_token_prediction")
+
+
+def tower_bytes(spec: ModelSpec, tensor_parallel_size: int, dtype: str) -> int:
+    """Vision and audio towers and their projectors, divided over the ranks as vLLM does; not quantized."""
+    kinds = ("vision", "audio", "encoder", "projector")
+    counted = 0
+    for extra in spec.extras:
+        if extra.kind not in kinds:
+            continue
+        counted += extra.num_parameters if extra.num_parameters is not None else _rough_tower(spec.raw_config)
+    return -(-counted // tensor_parallel_size) * element_bytes(dtype)
+
+
+def _rough_tower(config: Mapping[str, object]) -> int:
+    """A tower whose exact weights are not known: its blocks' matrices and a merger of 2 x 2 patches."""
+    section = config.get("vision_config")
+    if not isinstance(section, Mapping):
+        return 0
+    sizes = [section.get(name) for name in ("embed_dim", "intermediate_size", "num_hidden_layers")]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return 0
+    hidden, inner, layers = (int(size) for size in sizes if isinstance(size, int))
+    merged = 4 * hidden
+    return layers * (4 * hidden * hidden + 3 * hidden * inner) + merged * merged + merged * hidden
+
+
+def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int) -> int:
+    """cos and sin of every position the config knows, in the model's dtype: one table for each kind of rope.
+
+    Linear and dynamic scaling stretch the positions by their factor, YaRN the original ones by its own.
+    """
+    rope = spec.rope
+    if rope is None:
+        return 0
+    known = spec.max_position_embeddings or max_model_len
+    positions = known
+    if rope.scaling in ("linear", "dynamic") and rope.factor:
+        positions = int(known * rope.factor)
+    elif rope.scaling == "yarn" and rope.factor and rope.original_max_position_embeddings:
+        positions = int(rope.original_max_position_embeddings * rope.factor)
+    if _has_local_rope(spec.raw_config):
+        positions += known
+    return positions * rope.rotary_size * element_bytes(dtype)
+
+
+def _has_local_rope(config: Mapping[str, object]) -> bool:
+    """Whether sliding layers turn at a frequency of their own (Gemma 3 and later)."""
+    text = config.get("text_config")
+    sections = [config, *([text] if isinstance(text, Mapping) else [])]
+    return any("rope_local_base_freq" in section or section.get("model_type") == "gemma3_text" for section in sections)
+
+
+_MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_LARGE_ALLOCATION = 10 * MIB
+_SEGMENT_STEP = 2 * MIB
+_SPLIT_ABOVE = MIB
+
+
+def _allocated_bytes(tensors: Iterable[Tensor], share: WeightShare) -> int:
+    """Bytes as PyTorch's allocator counts them: a large tensor takes whole steps of 2 MiB.
+
+    What is left of the last step counts when it is at most 1 MiB: more than that is split off and used for others.
+    vLLM merges q, k and v, and gate and up, into one tensor each.
+    """
+    total, merged = 0, [0] * len(_MERGED)
+    for tensor in tensors:
+        size = tensor_bytes(tensor, share)
+        place = _merged_place(tensor.name)
+        if place is None:
+            total += _rounded(size)
+        else:
+            merged[place] += size
+    return total + sum(_rounded(size) for size in merged)
+
+
+def _merged_place(name: str) -> int | None:
+    last = name.rsplit(".", 1)[-1]
+    for place, names in enumerate(_MERGED):
+        if last in names:
+            return place
+    return None
+
+
+def _rounded(size: int) -> int:
+    if size < _LARGE_ALLOCATION:
+        return size
+    left = -size % _SEGMENT_STEP
+    return size + left if left <= _SPLIT_ABOVE else size

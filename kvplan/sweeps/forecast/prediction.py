@@ -1,0 +1,174 @@
+"""What is expected of a trial before its worker starts it: memory from the config alone, time from a forecast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvplan.catalog.gpus import GpuProfile, find_gpu
+from kvplan.catalog.measured import MeasuredProfile, Origin
+from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import UsageError
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.kvplan.memory import EnginePrediction, EngineSettings, engine_dtype, predict
+from kvplan.estimate.speed.simulated_figures import PlayFigures, play_figures
+from kvplan.estimate.speed.step_time import Speed, StepTimes, step_shape
+from kvplan.estimate.vllm.settings import compute_capability
+from kvplan.machine.device import SweepDevice, has_bfloat16_units
+from kvplan.runs.trials import TrialSettings
+from kvplan.sweeps.forecast.step_cost import guess_speed
+from kvplan.sweeps.forecast.trial_forecast import forecast_trial
+from kvplan.workload.requests import RequestSpec, clip_requests
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPrediction:
+    """The planner's view of one trial. ``seconds`` is the measured part alone, without loading or carving.
+
+    figures: throughput and latency, None for a trial that will not be served. time_scale: what they were multiplied by
+    after the trials so far.
+    """
+
+    status: str
+    dtype: str
+    block_bytes: int
+    num_blocks: int
+    largest_context: int
+    max_concurrency: int
+    figures: PlayFigures | None
+    seconds: float
+    origin: Origin
+    time_scale: float
+
+    @property
+    def output_throughput(self) -> float | None:
+        return None if self.figures is None else self.figures.output_throughput
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the trial is expected to serve its workload."""
+        return self.status in ("ok", "queued", "preempted")
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """Predicts trials of one model on one device with one workload.
+
+    time_scale: measured over predicted seconds of the trials so far, 1 before the first. calibration: what this device
+    reached in an earlier sweep, None for guesses.
+    """
+
+    spec: ModelSpec
+    device: SweepDevice
+    requests: tuple[RequestSpec, ...]
+    max_concurrency: int | None = None
+    time_scale: float = 1.0
+    calibration: MeasuredProfile | None = None
+
+    def with_time_scale(self, time_scale: float) -> Predictor:
+        return replace(self, time_scale=time_scale)
+
+    def memory(self, settings: TrialSettings) -> EnginePrediction:
+        """The engine's memory at these settings, from config and settings alone."""
+        return predict(self.spec, self._engine_settings(settings), self.device.memory_bytes)
+
+    def trial(self, settings: TrialSettings) -> TrialPrediction:
+        memory = self.memory(settings)
+        status, concurrency, figures, seconds = str(memory.outcome), 0, None, 0.0
+        if memory.outcome == "ok":
+            played = forecast_trial(
+                clip_requests(self.requests, settings.max_model_len).requests,
+                settings,
+                num_blocks=memory.num_blocks,
+                cost=self.step_times(settings, memory),
+                max_concurrency=self.max_concurrency,
+            )
+            status, concurrency = played.status, played.max_running
+            figures, seconds = play_figures(played), played.seconds
+        return TrialPrediction(
+            status=status,
+            dtype=self.dtype(settings),
+            block_bytes=memory.block_bytes,
+            num_blocks=memory.num_blocks,
+            largest_context=memory.largest_context,
+            max_concurrency=concurrency,
+            figures=figures,
+            seconds=seconds,
+            origin=self._origin(settings),
+            time_scale=self.time_scale,
+        )
+
+    def _origin(self, settings: TrialSettings) -> Origin:
+        if self.calibration is None:
+            return "roofline"
+        return self.calibration.origin_for(self.spec.id, self.dtype(settings))
+
+    def step_times(self, settings: TrialSettings, memory: EnginePrediction) -> StepTimes:
+        """The clock of the forecast: the device's speed, as calibrated or guessed, on this model."""
+        dtype = self.dtype(settings)
+        shape = step_shape(
+            self.spec,
+            element_bytes=element_bytes(dtype),
+            kv_bytes_per_token=memory.block_bytes / settings.block_size,
+        )
+        if self.calibration is None:
+            speed = guess_speed(self.device.kind, _known_gpu(self.device), dtype)
+        else:
+            speed = Speed.from_json(self.calibration.coefficients)
+        return StepTimes(shape, speed, self.time_scale)
+
+    def largest_step_seconds(self, settings: TrialSettings) -> float:
+        """The step that the engine profiles when it starts: as many tokens as fit one step."""
+        times = self.step_times(settings, self.memory(settings))
+        tokens, rows = settings.max_num_batched_tokens, min(settings.max_num_seqs, settings.max_num_batched_tokens)
+        return times.seconds(tokens, rows, rows, tokens, tokens * min(settings.max_model_len, tokens) / 2)
+
+    def dtype(self, settings: TrialSettings) -> str:
+        return engine_dtype(self.spec, self._engine_settings(settings))
+
+    def _engine_settings(self, settings: TrialSettings) -> EngineSettings:
+        gpu = _known_gpu(self.device)
+        return EngineSettings(
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            block_size=settings.block_size,
+            max_model_len=settings.max_model_len,
+            dtype=settings.dtype,
+            kv_cache_dtype=settings.kv_cache_dtype,
+            device="cuda" if self.device.kind == "cuda" else "cpu",
+            compute_capability=None if gpu is None else compute_capability(gpu),
+            has_bfloat16_units=has_bfloat16_units(),
+        )
+
+
+def _known_gpu(device: SweepDevice) -> GpuProfile | None:
+    """The catalog's data sheet of the sweep's GPU; None for a CPU and for a GPU it does not know."""
+    if device.kind != "cuda":
+        return None
+    try:
+        return find_gpu(device.name)
+    except UsageError:
+        return None
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
+
+
+def predicted_columns(prediction: TrialPrediction) -> dict[str, object]:
+    """The prediction's part of a row."""
+    figures = prediction.figures
+    return {
+        "dtype": prediction.dtype,
+        "block_bytes_predicted": prediction.block_bytes,
+        "num_blocks_predicted": prediction.num_blocks,
+        "predicted_status": prediction.status,
+        "pred_max_concurrency": prediction.max_concurrency,
+        "pred_output_throughput": prediction.output_throughput,
+        "pred_median_ttft_ms": _milliseconds(figures.median_ttft_seconds) if figures else None,
+        "pred_median_tpot_ms": _milliseconds(figures.median_tpot_seconds) if figures else None,
+        "pred_median_itl_ms": _milliseconds(figures.median_itl_seconds) if figures else None,
+        "prediction_origin": prediction.origin,
+        "prediction_scale": round(prediction.time_scale, 4),
+        "predicted_seconds": round(prediction.seconds, 3),
+    }

@@ -1,0 +1,47 @@
+"""Whether a load is expected to keep the service level: the p99 of a played-through trial against the bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvplan.estimate.speed.simulated_figures import tpot_seconds, ttft_seconds
+from kvplan.runs.trials import Load, TrialSettings
+from kvplan.sweeps.forecast.trial_forecast import forecast_trial
+from kvplan.sweeps.forecast.under_load import UnderLoad
+from kvplan.workload.requests import clip_requests
+
+
+@dataclass(frozen=True, slots=True)
+class SloPrediction:
+    """Predicts with what ``under`` has learned; bounds in ms by name (ttft, tpot, e2el)."""
+
+    under: UnderLoad
+    slo_ms: Mapping[str, float]
+
+    def keeps(self, settings: TrialSettings, load: Load) -> bool:
+        """Whether the 99th percentile of every bound is expected to hold; False where the engine is not to start."""
+        predictor = self.under.predictor_of(load)
+        memory = predictor.memory(settings)
+        if memory.outcome != "ok":
+            return False
+        played = forecast_trial(
+            clip_requests(predictor.requests, settings.max_model_len).requests,
+            settings,
+            num_blocks=memory.num_blocks,
+            cost=predictor.step_times(settings, memory),
+            max_concurrency=predictor.max_concurrency,
+        )
+        ends = played.loads.end_seconds
+        seconds = {
+            "ttft": [ttft_seconds(request, ends) for request in played.requests],
+            "tpot": [tpot_seconds(request, ends) or 0.0 for request in played.requests],
+            "e2el": [ends[request.token_steps[-1][1] - 1] - request.arrival_seconds for request in played.requests],
+        }
+        return all(_p99(seconds[name]) <= bound_ms / 1000 for name, bound_ms in self.slo_ms.items())
+
+
+def _p99(seconds: Sequence[float]) -> float:
+    return float(np.percentile(seconds, 99))

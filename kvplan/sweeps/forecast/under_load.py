@@ -1,0 +1,47 @@
+"""The workload and its prediction under the load of a trial, where that is not the sweep's own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kvplan.runs.trials import SWEEP_LOAD, Load
+from kvplan.sweeps.forecast.prediction import Predictor
+from kvplan.workload.requests import RequestSpec, WorkloadSpec, generate_requests
+
+
+@dataclass(slots=True)
+class UnderLoad:
+    """Lengths and tokens are the same under every load; arrivals are the same pattern at another rate."""
+
+    workload: WorkloadSpec
+    predictor: Predictor
+    _requests: dict[Load, tuple[RequestSpec, ...]] = field(default_factory=dict)
+
+    def workload_of(self, load: Load) -> WorkloadSpec:
+        """The sweep's workload with the load's rate and concurrency."""
+        changes: dict[str, Any] = {}
+        if load.request_rate is not None:
+            changes["request_rate"] = load.request_rate
+        if load.max_concurrency is not None:
+            changes["max_concurrency"] = load.max_concurrency
+        return replace(self.workload, **changes)
+
+    def requests_of(self, load: Load) -> tuple[RequestSpec, ...]:
+        if load not in self._requests:
+            is_same = load.request_rate in (None, self.workload.request_rate)
+            self._requests[load] = self.predictor.requests if is_same else generate_requests(self.workload_of(load))
+        return self._requests[load]
+
+    def predictor_of(self, load: Load) -> Predictor:
+        """The predictor for these requests; what it has learned of time stays."""
+        if load == SWEEP_LOAD:
+            return self.predictor
+        concurrency = self.workload_of(load).max_concurrency
+        return replace(self.predictor, requests=self.requests_of(load), max_concurrency=concurrency)
+
+
+def rate_as_json(rate: float) -> float | str:
+    """A cell: JSON has no infinity."""
+    return "inf" if math.isinf(rate) else rate

@@ -1,0 +1,91 @@
+"""Runs outliers again, around any schedule: a noisy run at once, one far from its siblings when all are there."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvplan.runs.outliers import is_measured, noise_reason, spread_reason
+from kvplan.runs.trials import Load, Trial, TrialSettings
+from kvplan.sweeps.schedules.schedule import Row, Schedule, Step, Steps
+
+# Reruns per trial of the schedule, and at least this many: on a machine that is always busy they would change nothing.
+RERUN_SHARE: Final = 0.1
+FEWEST_RERUNS: Final = 2
+# Run numbers of reruns begin here: the schedule's own runs of a setting may still be to come.
+FIRST_RERUN: Final = 101
+
+_Answer = Generator[Step, Row, Row]
+
+
+@dataclass(frozen=True, slots=True)
+class WithReruns:
+    """The steps of another schedule, numbered in their order, with reruns between and behind them.
+
+    The other schedule is answered with the rerun's row where that
+    one is no outlier. What is decided depends on the rows alone, so that a continued sweep decides the same.
+    """
+
+    inner: Schedule
+
+    def steps(self) -> Steps:
+        play = _Play()
+        steps = self.inner.steps()
+        step = next(steps, None)
+        while step is not None:
+            answer = yield from play.take(step)
+            try:
+                step = steps.send(answer)
+            except StopIteration:
+                step = None
+        yield from play.rerun_far_ones()
+
+
+@dataclass(slots=True)
+class _Play:
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    runs: dict[tuple[TrialSettings, Load], list[tuple[Trial, Row]]] = field(default_factory=dict)
+    num_trials: int = 0
+    num_reruns: int = 0
+
+    def take(self, step: Step) -> _Answer:
+        row = yield from self._run(step.trial, step.skip_sentence)
+        reason = noise_reason(row)
+        if reason is None or not self._may_rerun():
+            return row
+        second = yield from self._rerun(step.trial, reason)
+        return second if is_measured(second) and noise_reason(second) is None else row
+
+    def rerun_far_ones(self) -> Steps:
+        """One rerun for each setting whose farthest run lies far from the others."""
+        for runs in list(self.runs.values()):
+            rows = [row for _, row in runs]
+            for trial, row in list(runs):
+                reason = spread_reason(row, [other for other in rows if other is not row])
+                if reason is not None and not self._was_rerun(trial, runs) and self._may_rerun():
+                    yield from self._rerun(trial, reason)
+                    break
+
+    def _run(self, trial: Trial, skip_sentence: str | None = None) -> _Answer:
+        row = yield Step(trial.with_changes(number=next(self.numbers)), skip_sentence)
+        if skip_sentence is None:
+            self.runs.setdefault((trial.settings, trial.load), []).append((trial, row))
+            self.num_trials += 1
+        return row
+
+    def _rerun(self, trial: Trial, reason: str) -> _Answer:
+        earlier = self.runs[trial.settings, trial.load]
+        number = FIRST_RERUN + sum(run.rerun_of is not None for run, _ in earlier)
+        self.num_reruns += 1
+        return (
+            yield from self._run(trial.with_changes(run_number=number, rerun_of=trial.run_number, rerun_reason=reason))
+        )
+
+    def _may_rerun(self) -> bool:
+        return self.num_reruns < max(FEWEST_RERUNS, RERUN_SHARE * self.num_trials)
+
+    @staticmethod
+    def _was_rerun(trial: Trial, runs: list[tuple[Trial, Any]]) -> bool:
+        return trial.rerun_of is not None or any(other.rerun_of == trial.run_number for other, _ in runs)

@@ -1,0 +1,62 @@
+"""In which order a sweep runs its trials: a list that is known beforehand, or a search that looks at each result.
+
+A schedule is a generator of steps that is sent the row of each step before it yields the next. A sweep that is
+continued sends it the rows that are stored already, so that a search takes the same way again and runs only what is
+missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvplan.runs.trials import Trial
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A trial to run, or, with ``skip_sentence``, one to record without running it."""
+
+    trial: Trial
+    skip_sentence: str | None = None
+
+
+Steps = Generator[Step, Row, None]
+
+
+class Schedule(Protocol):
+    """What a runner follows."""
+
+    def steps(self) -> Steps: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSchedule:
+    """Every trial of a design, in its order."""
+
+    trials: tuple[Trial, ...]
+
+    def steps(self) -> Steps:
+        for trial in self.trials:
+            yield Step(trial)
+
+
+def play(schedule: Schedule, answer: Callable[[Step], Row]) -> list[Step]:
+    """The steps that a schedule takes when ``answer`` makes the rows, for instance from predictions."""
+    taken: list[Step] = []
+    steps = schedule.steps()
+    try:
+        step = next(steps)
+        while True:
+            taken.append(step)
+            step = steps.send(answer(step))
+    except StopIteration:
+        return taken
+
+
+def trials_of(steps: Sequence[Step]) -> tuple[Trial, ...]:
+    """The trials that are run, without those that are only recorded."""
+    return tuple(step.trial for step in steps if step.skip_sentence is None)

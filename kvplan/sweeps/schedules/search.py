@@ -1,0 +1,277 @@
+"""Finding a boundary in a fraction of the runs: bisection along one axis, started where the planner expects it.
+
+A line is all values of the axis with everything else fixed, from the easiest to the hardest:
+
+    easy  o o o o o o o | x x x x x  hard        o works, x fails to start or runs out of memory
+                      ^   ^
+           last to work   first to fail
+
+The first two probes are the two sides of the predicted boundary. Where the prediction was right the search ends there;
+otherwise the interval that is left is halved until both sides are neighbours: at most log2(n) + 3 probes for n values.
+
+A setting that is run several times works only if it does so every time; its runs end with the first that fails.
+
+On the axis of utilizations there may be a second boundary: a pool that is carved may still be more than the device can
+hold under load. So when the lowest utilization is found, the highest one is probed too, and where it fails the highest
+that survives is bisected.
+
+Memory is not always monotone. So a share of the points that need no run is run all the same (an audit), on both sides;
+the others beyond the boundary are recorded as skipped_oom_dominated. An audit that contradicts the boundary ends up
+among the summary's violations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from kvplan.errors import UsageError
+from kvplan.runs.boundaries import SAME_THROUGHPUT
+from kvplan.runs.statuses import MEASURED_STATUSES, OUT_OF_MEMORY_STATUSES
+from kvplan.runs.trials import Trial, TrialSettings
+from kvplan.sweeps.axes import AXES, AxisValue
+from kvplan.sweeps.forecast.prediction import Predictor
+from kvplan.sweeps.schedules.schedule import Row, Step, Steps
+
+_Narrowing = Generator[Step, Row, tuple[int, int]]
+_Bisection = Generator[Step, Row, int]
+_Probing = Generator[Step, Row, Row]
+
+BOUNDARY_AXES = ("max_model_len", "gpu_memory_utilization", "max_num_seqs")
+AUDIT_SHARE = 1 / 12
+
+
+@dataclass(frozen=True, slots=True)
+class BoundarySearch:
+    """A search along ``axis`` for every line; a schedule. Lines are ordered from the easiest value to the hardest."""
+
+    axis: str
+    lines: tuple[tuple[TrialSettings, ...], ...]
+    predictor: Predictor
+    seed: int = 0
+    audit_share: float = AUDIT_SHARE
+    num_runs: int = 1
+
+    def steps(self) -> Steps:
+        counter = itertools.count(1)
+        for line in self.lines:
+            search = _LineSearch(line, counter, self.seed, self.audit_share, self.num_runs)
+            if self.axis == "max_num_seqs":
+                yield from search.knee()
+                continue
+            expected = _predicted_successes(line, self.predictor)
+            yield from search.boundary(expected, has_far_side=self.axis == "gpu_memory_utilization")
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSequence:
+    """Several searches one after the other, each setting run once; a schedule."""
+
+    searches: tuple[BoundarySearch, ...]
+
+    def steps(self) -> Steps:
+        rows: dict[str, Row] = {}
+        for search in self.searches:
+            steps = search.steps()
+            step = next(steps, None)
+            while step is not None:
+                trial_id = step.trial.trial_id
+                if trial_id not in rows:
+                    number = len(rows) + 1
+                    rows[trial_id] = yield Step(step.trial.with_changes(number=number), step.skip_sentence)
+                try:
+                    step = steps.send(rows[trial_id])
+                except StopIteration:
+                    break
+
+
+def _predicted_successes(line: Sequence[TrialSettings], predictor: Predictor) -> int:
+    """How many values from the easy end the planner expects to start."""
+    starts = [predictor.memory(settings).outcome == "ok" for settings in line]
+    return starts.index(False) if False in starts else len(line)
+
+
+@dataclass(slots=True)
+class _LineSearch:
+    """rows: one for every index that was probed, merged over its runs."""
+
+    line: tuple[TrialSettings, ...]
+    counter: itertools.count[int]
+    seed: int
+    audit_share: float
+    num_runs: int
+    rows: dict[int, Row] = field(default_factory=dict)
+
+    def boundary(self, expected: int, *, has_far_side: bool) -> Steps:
+        """Bisect between the last value that works and the first that fails, then audit the rest."""
+        order = range(len(self.line))
+        works = yield from self._bisect(order, expected)
+        hopeless = [order[works + 1 :]]
+        if has_far_side and works >= 0:
+            upward = order[works::-1]
+            survives = yield from self._bisect(upward, len(upward))
+            hopeless.append(upward[survives + 1 :])
+        yield from self._audit(hopeless)
+
+    def _bisect(self, order: Sequence[int], expected: int) -> _Bisection:
+        """The last place in ``order`` (indices from easy to hard) that works, -1 for none; ``expected`` places do."""
+        works, fails = -1, len(order)
+        for place in (expected - 1, expected):
+            if works < place < fails:
+                works, fails = yield from self._narrow(order, place, works, fails)
+        while fails - works > 1:
+            works, fails = yield from self._narrow(order, (works + fails) // 2, works, fails)
+        return works
+
+    def _narrow(self, order: Sequence[int], place: int, works: int, fails: int) -> _Narrowing:
+        row = yield from self._probe(order[place], "probe")
+        return (place, fails) if _works(row) else (works, place)
+
+    def _audit(self, hopeless: Sequence[Sequence[int]]) -> Steps:
+        """Run a share of what needs no run, on both sides; record the rest of every hopeless side as skipped.
+
+        hopeless: the indices beyond each boundary, from the first failure on.
+        """
+        blamed = {index: side[0] for side in hopeless for index in side}
+        for index in range(len(self.line)):
+            if index in self.rows:
+                continue
+            if self._is_audited(index):
+                yield from self._probe(index, "audit")
+            elif index in blamed and _ran_out_of_memory(self.rows[blamed[index]]):
+                failure = blamed[index]
+                sentence = (
+                    f"Not run: {self.line[failure].as_text()} had ended as {self.rows[failure]['status']} already."
+                )
+                yield Step(Trial(next(self.counter), self.line[index], planes=("probe",)), sentence)
+
+    def knee(self) -> Steps:
+        """The smallest batch that is as fast as the fastest probe, then the first larger one that is slower again."""
+        top = len(self.line) - 1
+        yield from self._probe(top, "probe")
+        slow, fast = -1, top
+        while fast - slow > 1:
+            middle = (slow + fast) // 2
+            yield from self._probe(middle, "probe")
+            slow, fast = (slow, middle) if self._is_fast(middle) else (middle, fast)
+        while (hurts := self._first_slow(fast)) is not None:
+            last_fast = max(index for index in self.rows if index < hurts and self._is_fast(index))
+            if hurts - last_fast <= 1:
+                return
+            yield from self._probe((last_fast + hurts) // 2, "probe")
+
+    def _is_fast(self, index: int) -> bool:
+        best = max(_speed(row) for row in self.rows.values())
+        return _speed(self.rows[index]) >= (1 - SAME_THROUGHPUT) * best
+
+    def _first_slow(self, knee: int) -> int | None:
+        """The smallest probed index beyond the knee that is slower again."""
+        return min((index for index in self.rows if index > knee and not self._is_fast(index)), default=None)
+
+    def _probe(self, index: int, plane: str) -> _Probing:
+        """All runs of one setting; an audit is run once."""
+        runs: list[Row] = []
+        for run_number in range(1, 1 + (1 if plane == "audit" else self.num_runs)):
+            trial = Trial(next(self.counter), self.line[index], run_number, (plane,))
+            runs.append((yield Step(trial)))
+            if not _works(runs[-1]):
+                break
+        self.rows[index] = _merged(runs)
+        return self.rows[index]
+
+    def _is_audited(self, index: int) -> bool:
+        """One value of every band, so that a hole as wide as a band cannot be missed; which one, the seed and the
+        band's first point decide, so that a continued search draws the same."""
+        if not self.audit_share:
+            return False
+        width = round(1 / self.audit_share)
+        first = index // width * width
+        key = f"{self.seed}/{Trial(0, self.line[first]).trial_id}".encode()
+        return index == first + int.from_bytes(hashlib.sha256(key).digest()[:8], "big") % width
+
+
+def _works(row: Row) -> bool:
+    return row["status"] in MEASURED_STATUSES
+
+
+def _ran_out_of_memory(row: Row) -> bool:
+    return row["status"] in OUT_OF_MEMORY_STATUSES
+
+
+def _merged(runs: Sequence[Row]) -> Row:
+    """The last run's row, which is the one that failed where one did, with the median throughput of all."""
+    rates = [run["output_throughput"] for run in runs if _works(run)]
+    return runs[-1] if len(runs) == 1 else {**runs[-1], "output_throughput": median(rates) if rates else None}
+
+
+def _speed(row: Row) -> float:
+    return row["output_throughput"] if _works(row) else 0.0
+
+
+def make_search(
+    axes_to_search: Sequence[str],
+    axes: Mapping[str, Sequence[AxisValue]],
+    base: TrialSettings,
+    predictor: Predictor,
+    seed: int,
+    num_runs: int = 1,
+) -> SearchSequence:
+    """A search along each of ``axes_to_search``, on a line for every combination of the other axes that were given.
+
+    An axis that is searched without values of its own gets a fine default range; while another axis is searched it
+    stands at its base value. ``first*second`` is a pair: lines along the first for every value of the second, in a few
+    steps where none were given.
+    """
+    names = [axis.split("*") for axis in axes_to_search]
+    searched = {name for pair in names for name in pair}
+    others = {name: axes[name] for name in AXES if name in axes and name not in searched}
+    searches = []
+    for axis, *seconds in names:
+        _check_axes((axis, *seconds))
+        values = list(axes.get(axis) or default_values(axis, predictor))
+        beside = others | {name: axes.get(name) or coarse_values(name, predictor) for name in seconds}
+        lines = [
+            _line(axis, values, base.with_changes(**dict(zip(beside, combination, strict=True))))
+            for combination in itertools.product(*beside.values())
+        ]
+        searches.append(BoundarySearch(axis, tuple(lines), predictor, seed, num_runs=num_runs))
+    return SearchSequence(tuple(searches))
+
+
+def _check_axes(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in BOUNDARY_AXES:
+            raise UsageError(f"--boundary '{name}' cannot be searched.", hint="one of " + ", ".join(BOUNDARY_AXES))
+    if len(names) > 2 or len(set(names)) < len(names):
+        raise UsageError(
+            f"--boundary '{'*'.join(names)}' is no pair of axes.", hint="like max_model_len*gpu_memory_utilization"
+        )
+
+
+def _line(axis: str, values: Sequence[AxisValue], fixed: TrialSettings) -> tuple[TrialSettings, ...]:
+    # More context is harder, more utilization is easier; batches go from small to large.
+    ordered = sorted(set(values), reverse=axis == "gpu_memory_utilization")
+    return tuple(fixed.with_changes(**{axis: value}) for value in ordered)
+
+
+def default_values(axis: str, predictor: Predictor) -> list[Any]:
+    """Sixty-four contexts up to the model's positions, utilizations in steps of 0.01, batches in powers of two up to
+    the first that takes the whole workload."""
+    if axis == "gpu_memory_utilization":
+        return [round(step / 100, 2) for step in range(1, 101)]
+    if axis == "max_num_seqs":
+        return [1 << exponent for exponent in range((len(predictor.requests) - 1).bit_length() + 1)]
+    limit = predictor.spec.max_position_embeddings or 32768
+    step = max(1, limit // 64)
+    return list(range(step, limit + 1, step))
+
+
+def coarse_values(axis: str, predictor: Predictor) -> list[Any]:
+    """About eight values of the second axis of a pair, over the whole of its default range."""
+    values = default_values(axis, predictor)
+    step = max(1, len(values) // 8)
+    return values[step - 1 :: step]

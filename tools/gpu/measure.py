@@ -1,0 +1,176 @@
+"""Everything that is measured on a GPU, in one call of under ten minutes:
+
+    python tools/gpu/measure.py --out profiles/measured/NAME.jsonl
+
+Each section is a process of its own, so that one that fails (or spoils its CUDA context) takes nothing else with it.
+The rows go to --out as they come, what the sections print to the .log beside it, the table is printed last and with it
+why a section failed. The seconds of a section are its most; what the ten minutes have no room for is left out and named
+(--sections runs it alone). On a machine without the history of these sources, --commit says which they are. --dry-run
+takes tiny shapes through the CPU emulation, to know beforehand that every line runs; its rows say so and mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# The most seconds of each, in the order of their worth: where time or a machine ends early, the last ones are lost.
+# A section's process needs about ten seconds to begin, and an engine of eight billion parameters as many.
+SECTION_SECONDS = {
+    "kernel_tests": 70,
+    "engine_tests": 70,
+    "decode": 35,
+    "prefill": 30,
+    "step": 55,
+    "throughput": 80,
+    "baseline": 85,
+    "sweep": 70,
+    "memory": 75,
+    "ladder": 55,
+    "operations": 20,
+    "tuning": 30,
+    "sanitizer": 150,
+}
+TOTAL_SECONDS = 575
+# Each in a process of its own: a kernel that spoils the context fails every test behind it.
+TESTS = {"kernel_tests": "test_gpu_kernels.py", "engine_tests": "test_gpu_engine.py"}
+# Module and function that measure a section; a section's process imports its own alone.
+MEASURES = {
+    "decode": ("measure_kernels", "measure_decode"),
+    "prefill": ("measure_kernels", "measure_prefill"),
+    "operations": ("measure_kernels", "measure_operations"),
+    "tuning": ("measure_kernels", "measure_tuning"),
+    "step": ("measure_engine", "measure_decode_step"),
+    "throughput": ("measure_engine", "measure_throughput"),
+    "ladder": ("measure_engine", "measure_ladder"),
+    "baseline": ("measure_baseline", "measure_baseline"),
+    "memory": ("measure_memory", "measure_memory"),
+    "sweep": ("measure_sweep", "measure_sweep"),
+    "sanitizer": ("measure_sweep", "measure_sanitizer"),
+}
+_LINES_OF_A_FAILURE = 25
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines to append to")
+    parser.add_argument("--sections", default=",".join(SECTION_SECONDS), help="comma-separated, in order")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes through the CPU emulation")
+    parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="for all sections")
+    parser.add_argument("--commit", help="of these sources, where git cannot tell")
+    parser.add_argument("--only", help=argparse.SUPPRESS)  # the section that this process measures
+    return parser.parse_args()
+
+
+def measure_section(name: str, out: Path, dry: bool, seconds: float) -> None:
+    """Measure one section in this process; each row is written as soon as it is there."""
+    from measure_support import Bench
+
+    module, function = MEASURES[name]
+    getattr(importlib.import_module(module), function)(Bench(dry, out, seconds))
+
+
+def command_of(name: str, options: argparse.Namespace) -> list[str]:
+    """The process that runs one section."""
+    if name in TESTS:
+        tests = str(ROOT / "tests" / "gpu" / TESTS[name])
+        return [sys.executable, "-m", "pytest", "-v", "--tb=short", "--durations=5", "-m", "gpu", tests]
+    own = [sys.executable, __file__, "--only", name, "--out", str(options.out), "--seconds", str(options.seconds)]
+    return [*own, "--dry-run"] if options.dry_run else own
+
+
+def run_section(name: str, options: argparse.Namespace, seconds_left: float) -> str:
+    """ok, or what went wrong, of one section. What it started ends with it."""
+    if seconds_left < 5:
+        return "left out, the time is up"
+    print(f"== {name}", file=sys.stderr, flush=True)
+    limit = min(SECTION_SECONDS[name], seconds_left)
+    options.seconds = limit
+    log = options.out.with_suffix(".log")
+    with log.open("ab") as output:
+        output.write(f"== {name}\n".encode())
+        output.flush()
+        began = output.tell()
+        process = subprocess.Popen(
+            command_of(name, options), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(limit)
+            outcome = "ok" if code == 0 else f"failed with exit code {code}"
+        except subprocess.TimeoutExpired:
+            outcome = f"stopped after {limit:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    lines = lines_since(log, began)
+    if outcome == "ok" and name in TESTS and not (lines and " passed" in lines[-1]):
+        outcome = "no test ran"
+    return outcome if outcome == "ok" else outcome + last_words(lines)
+
+
+def lines_since(log: Path, began: int) -> list[str]:
+    """What a section has printed, without empty lines."""
+    with log.open("rb") as file:
+        file.seek(began)
+        return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+
+
+def last_words(lines: list[str]) -> str:
+    """Prints the end of what a section that did not go well printed; its last line, to be told with the outcome."""
+    print("\n".join(lines[-_LINES_OF_A_FAILURE:]), file=sys.stderr, flush=True)
+    return f": {lines[-1].strip()[:200]}" if lines else ""
+
+
+def run_sections(names: list[str], options: argparse.Namespace) -> dict[str, str]:
+    """How each ended; one that fails or is stopped leaves the others alone."""
+    ends_at = time.monotonic() + options.seconds
+    return {name: run_section(name, options, ends_at - time.monotonic()) for name in names}
+
+
+def print_table(out: Path, outcomes: dict[str, str]) -> None:
+    """The rows of ``out`` against their goals, and how each section ended."""
+    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.is_file() else []
+    if rows:
+        origin = rows[-1]
+        print(f"{origin['device']}, driver {origin['driver']}, torch {origin['torch']}, commit {origin['commit']}")
+    for row in rows:
+        share = "" if row["share"] is None else f"{row['share']:6.2f}"
+        goal = "" if row["goal"] is None else f"{row['goal']:5.2f} {'met' if row['share'] >= row['goal'] else 'MISSED'}"
+        shape = " ".join(f"{key}={value}" for key, value in row["shape"].items())
+        print(f"{row['name']:34s} {shape:74s} {row['value']:10.1f} {row['unit']:16s} {share:>7s} {goal}")
+    for name, outcome in outcomes.items():
+        print(f"section {name}: {outcome}")
+
+
+def main() -> int:
+    options = arguments()
+    sys.path[:0] = [str(ROOT), str(ROOT / "engine"), str(Path(__file__).parent)]
+    options.out = options.out.resolve()
+    if options.only:
+        measure_section(options.only, options.out, options.dry_run, options.seconds)
+        return 0
+    chosen = options.sections.split(",")
+    unknown = [name for name in chosen if name not in SECTION_SECONDS]
+    if unknown:
+        print(f"error: no section {unknown[0]!r}; there are {', '.join(SECTION_SECONDS)}", file=sys.stderr)
+        return 2
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    if options.commit:
+        os.environ["KVPLAN_MEASURED_COMMIT"] = options.commit
+    outcomes = run_sections(chosen, options)
+    print_table(options.out, outcomes)
+    return 0 if all(outcome == "ok" for outcome in outcomes.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,278 @@
+"""Scores the vLLM model against start-ups whose logs people published. Run: python tools/score_vllm_startups.py
+
+    --csv FILE     rows (default tests/data/vllm_startups.csv; the columns are described in tests/data/README.md)
+    --models FILE  configs of models that no profile ships
+    --rows         one line per row, worst first
+    --groups       the errors by source and by version, to see where a constant drifts
+
+Grade A rows are predicted end to end (weights, available memory, tokens), grade B rows from the observed memory to
+tokens, and every row that failed for lack of memory must be predicted not to fit. Settings that a row does not state
+take the version's default. No constant of the model is chosen per row or per model.
+
+A row whose version names a build that is neither a release nor a commit of vllm-project/vllm ran other code than is
+modelled here. Such rows are counted with the others and without them, and each is printed with its error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+from kvplan.catalog.engines import is_modified_build, vllm_release  # noqa: E402
+from kvplan.errors import KvplanError  # noqa: E402
+from kvplan.estimate.vllm.prediction import VllmPrediction, fill_pool, predict_vllm  # noqa: E402
+from kvplan.units import GIB  # noqa: E402
+from startup_rows import (  # noqa: E402
+    Row,
+    load_models,
+    number,
+    read_rows,
+    row_gpu,
+    row_settings,
+    row_source,
+    row_spec,
+    row_version,
+)
+
+DATA = ROOT / "tests" / "data"
+CAMPAIGN = "llm-d-incubation/llm-d-planner"
+
+
+@dataclass(frozen=True, slots=True)
+class RowScore:
+    """One row against its prediction. Errors are relative, None where the row does not state the figure.
+
+    ``token_deviation`` keeps its sign: positive where more tokens are predicted than there were.
+    """
+
+    id: str
+    grade: str
+    campaign: bool
+    modified: bool
+    source: str
+    version: str
+    model: str
+    reason: str | None
+    weight_error: float | None = None
+    memory_error: float | None = None
+    token_error: float | None = None
+    token_deviation: float | None = None
+    failed: bool = False
+    predicted_to_fit: bool | None = None
+    detail: str = ""
+
+
+def score_rows(rows: Iterable[Row], models: dict[str, dict[str, object]]) -> list[RowScore]:
+    return [_score(row, models) for row in rows]
+
+
+def _score(row: Row, models: dict[str, dict[str, object]]) -> RowScore:
+    grade = row["inferred"].strip()[1:2]
+    base = {
+        "id": row["id"],
+        "grade": grade,
+        "campaign": CAMPAIGN in row["source_url"],
+        "modified": is_modified_build(row["vllm_version"]),
+        "source": row_source(row),
+        "version": ".".join(map(str, vllm_release(row_version(row)).version[:2])),
+        "model": row["model"],
+        "failed": row["outcome"] != "ok",
+    }
+    if "Embedding" in row["model"]:
+        return RowScore(reason="an embedding model: it generates no text and its run samples nothing", **base)  # type: ignore[arg-type]
+    try:
+        spec = row_spec(row, models)
+        gpu = row_gpu(row)
+        settings = row_settings(row, spec)
+        predicted = predict_vllm(spec, gpu, settings, row_version(row))
+    except KvplanError as error:
+        return RowScore(reason=error.message, **base)  # type: ignore[arg-type]
+    observed = number(row["available_kv_gib"])
+    if grade == "B" and observed is not None:
+        refilled = fill_pool(predicted.rank, int(observed * GIB), predicted.settings, vllm_release(row_version(row)))
+        return _compared(row, base, refilled, end_to_end=False)
+    return _compared(row, base, predicted, end_to_end=grade == "A")
+
+
+def _compared(row: Row, base: dict[str, object], predicted: VllmPrediction, *, end_to_end: bool) -> RowScore:
+    rank = predicted.rank
+    available = number(row["available_kv_gib"])
+    tokens, blocks = number(row["kv_cache_tokens"]), number(row["num_gpu_blocks"])
+    deviation = _deviation(predicted.kv_cache_tokens, tokens)
+    if deviation is None:
+        deviation = _deviation(predicted.num_blocks, blocks)
+    if base["grade"] == "C":
+        deviation = None
+    memory_error = _error(rank.available_kv_bytes / GIB, available) if end_to_end else None
+    detail = (
+        f"weights {rank.weight_bytes / GIB:.2f} ({row['weights_gib']}), activation "
+        f"{rank.activation.peak_bytes / GIB:.2f} {rank.activation.decided_by} ({row['activation_peak_gib']}), "
+        f"non-torch {rank.non_torch_bytes / GIB:.2f} ({row['non_torch_gib']}), graphs {rank.cudagraph_bytes / GIB:.2f} "
+        f"({row['cudagraph_gib']}), KV {rank.available_kv_bytes / GIB:.2f} ({row['available_kv_gib']}), "
+        f"tokens {predicted.kv_cache_tokens} ({row['kv_cache_tokens']}), blocks {predicted.num_blocks} "
+        f"({row['num_gpu_blocks']}), concurrency {predicted.max_concurrency:.2f} ({row['max_concurrency_x']}), "
+        f"{predicted.outcome}"
+    )
+    return RowScore(
+        reason=None,
+        weight_error=_error(rank.weight_bytes / GIB, number(row["weights_gib"])),
+        memory_error=memory_error,
+        token_error=None if deviation is None else abs(deviation),
+        token_deviation=deviation,
+        predicted_to_fit=predicted.fits,
+        detail=detail,
+        **base,  # type: ignore[arg-type]
+    )
+
+
+def _deviation(predicted: float, observed: float | None) -> float | None:
+    if observed is None or observed == 0:
+        return None
+    return (predicted - observed) / abs(observed)
+
+
+def _error(predicted: float, observed: float | None) -> float | None:
+    deviation = _deviation(predicted, observed)
+    return None if deviation is None else abs(deviation)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Median and 90th percentile of |error| over the rows of one set that state the figure."""
+
+    name: str
+    num_rows: int
+    num_scored: int
+    weights: tuple[float, float] | None
+    memory: tuple[float, float] | None
+    tokens: tuple[float, float] | None
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which ``share`` of the values lie, between neighbours interpolated."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _spread(values: list[float]) -> tuple[float, float] | None:
+    return (statistics.median(values), percentile(values, 0.9)) if values else None
+
+
+def summarize(name: str, scores: Sequence[RowScore]) -> Summary:
+    return Summary(
+        name=name,
+        num_rows=len(scores),
+        num_scored=sum(1 for score in scores if score.reason is None),
+        weights=_spread([score.weight_error for score in scores if score.weight_error is not None]),
+        memory=_spread([score.memory_error for score in scores if score.memory_error is not None]),
+        tokens=_spread([score.token_error for score in scores if score.token_error is not None]),
+    )
+
+
+def summaries(scores: Sequence[RowScore]) -> list[Summary]:
+    plain = [score for score in scores if not score.modified]
+    sets = {
+        "A, campaign": [score for score in plain if score.grade == "A" and score.campaign],
+        "A, other sources": [score for score in plain if score.grade == "A" and not score.campaign],
+        "  and modified builds": [score for score in scores if score.grade == "A" and not score.campaign],
+        "B, memory to tokens": [score for score in scores if score.grade == "B"],
+        "C, partial": [score for score in scores if score.grade == "C"],
+    }
+    return [summarize(name, rows) for name, rows in sets.items() if rows]
+
+
+def failures(scores: Sequence[RowScore]) -> tuple[list[RowScore], list[RowScore]]:
+    """(rows that failed for lack of memory and were scored, those of them predicted to fit)."""
+    failed = [score for score in scores if score.failed and score.reason is None]
+    return failed, [score for score in failed if score.predicted_to_fit]
+
+
+def _percent(pair: tuple[float, float] | None) -> str:
+    return f"{pair[0] * 100:6.2f} % {pair[1] * 100:7.2f} %" if pair else f"{'-':>8} {'-':>9}"
+
+
+def print_report(scores: Sequence[RowScore], *, per_row: bool) -> None:
+    if per_row:
+        for score in sorted(scores, key=lambda score: -(score.token_error or score.weight_error or 0)):
+            errors = [score.weight_error, score.memory_error, score.token_error]
+            text = " ".join("      -" if error is None else f"{error * 100:6.2f}%" for error in errors)
+            print(f"{score.id} {score.grade}{'c' if score.campaign else ' '} {text} {score.model[:44]:44s} ", end="")
+            print(score.reason or score.detail)
+        print()
+    print(f"{'|error|: median, p90':24s} {'scored':>10} {'weights':>19} {'available KV':>19} {'KV tokens':>19}")
+    for item in summaries(scores):
+        share = f"{item.num_scored}/{item.num_rows}"
+        columns = "  ".join(_percent(pair) for pair in (item.weights, item.memory, item.tokens))
+        print(f"{item.name:24s} {share:>10}  {columns}")
+    _print_modified(scores)
+    failed, wrong = failures(scores)
+    print(f"failed for lack of memory: {len(failed) - len(wrong)} of {len(failed)} predicted not to fit")
+    for score in wrong:
+        print(f"  predicted to fit: {score.id} {score.model}")
+    left_out = [score for score in scores if score.reason is not None]
+    print(f"not scored: {len(left_out)} of {len(scores)}")
+    for score in left_out:
+        print(f"  {score.id} {score.model}: {score.reason}")
+
+
+def _print_modified(scores: Sequence[RowScore]) -> None:
+    modified = [score for score in scores if score.modified and score.reason is None]
+    if modified:
+        print(f"builds that are neither a release nor a commit of vLLM: {len(modified)} rows")
+    for score in modified:
+        print(f"  {score.id} {score.version} {score.model}: tokens {_signed(score.token_deviation)}")
+
+
+def _signed(deviation: float | None) -> str:
+    return "not observed" if deviation is None else f"{deviation * 100:+.2f} %"
+
+
+def print_groups(scores: Sequence[RowScore]) -> None:
+    """Grade A end to end, by source and by version: tokens predicted less observed, and the rest's p90 without them."""
+    scored = [score for score in scores if score.grade == "A" and score.token_deviation is not None]
+    others = [score for score in scored if not score.campaign and not score.modified]
+    for title, key in (("source", lambda score: score.source), ("version", lambda score: score.version)):
+        print(f"\nKV tokens by {title:44s} {'rows':>4}  {'mean':>9}  {'furthest':>9}  p90 of the other rows of A")
+        for name in sorted({key(score) for score in scored}, key=_in_order):
+            _print_group(name, [score for score in scored if key(score) == name], others)
+
+
+def _in_order(name: str) -> tuple[list[int], str]:
+    return [int(part) for part in name.split(".") if part.isdigit()], name
+
+
+def _print_group(name: str, group: Sequence[RowScore], others: Sequence[RowScore]) -> None:
+    deviations = [score.token_deviation or 0.0 for score in group]
+    rest = [score.token_error or 0.0 for score in others if score not in group]
+    furthest = max(deviations, key=abs)
+    without = f"{percentile(rest, 0.9) * 100:.2f} %" if rest else "-"
+    mean = statistics.fmean(deviations)
+    print(f"  {name[:55]:55s} {len(group):4d}  {_signed(mean):>9}  {_signed(furthest):>9}  {without}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--csv", type=Path, default=DATA / "vllm_startups.csv")
+    parser.add_argument("--models", type=Path, default=DATA / "vllm_startup_models.json")
+    parser.add_argument("--rows", action="store_true", help="one line per row, worst first")
+    parser.add_argument("--groups", action="store_true", help="errors by source and by version")
+    arguments = parser.parse_args()
+    scores = score_rows(read_rows(arguments.csv), load_models(arguments.models))
+    print_report(scores, per_row=arguments.rows)
+    if arguments.groups:
+        print_groups(scores)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
