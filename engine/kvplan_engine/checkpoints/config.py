@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvplan_engine.errors import EngineError
+from kvplan_engine.paths import model_profile_folders
 
 _LLAMA_FAMILY = {
     "LlamaForCausalLM": "llama",
@@ -119,21 +119,13 @@ def read_config_json(source: str | Path) -> dict[str, Any]:
 
 def find_profile(name: str) -> dict[str, Any] | None:
     """A shipped profile by short name, id or alias. The engine reads the data files, never the planner's code."""
-    for folder in _profile_folders():
+    for folder in model_profile_folders():
         for file in sorted(folder.glob("*.json")):
             profile: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             names = {file.stem, profile.get("id", ""), *profile.get("aliases", [])}
             if name.lower() in {known.lower() for known in names}:
                 return profile
     return None
-
-
-def _profile_folders() -> list[Path]:
-    folders = [Path(__file__).resolve().parents[2] / "profiles" / "models"]
-    planner = importlib.util.find_spec("kvplan")
-    if planner is not None and planner.submodule_search_locations:
-        folders.append(Path(planner.submodule_search_locations[0]) / "profiles" / "models")
-    return [folder for folder in folders if folder.is_dir()]
 
 
 def _gpt2(config: dict[str, Any]) -> ModelConfig:

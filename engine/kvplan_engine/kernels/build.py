@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvplan_engine.errors import EngineError
+from kvplan_engine.paths import kernel_cache_dir, source_dir
 
 COMMON_FLAGS = (
     "-std=c++17",
@@ -98,24 +99,6 @@ def find_compiler() -> tuple[str, ...]:
         if shutil.which(name) is not None:
             return (name,)
     raise KernelBuildError("no C++ compiler found (looked for $CXX, g++, clang++, c++)", hint="install g++")
-
-
-def source_dir() -> Path:
-    """The folder csrc/: inside the package (wheel), else in the checkout (editable install)."""
-    package = Path(__file__).resolve().parents[1]
-    for candidate in (package / "csrc", package.parents[1] / "csrc"):
-        if (candidate / "cpu").is_dir():
-            return candidate
-    raise KernelBuildError("the kernels' sources are missing from this installation", hint="reinstall kvplan")
-
-
-def kernel_cache_dir() -> Path:
-    """Where compiled kernels are kept: $KVPLAN_CACHE_DIR/kernels, else kvplan/kernels in the user's cache folder."""
-    explicit = os.environ.get("KVPLAN_CACHE_DIR")
-    if explicit:
-        return Path(explicit) / "kernels"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kvplan" / "kernels"
 
 
 def _source_files(sources: Path) -> list[Path]:

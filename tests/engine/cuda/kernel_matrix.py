@@ -14,7 +14,8 @@ import torch
 from kvplan_engine.kernels.cuda.attention import HEAD_SIZES, AttentionShape, decode_launch, prefill_launch
 from kvplan_engine.kernels.cuda.emulation import EMULATED_PROPERTIES
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties
-from kvplan_engine.kernels.cuda.variants import KernelVariant, source_dir, variant, write_variant
+from kvplan_engine.kernels.cuda.variants import KernelVariant, variant, write_variant
+from kvplan_engine.paths import source_dir
 
 F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
 CAPABILITIES = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0))

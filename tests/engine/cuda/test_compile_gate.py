@@ -27,7 +27,8 @@ from kernel_matrix import (
 )
 
 from kvplan_engine.kernels.cuda.nvrtc import Nvrtc, load_nvrtc
-from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, source_dir
+from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
+from kvplan_engine.paths import source_dir
 
 RECORD = source_dir() / "cuda" / "resources.json"
 NVCC_RELEASE = "13.0"

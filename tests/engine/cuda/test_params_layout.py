@@ -10,7 +10,8 @@ from kernel_matrix import every_kernel
 
 from kvplan_engine.kernels.build import find_compiler
 from kvplan_engine.kernels.cuda import params as cuda_params
-from kvplan_engine.kernels.cuda.variants import KernelVariant, source_dir
+from kvplan_engine.kernels.cuda.variants import KernelVariant
+from kvplan_engine.paths import source_dir
 
 STRUCTURE_OF_SOURCE = {
     "plan.cu": cuda_params.PlanParams,

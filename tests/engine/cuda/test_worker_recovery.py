@@ -11,7 +11,7 @@ import pytest
 import torch
 from fake_gpu import MIB, FakeGpu, take_gpu
 
-from kvplan.sweeps.worker.process import trial as worker_trial
+from kvplan.sweeps.worker import trial as worker_trial
 from kvplan.sweeps.worker.protocol import TrialOrder
 from kvplan.sweeps.worker.trial import EngineHost, TrialResult, run_trial
 from kvplan.workload.requests import RequestSpec

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, BuildVariant, build_library, find_compiler, source_dir
+from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, BuildVariant, build_library, find_compiler
+from kvplan_engine.paths import source_dir
 
 SOURCE = Path(__file__).with_name("cross_check.cpp")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1")

@@ -8,9 +8,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from kvplan_engine.kernels.build import kernel_cache_dir
 from kvplan_engine.kernels.cuda.nvrtc import CompiledKernel, Nvrtc
 from kvplan_engine.kernels.cuda.variants import KernelVariant, source_digest
+from kvplan_engine.paths import kernel_cache_dir
 
 logger = logging.getLogger("kvplan_engine")
 

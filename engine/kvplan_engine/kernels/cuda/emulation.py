@@ -14,9 +14,10 @@ from pathlib import Path
 
 import torch
 
-from kvplan_engine.kernels.build import find_compiler, kernel_cache_dir
+from kvplan_engine.kernels.build import find_compiler
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties, Kernel
-from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, source_digest, source_dir
+from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, source_digest
+from kvplan_engine.paths import kernel_cache_dir, source_dir
 
 EMULATED_PROPERTIES = DeviceProperties(
     name="emulated",

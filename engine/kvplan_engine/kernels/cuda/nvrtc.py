@@ -13,7 +13,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, source_dir
+from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
+from kvplan_engine.paths import source_dir
 
 _SUCCESS = 0
 # Lines that NVRTC or ptxas always write, and the notice that Volta will go: everything else in a log is a warning.

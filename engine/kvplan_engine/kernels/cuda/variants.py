@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from kvplan_engine.errors import EngineError
+from kvplan_engine.paths import source_dir
 
 SCALAR_NAMES = {
     torch.float32: "float32",
@@ -77,16 +78,6 @@ def scalar_name(dtype: torch.dtype) -> str:
             hint="use float16, bfloat16 or float32, and for the KV cache also fp8",
         )
     return SCALAR_NAMES[dtype]
-
-
-@cache
-def source_dir() -> Path:
-    """The folder csrc/: inside the package (wheel), else in the checkout (editable install)."""
-    package = Path(__file__).resolve().parents[1]
-    for candidate in (package / "csrc", package.parents[1] / "csrc"):
-        if (candidate / "cuda").is_dir():
-            return candidate
-    raise CudaKernelError("the CUDA kernels' sources are missing from this installation", hint="reinstall kvplan")
 
 
 def source_digest(*folders: str) -> str:

@@ -1,0 +1,39 @@
+"""Where the engine's data lies: inside the package (wheel), else in the checkout (editable install)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from functools import cache
+from pathlib import Path
+
+from kvplan_engine.errors import EngineError
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+@cache
+def source_dir() -> Path:
+    """The folder csrc/ with the kernels' sources."""
+    for candidate in (_PACKAGE / "csrc", _PACKAGE.parents[1] / "csrc"):
+        if (candidate / "cpu").is_dir() and (candidate / "cuda").is_dir():
+            return candidate
+    raise EngineError("the kernels' sources are missing from this installation", hint="reinstall kvplan")
+
+
+def model_profile_folders() -> list[Path]:
+    """Folders with the shipped models' configs: data that both sides read, never the planner's code."""
+    folders = [_PACKAGE.parents[1] / "profiles" / "models"]
+    planner = importlib.util.find_spec("kvplan")
+    if planner is not None and planner.submodule_search_locations:
+        folders.append(Path(planner.submodule_search_locations[0]) / "profiles" / "models")
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def kernel_cache_dir() -> Path:
+    """Where compiled kernels are kept: $KVPLAN_CACHE_DIR/kernels, else kvplan/kernels in the user's cache folder."""
+    explicit = os.environ.get("KVPLAN_CACHE_DIR")
+    if explicit:
+        return Path(explicit) / "kernels"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "kvplan" / "kernels"
