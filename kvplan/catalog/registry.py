@@ -25,18 +25,18 @@ _READERS: dict[str, str] = {
     "WhisperForConditionalGeneration": "encoder_decoder:read_whisper",
     "MllamaForConditionalGeneration": "encoder_decoder:read_mllama",
     "DeepseekV4ForCausalLM": "compressed:read_deepseek_v4",
-    "DeciLMForCausalLM": "varied:read_decilm",
-    "MiMoV2FlashForCausalLM": "varied:read_mimo_v2",
-    "MiMoV2ForCausalLM": "varied:read_mimo_v2",
-    "Step3p5ForCausalLM": "varied:read_step3p7",
-    "Step3p7FlashForCausalLM": "varied:read_step3p7",
-    "LagunaForCausalLM": "varied:read_laguna",
-    "MiniMaxM3ForCausalLM": "varied:read_minimax_m3",
-    "MiniMaxM3SparseForCausalLM": "varied:read_minimax_m3",
-    "DbrxForCausalLM": "varied:read_dbrx",
-    "QWenLMHeadModel": "varied:read_qwen1",
-    "ChatGLMModel": "varied:read_chatglm",
-    "ChatGLMForConditionalGeneration": "varied:read_chatglm",
+    "DeciLMForCausalLM": "heterogeneous:read_decilm",
+    "MiMoV2FlashForCausalLM": "heterogeneous:read_mimo_v2",
+    "MiMoV2ForCausalLM": "heterogeneous:read_mimo_v2",
+    "Step3p5ForCausalLM": "heterogeneous:read_step3p7",
+    "Step3p7FlashForCausalLM": "heterogeneous:read_step3p7",
+    "LagunaForCausalLM": "heterogeneous:read_laguna",
+    "MiniMaxM3ForCausalLM": "heterogeneous:read_minimax_m3",
+    "MiniMaxM3SparseForCausalLM": "heterogeneous:read_minimax_m3",
+    "DbrxForCausalLM": "heterogeneous:read_dbrx",
+    "QWenLMHeadModel": "heterogeneous:read_qwen1",
+    "ChatGLMModel": "heterogeneous:read_chatglm",
+    "ChatGLMForConditionalGeneration": "heterogeneous:read_chatglm",
     "Gemma3nForCausalLM": "gemma:read_gemma3n",
     "Gemma4ForCausalLM": "gemma:read_gemma4",
     "MambaForCausalLM": "state:read_mamba",
@@ -218,7 +218,7 @@ def find_reader(architecture: str) -> Reader | None:
         family = getattr(module, table).get(name)
         if family is not None:
             return partial(getattr(module, function), family=family)
-    address = "wrapped:read_wrapped" if name in _WRAPPERS else _READERS.get(name)
+    address = "multimodal:read_multimodal" if name in _WRAPPERS else _READERS.get(name)
     if address is None:
         return None
     module_name, function = address.split(":")

@@ -47,7 +47,7 @@ _NESTED_DEFAULTS: dict[str, Mapping[str, Any]] = {
 """What transformers' configuration classes take for a key that a nested config leaves out; published ones do."""
 
 
-def read_wrapped(view: ConfigView) -> Body:
+def read_multimodal(view: ConfigView) -> Body:
     """The language model of ``text_config`` (or of a flat config), with the towers as extras."""
     from kvplan.catalog.registry import find_reader
 
@@ -55,7 +55,7 @@ def read_wrapped(view: ConfigView) -> Body:
     inner = _text_view(view)
     architecture = _text_architecture(view, inner)
     reader = find_reader(architecture)
-    if reader is None or reader is read_wrapped:
+    if reader is None or reader is read_multimodal:
         raise UnknownArchitectureError(
             f"The language model inside, {architecture}, is not known.",
             hint="if its layers are like those of a known one: --assume text_config.architectures=LlamaForCausalLM",
