@@ -14,6 +14,12 @@ from functools import cache
 from typing import Literal
 
 from kvplan.errors import UsageError
+from kvplan.settings import ServingSettings
+
+KVPLAN_DEFAULTS = ServingSettings(
+    gpu_memory_utilization=0.9, max_num_batched_tokens=2048, max_num_seqs=256, block_size=16
+)
+"""What kvplan's own engine does where nothing is said (tests/agreement compares it with the engine's own record)."""
 
 SamplerKind = Literal["sort", "triton"]
 HybridPolicy = Literal["full", "min_layers", "balanced"]

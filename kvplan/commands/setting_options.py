@@ -1,0 +1,88 @@
+"""Command-line options made from the settings' one declaration (kvplan.settings): name, aliases, help, panel, range.
+
+    @takes_settings("gpu_memory_utilization", "block_size")
+    def estimate(model: Model, settings: ServingSettings, explain: Explain = False) -> None: ...
+
+What typer sees in the place of ``settings`` is one option for each name; what the function gets is one checked
+ServingSettings.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from kvplan.settings import KNOBS, Knob, ServingSettings
+from kvplan.units import parse_bytes, parse_tokens
+
+Result = TypeVar("Result")
+_METAVARS = {"tokens": "TOKENS", "bytes": "BYTES", "share": "SHARE", "name": "NAME"}
+
+
+def takes_settings(
+    *names: str, helps: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Replace the parameter ``settings`` by one option for each of ``names``; ``helps`` replaces their texts."""
+
+    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
+        hints = get_type_hints(function, include_extras=True)
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in inspect.signature(function).parameters.items():
+            if name == "settings":
+                parameters.extend(_parameter(KNOBS[each], (helps or {}).get(each)) for each in names)
+            else:
+                parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+
+        @functools.wraps(function)
+        def with_settings(**given: Any) -> Result:
+            settings = read_settings({name: given.pop(name) for name in names})
+            return function(settings=settings, **given)
+
+        with_settings.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        with_settings.__annotations__ = {each.name: each.annotation for each in parameters}
+        del with_settings.__wrapped__
+        return with_settings
+
+    return decorate
+
+
+def read_settings(given: Mapping[str, Any]) -> ServingSettings:
+    """Settings from options as written (tokens and bytes are text). UsageError names the option that is wrong."""
+    settings = ServingSettings(**{name: _read(KNOBS[name], value) for name, value in given.items()})
+    settings.check(as_options=True)
+    return settings
+
+
+def _read(knob: Knob, value: Any) -> Any:
+    if value is None:
+        return None
+    if knob.kind == "bytes":
+        return parse_bytes(value)
+    if knob.kind == "tokens":
+        return int(value) if value.strip().lstrip("-").isdigit() else parse_tokens(value)
+    return knob.canonical_name(value) if knob.kind == "name" else value
+
+
+def _parameter(knob: Knob, help: str | None) -> inspect.Parameter:
+    written = {"share": float, "count": int, "tokens": str, "bytes": str, "name": str, "flag": bool}[knob.kind]
+    annotation = option_of(knob, written if knob.default is not None else written | None, help=help)
+    default = str(knob.default) if written is str and knob.default is not None else knob.default
+    return inspect.Parameter(knob.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def option_of(knob: Knob, written: Any, *, help: str | None = None) -> Any:
+    """A parameter's annotation: the option of ``knob``, whose value typer reads as the type ``written``.
+
+    ``help`` replaces the knob's text, for commands that take lists of values.
+    """
+    text = help or knob.help
+    if help is None and knob.choices:
+        text = f"{knob.help} One of {', '.join(knob.choices)}."
+    option = typer.Option(
+        knob.option, *knob.aliases, help=text, metavar=_METAVARS.get(knob.kind), rich_help_panel=knob.panel
+    )
+    return Annotated[written, option]

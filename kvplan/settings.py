@@ -1,0 +1,304 @@
+"""The settings of a deployment, each declared once: its vLLM name, default, help, unit, range and command-line option.
+
+``ServingSettings`` is passed whole from the command line to the engine models, which fill in what was left open
+(``FilledSettings``). None and "auto" mean that the engine decides: vLLM by the release asked for, kvplan's engine by
+its own defaults (both are in kvplan/catalog/engines.py). ``KNOBS`` describes the fields; command-line options and sweep
+axes are made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from kvplan.errors import UsageError
+
+KnobKind = Literal["share", "count", "tokens", "bytes", "name", "flag"]
+"""What a value is: a share (above 0, at most 1), a count, tokens (``32k``), bytes (``80GiB``), a name, yes or no."""
+
+SERVING_DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
+KV_CACHE_DTYPES: Final = (*SERVING_DTYPES, "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "int8")
+_SYNONYMS: Final = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
+
+MODEL_PANEL: Final = "Model"
+GPU_PANEL: Final = "GPUs"
+MEMORY_PANEL: Final = "Memory"
+BATCH_PANEL: Final = "Batch"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepAxis:
+    """How kvplan's own engine takes a setting in a sweep: its smallest value and, for names, the ones it knows."""
+
+    minimum: int = 1
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One setting. ``name``: the field of ServingSettings, which is vLLM's argument wherever vLLM has one.
+
+    ``unit``: of the value, "" for names and flags; ``example``: a usual value. ``minimum`` is inclusive, and None for
+    shares, names and flags; ``choices``: the names that are allowed, empty where any is. ``aliases``: further spellings
+    of the option. ``sweep_axis`` is None where a sweep cannot vary the setting. ``panel``: where ``--help`` lists it.
+    """
+
+    name: str
+    kind: KnobKind
+    default: Any
+    help: str
+    unit: str
+    example: str
+    panel: str
+    minimum: int | None
+    choices: tuple[str, ...]
+    aliases: tuple[str, ...]
+    sweep_axis: SweepAxis | None
+
+    @property
+    def option(self) -> str:
+        """``--max-num-seqs``; amounts of memory carry their unit in the value, not in the option's name."""
+        return "--" + self.name.removesuffix("_bytes").replace("_", "-")
+
+    @property
+    def is_axis(self) -> bool:
+        return self.sweep_axis is not None
+
+    def canonical_name(self, text: str, *, label: str | None = None) -> str:
+        """``bf16`` -> ``bfloat16``. UsageError, naming the setting ``label``, where the name is not in ``choices``."""
+        folded = _SYNONYMS.get(text.casefold(), text.casefold())
+        if self.choices and folded not in self.choices:
+            hint = "one of " + ", ".join(self.choices)
+            raise UsageError(f"Unknown {label or self.option} '{text}'.", hint=hint)
+        return folded
+
+    def check(self, value: Any, *, label: str | None = None) -> None:
+        """UsageError where ``value`` is out of range. None (the engine decides) is always allowed.
+
+        ``label``: what the message calls the setting, the field's name by default.
+        """
+        if value is None:
+            return
+        called = label or self.name
+        hint = f"for example {called} {self.example}"
+        if self.kind == "name":
+            self.canonical_name(value, label=called)
+        elif self.kind == "share" and not 0 < value <= 1:
+            raise UsageError(f"{called} must be above 0 and at most 1, got {value:g}.", hint=hint)
+        elif self.minimum is not None and value < self.minimum:
+            raise UsageError(f"{called} must be at least {self.minimum}, got {value:,}.", hint=hint)
+
+
+def _knob(
+    default: Any,
+    help: str,
+    *,
+    kind: KnobKind,
+    panel: str,
+    unit: str = "",
+    example: str = "",
+    minimum: int = 1,
+    choices: tuple[str, ...] = (),
+    aliases: tuple[str, ...] = (),
+    sweep_axis: SweepAxis | None = None,
+) -> Any:
+    """A field of ServingSettings: its default, and in its metadata everything else but the name."""
+    facts = {"kind": kind, "default": default, "help": help, "unit": unit, "example": example, "panel": panel}
+    facts |= {"minimum": None if kind in ("share", "name", "flag") else minimum}
+    facts |= {"choices": choices, "aliases": aliases, "sweep_axis": sweep_axis}
+    return field(default=default, metadata=facts)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSettings:
+    """What a user says of a deployment, or leaves to the engine (None, "auto"). Names are vLLM's.
+
+    Fields without a default of their own come first, so that FilledSettings can require them.
+    """
+
+    gpu_memory_utilization: float | None = _knob(
+        None,
+        "Share of the GPU's memory that the engine may use. Default: the engine's.",
+        kind="share",
+        unit="share of the device's memory",
+        example="0.9",
+        panel=MEMORY_PANEL,
+        sweep_axis=SweepAxis(),
+    )
+    max_model_len: int | None = _knob(
+        None,
+        "Longest sequence, prompt and output together. Default: the model's longest.",
+        kind="tokens",
+        unit="tokens",
+        example="32768",
+        panel=MODEL_PANEL,
+        sweep_axis=SweepAxis(minimum=2),
+    )
+    max_num_batched_tokens: int | None = _knob(
+        None,
+        "Tokens per step. Default: the engine's.",
+        kind="tokens",
+        unit="tokens",
+        example="2048",
+        panel=BATCH_PANEL,
+        sweep_axis=SweepAxis(),
+    )
+    max_num_seqs: int | None = _knob(
+        None,
+        "Sequences per step. Default: the engine's.",
+        kind="count",
+        unit="sequences",
+        example="256",
+        panel=BATCH_PANEL,
+        sweep_axis=SweepAxis(),
+    )
+    block_size: int | None = _knob(
+        None,
+        "Tokens per KV cache block. Default: the engine's.",
+        kind="tokens",
+        unit="tokens",
+        example="16",
+        panel=MEMORY_PANEL,
+        sweep_axis=SweepAxis(),
+    )
+    device_memory_bytes: int | None = _knob(
+        None,
+        "Memory per GPU, such as 79.19GiB. Default: the GPU profile's.",
+        kind="bytes",
+        unit="bytes",
+        example="80GiB",
+        panel=GPU_PANEL,
+    )
+    dtype: str = _knob(
+        "auto",
+        "Weights and activations.",
+        kind="name",
+        choices=SERVING_DTYPES,
+        panel=MODEL_PANEL,
+        sweep_axis=SweepAxis(choices=("auto", "float32", "bfloat16", "float16")),
+    )
+    kv_cache_dtype: str = _knob(
+        "auto",
+        "KV cache; auto is that of the activations.",
+        kind="name",
+        choices=KV_CACHE_DTYPES,
+        panel=MEMORY_PANEL,
+        sweep_axis=SweepAxis(choices=("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3")),
+    )
+    quantization: str = _knob(
+        "auto",
+        "Weight format; auto is as published.",
+        kind="name",
+        panel=MODEL_PANEL,
+    )
+    tensor_parallel_size: int = _knob(
+        1,
+        "GPUs that share every layer.",
+        kind="count",
+        unit="GPUs",
+        example="2",
+        aliases=("--tp",),
+        panel=GPU_PANEL,
+    )
+    pipeline_parallel_size: int = _knob(
+        1,
+        "GPUs that share the stack of layers.",
+        kind="count",
+        unit="GPUs",
+        example="2",
+        aliases=("--pp",),
+        panel=GPU_PANEL,
+    )
+    decode_context_parallel_size: int = _knob(
+        1,
+        "Ranks that share the KV cache of each sequence while it decodes.",
+        kind="count",
+        unit="GPUs",
+        example="2",
+        aliases=("--dcp",),
+        panel=GPU_PANEL,
+    )
+    num_speculative_tokens: int = _knob(
+        0,
+        "Draft tokens per step, with the model's own multi-token-prediction layers.",
+        kind="tokens",
+        unit="tokens",
+        example="1",
+        minimum=0,
+        panel=BATCH_PANEL,
+    )
+    encoder_tokens: int | None = _knob(
+        None,
+        "Encoder tokens per sequence, for models with cross attention.",
+        kind="tokens",
+        unit="tokens",
+        example="1500",
+        panel=MODEL_PANEL,
+    )
+    enforce_eager: bool = _knob(
+        False,
+        "Without CUDA graphs.",
+        kind="flag",
+        panel=MEMORY_PANEL,
+    )
+    enable_prefix_caching: bool | None = _knob(
+        None,
+        "Reuse cached prefixes. Default: the engine's.",
+        kind="flag",
+        panel=MEMORY_PANEL,
+    )
+    language_model_only: bool = _knob(
+        False,
+        "Without vision and audio towers, as vLLM's option of the same name.",
+        kind="flag",
+        panel=MODEL_PANEL,
+    )
+    estimate_cudagraphs: bool | None = _knob(
+        None,
+        "Subtract CUDA graphs before the KV cache is sized (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS).",
+        kind="flag",
+        panel=MEMORY_PANEL,
+    )
+    has_flashinfer: bool = _knob(
+        False,
+        "FlashInfer is installed, which some releases of vLLM then sample with.",
+        kind="flag",
+        panel=MEMORY_PANEL,
+    )
+    usage: Literal["server", "offline"] = _knob(
+        "server",
+        "server (vllm serve) or offline (vLLM's LLM class), which have different batch defaults.",
+        kind="name",
+        choices=("server", "offline"),
+        panel=BATCH_PANEL,
+    )
+
+    def check(self, *, as_options: bool = False) -> None:
+        """UsageError for the first value out of range; ``as_options``: the message names the command-line option."""
+        for name, knob in KNOBS.items():
+            knob.check(getattr(self, name), label=knob.option if as_options else name)
+
+
+@dataclass(frozen=True, slots=True)
+class FilledSettings(ServingSettings):
+    """Settings as an engine runs with them: nothing is left open, dtypes are the ones in use."""
+
+    gpu_memory_utilization: float
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    block_size: int
+    device_memory_bytes: int
+
+    @staticmethod
+    def of(asked: ServingSettings, **decided: Any) -> FilledSettings:
+        """``asked`` with what the engine ``decided`` in its place."""
+        return FilledSettings(**{each.name: getattr(asked, each.name) for each in fields(ServingSettings)} | decided)
+
+
+KNOBS: Final[Mapping[str, Knob]] = MappingProxyType(
+    {each.name: Knob(name=each.name, **each.metadata) for each in fields(ServingSettings)}
+)
+"""Every setting by its name, in the order of ServingSettings."""
