@@ -1,9 +1,11 @@
-"""The engine's settings, under vLLM's names. No torch."""
+"""The engine's settings, under vLLM's names: each is declared once, in ``EngineConfig``. No torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Any, TypeVar
 
 from kvplan_engine.errors import EngineError
 
@@ -16,84 +18,175 @@ SCHEDULINGS = ("continuous", "static")
 KV_RESERVATIONS = ("paged", "contiguous")
 KV_LOAD_POLICIES = ("auto", "always")
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values a number may have. text: what completes "must be ..."."""
+
+    text: str
+    contains: Callable[[float], bool]
+
+
+_SHARE = Range("in (0, 1]", lambda value: 0 < value <= 1)
+_AT_LEAST_1 = Range("at least 1", lambda value: value >= 1)
+_AT_LEAST_2 = Range("at least 2", lambda value: value >= 2)
+_AMOUNT = Range("0 or more bytes", lambda value: value >= 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """The declaration of one setting; its name, type and default are those of the field that carries it.
+
+    unit: of a number. choices: all values of a word. range: of a number, where it is limited; None is always allowed.
+    in_vllm: vLLM has a setting of this name. reconfigurable: a loaded engine may change it.
+    """
+
+    help: str
+    unit: str | None = None
+    choices: tuple[str, ...] = ()
+    range: Range | None = None
+    in_vllm: bool = True
+    reconfigurable: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """EngineError when ``value`` is out of range or not one of the choices."""
+        if self.range is not None and value is not None and not self.range.contains(value):
+            raise EngineError(f"{name} must be {self.range.text}, got {value}.")
+        if self.choices and value not in self.choices:
+            raise EngineError(f"{name} '{value}' is not known.", hint="one of " + ", ".join(self.choices))
+
+
+def _knob(default: T, help: str, **declaration: Any) -> T:
+    return field(default=default, metadata={"knob": Knob(help, **declaration)})
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything that decides how an engine starts. Values are checked here; EngineError names the bad one.
+    """Everything that decides how an engine starts. ``print(describe_knobs())`` explains every setting.
 
-    model: a directory, a config.json, a .gguf file, a shipped short name, a hub id, or a config dict.
-    gpu_memory_utilization: share of the device's total memory the engine may use, in (0, 1].
-    max_model_len: longest sequence (prompt + answer) in tokens; None takes the model's own limit.
-    max_num_seqs, max_num_batched_tokens: most sequences and most tokens in one step.
-    kv_cache_dtype: how K and V are stored: "auto" as the weights are, a dtype, or "fp8" (also "fp8_e4m3"): in one byte,
-    with no scale, and values beyond 448 as 448.
-    block_size: tokens per KV block. device_memory: total bytes of the device; None asks it.
-    swap_space: bytes of host memory for swapped-out blocks (0: preempted sequences are computed again).
-    preemption_mode: "recompute", "swap" (when swap_space has room), or "auto": swap when there is room and copying
-    costs less than computing again (see ``offload/cost.py``).
-    kv_host_cache_bytes: host memory for blocks that the prefix cache evicts (0: none).
-    kv_disk_cache_dir, kv_disk_cache_bytes: where blocks go from there, and how much of them is kept there per model;
-    they outlive the engine. kv_load_policy: "auto" loads a block when that is cheaper than computing it, or "always".
-    scheduling: "continuous", or "static": a batch starts when the one before has finished entirely. kv_reservation:
-    "paged", or "contiguous": a sequence holds room for max_model_len tokens from its start, and nothing is shared, so
-    prefix caching is off. Both are what the sources compare with.
-    enforce_eager: launch every step's kernels one by one; otherwise a GPU replays decode steps that were captured as
-    graphs. async_scheduling: start a step before the tokens of the last one have been read; None: where the device
-    works on its own, that is on a GPU.
+    Values are checked here: EngineError names the one that is wrong, or the two that contradict each other.
     """
 
-    model: Any
-    device: str = "auto"
-    dtype: str = "auto"
-    load_format: str = "auto"
-    gpu_memory_utilization: float = 0.9
-    max_model_len: int | None = None
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    block_size: int = 16
-    kv_cache_dtype: str = "auto"
-    enable_prefix_caching: bool = True
-    swap_space: int = 0
-    device_memory: int | None = None
-    seed: int = 0
-    tensor_parallel_size: int = 1
-    attention_backend: str = "auto"
-    preemption_mode: str = "auto"
-    kv_host_cache_bytes: int = 0
-    kv_disk_cache_dir: str | None = None
-    kv_disk_cache_bytes: int = 0
-    kv_load_policy: str = "auto"
-    scheduling: str = "continuous"
-    kv_reservation: str = "paged"
-    enforce_eager: bool = False
-    async_scheduling: bool | None = None
+    model: Any = field(
+        metadata={
+            "knob": Knob(
+                "a directory, a config.json, a .gguf file, a shipped short name, a Hugging Face id, or a config dict"
+            )
+        }
+    )
+    device: str = _knob(
+        "auto", "where to run; auto: a GPU if there is a usable one, otherwise the CPU", choices=DEVICES, in_vllm=False
+    )
+    dtype: str = _knob("auto", "dtype to compute in; auto: what suits the model and the device", choices=DTYPES)
+    load_format: str = _knob(
+        "auto", "format of the weights; auto: what is there; dummy: random weights", choices=LOAD_FORMATS
+    )
+    gpu_memory_utilization: float = _knob(
+        0.9, "share of the device's total memory that the engine may use", range=_SHARE, reconfigurable=True
+    )
+    max_model_len: int | None = _knob(
+        None,
+        "longest sequence, prompt and answer together; None: the model's own limit",
+        unit="tokens",
+        range=_AT_LEAST_2,
+        reconfigurable=True,
+    )
+    max_num_seqs: int = _knob(
+        256, "most sequences in one step", unit="sequences", range=_AT_LEAST_1, reconfigurable=True
+    )
+    max_num_batched_tokens: int = _knob(
+        2048, "most tokens computed in one step", unit="tokens", range=_AT_LEAST_1, reconfigurable=True
+    )
+    block_size: int = _knob(16, "token slots of a KV block", unit="tokens", range=_AT_LEAST_1, reconfigurable=True)
+    kv_cache_dtype: str = _knob(
+        "auto",
+        "how K and V are stored; auto: in the dtype of the model; fp8: one byte, no scale, saturating at 448",
+        choices=tuple(KV_CACHE_DTYPES),
+    )
+    enable_prefix_caching: bool = _knob(True, "reuse the KV of prompts that begin alike", reconfigurable=True)
+    swap_space: int = _knob(
+        0,
+        "host memory for the KV of preempted sequences; 0: they are recomputed",
+        unit="bytes",
+        range=_AMOUNT,
+        reconfigurable=True,
+    )
+    device_memory: int | None = _knob(
+        None,
+        "total memory of the device; None: all of a GPU's; on a CPU 4 GiB, or half of what is free if that is less",
+        unit="bytes",
+        in_vllm=False,
+    )
+    seed: int = _knob(0, "seed of dummy weights, and of sampling for requests without a seed of their own")
+    tensor_parallel_size: int = _knob(1, "devices to split the model over; only 1 is supported", range=_AT_LEAST_1)
+    attention_backend: str = _knob("auto", "attention kernels: cpu, cuda, reference (plain torch), or auto")
+    preemption_mode: str = _knob(
+        "auto",
+        "what becomes of a preempted sequence's KV; auto: swap while swap_space has room and copying is cheaper "
+        "than recomputing",
+        choices=PREEMPTION_MODES,
+        in_vllm=False,
+        reconfigurable=True,
+    )
+    kv_host_cache_bytes: int = _knob(
+        0,
+        "host memory for blocks that the prefix cache evicts",
+        unit="bytes",
+        range=_AMOUNT,
+        in_vllm=False,
+        reconfigurable=True,
+    )
+    kv_disk_cache_dir: str | None = _knob(
+        None,
+        "directory for blocks that host memory evicts; they outlive the engine",
+        in_vllm=False,
+        reconfigurable=True,
+    )
+    kv_disk_cache_bytes: int = _knob(
+        0, "most bytes kept there per model", unit="bytes", range=_AMOUNT, in_vllm=False, reconfigurable=True
+    )
+    kv_load_policy: str = _knob(
+        "auto",
+        "when evicted blocks are loaded back; auto: when that is cheaper than computing them",
+        choices=KV_LOAD_POLICIES,
+        in_vllm=False,
+        reconfigurable=True,
+    )
+    scheduling: str = _knob(
+        "continuous",
+        "static: a batch starts when the last one has finished entirely (a baseline to compare with)",
+        choices=SCHEDULINGS,
+        in_vllm=False,
+        reconfigurable=True,
+    )
+    kv_reservation: str = _knob(
+        "paged",
+        "contiguous: a sequence holds max_model_len tokens from its start and shares nothing (a baseline to compare "
+        "with)",
+        choices=KV_RESERVATIONS,
+        in_vllm=False,
+        reconfigurable=True,
+    )
+    enforce_eager: bool = _knob(
+        False, "launch kernels one by one; otherwise a GPU replays decode steps as graphs", reconfigurable=True
+    )
+    async_scheduling: bool | None = _knob(
+        None, "start a step before the last one's tokens are read; None: on a GPU", reconfigurable=True
+    )
 
     def __post_init__(self) -> None:
-        _check_range(
-            "gpu_memory_utilization", self.gpu_memory_utilization, 0 < self.gpu_memory_utilization <= 1, "in (0, 1]"
-        )
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"):
-            _check_range(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        if self.max_model_len is not None:
-            _check_range("max_model_len", self.max_model_len, self.max_model_len >= 2, "at least 2")
-        _check_choice("dtype", self.dtype, DTYPES)
-        _check_choice("load_format", self.load_format, LOAD_FORMATS)
-        _check_choice("device", self.device, DEVICES)
-        self._check_offload()
+        for name, knob in knobs().items():
+            knob.check(name, getattr(self, name))
         if self.tensor_parallel_size != 1:
             raise EngineError(
                 f"the engine runs on one device: tensor_parallel_size {self.tensor_parallel_size} is not possible yet.",
                 hint="`kvplan estimate --tp` sizes a tensor-parallel deployment",
             )
-        _check_choice("kv_cache_dtype", self.kv_cache_dtype, tuple(KV_CACHE_DTYPES))
+        self._check_offload()
 
     def _check_offload(self) -> None:
-        _check_choice("preemption_mode", self.preemption_mode, PREEMPTION_MODES)
-        _check_choice("scheduling", self.scheduling, SCHEDULINGS)
-        _check_choice("kv_reservation", self.kv_reservation, KV_RESERVATIONS)
-        _check_choice("kv_load_policy", self.kv_load_policy, KV_LOAD_POLICIES)
-        for name in ("swap_space", "kv_host_cache_bytes", "kv_disk_cache_bytes"):
-            _check_range(name, getattr(self, name), getattr(self, name) >= 0, "0 or more bytes")
         if self.preemption_mode == "swap" and not self.swap_space:
             raise EngineError("preemption_mode 'swap' needs host memory.", hint="set swap_space, such as '1GiB'")
         if (self.kv_disk_cache_dir is None) != (self.kv_disk_cache_bytes == 0):
@@ -112,14 +205,31 @@ class EngineConfig:
 
     @property
     def caches_prefixes(self) -> bool:
-        return self.enable_prefix_caching and self.kv_reservation == "paged"
+        return self.enable_prefix_caching and not self.reserves_all
+
+    @property
+    def reserves_all(self) -> bool:
+        """Whether a sequence holds room for the longest sequence from its start."""
+        return self.kv_reservation == "contiguous"
 
 
-def _check_range(name: str, value: Any, good: bool, text: str) -> None:
-    if not good:
-        raise EngineError(f"{name} must be {text}, got {value}.")
+@cache
+def knobs() -> dict[str, Knob]:
+    """Every setting's declaration, by name, in the order of ``EngineConfig``."""
+    return {setting.name: setting.metadata["knob"] for setting in fields(EngineConfig)}
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise EngineError(f"{name} '{value}' is not known.", hint="one of " + ", ".join(choices))
+def describe_knobs() -> str:
+    """Every setting in two lines: its name and default, the values it may have; what it does."""
+    return "\n".join(
+        _describe(setting.name, setting.default, setting.metadata["knob"]) for setting in fields(EngineConfig)
+    )
+
+
+def _describe(name: str, default: Any, knob: Knob) -> str:
+    allowed = knob.range.text if knob.range is not None else " | ".join(knob.choices)
+    unit = knob.unit if knob.unit is not None and knob.unit not in allowed else ""
+    fixed = "" if knob.reconfigurable else "fixed once the model is loaded"
+    notes = "; ".join(filter(None, [allowed, unit, fixed]))
+    heading = name if default is MISSING else f"{name} = {default!r}"
+    return heading + (f"   ({notes})" if notes else "") + f"\n    {knob.help}"

@@ -12,7 +12,7 @@ import torch
 
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.prefix_cache import PrefixCache
-from kvplan_engine.config import EngineConfig
+from kvplan_engine.config import EngineConfig, knobs
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import open_device, resolve_dtype
 from kvplan_engine.errors import EngineError
@@ -34,27 +34,6 @@ from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.requests.stop import StopChecker
 from kvplan_engine.scheduling.beam_search import make_beam_request
 from kvplan_engine.scheduling.scheduler import Scheduler
-
-_RECONFIGURABLE = frozenset(
-    {
-        "gpu_memory_utilization",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "block_size",
-        "max_model_len",
-        "enable_prefix_caching",
-        "preemption_mode",
-        "swap_space",
-        "kv_host_cache_bytes",
-        "kv_disk_cache_dir",
-        "kv_disk_cache_bytes",
-        "kv_load_policy",
-        "scheduling",
-        "kv_reservation",
-        "enforce_eager",
-        "async_scheduling",
-    }
-)
 
 _PARTS_OF_A_POOL = ("_runner", "scheduler", "_pool", "_requests", "_offload", "_intake", "_loop")
 
@@ -92,9 +71,9 @@ class Engine:
 
         On an error the engine has no pool until a later call succeeds.
         """
-        unknown = set(changes) - _RECONFIGURABLE
-        if unknown:
-            raise EngineError(f"cannot change {', '.join(sorted(unknown))} of a loaded engine.", hint="start a new one")
+        fixed = set(changes) - {name for name, knob in knobs().items() if knob.reconfigurable}
+        if fixed:
+            raise EngineError(f"cannot change {', '.join(sorted(fixed))} of a loaded engine.", hint="start a new one")
         self.config = replace(self.config, **changes)
         self._drop_pool()
         self._carve()
@@ -129,7 +108,7 @@ class Engine:
             self._offload.store_all()
         for name in _PARTS_OF_A_POOL:
             self.__dict__.pop(name, None)
-        if self.device.is_queued:
+        if self.device.is_asynchronous:
             gc.collect()  # an error that was raised in a step may hold its frames in a cycle, and these hold tensors
         self.device.release_unused()
 
@@ -183,7 +162,7 @@ class Engine:
     def _trial_of(self, memory: MemoryBreakdown) -> MemoryBreakdown:
         """``memory`` with the pool to measure in: on a GPU one that is just large enough for the largest step, so that
         even a device that is to be filled to the brim has room for what turns out to be needed."""
-        if not self.device.is_queued:
+        if not self.device.is_asynchronous:
             return memory
         num_tokens, num_seqs = self._largest_step
         num_blocks = min(memory.num_blocks, num_tokens // memory.block_size + min(num_seqs, num_tokens) + 1)
@@ -230,7 +209,7 @@ class Engine:
             self._offload.mover,
             self._intake,
             self._count,
-            runs_ahead=self.device.is_queued if ahead is None else ahead,
+            runs_ahead=self.device.is_asynchronous if ahead is None else ahead,
         )
 
     # ---- requests

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan_engine.checkpoints.hub import ModelSource, resolve_source
-from kvplan_engine.config import EngineConfig
+from kvplan_engine.config import EngineConfig, knobs
 from kvplan_engine.engine import Engine
 from kvplan_engine.errors import EngineError
 from kvplan_engine.requests.beams import BeamSearchOutput, BeamSearchParams, beam_output
@@ -31,18 +31,13 @@ _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|b|)\s*", re.IGNORECASE)
 class LLM:
     """A model ready to answer prompts.
 
-    Arguments are those of :class:`EngineConfig`; ``device_memory`` and ``swap_space`` also take text like ``"4GiB"``.
-    Raises EngineError (and its kinds) when the engine cannot start. A context manager: leaving it closes the engine.
+    Its arguments are the settings of :class:`EngineConfig`, which ``kvplan_engine.config.describe_knobs()`` explains;
+    those in bytes also take text like ``"4GiB"``. Raises EngineError or one of its subclasses when the engine cannot
+    start. A context manager: leaving it closes the engine.
     """
 
     def __init__(self, model: Any, **settings: Any) -> None:
-        for name in ("device_memory", "swap_space", "kv_host_cache_bytes", "kv_disk_cache_bytes"):
-            if isinstance(settings.get(name), str):
-                settings[name] = _parse_bytes(name, settings[name])
-        try:
-            config = EngineConfig(model=model, **settings)
-        except TypeError as problem:
-            raise EngineError(f"unknown setting: {problem}.") from None
+        config = EngineConfig(model=model, **_checked(settings))
         self._source: ModelSource = resolve_source(model, config.load_format)
         self._tokenizer: Any = None
         self._request_numbers = count()
@@ -200,6 +195,18 @@ def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, num_pr
     if len(params) != num_prompts:
         raise EngineError(f"{num_prompts} prompts came with {len(params)} sampling parameters.")
     return list(params)
+
+
+def _checked(settings: dict[str, Any]) -> dict[str, Any]:
+    """``settings`` with amounts of memory as numbers; EngineError when one is unknown."""
+    declared = knobs()
+    unknown = sorted(settings.keys() - declared.keys())
+    if unknown:
+        raise EngineError(f"unknown setting {', '.join(unknown)}.", hint="one of " + ", ".join(declared))
+    return {
+        name: _parse_bytes(name, value) if declared[name].unit == "bytes" and isinstance(value, str) else value
+        for name, value in settings.items()
+    }
 
 
 def _parse_bytes(name: str, text: str) -> int:

@@ -43,7 +43,7 @@ class CudaDevice:
         self.name = torch.cuda.get_device_name(self.torch_device)
         self.total_bytes = total_bytes or driver_total
         self.overhead_bytes = max(CUDA_OVERHEAD_BYTES, driver_total - free + _LIBRARY_BYTES)
-        self.is_queued = True
+        self.is_asynchronous = True
         self._capture_stream: torch.cuda.Stream | None = None
 
     def used_bytes(self) -> int:

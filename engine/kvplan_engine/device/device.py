@@ -49,7 +49,7 @@ class Graph(Protocol):
 class Device(Protocol):
     """``total_bytes`` of memory on ``torch_device``; ``overhead_bytes`` of them are kept back for what is no tensor.
 
-    is_queued: work is queued and done later, in the order of the queue. Then inputs are filled in host memory and
+    is_asynchronous: work is queued and done later, in the order of the queue. Then inputs are filled in host memory and
     copied, results are waited for, and work can be captured as a graph.
     """
 
@@ -57,7 +57,7 @@ class Device(Protocol):
     name: str
     total_bytes: int
     overhead_bytes: int
-    is_queued: bool
+    is_asynchronous: bool
 
     def used_bytes(self) -> int:
         """Memory taken now, of the device's account."""
@@ -115,7 +115,7 @@ class CpuDevice:
         self.name = cpu_name()
         self.total_bytes = total_bytes
         self.overhead_bytes = CPU_OVERHEAD_BYTES
-        self.is_queued = False
+        self.is_asynchronous = False
         self._baseline_bytes = private_memory_bytes()
 
     def used_bytes(self) -> int:

@@ -42,7 +42,7 @@ class ModelRunner:
         self._fill_tables()
         self.sampler = Sampler(self.workspace["sampler"], model.config.vocab_size, model.ops, engine_seed=config.seed)
         stage = None
-        if device.is_queued:
+        if device.is_asynchronous:
             stage = InputStage(device, self.workspace, INDEX_BUFFERS, config.block_size)
         self._batches = BatchBuilder(self.workspace, config.block_size, stage)
         self._tokens = TokenStage(device, config.max_num_seqs)
@@ -115,7 +115,7 @@ class ModelRunner:
     @property
     def graph_sizes(self) -> tuple[int, ...]:
         """Sizes at which decode steps are captured: none without a GPU, or with kernels that wait, or if so wanted."""
-        if not self.device.is_queued or self._model.attention.name != "cuda" or self._config.enforce_eager:
+        if not self.device.is_asynchronous or self._model.attention.name != "cuda" or self._config.enforce_eager:
             return ()
         return ladder_of(self.workspace["logits"].shape[0])
 

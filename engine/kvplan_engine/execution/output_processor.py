@@ -50,13 +50,13 @@ class OutputProcessor:
     ) -> Rows[StepOutput]:
         """``token_ids[i]`` is for ``plan.sampled[i]``; one output for each. Plans come in the order of their steps.
 
-        details: the same tokens with their log-probabilities, needed where ``plan.is_watched``.
+        details: the same tokens with their log-probabilities, needed where ``plan.needs_token_details``.
         """
         self._note_times(plan, now)
         arrived = _Arrived(plan.sampled, plan.known, token_ids, details, plan.ending)
         if self._scheduler.num_orphan_tokens:
             arrived = self._without_orphans(arrived)
-        if plan.is_watched and arrived.details is not None:
+        if plan.needs_token_details and arrived.details is not None:
             return [
                 self._take_one(sequence, token)
                 for sequence, token in zip(arrived.sequences, arrived.details, strict=True)
@@ -92,7 +92,7 @@ class OutputProcessor:
 
     def _note_times(self, plan: StepPlan, now: float) -> None:
         """When each sequence got its token; those of the rows follow a clock, which stands for them all."""
-        clock, oldest = self._scheduler.running.rows.clock, now
+        clock, oldest = self._scheduler.running.decoding.clock, now
         newly = [plan.decodes[row] for row in plan.fresh_rows if plan.decodes[row].last_token_seconds is not None]
         if len(newly) < len(plan.decodes):
             oldest = clock.token_seconds

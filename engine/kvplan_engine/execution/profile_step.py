@@ -34,7 +34,7 @@ def measure_profile_step(
     """Run a step of ``max_num_batched_tokens`` tokens over as many sequences as there may be, sampling for each."""
     plan, sequences = _largest_step(config, memory, max_model_len)
     runner.touch(sum(len(sequence.table) for sequence in sequences))
-    if runner.device.is_queued:
+    if runner.device.is_asynchronous:
         _run(runner, plan)  # compiles kernels and loads libraries: their time is no step's
     with runner.device.peak() as peak:
         started = time.perf_counter()

@@ -100,7 +100,7 @@ class StepLoop:
         self._scheduler.commit(plan)
         self.num_steps += 1
         self.num_ahead += before is not None
-        if self.runs_ahead and plan.is_plainly_greedy and not plan.is_watched:
+        if self.runs_ahead and plan.is_plainly_greedy and not plan.needs_token_details:
             return _Started(plan, runner.choose_likeliest(logits, plan))
         return _Started(plan, runner.sampler.sample_step(logits, plan))
 

@@ -29,7 +29,7 @@ class Request:
         self.arrival_seconds = time.perf_counter()
         self.num_cached_tokens = 0
         self.stop_ids: frozenset[int] = frozenset()  # the tokens that end it
-        self.is_watched = params.logprobs is not None or bool(params.stop_strings)
+        self.needs_token_details = params.logprobs is not None or bool(params.stop_strings)
         self.sequences: list[Sequence] = []
         self.beams: BeamGroup[Sequence] | None = None  # the sequences are beams of a search
 
@@ -43,7 +43,7 @@ class Request:
     @property
     def needs_values(self) -> bool:
         """Whether a step of it cannot start before the tokens of the step before are known."""
-        return self.beams is not None or self.params.has_penalties or self.is_watched
+        return self.beams is not None or self.params.has_penalties or self.needs_token_details
 
     @property
     def num_pending_forks(self) -> int:
@@ -83,7 +83,7 @@ class StepClock:
         self.token_seconds = 0.0
 
 
-STANDING = StepClock()  # never ticks
+STOPPED_CLOCK = StepClock()  # never ticks
 
 
 class Sequence:
@@ -132,7 +132,7 @@ class Sequence:
         self.request = request
         self.index = index
         self.token_ids = token_ids
-        self._clock = STANDING
+        self._clock = STOPPED_CLOCK
         self._num_tokens = len(token_ids)  # both when the clock started
         self._num_computed = 0
         self.row = -1  # among the decoding sequences, or -1

@@ -26,8 +26,8 @@ class StepPlan:
     From ``Scheduler.commit`` on, which adds the samples that fork from a completed prompt:
     sampled: the sequences that get a token. logits_rows: which row of the logits each of them draws from; None when
     it is their own. ending: the rows of ``sampled`` whose token is their last, by length. stop_ids: the tokens that
-    may end one of them. is_watched: some have more to note down than a token. is_plainly_greedy: all of them get
-    their likeliest token and nothing else.
+    may end one of them. needs_token_details: some report log-probabilities or look for stop strings. is_plainly_greedy:
+    all of them get their likeliest token and nothing else.
     """
 
     decodes: list[Sequence] = field(default_factory=list)
@@ -43,7 +43,7 @@ class StepPlan:
     logits_rows: list[int] | None = None
     ending: list[int] = field(default_factory=list)
     stop_ids: frozenset[int] = frozenset()
-    is_watched: bool = False
+    needs_token_details: bool = False
     is_plainly_greedy: bool = False
 
     @property

@@ -77,7 +77,7 @@ class Sampler:
         """A token for each of ``plan.sampled``, whose draws may share rows of logits [rows, vocab_size]."""
         if not plan.sampled:
             return SampledTokens([], np.empty(0, dtype=np.int64))
-        if plan.is_plainly_greedy and not plan.is_watched and plan.logits_rows is None:
+        if plan.is_plainly_greedy and not plan.needs_token_details and plan.logits_rows is None:
             best = self.likeliest(logits).cpu().numpy()
             return SampledTokens(best.tolist(), best)
         rows = range(len(plan.sampled)) if plan.logits_rows is None else plan.logits_rows

@@ -12,7 +12,7 @@ Rows are the first rows of the batch. A row that becomes empty is filled with th
 
 from __future__ import annotations
 
-from kvplan_engine.requests.request import STANDING, Sequence, StepClock
+from kvplan_engine.requests.request import STOPPED_CLOCK, Sequence, StepClock
 
 
 class PersistentBatch:
@@ -46,7 +46,7 @@ class PersistentBatch:
 
     def leave(self, sequence: Sequence) -> None:
         """Empty the row of ``sequence``; the last row moves there."""
-        sequence.follow(STANDING)
+        sequence.follow(STOPPED_CLOCK)
         row, last, last_token_ids = sequence.row, self.sequences.pop(), self.token_ids.pop()
         self.fresh.discard(last.row)
         if last is not sequence:

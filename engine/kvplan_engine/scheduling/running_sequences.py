@@ -12,24 +12,25 @@ from kvplan_engine.scheduling.persistent_batch import PersistentBatch
 
 
 class RunningSequences:
-    """Sequences that hold blocks, oldest first; one in the middle leaves in O(1).
+    """Sequences that hold blocks, oldest first; leaving from the middle costs O(1).
 
-    rows: those of them that decode; others: all the rest, in order. A sequence enters among the others.
-    num_tokens: their computed tokens. shared_tails: those that must not write to their last block before they have
-    one of their own. A sequence whose samples fork from it later keeps seats for them.
-    num_watched, num_choosy, num_value_bound: those whose request has ``is_watched``, not ``is_plainly_greedy``,
-    ``needs_values``. stop_ids: the tokens that may end one of them.
+    decoding: those that compute one token per step; others: all the rest, in order. A sequence enters among the others.
+    num_tokens: their computed tokens. shared_tails: those whose last block is shared: it must be replaced by one of
+    their own before they write to it. A sequence from which samples will fork keeps seats for them.
+    num_needing_details, num_not_plainly_greedy, num_needing_values: how many belong to a request with
+    ``needs_token_details``, without ``is_plainly_greedy``, with ``needs_values``. stop_ids: the tokens that may end one
+    of them.
     """
 
     def __init__(self, max_num_seqs: int, block_size: int) -> None:
         self.max_num_seqs = max_num_seqs
-        self.rows = PersistentBatch(block_size)
+        self.decoding = PersistentBatch(block_size)
         self.others: dict[Sequence, None] = {}
         self.num_tokens = 0
         self.shared_tails: set[Sequence] = set()
-        self.num_watched = 0
-        self.num_choosy = 0
-        self.num_value_bound = 0
+        self.num_needing_details = 0
+        self.num_not_plainly_greedy = 0
+        self.num_needing_values = 0
         self.stop_ids: frozenset[int] = frozenset()
         self._stop_sets: Counter[frozenset[int]] = Counter()
         self._sequences: dict[Sequence, None] = {}
@@ -58,7 +59,7 @@ class RunningSequences:
     def leave(self, sequence: Sequence) -> None:
         del self._sequences[sequence]
         if sequence.row >= 0:
-            self.rows.leave(sequence)
+            self.decoding.leave(sequence)
         else:
             del self.others[sequence]
         self.num_tokens -= sequence.num_computed_tokens
@@ -67,9 +68,9 @@ class RunningSequences:
         self.own_tail(sequence)
 
     def _tally(self, request: Request, change: int) -> None:
-        self.num_watched += change * request.is_watched
-        self.num_choosy += change * (not request.is_plainly_greedy)
-        self.num_value_bound += change * request.needs_values
+        self.num_needing_details += change * request.needs_token_details
+        self.num_not_plainly_greedy += change * (not request.is_plainly_greedy)
+        self.num_needing_values += change * request.needs_values
         number = self._stop_sets[request.stop_ids]
         self._stop_sets[request.stop_ids] += change
         if not number or not number + change:
@@ -78,24 +79,24 @@ class RunningSequences:
 
     # ---- decoding and not
 
-    def enter_rows(self, sequence: Sequence) -> None:
+    def start_decoding(self, sequence: Sequence) -> None:
         """``sequence`` decodes from here on."""
         del self.others[sequence]
-        self.rows.enter(sequence)
+        self.decoding.enter(sequence)
 
-    def leave_rows(self, sequence: Sequence) -> None:
+    def stop_decoding(self, sequence: Sequence) -> None:
         """``sequence`` runs on, but does not decode any more."""
-        self.rows.leave(sequence)
+        self.decoding.leave(sequence)
         self.others[sequence] = None
 
-    def newest_rows(self, number: int) -> list[Sequence]:
+    def newest_decoding(self, number: int) -> list[Sequence]:
         """The newest ``number`` of the decoding sequences."""
         return list(islice((sequence for sequence in reversed(self._sequences) if sequence.row >= 0), number))
 
     # ---- forks
 
     def fork(self, sequence: Sequence, index: int) -> Sequence:
-        """A sibling beside ``sequence``, on the same blocks. It takes no kept seat: see ``take_kept_seat``."""
+        """A sibling beside ``sequence``, on the same blocks. It takes no kept seat: see ``use_kept_seat``."""
         child = sequence.fork(index)
         self._sequences[child] = self.others[child] = None
         self.num_tokens += child.num_computed_tokens
@@ -103,7 +104,7 @@ class RunningSequences:
         self.shared_tails.update((sequence, child))
         return child
 
-    def take_kept_seat(self) -> None:
+    def use_kept_seat(self) -> None:
         """A sample that a seat was kept for has come."""
         self._num_seats_kept -= 1
 
@@ -119,14 +120,14 @@ class RunningSequences:
         assert self._num_seats_kept == sum(num_forks(sequence) for sequence in self), "kept seats"
         assert self.num_tokens == sum(sequence.num_computed_tokens for sequence in self), "running tokens"
         assert self.shared_tails == {sequence for sequence in self if sequence.has_shared_tail}, "shared tails"
-        assert {*self.rows.sequences, *self.others} == set(self), "neither decoding nor not"
-        assert len(self.rows) + len(self.others) == len(self), "decoding and not"
+        assert {*self.decoding.sequences, *self.others} == set(self), "neither decoding nor not"
+        assert len(self.decoding) + len(self.others) == len(self), "decoding and not"
         requests = [sequence.request for sequence in self]
-        assert self.num_watched == sum(request.is_watched for request in requests), "watched"
-        assert self.num_choosy == sum(not request.is_plainly_greedy for request in requests), "choosy"
-        assert self.num_value_bound == sum(request.needs_values for request in requests), "bound to values"
+        assert self.num_needing_details == sum(request.needs_token_details for request in requests), "watched"
+        assert self.num_not_plainly_greedy == sum(not request.is_plainly_greedy for request in requests), "choosy"
+        assert self.num_needing_values == sum(request.needs_values for request in requests), "bound to values"
         assert self.stop_ids == frozenset().union(*(request.stop_ids for request in requests)), "stop tokens"
-        self.rows.check()
+        self.decoding.check()
 
 
 class Reservation:

@@ -109,7 +109,7 @@ class Scheduler:
         """One more sample of ``sequence``'s request, running beside it on the same blocks."""
         child = self.running.fork(sequence, len(sequence.request.sequences))
         sequence.request.sequences.append(child)
-        self.running.take_kept_seat()
+        self.running.use_kept_seat()
         return child
 
     def branch(self, beam: Sequence, index: int) -> Sequence:
@@ -157,7 +157,7 @@ class Scheduler:
     @property
     def needs_values(self) -> bool:
         """Whether the next step cannot be decided or drawn before the tokens of the last one are known."""
-        return self.running.num_value_bound > 0
+        return self.running.num_needing_values > 0
 
     # ---- one step
 
@@ -181,7 +181,7 @@ class Scheduler:
 
     def _schedule_running(self, plan: StepPlan) -> None:
         """Blocks for all that run; each time they run out the newest sequence goes, whatever it has got already."""
-        rows = self.running.rows
+        rows = self.running.decoding
         if self.prefix_cache.enabled:
             self.prefix_cache.register_next(rows.at_border)
         self._find_decoding()
@@ -200,20 +200,20 @@ class Scheduler:
 
     def _find_decoding(self) -> None:
         """Bring the rows up to date: each sequence with one token to compute has one, as far as the budget goes."""
-        running, rows = self.running, self.running.rows
+        running, rows = self.running, self.running.decoding
         for sequence in rows.at_end:
-            running.leave_rows(sequence)
+            running.stop_decoding(sequence)
         for sequence in tuple(running.others):
             self._register_full_blocks(sequence)
             if _num_missing(sequence) == 1 and not sequence.has_shared_tail and sequence.request.beams is None:
-                running.enter_rows(sequence)
+                running.start_decoding(sequence)
         if len(rows) > self.max_num_batched_tokens:
-            for sequence in running.newest_rows(len(rows) - self.max_num_batched_tokens):
-                running.leave_rows(sequence)
+            for sequence in running.newest_decoding(len(rows) - self.max_num_batched_tokens):
+                running.stop_decoding(sequence)
 
     def _grow_rows(self, plan: StepPlan) -> list[Sequence]:
         """Append blocks to the rows that need one, at the cost of newer sequences; which rows these are."""
-        rows = self.running.rows
+        rows = self.running.decoding
         if self._reserves_all:
             return []
         growing = rows.at_border
@@ -226,7 +226,7 @@ class Scheduler:
 
     def _reserve_chunks(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
         """Blocks for those that do not decode; who they are, and how many tokens of theirs are computed."""
-        budget = self.max_num_batched_tokens - len(self.running.rows)
+        budget = self.max_num_batched_tokens - len(self.running.decoding)
         chunks = []
         for sequence in tuple(self.running.others):
             num_new_tokens = min(_num_missing(sequence), budget)
@@ -292,13 +292,13 @@ class Scheduler:
         running.num_tokens += plan.num_tokens
         plan.sampled = plan.decodes
         if plan.decodes:
-            running.rows.clock.ticks += 1
-            plan.ending = [sequence.row for sequence in running.rows.at_end]
+            running.decoding.clock.ticks += 1
+            plan.ending = [sequence.row for sequence in running.decoding.at_end]
         if plan.chunks:
             self._commit_chunks(plan)
         plan.stop_ids = running.stop_ids
-        plan.is_watched = running.num_watched > 0
-        plan.is_plainly_greedy = not running.num_choosy
+        plan.needs_token_details = running.num_needing_details > 0
+        plan.is_plainly_greedy = not running.num_not_plainly_greedy
 
     def _commit_chunks(self, plan: StepPlan) -> None:
         sampled = [item.sequence for item in plan.chunks if item.needs_sampling]

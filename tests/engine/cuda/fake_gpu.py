@@ -112,7 +112,7 @@ class FakeGpu:
         self.name = "a GPU of our own making"
         self.total_bytes = total_bytes
         self.overhead_bytes = 16 * MIB
-        self.is_queued = True
+        self.is_asynchronous = True
         self.graph_bytes = graph_bytes
         self.refuses_graph = refuses_graph
         self.runtime = RecordingRuntime()
