@@ -33,6 +33,12 @@ class StatusLook:
     hatch: str = ""
     measured: bool = False
 
+    @property
+    def ink(self) -> str:
+        """Black or white, whichever is read on the colour."""
+        red, green, blue = (int(self.colour[place : place + 2], 16) for place in (1, 3, 5))
+        return "#fff" if 0.299 * red + 0.587 * green + 0.114 * blue < 115 else "#000"
+
 
 # Of every status: what fits a cell of the map, colour, and hatching for those that were not served.
 _COLOURS: Final = {

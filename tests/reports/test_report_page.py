@@ -8,11 +8,13 @@ import io
 import re
 from html.parser import HTMLParser
 
+import jinja2
 import pytest
+from markupsafe import Markup
 from report_helpers import failed_records, records, sample_directory, sample_run, write_trials
 
-from kvplan.reports.html.markup import Html, escape, tag
 from kvplan.reports.html.page import report_page
+from kvplan.reports.html.rendering import breakable, data_uri, render
 from kvplan.reports.pictures import PICTURES, Picture, draw_pictures
 from kvplan.runs.reader import Run, load_run
 
@@ -175,9 +177,25 @@ def test_real_pictures_stand_in_the_page(tmp_path):
     assert all(base64.b64decode(image["src"].split(",", 1)[1]).startswith(b"\x89PNG") for image in read.all("img"))
 
 
-def test_markup_escapes_everything_but_markup():
-    assert escape("<&'\"") == "&lt;&amp;&#x27;&quot;"
-    assert tag("p", "a<b", Html("<br>"), class_='x"y', hidden=True, title=None) == (
-        '<p class="x&quot;y" hidden>a&lt;b<br></p>'
-    )
-    assert tag("td", 5, data_value="<") == '<td data-value="&lt;">5</td>'
+def test_templates_escape_everything_but_markup():
+    assert breakable("a_b.c<_") == "a_<wbr>b.<wbr>c&lt;_<wbr>"
+    assert isinstance(breakable("a_b"), Markup)
+    page = render("document.html.j2", title="<b>&'\"")
+    assert "<title>&lt;b&gt;&amp;&#39;&#34; · kvplan</title>" in page
+
+
+def test_a_template_that_lacks_a_value_is_an_error():
+    with pytest.raises(jinja2.UndefinedError, match="title"):
+        render("document.html.j2")
+
+
+def test_contents_become_addresses():
+    assert data_uri(b"PNG", "image/png") == "data:image/png;base64,UE5H"
+
+
+def test_a_cell_is_sorted_by_false_too(tmp_path):
+    kept = records()[:2]
+    for record in kept:
+        record["row"]["slo_pass"] = record["row"]["trial_number"] == 1
+    values = [cell["data-value"] for cell in page_of(load_run(write_trials(tmp_path, kept))).all("td")]
+    assert {"True", "False"} <= set(values)

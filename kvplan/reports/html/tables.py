@@ -1,13 +1,11 @@
-"""Tables of the page: what matters of every trial, then every column by group; each scrolls in its own box."""
+"""What the page's tables hold: the main columns of every trial, then every column by group."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from kvplan.reports.html.markup import Html, breakable, join, tag
-from kvplan.reports.statuses import look_of
 from kvplan.reports.wording import named_cell
 from kvplan.runs.reader import ReportColumn, Run, Trial
 
@@ -33,77 +31,94 @@ MAIN_COLUMNS: Final = (
     "error",
 )
 _LEAD_COLUMNS: Final = MAIN_COLUMNS[:6]
+# Beside the leading ones: what fits on paper.
 _MOST_COLUMNS: Final = 10
 _LONG_TEXT: Final = 40
 
 
-def scrolled(table: Html, label: str) -> Html:
-    """A box that scrolls sideways on its own, also from the keyboard."""
-    return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The head of a column; a text column is aligned to the left."""
+
+    name: str
+    unit: str = ""
+    description: str = ""
+    is_text: bool = False
 
 
-def status_badge(status: str) -> Html:
-    """The status in its colour; the name is always readable, the meaning a hint."""
-    look = look_of(status)
-    ink = "#fff" if _is_dark(look.colour) else "#000"
-    return tag(
-        "span", status, class_="badge", style=f"background:{look.colour};color:{ink}", title=look.meaning or None
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """``value`` is what the column is sorted by, ``hint`` what a pointer held over the cell shows."""
+
+    text: str
+    value: object
+    css: str | None = None
+    hint: str | None = None
+    is_status: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that can be sorted; ``label`` names it to a screen reader."""
+
+    label: str
+    headings: Sequence[Heading]
+    rows: Sequence[Sequence[Cell]]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCell:
+    """A column that says the same in every trial."""
+
+    column: ReportColumn
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnGroup:
+    """The columns of one group: what all trials share is said once, the others in tables that fit on paper."""
+
+    name: str
+    num_columns: int
+    shared: Sequence[SharedCell]
+    tables: Sequence[Table]
+
+
+def main_table(run: Run) -> Table:
+    """The columns a reader looks up first, those left out that no row fills."""
+    columns = [column for column in _named(run, MAIN_COLUMNS) if _is_filled(run.trials, column)]
+    return _table("trials", run.trials, columns)
+
+
+def column_groups(run: Run) -> list[ColumnGroup]:
+    """Every column of every row, by the column's group in order of appearance."""
+    groups: dict[str, list[ReportColumn]] = {}
+    for column in run.columns:
+        groups.setdefault(column.group, []).append(column)
+    return [_group(run, name, columns) for name, columns in groups.items()]
+
+
+def _group(run: Run, name: str, columns: Sequence[ReportColumn]) -> ColumnGroup:
+    shared = [column for column in columns if _is_constant(run.trials, column)]
+    varying = [column for column in columns if column not in shared]
+    chunks = [varying[start : start + _MOST_COLUMNS] for start in range(0, len(varying), _MOST_COLUMNS)]
+    return ColumnGroup(
+        name,
+        len(columns),
+        [SharedCell(column, _shared_text(run.trials[0], column)) for column in shared],
+        [_chunk(run, name, chunk) for chunk in chunks],
     )
 
 
-def _is_dark(colour: str) -> bool:
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return 0.299 * red + 0.587 * green + 0.114 * blue < 115
+def _chunk(run: Run, group: str, columns: Sequence[ReportColumn]) -> Table:
+    lead = [column for column in _named(run, _LEAD_COLUMNS) if column not in columns]
+    return _table(f"columns of the group {group}", run.trials, [*lead, *columns])
 
 
-def main_table(run: Run) -> Html:
-    """The columns a reader looks up first, those left out that no row fills."""
-    columns = [column for column in _named(run, MAIN_COLUMNS) if _is_filled(run.trials, column)]
-    return scrolled(_table(run.trials, columns), "trials")
-
-
-def group_tables(run: Run) -> Html:
-    """Every column of every row, by the column's group. What all rows share is said once instead of in every row."""
-    ordered = sorted(run.columns, key=lambda column: _group_rank(run, column.group))
-    parts = [_group(run, name, list(columns)) for name, columns in groupby(ordered, key=lambda column: column.group)]
-    return join(*parts)
-
-
-def _group_rank(run: Run, name: str) -> int:
-    return next(place for place, column in enumerate(run.columns) if column.group == name)
-
-
-def _group(run: Run, name: str, columns: list[ReportColumn]) -> Html:
-    varying = [column for column in columns if not _is_constant(run.trials, column)]
-    shared = [column for column in columns if _is_constant(run.trials, column)]
-    body = [_shared(run, shared)] if shared else []
-    body += [_chunk(run, chunk, name) for chunk in _chunks(varying)]
-    return tag("details", tag("summary", f"{name} ({len(columns)} columns)"), *body, class_="columns")
-
-
-def _chunk(run: Run, columns: Sequence[ReportColumn], name: str) -> Html:
-    names = {column.name for column in columns}
-    lead = [column for column in _named(run, _LEAD_COLUMNS) if column.name not in names]
-    return tag("div", scrolled(_table(run.trials, [*lead, *columns]), f"columns of the group {name}"), class_="chunk")
-
-
-def _chunks(columns: Sequence[ReportColumn]) -> Iterator[Sequence[ReportColumn]]:
-    """At most ten columns beside the leading ones: what fits on paper."""
-    for start in range(0, len(columns), _MOST_COLUMNS):
-        yield columns[start : start + _MOST_COLUMNS]
-
-
-def _shared(run: Run, columns: Sequence[ReportColumn]) -> Html:
-    entries: list[Html] = []
-    for column in columns:
-        value = named_cell(column.name, run.trials[0].row.get(column.name), column.unit)
-        entries += [tag("dt", breakable(column.name), title=column.description or None)]
-        entries += [tag("dd", f"{value}{_unit_suffix(column)}" if value else "– (empty)")]
-    return join(tag("p", "The same in every trial:", class_="faint"), tag("dl", *entries))
-
-
-def _unit_suffix(column: ReportColumn) -> str:
-    return f" {column.unit}" if column.unit not in ("", "bytes") else ""
+def _shared_text(trial: Trial, column: ReportColumn) -> str:
+    text = named_cell(column.name, trial.row.get(column.name), column.unit)
+    unit = "" if column.unit in ("", "bytes") else f" {column.unit}"
+    return f"{text}{unit}" if text else "– (empty)"
 
 
 def _is_constant(trials: Sequence[Trial], column: ReportColumn) -> bool:
@@ -120,26 +135,20 @@ def _named(run: Run, names: Sequence[str]) -> list[ReportColumn]:
     return [by_name[name] for name in names if name in by_name]
 
 
-def _table(trials: Sequence[Trial], columns: Sequence[ReportColumn]) -> Html:
-    texts = {column.name for column in columns if _is_text(trials, column)}
-    head = tag("tr", *(_head(column, column.name in texts) for column in columns))
-    rows = (tag("tr", *(_cell(trial, column, column.name in texts) for column in columns)) for trial in trials)
-    return tag("table", tag("thead", head), tag("tbody", *rows))
+def _table(label: str, trials: Sequence[Trial], columns: Sequence[ReportColumn]) -> Table:
+    headings = [_heading(trials, column) for column in columns]
+    pairs = list(zip(columns, headings, strict=True))
+    return Table(label, headings, [[_cell(trial, *pair) for pair in pairs] for trial in trials])
 
 
-def _is_text(trials: Sequence[Trial], column: ReportColumn) -> bool:
-    return any(isinstance(trial.row.get(column.name), str) for trial in trials)
+def _heading(trials: Sequence[Trial], column: ReportColumn) -> Heading:
+    is_text = any(isinstance(trial.row.get(column.name), str) for trial in trials)
+    # A cell of bytes says its own unit: MiB here, GiB there.
+    return Heading(column.name, "" if column.unit == "bytes" else column.unit, column.description, is_text)
 
 
-def _head(column: ReportColumn, is_text: bool) -> Html:
-    unit = tag("span", column.unit, class_="unit") if column.unit and column.unit != "bytes" else Html("")
-    return tag("th", breakable(column.name), unit, scope="col", title=column.description or None, data_sortable=True,
-               class_="text" if is_text else None)  # fmt: skip
-
-
-def _cell(trial: Trial, column: ReportColumn, is_text: bool) -> Html:
+def _cell(trial: Trial, column: ReportColumn, heading: Heading) -> Cell:
     value = trial.row.get(column.name)
     text = named_cell(column.name, value, column.unit)
-    shown = status_badge(text) if column.name == "status" and text else text
-    kind = "text long" if is_text and len(text) > _LONG_TEXT else "text" if is_text else None
-    return tag("td", shown, class_=kind, data_value="" if value is None else value)
+    css = ("text long" if len(text) > _LONG_TEXT else "text") if heading.is_text else None
+    return Cell(text, "" if value is None else value, css, is_status=column.name == "status")
