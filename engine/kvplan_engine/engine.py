@@ -189,16 +189,13 @@ class Engine:
         assert self._runner.kv is not None
         self._offload = make_offload(config, memory, self._pool, self.model, self._runner.kv, self._seconds_per_token)
         self.scheduler = Scheduler(
+            config,
+            self.max_model_len,
             self._pool,
             self.prefix_cache,
             self._offload.preemption,
             self._offload.tiers,
             self._offload.log,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-            scheduling=config.scheduling,
-            kv_reservation=config.kv_reservation,
         )
         self._requests: dict[str, Request] = {}
         self._intake = OutputProcessor(self.scheduler, self._stops, self._requests, self.max_model_len)

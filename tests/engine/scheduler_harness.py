@@ -16,6 +16,7 @@ from kvplan_engine.blocks.block_pool import BlockHash, BlockPool
 from kvplan_engine.blocks.block_table import BlockCopy
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.blocks.transfers import FromDisk, FromHost, ToDisk, ToHost, Transfer, TransferLog
+from kvplan_engine.config import EngineConfig
 from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.host_tier import HostTier
 from kvplan_engine.offload.mover import group_transfers
@@ -102,17 +103,18 @@ class SchedulerHarness:
         self.host = HostTier(num_swap_slots, num_tier_slots)
         self.disk: Any = MemoryDisk(num_disk_blocks, damage_every) if num_disk_blocks else None
         self.tiers = KvTiers(self.pool, self.host, self.disk, cost, log, "always")
-        self.scheduler = Scheduler(
-            self.pool,
-            PrefixCache(self.pool, enabled=prefix_caching),
-            PreemptionPolicy(preemption_mode, self.swap, cost),
-            self.tiers,
-            log,
+        self.config = EngineConfig(
+            model=None,
+            max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
+            block_size=block_size,
+            enable_prefix_caching=prefix_caching,
             **modes,
         )
+        prefix_cache = PrefixCache(self.pool, enabled=prefix_caching)
+        preemption = PreemptionPolicy(preemption_mode, self.swap, cost)
+        self.scheduler = Scheduler(self.config, max_model_len, self.pool, prefix_cache, preemption, self.tiers, log)
         self._block_size = block_size
         self._last_slot = num_swap_slots + num_tier_slots
         self.device: list[Block] = [[0] * block_size for _ in range(num_blocks)]
@@ -156,7 +158,7 @@ class SchedulerHarness:
         assert plan.scheduled or not self.scheduler.has_unfinished, "requests wait although nothing runs"
         if self.check:
             assert plan.num_tokens == sum(item.num_new_tokens for item in plan.scheduled)
-            assert plan.num_tokens <= self.scheduler.max_num_batched_tokens
+            assert plan.num_tokens <= self.config.max_num_batched_tokens
             self._forward(plan)
         self.scheduler.commit(plan)
         for sequence in plan.sampled:

@@ -50,12 +50,12 @@ class StormMachine(RuleBasedStateMachine):
     @initialize(harness=harnesses())
     def start(self, harness: SchedulerHarness) -> None:
         self.harness = harness
-        self.is_contiguous = harness.scheduler._reserves_all
+        self.is_contiguous = harness.config.reserves_all
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=19), n=st.integers(1, 4), more=st.integers(1, 14))
     def add(self, tokens: list[int], n: int, more: int) -> None:
         scheduler = self.harness.scheduler
-        n = 1 if self.is_contiguous else min(n, scheduler.max_num_seqs)
+        n = 1 if self.is_contiguous else min(n, scheduler.config.max_num_seqs)
         self.harness.add(tokens[: scheduler.max_model_len - 1], n=n, max_tokens=more)
 
     @precondition(lambda self: not self.is_contiguous)

@@ -1,8 +1,8 @@
-"""Who comes in: swapped sequences, then waiting ones, while tokens, seats and free blocks are left. No torch.
+"""Which queued sequences start to run: swapped ones first, then waiting ones. No torch.
 
-Apart from the scheduler because it never takes anything from those that run: the scheduler first gives these what they
-need, at one another's cost, and lets others in only if nobody had to go. What is asked here is whether a sequence fits
-beside them, and how much of it is there already: in the swap space, in cached blocks of the pool, or in a tier.
+Admission never takes anything from a running sequence. The scheduler first gives the running ones what they need,
+preempting some if it must, and admits others only if nobody was preempted. The questions here are whether a sequence
+fits beside them, and how much of its KV exists already: in swap space, in cached blocks of the pool, or in a tier.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import deque
 
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.prefix_cache import PrefixCache
+from kvplan_engine.config import EngineConfig
 from kvplan_engine.errors import EngineError
 from kvplan_engine.offload.swap import SwapSpace
 from kvplan_engine.offload.tiers import KvTiers
@@ -19,13 +20,13 @@ from kvplan_engine.requests.status import SequenceStatus
 from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.scheduling.running_sequences import Reservation, RunningSequences
 
-# Blocks kept back when a sequence is admitted beside running ones, as a share of the pool: each of these will soon
-# want a block, and a sequence admitted into the last free blocks would be preempted in the next step.
+# Share of the pool kept free when a sequence is admitted beside running ones: each of these will soon need a block, and
+# a sequence admitted into the last free blocks would be preempted in the next step.
 _WATERMARK = 0.01
 
 
-def check_request(request: Request, *, max_model_len: int, max_num_seqs: int, reserves_all: bool) -> None:
-    """EngineError when ``request`` can never run under these limits."""
+def check_request(request: Request, config: EngineConfig, max_model_len: int) -> None:
+    """EngineError when ``request`` can never run under these settings."""
     num_prompt_tokens = len(request.prompt_token_ids)
     if num_prompt_tokens == 0:
         raise EngineError(f"request {request.request_id} has an empty prompt.", hint="give at least one token")
@@ -35,13 +36,13 @@ def check_request(request: Request, *, max_model_len: int, max_num_seqs: int, re
             f"an answer within max_model_len {max_model_len:,}.",
             hint="shorten the prompt or raise max_model_len",
         )
-    if request.params.n > max_num_seqs:
+    if request.params.n > config.max_num_seqs:
         raise EngineError(
             f"request {request.request_id} asks for n={request.params.n} samples, more than max_num_seqs "
-            f"{max_num_seqs}.",
+            f"{config.max_num_seqs}.",
             hint="raise max_num_seqs or lower n",
         )
-    if reserves_all and (request.params.n > 1 or request.beams is not None):
+    if config.reserves_all and (request.params.n > 1 or request.beams is not None):
         raise EngineError(
             f"request {request.request_id} asks for several samples or beams, which share blocks.",
             hint="kv_reservation 'contiguous' is for one sequence per request",
@@ -52,37 +53,34 @@ class Admission:
     """The waiting and the swapped queue, and the way from them to the running sequences.
 
     The scheduler puts sequences into the queues, and takes finished ones out.
-    num_blocked: steps in which a waiting sequence stayed out because of the pool.
+    num_blocked: steps in which a waiting sequence stayed out for want of free blocks.
     """
 
     def __init__(
         self,
+        config: EngineConfig,
         pool: BlockPool,
         prefix_cache: PrefixCache,
         running: RunningSequences,
         reservation: Reservation,
         swap: SwapSpace,
         tiers: KvTiers,
-        *,
-        max_num_batched_tokens: int,
-        is_static: bool,
     ) -> None:
         self.waiting: deque[Sequence] = deque()
         self.swapped: deque[Sequence] = deque()
         self.num_blocked = 0
+        self._config = config
         self._pool = pool
         self._prefix_cache = prefix_cache
         self._running = running
         self._reservation = reservation
         self._swap = swap
         self._tiers = tiers
-        self._max_num_batched_tokens = max_num_batched_tokens
-        self._is_static = is_static
-        self._is_batch_open = True  # static: whether sequences may still join the batch
-        self._watermark_blocks = int(pool.num_blocks * _WATERMARK)
+        self._is_batch_open = True  # static batching: whether sequences may still join the batch
+        self._watermark_blocks = 0 if config.reserves_all else int(pool.num_blocks * _WATERMARK)
 
     def fill(self, plan: StepPlan) -> None:
-        """Let into ``plan`` whom it has room for: nobody from the waiting queue while one is swapped out."""
+        """Add to ``plan`` what fits. While a sequence is swapped out, none is admitted from the waiting queue."""
         self._swap_in(plan)
         if not self.swapped and self._may_admit():
             self._admit_waiting(plan)
@@ -91,7 +89,7 @@ class Admission:
 
     def _swap_in(self, plan: StepPlan) -> None:
         """Bring swapped sequences back, longest running first, while there is room for them."""
-        while self.swapped and plan.num_tokens < self._max_num_batched_tokens:
+        while self.swapped and plan.num_tokens < self._config.max_num_batched_tokens:
             sequence = self.swapped[0]
             if sequence.num_pending_tokens or not self._running.has_seat(sequence):
                 break
@@ -101,7 +99,7 @@ class Admission:
     def _try_swap_in(self, sequence: Sequence, plan: StepPlan) -> bool:
         swap, slots = self._swap, sequence.swap_slots
         computed = sequence.num_computed_tokens
-        num_new_tokens = min(sequence.num_tokens - computed, self._max_num_batched_tokens - plan.num_tokens)
+        num_new_tokens = min(sequence.num_tokens - computed, self._config.max_num_batched_tokens - plan.num_tokens)
         num_more = -(-(computed + num_new_tokens) // self._pool.block_size) - len(slots)
         if swap.num_blocks_to_take(slots) + num_more + self._kept_back_blocks > self._pool.num_free_blocks:
             return False
@@ -115,23 +113,27 @@ class Admission:
     # ---- from the waiting queue
 
     def _may_admit(self) -> bool:
-        """Static batching: a batch forms, in as many steps as its prompts need, once the one before has finished."""
+        """Always, but for static batching: there a new batch forms only when the last one has finished entirely.
+
+        It forms over as many steps as its prompts need.
+        """
         if not self._running:
             self._is_batch_open = True
-        return self._is_batch_open or not self._is_static
+        return self._is_batch_open or self._config.scheduling != "static"
 
     def _admit_waiting(self, plan: StepPlan) -> None:
-        while self.waiting and plan.num_tokens < self._max_num_batched_tokens:
+        while self.waiting and plan.num_tokens < self._config.max_num_batched_tokens:
             sequence = self.waiting[0]
             if sequence.num_pending_tokens or not self._running.has_seat(sequence):
                 break
             if not self._try_admit(sequence, plan):
                 self.num_blocked += 1
                 break
-        self._is_batch_open = plan.num_tokens >= self._max_num_batched_tokens  # only for want of tokens in this step
+        # a batch that only this step's token budget cut short goes on forming in the next one
+        self._is_batch_open = plan.num_tokens >= self._config.max_num_batched_tokens
 
     def _try_admit(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Move the head of the queue to the running sequences if its blocks can be had.
+        """Move the head of the queue to the running sequences if there are blocks for it.
 
         token_ids   p p p p | p p p p | p p p p | p p p p | p
                     cached    cached    loadable  computed
@@ -142,32 +144,32 @@ class Admission:
         cached = cache.lookup(hashes)
         loadable = hashes[len(cached) :]
         loadable = loadable[: self._tiers.find_run(loadable)]
-        num_found = len(cached) + len(loadable)
-        first = num_found * pool.block_size
-        num_new_tokens = min(len(sequence.token_ids) - first, self._max_num_batched_tokens - plan.num_tokens)
+        num_reused = len(cached) + len(loadable)
+        first = num_reused * pool.block_size
+        num_new_tokens = min(len(sequence.token_ids) - first, self._config.max_num_batched_tokens - plan.num_tokens)
         num_more = -(-self._reservation.num_tokens_held(first + num_new_tokens) // pool.block_size) - len(cached)
         if num_more + self._kept_back_blocks + pool.num_unused_among(cached) > pool.num_free_blocks:
             return False
         fetched = self._tiers.fetch(loadable)
-        if fetched is None:  # a file was bad and is forgotten now
+        if fetched is None:  # a file was bad, and the tier has dropped it
             return self._try_admit(sequence, plan)
         self.waiting.popleft()
         sequence.table.adopt(cached)
         sequence.num_computed_tokens = first
-        sequence.num_registered_blocks = num_found
+        sequence.num_registered_blocks = num_reused
         if sequence.high_water_tokens == 0:
             sequence.request.num_cached_tokens = first
             cache.record_lookup(len(sequence.token_ids), first)
         self._enter_running(sequence, num_new_tokens, plan)
-        self._tiers.place(fetched, sequence.table.blocks[len(cached) : num_found])
-        cache.register(sequence.block_hashes, sequence.table.blocks, len(cached), num_found)
+        self._tiers.place(fetched, sequence.table.blocks[len(cached) : num_reused])
+        cache.register(sequence.block_hashes, sequence.table.blocks, len(cached), num_reused)
         return True
 
     # ---- both
 
     @property
     def _kept_back_blocks(self) -> int:
-        return self._watermark_blocks if self._running and not self._reservation.reserves_all else 0
+        return self._watermark_blocks if self._running else 0
 
     def _enter_running(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> None:
         sequence.status = SequenceStatus.RUNNING

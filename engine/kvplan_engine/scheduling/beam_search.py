@@ -1,4 +1,4 @@
-"""A beam search's request, and how its sequences fork and end in the scheduler; ``requests.beams`` ranks. No torch."""
+"""A beam search's request, and how its beams fork and end in the scheduler; ``requests.beams`` ranks them. No torch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def make_beam_request(
             f"more than the vocabulary of {vocab_size:,}.",
             hint="lower beam_width",
         )
-    wanted = SamplingParams(temperature=0.0, max_tokens=group.params.max_tokens, logprobs=group.num_candidates)
-    request = Request(request_id, prompt_token_ids, wanted, prompt=prompt)
+    params = SamplingParams(temperature=0.0, max_tokens=group.params.max_tokens, logprobs=group.num_candidates)
+    request = Request(request_id, prompt_token_ids, params, prompt=prompt)
     request.beams = group
     return request
 
 
 def grow_beams(request: Request, group: BeamGroup[Sequence], scheduler: Scheduler) -> None:
-    """All beams have reported: end those without a future, fork those with several, and let the group go on.
+    """All beams have reported: end those without a continuation, fork those with several, and start the next round.
 
     Afterwards ``request.sequences`` are the running beams, or finished ones when the search is over.
     """

@@ -1,13 +1,13 @@
-"""The decoding sequences: rows that one tick of a clock moves on, so that a step visits only those in need. No torch.
+"""The decoding sequences: one clock advances them all, so that a step visits only those that need something. No torch.
 
-A decoding sequence computes one token in every step and gets one. So all of them advance together, and what happens to
-one of them later is known when it enters:
+A decoding sequence computes one token in every step and gets one. So all of them advance in step, and when something
+will happen to one of them is known as soon as it enters:
 
-    phase   at which ticks, modulo the block size, it stands at the border of a block: its last block has become full
-            and it needs another. A step of 256 sequences with blocks of 16 finds 16 of them in the phase of its tick.
+    phase   the ticks, modulo the block size, at which its last block is full and it needs another. With 256 sequences
+            and blocks of 16 tokens, a step finds about 16 of them in the phase of its tick.
     ending  the tick at which it reaches its longest length.
 
-Rows are the first rows of the batch. A row that becomes empty is filled with the last one.
+These sequences have the first rows of the batch. When a row becomes empty, the last one moves there.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from kvplan_engine.requests.request import STOPPED_CLOCK, Sequence, StepClock
 
 
 class PersistentBatch:
-    """Sequences that each compute exactly one token per step, without gaps in their rows.
+    """Sequences that each compute exactly one token per step, in rows without gaps.
 
-    sequences, token_ids: by row; token_ids are the sequences' own lists. fresh: rows that hold another sequence than
-    in the last step.
+    sequences, token_ids: by row; token_ids are the sequences' own lists. fresh: rows that hold a different sequence
+    than in the last step.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -35,7 +35,7 @@ class PersistentBatch:
         return len(self.sequences)
 
     def enter(self, sequence: Sequence) -> None:
-        """``sequence``, with one token to compute and a last block of its own, takes the next row."""
+        """Give ``sequence``, which has one token to compute and shares no last block, the next row."""
         sequence.row = len(self.sequences)
         self.sequences.append(sequence)
         self.token_ids.append(sequence.token_ids)
@@ -61,32 +61,32 @@ class PersistentBatch:
             del self._endings[ending]
 
     def take_fresh(self) -> list[int]:
-        """The rows to write anew; from here on they are not fresh any more."""
+        """The fresh rows, in order; from here on none is fresh."""
         fresh = sorted(self.fresh)
         self.fresh.clear()
         return fresh
 
     @property
     def at_border(self) -> list[Sequence]:
-        """Those whose computed tokens fill whole blocks now."""
+        """Those whose computed tokens fill whole blocks, so that they need another."""
         return list(self._phases[self.clock.ticks % self._block_size])
 
     @property
     def at_end(self) -> list[Sequence]:
-        """Those whose tokens, the ones on their way included, are as many as there may be."""
+        """Those that have reached their longest length, tokens on their way included."""
         return list(self._endings.get(self.clock.ticks, ()))
 
     def _phase(self, sequence: Sequence) -> int:
-        """Ticks modulo the block size at which ``sequence``, one of the rows or none, stands at a border."""
+        """The ticks, modulo the block size, at which ``sequence`` (in a row or not) stands at a block's border."""
         return (self.clock.ticks - sequence.num_computed_tokens) % self._block_size
 
     def _ending(self, sequence: Sequence) -> int:
         return self.clock.ticks + sequence.max_num_tokens - sequence.num_tokens
 
     def check(self) -> None:
-        """Assert that every row is where it says it is, and in its phase."""
+        """Assert that every sequence is in its row, phase and ending."""
         assert len(self.token_ids) == len(self.sequences), "rows"
-        assert all(row < len(self) for row in self.fresh), "a fresh row is none"
+        assert all(row < len(self) for row in self.fresh), "a fresh row does not exist"
         for row, sequence in enumerate(self.sequences):
             assert sequence.row == row, "a sequence is in another row"
             assert self.token_ids[row] is sequence.token_ids, "somebody else's tokens"

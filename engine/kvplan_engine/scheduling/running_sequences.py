@@ -1,4 +1,7 @@
-"""The running sequences: an ordered set with its sums, so that no step has to go through all of them to know these."""
+"""The running sequences, and the blocks they take. No torch.
+
+An ordered set that keeps its own sums, so that a step needs to visit only the sequences that have something to do.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from kvplan_engine.blocks.transfers import TransferLog
+from kvplan_engine.config import EngineConfig
 from kvplan_engine.requests.request import Request, Sequence
 from kvplan_engine.scheduling.persistent_batch import PersistentBatch
 
@@ -15,16 +19,15 @@ class RunningSequences:
     """Sequences that hold blocks, oldest first; leaving from the middle costs O(1).
 
     decoding: those that compute one token per step; others: all the rest, in order. A sequence enters among the others.
-    num_tokens: their computed tokens. shared_tails: those whose last block is shared: it must be replaced by one of
-    their own before they write to it. A sequence from which samples will fork keeps seats for them.
+    num_tokens: their computed tokens. shared_tails: those whose last block is shared: they need one of their own before
+    they write to it. A sequence from which samples will fork keeps seats for them.
     num_needing_details, num_not_plainly_greedy, num_needing_values: how many belong to a request with
     ``needs_token_details``, without ``is_plainly_greedy``, with ``needs_values``. stop_ids: the tokens that may end one
     of them.
     """
 
-    def __init__(self, max_num_seqs: int, block_size: int) -> None:
-        self.max_num_seqs = max_num_seqs
-        self.decoding = PersistentBatch(block_size)
+    def __init__(self, config: EngineConfig) -> None:
+        self.decoding = PersistentBatch(config.block_size)
         self.others: dict[Sequence, None] = {}
         self.num_tokens = 0
         self.shared_tails: set[Sequence] = set()
@@ -32,9 +35,10 @@ class RunningSequences:
         self.num_not_plainly_greedy = 0
         self.num_needing_values = 0
         self.stop_ids: frozenset[int] = frozenset()
+        self._max_num_seqs = config.max_num_seqs
         self._stop_sets: Counter[frozenset[int]] = Counter()
         self._sequences: dict[Sequence, None] = {}
-        self._num_seats_kept = 0
+        self._num_kept_seats = 0
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
@@ -48,13 +52,13 @@ class RunningSequences:
 
     def has_seat(self, sequence: Sequence) -> bool:
         """Whether ``sequence``, with the samples that will fork from it, may run beside the others."""
-        return len(self._sequences) + self._num_seats_kept + 1 + num_forks(sequence) <= self.max_num_seqs
+        return len(self._sequences) + self._num_kept_seats + 1 + num_forks(sequence) <= self._max_num_seqs
 
     def enter(self, sequence: Sequence) -> None:
         self._sequences[sequence] = self.others[sequence] = None
         self.num_tokens += sequence.num_computed_tokens
-        self._num_seats_kept += num_forks(sequence)
-        self._tally(sequence.request, 1)
+        self._num_kept_seats += num_forks(sequence)
+        self._count(sequence.request, 1)
 
     def leave(self, sequence: Sequence) -> None:
         del self._sequences[sequence]
@@ -63,11 +67,11 @@ class RunningSequences:
         else:
             del self.others[sequence]
         self.num_tokens -= sequence.num_computed_tokens
-        self._num_seats_kept -= num_forks(sequence)
-        self._tally(sequence.request, -1)
-        self.own_tail(sequence)
+        self._num_kept_seats -= num_forks(sequence)
+        self._count(sequence.request, -1)
+        self.end_tail_sharing(sequence)
 
-    def _tally(self, request: Request, change: int) -> None:
+    def _count(self, request: Request, change: int) -> None:
         self.num_needing_details += change * request.needs_token_details
         self.num_not_plainly_greedy += change * (not request.is_plainly_greedy)
         self.num_needing_values += change * request.needs_values
@@ -77,15 +81,15 @@ class RunningSequences:
             self._stop_sets = +self._stop_sets
             self.stop_ids = frozenset().union(*self._stop_sets)
 
-    # ---- decoding and not
+    # ---- decoding or not
 
     def start_decoding(self, sequence: Sequence) -> None:
-        """``sequence`` decodes from here on."""
+        """``sequence`` computes one token per step from here on."""
         del self.others[sequence]
         self.decoding.enter(sequence)
 
     def stop_decoding(self, sequence: Sequence) -> None:
-        """``sequence`` runs on, but does not decode any more."""
+        """``sequence`` keeps running, but among the others."""
         self.decoding.leave(sequence)
         self.others[sequence] = None
 
@@ -96,36 +100,36 @@ class RunningSequences:
     # ---- forks
 
     def fork(self, sequence: Sequence, index: int) -> Sequence:
-        """A sibling beside ``sequence``, on the same blocks. It takes no kept seat: see ``use_kept_seat``."""
+        """A sibling of ``sequence`` on the same blocks. It does not use up a kept seat: see ``use_kept_seat``."""
         child = sequence.fork(index)
         self._sequences[child] = self.others[child] = None
         self.num_tokens += child.num_computed_tokens
-        self._tally(child.request, 1)
+        self._count(child.request, 1)
         self.shared_tails.update((sequence, child))
         return child
 
     def use_kept_seat(self) -> None:
-        """A sample that a seat was kept for has come."""
-        self._num_seats_kept -= 1
+        """A sample that a seat was kept for now runs."""
+        self._num_kept_seats -= 1
 
-    def own_tail(self, sequence: Sequence) -> None:
-        """The last block of ``sequence`` is its own from here on, or no longer its."""
+    def end_tail_sharing(self, sequence: Sequence) -> None:
+        """``sequence`` now owns its last block, or has given it back."""
         if sequence.has_shared_tail:
             sequence.has_shared_tail = False
             self.shared_tails.discard(sequence)
 
     def check(self) -> None:
         """Assert that the sums are right."""
-        assert len(self) + self._num_seats_kept <= self.max_num_seqs, "more sequences run than max_num_seqs"
-        assert self._num_seats_kept == sum(num_forks(sequence) for sequence in self), "kept seats"
+        assert len(self) + self._num_kept_seats <= self._max_num_seqs, "more sequences run than max_num_seqs"
+        assert self._num_kept_seats == sum(num_forks(sequence) for sequence in self), "kept seats"
         assert self.num_tokens == sum(sequence.num_computed_tokens for sequence in self), "running tokens"
         assert self.shared_tails == {sequence for sequence in self if sequence.has_shared_tail}, "shared tails"
-        assert {*self.decoding.sequences, *self.others} == set(self), "neither decoding nor not"
-        assert len(self.decoding) + len(self.others) == len(self), "decoding and not"
+        assert {*self.decoding.sequences, *self.others} == set(self), "a sequence neither decodes nor is another"
+        assert len(self.decoding) + len(self.others) == len(self), "a sequence decodes and is among the others"
         requests = [sequence.request for sequence in self]
-        assert self.num_needing_details == sum(request.needs_token_details for request in requests), "watched"
-        assert self.num_not_plainly_greedy == sum(not request.is_plainly_greedy for request in requests), "choosy"
-        assert self.num_needing_values == sum(request.needs_values for request in requests), "bound to values"
+        assert self.num_needing_details == sum(request.needs_token_details for request in requests), "needing details"
+        assert self.num_not_plainly_greedy == sum(not r.is_plainly_greedy for r in requests), "not plainly greedy"
+        assert self.num_needing_values == sum(request.needs_values for request in requests), "needing values"
         assert self.stop_ids == frozenset().union(*(request.stop_ids for request in requests)), "stop tokens"
         self.decoding.check()
 
@@ -133,25 +137,24 @@ class RunningSequences:
 class Reservation:
     """Takes the blocks that the next tokens of a sequence are written to.
 
-    reserves_all: contiguous reservation, where a sequence gets room for ``max_model_len`` tokens when it enters.
-    A shared block that would be written is replaced by a copy, which goes to ``log``.
+    Paged, a sequence holds what its tokens fill; contiguous, room for ``max_model_len`` tokens from its start. A shared
+    block that is about to be written is replaced by a copy, which goes to ``log``.
     """
 
-    def __init__(self, running: RunningSequences, log: TransferLog, *, max_model_len: int, reserves_all: bool) -> None:
-        self.reserves_all = reserves_all
+    def __init__(self, config: EngineConfig, max_model_len: int, running: RunningSequences, log: TransferLog) -> None:
+        self._whole_length = max_model_len if config.reserves_all else None
         self._running = running
         self._log = log
-        self._max_model_len = max_model_len
 
     def num_tokens_held(self, num_tokens: int) -> int:
         """How many tokens a sequence of ``num_tokens`` holds room for."""
-        return self._max_model_len if self.reserves_all else num_tokens
+        return num_tokens if self._whole_length is None else self._whole_length
 
     def take(self, sequence: Sequence, num_new_tokens: int) -> None:
         """Blocks for the next ``num_new_tokens`` of ``sequence``. NoFreeBlocks when the pool has too few."""
         first = sequence.num_computed_tokens
         copy = sequence.table.reserve(first, self.num_tokens_held(first + num_new_tokens))
-        self._running.own_tail(sequence)
+        self._running.end_tail_sharing(sequence)
         if copy is not None:
             self._log.add(copy)
 

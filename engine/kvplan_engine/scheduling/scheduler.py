@@ -1,26 +1,27 @@
-"""Who runs in this step: continuous batching with paged memory. No torch.
+"""Which sequences run in a step: continuous batching over paged memory. No torch.
 
-Every step is decided anew. First the running sequences, oldest first, each with the tokens it still has to compute
-(one when it decodes, a chunk of its prompt otherwise), then swapped ones, then waiting ones as long as the token
-budget, the number of sequences and the free blocks allow. When blocks run out the newest running sequence is
-preempted: its blocks are returned at once, and it comes back from the front of the swapped or of the waiting queue.
+Every step is decided anew. First come the running sequences, oldest first, each with the tokens it still has to compute
+(one when it decodes, a chunk of its prompt otherwise), then swapped ones, then waiting ones, as long as the token
+budget, the number of sequences and the free blocks allow. When blocks run out, the newest running sequence is
+preempted: its blocks are returned at once, and it comes back from the front of the swapped or the waiting queue.
 
-Here is what concerns those that run: their blocks, preemption, what a step leaves behind. Who comes in beside them is
-decided in ``admission``; the decoding ones are not visited one by one, see ``decode_rows``.
+This file handles the running sequences: their blocks, preemption, and what a step leaves behind. ``admission`` decides
+who joins them; ``persistent_batch`` lets a step visit only those decoding sequences that need something.
 
-A step needs counts, not values, so the next one can be decided and started while the tokens of this one are computed:
+Scheduling needs counts of tokens, not their values, so the next step can be decided and started while this one's
+tokens are still being computed:
 
-    plan = schedule()    a sequence whose last token is on its way is like any other; one that has reached its longest
-                         length, the token on its way included, is left out
-    commit(plan)         the step is started (or done): its tokens count as computed, each sampled sequence counts one
-                         more token, and samples fork. Inputs are read from the plan before, tokens are drawn after
-    ...                  here the next schedule() and commit() may come, unless ``needs_values``
-    OutputProcessor.take()   the values have come, in the order of the plans; sequences that end are finished
+    plan = schedule()    a sequence whose last token is on its way is treated like any other; one that has reached its
+                         longest length, the token on its way included, is left out
+    commit(plan)         the step has been started (or done): its tokens count as computed, each sampled sequence counts
+                         one more token, and samples fork. Inputs are read from the plan before this, tokens drawn after
+    ...                  the next schedule() and commit() may come here, unless ``needs_values``
+    OutputProcessor.take()   the values have arrived, in the order of the plans; sequences that end are finished
 
-A sequence may so be finished, here or by the user, when another step has already been started with it. What that step
-writes for it lands behind its known tokens, in blocks that are free then; whoever gets these blocks writes to them in
-a later step, after it. The token on its way is dropped by ``take``. At most one step may be ahead.
-Blocks are hashed when the tokens in them are known: at the step after they became full.
+So a sequence may be finished, here or by the user, when another step with it has already been started. What that step
+writes for it lies behind its known tokens, in blocks that are free by then; whoever gets these blocks writes to them in
+a later step. ``take`` drops the token on its way. At most one step may be ahead.
+Blocks are hashed when the tokens in them are known: in the step after they became full.
 """
 
 from __future__ import annotations
@@ -29,75 +30,56 @@ from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
 from kvplan_engine.blocks.block_table import BlockTable
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.blocks.transfers import TransferLog
+from kvplan_engine.config import EngineConfig
 from kvplan_engine.offload.preemption import PreemptionPolicy
 from kvplan_engine.offload.tiers import KvTiers
-from kvplan_engine.requests.request import Request, ScheduledSequence, Sequence
+from kvplan_engine.requests.request import Request, Sequence
 from kvplan_engine.requests.status import FinishReason, SequenceStatus
 from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.scheduling.admission import Admission, check_request
 from kvplan_engine.scheduling.running_sequences import Reservation, RunningSequences, num_forks
 
-__all__ = ["ScheduledSequence", "Scheduler", "StepPlan"]
-
 
 class Scheduler:
     """Owns the running sequences and, through its admission, the queues; takes and returns blocks of ``pool``.
 
-    Block transfers that a step begins with are collected in ``log``, by whoever decides on them.
+    max_model_len: the longest sequence, as resolved for the model. The block transfers that a step begins with are
+    collected in ``log``, by whoever decides on them.
+    num_orphan_tokens: tokens on their way to sequences that have been finished meanwhile.
     """
 
     def __init__(
         self,
+        config: EngineConfig,
+        max_model_len: int,
         pool: BlockPool,
         prefix_cache: PrefixCache,
         preemption: PreemptionPolicy,
         tiers: KvTiers,
         log: TransferLog,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_model_len: int,
-        scheduling: str = "continuous",
-        kv_reservation: str = "paged",
     ) -> None:
+        self.config = config
+        self.max_model_len = max_model_len
         self.pool = pool
         self.prefix_cache = prefix_cache
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_model_len = max_model_len
-        self.running = RunningSequences(max_num_seqs, pool.block_size)
+        self.running = RunningSequences(config)
         self.num_preemptions = 0
         self.num_swaps = 0
         self.num_recomputed_tokens = 0
-        self.num_orphan_tokens = 0  # on their way to sequences that have been finished meanwhile
+        self.num_orphan_tokens = 0
         self._preemption = preemption
         self._log = log
         self._recomputing: set[Sequence] = set()
-        self._reserves_all = kv_reservation == "contiguous"
-        self._reservation = Reservation(self.running, log, max_model_len=max_model_len, reserves_all=self._reserves_all)
-        self._admission = Admission(
-            pool,
-            prefix_cache,
-            self.running,
-            self._reservation,
-            preemption.swap,
-            tiers,
-            max_num_batched_tokens=max_num_batched_tokens,
-            is_static=scheduling == "static",
-        )
+        self._reservation = Reservation(config, max_model_len, self.running, log)
+        self._admission = Admission(config, pool, prefix_cache, self.running, self._reservation, preemption.swap, tiers)
         self.waiting = self._admission.waiting
         self.swapped = self._admission.swapped
 
     # ---- requests in and out
 
     def add(self, request: Request) -> None:
-        """Queue a request. EngineError when it can never run under these limits."""
-        check_request(
-            request,
-            max_model_len=self.max_model_len,
-            max_num_seqs=self.max_num_seqs,
-            reserves_all=self._reserves_all,
-        )
+        """Queue a request. EngineError when it can never run under these settings."""
+        check_request(request, self.config, self.max_model_len)
         sequence = Sequence(request, 0, list(request.prompt_token_ids), BlockTable(self.pool))
         if request.beams is None:  # a search ends its beams itself
             max_num_tokens = len(request.prompt_token_ids) + request.params.max_tokens
@@ -113,7 +95,7 @@ class Scheduler:
         return child
 
     def branch(self, beam: Sequence, index: int) -> Sequence:
-        """A second continuation of ``beam``: on the same blocks if these are here and a seat is free, else queued."""
+        """A second continuation of ``beam``: on the same blocks if it runs and a seat is free, otherwise queued."""
         if beam.status is SequenceStatus.RUNNING and self.running.has_seat(beam):
             return self.running.fork(beam, index)
         child = Sequence(beam.request, index, list(beam.token_ids), BlockTable(self.pool))
@@ -123,13 +105,13 @@ class Scheduler:
         return child
 
     def unpark(self, beam: Sequence) -> None:
-        """``beam`` has a token to compute again: if it lost its blocks, queue it."""
+        """``beam`` has a token to compute: if it was parked, queue it."""
         if beam.status is SequenceStatus.PARKED:
             beam.status = SequenceStatus.WAITING
             self.waiting.appendleft(beam)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Take ``sequence`` out, wherever it is, and return its blocks at once."""
+        """End ``sequence``, wherever it is, and return its blocks at once."""
         if sequence.status is SequenceStatus.RUNNING:
             self._register_full_blocks(sequence)
             self.running.leave(sequence)
@@ -151,7 +133,7 @@ class Scheduler:
 
     @property
     def num_blocked_admissions(self) -> int:
-        """Steps in which a waiting sequence stayed out because of the pool."""
+        """Steps in which a waiting sequence stayed out for want of free blocks."""
         return self._admission.num_blocked
 
     @property
@@ -165,9 +147,9 @@ class Scheduler:
         """Decide what the next step computes, and take the blocks it writes to."""
         plan = StepPlan()
         self._fill(plan)
-        while not plan.num_tokens and self.running:  # beams that wait for siblings, who find no room
+        while not plan.num_tokens and self.running:  # only beams that wait for siblings, for which there is no room
             if self.running.newest.num_pending_tokens:
-                break  # nothing is left to compute before the tokens on their way have come
+                break  # nothing can be computed before the tokens on their way have come
             self._preempt(self.running.newest)
             plan.num_preempted = 0
             self._fill(plan)
@@ -180,16 +162,16 @@ class Scheduler:
             self._admission.fill(plan)
 
     def _schedule_running(self, plan: StepPlan) -> None:
-        """Blocks for all that run; each time they run out the newest sequence goes, whatever it has got already."""
-        rows = self.running.decoding
+        """Blocks for the running sequences; when they run out, the newest is preempted, even if it just got its own."""
+        decoding = self.running.decoding
         if self.prefix_cache.enabled:
-            self.prefix_cache.register_next(rows.at_border)
-        self._find_decoding()
-        growing = self._grow_rows(plan)
+            self.prefix_cache.register_next(decoding.at_border)
+        self._update_decoding()
+        growing = self._grow_decoding(plan)
         chunks = self._reserve_chunks(plan)
-        plan.decodes, plan.known = rows.sequences.copy(), rows.token_ids.copy()
-        plan.fresh_rows = rows.take_fresh()
-        plan.num_tokens = len(rows)
+        plan.decodes, plan.known = decoding.sequences.copy(), decoding.token_ids.copy()
+        plan.fresh_rows = decoding.take_fresh()
+        plan.num_tokens = len(decoding)
         for sequence in growing:
             if sequence.row >= 0:
                 plan.grown_rows.append(sequence.row)
@@ -198,35 +180,36 @@ class Scheduler:
             if sequence.status is SequenceStatus.RUNNING:
                 plan.add(sequence, num_new_tokens)
 
-    def _find_decoding(self) -> None:
-        """Bring the rows up to date: each sequence with one token to compute has one, as far as the budget goes."""
-        running, rows = self.running, self.running.decoding
-        for sequence in rows.at_end:
+    def _update_decoding(self) -> None:
+        """Every sequence with one token to compute decodes, as far as the token budget goes."""
+        running, decoding = self.running, self.running.decoding
+        for sequence in decoding.at_end:
             running.stop_decoding(sequence)
         for sequence in tuple(running.others):
             self._register_full_blocks(sequence)
             if _num_missing(sequence) == 1 and not sequence.has_shared_tail and sequence.request.beams is None:
                 running.start_decoding(sequence)
-        if len(rows) > self.max_num_batched_tokens:
-            for sequence in running.newest_decoding(len(rows) - self.max_num_batched_tokens):
+        num_excess = len(decoding) - self.config.max_num_batched_tokens
+        if num_excess > 0:
+            for sequence in running.newest_decoding(num_excess):
                 running.stop_decoding(sequence)
 
-    def _grow_rows(self, plan: StepPlan) -> list[Sequence]:
-        """Append blocks to the rows that need one, at the cost of newer sequences; which rows these are."""
-        rows = self.running.decoding
-        if self._reserves_all:
+    def _grow_decoding(self, plan: StepPlan) -> list[Sequence]:
+        """Append a block to each decoding sequence that needs one, preempting newer ones; which these are."""
+        decoding = self.running.decoding
+        if self.config.reserves_all:
             return []
-        growing = rows.at_border
+        growing = decoding.at_border
         while len(growing) > self.pool.num_free_blocks:
             self._preempt_newest(plan)
-            growing = rows.at_border
+            growing = decoding.at_border
         for sequence, block in zip(growing, self.pool.allocate(len(growing)), strict=True):
             sequence.table.blocks.append(block)
         return growing
 
     def _reserve_chunks(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
-        """Blocks for those that do not decode; who they are, and how many tokens of theirs are computed."""
-        budget = self.max_num_batched_tokens - len(self.running.decoding)
+        """Blocks for the sequences that do not decode; which these are, and how many tokens each computes."""
+        budget = self.config.max_num_batched_tokens - len(self.running.decoding)
         chunks = []
         for sequence in tuple(self.running.others):
             num_new_tokens = min(_num_missing(sequence), budget)
@@ -236,7 +219,7 @@ class Scheduler:
         return chunks
 
     def _try_reserve(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> bool:
-        """Blocks for the next tokens of ``sequence``, at the cost of newer ones; False when it has to go itself."""
+        """Blocks for the next tokens of ``sequence``, preempting newer ones; False when it is preempted itself."""
         while sequence.status is SequenceStatus.RUNNING:
             try:
                 self._reservation.take(sequence, num_new_tokens)
@@ -270,7 +253,7 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def _park(self, beam: Sequence) -> None:
-        """A beam that waits for its siblings has nothing to come back for yet."""
+        """A beam that waits for its siblings has nothing to compute: it joins no queue."""
         self._forget_computed(beam)
         beam.status = SequenceStatus.PARKED
 
@@ -285,7 +268,7 @@ class Scheduler:
     # ---- after the step
 
     def commit(self, plan: StepPlan) -> None:
-        """The step is started, or has been computed: see the head of this file."""
+        """The step has been started or computed: see the head of this file."""
         if self._recomputing:
             self._count_recomputed(plan)
         running = self.running
@@ -328,7 +311,7 @@ class Scheduler:
                 self._recomputing.discard(item.sequence)
 
     def _register_full_blocks(self, sequence: Sequence) -> None:
-        """Let the full blocks of a running sequence be found, as far as the values of their tokens are known."""
+        """Register the full blocks of a running sequence with the prefix cache, as far as their tokens are known."""
         cache, hashes, blocks = self.prefix_cache, sequence.block_hashes, sequence.table.blocks
         num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // self.pool.block_size
         first = sequence.num_registered_blocks
@@ -345,7 +328,7 @@ class Scheduler:
             room = len(sequence.table) * self.pool.block_size
             assert sequence.num_computed_tokens <= room, "computed tokens without a block"
         for sequence in (*self.waiting, *self.swapped):
-            assert not sequence.table.blocks, "a sequence that does not run holds blocks"
+            assert not sequence.table.blocks, "a queued sequence holds blocks"
         assert self.num_orphan_tokens >= 0, "more tokens were dropped than were on their way"
         self.running.check()
         self.pool.check(tables)
@@ -355,6 +338,6 @@ class Scheduler:
 
 
 def _num_missing(sequence: Sequence) -> int:
-    """Tokens that ``sequence`` has to compute before it can get another; 0 when it has as many as it may."""
+    """Tokens that ``sequence`` must compute before it can get another; 0 once it has reached its longest length."""
     num_tokens = sequence.num_tokens
     return num_tokens - sequence.num_computed_tokens if num_tokens < sequence.max_num_tokens else 0
