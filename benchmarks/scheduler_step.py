@@ -92,7 +92,7 @@ def without_model(engine: Engine) -> Stopwatch:
     watch.watch(runner.sampler, "sample_step", "sample", always=True)
     watch.watch(engine.scheduler, "schedule", "schedule")
     watch.watch(engine.scheduler, "commit", "commit")
-    watch.watch(engine._intake, "take", "take")
+    watch.watch(engine._output_processor, "take", "take")
     return watch
 
 

@@ -10,8 +10,6 @@ import random
 from collections import OrderedDict
 from typing import Any
 
-import numpy as np
-
 from kvplan_engine.blocks.block_pool import BlockHash, BlockPool
 from kvplan_engine.blocks.block_table import BlockCopy
 from kvplan_engine.blocks.prefix_cache import PrefixCache
@@ -140,7 +138,7 @@ class SchedulerHarness:
         group = BeamGroup(params, frozenset({1}), max_length)
         request = make_beam_request(f"r{self._num_requests}", prompt, group, _VOCABULARY)
         self.scheduler.add(request)
-        group.scores = dict.fromkeys(request.sequences, np.float32(0))
+        group.start(request.sequences)
         self.requests[request.request_id] = request
         return request
 

@@ -110,9 +110,6 @@ class BlockPool:
         """The block that holds this content, or None."""
         return self._block_of_hash.get(block_hash)
 
-    def hash_of(self, block: int) -> BlockHash | None:
-        return self._hash_of_block.get(block)
-
     def cached_blocks(self) -> list[tuple[int, BlockHash]]:
         """Cached blocks with their hashes: in the order in which they would be evicted, then those in use."""
         known = self._hash_of_block

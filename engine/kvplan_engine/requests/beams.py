@@ -13,6 +13,7 @@ and, if it has continuations, these are computed again from their tokens: what i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -101,6 +102,10 @@ class BeamGroup(Generic[BeamT]):
         self._end_token_ids = frozenset() if params.ignore_eos else end_token_ids
         self._max_length = max_length
         self._reports: dict[BeamT, dict[int, float]] = {}
+
+    def start(self, beams: Iterable[BeamT]) -> None:
+        """The search begins with ``beams``."""
+        self.scores = dict.fromkeys(beams, np.float32(0))
 
     @property
     def num_candidates(self) -> int:
