@@ -147,7 +147,7 @@ def _new(given: dict[str, Any], axes: dict[str, str], out: Path | None, *, dry_r
 
 def _resume(directory: Path, given: dict[str, Any], *, as_json: bool) -> int:
     from kvplan.commands import sweep_output
-    from kvplan.runs.store import read_manifest
+    from kvplan.runs.directory import read_manifest
     from kvplan.sweeps.options import SweepOptions, refuse_differences
     from kvplan.sweeps.session import resume_sweep
 

@@ -101,10 +101,10 @@ def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
         )
     _print_best(summary["best"])
     if summary["slo"] is not None:
-        _print_sentences("Within the service level", [search["sentence"] for search in summary["slo"]["searches"]])
-    _print_sentences("Boundaries", [boundary["sentence"] for boundary in summary["boundaries"]])
+        _print_sentences("Within the service level", [str(search["sentence"]) for search in summary["slo"]["searches"]])
+    _print_sentences("Boundaries", [str(boundary["sentence"]) for boundary in summary["boundaries"]])
     _print_sentences("Not monotone", [violation["sentence"] for violation in summary["violations"]])
-    _print_sentences("Left out of every median", [excluded["sentence"] for excluded in summary["excluded"]])
+    _print_sentences("Left out of every median", [str(excluded["sentence"]) for excluded in summary["excluded"]])
     _print_waste(summary["kv_waste"])
     _print_predictions(summary["predictions"])
     counts = ", ".join(f"{count} {status}" for status, count in summary["status_counts"].items())

@@ -1,4 +1,4 @@
-"""How fast a GPU really ran while a trial was timed: its clock, read from the driver now and then."""
+"""The GPU clock while a trial was timed, read from the driver now and then."""
 
 from __future__ import annotations
 
@@ -7,21 +7,30 @@ from types import ModuleType
 from typing import Any
 
 
+@dataclass(frozen=True, slots=True)
+class ClockReadings:
+    """Mean and lowest clock in MHz, and the mean in percent of the GPU's maximum clock; None without readings."""
+
+    mean_mhz: float | None = None
+    min_mhz: int | None = None
+    pct_of_max: float | None = None
+
+
 @dataclass(slots=True)
 class GpuClockMeter:
-    """Reads the first GPU's clock whenever ``read`` is called; knows nothing where there is no driver.
+    """Reads the first GPU's clock whenever ``read`` is called; reads nothing if there is no driver.
 
-    Only readings taken while requests were being served belong to a trial: ``start`` forgets the earlier ones.
+    Only readings taken while requests were being served belong to a trial: ``start`` drops the earlier ones.
     """
 
     _driver: ModuleType | None = None
     _handle: Any = None
-    _highest_mhz: int = 0
+    _max_mhz: int = 0
     _readings_mhz: list[int] = field(default_factory=list)
 
     @staticmethod
     def open() -> GpuClockMeter:
-        """A meter of the first GPU, or one that knows nothing."""
+        """A meter of the first GPU, or one that reads nothing."""
         try:
             import pynvml
         except ImportError:
@@ -29,10 +38,10 @@ class GpuClockMeter:
         try:
             pynvml.nvmlInit()
             handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-            highest = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
+            max_mhz = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
         except pynvml.NVMLError:
             return GpuClockMeter()
-        return GpuClockMeter(pynvml, handle, int(highest))
+        return GpuClockMeter(pynvml, handle, int(max_mhz))
 
     def start(self) -> None:
         self._readings_mhz = []
@@ -47,10 +56,10 @@ class GpuClockMeter:
             return
         self._readings_mhz.append(int(clock))
 
-    def figures(self) -> dict[str, float | None]:
-        """The row's columns: mean and lowest clock in MHz, and the mean in percent of the highest the GPU has."""
+    def readings(self) -> ClockReadings:
+        """A summary of the readings since ``start``."""
         if not self._readings_mhz:
-            return {"gpu_clock_mean_mhz": None, "gpu_clock_min_mhz": None, "gpu_clock_pct": None}
+            return ClockReadings()
         mean = sum(self._readings_mhz) / len(self._readings_mhz)
-        share = 100 * mean / self._highest_mhz if self._highest_mhz else None
-        return {"gpu_clock_mean_mhz": mean, "gpu_clock_min_mhz": min(self._readings_mhz), "gpu_clock_pct": share}
+        share = 100 * mean / self._max_mhz if self._max_mhz else None
+        return ClockReadings(mean, min(self._readings_mhz), share)

@@ -1,41 +1,28 @@
-"""The columns of a sweep's rows: one definition for results.csv, the manifest, the documentation and the reports.
+"""The columns of a sweep's rows: one declaration of every column's name, type, unit, group and description.
 
-What a run directory holds (all JSON is UTF-8; a figure that does not exist for a trial is ``null``, an empty cell in
-the CSV):
-
-``trials.jsonl``   one line per finished trial, in the order in which they ended::
-
-    {"schema": "kvplan.trial/1",
-     "row":    {column name: value, ...}                  every column below, none besides
-     "series": {"seconds": [...], "kv_usage": [...], "num_running": [...], "num_waiting": [...],
-                "used_tokens": [...], "cached_tokens": [...], "output_tokens_per_second": [...],
-                "step_seconds": [...]}}
-
-    ``series`` is the trial over time: equally long lists of at most 400 points, ``null`` for a trial that never ran.
-    ``seconds`` starts at 0 with the first arrival; ``kv_usage`` is 0 to 1; ``used_tokens`` counts tokens whose K and V
-    lie in the pool, ``cached_tokens`` those that prompts found in the prefix cache so far. ``step_seconds`` is the
-    time that the point's steps took, without the waiting for arrivals between them.
-
-``results.csv``    the rows alone, one column per entry below, in this order.
-``manifest.json``  settings, versions, device, planes and this list of columns (name, unit, group, description).
-``summary.json``   best settings, boundaries, KV waste, prediction errors.
-
-A reader that must not import this package finds the same list under ``columns`` in the manifest.
+``Row`` is that declaration. results.csv, the manifest, the documentation and the reports take names, units and
+descriptions from it, and mypy checks the keys and types of every row against it. A stored row has all columns, with
+None where a figure does not exist; a part of a row, such as the one a worker measures, has some of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final, TypedDict, get_type_hints
 
-TRIAL_SCHEMA: Final = "kvplan.trial/1"
-MANIFEST_SCHEMA: Final = "kvplan.manifest/1"
-SUMMARY_SCHEMA: Final = "kvplan.sweep/1"
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What stands beside a column's type: the group it is shown in, its description, and its unit ('' for none)."""
+
+    group: str
+    description: str
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its name (vLLM's where vLLM has one), unit, the group it is shown in, and what it says."""
+    """One column: its name (vLLM's where vLLM has one), unit, group and description."""
 
     name: str
     unit: str
@@ -43,179 +30,279 @@ class Column:
     description: str
 
 
-def _latency_columns() -> list[Column]:
-    meanings = {
-        "ttft": "time to first token: first token minus the request's arrival",
-        "tpot": "time per output token of one request: (latency - TTFT) / (output tokens - 1)",
-        "itl": "inter-token latency: all gaps between consecutive tokens, pooled over requests",
-        "e2el": "end-to-end latency: last token minus the request's arrival",
-    }
-    statistics = {
-        "mean": "mean",
-        "median": "median",
-        "std": "standard deviation",
-        "p90": "90th percentile",
-        "p99": "99th percentile",
-    }
-    return [
-        Column(f"{key}_{name}_ms", "ms", "latency", f"{word} of {meaning}")
-        for name, meaning in meanings.items()
-        for key, word in statistics.items()
+_LATENCIES: Final = {
+    "ttft": "time to first token: first token minus the request's arrival",
+    "tpot": "time per output token of one request: (latency - TTFT) / (output tokens - 1)",
+    "itl": "inter-token latency: all gaps between consecutive tokens, pooled over requests",
+    "e2el": "end-to-end latency: last token minus the request's arrival",
+}
+_STATISTICS: Final = {
+    "mean": "mean",
+    "median": "median",
+    "std": "standard deviation",
+    "p90": "90th percentile",
+    "p99": "99th percentile",
+}
+
+
+def _latency(statistic: str, latency: str) -> About:
+    return About("latency", f"{_STATISTICS[statistic]} of {_LATENCIES[latency]}", unit="ms")
+
+
+class Row(TypedDict, total=False):
+    """One trial. A new column is one more line here; see docs/how-to/add-a-report-column.md."""
+
+    run_id: Annotated[str, About("identity", "the sweep this row belongs to")]
+    trial_id: Annotated[
+        str, About("identity", "hash of settings, load and run number: equal trials have equal ids in every sweep")
+    ]
+    trial_number: Annotated[int, About("identity", "position in the sweep, from 1")]
+    planes: Annotated[
+        str,
+        About(
+            "identity",
+            "parts of the design this trial belongs to, separated by ';': grid, throughput, memory, probe, audit, slo",
+        ),
+    ]
+    model_id: Annotated[str, About("identity", "the model as the catalog names it")]
+    device: Annotated[str, About("identity", "cpu or cuda")]
+    device_name: Annotated[str, About("identity", "processor or GPU as the driver names it")]
+    engine_version: Annotated[str | None, About("identity", "version of kvplan_engine")]
+    dtype: Annotated[str, About("identity", "storage type of weights and activations")]
+    kv_cache_dtype: Annotated[str, About("identity", "storage type of the KV cache")]
+    load_format: Annotated[str, About("identity", "format of the weights; dummy: random weights")]
+    seed: Annotated[int, About("identity", "seed of the workload and of random weights")]
+    run_number: Annotated[int, About("identity", "repetition of the same settings, from 1")]
+    rerun_of: Annotated[int | None, About("identity", "run_number of the outlier that this run repeats")]
+    rerun_reason: Annotated[str | None, About("identity", "why that run is an outlier")]
+    started_at: Annotated[str, About("identity", "when the trial started", unit="UTC")]
+
+    gpu_memory_utilization: Annotated[
+        float, About("settings", "share of device memory the engine may use", unit="share")
+    ]
+    max_num_seqs: Annotated[int, About("settings", "maximum number of sequences in one step", unit="sequences")]
+    block_size: Annotated[int, About("settings", "tokens per KV block", unit="tokens")]
+    max_model_len: Annotated[int, About("settings", "maximum sequence length, prompt plus output", unit="tokens")]
+    max_num_batched_tokens: Annotated[int, About("settings", "maximum number of tokens in one step", unit="tokens")]
+    tensor_parallel_size: Annotated[int, About("settings", "devices the model is sharded over", unit="devices")]
+    device_memory_bytes: Annotated[int, About("settings", "the device's total memory", unit="bytes")]
+
+    workload: Annotated[str, About("workload", "the requests, summarized in one line")]
+    num_prompts: Annotated[int, About("workload", "requests per trial", unit="requests")]
+    request_rate: Annotated[float | str, About("workload", "arrivals per second; inf: all at once", unit="requests/s")]
+    burstiness: Annotated[float, About("workload", "shape of the gamma-distributed gaps between arrivals; 1: Poisson")]
+    max_concurrency: Annotated[
+        int | None, About("workload", "maximum number of requests in flight; empty: no limit", unit="requests")
+    ]
+    num_clipped_prompts: Annotated[
+        int, About("workload", "requests shortened so that prompt + output fit into max_model_len", unit="requests")
     ]
 
+    status: Annotated[str, About("status", "how the trial ended")]
+    error: Annotated[
+        str | None, About("status", "the reason in one sentence, for a trial that did not serve its requests")
+    ]
+    oom_phase: Annotated[str | None, About("status", "weights, kv_init, graph_capture or runtime")]
+    oom_requested_bytes: Annotated[int | None, About("status", "size of the allocation that failed", unit="bytes")]
+    oom_free_bytes: Annotated[int | None, About("status", "memory free at that moment", unit="bytes")]
+    largest_max_model_len: Annotated[
+        int | None,
+        About(
+            "status",
+            "the largest max_model_len this pool would accept, where the requested one was rejected",
+            unit="tokens",
+        ),
+    ]
+    num_restarts: Annotated[
+        int | None, About("status", "times the trial was restarted because something else killed its worker")
+    ]
 
-COLUMNS: Final[tuple[Column, ...]] = (
-    Column("run_id", "", "identity", "the sweep this row belongs to"),
-    Column("trial_id", "", "identity", "hash of the trial's settings and run number; equal settings have equal ids"),
-    Column("trial_number", "", "identity", "place in the sweep's order, from 1"),
-    Column(
-        "planes",
-        "",
-        "identity",
-        "planes of the design this point belongs to, separated by ';': grid, throughput, memory, probe, audit, slo",
-    ),
-    Column("model_id", "", "identity", "the model as the catalog names it"),
-    Column("device", "", "identity", "cpu or cuda"),
-    Column("device_name", "", "identity", "processor or GPU as the driver names it"),
-    Column("engine_version", "", "identity", "version of kvplan_engine"),
-    Column("dtype", "", "identity", "storage type of weights and activations"),
-    Column("kv_cache_dtype", "", "identity", "storage type of the KV cache"),
-    Column("load_format", "", "identity", "where the weights came from (dummy: random weights)"),
-    Column("seed", "", "identity", "seed of the workload and the weights"),
-    Column("run_number", "", "identity", "repetition of the same settings, from 1"),
-    Column("rerun_of", "", "identity", "number of the run that this one stands beside, because that one is an outlier"),
-    Column("rerun_reason", "", "identity", "why the run in rerun_of is an outlier"),
-    Column("started_at", "UTC", "identity", "when the trial started"),
-    Column("gpu_memory_utilization", "share", "settings", "share of the device's memory that the engine may use"),
-    Column("max_num_seqs", "sequences", "settings", "most sequences in one step"),
-    Column("block_size", "tokens", "settings", "tokens of one KV block"),
-    Column("max_model_len", "tokens", "settings", "longest sequence, prompt and output together"),
-    Column("max_num_batched_tokens", "tokens", "settings", "most tokens in one step"),
-    Column("tensor_parallel_size", "devices", "settings", "devices the model is split over"),
-    Column("device_memory_bytes", "bytes", "settings", "the device's total memory"),
-    Column("workload", "", "workload", "the requests in one line"),
-    Column("num_prompts", "requests", "workload", "requests of one trial"),
-    Column("request_rate", "requests/s", "workload", "arrivals per second; inf: all at once"),
-    Column("burstiness", "", "workload", "shape of the gamma-distributed gaps between arrivals; 1: Poisson"),
-    Column("max_concurrency", "requests", "workload", "most requests in flight; empty: no limit"),
-    Column(
-        "num_clipped_prompts", "requests", "workload", "requests shortened so that prompt + output fit max_model_len"
-    ),
-    Column("status", "", "status", "how the trial ended"),
-    Column("error", "", "status", "the reason in one sentence, for a trial that was not served"),
-    Column("oom_phase", "", "status", "weights, kv_init, graph_capture or runtime"),
-    Column("oom_requested_bytes", "bytes", "status", "what was asked for when memory ran out"),
-    Column("oom_free_bytes", "bytes", "status", "what was free then"),
-    Column(
-        "largest_max_model_len",
-        "tokens",
-        "status",
-        "the longest max_model_len that this pool would accept, where it was refused",
-    ),
-    Column("num_restarts", "", "status", "times the trial was begun anew because its worker was killed from outside"),
-    Column("duration", "s", "throughput", "first arrival to last token"),
-    Column("completed", "requests", "throughput", "requests served to their end"),
-    Column("failed", "requests", "throughput", "requests refused or broken off"),
-    Column("total_input_tokens", "tokens", "throughput", "prompt tokens of the completed requests"),
-    Column("total_output_tokens", "tokens", "throughput", "generated tokens of the completed requests"),
-    Column("request_throughput", "requests/s", "throughput", "completed / duration"),
-    Column("output_throughput", "tokens/s", "throughput", "total_output_tokens / duration"),
-    Column("total_token_throughput", "tokens/s", "throughput", "(total_input_tokens + total_output_tokens) / duration"),
-    Column("max_concurrent_requests", "requests", "throughput", "most requests in flight at once"),
-    *_latency_columns(),
-    Column("block_bytes", "bytes", "kv", "K and V of one block over all layers, as the engine allocated it"),
-    Column("block_bytes_predicted", "bytes", "kv", "the same from the config alone, before the trial started"),
-    Column("num_blocks_total", "blocks", "kv", "blocks in the engine's pool"),
-    Column("num_blocks_predicted", "blocks", "kv", "the same from config and settings alone, before the trial started"),
-    Column("kv_pool_bytes", "bytes", "kv", "bytes the engine gave the pool"),
-    Column("kv_usage_mean", "share", "kv", "used blocks / blocks, mean over time"),
-    Column("kv_usage_p95", "share", "kv", "used blocks / blocks, 95th percentile over time"),
-    Column("kv_usage_max", "share", "kv", "used blocks / blocks, maximum"),
-    Column("internal_frag_bytes_mean", "bytes", "kv", "allocated but empty slots, mean over time"),
-    Column("frag_pct", "%", "kv", "KV waste: empty slots of allocated blocks / allocated slots, weighted by time"),
-    Column(
-        "contiguous_utilization_pct",
-        "%",
-        "kv",
-        "share of the KV memory that would hold tokens if every running sequence reserved max_model_len",
-    ),
-    Column("num_preemptions", "", "kv", "times a running sequence lost its blocks"),
-    Column("recomputed_tokens", "tokens", "kv", "tokens computed again after a preemption"),
-    Column("max_running", "sequences", "kv", "most sequences in one step"),
-    Column("max_waiting", "sequences", "kv", "most sequences waiting"),
-    Column("num_cached_tokens", "tokens", "kv", "prompt tokens taken from the prefix cache instead of computed"),
-    Column("prefix_hit_rate", "share", "kv", "prompt tokens found in the prefix cache / prompt tokens looked up"),
-    Column("weights_bytes", "bytes", "memory", "the weights"),
-    Column("activation_bytes", "bytes", "memory", "what the engine reserves for one step of the largest batch"),
-    Column("activation_peak_bytes", "bytes", "memory", "what the profile step at the largest batch really used"),
-    Column("overhead_bytes", "bytes", "memory", "what the engine sets aside for everything else"),
-    Column("graph_bytes", "bytes", "memory", "what it keeps back for decode steps captured as graphs, on a GPU"),
-    Column("budget_bytes", "bytes", "memory", "device_memory_bytes x gpu_memory_utilization"),
-    Column(
-        "peak_allocated_bytes",
-        "bytes",
-        "memory",
-        "most memory in use: pages the process touched beyond its start (CPU), bytes of tensors (CUDA)",
-    ),
-    Column(
-        "peak_reserved_bytes",
-        "bytes",
-        "memory",
-        "most memory held: private mappings beyond the start, touched or not (CPU), the allocator's (CUDA)",
-    ),
-    Column("predicted_status", "", "prediction", "how the trial was expected to end"),
-    Column(
-        "pred_max_concurrency",
-        "sequences",
-        "prediction",
-        "most sequences running at once, from lengths and the predicted pool alone",
-    ),
-    Column("meas_max_concurrency", "sequences", "prediction", "most sequences that ran at once"),
-    Column("pred_error_pct", "%", "prediction", "(predicted - measured) / measured of the two before"),
-    Column("pred_output_throughput", "tokens/s", "prediction", "output throughput expected before the trial"),
-    Column("pred_median_ttft_ms", "ms", "prediction", "median time to first token expected before the trial"),
-    Column("pred_median_tpot_ms", "ms", "prediction", "median time per output token expected before the trial"),
-    Column("pred_median_itl_ms", "ms", "prediction", "median inter-token latency expected before the trial"),
-    Column(
-        "prediction_origin",
-        "",
-        "prediction",
-        "where the expected speeds come from: measured (a profile fitted to this model on this device), "
-        "calibrated (to another model on it) or roofline (guessed)",
-    ),
-    Column(
-        "prediction_scale",
-        "",
-        "prediction",
-        "what the expected times were multiplied by after the trials before this one",
-    ),
-    Column("predicted_seconds", "s", "prediction", "time that the trial was expected to take"),
-    Column("request_goodput", "requests/s", "slo", "requests within the objectives / duration"),
-    Column("goodput_pct", "%", "slo", "share of requests within the objectives"),
-    Column("slo_pass", "", "slo", "true when the p99 of every objective holds"),
-    Column(
-        "usd_per_mtok_out",
-        "USD",
-        "slo",
-        "price of a million output tokens at this throughput, where the device's price is known",
-    ),
-    Column(
-        "setup_seconds", "s", "time", "new workspace and pool for this trial (and weights, where they had to be loaded)"
-    ),
-    Column("trial_seconds", "s", "time", "the whole trial as the parent saw it"),
-    Column("num_steps", "steps", "time", "engine steps of the measured part"),
-    Column("other_cpu_pct", "%", "time", "share of the machine's processor time that others took during the trial"),
-    Column("gpu_clock_mean_mhz", "MHz", "time", "the GPU's clock during the trial, mean of some readings a second"),
-    Column("gpu_clock_min_mhz", "MHz", "time", "the lowest of these readings"),
-    Column("gpu_clock_pct", "%", "time", "their mean in percent of the highest clock that the GPU has"),
-)
+    duration: Annotated[float | None, About("throughput", "first arrival to last token", unit="s")]
+    completed: Annotated[int | None, About("throughput", "requests served to completion", unit="requests")]
+    failed: Annotated[int | None, About("throughput", "requests refused or aborted", unit="requests")]
+    total_input_tokens: Annotated[
+        int | None, About("throughput", "prompt tokens of the completed requests", unit="tokens")
+    ]
+    total_output_tokens: Annotated[
+        int | None, About("throughput", "generated tokens of the completed requests", unit="tokens")
+    ]
+    request_throughput: Annotated[float | None, About("throughput", "completed / duration", unit="requests/s")]
+    output_throughput: Annotated[float | None, About("throughput", "total_output_tokens / duration", unit="tokens/s")]
+    total_token_throughput: Annotated[
+        float | None, About("throughput", "(total_input_tokens + total_output_tokens) / duration", unit="tokens/s")
+    ]
+    max_concurrent_requests: Annotated[
+        int | None, About("throughput", "peak number of requests in flight", unit="requests")
+    ]
 
+    mean_ttft_ms: Annotated[float | None, _latency("mean", "ttft")]
+    median_ttft_ms: Annotated[float | None, _latency("median", "ttft")]
+    std_ttft_ms: Annotated[float | None, _latency("std", "ttft")]
+    p90_ttft_ms: Annotated[float | None, _latency("p90", "ttft")]
+    p99_ttft_ms: Annotated[float | None, _latency("p99", "ttft")]
+    mean_tpot_ms: Annotated[float | None, _latency("mean", "tpot")]
+    median_tpot_ms: Annotated[float | None, _latency("median", "tpot")]
+    std_tpot_ms: Annotated[float | None, _latency("std", "tpot")]
+    p90_tpot_ms: Annotated[float | None, _latency("p90", "tpot")]
+    p99_tpot_ms: Annotated[float | None, _latency("p99", "tpot")]
+    mean_itl_ms: Annotated[float | None, _latency("mean", "itl")]
+    median_itl_ms: Annotated[float | None, _latency("median", "itl")]
+    std_itl_ms: Annotated[float | None, _latency("std", "itl")]
+    p90_itl_ms: Annotated[float | None, _latency("p90", "itl")]
+    p99_itl_ms: Annotated[float | None, _latency("p99", "itl")]
+    mean_e2el_ms: Annotated[float | None, _latency("mean", "e2el")]
+    median_e2el_ms: Annotated[float | None, _latency("median", "e2el")]
+    std_e2el_ms: Annotated[float | None, _latency("std", "e2el")]
+    p90_e2el_ms: Annotated[float | None, _latency("p90", "e2el")]
+    p99_e2el_ms: Annotated[float | None, _latency("p99", "e2el")]
+
+    block_bytes: Annotated[
+        int | None, About("kv", "K and V of one block over all layers, as allocated by the engine", unit="bytes")
+    ]
+    block_bytes_predicted: Annotated[
+        int, About("kv", "block_bytes predicted from the model config alone", unit="bytes")
+    ]
+    num_blocks_total: Annotated[int | None, About("kv", "blocks in the engine's pool", unit="blocks")]
+    num_blocks_predicted: Annotated[
+        int, About("kv", "num_blocks_total predicted from config and settings alone", unit="blocks")
+    ]
+    kv_pool_bytes: Annotated[int | None, About("kv", "size of the KV pool", unit="bytes")]
+    kv_usage_mean: Annotated[float | None, About("kv", "used blocks / blocks, mean over time", unit="share")]
+    kv_usage_p95: Annotated[float | None, About("kv", "used blocks / blocks, 95th percentile over time", unit="share")]
+    kv_usage_max: Annotated[float | None, About("kv", "used blocks / blocks, maximum", unit="share")]
+    internal_frag_bytes_mean: Annotated[
+        float | None, About("kv", "allocated slots that hold no token, mean over time", unit="bytes")
+    ]
+    frag_pct: Annotated[
+        float | None,
+        About("kv", "KV waste: empty slots of allocated blocks / allocated slots, weighted by time", unit="%"),
+    ]
+    contiguous_utilization_pct: Annotated[
+        float | None,
+        About(
+            "kv", "share of KV memory that would hold tokens if every running sequence reserved max_model_len", unit="%"
+        ),
+    ]
+    num_preemptions: Annotated[int | None, About("kv", "times a running sequence lost its blocks")]
+    recomputed_tokens: Annotated[int | None, About("kv", "tokens recomputed after a preemption", unit="tokens")]
+    max_running: Annotated[int | None, About("kv", "maximum number of sequences in one step", unit="sequences")]
+    max_waiting: Annotated[int | None, About("kv", "maximum number of waiting sequences", unit="sequences")]
+    num_cached_tokens: Annotated[
+        int | None, About("kv", "prompt tokens taken from the prefix cache instead of being computed", unit="tokens")
+    ]
+    prefix_hit_rate: Annotated[
+        float | None, About("kv", "prompt tokens found in the prefix cache / prompt tokens looked up", unit="share")
+    ]
+
+    weights_bytes: Annotated[int | None, About("memory", "size of the weights", unit="bytes")]
+    activation_bytes: Annotated[
+        int | None, About("memory", "memory reserved for one step of the largest batch", unit="bytes")
+    ]
+    activation_peak_bytes: Annotated[
+        int | None, About("memory", "memory the profile step at the largest batch actually used", unit="bytes")
+    ]
+    overhead_bytes: Annotated[int | None, About("memory", "memory reserved for everything else", unit="bytes")]
+    graph_bytes: Annotated[
+        int | None, About("memory", "memory reserved for captured CUDA graphs of decode steps", unit="bytes")
+    ]
+    budget_bytes: Annotated[int | None, About("memory", "device_memory_bytes x gpu_memory_utilization", unit="bytes")]
+    peak_allocated_bytes: Annotated[
+        int | None,
+        About(
+            "memory",
+            "peak memory in use: pages touched since the process started (CPU), tensor bytes (CUDA)",
+            unit="bytes",
+        ),
+    ]
+    peak_reserved_bytes: Annotated[
+        int | None,
+        About(
+            "memory",
+            "peak memory held: private mappings since the process started (CPU), reserved by the allocator (CUDA)",
+            unit="bytes",
+        ),
+    ]
+
+    predicted_status: Annotated[str, About("prediction", "status expected before the trial")]
+    pred_max_concurrency: Annotated[
+        int,
+        About(
+            "prediction",
+            "peak number of running sequences, predicted from request lengths and pool size alone",
+            unit="sequences",
+        ),
+    ]
+    meas_max_concurrency: Annotated[
+        int | None, About("prediction", "peak number of running sequences, measured", unit="sequences")
+    ]
+    pred_error_pct: Annotated[
+        float | None,
+        About("prediction", "(pred_max_concurrency - meas_max_concurrency) / meas_max_concurrency", unit="%"),
+    ]
+    pred_output_throughput: Annotated[
+        float | None, About("prediction", "output throughput expected before the trial", unit="tokens/s")
+    ]
+    pred_median_ttft_ms: Annotated[
+        float | None, About("prediction", "median time to first token expected before the trial", unit="ms")
+    ]
+    pred_median_tpot_ms: Annotated[
+        float | None, About("prediction", "median time per output token expected before the trial", unit="ms")
+    ]
+    pred_median_itl_ms: Annotated[
+        float | None, About("prediction", "median inter-token latency expected before the trial", unit="ms")
+    ]
+    prediction_origin: Annotated[
+        str,
+        About(
+            "prediction",
+            "source of the expected speeds: measured (profile fitted to this model on this device), "
+            "calibrated (to another model on this device) or roofline (estimated)",
+        ),
+    ]
+    prediction_scale: Annotated[
+        float, About("prediction", "factor applied to the expected times, learned from earlier trials")
+    ]
+    predicted_seconds: Annotated[float, About("prediction", "expected serving time", unit="s")]
+
+    request_goodput: Annotated[
+        float | None, About("slo", "requests that met every objective / duration", unit="requests/s")
+    ]
+    goodput_pct: Annotated[float | None, About("slo", "share of requests that met every objective", unit="%")]
+    slo_pass: Annotated[
+        bool | None, About("slo", "true if the p99 of every objective is within its bound and no request failed")
+    ]
+    usd_per_mtok_out: Annotated[
+        float | None,
+        About("slo", "price of a million output tokens at this throughput, if the device's price is known", unit="USD"),
+    ]
+
+    setup_seconds: Annotated[
+        float | None,
+        About("time", "time to set up workspace and pool (and to load the weights, where needed)", unit="s"),
+    ]
+    trial_seconds: Annotated[float, About("time", "the whole trial, measured by the parent process", unit="s")]
+    num_steps: Annotated[int | None, About("time", "engine steps while serving", unit="steps")]
+    other_cpu_pct: Annotated[
+        float | None,
+        About("time", "share of the machine's CPU time used by other processes during the trial", unit="%"),
+    ]
+    gpu_clock_mean_mhz: Annotated[
+        float | None, About("time", "mean GPU clock during the trial, sampled a few times per second", unit="MHz")
+    ]
+    gpu_clock_min_mhz: Annotated[float | None, About("time", "lowest of these readings", unit="MHz")]
+    gpu_clock_pct: Annotated[float | None, About("time", "mean GPU clock in percent of its maximum clock", unit="%")]
+
+
+def _columns() -> tuple[Column, ...]:
+    columns = []
+    for name, hint in get_type_hints(Row, include_extras=True).items():
+        (about,) = hint.__metadata__
+        columns.append(Column(name, about.unit, about.group, about.description))
+    return tuple(columns)
+
+
+COLUMNS: Final[tuple[Column, ...]] = _columns()
 COLUMN_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in COLUMNS)
-
-
-def empty_row() -> dict[str, object]:
-    """A row with every column and nothing known."""
-    return dict.fromkeys(COLUMN_NAMES)
 
 
 def columns_as_json() -> list[dict[str, str]]:

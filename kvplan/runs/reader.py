@@ -11,14 +11,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from kvplan.errors import KvplanError
+from kvplan.runs.directory import MANIFEST, SUMMARY, TRIALS
 from kvplan.runs.statuses import MEASURED_STATUSES
-
-TRIALS_FILE: Final = "trials.jsonl"
-MANIFEST_FILE: Final = "manifest.json"
-SUMMARY_FILE: Final = "summary.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +107,10 @@ def load_run(directory: Path) -> Run:
     if not trials:
         raise KvplanError(
             f"'{directory}' holds no finished trial.",
-            hint=f"a run directory has a {TRIALS_FILE}; `kvplan sweep --resume {directory}` runs what is missing",
+            hint=f"a run directory has a {TRIALS}; `kvplan sweep --resume {directory}` runs what is missing",
         )
-    manifest = _read_object(directory / MANIFEST_FILE, notes)
-    summary = _read_object(directory / SUMMARY_FILE, notes)
+    manifest = _read_object(directory / MANIFEST, notes)
+    summary = _read_object(directory / SUMMARY, notes)
     return Run(directory, trials, _columns(manifest, trials), manifest, summary, tuple(notes))
 
 
@@ -130,7 +127,7 @@ def _read_text(path: Path) -> str:
 def _read_trials(directory: Path, notes: list[str]) -> tuple[Trial, ...]:
     trials: dict[tuple[object, ...], Trial] = {}
     unreadable: list[int] = []
-    for number, line in enumerate(_read_text(directory / TRIALS_FILE).split("\n"), start=1):
+    for number, line in enumerate(_read_text(directory / TRIALS).split("\n"), start=1):
         if not line.strip():
             continue
         trial = _parse_trial(line)
@@ -143,7 +140,7 @@ def _read_trials(directory: Path, notes: list[str]) -> tuple[Trial, ...]:
     if unreadable:
         word, were = ("Line", "was") if len(unreadable) == 1 else ("Lines", "were")
         numbers = ", ".join(map(str, unreadable[:10])) + (", ..." if len(unreadable) > 10 else "")
-        notes.append(f"{word} {numbers} of {TRIALS_FILE} could not be read and {were} left out.")
+        notes.append(f"{word} {numbers} of {TRIALS} could not be read and {were} left out.")
     return tuple(trials.values())
 
 

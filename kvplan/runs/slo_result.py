@@ -1,4 +1,4 @@
-"""What a search for the largest load found, from its rows: the load, how sure it is, and goodput there."""
+"""What a search for the largest load found, from its rows: the load, how certain it is, and goodput there."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, Final
+from typing import Final, Literal, TypedDict
 
-from kvplan.runs.outliers import excluded_runs, is_measured
-from kvplan.runs.trials import SETTING_NAMES
+from kvplan.runs.columns import Row
+from kvplan.runs.outliers import excluded_runs
+from kvplan.runs.rows import is_measured, settings_of
+from kvplan.runs.trials import TrialSettings
 
-Row = Mapping[str, Any]
+LoadVariable = Literal["request_rate", "max_concurrency"]
 
 _Z95: Final = 1.959964  # of the normal distribution: 95 % within
 
@@ -58,12 +60,12 @@ class LoadPoint:
 class SloResult:
     """The largest load that keeps the service level in most runs at one setting.
 
-    keeps, misses: the last load that does and the next one, that does not; None where there was none. always, never:
-    the largest load up to which every run kept it, and the smallest from which none did.
+    keeps, misses: the last load that does and the next one, which does not; None if there was none. always, never: the
+    largest load up to which every run kept it, and the smallest from which none did.
     """
 
-    variable: str
-    settings: dict[str, Any]
+    variable: LoadVariable
+    settings: TrialSettings
     keeps: float | None
     misses: float | None
     always: float | None
@@ -71,34 +73,43 @@ class SloResult:
     points: tuple[LoadPoint, ...]
     sentence: str
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return asdict(self)
 
 
-def slo_results(rows: Sequence[Row], objectives_ms: Mapping[str, float]) -> dict[str, Any] | None:
-    """``{"objectives_ms", "criterion", "searches": [...]}``; None without a service level."""
+class SloSummary(TypedDict):
+    """The service level and what each search for it found (SloResult as JSON)."""
+
+    objectives_ms: dict[str, float]
+    criterion: str
+    searches: list[dict[str, object]]
+
+
+def slo_results(rows: Sequence[Row], objectives_ms: Mapping[str, float]) -> SloSummary | None:
+    """None without a service level."""
     if not objectives_ms:
         return None
     excluded = {exclusion.trial_id for exclusion in excluded_runs(rows)}
     searched = [row for row in rows if "slo" in str(row["planes"]).split(";") and row["trial_id"] not in excluded]
-    lines: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    lines: dict[TrialSettings, list[Row]] = defaultdict(list)
     for row in searched:
-        lines[tuple(row[name] for name in SETTING_NAMES)].append(row)
-    found = [_result(line, objectives_ms) for line in lines.values()]
+        lines[settings_of(row)].append(row)
+    results = [_result(settings, line, objectives_ms) for settings, line in lines.items()]
     return {
         "objectives_ms": dict(objectives_ms),
         "criterion": "99th percentile of every objective, in more than half of the runs",
-        "searches": [result.as_json() for result in found if result is not None],
+        "searches": [result.as_json() for result in results if result is not None],
     }
 
 
-def _result(line: Sequence[Row], objectives_ms: Mapping[str, float]) -> SloResult | None:
-    variable = "request_rate" if len({row["request_rate"] for row in line}) > 1 else "max_concurrency"
+def _result(settings: TrialSettings, line: Sequence[Row], objectives_ms: Mapping[str, float]) -> SloResult | None:
+    variable: LoadVariable = "request_rate" if len({row["request_rate"] for row in line}) > 1 else "max_concurrency"
     runs: dict[float, list[Row]] = defaultdict(list)
     for row in line:
-        # The run of all requests at once, which measures the capacity, is no load of the search.
-        if isinstance(row[variable], int | float):
-            runs[float(row[variable])].append(row)
+        load = row[variable]
+        # The run with all requests at once (rate "inf") measures the capacity; it is not a load of the search.
+        if isinstance(load, int | float):
+            runs[float(load)].append(row)
     points = tuple(_point(value, runs[value]) for value in sorted(runs))
     if not points:
         return None
@@ -108,13 +119,12 @@ def _result(line: Sequence[Row], objectives_ms: Mapping[str, float]) -> SloResul
     always = max((point.value for point in points if point.value < partial), default=None)
     last = max((point.value for point in points if point.num_keeping), default=-math.inf)
     never = min((point.value for point in points if point.value > last), default=None)
-    settings = {name: line[0][name] for name in SETTING_NAMES}
     sentence = _sentence(variable, settings, objectives_ms, points, keeps, misses)
     return SloResult(variable, settings, keeps, misses, always, never, points, sentence)
 
 
 def _point(value: float, runs: Sequence[Row]) -> LoadPoint:
-    """A run that was not served, or broke off, kept nothing."""
+    """A run that was not served to its end kept nothing."""
     num_keeping = sum(bool(run["slo_pass"]) for run in runs)
     num_requests = sum(run["num_prompts"] for run in runs)
     num_good = sum(round((run["goodput_pct"] or 0.0) / 100 * run["num_prompts"]) for run in runs)
@@ -138,8 +148,8 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _sentence(
-    variable: str,
-    settings: Mapping[str, Any],
+    variable: LoadVariable,
+    settings: TrialSettings,
     objectives_ms: Mapping[str, float],
     points: Sequence[LoadPoint],
     keeps: float | None,
@@ -147,17 +157,17 @@ def _sentence(
 ) -> str:
     unit = " requests/s" if variable == "request_rate" else ""
     level = ", ".join(f"{name} {bound:g} ms" for name, bound in objectives_ms.items())
-    where = f"{settings['max_num_seqs']} sequences, utilization {settings['gpu_memory_utilization']:g}"
+    where = f"{settings.max_num_seqs} sequences, utilization {settings.gpu_memory_utilization:g}"
     by_value = {point.value: point for point in points}
     if keeps is None:
         lowest = points[0]
-        return f"{where}: {level} is not kept even at {variable} {lowest.value:g}{unit} ({_runs_phrase(lowest)})"
+        return f"{where}: {level} (p99) is missed even at {variable} {lowest.value:g}{unit} ({_runs_phrase(lowest)})"
     at = by_value[keeps]
-    beyond = "the most that was tried" if misses is None else f"at {misses:g} {_runs_phrase(by_value[misses])}"
+    beyond = "the highest load tried" if misses is None else f"at {misses:g} {_runs_phrase(by_value[misses])}"
     within = at.requests_within
     return (
-        f"{where}: {level} (p99) is kept up to {variable} {keeps:g}{unit} ({_runs_phrase(at)}; {beyond}); "
-        f"goodput {at.request_goodput:.3g} requests/s, {100 * within.share:.0f} % of the requests within "
+        f"{where}: {level} (p99) is met up to {variable} {keeps:g}{unit} ({_runs_phrase(at)}; {beyond}); "
+        f"goodput {at.request_goodput:.3g} requests/s, {100 * within.share:.0f} % of requests within the service level "
         f"(95 % interval {100 * within.low:.0f} to {100 * within.high:.0f} %)"
     )
 

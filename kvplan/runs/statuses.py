@@ -94,6 +94,6 @@ STATUSES: Final[tuple[TrialStatus, ...]] = (
 )
 """From best to worst."""
 
-STATUS_MEANING: Final[dict[Status, str]] = {status.name: status.meaning for status in STATUSES}
+STATUS_MEANING: Final[dict[str, str]] = {status.name: status.meaning for status in STATUSES}
 MEASURED_STATUSES: Final[frozenset[str]] = frozenset(s.name for s in STATUSES if s.kind == "measured")
 OUT_OF_MEMORY_STATUSES: Final[frozenset[str]] = frozenset(s.name for s in STATUSES if s.kind == "out_of_memory")

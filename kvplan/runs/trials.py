@@ -7,7 +7,27 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, TypedDict
+
+
+class LoadJson(TypedDict, total=False):
+    """A Load as JSON: only what is set. An unlimited rate is the word ``inf``, because JSON has no such number."""
+
+    request_rate: float | str
+    max_concurrency: int
+
+
+class _TrialJson(TypedDict):
+    number: int
+    settings: dict[str, Any]
+    run_number: int
+    planes: list[str]
+
+
+class TrialJson(_TrialJson, total=False):
+    """A Trial as JSON, in the manifest."""
+
+    load: LoadJson
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +44,18 @@ class TrialSettings:
 
     @property
     def load_key(self) -> tuple[str, str]:
-        """What the weights and the engine are loaded for; trials with equal keys share one worker."""
+        """What the engine and its weights are loaded for; trials with equal keys share one worker."""
         return (self.dtype, self.kv_cache_dtype)
 
     def with_changes(self, **changes: Any) -> TrialSettings:
         return replace(self, **changes)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> TrialSettings:
+        return TrialSettings(**record)
 
     def as_text(self) -> str:
         """One line for people: ``utilization 0.9, 16 sequences, block 16, context 1,024``."""
@@ -38,37 +65,46 @@ class TrialSettings:
         )
 
 
+SETTING_NAMES: tuple[str, ...] = tuple(field.name for field in fields(TrialSettings))
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """How a trial's requests arrive where that differs from the rest of the sweep; None: as in the sweep.
 
-    request_rate: arrivals per second, math.inf for all at once. max_concurrency: most requests in flight.
+    request_rate: arrivals per second, math.inf for all at once. max_concurrency: maximum number of requests in flight.
     """
 
     request_rate: float | None = None
     max_concurrency: int | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """Only what is set; a rate without limit is the word ``inf``, because JSON has no such number."""
-        values = {name: value for name, value in asdict(self).items() if value is not None}
-        return {name: "inf" if value == math.inf else value for name, value in values.items()}
+    def as_json(self) -> LoadJson:
+        record: LoadJson = {}
+        if self.request_rate is not None:
+            record["request_rate"] = rate_as_json(self.request_rate)
+        if self.max_concurrency is not None:
+            record["max_concurrency"] = self.max_concurrency
+        return record
 
     @staticmethod
-    def from_json(record: Mapping[str, Any]) -> Load:
+    def from_json(record: LoadJson) -> Load:
         rate = record.get("request_rate")
-        return Load(math.inf if rate == "inf" else rate, record.get("max_concurrency"))
+        return Load(None if rate is None else float(rate), record.get("max_concurrency"))
 
 
 SWEEP_LOAD = Load()
 
-SETTING_NAMES: tuple[str, ...] = tuple(field.name for field in fields(TrialSettings))
+
+def rate_as_json(rate: float) -> float | str:
+    """A request rate as a cell or a JSON value: JSON has no infinity."""
+    return "inf" if math.isinf(rate) else rate
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """``number`` is the place in the sweep, from 1; ``planes`` are the views of the design it belongs to.
+    """``number`` is the position in the sweep, from 1; ``planes`` are the parts of the design it belongs to.
 
-    rerun_of, rerun_reason: the run number of the outlier that this run stands beside, and why it is one.
+    rerun_of, rerun_reason: the run number of the outlier that this run repeats, and why that run is one.
     """
 
     number: int
@@ -82,28 +118,27 @@ class Trial:
     @property
     def trial_id(self) -> str:
         """Equal settings, loads and run numbers have equal ids, in every sweep."""
-        key: list[Any] = [asdict(self.settings), self.run_number]
+        key: list[object] = [self.settings.as_json(), self.run_number]
         if self.load != SWEEP_LOAD:
             key.append(self.load.as_json())
         return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
 
-    def with_changes(self, **changes: Any) -> Trial:
-        return replace(self, **changes)
-
-    def as_json(self) -> dict[str, Any]:
-        record = {
+    def as_json(self) -> TrialJson:
+        record: TrialJson = {
             "number": self.number,
-            "settings": asdict(self.settings),
+            "settings": self.settings.as_json(),
             "run_number": self.run_number,
             "planes": list(self.planes),
         }
-        return record if self.load == SWEEP_LOAD else record | {"load": self.load.as_json()}
+        if self.load != SWEEP_LOAD:
+            record["load"] = self.load.as_json()
+        return record
 
     @staticmethod
-    def from_json(record: dict[str, Any]) -> Trial:
+    def from_json(record: TrialJson) -> Trial:
         return Trial(
             number=record["number"],
-            settings=TrialSettings(**record["settings"]),
+            settings=TrialSettings.from_json(record["settings"]),
             run_number=record["run_number"],
             planes=tuple(record["planes"]),
             load=Load.from_json(record.get("load", {})),

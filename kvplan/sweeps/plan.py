@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kvplan import __version__
 from kvplan.catalog.measured import MeasuredProfile, load_measured
@@ -18,7 +18,8 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.machine.device import SweepDevice, detect_device
-from kvplan.runs.columns import MANIFEST_SCHEMA, columns_as_json
+from kvplan.runs.columns import Row, columns_as_json
+from kvplan.runs.directory import MANIFEST_SCHEMA, Manifest
 from kvplan.runs.statuses import STATUS_MEANING
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.commit import checkout_commit
@@ -128,7 +129,7 @@ def _planned(
     return FixedSchedule(trials)
 
 
-def _expected_row(step: Step, under: UnderLoad, slo_ms: Mapping[str, float]) -> dict[str, Any]:
+def _expected_row(step: Step, under: UnderLoad, slo_ms: Mapping[str, float]) -> Row:
     """The row of a step as far as a schedule looks at it, if everything goes as predicted."""
     predictor = under.predictor_of(step.trial.load)
     prediction = predictor.trial(step.trial.settings)
@@ -142,7 +143,7 @@ def _expected_row(step: Step, under: UnderLoad, slo_ms: Mapping[str, float]) -> 
     }
 
 
-def plan_from_manifest(manifest: Mapping[str, Any]) -> SweepPlan:
+def plan_from_manifest(manifest: Manifest) -> SweepPlan:
     """The plan of a run started before, its trials and device as they were. KvplanError when the model changed."""
     _refuse_incomplete(manifest)
     options = SweepOptions.from_json(manifest["options"])
@@ -185,15 +186,16 @@ def plan_from_manifest(manifest: Mapping[str, Any]) -> SweepPlan:
     )
 
 
-def _refuse_incomplete(manifest: Mapping[str, Any]) -> None:
+def _refuse_incomplete(manifest: Manifest) -> None:
     """KvplanError that names what a manifest lacks of what a continued sweep needs."""
     needed = {
         "options": (), "planes": (), "trials": (), "run_id": (), "created_at": (), "settings": ("load_format",),
         "model": ("config_sha256",), "device": ("kind", "name", "memory_bytes"), "workload": ("spec",),
     }  # fmt: skip
     missing = []
+    stored = cast(Mapping[str, Any], manifest)
     for name, parts in needed.items():
-        part = manifest.get(name)
+        part = stored.get(name)
         missing += [name] if part is None else [f"{name}.{key}" for key in parts if key not in part]
     if missing:
         raise KvplanError(
@@ -202,7 +204,7 @@ def _refuse_incomplete(manifest: Mapping[str, Any]) -> None:
         )
 
 
-def manifest_of(plan: SweepPlan, command: str) -> dict[str, Any]:
+def manifest_of(plan: SweepPlan, command: str) -> Manifest:
     """What manifest.json says when the sweep starts; the engine's versions are added once a worker has told them."""
     spec, device = plan.spec, plan.device
     return {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO
 
+from kvplan.runs.columns import Row
+from kvplan.runs.rows import settings_of
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.forecast.prediction import TrialPrediction
+from kvplan.sweeps.worker.protocol import Event
 
 
 class Progress(Protocol):
@@ -17,9 +19,9 @@ class Progress(Protocol):
 
     def trial_started(self, trial: Trial, prediction: TrialPrediction) -> None: ...
 
-    def event(self, message: Mapping[str, Any]) -> None: ...
+    def event(self, message: Event) -> None: ...
 
-    def trial_ended(self, row: Mapping[str, Any], num_left: int, seconds_left: float) -> None: ...
+    def trial_ended(self, row: Row, num_left: int, seconds_left: float) -> None: ...
 
     def stop(self) -> None: ...
 
@@ -33,10 +35,10 @@ class SilentProgress:
     def trial_started(self, trial: Trial, prediction: TrialPrediction) -> None:
         pass
 
-    def event(self, message: Mapping[str, Any]) -> None:
+    def event(self, message: Event) -> None:
         pass
 
-    def trial_ended(self, row: Mapping[str, Any], num_left: int, seconds_left: float) -> None:
+    def trial_ended(self, row: Row, num_left: int, seconds_left: float) -> None:
         pass
 
     def stop(self) -> None:
@@ -54,10 +56,12 @@ class PlainProgress(SilentProgress):
         self._num_done = num_done
         self._say(f"{num_left} trials to run, about {format_seconds(seconds_left)}")
 
-    def trial_ended(self, row: Mapping[str, Any], num_left: int, seconds_left: float) -> None:
+    def trial_ended(self, row: Row, num_left: int, seconds_left: float) -> None:
         self._num_done += 1
         left = f", {format_seconds(seconds_left)} left" if num_left else ""
-        self._say(f"[{self._num_done}/{self._num_done + num_left}] {settings_of(row)}: {outcome_of(row)}{left}")
+        self._say(
+            f"[{self._num_done}/{self._num_done + num_left}] {settings_of(row).as_text()}: {outcome_of(row)}{left}"
+        )
 
     def _say(self, line: str) -> None:
         print(line, file=self._output, flush=True)
@@ -93,7 +97,7 @@ class RichProgress(SilentProgress):
         self._trial = trial.settings.as_text()
         self._show(self._trial)
 
-    def event(self, message: Mapping[str, Any]) -> None:
+    def event(self, message: Event) -> None:
         if message["type"] == "stage":
             self._show(f"{self._trial}: {message['stage']}")
         elif message["type"] == "progress":
@@ -101,9 +105,9 @@ class RichProgress(SilentProgress):
             load = f"{message['num_running']} running, {message['num_waiting']} waiting"
             self._show(f"{speed:,.0f} tokens/s, blocks {usage:.1%} used, {load} ({self._trial})")
 
-    def trial_ended(self, row: Mapping[str, Any], num_left: int, seconds_left: float) -> None:
+    def trial_ended(self, row: Row, num_left: int, seconds_left: float) -> None:
         self._num_done += 1
-        text = f"{settings_of(row)}: {outcome_of(row)}"
+        text = f"{settings_of(row).as_text()}: {outcome_of(row)}"
         self._live.console.print(text, highlight=False, markup=False, style=_style(str(row["status"])))
         self._set_left(num_left, seconds_left)
         self._show("")
@@ -127,15 +131,7 @@ def _style(status: str) -> str:
     return "red" if status in ("crash", "timeout") else "yellow"
 
 
-def settings_of(row: Mapping[str, Any]) -> str:
-    """A row's settings in one short phrase."""
-    return (
-        f"utilization {row['gpu_memory_utilization']:g}, {row['max_num_seqs']} sequences, block {row['block_size']}, "
-        f"context {row['max_model_len']:,}"
-    )
-
-
-def outcome_of(row: Mapping[str, Any]) -> str:
+def outcome_of(row: Row) -> str:
     """How a trial ended, in one phrase."""
     status = str(row["status"])
     if status in ("ok", "queued", "preempted"):

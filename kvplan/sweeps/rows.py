@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
 
 from kvplan.machine.device import SweepDevice
-from kvplan.runs.columns import COLUMN_NAMES, TRIAL_SCHEMA, empty_row
-from kvplan.runs.trials import Trial
-from kvplan.sweeps.forecast.prediction import TrialPrediction, predicted_columns
-from kvplan.sweeps.forecast.under_load import rate_as_json
+from kvplan.runs.columns import COLUMN_NAMES, Row
+from kvplan.runs.directory import TRIAL_SCHEMA, Series, TrialRecord
+from kvplan.runs.rows import empty_row
+from kvplan.runs.trials import rate_as_json
+from kvplan.sweeps.forecast.prediction import predicted_columns
+from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.workload.requests import WorkloadSpec
 
 
@@ -28,17 +29,9 @@ class SweepIdentity:
     usd_per_hour: float | None = None
 
 
-def row_before(
-    identity: SweepIdentity,
-    trial: Trial,
-    workload: WorkloadSpec,
-    prediction: TrialPrediction,
-    num_clipped_prompts: int,
-) -> dict[str, Any]:
-    """The row as far as it is known before its worker starts the trial: identity, settings, workload, prediction.
-
-    workload: the sweep's under the trial's load.
-    """
+def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
+    """What is known before a worker starts the trial: identity, settings, workload, prediction."""
+    trial, workload, prediction = prepared.trial, prepared.workload, prepared.prediction
     settings, device = trial.settings, identity.device
     row = empty_row()
     row |= {
@@ -68,7 +61,7 @@ def row_before(
         "request_rate": rate_as_json(workload.request_rate),
         "burstiness": workload.burstiness,
         "max_concurrency": workload.max_concurrency,
-        "num_clipped_prompts": num_clipped_prompts,
+        "num_clipped_prompts": prediction.requests.num_clipped,
     }
     row |= predicted_columns(prediction)
     if settings.kv_cache_dtype == "auto":
@@ -85,13 +78,14 @@ def usd_per_million_tokens(usd_per_hour: float | None, output_throughput: float 
 
 def finished_record(
     identity: SweepIdentity,
-    row: Mapping[str, Any],
-    measured: Mapping[str, Any],
-    series: Mapping[str, Any] | None,
+    row: Row,
+    measured: Row,
+    series: Series | None,
     trial_seconds: float,
-) -> dict[str, Any]:
+) -> TrialRecord:
     """The record to store. ``measured`` is the worker's or the runner's part of the row; unknown columns are a bug."""
-    whole = {**row, **measured, "trial_seconds": round(trial_seconds, 4)}
+    whole = row | measured
+    whole["trial_seconds"] = round(trial_seconds, 4)
     unknown = whole.keys() - set(COLUMN_NAMES)
     assert not unknown, f"columns without a definition: {sorted(unknown)}"
     whole["usd_per_mtok_out"] = usd_per_million_tokens(identity.usd_per_hour, whole["output_throughput"])

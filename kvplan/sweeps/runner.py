@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from kvplan.errors import KvplanError
-from kvplan.machine.gpu_clock import GpuClockMeter
+from kvplan.machine.gpu_clock import ClockReadings, GpuClockMeter
+from kvplan.runs.columns import Row
 from kvplan.runs.store import SweepStore
 from kvplan.runs.trials import Trial
-from kvplan.sweeps.forecast.prediction import Predictor, TrialPrediction
+from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.forecast.timing import TrialTimes
-from kvplan.sweeps.forecast.under_load import UnderLoad
+from kvplan.sweeps.forecast.under_load import PreparedTrial, UnderLoad
 from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.rows import SweepIdentity, finished_record, row_before
 from kvplan.sweeps.schedules.schedule import Schedule, Step, Steps
 from kvplan.sweeps.worker.client import TimeLimits, Worker, WorkerDied, WorkerTimeout
-from kvplan.sweeps.worker.protocol import TrialOrder
-from kvplan.workload.requests import clip_requests
+from kvplan.sweeps.worker.protocol import Event, Hello, TrialOrder, TrialResult
 
 WorkerFactory = Callable[[], Worker]
 
-# What a process dies of when code outside Python is refused memory, and from which share on that is believed.
+# Signals that end a process whose native code is refused memory, and the share of memory from which that is believed.
 _REFUSED_MEMORY_SIGNALS: Final = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS})
 _FULL_SHARE: Final = 0.95
 _TRIALS_PER_CSV: Final = 5
@@ -82,7 +82,7 @@ class Runner:
         self._clock = GpuClockMeter.open() if identity.device.kind == "cuda" else GpuClockMeter()
 
     def run(self) -> None:
-        """Follow the schedule to its end. Rows that are stored already are answers, not trials to run again."""
+        """Follow the schedule to its end. Rows that are already stored answer their steps; those trials do not run."""
         stored = {row["trial_id"]: row for row in self._store.rows}
         for trial_id in stored:
             self._expected.pop(trial_id, None)
@@ -97,147 +97,149 @@ class Runner:
         finally:
             self._progress.stop()
 
-    @property
-    def _seconds_left(self) -> float:
-        return self._times.seconds_left(self._expected.values(), is_loaded=self._worker is not None)
-
-    def _take(self, step: Step) -> dict[str, Any]:
-        """Run (or only record) one step; its row is on the disk when this returns."""
-        if step.skip_sentence is not None:
-            return self._skip(step.trial, step.skip_sentence)
-        row = self._run_one(step.trial)
-        self._times.learn(row, step.trial.load)
-        self._expected.pop(step.trial.trial_id, None)
-        self._progress.trial_ended(row, len(self._expected), self._seconds_left)
-        if len(self._store.records) % _TRIALS_PER_CSV == 0:
-            self._store.write_results()
-        return row
-
-    def _skip(self, trial: Trial, sentence: str) -> dict[str, Any]:
-        row = self._row_before(trial, self._under.predictor_of(trial.load).trial(trial.settings))
-        record = finished_record(self._identity, row, {"status": "skipped_oom_dominated", "error": sentence}, None, 0.0)
-        self._store.append(record)
-        return record["row"]
-
     def close(self) -> None:
         """End the worker, politely; to be called whatever happened."""
         if self._worker is not None:
             self._worker.stop()
             self._worker = None
 
-    def _run_one(self, trial: Trial) -> dict[str, Any]:
-        prediction = self._under.predictor_of(trial.load).trial(trial.settings)
-        row = self._row_before(trial, prediction)
-        self._progress.trial_started(trial, prediction)
-        started = time.monotonic()
-        result = self._attempt(trial, self._times.limits_for(trial, prediction))
-        record = finished_record(self._identity, row, result["row"], result["series"], time.monotonic() - started)
+    @property
+    def _seconds_left(self) -> float:
+        return self._times.seconds_left(self._expected.values(), is_loaded=self._worker is not None)
+
+    def _take(self, step: Step) -> Row:
+        """Run one step, or only record it; its row is on disk when this returns."""
+        prepared = self._under.prepare(step.trial)
+        if step.skip_sentence is not None:
+            return self._skip(prepared, step.skip_sentence)
+        row = self._run_one(prepared)
+        self._times.learn(row, prepared)
+        self._expected.pop(step.trial.trial_id, None)
+        self._progress.trial_ended(row, len(self._expected), self._seconds_left)
+        if len(self._store.records) % _TRIALS_PER_CSV == 0:
+            self._store.write_results()
+        return row
+
+    def _skip(self, prepared: PreparedTrial, sentence: str) -> Row:
+        skipped: Row = {"status": "skipped_oom_dominated", "error": sentence}
+        record = finished_record(self._identity, row_before(self._identity, prepared), skipped, None, 0.0)
         self._store.append(record)
         return record["row"]
 
-    def _attempt(self, trial: Trial, limits: TimeLimits) -> dict[str, Any]:
-        """The worker's result, or a row of how it failed; begun anew a few times when somebody killed the worker."""
-        order = self._order(trial)
+    def _run_one(self, prepared: PreparedTrial) -> Row:
+        row = row_before(self._identity, prepared)
+        self._progress.trial_started(prepared.trial, prepared.prediction)
+        started = time.monotonic()
+        result = self._attempt(prepared)
+        record = finished_record(self._identity, row, result.row, result.series, time.monotonic() - started)
+        self._store.append(record)
+        return record["row"]
+
+    def _attempt(self, prepared: PreparedTrial) -> TrialResult:
+        """The worker's result, or a row that says how it failed; restarted a few times if someone killed the worker."""
+        order, limits = self._order(prepared), self._times.limits_for(prepared)
         for num_restarts in range(_MOST_RESTARTS + 1):
             try:
-                result = self._ask_worker(order, trial, limits)
+                result = self._ask_worker(order, prepared.trial, limits)
             except WorkerDied as death:
                 self._drop_worker()
                 if death.signal_number == signal.SIGKILL and num_restarts < _MOST_RESTARTS:
                     continue
-                result = {"row": _row_of_death(death, self._memory_share), "series": None}
-            except WorkerTimeout as lateness:
+                result = TrialResult(_row_of_death(death, self._memory_share))
+            except WorkerTimeout as timeout:
                 self._drop_worker()
-                result = {"row": {"status": "timeout", "error": str(lateness)}, "series": None}
+                result = TrialResult({"status": "timeout", "error": str(timeout)})
             break
-        result["row"]["num_restarts"] = num_restarts
+        result.row["num_restarts"] = num_restarts
         return result
 
-    def _row_before(self, trial: Trial, prediction: TrialPrediction) -> dict[str, Any]:
-        clipped = clip_requests(self._under.requests_of(trial.load), trial.settings.max_model_len)
-        workload = self._under.workload_of(trial.load)
-        return row_before(self._identity, trial, workload, prediction, clipped.num_clipped)
-
-    def _ask_worker(self, order: TrialOrder, trial: Trial, limits: TimeLimits) -> dict[str, Any]:
-        worker = self._worker_for(trial)
+    def _ask_worker(self, order: TrialOrder, trial: Trial, limits: TimeLimits) -> TrialResult:
+        worker, hello = self._worker_for(trial)
         self._clock.start()
-        result = worker.run_trial(order, limits, self._hear)
-        result["row"] |= self._clock.figures()
-        result["row"]["engine_version"] = worker.hello["engine_version"]
-        if not result.get("worker_usable", True):
+        result = worker.run_trial(order, limits, self._on_event)
+        result.row |= _clock_columns(self._clock.readings())
+        result.row["engine_version"] = hello["engine_version"]
+        if not result.worker_usable:
             self._drop_worker()
         return result
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
-        self._memory_share = message.get("memory_share") or self._memory_share
-        if message["type"] == "progress":
+    def _on_event(self, event: Event) -> None:
+        self._memory_share = event.get("memory_share") or self._memory_share
+        if event["type"] == "progress":
             self._clock.read()
-        self._progress.event(message)
+        self._progress.event(event)
 
-    def _worker_for(self, trial: Trial) -> Worker:
-        """The current worker when its weights are the right ones, else a new one."""
+    def _worker_for(self, trial: Trial) -> tuple[Worker, Hello]:
+        """The current worker if it has the weights for this trial, else a new one."""
         if self._worker is not None and self._load_key == trial.settings.load_key:
-            return self._worker
+            return self._worker, self._worker.wait_until_ready(self._limits)
         self._drop_worker()
         self._worker = self._make_worker()
         self._memory_share = 0.0
         self._load_key = trial.settings.load_key
-        self._worker.wait_until_ready(self._limits)
-        self._refuse_architecture(self._worker.hello)
-        self._remember_versions(self._worker.hello)
-        return self._worker
+        hello = self._worker.wait_until_ready(self._limits)
+        self._refuse_architecture(hello)
+        self._record_versions(hello)
+        return self._worker, hello
 
-    def _refuse_architecture(self, hello: Mapping[str, Any]) -> None:
+    def _refuse_architecture(self, hello: Hello) -> None:
         """Not a trial's failure: no trial of this model can ever start."""
         architecture = self._under.predictor.spec.architecture
-        known = hello.get("architectures")
-        if known is not None and architecture not in known:
+        supported = hello.get("architectures")
+        if supported is not None and architecture not in supported:
             raise KvplanError(
-                f"kvplan's engine does not run {architecture} yet.",
-                hint=f"it runs {', '.join(known)}; `kvplan estimate` sizes many more",
+                f"kvplan's engine does not support {architecture} yet.",
+                hint=f"it supports {', '.join(supported)}; `kvplan estimate` knows many more",
             )
 
-    def _remember_versions(self, hello: Mapping[str, Any]) -> None:
+    def _record_versions(self, hello: Hello) -> None:
         versions = self._store.read_manifest().get("versions", {})
-        found = {"kvplan_engine": hello["engine_version"], "torch": hello["torch_version"]}
-        if versions | found != versions:
-            self._store.update_manifest({"versions": versions | found})
+        new = {"kvplan_engine": hello["engine_version"], "torch": hello["torch_version"]}
+        if versions | new != versions:
+            self._store.update_manifest({"versions": versions | new})
 
     def _drop_worker(self) -> None:
         if self._worker is not None:
             self._worker.kill()
             self._worker = None
 
-    def _order(self, trial: Trial) -> TrialOrder:
-        device = self._identity.device
-        requests = clip_requests(self._under.requests_of(trial.load), trial.settings.max_model_len).requests
+    def _order(self, prepared: PreparedTrial) -> TrialOrder:
+        device, seed = self._identity.device, self._identity.workload.seed
         return TrialOrder(
-            trial_id=trial.trial_id,
+            trial_id=prepared.trial.trial_id,
             engine={
                 "model": self._source.path,
                 "device": device.kind,
                 "device_memory": device.engine_memory_bytes,
                 "load_format": self._source.load_format,
-                "seed": self._identity.workload.seed,
+                "seed": seed,
             },
-            settings=asdict(trial.settings),
-            requests=requests,
-            max_concurrency=self._under.workload_of(trial.load).max_concurrency,
-            seed=self._identity.workload.seed,
+            settings=prepared.trial.settings.as_json(),
+            requests=prepared.prediction.requests.requests,
+            max_concurrency=prepared.workload.max_concurrency,
+            seed=seed,
             vocab_size=self._source.vocab_size,
             slo_ms=dict(self._identity.slo_ms),
         )
 
 
-def _send(steps: Steps, row: Mapping[str, Any]) -> Step | None:
+def _send(steps: Steps, row: Row) -> Step | None:
     try:
         return steps.send(row)
     except StopIteration:
         return None
 
 
-def _row_of_death(death: WorkerDied, memory_share: float) -> dict[str, Any]:
-    """A crash; or running out of memory, where a library that was refused memory took the process down with it."""
+def _clock_columns(clock: ClockReadings) -> Row:
+    return {
+        "gpu_clock_mean_mhz": clock.mean_mhz,
+        "gpu_clock_min_mhz": clock.min_mhz,
+        "gpu_clock_pct": clock.pct_of_max,
+    }
+
+
+def _row_of_death(death: WorkerDied, memory_share: float) -> Row:
+    """A crash; or running out of memory, if a library that was refused memory took the process down with it."""
     if death.signal_number in _REFUSED_MEMORY_SIGNALS and memory_share >= _FULL_SHARE:
         error = f"{str(death).rstrip('.')} with {memory_share:.0%} of the device's memory in use."
         return {"status": "oom_runtime", "oom_phase": "runtime", "error": error}

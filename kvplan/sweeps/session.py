@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from kvplan.catalog.gpus import find_gpu
 from kvplan.errors import KvplanError, UsageError
 from kvplan.machine.device import SweepDevice
-from kvplan.runs.store import MODEL, WORKER_LOG, SweepStore, read_manifest, write_whole
-from kvplan.runs.summary import summarize
+from kvplan.runs.columns import Row
+from kvplan.runs.directory import MODEL, WORKER_LOG, read_manifest
+from kvplan.runs.files import write_whole
+from kvplan.runs.store import SweepStore
+from kvplan.runs.summary import Summary, summarize
 from kvplan.sweeps.plan import SweepPlan, manifest_of, plan_from_manifest, weights_path
 from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.rows import SweepIdentity
@@ -28,8 +30,8 @@ class SweepOutcome:
     """What a sweep left in ``directory``. interrupted: ended by Ctrl-C or SIGTERM before its last trial."""
 
     directory: Path
-    summary: dict[str, Any]
-    rows: list[dict[str, Any]]
+    summary: Summary
+    rows: list[Row]
     interrupted: bool
 
 

@@ -16,7 +16,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.estimate.speed.batching import play_requests
 from kvplan.estimate.speed.simulation import BatchLimits, Playback
 from kvplan.estimate.speed.step_time import Speed, StepTimes, step_shape
-from kvplan.runs.columns import empty_row
+from kvplan.runs.rows import empty_row
 from kvplan.sweeps.worker.metrics import RequestTrace, serving_figures
 from kvplan.workload.lengths import Lengths
 from kvplan.workload.requests import WorkloadSpec, clip_requests, generate_requests

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sample_rows import _manifest, sample_records
 
-from kvplan.runs.columns import TRIAL_SCHEMA
+from kvplan.runs.directory import TRIAL_SCHEMA
 from kvplan.runs.summary import summarize
 
 LEVEL = {"ttft": 1500.0, "tpot": 60.0}
@@ -71,7 +71,7 @@ def full_records() -> list[dict]:
     best = next(r for r in records if r["row"]["max_num_seqs"] == 32 and r["row"]["block_size"] == 16)
     noisy = next(r for r in records if r["row"]["max_num_seqs"] == 8 and r["row"]["block_size"] == 16)
     again = _copy(noisy, trial_id="again", run_number=101, rerun_of=1, trial_number=len(records) + 1,
-                  rerun_reason="others took 64 % of the processor time")  # fmt: skip
+                  rerun_reason="other processes used 64 % of the CPU")  # fmt: skip
     noisy["row"] |= {"other_cpu_pct": 64.0, "output_throughput": 60.0}
     return [*records, again, *_search(best, len(records) + 1)]
 

@@ -14,14 +14,9 @@ import random
 import sys
 from pathlib import Path
 
-from kvplan.runs.columns import (
-    COLUMN_NAMES,
-    MANIFEST_SCHEMA,
-    SUMMARY_SCHEMA,
-    TRIAL_SCHEMA,
-    columns_as_json,
-    empty_row,
-)
+from kvplan.runs.columns import COLUMN_NAMES, columns_as_json
+from kvplan.runs.directory import MANIFEST_SCHEMA, SUMMARY_SCHEMA, TRIAL_SCHEMA
+from kvplan.runs.rows import empty_row
 from kvplan.runs.statuses import MEASURED_STATUSES
 
 RUN_ID = "sample-gpt2"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan.runs.boundaries import find_boundaries, find_violations
-from kvplan.runs.columns import empty_row
-from kvplan.runs.summary import best_settings, kv_waste, prediction_errors
+from kvplan.runs.best_settings import best_settings
+from kvplan.runs.boundaries import find_boundaries
+from kvplan.runs.rows import empty_row
+from kvplan.runs.summary import kv_waste, prediction_errors
+from kvplan.runs.violations import find_violations
 
 
 def row(status: str = "ok", **values: Any) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def test_a_line_that_never_starts_has_no_boundary_value_but_is_said() -> None:
     rows = [row("oom_weights", max_model_len=length) for length in (128, 256)]
     (boundary,) = find_boundaries(rows)
     assert (boundary.starts, boundary.fails) == (None, 128)
-    assert "no context" in boundary.sentence
+    assert "fails at every context tried, 128 and up" in boundary.sentence
 
 
 def test_utilization_has_a_lower_and_an_upper_boundary() -> None:

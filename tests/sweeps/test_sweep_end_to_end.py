@@ -13,7 +13,8 @@ import pytest
 from sweep_helpers import tiny_plan, write_tiny_model
 
 from kvplan.errors import KvplanError
-from kvplan.runs.store import missing_columns, read_trials
+from kvplan.runs.columns import COLUMN_NAMES
+from kvplan.runs.directory import read_trials
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import make_plan
@@ -82,7 +83,7 @@ def test_possible_and_impossible_settings_side_by_side(tmp_path: Path) -> None:
     outcome, watcher = run(tmp_path, axes, input_len="8..24", output_len="4..8")
     by_setting = {(row["gpu_memory_utilization"], row["max_model_len"]): row for row in outcome.rows}
     assert len(by_setting) == 8
-    assert missing_columns(outcome.rows) == set()
+    assert all(row.keys() == set(COLUMN_NAMES) for row in outcome.rows)
     for row in outcome.rows:
         assert row["status"] == row["predicted_status"], row
         assert row["block_bytes_predicted"] == 2 * 2 * 32 * 4 * 4

@@ -23,7 +23,7 @@ import pytest
 from sweep_helpers import FAKE_WORKER, tiny_plan
 
 from kvplan.errors import KvplanError
-from kvplan.runs.store import read_trials
+from kvplan.runs.directory import read_trials
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import resume_sweep, run_new_sweep
 

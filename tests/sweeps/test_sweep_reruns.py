@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from sweep_helpers import tiny_plan
 
-from kvplan.machine.gpu_clock import GpuClockMeter
-from kvplan.runs.columns import empty_row
+from kvplan.machine.gpu_clock import ClockReadings, GpuClockMeter
 from kvplan.runs.outliers import excluded_runs, noise_reason, without_excluded
+from kvplan.runs.rows import empty_row
 from kvplan.runs.summary import summarize
 from kvplan.runs.trials import SETTING_NAMES, Trial, TrialSettings
 from kvplan.sweeps.schedules.reruns import WithReruns
@@ -60,15 +60,15 @@ def test_a_noisy_run_is_run_again_at_once_and_left_out() -> None:
     assert len(rows) == 13
     assert [row["trial_number"] for row in rows] == list(range(1, 14))
     again = rows[3]
-    assert (again["rerun_of"], again["rerun_reason"]) == (1, "others took 60 % of the processor time")
+    assert (again["rerun_of"], again["rerun_reason"]) == (1, "other processes used 60 % of the CPU")
     assert len({row["trial_id"] for row in rows}) == 13
     (exclusion,) = excluded_runs(rows)
     assert exclusion.trial_id == rows[2]["trial_id"]
     assert len(without_excluded(rows)) == 12
     summary = summarize(MANIFEST, rows)
-    assert summary["excluded"][0]["reason"] == "others took 60 % of the processor time"
+    assert summary["excluded"][0]["reason"] == "other processes used 60 % of the CPU"
     assert (
-        "run 1 of" in summary["excluded"][0]["sentence"] and "run 101 stands in" in summary["excluded"][0]["sentence"]
+        "run 1 of" in summary["excluded"][0]["sentence"] and "run 101 replaces it" in summary["excluded"][0]["sentence"]
     )
     assert summary["noise"] | {"num_reruns": 1, "num_noisy": 1} == summary["noise"]
 
@@ -104,7 +104,7 @@ def test_a_slow_gpu_clock_is_noise_and_a_busy_cpu_beside_a_gpu_is_not() -> None:
     step = Step(trials_of(1, 1)[0])
     on_gpu = row_of(step, others_pct=80.0) | {"device": "cuda", "gpu_clock_pct": 95.0}
     assert noise_reason(on_gpu) is None
-    assert noise_reason(on_gpu | {"gpu_clock_pct": 55.0}) == "the GPU's clock was at 55 % of its highest"
+    assert noise_reason(on_gpu | {"gpu_clock_pct": 55.0}) == "the GPU ran at 55 % of its maximum clock"
 
 
 def test_clocks_come_from_the_driver_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +129,9 @@ def test_clocks_come_from_the_driver_where_there_is_one(monkeypatch: pytest.Monk
     meter.start()
     for _ in range(3):
         meter.read()
-    assert meter.figures() == {
-        "gpu_clock_mean_mhz": 1245.0, "gpu_clock_min_mhz": 990, "gpu_clock_pct": pytest.approx(62.878, abs=1e-3)
-    }  # fmt: skip
-    assert set(GpuClockMeter().figures().values()) == {None}
+    clock = meter.readings()
+    assert (clock.mean_mhz, clock.min_mhz, clock.pct_of_max) == (1245.0, 990, pytest.approx(62.878, abs=1e-3))
+    assert GpuClockMeter().readings() == ClockReadings()
 
 
 def test_boundaries_with_several_runs_need_every_run(tmp_path: Path) -> None:

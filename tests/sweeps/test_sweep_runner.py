@@ -75,7 +75,7 @@ def test_one_worker_serves_all_trials_and_rows_follow_the_columns(
     [
         ("exit", "crash", "exit code 3: the sky fell on the engine"),
         ("sigkill", "crash", "SIGKILL"),
-        ("garbage", "crash", "no message"),
+        ("garbage", "crash", "sent an invalid message"),
         ("sigsegv", "crash", "SIGSEGV"),
         ("sigsegv-full", "oom_runtime", "SIGSEGV with 98% of the device's memory in use"),
     ],

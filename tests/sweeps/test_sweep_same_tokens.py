@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sweep_helpers import tiny_plan
 
-from kvplan.runs.store import read_trials
+from kvplan.runs.directory import read_trials
 from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import run_new_sweep

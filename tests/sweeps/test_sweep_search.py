@@ -14,10 +14,11 @@ import pytest
 from sweep_helpers import FAKE_WORKER, tiny_plan
 
 from kvplan.errors import UsageError
-from kvplan.runs.boundaries import find_boundaries, find_violations
-from kvplan.runs.columns import empty_row
-from kvplan.runs.store import read_trials
+from kvplan.runs.boundaries import find_boundaries
+from kvplan.runs.directory import read_trials
+from kvplan.runs.rows import empty_row
 from kvplan.runs.trials import SETTING_NAMES, TrialSettings
+from kvplan.runs.violations import find_violations
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.schedules.schedule import Step, play
 from kvplan.sweeps.schedules.search import AUDIT_SHARE, BoundarySearch, make_search

@@ -13,11 +13,10 @@ import pytest
 from sweep_helpers import FAKE_WORKER, tiny_plan
 
 from kvplan.errors import UsageError
-from kvplan.runs.columns import empty_row
+from kvplan.runs.directory import read_trials
+from kvplan.runs.rows import empty_row
 from kvplan.runs.slo_result import ShareInterval, slo_results
-from kvplan.runs.store import read_trials
-from kvplan.runs.trials import SETTING_NAMES, Load, TrialSettings
-from kvplan.sweeps.forecast.under_load import rate_as_json
+from kvplan.runs.trials import SETTING_NAMES, Load, TrialSettings, rate_as_json
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.schedules.schedule import Step, play
@@ -99,7 +98,7 @@ def test_rates_lie_around_the_capacity_that_was_measured() -> None:
 
 
 def test_nothing_keeps_it_or_everything_does() -> None:
-    for world, expected in ((False, "is not kept even at"), (True, "the most that was tried")):
+    for world, expected in ((False, "is missed even at"), (True, "the highest load tried")):
         rows = [
             row_of(step, lambda load, _, world=world: world)
             for step in play(

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from kvplan.errors import KvplanError
-from kvplan.runs.columns import COLUMN_NAMES, TRIAL_SCHEMA, empty_row
-from kvplan.runs.store import SweepStore, missing_columns, read_trials, write_whole
+from kvplan.runs.columns import COLUMN_NAMES
+from kvplan.runs.directory import TRIAL_SCHEMA, read_trials
+from kvplan.runs.files import write_whole
+from kvplan.runs.rows import empty_row
+from kvplan.runs.store import SweepStore
 
 MANIFEST = {"schema": "kvplan.manifest/1", "run_id": "test"}
 
@@ -42,7 +45,7 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     stored = read_trials(tmp_path / "run" / "trials.jsonl")
     assert [item["row"]["trial_id"] for item in stored.records] == ["trial-0", "trial-1", "trial-2"]
     assert not stored.is_torn
-    assert missing_columns([item["row"] for item in stored.records]) == set()
+    assert all(list(item["row"]) == list(COLUMN_NAMES) for item in stored.records)
     with (tmp_path / "run" / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == list(COLUMN_NAMES)
@@ -60,7 +63,7 @@ def test_a_torn_last_line_is_ignored_and_cut_off_when_continued(tmp_path: Path, 
     assert stored.is_torn
     assert len(stored.records) == 2
     with SweepStore.reopen(tmp_path / "run") as store:
-        assert store.finished_ids == {"trial-0", "trial-1"}
+        assert [row["trial_id"] for row in store.rows] == ["trial-0", "trial-1"]
         store.append(record(2))
     assert path.read_bytes() == b"".join(lines)
 

@@ -14,20 +14,22 @@ from kvplan.estimate.speed.simulated_figures import PlayFigures, play_figures
 from kvplan.estimate.speed.step_time import Speed, StepTimes, step_shape
 from kvplan.estimate.vllm.settings import compute_capability
 from kvplan.machine.device import SweepDevice, has_bfloat16_units
+from kvplan.runs.columns import Row
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.forecast.step_cost import guess_speed
 from kvplan.sweeps.forecast.trial_forecast import forecast_trial
-from kvplan.workload.requests import RequestSpec, clip_requests
+from kvplan.workload.requests import ClippedRequests, RequestSpec, clip_requests
 
 
 @dataclass(frozen=True, slots=True)
 class TrialPrediction:
     """The planner's view of one trial. ``seconds`` is the measured part alone, without loading or carving.
 
-    figures: throughput and latency, None for a trial that will not be served. time_scale: what they were multiplied by
-    after the trials so far.
+    requests: those that the trial will serve, clipped to its max_model_len. figures: throughput and latency, None for a
+    trial that will not be served. time_scale: what times were multiplied by after the trials so far.
     """
 
+    requests: ClippedRequests
     status: str
     dtype: str
     block_bytes: int
@@ -73,10 +75,11 @@ class Predictor:
 
     def trial(self, settings: TrialSettings) -> TrialPrediction:
         memory = self.memory(settings)
+        clipped = clip_requests(self.requests, settings.max_model_len)
         status, concurrency, figures, seconds = str(memory.outcome), 0, None, 0.0
         if memory.outcome == "ok":
             played = forecast_trial(
-                clip_requests(self.requests, settings.max_model_len).requests,
+                clipped.requests,
                 settings,
                 num_blocks=memory.num_blocks,
                 cost=self.step_times(settings, memory),
@@ -85,6 +88,7 @@ class Predictor:
             status, concurrency = played.status, played.max_running
             figures, seconds = play_figures(played), played.seconds
         return TrialPrediction(
+            requests=clipped,
             status=status,
             dtype=self.dtype(settings),
             block_bytes=memory.block_bytes,
@@ -155,7 +159,7 @@ def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else 1000 * seconds
 
 
-def predicted_columns(prediction: TrialPrediction) -> dict[str, object]:
+def predicted_columns(prediction: TrialPrediction) -> Row:
     """The prediction's part of a row."""
     figures = prediction.figures
     return {

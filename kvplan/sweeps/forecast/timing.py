@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-from kvplan.runs.statuses import MEASURED_STATUSES
+from kvplan.runs.columns import Row
 from kvplan.runs.trials import Load, Trial, TrialSettings
-from kvplan.sweeps.forecast.prediction import TrialPrediction
-from kvplan.sweeps.forecast.under_load import UnderLoad
+from kvplan.sweeps.forecast.under_load import PreparedTrial, UnderLoad
 from kvplan.sweeps.worker.client import TimeLimits
 
 SECONDS_PER_TRIAL: Final = 0.3  # carving a pool, sending requests, writing the row
@@ -34,10 +33,9 @@ class TrialTimes:
     _ratios: list[float] = field(default_factory=list)
     _unscaled: dict[tuple[TrialSettings, Load], float] = field(default_factory=dict)
 
-    def learn(self, row: Mapping[str, Any], load: Load) -> None:
-        """So that the time left is right from the first trial on. Where requests arrive over time, it is theirs."""
-        arrives_over_time = self.under.requests_of(load)[-1].arrival_seconds > 0
-        if row["status"] not in MEASURED_STATUSES or not row["predicted_seconds"] or arrives_over_time:
+    def learn(self, row: Row, prepared: PreparedTrial) -> None:
+        """Correct the predictor by one trial. Not if requests arrive over time: then the duration is theirs."""
+        if row["duration"] is None or not row["predicted_seconds"] or prepared.last_arrival_seconds > 0:
             return
         predictor = self.under.predictor
         self._ratios.append(row["duration"] / row["predicted_seconds"] * predictor.time_scale)
@@ -58,13 +56,12 @@ class TrialTimes:
             self._unscaled[key] = predictor.trial(trial.settings).seconds
         return self._unscaled[key]
 
-    def limits_for(self, trial: Trial, prediction: TrialPrediction) -> TimeLimits:
+    def limits_for(self, prepared: PreparedTrial) -> TimeLimits:
         """Every stage may take many times its prediction: predictions of time are rough, and machines are shared."""
-        predictor = self.under.predictor_of(trial.load)
-        memory = predictor.memory(trial.settings)
-        step = _SLOWNESS * predictor.largest_step_seconds(trial.settings)
-        arrivals = max((request.arrival_seconds for request in predictor.requests), default=0.0)
-        serving = self.limits.serving + arrivals + _SLOWNESS * prediction.seconds
+        settings, arrivals = prepared.trial.settings, prepared.last_arrival_seconds
+        memory = prepared.predictor.memory(settings)
+        step = _SLOWNESS * prepared.predictor.largest_step_seconds(settings)
+        serving = self.limits.serving + arrivals + _SLOWNESS * prepared.prediction.seconds
         return TimeLimits(
             starting=self.limits.starting,
             loading=self.limits.loading + memory.weight_bytes / _SLOWEST_LOAD_BYTES_PER_SECOND + 3 * step,

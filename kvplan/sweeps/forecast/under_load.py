@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvplan.runs.trials import SWEEP_LOAD, Load
-from kvplan.sweeps.forecast.prediction import Predictor
+from kvplan.runs.trials import SWEEP_LOAD, Load, Trial
+from kvplan.sweeps.forecast.prediction import Predictor, TrialPrediction
 from kvplan.workload.requests import RequestSpec, WorkloadSpec, generate_requests
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTrial:
+    """A trial with what follows from its load: the workload, the predictor for it, and the prediction."""
+
+    trial: Trial
+    workload: WorkloadSpec
+    predictor: Predictor
+    prediction: TrialPrediction
+
+    @property
+    def last_arrival_seconds(self) -> float:
+        return max((request.arrival_seconds for request in self.predictor.requests), default=0.0)
 
 
 @dataclass(slots=True)
@@ -18,6 +31,11 @@ class UnderLoad:
     workload: WorkloadSpec
     predictor: Predictor
     _requests: dict[Load, tuple[RequestSpec, ...]] = field(default_factory=dict)
+
+    def prepare(self, trial: Trial) -> PreparedTrial:
+        """Everything that is known of a trial before it runs."""
+        predictor = self.predictor_of(trial.load)
+        return PreparedTrial(trial, self.workload_of(trial.load), predictor, predictor.trial(trial.settings))
 
     def workload_of(self, load: Load) -> WorkloadSpec:
         """The sweep's workload with the load's rate and concurrency."""
@@ -40,8 +58,3 @@ class UnderLoad:
             return self.predictor
         concurrency = self.workload_of(load).max_concurrency
         return replace(self.predictor, requests=self.requests_of(load), max_concurrency=concurrency)
-
-
-def rate_as_json(rate: float) -> float | str:
-    """A cell: JSON has no infinity."""
-    return "inf" if math.isinf(rate) else rate

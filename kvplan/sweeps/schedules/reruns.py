@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from kvplan.runs.outliers import is_measured, noise_reason, spread_reason
+from kvplan.runs.columns import Row
+from kvplan.runs.outliers import noise_reason, spread_reason
+from kvplan.runs.rows import is_measured
 from kvplan.runs.trials import Load, Trial, TrialSettings
-from kvplan.sweeps.schedules.schedule import Row, Schedule, Step, Steps
+from kvplan.sweeps.schedules.schedule import Schedule, Step, Steps
 
 # Reruns per trial of the schedule, and at least this many: on a machine that is always busy they would change nothing.
 RERUN_SHARE: Final = 0.1
@@ -69,7 +71,7 @@ class _Play:
                     break
 
     def _run(self, trial: Trial, skip_sentence: str | None = None) -> _Answer:
-        row = yield Step(trial.with_changes(number=next(self.numbers)), skip_sentence)
+        row = yield Step(replace(trial, number=next(self.numbers)), skip_sentence)
         if skip_sentence is None:
             self.runs.setdefault((trial.settings, trial.load), []).append((trial, row))
             self.num_trials += 1
@@ -79,13 +81,11 @@ class _Play:
         earlier = self.runs[trial.settings, trial.load]
         number = FIRST_RERUN + sum(run.rerun_of is not None for run, _ in earlier)
         self.num_reruns += 1
-        return (
-            yield from self._run(trial.with_changes(run_number=number, rerun_of=trial.run_number, rerun_reason=reason))
-        )
+        return (yield from self._run(replace(trial, run_number=number, rerun_of=trial.run_number, rerun_reason=reason)))
 
     def _may_rerun(self) -> bool:
         return self.num_reruns < max(FEWEST_RERUNS, RERUN_SHARE * self.num_trials)
 
     @staticmethod
-    def _was_rerun(trial: Trial, runs: list[tuple[Trial, Any]]) -> bool:
+    def _was_rerun(trial: Trial, runs: list[tuple[Trial, Row]]) -> bool:
         return trial.rerun_of is not None or any(other.rerun_of == trial.run_number for other, _ in runs)

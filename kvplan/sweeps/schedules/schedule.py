@@ -7,13 +7,12 @@ missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+from kvplan.runs.columns import Row
 from kvplan.runs.trials import Trial
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

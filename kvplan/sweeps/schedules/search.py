@@ -25,17 +25,19 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 from kvplan.errors import UsageError
 from kvplan.runs.boundaries import SAME_THROUGHPUT
-from kvplan.runs.statuses import MEASURED_STATUSES, OUT_OF_MEMORY_STATUSES
+from kvplan.runs.columns import Row
+from kvplan.runs.rows import is_measured, throughput_of
+from kvplan.runs.statuses import OUT_OF_MEMORY_STATUSES
 from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.axes import AXES, AxisValue
 from kvplan.sweeps.forecast.prediction import Predictor
-from kvplan.sweeps.schedules.schedule import Row, Step, Steps
+from kvplan.sweeps.schedules.schedule import Step, Steps
 
 _Narrowing = Generator[Step, Row, tuple[int, int]]
 _Bisection = Generator[Step, Row, int]
@@ -82,7 +84,7 @@ class SearchSequence:
                 trial_id = step.trial.trial_id
                 if trial_id not in rows:
                     number = len(rows) + 1
-                    rows[trial_id] = yield Step(step.trial.with_changes(number=number), step.skip_sentence)
+                    rows[trial_id] = yield Step(replace(step.trial, number=number), step.skip_sentence)
                 try:
                     step = steps.send(rows[trial_id])
                 except StopIteration:
@@ -129,7 +131,7 @@ class _LineSearch:
 
     def _narrow(self, order: Sequence[int], place: int, works: int, fails: int) -> _Narrowing:
         row = yield from self._probe(order[place], "probe")
-        return (place, fails) if _works(row) else (works, place)
+        return (place, fails) if is_measured(row) else (works, place)
 
     def _audit(self, hopeless: Sequence[Sequence[int]]) -> Steps:
         """Run a share of what needs no run, on both sides; record the rest of every hopeless side as skipped.
@@ -178,7 +180,7 @@ class _LineSearch:
         for run_number in range(1, 1 + (1 if plane == "audit" else self.num_runs)):
             trial = Trial(next(self.counter), self.line[index], run_number, (plane,))
             runs.append((yield Step(trial)))
-            if not _works(runs[-1]):
+            if not is_measured(runs[-1]):
                 break
         self.rows[index] = _merged(runs)
         return self.rows[index]
@@ -194,22 +196,18 @@ class _LineSearch:
         return index == first + int.from_bytes(hashlib.sha256(key).digest()[:8], "big") % width
 
 
-def _works(row: Row) -> bool:
-    return row["status"] in MEASURED_STATUSES
-
-
 def _ran_out_of_memory(row: Row) -> bool:
     return row["status"] in OUT_OF_MEMORY_STATUSES
 
 
 def _merged(runs: Sequence[Row]) -> Row:
     """The last run's row, which is the one that failed where one did, with the median throughput of all."""
-    rates = [run["output_throughput"] for run in runs if _works(run)]
-    return runs[-1] if len(runs) == 1 else {**runs[-1], "output_throughput": median(rates) if rates else None}
+    rates = [throughput_of(run) for run in runs if is_measured(run)]
+    return runs[-1] if len(runs) == 1 else runs[-1] | {"output_throughput": median(rates) if rates else None}
 
 
 def _speed(row: Row) -> float:
-    return row["output_throughput"] if _works(row) else 0.0
+    return throughput_of(row) if is_measured(row) else 0.0
 
 
 def make_search(

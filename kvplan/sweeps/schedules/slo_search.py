@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvplan.errors import UsageError
+from kvplan.runs.columns import Row
 from kvplan.runs.statuses import MEASURED_STATUSES
 from kvplan.runs.trials import Load, Trial, TrialSettings
 from kvplan.sweeps.axes import Axis, parse_values
-from kvplan.sweeps.schedules.schedule import Row, Step, Steps
+from kvplan.sweeps.schedules.schedule import Step, Steps
 
 LOAD_AXES: Final = {
     "max_concurrency": Axis("max_concurrency", "count"),
@@ -98,7 +99,7 @@ class _LoadLine:
             row = yield self._step(Load(request_rate=math.inf), 1)
             if row["status"] not in MEASURED_STATUSES:
                 return
-            values = rates_around(row["request_throughput"])
+            values = rates_around(row["request_throughput"] or 0.0)
         loads = values or [float(value) for value in range(1, num_requests + 1)]
         keeps, misses = -1, len(loads)
         expected = self._num_expected(loads)

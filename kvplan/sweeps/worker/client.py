@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, cast
 
-from kvplan.sweeps.worker.protocol import TrialOrder, decode, encode
+from kvplan.sweeps.worker.protocol import Event, Hello, Message, TrialOrder, TrialResult, decode, encode
 
 WORKER_COMMAND: Final = (sys.executable, "-m", "kvplan.sweeps.worker.process")
 _READ_BYTES: Final = 1 << 16
 
-OnEvent = Callable[[dict[str, Any]], None]
+OnEvent = Callable[[Event], None]
 
 
 class WorkerDied(Exception):
@@ -54,7 +54,7 @@ class StageDeadline:
         self._stage_ends = 0.0
         self._start("loading")
 
-    def hear(self, message: Mapping[str, Any]) -> None:
+    def hear(self, message: Event) -> None:
         """A sign of life: a new stage, or progress within one."""
         if message["type"] == "stage":
             self._start(message["stage"])
@@ -102,22 +102,23 @@ class Worker:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._output, selectors.EVENT_READ)
         self._buffer = b""
-        self.hello: dict[str, Any] = {}
+        self.hello: Hello | None = None
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def wait_until_ready(self, limits: TimeLimits) -> None:
+    def wait_until_ready(self, limits: TimeLimits) -> Hello:
         """Until the process has imported its engine. WorkerDied or WorkerTimeout otherwise."""
         deadline = time.monotonic() + limits.starting
-        while not self.hello:
+        while self.hello is None:
             message = self._next_message(deadline, f"The worker did not start within {limits.starting:.0f} s.")
             if message["type"] == "hello":
                 self.hello = message
+        return self.hello
 
-    def run_trial(self, order: TrialOrder, limits: TimeLimits, on_event: OnEvent) -> dict[str, Any]:
-        """The result message of one trial. Stages move the deadline; other events are passed on.
+    def run_trial(self, order: TrialOrder, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
+        """The result of one trial. Stages move the deadline; all events are passed on.
 
         WorkerDied when the process ends before its result, WorkerTimeout when a stage takes longer than its limit.
         """
@@ -126,9 +127,10 @@ class Worker:
         while True:
             message = self._next_message(deadline.at, deadline.sentence)
             if message["type"] == "result":
-                return message
-            deadline.hear(message)
-            on_event(message)
+                return TrialResult.from_message(message)
+            if message["type"] != "hello":
+                deadline.hear(message)
+                on_event(message)
 
     def kill(self) -> None:
         """End the process at once, and all that it started."""
@@ -152,14 +154,14 @@ class Worker:
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: Mapping[str, object]) -> None:
         try:
             self._input.write(encode(message))
             self._input.flush()
         except BrokenPipeError:
             raise self._death() from None
 
-    def _next_message(self, deadline: float, late_sentence: str) -> dict[str, Any]:
+    def _next_message(self, deadline: float, late_sentence: str) -> Message:
         while b"\n" not in self._buffer:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or not self._selector.select(remaining):
@@ -171,10 +173,10 @@ class Worker:
             self._buffer += chunk or b""
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
-            return decode(line)
+            return cast(Message, decode(line))
         except ValueError:
             self.kill()
-            raise WorkerDied("The worker said something that is no message.") from None
+            raise WorkerDied("The worker sent an invalid message.") from None
 
     def _death(self) -> WorkerDied:
         """The sentence of a process that has closed its end: signal or exit code, and the last line of its log."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
-Figures = dict[str, float | int | None]
+from kvplan.runs.columns import Row
+from kvplan.runs.directory import Series
 
 
 @dataclass(slots=True)
@@ -41,12 +43,12 @@ class RequestTrace:
         return (self.latency_seconds - self.ttft_seconds) / (len(self.token_times) - 1)
 
 
-def serving_figures(traces: Sequence[RequestTrace], duration_seconds: float) -> Figures:
+def serving_figures(traces: Sequence[RequestTrace], duration_seconds: float) -> Row:
     """Throughput and latency of a trial under vLLM's names. Only completed requests count; times are in ms."""
     completed = [trace for trace in traces if trace.finished and trace.token_times]
     num_input = sum(trace.num_prompt_tokens for trace in completed)
     num_output = sum(len(trace.token_times) for trace in completed)
-    figures: Figures = {
+    figures: Row = {
         "duration": duration_seconds,
         "completed": len(completed),
         "failed": len(traces) - len(completed),
@@ -66,21 +68,21 @@ def serving_figures(traces: Sequence[RequestTrace], duration_seconds: float) -> 
     return figures
 
 
-def _statistics(name: str, seconds: Sequence[float]) -> Figures:
+def _statistics(name: str, seconds: Sequence[float]) -> Row:
+    """The latency columns of ``name``: ttft, tpot, itl or e2el."""
     if not seconds:
-        return {f"{key}_{name}_ms": None for key in ("mean", "median", "std", "p90", "p99")}
-    return {
+        return cast(Row, {f"{key}_{name}_ms": None for key in ("mean", "median", "std", "p90", "p99")})
+    figures = {
         f"mean_{name}_ms": float(np.mean(seconds) * 1000),
         f"median_{name}_ms": float(np.median(seconds) * 1000),
         f"std_{name}_ms": float(np.std(seconds) * 1000),
         f"p90_{name}_ms": float(np.percentile(seconds, 90) * 1000),
         f"p99_{name}_ms": float(np.percentile(seconds, 99) * 1000),
     }
+    return cast(Row, figures)
 
 
-def goodput_figures(
-    traces: Sequence[RequestTrace], duration_seconds: float, objectives_ms: Mapping[str, float]
-) -> dict[str, float | bool]:
+def goodput_figures(traces: Sequence[RequestTrace], duration_seconds: float, objectives_ms: Mapping[str, float]) -> Row:
     """Requests within every objective (``ttft``, ``tpot``, ``e2el``, in ms); nothing without objectives.
 
     A request with a single token has a TPOT of 0, as in vLLM. A failed request is never good. slo_pass: the 99th
@@ -138,7 +140,7 @@ class StepSample:
 
 def occupancy_figures(
     samples: Sequence[StepSample], *, num_blocks: int, block_size: int, block_bytes: int, max_model_len: int
-) -> Figures:
+) -> Row:
     """Block occupancy and waste of a trial; means are over time (each step counts as long as it took).
 
     frag_pct is the share of allocated slots that hold no token. contiguous_utilization_pct is what the same running
@@ -178,22 +180,17 @@ def weighted_percentile(values: np.ndarray, weights: np.ndarray, percent: float)
     return float(values[order][min(index, len(values) - 1)])
 
 
-def downsampled_series(
-    samples: Sequence[StepSample], num_blocks: int, most_points: int = 400
-) -> dict[str, list[float]]:
+def downsampled_series(samples: Sequence[StepSample], num_blocks: int, most_points: int = 400) -> Series:
     """The trial over time as equally long lists. Steps that share a point are merged: peaks stay, rates average."""
-    series: dict[str, list[float]] = {
-        name: []
-        for name in (
-            "seconds",
-            "kv_usage",
-            "num_running",
-            "num_waiting",
-            "used_tokens",
-            "cached_tokens",
-            "output_tokens_per_second",
-            "step_seconds",
-        )
+    series: Series = {
+        "seconds": [],
+        "kv_usage": [],
+        "num_running": [],
+        "num_waiting": [],
+        "used_tokens": [],
+        "cached_tokens": [],
+        "output_tokens_per_second": [],
+        "step_seconds": [],
     }
     stride = -(-len(samples) // most_points) or 1
     for start in range(0, len(samples), stride):

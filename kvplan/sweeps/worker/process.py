@@ -12,9 +12,9 @@ import queue
 import sys
 import threading
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from kvplan.sweeps.worker.protocol import TrialOrder, decode, encode
+from kvplan.sweeps.worker.protocol import Message, TrialOrder, decode, encode
 
 
 class Channel:
@@ -30,8 +30,8 @@ class Channel:
         os.dup2(2, 1)
         return Channel(output)
 
-    def send(self, message_type: str, **values: Any) -> None:
-        self._output.write(encode({"type": message_type, **values}))
+    def send(self, message: Message) -> None:
+        self._output.write(encode(message))
 
 
 def _read_orders(orders: queue.Queue[TrialOrder]) -> None:
@@ -59,12 +59,12 @@ def main() -> None:
     # The engine and torch are imported here, after the pipe is safe and with a thread that notices a dead parent.
     from kvplan.sweeps.worker.trial import EngineHost, greeting, run_trial
 
-    channel.send("hello", pid=os.getpid(), **greeting())
+    channel.send(greeting())
     host = EngineHost()
     while True:
         order = orders.get()
         result = run_trial(host, order, channel.send)
-        channel.send("result", trial_id=order.trial_id, **result.as_json())
+        channel.send(result.as_message(order.trial_id))
 
 
 if __name__ == "__main__":

@@ -1,25 +1,70 @@
-"""What parent and worker say to each other: one JSON object a line, over the worker's stdin and stdout.
+"""The messages between a sweep and its worker: one JSON object per line, over the worker's stdin and stdout.
 
-    parent -> worker   {"type": "trial", ...TrialOrder}      run one trial
-    worker -> parent   {"type": "hello", "engine_version", "torch_version", "pid", "architectures"}
-                       {"type": "stage", "stage": "loading" | "setup" | "warmup" | "serving", "memory_share"?}
-                       {"type": "progress", "output_tokens_per_second", "kv_usage", "num_running", "num_waiting",
-                        "share", "memory_share"}    of the trial's output tokens, of the device's memory (or null)
-                       {"type": "result", "trial_id", "row": {...}, "series": {...} | null, "worker_usable": bool}
+    parent -> worker   TrialOrder           run one trial
+    worker -> parent   Hello                once, when the engine is imported
+                       StageMessage         a stage of the trial begins
+                       ProgressMessage      a few times per second while requests are served
+                       ResultMessage        the trial has ended
 
-The parent closing the worker's stdin, by intention or by dying, ends the worker.
+When the parent closes the worker's stdin, on purpose or by dying, the worker ends.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
+from kvplan.runs.columns import Row
+from kvplan.runs.directory import Series
 from kvplan.workload.requests import RequestSpec
 
-Stage = Literal["starting", "loading", "setup", "warmup", "serving"]
+Stage = Literal["loading", "setup", "warmup", "serving"]
+
+
+class Hello(TypedDict):
+    """What the process runs. architectures: those that its engine can run."""
+
+    type: Literal["hello"]
+    pid: int
+    engine_version: str
+    torch_version: str
+    architectures: list[str]
+
+
+class StageMessage(TypedDict):
+    """memory_share: of the device's memory that the process holds; None if nobody counts it (GPU) or not yet known."""
+
+    type: Literal["stage"]
+    stage: Stage
+    memory_share: float | None
+
+
+class ProgressMessage(TypedDict):
+    """share: of the trial's output tokens that have been generated."""
+
+    type: Literal["progress"]
+    output_tokens_per_second: float
+    kv_usage: float
+    num_running: int
+    num_waiting: int
+    share: float
+    memory_share: float | None
+
+
+class ResultMessage(TypedDict):
+    """row: the columns that the worker measured. worker_usable: False if the parent should start a new process."""
+
+    type: Literal["result"]
+    trial_id: str
+    row: Row
+    series: Series | None
+    worker_usable: bool
+
+
+Event = StageMessage | ProgressMessage
+Message = Hello | StageMessage | ProgressMessage | ResultMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +99,34 @@ def _requests(records: Sequence[dict[str, Any]]) -> tuple[RequestSpec, ...]:
     return tuple(RequestSpec(**record) for record in records)
 
 
-def encode(message: dict[str, Any]) -> bytes:
+@dataclass(slots=True)
+class TrialResult:
+    """The worker's part of a row. worker_usable: False if the next trial needs a new process."""
+
+    row: Row
+    series: Series | None = None
+    worker_usable: bool = True
+
+    def as_message(self, trial_id: str) -> ResultMessage:
+        return {
+            "type": "result",
+            "trial_id": trial_id,
+            "row": self.row,
+            "series": self.series,
+            "worker_usable": self.worker_usable,
+        }
+
+    @staticmethod
+    def from_message(message: ResultMessage) -> TrialResult:
+        return TrialResult(message["row"], message["series"], message["worker_usable"])
+
+
+def encode(message: Mapping[str, object]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-def decode(line: bytes | str) -> dict[str, Any]:
-    """The message in a line. ValueError where it is none."""
+def decode(line: bytes) -> dict[str, Any]:
+    """The message in a line. ValueError if it is none."""
     message = json.loads(line)
     if not isinstance(message, dict) or "type" not in message:
         raise ValueError(f"not a message: {line!r}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 import kvplan_engine
 from kvplan.machine.device import CpuMeter
+from kvplan.runs.columns import Row
 from kvplan.sweeps.worker.load_generator import LoadGenerator, Recording, TimedRequest
 from kvplan.sweeps.worker.metrics import (
     StepSample,
@@ -22,7 +24,7 @@ from kvplan.sweeps.worker.metrics import (
     occupancy_figures,
     serving_figures,
 )
-from kvplan.sweeps.worker.protocol import Stage, TrialOrder
+from kvplan.sweeps.worker.protocol import Hello, Message, Stage, StageMessage, TrialOrder, TrialResult
 from kvplan.workload.requests import RequestSpec, prompt_token_ids
 from kvplan_engine import Engine, EngineConfig, EngineError, SamplingParams
 from kvplan_engine.checkpoints.config import SUPPORTED_ARCHITECTURES
@@ -31,15 +33,16 @@ from kvplan_engine.device.allocation import is_context_lost
 from kvplan_engine.errors import OutOfDeviceMemory
 from kvplan_engine.kernels.cpu.library import cpu_kernels
 
-Send = Callable[..., None]
+Send = Callable[[Message], None]
 _PROGRESS_SECONDS = 0.2
 _WARMUP = RequestSpec(index=1 << 30, num_prompt_tokens=16, num_output_tokens=3)
 
 
-def greeting() -> dict[str, Any]:
-    """What this process runs and what its engine can run."""
+def greeting() -> Hello:
     engine_version = getattr(kvplan_engine, "__version__", None) or _distribution_version("kvplan")
     return {
+        "type": "hello",
+        "pid": os.getpid(),
         "engine_version": str(engine_version),
         "torch_version": str(torch.__version__),
         "architectures": list(SUPPORTED_ARCHITECTURES),
@@ -51,18 +54,6 @@ def _distribution_version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-@dataclass(slots=True)
-class TrialResult:
-    """The worker's part of a row. worker_usable is False when the parent should start a new process."""
-
-    row: dict[str, Any]
-    series: dict[str, list[float]] | None = None
-    worker_usable: bool = True
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(slots=True)
@@ -79,11 +70,11 @@ class EngineHost:
         """Load on the first call, reconfigure afterwards. Raises what the engine raises."""
         settings = order.settings
         if self.engine is not None:
-            send("stage", stage="setup")
+            send(_stage("setup"))
             changes = {name: settings[name] for name in settings if name not in ("dtype", "kv_cache_dtype")}
             self.engine.reconfigure(**changes)
             return
-        send("stage", stage="loading")
+        send(_stage("loading"))
         self._limit_memory(order)
         self.engine = Engine(EngineConfig(**order.engine, **settings))
 
@@ -118,9 +109,13 @@ class EngineHost:
     def warm_up(self, order: TrialOrder, send: Send) -> None:
         """One short request, not measured, on an engine that has just been loaded."""
         if not self.is_warm:
-            send("stage", stage="warmup")
+            send(_stage("warmup"))
             LoadGenerator(self.engine, [_timed_request(_WARMUP, order)], max_concurrency=1).run()
             self.is_warm = True
+
+
+def _stage(stage: Stage, memory_share: float | None = None) -> StageMessage:
+    return {"type": "stage", "stage": stage, "memory_share": memory_share}
 
 
 def run_trial(host: EngineHost, order: TrialOrder, send: Send) -> TrialResult:
@@ -134,7 +129,7 @@ def run_trial(host: EngineHost, order: TrialOrder, send: Send) -> TrialResult:
         stage = "serving"
         watch.row |= memory_figures(host.engine)
         host.warm_up(order, send)
-        send("stage", stage="serving", memory_share=watch.memory_share())
+        send(_stage("serving", watch.memory_share()))
         return _serve(host, order, watch)
     except (EngineError, MemoryError, RuntimeError, OSError) as error:
         failure = classify_failure(error, stage)
@@ -170,10 +165,10 @@ def _serve(host: EngineHost, order: TrialOrder, watch: _Watch) -> TrialResult:
     return TrialResult(row, downsampled_series(recording.samples, engine.memory.num_blocks))
 
 
-def serving_row(recording: Recording, engine: Any, before: dict[str, Any], max_model_len: int) -> dict[str, Any]:
+def serving_row(recording: Recording, engine: Any, before: dict[str, Any], max_model_len: int) -> Row:
     """Status, throughput, latency and occupancy of a served workload. Counters count from ``before`` on."""
     memory, stats, after = engine.memory, engine.stats, engine.get_stats()
-    row: dict[str, Any] = {}
+    row: Row = {}
     row |= serving_figures(recording.traces, recording.duration_seconds)
     row |= occupancy_figures(
         recording.samples,
@@ -197,7 +192,7 @@ def serving_row(recording: Recording, engine: Any, before: dict[str, Any], max_m
     return row
 
 
-def memory_figures(engine: Any) -> dict[str, Any]:
+def memory_figures(engine: Engine) -> Row:
     """Where the engine's memory went, as it allocated it."""
     memory = engine.memory
     return {
@@ -218,7 +213,7 @@ def memory_figures(engine: Any) -> dict[str, Any]:
     }
 
 
-def classify_failure(error: Exception, stage: Stage) -> dict[str, Any] | None:
+def classify_failure(error: Exception, stage: Stage) -> Row | None:
     """Status columns for a failure that belongs to the trial; None for one that nobody foresaw."""
     if is_context_lost(error):
         lines = str(error).strip().splitlines()
@@ -265,7 +260,7 @@ class _Watch:
     order: TrialOrder
     send: Send
     host: EngineHost
-    row: dict[str, Any] = field(default_factory=dict)
+    row: Row = field(default_factory=lambda: Row())
     _num_blocks: int = 1
     _num_tokens: int = 0
     _tokens_at_report: int = 0
@@ -286,17 +281,19 @@ class _Watch:
             return
         total = sum(request.num_output_tokens for request in self.order.requests)
         self.send(
-            "progress",
-            output_tokens_per_second=(self._num_tokens - self._tokens_at_report) / elapsed,
-            kv_usage=sample.num_used_blocks / self._num_blocks,
-            num_running=sample.num_running,
-            num_waiting=sample.num_waiting,
-            share=self._num_tokens / total,
-            memory_share=self.memory_share(),
+            {
+                "type": "progress",
+                "output_tokens_per_second": (self._num_tokens - self._tokens_at_report) / elapsed,
+                "kv_usage": sample.num_used_blocks / self._num_blocks,
+                "num_running": sample.num_running,
+                "num_waiting": sample.num_waiting,
+                "share": self._num_tokens / total,
+                "memory_share": self.memory_share(),
+            }
         )
         self._last_report, self._tokens_at_report = sample.seconds, self._num_tokens
 
-    def peak_memory(self) -> dict[str, int]:
+    def peak_memory(self) -> Row:
         """The most memory seen: what the allocator counted on a GPU, what the process mapped on the CPU."""
         if self.on_gpu:
             allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()

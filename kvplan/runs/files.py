@@ -1,0 +1,40 @@
+"""Writing files so that a crash leaves them whole: replaced at once, or appended to and synced."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kvplan.errors import KvplanError
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file so that a reader sees the old or the new one, never half of it. KvplanError if it cannot be."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise KvplanError(
+            f"{path} could not be written: {error.strerror}.", hint="make room or choose another --out"
+        ) from error
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write every byte, unbuffered, so that nothing is left to be written by a later close. OSError otherwise."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def sync_directory(directory: Path) -> None:
+    """A new file's name must outlive a crash of the machine, as its content does."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

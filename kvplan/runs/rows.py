@@ -1,0 +1,45 @@
+"""What is asked of a row, whoever asks: its cells by name, its settings, whether it was served and how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from kvplan.runs.columns import COLUMN_NAMES, Row
+from kvplan.runs.statuses import MEASURED_STATUSES
+from kvplan.runs.trials import SETTING_NAMES, TrialSettings
+
+Cell = str | float | None  # to a type checker int and bool are floats
+
+
+def empty_row() -> Row:
+    """A row with every column and nothing known."""
+    return cast(Row, dict.fromkeys(COLUMN_NAMES))
+
+
+def cell(row: Row, name: str) -> Cell:
+    """The cell of a column known by its name alone; None where the row lacks the column."""
+    return cast(Mapping[str, Cell], row).get(name)
+
+
+def number(row: Row, name: str) -> float | None:
+    """The figure in a column known by its name alone; None for a missing one and for text."""
+    value = cell(row, name)
+    return None if isinstance(value, str) else value
+
+
+def settings_of(row: Row) -> TrialSettings:
+    """The engine settings of a row. dtype and kv_cache_dtype are what was used, not the ``auto`` that was asked for."""
+    return TrialSettings.from_json({name: cell(row, name) for name in SETTING_NAMES})
+
+
+def is_measured(row: Row) -> bool:
+    """True if every request was served."""
+    return row["status"] in MEASURED_STATUSES
+
+
+def throughput_of(row: Row) -> float:
+    """Output tokens per second of a row that was measured."""
+    throughput = row["output_throughput"]
+    assert throughput is not None, f"trial {row.get('trial_id')} was not measured"
+    return throughput
