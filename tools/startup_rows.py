@@ -17,8 +17,8 @@ from kvplan.catalog.models import find_profile, profiles, read_profile
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimate.vllm.settings import VllmSettings
 from kvplan.estimate.weights import NAMED_FORMATS
+from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 
 Row = dict[str, str]
@@ -187,15 +187,15 @@ def _total_gib(row: Row) -> float | None:
     return float(match.group(1)) if match and "total" in row["inferred"] else None
 
 
-def row_settings(row: Row, spec: ModelSpec) -> VllmSettings:
+def row_settings(row: Row, spec: ModelSpec) -> ServingSettings:
     total = _total_gib(row)
     notes = row["inferred"]
     if not row["gpu_memory_utilization"] and re.search(r"gmu is set .*not stated", notes):
         raise UsageError("a utilization that was set but is not stated")
     graphs_off = "ESTIMATE_CUDAGRAPHS=0" in notes
     dcp = re.search(r"(?:dcp|decode-context-parallel-size )(\d+)", notes)
-    quantization = row["quantization"] if row["quantization"] not in ("", "none") else None
-    return VllmSettings(
+    quantization = row["quantization"] if row["quantization"] not in ("", "none") else "auto"
+    return ServingSettings(
         gpu_memory_utilization=number(row["gpu_memory_utilization"]),
         max_model_len=_whole(row["max_model_len"]) or _said(row, "max_model_len"),
         max_num_batched_tokens=_whole(row["max_num_batched_tokens"]) or _said(row, "max_num_batched_tokens", "mnbt"),

@@ -9,6 +9,7 @@ Versions between those that were read take the older one's facts.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -20,6 +21,26 @@ KVPLAN_DEFAULTS = ServingSettings(
     gpu_memory_utilization=0.9, max_num_batched_tokens=2048, max_num_seqs=256, block_size=16
 )
 """What kvplan's own engine does where nothing is said (tests/agreement compares it with the engine's own record)."""
+
+ENGINES = ("kvplan", "vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """``--engine``: one of ENGINES; ``version`` is vLLM's."""
+
+    name: str
+    version: str = "latest"
+
+    @classmethod
+    def parse(cls, text: str, known: Sequence[str] = ENGINES) -> EngineChoice:
+        """``vllm``, ``vllm@0.19`` or ``kvplan``, as far as they are ``known``. UsageError otherwise."""
+        name, _, version = text.strip().casefold().partition("@")
+        if name not in known or (version and name == "kvplan"):
+            others = "kvplan, " if "kvplan" in known else ""
+            raise UsageError(f"Unknown --engine '{text}'.", hint=f"{others}vllm, or vllm@VERSION such as vllm@0.19")
+        return cls(name, version or "latest")
+
 
 SamplerKind = Literal["sort", "triton"]
 HybridPolicy = Literal["full", "min_layers", "balanced"]

@@ -1,13 +1,12 @@
-"""How an estimate is printed: for people, as JSON in the schema kvplan.estimate/1, as CSV, as Markdown."""
+"""How an estimate is printed: as a table, as JSON, as CSV, as Markdown."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from kvplan.commands.render import OutputFormat, print_csv, print_json, print_markdown, print_table
 from kvplan.estimate.answer import Estimate
-from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.document import deployment_figures, estimate_document
 from kvplan.estimate.kv_cache import KvComponent
 from kvplan.units import format_bytes, format_gib, format_tokens
 
@@ -29,107 +28,39 @@ def print_estimate(answer: Estimate, output_format: OutputFormat, *, explain: bo
     if output_format is OutputFormat.json:
         print_json(estimate_document(answer))
     elif output_format is OutputFormat.csv:
-        print_csv([deployment.figures() for deployment in answer.deployments])
+        print_csv([deployment_figures(deployment) for deployment in answer.deployments])
     elif output_format is OutputFormat.md:
         _print_markdown(answer)
     else:
         _print_text(answer, explain=explain)
 
 
-def estimate_document(answer: Estimate) -> dict[str, Any]:
-    """The answer in the schema ``kvplan.estimate/1``."""
-    spec = answer.spec
-    return {
-        "schema": "kvplan.estimate/1",
-        "model": {
-            "id": spec.id,
-            "architecture": spec.architecture,
-            "num_layers": spec.num_layers,
-            "num_parameters": spec.num_parameters,
-            "num_active_parameters": spec.num_active_parameters,
-            "weight_bytes": answer.weights.total_bytes,
-            "max_position_embeddings": spec.max_position_embeddings,
-            "dtype": answer.dtype,
-            "weights": [
-                {"kind": each.kind, "format": each.format, "num_elements": each.num_elements, "bytes": each.num_bytes}
-                for each in answer.weights.components
-            ],
-            "extras": [
-                {"name": extra.name, "kind": extra.kind, "num_parameters": extra.num_parameters}
-                for extra in spec.extras
-            ],
-            "source": spec.source,
-        },
-        "context_tokens": answer.context_tokens,
-        "kv_cache": _cache_document(answer),
-        "deployments": [
-            deployment.figures() | {"performance": None if speed is None else speed.document()}
-            for deployment, speed in zip(answer.deployments, answer.speeds, strict=True)
-        ],
-        "assumptions": list(answer.assumptions),
-    }
-
-
-def _cache_document(answer: Estimate) -> dict[str, Any]:
-    cache, pages = answer.cache, answer.pages
-    return {
-        "dtype": answer.kv_dtype,
-        "bytes_per_token": cache.bytes_per_token,
-        "fixed_bytes_per_sequence": cache.fixed_bytes_per_sequence,
-        "window_bytes_per_token": cache.window_bytes_per_token,
-        "logical_bytes": cache.logical_bytes,
-        "paged_bytes": pages.paged_bytes if pages else None,
-        "admission_bytes": pages.admission_bytes if pages else None,
-        "in_flight_tokens": answer.in_flight_tokens,
-        "components": [_component_document(component) for component in cache.components],
-    }
-
-
-def _component_document(component: KvComponent) -> dict[str, Any]:
-    entry = component.entry
-    return {
-        "kind": component.kind,
-        "num_layers": component.num_layers,
-        "num_kv_heads": entry.num_kv_heads,
-        "head_size": entry.head_size,
-        "window_tokens": entry.window_tokens,
-        "bytes_per_token": component.bytes_per_token,
-        "window_bytes_per_token": component.window_bytes_per_token,
-        "fixed_bytes": component.fixed_bytes,
-        "formula": component.formula,
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    head: str
-    attribute: str
-
-    def cell(self, deployment: Deployment) -> str:
-        value = getattr(deployment, self.attribute)
-        if self.head.endswith("GiB"):
-            return format_gib(value)
-        return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
-
-
-_COLUMNS = (
-    _Column("memory GiB", "device_memory_bytes"),
-    _Column("weights GiB", "weight_bytes"),
-    _Column("activations GiB", "activation_peak_bytes"),
-    _Column("overhead GiB", "overhead_bytes"),
-    _Column("KV pool GiB", "kv_pool_bytes"),
-    _Column("KV tokens", "kv_cache_tokens"),
-    _Column("sequences", "max_concurrency"),
-)
-_HEAD = ("GPU", *(column.head for column in _COLUMNS), "limit")
+_COLUMNS = {
+    "memory GiB": "device_memory_bytes",
+    "weights GiB": "weight_bytes",
+    "activations GiB": "activation_peak_bytes",
+    "overhead GiB": "overhead_bytes",
+    "KV pool GiB": "kv_pool_bytes",
+    "KV tokens": "kv_cache_tokens",
+    "sequences": "max_concurrency",
+}
+"""Heads of the table's columns, and the figures that stand in them."""
+_HEAD = ("GPU", *_COLUMNS, "limit")
 
 
 def _deployment_rows(answer: Estimate) -> list[list[str]]:
     rows = []
-    for row in answer.deployments:
-        cells = [column.cell(row) for column in _COLUMNS]
-        rows.append([row.gpu, *cells, "" if row.fits else (row.limit or "does not fit")])
+    for deployment in answer.deployments:
+        figures = deployment_figures(deployment)
+        cells = [_cell(head, figures[name]) for head, name in _COLUMNS.items()]
+        rows.append([deployment.gpu, *cells, "" if deployment.fits else (deployment.limit or "does not fit")])
     return rows
+
+
+def _cell(head: str, value: Any) -> str:
+    if head.endswith("GiB"):
+        return format_gib(value)
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
 
 
 def _print_text(answer: Estimate, *, explain: bool) -> None:
@@ -146,7 +77,7 @@ def _print_text(answer: Estimate, *, explain: bool) -> None:
         _print_speeds(answer, explain=explain)
     if explain:
         print()
-        print("Assumed, because nobody said otherwise:" if answer.assumptions else "Nothing was assumed.")
+        print("Assumptions:" if answer.assumptions else "No assumptions.")
     for sentence in answer.assumptions if explain else answer.spec.assumptions:
         print(f"  - {sentence}" if explain else f"note: {sentence}")
 
@@ -210,7 +141,7 @@ def _print_deployments(answer: Estimate) -> None:
     if not any(row[-1] for row in rows):
         head, rows, text_columns = head[:-1], [row[:-1] for row in rows], (0,)
     first = answer.deployments[0]
-    num_gpus = first.tensor_parallel_size * first.pipeline_parallel_size
+    num_gpus = first.settings.tensor_parallel_size * first.settings.pipeline_parallel_size
     ranks = f" on {num_gpus} GPUs (bytes are per GPU)" if num_gpus > 1 else ""
     print_table(
         f"Sequences of {context} tokens that fit at once, {engine}{ranks}:", head, rows, text_columns=text_columns
@@ -227,7 +158,7 @@ def _print_speeds(answer: Estimate, *, explain: bool) -> None:
 def _print_budgets(answer: Estimate) -> None:
     for row in answer.deployments:
         print(
-            f"  {row.gpu}: {format_gib(row.device_memory_bytes)} x {row.gpu_memory_utilization:g} = "
+            f"  {row.gpu}: {format_gib(row.settings.device_memory_bytes)} x {row.settings.gpu_memory_utilization:g} = "
             f"{format_gib(row.budget_bytes)} GiB budget - weights {format_gib(row.weight_bytes)} - activations "
             f"{format_gib(row.activation_peak_bytes)} - overhead {format_gib(row.overhead_bytes)} = "
             f"{format_gib(row.kv_pool_bytes)} GiB = {row.num_blocks:,} blocks of {row.block_size} tokens"

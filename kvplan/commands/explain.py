@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.commands.render import print_json, print_table
 from kvplan.errors import KvplanError
 from kvplan.planner.explanation import Explanation, difference_gib, explain_log
+from kvplan.planner.explanation_document import explanation_document
 from kvplan.planner.startup_log import parse_startup_log
 from kvplan.units import format_gib
 
@@ -33,9 +34,9 @@ def explain(
             f"{log} says nothing about memory or KV cache.", hint="pass the log of a vLLM or SGLang server's start"
         )
     profile = find_gpu(gpu) if gpu is not None else None
-    answer = explain_log(found, _model(model, found.settings.model), profile)
+    answer = explain_log(found, _model(model, found.model), profile)
     if as_json:
-        print_json(explain_document(answer))
+        print_json(explanation_document(answer))
     else:
         _print(answer)
 
@@ -71,33 +72,10 @@ def _names(logged: str | None) -> list[str]:
     return [last] if logged.startswith(("/", "~", ".")) and not Path(logged).exists() else [logged]
 
 
-def explain_document(answer: Explanation) -> dict[str, Any]:
-    """The account in the schema ``kvplan.explain/1``."""
-    log, predicted = answer.log, answer.predicted
-    return {
-        "schema": "kvplan.explain/1",
-        "engine": log.engine,
-        "version": log.settings.version,
-        "model": log.settings.model,
-        "gpu": None if answer.gpu is None else answer.gpu.id,
-        "failure": log.failure,
-        "memory": [
-            {"part": part.name, "logged_bytes": part.logged_bytes, "predicted_bytes": part.predicted_bytes}
-            for part in answer.parts
-        ],
-        "kv_cache_tokens": {"logged": log.kv_cache_tokens, "predicted": predicted.kv_cache_tokens},
-        "num_blocks": {"logged": log.num_blocks, "predicted": predicted.num_blocks},
-        "max_concurrency": {"logged": log.max_concurrency, "predicted": predicted.max_concurrency},
-        "changes": [{"change": each.sentence, "gained_tokens": each.gained_tokens} for each in answer.changes],
-        "notes": list(answer.notes),
-    }
-
-
 def _print(answer: Explanation) -> None:
     log, predicted = answer.log, answer.predicted
-    settings = log.settings
     where = answer.gpu.id if answer.gpu else "an unknown GPU"
-    print(f"{log.engine} {settings.version or '(version not printed)'}: {settings.model or 'a model'} on {where}")
+    print(f"{log.engine} {log.version or '(version not printed)'}: {log.model or 'a model'} on {where}")
     if log.failure:
         print(f"  stopped: {log.failure}")
     print()

@@ -7,61 +7,93 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.gpus import GpuProfile, find_gpu, load_gpus
 from kvplan.catalog.measured import load_measured
 from kvplan.catalog.models import provenance_note, resolve_model
 from kvplan.commands.render import print_json, print_notes, print_table
+from kvplan.commands.setting_options import takes_settings
+from kvplan.commands.shared_options import (
+    ENGINE_PANEL,
+    OUTPUT_PANEL,
+    WORKLOAD_PANEL,
+    Calibration,
+    Model,
+    NoCalibration,
+    calibration_name,
+)
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.dtypes import KV_CACHE_DTYPES, SERVING_DTYPES, canonical_dtype
 from kvplan.estimate.speed.latency import Range
 from kvplan.planner.candidate import Deployment
 from kvplan.planner.document import USERS_ASSUMPTION, calibration_notes, plan_document
 from kvplan.planner.formats import FORMAT_NAMES
 from kvplan.planner.launch import launch_commands
 from kvplan.planner.request import PlanRequest
-from kvplan.planner.rule_of_thumb import RuleOfThumb
+from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.planner.search import Plan, make_plan
 from kvplan.planner.slo import parse_slo
+from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, MODEL_PANEL, ServingSettings
 from kvplan.units import format_bytes, format_gib, parse_tokens
 
 DEFAULTS = PlanRequest()
 _SHOWN = 10
 
 
-Model = Annotated[
-    str, typer.Argument(help="Short name, Hugging Face id, directory, config.json or .gguf.", metavar="MODEL")
-]
 More = Annotated[
     list[str] | None,
     typer.Argument(help="Further values of --slo (with a colon) and --gpu.", metavar="[VALUES]", show_default=False),
 ]
-Users = Annotated[int | None, typer.Option(help="Requests in progress at once.")]
-Rate = Annotated[float | None, typer.Option(help="Requests per second, instead of --users.")]
-AverageContext = Annotated[str | None, typer.Option(help="Tokens that a sequence holds on average, such as 8k.")]
-LongestContext = Annotated[str | None, typer.Option(help="Longest sequence that must be served, such as 32k.")]
-InputLength = Annotated[str | None, typer.Option(help="Tokens of a prompt.")]
-OutputLength = Annotated[str | None, typer.Option(help="Tokens of an answer.")]
+Users = Annotated[int | None, typer.Option(help="Requests in progress at once.", rich_help_panel=WORKLOAD_PANEL)]
+Rate = Annotated[
+    float | None, typer.Option(help="Requests per second, instead of --users.", rich_help_panel=WORKLOAD_PANEL)
+]
+AverageContext = Annotated[
+    str | None,
+    typer.Option(help="Tokens that a sequence holds on average, such as 8k.", rich_help_panel=WORKLOAD_PANEL),
+]
+LongestContext = Annotated[
+    str | None,
+    typer.Option(help="Longest sequence that must be served, such as 32k.", rich_help_panel=WORKLOAD_PANEL),
+]
+InputLength = Annotated[str | None, typer.Option(help="Tokens per prompt.", rich_help_panel=WORKLOAD_PANEL)]
+OutputLength = Annotated[str | None, typer.Option(help="Tokens per answer.", rich_help_panel=WORKLOAD_PANEL)]
 Levels = Annotated[
-    list[str] | None, typer.Option(help="ttft:500 tpot:50 e2el:5000 in ms, or mlperf:llama3.1-8b; several may follow.")
+    list[str] | None,
+    typer.Option(
+        help="ttft:500 tpot:50 e2el:5000 in ms, or mlperf:llama3.1-8b; takes several.", rich_help_panel=WORKLOAD_PANEL
+    ),
 ]
-Gpus = Annotated[list[str] | None, typer.Option(help="GPU names; several may follow. Default: all.")]
-MaxGpus = Annotated[int, typer.Option(help="GPUs in all, over all replicas.")]
-Formats = Annotated[list[str] | None, typer.Option(help="Weight formats to try: " + ", ".join(FORMAT_NAMES))]
-KvFormats = Annotated[list[str] | None, typer.Option(help="KV formats to try: auto, fp8.")]
-Dtype = Annotated[str, typer.Option(help="Activations: " + ", ".join(SERVING_DTYPES))]
-Utilization = Annotated[float, typer.Option(help="Share of each GPU's memory that the engine may use.")]
-WorstCase = Annotated[bool, typer.Option("--worst-case", help="Hold all users at --ctx-max, not at --ctx-avg.")]
-Engine = Annotated[str, typer.Option(help="vllm or vllm@VERSION: whose memory is planned.")]
-Calibration = Annotated[
-    str | None, typer.Option(help="Measured profile to take speeds from, or none. Default: the devices' own.")
+WorstCase = Annotated[
+    bool,
+    typer.Option(
+        "--worst-case", help="Size for all users at --ctx-max instead of --ctx-avg.", rich_help_panel=WORKLOAD_PANEL
+    ),
 ]
-NoCalibration = Annotated[bool, typer.Option("--no-calibration", help="The same as --calibration none.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw memory and concurrency to this PNG.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document, schema kvplan.plan/1.")]
+Gpus = Annotated[
+    list[str] | None, typer.Option(help="GPU names; takes several. Default: all.", rich_help_panel=GPU_PANEL)
+]
+MaxGpus = Annotated[int, typer.Option(help="GPUs in total, over all replicas.", rich_help_panel=GPU_PANEL)]
+Formats = Annotated[
+    list[str] | None,
+    typer.Option(help=f"Weight formats to try, repeatable: {', '.join(FORMAT_NAMES)}.", rich_help_panel=MODEL_PANEL),
+]
+KvFormats = Annotated[
+    list[str] | None,
+    typer.Option(help="KV cache formats to try, repeatable: auto, fp8.", rich_help_panel=MEMORY_PANEL),
+]
+Engine = Annotated[str, typer.Option(help="Memory model: vllm or vllm@VERSION.", rich_help_panel=ENGINE_PANEL)]
+Plot = Annotated[
+    Path | None, typer.Option(help="Draw memory and concurrency to this PNG file.", rich_help_panel=OUTPUT_PANEL)
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document, schema kvplan.plan/1.", rich_help_panel=OUTPUT_PANEL)
+]
 
 
+@takes_settings("gpu_memory_utilization", "dtype")
 def plan(
     model: Model,
+    settings: ServingSettings,
     more: More = None,
     users: Users = None,
     request_rate: Rate = None,
@@ -70,20 +102,18 @@ def plan(
     input_len: InputLength = None,
     output_len: OutputLength = None,
     slo: Levels = None,
+    worst_case: WorstCase = False,
     gpu: Gpus = None,
     max_gpus: MaxGpus = DEFAULTS.max_gpus,
     quantization: Formats = None,
     kv_cache_dtype: KvFormats = None,
-    dtype: Dtype = DEFAULTS.dtype,
-    gpu_memory_utilization: Utilization = DEFAULTS.gpu_memory_utilization,
-    worst_case: WorstCase = False,
     engine: Engine = "vllm",
     calibration: Calibration = None,
     no_calibration: NoCalibration = False,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the GPUs and settings that serve so many users at such a context."""
+    """Find the GPUs and settings that serve a given load."""
     levels, names = _sort_words(slo or [], gpu or [], more or [])
     request = PlanRequest(
         num_users=_positive(users, "--users"),
@@ -96,14 +126,13 @@ def plan(
         gpus=_gpus(names),
         max_gpus=_positive(max_gpus, "--max-gpus") or DEFAULTS.max_gpus,
         quantizations=tuple(quantization) if quantization else None,
-        kv_cache_dtypes=_kv_formats(kv_cache_dtype),
-        gpu_memory_utilization=gpu_memory_utilization,
-        dtype=canonical_dtype(dtype, SERVING_DTYPES, option="--dtype"),
+        kv_cache_dtypes=tuple(map(KNOBS["kv_cache_dtype"].canonical_name, kv_cache_dtype or ["auto"])),
         worst_case=worst_case,
-        version=_version(engine),
+        engine=EngineChoice.parse(engine, known=("vllm",)),
+        settings=settings,
     )
     spec = resolve_model(model)
-    measured = load_measured("none" if no_calibration else calibration)
+    measured = load_measured(calibration_name(calibration, no_calibration))
     found = make_plan(spec, request, measured)
     print_notes(*measured.notices, provenance_note(spec))
     _answer(found, plot, as_json=as_json)
@@ -122,10 +151,6 @@ def _answer(found: Plan, plot: Path | None, *, as_json: bool) -> None:
         raise _nothing_fits(found)
 
 
-def _kv_formats(names: list[str] | None) -> tuple[str, ...]:
-    return tuple(canonical_dtype(name, KV_CACHE_DTYPES, option="--kv-cache-dtype") for name in names or ["auto"])
-
-
 def _sort_words(slo: list[str], gpu: list[str], more: list[str]) -> tuple[list[str], list[str]]:
     """``--slo ttft:500 tpot:50`` leaves the second value behind: words with a colon are levels, others GPUs."""
     levels = [word for text in slo for word in text.replace(",", " ").split()]
@@ -136,7 +161,7 @@ def _sort_words(slo: list[str], gpu: list[str], more: list[str]) -> tuple[list[s
         elif gpu:
             names.append(word)
         else:
-            raise UsageError(f"'{word}' belongs to no option.", hint="GPUs are named after --gpu")
+            raise UsageError(f"Unexpected argument '{word}'.", hint="GPU names follow --gpu")
     return levels, names
 
 
@@ -144,13 +169,6 @@ def _gpus(names: list[str]) -> tuple[GpuProfile, ...]:
     if names:
         return tuple(dict.fromkeys(find_gpu(name) for name in names))
     return tuple(gpu for gpu in load_gpus() if not gpu.is_cpu)
-
-
-def _version(engine: str) -> str:
-    name, _, version = engine.strip().lower().partition("@")
-    if name != "vllm":
-        raise UsageError(f"--engine does not know '{engine}'.", hint="vllm, or vllm@VERSION such as vllm@0.19")
-    return version or "latest"
 
 
 def _tokens(text: str | None) -> int | None:
@@ -162,7 +180,7 @@ Number = TypeVar("Number", int, float)
 
 def _positive(number: Number | None, option: str) -> Number | None:
     if number is not None and number <= 0:
-        raise UsageError(f"{option} is {number}, but a positive number is expected.", hint=f"for instance {option} 8")
+        raise UsageError(f"{option} must be above 0, got {number}.", hint=f"for example {option} 8")
     return number
 
 
@@ -241,20 +259,12 @@ def _origin_sentence(found: Plan) -> str:
 
 
 def _settings_line(deployment: Deployment) -> str:
-    settings = deployment.prediction.settings
+    settings = deployment.prediction.settings.serving
     return (
         f"{deployment.name}, gpu_memory_utilization {settings.gpu_memory_utilization}, "
         f"max_num_seqs {settings.max_num_seqs}, max_model_len {settings.max_model_len}, "
         f"max_num_batched_tokens {settings.max_num_batched_tokens}, block_size {deployment.prediction.block_size}"
     )
-
-
-def users_by_rule(deployment: Deployment, rule: RuleOfThumb | None) -> int | None:
-    """Users that the rule of thumb would put on the same GPUs."""
-    if rule is None:
-        return None
-    memory = deployment.choice.gpu.memory_bytes * deployment.choice.tensor_parallel_size
-    return deployment.replicas * rule.users_on(memory)
 
 
 def _row(deployment: Deployment, rule: RuleOfThumb | None) -> tuple[str, ...]:
@@ -263,12 +273,12 @@ def _row(deployment: Deployment, rule: RuleOfThumb | None) -> tuple[str, ...]:
     return (
         deployment.name,
         deployment.choice.weights.name,
-        deployment.prediction.settings.kv_cache_dtype,
+        deployment.prediction.settings.serving.kv_cache_dtype,
         format_gib(rank.weight_bytes),
         format_gib(max(rank.available_kv_bytes, 0)),
         f"{capacity.average_sequences * deployment.replicas:,}",
         f"{capacity.worst_sequences * deployment.replicas:,}",
-        "-" if rule is None else f"{users_by_rule(deployment, rule):,}",
+        "-" if rule is None else f"{users_by_rule(rule, deployment):,}",
         _milliseconds(speed.ttft_seconds),
         _milliseconds(speed.tpot_seconds),
         f"{throughput[0]:,.0f}-{throughput[1]:,.0f}",

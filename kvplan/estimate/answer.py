@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.gpus import GpuProfile
 from kvplan.catalog.measured import MeasuredProfiles
 from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.deployments import Deployment, EngineChoice, Placement, PlacementSettings, place_all
+from kvplan.estimate.deployments import Deployment, Placement, place
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, KvCacheSize, size_sequence
 from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages
 from kvplan.estimate.speed.device_speed import DeploymentSpeed, deployment_speeds
 from kvplan.estimate.weights import WeightBytes, extra_bytes, named_format, size_weights
+from kvplan.settings import ServingSettings
 from kvplan.units import format_tokens
 
 DEFAULT_BLOCK_SIZE = 16
@@ -22,23 +24,12 @@ DEFAULT_IN_FLIGHT_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class EstimateRequest:
-    """What the user asks; None and "auto" mean: the model's or the engine's own default."""
+    """The question about a model. ``context_tokens`` None: the model's longest."""
 
     context_tokens: int | None = None
     gpus: tuple[GpuProfile, ...] = ()
-    device_memory_bytes: int | None = None
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    dtype: str = "auto"
-    quantization: str = "auto"
-    kv_cache_dtype: str = "auto"
-    block_size: int | None = None
-    gpu_memory_utilization: float | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
     engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
-    encoder_tokens: int | None = None
-    language_model_only: bool = False
+    settings: ServingSettings = ServingSettings()  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +59,17 @@ def make_estimate(
     model: ModelSpec, request: EstimateRequest, measured: MeasuredProfiles = MeasuredProfiles()
 ) -> Estimate:
     """Size the model's weights and cache, and place it on every requested GPU. ``measured``: speeds that are known."""
-    spec = with_quantization(model, request.quantization)
+    asked = request.settings
+    spec = with_quantization(model, asked.quantization)
     notes = list(spec.assumptions)
     context_tokens = _context(spec, request, notes)
-    dtype = serving_dtype(spec.dtype, request.dtype)
-    cache = _cache_settings(spec, request, dtype, notes)
-    in_flight = request.max_num_batched_tokens or DEFAULT_IN_FLIGHT_TOKENS
+    dtype = serving_dtype(spec.dtype, asked.dtype)
+    cache = _cache_settings(spec, asked, dtype, notes)
+    in_flight = asked.max_num_batched_tokens or DEFAULT_IN_FLIGHT_TOKENS
     pages = _pages(spec, request, cache, context_tokens, in_flight, notes)
-    placements = place_all(spec, request.gpus, _placement(request, context_tokens, dtype, cache.encoder_tokens))
-    _note_dtypes(model, request, dtype, notes)
+    settings = replace(asked, max_model_len=context_tokens, dtype=dtype, encoder_tokens=cache.encoder_tokens)
+    placements = [place(spec, gpu, request.engine, settings) for gpu in request.gpus]
+    _note_dtypes(model, asked, dtype, notes)
     notes.extend(_gathered(placements))
     deployments = tuple(placement.deployment for placement in placements)
     return Estimate(
@@ -131,21 +124,21 @@ def _context(spec: ModelSpec, request: EstimateRequest, notes: list[str]) -> int
     return request.context_tokens
 
 
-def _cache_settings(spec: ModelSpec, request: EstimateRequest, dtype: str, notes: list[str]) -> CacheSettings:
-    kv_dtype = cache_dtype(dtype, request.kv_cache_dtype)
+def _cache_settings(spec: ModelSpec, asked: ServingSettings, dtype: str, notes: list[str]) -> CacheSettings:
+    kv_dtype = cache_dtype(dtype, asked.kv_cache_dtype)
     if kv_dtype == "fp8_ds_mla" and not any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
         raise UsageError(
             f"fp8_ds_mla is a layout of latent attention, which {spec.id} does not have.",
             hint="use --kv-cache-dtype fp8",
         )
-    tokens = request.encoder_tokens
+    tokens = asked.encoder_tokens
     crossed = [layer.cross_attention for layer in spec.layers if layer.cross_attention is not None]
     if crossed and tokens is None:
         tokens = crossed[0].encoder_tokens
         if tokens is not None:
             notes.append(f"A sequence attends to {tokens:,} encoder tokens: --encoder-tokens changes it.")
     published = spec.quantization.kv_cache_dtype if spec.quantization else None
-    if published and request.kv_cache_dtype == "auto":
+    if published and asked.kv_cache_dtype == "auto":
         notes.append(f"The checkpoint has scales for an {published} KV cache: --kv-cache-dtype {published} uses them.")
     return CacheSettings(model_dtype=dtype, kv_dtype=kv_dtype, encoder_tokens=tokens)
 
@@ -158,7 +151,7 @@ def _pages(
     in_flight: int,
     notes: list[str],
 ) -> SequencePages | None:
-    block_size = request.block_size or DEFAULT_BLOCK_SIZE
+    block_size = request.settings.block_size or DEFAULT_BLOCK_SIZE
     if request.engine.name == "kvplan":
         return kvplan_pages(spec, cache, context_tokens=context_tokens, block_size=block_size)
     try:
@@ -177,28 +170,8 @@ def _pages(
         return None
 
 
-def _placement(
-    request: EstimateRequest, context_tokens: int, dtype: str, encoder_tokens: int | None
-) -> PlacementSettings:
-    return PlacementSettings(
-        engine=request.engine,
-        max_model_len=context_tokens,
-        dtype=dtype,
-        kv_cache_dtype=request.kv_cache_dtype,
-        device_memory_bytes=request.device_memory_bytes,
-        tensor_parallel_size=request.tensor_parallel_size,
-        pipeline_parallel_size=request.pipeline_parallel_size,
-        block_size=request.block_size,
-        gpu_memory_utilization=request.gpu_memory_utilization,
-        max_num_seqs=request.max_num_seqs,
-        max_num_batched_tokens=request.max_num_batched_tokens,
-        encoder_tokens=encoder_tokens,
-        language_model_only=request.language_model_only,
-    )
-
-
-def _note_dtypes(spec: ModelSpec, request: EstimateRequest, dtype: str, notes: list[str]) -> None:
-    if request.dtype == "auto" and dtype != spec.dtype:
+def _note_dtypes(spec: ModelSpec, asked: ServingSettings, dtype: str, notes: list[str]) -> None:
+    if asked.dtype == "auto" and dtype != spec.dtype:
         notes.append(f"The weights are published in {spec.dtype} and taken to be served in {dtype} (--dtype).")
     for extra in spec.extras:
         if extra.num_parameters is None and extra.kind != "multi_token_prediction":

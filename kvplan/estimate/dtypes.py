@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from kvplan.errors import UsageError
-
 BYTES_PER_ELEMENT: dict[str, float] = {
     "float64": 8,
     "float32": 4,
@@ -16,17 +14,6 @@ BYTES_PER_ELEMENT: dict[str, float] = {
     "fp8_ds_mla": 1,
     "int8": 1,
 }
-_SAME = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
-SERVING_DTYPES = ("auto", "bfloat16", "float16", "float32")
-KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "int8")
-
-
-def canonical_dtype(name: str, allowed: tuple[str, ...], *, option: str) -> str:
-    """``name`` in its long form. UsageError when it is not in ``allowed``."""
-    folded = _SAME.get(name.casefold(), name.casefold())
-    if folded not in allowed:
-        raise UsageError(f"{option} does not know '{name}'.", hint="one of " + ", ".join(allowed))
-    return folded
 
 
 def element_bytes(dtype: str) -> int:

@@ -22,6 +22,7 @@ from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.kv_cache import CacheEntry, CacheSettings, layer_entries
 from kvplan.estimate.vllm.weights import rank_weight_bytes, stored_formats
+from kvplan.settings import ServingSettings
 from kvplan.units import GIB, MIB
 
 CONTEXT_BYTES = GIB // 2
@@ -36,22 +37,6 @@ _UP_TO_GIB = ((20, 2048, 8, 8), (35, 2048, 24, 80), (60, 4096, 32, 160), (160, 8
 _LARGEST = (16384, 512, 512)
 _META_MIB, _PREFILL_MIB_PER_TOKEN, _GRAPH_MIB_PER_ROW, _GPU_MIB = 512, 1.5, 2, 128
 _LEAST_MIB_ON_LARGE_GPUS, _LARGE_GPU_MIB = 10 * 1024, 60 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class SglangSettings:
-    """What decides the pools, in SGLang's terms; None: its default.
-
-    ``free_bytes``: what the log says was free before loading ("avail mem"), instead of the GPU's total less a context.
-    """
-
-    mem_fraction_static: float | None = None
-    tensor_parallel_size: int = 1
-    dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
-    quantization: str | None = None
-    device_memory_bytes: int | None = None
-    free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +67,17 @@ class _Cells:
     state_bytes: int
 
 
-def predict_sglang(spec: ModelSpec, gpu: GpuProfile, settings: SglangSettings) -> SglangPrediction:
-    """The pools of ``spec`` on ``gpu``. KvplanError for caches of encoders and of compressed attention."""
+def predict_sglang(
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    settings: ServingSettings = ServingSettings(),
+    free_bytes: int | None = None,
+) -> SglangPrediction:
+    """The pools of ``spec`` on ``gpu``. KvplanError for caches of encoders and of compressed attention.
+
+    ``gpu_memory_utilization`` stands for ``mem_fraction_static``. ``free_bytes``: what the log says was free before
+    loading ("avail mem"), instead of the GPU's total less a context.
+    """
     dtype = serving_dtype(spec.dtype, settings.dtype)
     cells = _cells(spec, settings, dtype)
     weight_bytes = rank_weight_bytes(
@@ -95,8 +89,8 @@ def predict_sglang(spec: ModelSpec, gpu: GpuProfile, settings: SglangSettings) -
         max_model_len=spec.max_position_embeddings or 1,
     )
     total = settings.device_memory_bytes or gpu.memory_bytes
-    static = settings.mem_fraction_static or default_static_fraction(total, settings.tensor_parallel_size)
-    free = settings.free_bytes or total - CONTEXT_BYTES
+    static = settings.gpu_memory_utilization or default_static_fraction(total, settings.tensor_parallel_size)
+    free = free_bytes or total - CONTEXT_BYTES
     rest = int(free * static) - weight_bytes
     slots = _state_slots(rest, cells.state_bytes)
     states = (slots + 1) * cells.state_bytes if cells.state_bytes else 0
@@ -139,7 +133,7 @@ def _state_slots(rest_bytes: int, state_bytes: int) -> int:
     return max(int((budget - state_bytes) // state_bytes), 0)
 
 
-def _cells(spec: ModelSpec, settings: SglangSettings, dtype: str) -> _Cells:
+def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str) -> _Cells:
     kv_dtype = "fp8" if settings.kv_cache_dtype.startswith("fp8") else settings.kv_cache_dtype
     is_sparse = any(isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer for layer in spec.layers)
     cache = CacheSettings(

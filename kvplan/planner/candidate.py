@@ -14,7 +14,6 @@ from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.prediction import (
     Memo,
     VllmPrediction,
-    VllmSettings,
     cache_settings,
     predict_vllm,
     request_shape,
@@ -142,15 +141,14 @@ def try_choice(trial: Trial, choice: Choice) -> Deployment | Miss | None:
 def _predict(trial: Trial, choice: Choice, users: float | None) -> VllmPrediction:
     wanted = users if users is not None else trial.workload.num_users or 1
     rows = min(max(math.ceil(wanted / _SEQUENCE_STEP) * _SEQUENCE_STEP, _SEQUENCE_STEP), _MOST_SEQUENCES)
-    settings = VllmSettings(
-        gpu_memory_utilization=trial.request.gpu_memory_utilization,
+    settings = replace(
+        trial.request.settings,
         max_model_len=trial.workload.longest_context,
         max_num_seqs=rows,
         tensor_parallel_size=choice.tensor_parallel_size,
-        dtype=trial.request.dtype,
         kv_cache_dtype=choice.kv_cache_dtype,
     )
-    return predict_vllm(choice.weights.spec, choice.gpu, settings, trial.request.version, memo=trial.memo)
+    return predict_vllm(choice.weights.spec, choice.gpu, settings, trial.request.engine.version, memo=trial.memo)
 
 
 def _with_replicas(trial: Trial, choice: Choice, replicas: int) -> Deployment | Miss:
@@ -175,7 +173,7 @@ def _work(trial: Trial, choice: Choice) -> tuple[ModelWork, int]:
     key = (choice.tensor_parallel_size, choice.weights.name, choice.kv_cache_dtype)
     if key not in trial.works:
         prediction = _predict(trial, choice, None)
-        spec, settings = choice.weights.spec, prediction.settings
+        spec, settings = choice.weights.spec, prediction.settings.serving
         work = model_work(spec, prediction.rank.weight_bytes, settings.dtype, choice.tensor_parallel_size)
         kv_bytes = kv_read_bytes(spec, trial.workload.average_context, cache_settings(spec, settings))
         trial.works[key] = (work, kv_bytes)

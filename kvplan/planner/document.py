@@ -8,7 +8,7 @@ from typing import Any
 from kvplan.estimate.speed.latency import Range
 from kvplan.planner.candidate import Deployment, Miss
 from kvplan.planner.launch import launch_commands
-from kvplan.planner.rule_of_thumb import RuleOfThumb
+from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.planner.search import Plan
 
 SCHEMA = "kvplan.plan/1"
@@ -87,7 +87,7 @@ def calibration_notes(deployments: Iterable[Deployment]) -> list[str]:
 def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb | None = None) -> dict[str, Any]:
     """One ranked deployment."""
     choice, prediction, speed = deployment.choice, deployment.prediction, deployment.speed
-    settings, capacity = prediction.settings, deployment.capacity
+    settings, capacity = prediction.settings.serving, deployment.capacity
     throughput = deployment.output_tokens_per_second
     return {
         "gpu": choice.gpu.id,
@@ -105,9 +105,7 @@ def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb
         "capacity": {
             "average_sequences": capacity.average_sequences * deployment.replicas,
             "worst_case_sequences": capacity.worst_sequences * deployment.replicas,
-            "rule_of_thumb_users": None
-            if rule is None
-            else deployment.replicas * rule.users_on(choice.gpu.memory_bytes * choice.tensor_parallel_size),
+            "rule_of_thumb_users": None if rule is None else users_by_rule(rule, deployment),
             "bytes_per_average_sequence": capacity.average_bytes,
             "bytes_per_worst_case_sequence": capacity.worst_bytes,
         },
@@ -133,7 +131,7 @@ def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb
 
 def memory_document(deployment: Deployment) -> dict[str, int]:
     """Where each byte of one GPU goes, with the pool's use at average and at worst case."""
-    rank, settings = deployment.prediction.rank, deployment.prediction.settings
+    rank, settings = deployment.prediction.rank, deployment.prediction.settings.serving
     pool = max(rank.available_kv_bytes, 0)
     users = int(deployment.users_per_replica)
     return {

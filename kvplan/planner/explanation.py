@@ -9,9 +9,10 @@ from kvplan.catalog.engines import is_modified_build, vllm_release
 from kvplan.catalog.gpus import GpuProfile, load_gpus
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.estimate.sglang import CONTEXT_BYTES, SglangPrediction, SglangSettings, predict_sglang
-from kvplan.estimate.vllm.prediction import VllmPrediction, VllmSettings, predict_vllm
+from kvplan.estimate.sglang import CONTEXT_BYTES, SglangPrediction, predict_sglang
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.planner.startup_log import StartupLog
+from kvplan.settings import ServingSettings
 from kvplan.units import GIB, format_bytes
 
 _SMALL_GAIN = 0.02
@@ -92,9 +93,9 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
     empty = _parts(log, None)
     if spec is None or gpu is None:
         return empty, Counts(), ()
-    settings = _sglang_settings(log)
+    free = log.memory.free_bytes
     try:
-        found = predict_sglang(spec, gpu, settings)
+        found = predict_sglang(spec, gpu, log.settings, free)
     except KvplanError as error:
         notes.append(f"There is no prediction: {error.message}")
         return empty, Counts(), ()
@@ -113,9 +114,9 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
                 "--max-num-batched-tokens"
             )
         )
-    for sentence, changed in _sglang_variants(settings, found, log.memory.left_bytes):
+    for sentence, changed in _sglang_variants(log, found):
         try:
-            gained = predict_sglang(spec, gpu, changed).kv_cache_tokens - found.kv_cache_tokens
+            gained = predict_sglang(spec, gpu, changed, free).kv_cache_tokens - found.kv_cache_tokens
         except KvplanError:
             continue
         changes.append(Change(sentence, gained))
@@ -123,32 +124,17 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
     return parts, Counts(found.kv_cache_tokens), useful
 
 
-def _sglang_settings(log: StartupLog) -> SglangSettings:
-    found = log.settings
-    return SglangSettings(
-        mem_fraction_static=found.gpu_memory_utilization,
-        tensor_parallel_size=found.tensor_parallel_size or 1,
-        dtype=found.dtype or "auto",
-        kv_cache_dtype=found.kv_cache_dtype or "auto",
-        quantization=found.quantization,
-        device_memory_bytes=log.memory.total_bytes,
-        free_bytes=log.memory.free_bytes,
-    )
-
-
-def _sglang_variants(
-    settings: SglangSettings, found: SglangPrediction, left_bytes: int | None
-) -> Iterator[tuple[str, SglangSettings]]:
-    static = found.mem_fraction_static
-    if left_bytes is not None:
-        spare = (left_bytes - _LEFT_FOR_PREFILL_BYTES) / (settings.free_bytes or found.device_memory_bytes)
+def _sglang_variants(log: StartupLog, found: SglangPrediction) -> Iterator[tuple[str, ServingSettings]]:
+    settings, memory, static = log.settings, log.memory, found.mem_fraction_static
+    if memory.left_bytes is not None:
+        spare = (memory.left_bytes - _LEFT_FOR_PREFILL_BYTES) / (memory.free_bytes or found.device_memory_bytes)
         raised = int((static + spare) * 100) / 100
         if raised > static:
-            yield f"raise --gpu-memory-utilization to {raised}", replace(settings, mem_fraction_static=raised)
+            yield f"raise --gpu-memory-utilization to {raised}", replace(settings, gpu_memory_utilization=raised)
     if settings.kv_cache_dtype == "auto":
         yield "keep the KV cache in 8 bits: --kv-cache-dtype fp8", replace(settings, kv_cache_dtype="fp8")
     more = settings.tensor_parallel_size * 2
-    wider = replace(settings, tensor_parallel_size=more, mem_fraction_static=static)
+    wider = replace(settings, tensor_parallel_size=more, gpu_memory_utilization=static)
     yield f"use {more} GPUs: --tensor-parallel-size {more}", wider
 
 
@@ -163,52 +149,26 @@ def _nearest_gpu(total_bytes: int) -> GpuProfile:
     return min(load_gpus(), key=lambda gpu: abs(gpu.memory_bytes - total_bytes))
 
 
-def log_settings(log: StartupLog) -> VllmSettings:
-    """The log's settings in vLLM's terms; what it does not print is left to the version's default."""
-    found = log.settings
-    return VllmSettings(
-        gpu_memory_utilization=found.gpu_memory_utilization,
-        max_model_len=found.max_model_len,
-        max_num_batched_tokens=found.max_num_batched_tokens,
-        max_num_seqs=found.max_num_seqs,
-        tensor_parallel_size=found.tensor_parallel_size or 1,
-        pipeline_parallel_size=found.pipeline_parallel_size or 1,
-        dtype=found.dtype or "auto",
-        quantization=found.quantization,
-        kv_cache_dtype=found.kv_cache_dtype or "auto",
-        enforce_eager=bool(found.enforce_eager),
-        num_speculative_tokens=found.num_speculative_tokens or 0,
-        decode_context_parallel_size=found.decode_context_parallel_size or 1,
-        enable_prefix_caching=found.enable_prefix_caching,
-        estimate_cudagraphs=found.estimate_cudagraphs,
-        language_model_only=found.language_model_only,
-        has_flashinfer=found.has_flashinfer,
-        device_memory_bytes=log.memory.total_bytes,
-    )
-
-
 def _version(log: StartupLog) -> str:
-    return log.settings.version or log.wording or "latest"
+    return log.version or log.wording or "latest"
 
 
 def _predict(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, notes: list[str]) -> VllmPrediction | None:
     try:
-        found = predict_vllm(spec, gpu, log_settings(log), _version(log))
+        found = predict_vllm(spec, gpu, log.settings, _version(log))
     except KvplanError as error:
         notes.append(f"There is no prediction: {error.message}")
         return None
     notes.extend(found.settings.notes)
-    if log.settings.version is None:
+    if log.version is None:
         notes.append(f"The log does not print a version: it is compared with vLLM {found.version}.")
-    if is_modified_build(log.settings.version or ""):
-        notes.append(
-            f"vLLM {log.settings.version} is neither a release nor a commit of vLLM: what it changed is not modelled."
-        )
+    if is_modified_build(log.version or ""):
+        notes.append(f"vLLM {log.version} is neither a release nor a commit of vLLM: what it changed is not modelled.")
     return found
 
 
 _PARTS: tuple[tuple[str, str, Callable[[VllmPrediction], int]], ...] = (
-    ("GPU in all", "total_bytes", lambda found: found.settings.device_memory_bytes),
+    ("GPU in all", "total_bytes", lambda found: found.settings.serving.device_memory_bytes),
     ("the engine may use", "budget_bytes", lambda found: found.rank.requested_bytes),
     ("weights", "weight_bytes", lambda found: found.rank.weight_bytes),
     ("activations (peak)", "activation_bytes", lambda found: found.rank.activation.peak_bytes),
@@ -228,7 +188,7 @@ def _parts(log: StartupLog, prediction: VllmPrediction | None) -> tuple[Part, ..
 
 def _changes(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: VllmPrediction) -> Iterator[Change]:
     now = _held_tokens(prediction)
-    for sentence, settings in _variants(log_settings(log), prediction):
+    for sentence, settings in _variants(log.settings, prediction):
         try:
             changed = predict_vllm(spec, gpu, settings, _version(log))
         except KvplanError:
@@ -240,11 +200,11 @@ def _changes(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: Vllm
 
 def _held_tokens(prediction: VllmPrediction) -> int:
     """Tokens of sequences of the longest length that the pool holds: groups of layers are not counted twice."""
-    return int(prediction.max_concurrency * prediction.settings.max_model_len)
+    return int(prediction.max_concurrency * prediction.settings.serving.max_model_len)
 
 
-def _variants(settings: VllmSettings, prediction: VllmPrediction) -> Iterator[tuple[str, VllmSettings]]:
-    resolved, rank = prediction.settings, prediction.rank
+def _variants(settings: ServingSettings, prediction: VllmPrediction) -> Iterator[tuple[str, ServingSettings]]:
+    resolved, rank = prediction.settings.serving, prediction.rank
     if resolved.gpu_memory_utilization < 0.95:
         yield "raise --gpu-memory-utilization to 0.95", replace(settings, gpu_memory_utilization=0.95)
     if rank.activation.decided_by == "sampler" and resolved.max_num_seqs > _MANY_SEQUENCES:

@@ -46,7 +46,7 @@ def _kv_bits(deployment: Deployment) -> bool:
 
 def _kvplan(deployment: Deployment, model_id: str) -> str:
     """A sweep of exactly one setting: kvplan's engine measures a plan, it does not serve one."""
-    settings = deployment.prediction.settings
+    settings = deployment.prediction.settings.serving
     words: list[object] = ["kvplan", "sweep", "--model", model_id]
     words += ["--gpu-memory-utilization", settings.gpu_memory_utilization, "--max-num-seqs", settings.max_num_seqs]
     words += ["--block-size", settings.block_size, "--max-model-len", settings.max_model_len]
@@ -57,7 +57,7 @@ def _kvplan(deployment: Deployment, model_id: str) -> str:
 
 
 def _vllm(deployment: Deployment, checkpoint: str) -> str:
-    settings, choice = deployment.prediction.settings, deployment.choice
+    settings, choice = deployment.prediction.settings.serving, deployment.choice
     words: list[object] = ["vllm", "serve", checkpoint, "--max-model-len", settings.max_model_len]
     words += ["--max-num-seqs", settings.max_num_seqs, "--max-num-batched-tokens", settings.max_num_batched_tokens]
     words += ["--gpu-memory-utilization", settings.gpu_memory_utilization]
@@ -72,7 +72,7 @@ def _vllm(deployment: Deployment, checkpoint: str) -> str:
 
 def _sglang(deployment: Deployment, checkpoint: str) -> str:
     """SGLang's fraction covers weights and KV pool; activations lie outside it, so it is smaller than vLLM's."""
-    settings, choice = deployment.prediction.settings, deployment.choice
+    settings, choice = deployment.prediction.settings.serving, deployment.choice
     rank = deployment.prediction.rank
     static = (rank.weight_bytes + max(rank.available_kv_bytes, 0)) / settings.device_memory_bytes
     words: list[object] = ["python", "-m", "sglang.launch_server", "--model-path", checkpoint]
@@ -89,7 +89,7 @@ def _sglang(deployment: Deployment, checkpoint: str) -> str:
 
 def _tensorrt(deployment: Deployment, checkpoint: str) -> str:
     """TensorRT-LLM's fraction is of the memory that is free once weights and engine are loaded."""
-    settings, choice = deployment.prediction.settings, deployment.choice
+    settings, choice = deployment.prediction.settings.serving, deployment.choice
     rank = deployment.prediction.rank
     free = settings.device_memory_bytes - rank.weight_bytes - rank.activation.peak_bytes - rank.non_torch_bytes
     fraction = max(min(rank.available_kv_bytes / max(free, 1), 0.95), 0.05)
@@ -102,7 +102,7 @@ def _tensorrt(deployment: Deployment, checkpoint: str) -> str:
 
 
 def _tgi(deployment: Deployment, checkpoint: str) -> str:
-    settings, choice = deployment.prediction.settings, deployment.choice
+    settings, choice = deployment.prediction.settings.serving, deployment.choice
     words: list[object] = ["text-generation-launcher", "--model-id", checkpoint]
     words += ["--max-total-tokens", settings.max_model_len, "--max-input-tokens", settings.max_model_len - 1]
     words += ["--max-concurrent-requests", settings.max_num_seqs]
@@ -119,7 +119,7 @@ def _tgi(deployment: Deployment, checkpoint: str) -> str:
 
 def _llama_cpp(deployment: Deployment, model_id: str) -> str:
     """llama.cpp shares one context between its slots: slots x average context, and at least one longest sequence."""
-    settings, choice = deployment.prediction.settings, deployment.choice
+    settings, choice = deployment.prediction.settings.serving, deployment.choice
     slots = max(int(deployment.users_per_replica), 1)
     average = deployment.capacity.average_bytes / max(deployment.capacity.worst_bytes, 1) * settings.max_model_len
     context = max(int(slots * average), settings.max_model_len)

@@ -50,10 +50,10 @@ def concurrency_curve(deployment: Deployment) -> tuple[list[int], list[int]]:
     prediction = deployment.prediction
     shape = request_shape(prediction.settings, vllm_release(prediction.version))
     lengths, length = [], 512
-    while length < prediction.settings.max_model_len:
+    while length < prediction.settings.serving.max_model_len:
         lengths.append(length)
         length *= 2
-    lengths.append(prediction.settings.max_model_len)
+    lengths.append(prediction.settings.serving.max_model_len)
     held = [
         deployment.replicas
         * (

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.gpus import GpuProfile
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.planner.slo import Slo
+from kvplan.settings import ServingSettings
 
 _DEFAULT_OUTPUT_TOKENS = 256
 _DEFAULT_CONTEXT_TOKENS = 4096
@@ -15,7 +17,11 @@ _DEFAULT_CONTEXT_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """The question. ``num_users`` requests at once, or ``requests_per_second`` of them; lengths in tokens."""
+    """The question. ``num_users`` requests at once, or ``requests_per_second`` of them; lengths in tokens.
+
+    ``settings``: those that every deployment shares. What the search varies stands beside them: ``quantizations`` and
+    ``kv_cache_dtypes`` to try, and the GPUs.
+    """
 
     num_users: int | None = None
     requests_per_second: float | None = None
@@ -28,10 +34,9 @@ class PlanRequest:
     max_gpus: int = 8
     quantizations: tuple[str, ...] | None = None
     kv_cache_dtypes: tuple[str, ...] = ("auto",)
-    gpu_memory_utilization: float = 0.9
-    dtype: str = "auto"
     worst_case: bool = False
-    version: str = "latest"
+    engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
+    settings: ServingSettings = ServingSettings()  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True, slots=True)

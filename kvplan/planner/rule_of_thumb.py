@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.weights import size_weights
+from kvplan.planner.candidate import Deployment
 from kvplan.planner.request import PlanRequest, Workload
 
 BYTES_PER_USER = 1_200_000_000
@@ -33,5 +34,11 @@ def rule_of_thumb(spec: ModelSpec, request: PlanRequest, workload: Workload) -> 
     """None when the question gives a rate of requests instead of users."""
     if workload.num_users is None:
         return None
-    weights = size_weights(spec, serving_dtype(spec.dtype, request.dtype)).total_bytes
+    weights = size_weights(spec, serving_dtype(spec.dtype, request.settings.dtype)).total_bytes
     return RuleOfThumb(weights, workload.num_users)
+
+
+def users_by_rule(rule: RuleOfThumb, deployment: Deployment) -> int:
+    """Users that the rule would put on the deployment's GPUs: each replica holds the weights."""
+    memory_bytes = deployment.choice.gpu.memory_bytes * deployment.choice.tensor_parallel_size
+    return deployment.replicas * rule.users_on(memory_bytes)

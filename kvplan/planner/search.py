@@ -70,7 +70,7 @@ def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles 
 
 def choices(spec: ModelSpec, request: PlanRequest) -> Iterator[Choice]:
     """Every combination worth trying: GPUs that have kernels for the formats, sizes that a node and the limit allow."""
-    for weights in weight_formats(spec, request.quantizations, request.dtype):
+    for weights in weight_formats(spec, request.quantizations, request.settings.dtype):
         for kv_cache_dtype in request.kv_cache_dtypes:
             for gpu in request.gpus:
                 if not runs_on(weights, kv_cache_dtype, gpu):

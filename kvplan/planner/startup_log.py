@@ -9,35 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
+from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 
 Engine = Literal["vllm", "sglang"]
-
-
-@dataclass(frozen=True, slots=True)
-class LogSettings:
-    """Settings found in the log; None: not printed."""
-
-    model: str | None = None
-    version: str | None = None
-    gpu_memory_utilization: float | None = None
-    max_model_len: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int | None = None
-    tensor_parallel_size: int | None = None
-    pipeline_parallel_size: int | None = None
-    dtype: str | None = None
-    quantization: str | None = None
-    kv_cache_dtype: str | None = None
-    enforce_eager: bool | None = None
-    enable_prefix_caching: bool | None = None
-    estimate_cudagraphs: bool | None = None
-    num_speculative_tokens: int | None = None
-    decode_context_parallel_size: int | None = None
-    language_model_only: bool = False
-    has_flashinfer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +41,14 @@ class LogMemory:
 class StartupLog:
     """One start of an engine. ``failure`` is the sentence it stopped with, None when it came up.
 
-    ``wording``: a release of vLLM that words its lines like this log, for logs that do not print their version.
+    ``settings``: those that were printed, the others open; SGLang's under vLLM's names. ``wording``: a release of vLLM
+    that words its lines like this log, for logs that do not print their version.
     """
 
     engine: Engine
-    settings: LogSettings = field(default_factory=LogSettings)
+    model: str | None = None
+    version: str | None = None
+    settings: ServingSettings = field(default_factory=ServingSettings)
     memory: LogMemory = field(default_factory=LogMemory)
     num_blocks: int | None = None
     kv_cache_tokens: int | None = None
@@ -126,7 +106,7 @@ _COUNTS: tuple[tuple[str, str], ...] = (
     ("kv_cache_tokens", r"that can be stored in KV cache \((\d+)\)"),
     ("largest_max_model_len", r"estimated maximum model length is (\d+)"),
 )
-_TEXT_SETTINGS: tuple[tuple[str, str], ...] = (
+_NAMES: tuple[tuple[str, str], ...] = (
     ("version", r"(?:vLLM API server version|LLM engine \()\s*v?(\d[\w.+]*)"),
     ("model", r"""(?:\bmodel|model_path)['"]?[=:]\s*['"]([^'"]+)['"]"""),
     ("model", r"--model(?:-path)?[= ](\S+)"),
@@ -175,11 +155,15 @@ def parse_startup_log(text: str) -> StartupLog:
     """Everything the log says. Lines of other programs are passed over."""
     is_sglang = "sglang" in text.lower() or "ServerArgs(" in text or "KV Cache is allocated" in text
     counts = {name: _count(text, name) for name in ("num_blocks", "kv_cache_tokens", "largest_max_model_len")}
+    names, memory = _names(text), _memory(text)
+    model, version = names.pop("model", None), names.pop("version", None)
     concurrency = re.findall(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x", text)
     return StartupLog(
         engine="sglang" if is_sglang else "vllm",
-        settings=_settings(text),
-        memory=_memory(text),
+        model=model,
+        version=version,
+        settings=ServingSettings(**names, **_settings(text), device_memory_bytes=memory.total_bytes),
+        memory=memory,
         max_concurrency=min(map(float, concurrency), default=None),
         failure=_first(text, _FAILURES),
         wording=None if is_sglang else next((release for words, release in _WORDINGS if words in text), None),
@@ -231,16 +215,22 @@ def _sglang_pools(text: str) -> list[int]:
     return [round(size * GIB) for size in by_rank.values()]
 
 
-def _settings(text: str) -> LogSettings:
-    found: dict[str, object] = {}
-    for name, pattern in _TEXT_SETTINGS:
+def _names(text: str) -> dict[str, Any]:
+    """The first value that is printed for each name."""
+    found: dict[str, Any] = {}
+    for name, pattern in _NAMES:
         values = [value for value in re.findall(pattern, text) if value not in _NOTHING]
-        if values and name not in found:
-            found[name] = values[0]
+        if values:
+            found.setdefault(name, values[0])
+    return found
+
+
+def _settings(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for name, pattern in _NUMBER_SETTINGS:
         numbers = re.findall(pattern, text)
-        if numbers and name not in found:
-            found[name] = int(numbers[0].replace(",", ""))
+        if numbers:
+            found.setdefault(name, int(numbers[0].replace(",", "")))
     utilization = _first(text, _UTILIZATION)
     if utilization is not None:
         found["gpu_memory_utilization"] = float(utilization)
@@ -253,4 +243,4 @@ def _settings(text: str) -> LogSettings:
     if _NO_GRAPH_ESTIMATE in text and "profiling is disabled" in text:
         found["estimate_cudagraphs"] = False
     found["has_flashinfer"] = "Using FlashInfer for top-p & top-k sampling" in text
-    return LogSettings(**found)  # type: ignore[arg-type]
+    return found

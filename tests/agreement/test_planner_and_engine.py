@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimate.kvplan.memory import EngineSettings, predict
+from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.paths import profiles_dir
+from kvplan.settings import ServingSettings
 from kvplan_engine import ContextTooLong, Engine, EngineConfig, OutOfDeviceMemory
 from kvplan_engine.checkpoints.config import SUPPORTED_ARCHITECTURES, load_model_config
 from kvplan_engine.checkpoints.parameters import num_parameters
@@ -106,7 +108,7 @@ def test_the_same_outcome_the_same_bytes_the_same_blocks(
         "kv_cache_dtype": kv_cache_dtype,
     }
     engine = _engine_outcome(EngineConfig(model=name, **common), dtype, device_bytes)
-    planner = predict(resolve_model(name), EngineSettings(**common), device_bytes)
+    planner = predict(resolve_model(name), ServingSettings(**common), EngineDevice(device_bytes))
     assert planner.outcome == engine.pop("outcome")
     for figure, value in engine.items():
         assert getattr(planner, figure) == value, figure
@@ -148,7 +150,7 @@ def test_a_started_engine_reports_what_was_predicted(tmp_path: Path, block_size:
         "dtype": "float32",
     }
     engine = Engine(EngineConfig(model=str(path), device="cpu", device_memory=GIB // 2, load_format="dummy", **common))
-    predicted = predict(resolve_model(str(path)), EngineSettings(**common), GIB // 2)
+    predicted = predict(resolve_model(str(path)), ServingSettings(**common), EngineDevice(GIB // 2))
     assert engine.memory.block_bytes == predicted.block_bytes
     assert engine.memory.num_blocks == predicted.num_blocks
     assert engine.memory.weight_bytes == predicted.weight_bytes

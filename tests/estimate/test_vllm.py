@@ -9,16 +9,17 @@ from kvplan.catalog.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import UsageError
 from kvplan.estimate.vllm.budget import capture_sizes
-from kvplan.estimate.vllm.prediction import VllmPrediction, VllmSettings, predict_vllm
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 
 LLAMA = resolve_model("llama-3.1-8b")
 H100 = find_gpu("h100")
-CAMPAIGN = VllmSettings(gpu_memory_utilization=0.95, max_model_len=8192, max_num_batched_tokens=8192)
+CAMPAIGN = ServingSettings(gpu_memory_utilization=0.95, max_model_len=8192, max_num_batched_tokens=8192)
 
 
 def predict(version: str = "0.19.0", gpu: str = "h100", **settings: object) -> VllmPrediction:
-    return predict_vllm(LLAMA, find_gpu(gpu), VllmSettings(**settings), version)  # type: ignore[arg-type]
+    return predict_vllm(LLAMA, find_gpu(gpu), ServingSettings(**settings), version)  # type: ignore[arg-type]
 
 
 def gib(number: int) -> float:
@@ -72,12 +73,12 @@ def test_not_a_version() -> None:
     ],
 )
 def test_default_batches(version: str, gpu: str, tokens: int, rows: int) -> None:
-    settings = predict(version, gpu).settings
+    settings = predict(version, gpu).settings.serving
     assert (settings.max_num_batched_tokens, settings.max_num_seqs) == (tokens, rows)
 
 
 def test_first_engine_prefills_whole_prompts() -> None:
-    assert predict("0.6.3", max_model_len=20000).settings.max_num_batched_tokens == 20000
+    assert predict("0.6.3", max_model_len=20000).settings.serving.max_num_batched_tokens == 20000
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_pipeline_parallel_takes_the_smallest_rank() -> None:
     predicted = predict_vllm(
         LLAMA,
         H100,
-        VllmSettings(
+        ServingSettings(
             gpu_memory_utilization=0.95, max_model_len=8192, max_num_batched_tokens=8192, pipeline_parallel_size=2
         ),
         "0.19.0",
@@ -171,7 +172,7 @@ def test_flashinfer_samples_where_a_release_asks_for_it() -> None:
     peaks = {}
     for version in ("0.10.1.1", "0.12.0"):
         for installed in (False, True):
-            settings = VllmSettings(max_model_len=16384, has_flashinfer=installed)
+            settings = ServingSettings(max_model_len=16384, has_flashinfer=installed)
             rank = predict_vllm(qwen, find_gpu("a100"), settings, version).rank
             peaks[version, installed] = rank.activation.peak_bytes / GIB
     assert peaks["0.10.1.1", True] == pytest.approx(0.53, abs=0.02)
@@ -182,14 +183,14 @@ def test_flashinfer_samples_where_a_release_asks_for_it() -> None:
 def test_tensors_that_were_reduced_stay_until_the_fix() -> None:
     """Llama 2 70B over 4 GPUs: one tensor of 4096 x 8192 halves for the embedding and two for each of 80 layers."""
     model = resolve_model("llama-2-70b")
-    settings = VllmSettings(max_model_len=4096, dtype="float16", tensor_parallel_size=4)
+    settings = ServingSettings(max_model_len=4096, dtype="float16", tensor_parallel_size=4)
     before, after = (predict_vllm(model, H100, settings, version).rank.activation for version in ("0.2.5", "0.2.7"))
     assert before.decoder_bytes - after.decoder_bytes == (1 + 2 * 80) * 4096 * 8192 * 2
 
 
 def test_the_first_engine_profiles_one_image_for_each_sequence() -> None:
     """Row V197: vLLM printed 36.63 GiB of activations, 19.86 of weights, and blocks with room for all 40 layers."""
-    settings = VllmSettings(max_num_seqs=128, max_model_len=65536, enforce_eager=True)
+    settings = ServingSettings(max_num_seqs=128, max_model_len=65536, enforce_eager=True)
     rank = predict_vllm(resolve_model("llama-3.2-11b-vision-base"), H100, settings, "0.6.6").rank
     assert (gib(rank.weight_bytes), gib(rank.activation.peak_bytes)) == (19.86, 36.63)
     assert rank.blocks.bytes_per_block == 40 * 16 * 2 * 8 * 128 * 2

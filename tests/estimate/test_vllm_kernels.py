@@ -11,9 +11,10 @@ from kvplan.catalog.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimate.vllm.prediction import VllmPrediction, VllmSettings, predict_vllm
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.estimate.vllm.torch_allocator import CachingAllocator
 from kvplan.estimate.vllm.weights import padded_experts
+from kvplan.settings import ServingSettings
 from kvplan.units import GIB, KIB, MIB
 
 AWQ = "TheBloke/Mixtral-8x7B-Instruct-v0.1-AWQ"
@@ -27,7 +28,7 @@ def model_of(name: str) -> ModelSpec:
 
 
 def predict(model: str, gpu: str, version: str = "0.27.1", **settings: object) -> VllmPrediction:
-    asked = VllmSettings(**{"max_model_len": 32768, **settings})  # type: ignore[arg-type]
+    asked = ServingSettings(**{"max_model_len": 32768, **settings})  # type: ignore[arg-type]
     return predict_vllm(model_of(model), find_gpu(gpu), asked, version)
 
 

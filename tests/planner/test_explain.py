@@ -13,9 +13,10 @@ from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.cli import main
 from kvplan.errors import KvplanError
-from kvplan.estimate.sglang import CONTEXT_BYTES, SglangSettings, default_static_fraction, predict_sglang
+from kvplan.estimate.sglang import CONTEXT_BYTES, default_static_fraction, predict_sglang
 from kvplan.planner.explanation import difference_gib, explain_log
 from kvplan.planner.startup_log import parse_startup_log
+from kvplan.settings import ServingSettings
 from kvplan.units import GIB, MIB
 
 LOGS = Path(__file__).resolve().parents[1] / "data" / "startup_logs"
@@ -45,10 +46,10 @@ def gib(number: int | None) -> float | None:
 def test_vllm_019() -> None:
     log = parse_startup_log(V019)
     settings, memory = log.settings, log.memory
-    assert (log.engine, settings.version, settings.model) == ("vllm", "0.19.0", "meta-llama/Llama-3.1-8B-Instruct")
+    assert (log.engine, log.version, log.model) == ("vllm", "0.19.0", "meta-llama/Llama-3.1-8B-Instruct")
     assert (settings.gpu_memory_utilization, settings.max_model_len) == (0.95, 8192)
     assert settings.max_num_batched_tokens == 8192
-    assert (settings.dtype, settings.quantization, settings.enforce_eager) == ("bfloat16", None, False)
+    assert (settings.dtype, settings.quantization, settings.enforce_eager) == ("bfloat16", "auto", False)
     logged = (memory.total_bytes, memory.budget_bytes, memory.weight_bytes, memory.activation_bytes)
     assert [gib(number) for number in logged] == [79.19, 75.23, 14.99, 1.89]
     rest = (memory.non_torch_bytes, memory.graph_bytes, memory.kv_pool_bytes)
@@ -121,7 +122,7 @@ def test_settings_that_only_logs_tell() -> None:
     assert (drafting.num_speculative_tokens, drafting.enable_prefix_caching) == (3, False)
     assert drafting.language_model_only is False
     parallel = parse_startup_log(read("vllm-0.19-qwen3.5-27b-tp4-rtx3090")).settings
-    assert (parallel.tensor_parallel_size, parallel.num_speculative_tokens) == (4, None)
+    assert (parallel.tensor_parallel_size, parallel.num_speculative_tokens) == (4, 0)
 
 
 def test_a_log_without_a_version_is_told_by_its_words() -> None:
@@ -167,8 +168,8 @@ def test_sglang_states_have_a_pool_of_their_own() -> None:
     """What SGLang 0.5.18 printed: 124 slots, 17.92 GiB of states, 330,323 tokens."""
     log, spec = parse_startup_log(STATES), model_of("Qwen/Qwen3.6-27B-FP8")
     assert gib(log.memory.kv_pool_bytes) == pytest.approx(0.34 + 17.58 + 2 * 10.08)
-    settings = SglangSettings(mem_fraction_static=0.85, free_bytes=int((50.01 + 28.47) * GIB))
-    found = predict_sglang(spec, find_gpu("h100"), settings)
+    settings = ServingSettings(gpu_memory_utilization=0.85)
+    found = predict_sglang(spec, find_gpu("h100"), settings, free_bytes=int((50.01 + 28.47) * GIB))
     assert gib(found.weight_bytes) == 28.47
     assert found.state_slots == pytest.approx(124, abs=1)
     assert found.state_pool_bytes / GIB == pytest.approx(17.92, rel=0.01)
@@ -177,13 +178,13 @@ def test_sglang_states_have_a_pool_of_their_own() -> None:
 
 def test_sglang_windows_have_a_pool_of_their_own() -> None:
     """0.8 window tokens for each of the others (gpt-oss-120b printed 63,987 and 51,189)."""
-    found = predict_sglang(resolve_model("gpt-oss-20b"), find_gpu("h100"), SglangSettings())
+    found = predict_sglang(resolve_model("gpt-oss-20b"), find_gpu("h100"))
     assert found.window_tokens == pytest.approx(0.8 * found.kv_cache_tokens, abs=1)
     used = found.kv_cache_tokens * 12 * 2048 + found.window_tokens * 12 * 2048
     assert used == pytest.approx(found.kv_pool_bytes, rel=0.001)
-    alone = predict_sglang(resolve_model("mistral-7b-v0.1"), find_gpu("h100"), SglangSettings())
+    alone = predict_sglang(resolve_model("mistral-7b-v0.1"), find_gpu("h100"))
     assert alone.window_tokens == alone.kv_cache_tokens
-    kept = predict_sglang(resolve_model("gemma-3-27b"), find_gpu("h100"), SglangSettings())
+    kept = predict_sglang(resolve_model("gemma-3-27b"), find_gpu("h100"))
     assert kept.window_tokens == 0
 
 
@@ -196,12 +197,12 @@ def test_sglang_default_share_follows_the_gpu() -> None:
 
 def test_sglang_pool_follows_the_static_share() -> None:
     spec, gpu = resolve_model("llama-3.1-8b"), find_gpu("h100")
-    small, large = (predict_sglang(spec, gpu, SglangSettings(mem_fraction_static=share)) for share in (0.8, 0.9))
+    small, large = (predict_sglang(spec, gpu, ServingSettings(gpu_memory_utilization=share)) for share in (0.8, 0.9))
     free = gpu.memory_bytes - CONTEXT_BYTES
     assert large.kv_pool_bytes - small.kv_pool_bytes == pytest.approx(0.1 * free, abs=2)
     assert small.bytes_per_token == 131072
     with pytest.raises(KvplanError, match="encoder"):
-        predict_sglang(resolve_model("t5-small"), gpu, SglangSettings())
+        predict_sglang(resolve_model("t5-small"), gpu)
 
 
 def test_smallest_rank_counts() -> None:

@@ -24,6 +24,7 @@ from kvplan.planner.picture import concurrency_curve, memory_parts
 from kvplan.planner.request import PlanRequest, complete
 from kvplan.planner.search import Plan, make_plan
 from kvplan.planner.slo import MLPERF, parse_slo
+from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 
 LLAMA = resolve_model("llama-3.1-8b")
@@ -40,7 +41,7 @@ def plan(*gpus: str, model=LLAMA, **settings: object) -> Plan:  # type: ignore[n
 
 def test_founding_example() -> None:
     """Llama 3.1 8B on one A100 80 GB: 12 to 13 sequences of 32k, and more than the 40 of 8k that the texts name."""
-    best = plan("a100-80", max_gpus=1).deployments[0]
+    best = plan("a100-80", max_gpus=1, settings=ServingSettings(gpu_memory_utilization=0.9)).deployments[0]
     assert best.num_gpus == 1
     assert best.capacity.worst_sequences in (12, 13)
     assert 50 <= best.capacity.average_sequences <= 56
@@ -190,7 +191,7 @@ def test_the_command_of_the_own_engine_is_one_that_exists() -> None:
 
 def test_formats_are_named_as_they_are_served() -> None:
     served = plan("h100", model=resolve_model("gpt2"), average_context=512, longest_context=1024).deployments[0]
-    assert served.choice.weights.name == served.prediction.settings.dtype == "float16"
+    assert served.choice.weights.name == served.prediction.settings.serving.dtype == "float16"
     eight_bit = plan("h100", quantizations=("fp8",)).deployments[0]
     assert "-Q8_0.gguf" in launch_commands(eight_bit, LLAMA.id)["llama.cpp"]
     assert "--quantization fp8" in launch_commands(eight_bit, LLAMA.id)["vllm"]

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvplan.catalog.spec import DenseFeedForward, ModelSpec, MoeFeedForward, SoftmaxAttention
-from kvplan.errors import KvplanError
-from kvplan.estimate.dtypes import cache_dtype, element_bytes
+from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings, components_of
 from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory
+from kvplan.estimate.kvplan.settings import EngineDevice, ResolvedSettings, resolve_settings
+from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import MIB
 
 Outcome = Literal["ok", "rejected_ctx", "oom_weights", "oom_kv_init"]
@@ -27,26 +28,10 @@ _ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """The engine's settings that decide memory, with the engine's defaults. ``dtype`` auto: see ``engine_dtype``."""
-
-    gpu_memory_utilization: float = 0.9
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    block_size: int = 16
-    max_model_len: int | None = None
-    dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
-    device: Literal["cpu", "cuda"] = "cpu"
-    has_bfloat16_units: bool = False
-    compute_capability: tuple[int, int] | None = None
-    """Of a GPU, where it is known."""
-
-
-@dataclass(frozen=True, slots=True)
 class EnginePrediction:
     """What the engine will report once it has started, or why it will refuse to. Bytes of one device."""
 
+    settings: ResolvedSettings
     budget_bytes: int
     weight_bytes: int
     activation_bytes: int
@@ -56,10 +41,8 @@ class EnginePrediction:
     """Decode steps captured as graphs; None on a CPU."""
     kv_pool_bytes: int
     block_bytes: int
-    block_size: int
     num_blocks: int
     kv_cache_tokens: int
-    max_model_len: int
     max_concurrency: float
     """Sequences of ``max_model_len`` tokens that fit at once."""
     largest_context: int
@@ -76,21 +59,12 @@ class EnginePrediction:
         return self.weight_bytes + self.activation_bytes + self.overhead_bytes + self.graph_bytes
 
 
-def engine_dtype(spec: ModelSpec, settings: EngineSettings) -> str:
-    """``dtype`` as given; "auto" : as published on a GPU; on a CPU bfloat16 where it computes in that, else float32."""
-    if settings.dtype != "auto":
-        return settings.dtype
-    if settings.device == "cuda":
-        return spec.dtype
-    return "bfloat16" if settings.has_bfloat16_units and spec.dtype != "float32" else "float32"
-
-
-def workspace_buffers(spec: ModelSpec, settings: EngineSettings, dtype: str, max_model_len: int) -> dict[str, int]:
+def workspace_buffers(spec: ModelSpec, settings: FilledSettings) -> dict[str, int]:
     """Bytes of each preallocated buffer, by name, before rounding."""
-    size = element_bytes(dtype)
+    size = element_bytes(settings.dtype)
     tokens = settings.max_num_batched_tokens
     rows = min(settings.max_num_seqs, tokens)
-    blocks = -(-max_model_len // settings.block_size)
+    blocks = -(-settings.max_model_len // settings.block_size)
     hidden, vocab = spec.hidden_size, spec.vocab_size
     buffers = {
         "hidden": tokens * hidden * size,
@@ -108,7 +82,7 @@ def workspace_buffers(spec: ModelSpec, settings: EngineSettings, dtype: str, max
         "query_starts": (rows + 1) * 4,
     }
     if spec.rope is not None:
-        buffers["rope"] = max_model_len * spec.rope.rotary_size * 4
+        buffers["rope"] = settings.max_model_len * spec.rope.rotary_size * 4
     return buffers
 
 
@@ -132,36 +106,34 @@ def _aligned(number: int) -> int:
     return -(-number // _ALIGNMENT) * _ALIGNMENT
 
 
-def block_bytes_of(spec: ModelSpec, settings: EngineSettings, dtype: str) -> int:
+def block_bytes_of(spec: ModelSpec, settings: FilledSettings) -> int:
     """All layers' K and V of one block."""
-    kv_dtype = cache_dtype(dtype, settings.kv_cache_dtype)
-    cached = components_of(spec.layers, CacheSettings(model_dtype=dtype, kv_dtype=kv_dtype))
+    cached = components_of(spec.layers, CacheSettings(model_dtype=settings.dtype, kv_dtype=settings.kv_cache_dtype))
     per_token = sum(component.bytes_per_token + component.window_bytes_per_token for component in cached)
     return per_token * settings.block_size
 
 
-def predict(spec: ModelSpec, settings: EngineSettings, device_memory_bytes: int) -> EnginePrediction:
-    """What the engine allocates on a device of ``device_memory_bytes`` (before utilization), or how it refuses.
+def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> EnginePrediction:
+    """What the engine allocates on ``device`` (whose memory is before utilization), or how it refuses.
 
-    KvplanError when neither the settings nor the config say how long a sequence may be.
+    UsageError and KvplanError as in ``resolve_settings``.
     """
-    max_model_len = settings.max_model_len or spec.max_position_embeddings
-    if max_model_len is None:
-        raise KvplanError(f"The config of {spec.id} states no longest sequence.", hint="give one: --max-model-len 4096")
-    positions = spec.max_position_embeddings or max_model_len
-    dtype = engine_dtype(spec, settings)
-    weight_bytes = spec.num_parameters * element_bytes(dtype)
-    buffers = workspace_buffers(spec, settings, dtype, max_model_len)
-    activation_bytes = sum(_aligned(number) for number in buffers.values())
-    overhead_bytes = CPU_OVERHEAD_BYTES if settings.device == "cpu" else CUDA_OVERHEAD_BYTES
-    graphs = _graphs(spec, settings)
-    budget_bytes = int(device_memory_bytes * settings.gpu_memory_utilization)
+    resolved = resolve_settings(spec, asked, device)
+    settings = resolved.serving
+    positions = spec.max_position_embeddings or settings.max_model_len
+    weight_bytes = spec.num_parameters * element_bytes(settings.dtype)
+    activation_bytes = sum(_aligned(number) for number in workspace_buffers(spec, settings).values())
+    overhead_bytes = CPU_OVERHEAD_BYTES if device.kind == "cpu" else CUDA_OVERHEAD_BYTES
+    graphs = _graphs(spec, resolved)
+    budget_bytes = int(settings.device_memory_bytes * settings.gpu_memory_utilization)
     kv_pool_bytes = budget_bytes - weight_bytes - activation_bytes - overhead_bytes
     kv_pool_bytes -= graphs.num_bytes if graphs is not None else 0
-    block_bytes = block_bytes_of(spec, settings, dtype)
+    block_bytes = block_bytes_of(spec, settings)
     num_blocks = max(kv_pool_bytes, 0) // block_bytes if block_bytes else 0
-    blocks_needed = -(-max_model_len // settings.block_size)
+    blocks_needed = -(-settings.max_model_len // settings.block_size)
+    is_too_long = settings.max_model_len > positions
     return EnginePrediction(
+        settings=resolved,
         budget_bytes=budget_bytes,
         weight_bytes=weight_bytes,
         activation_bytes=activation_bytes,
@@ -169,21 +141,19 @@ def predict(spec: ModelSpec, settings: EngineSettings, device_memory_bytes: int)
         graphs=graphs,
         kv_pool_bytes=max(kv_pool_bytes, 0),
         block_bytes=block_bytes,
-        block_size=settings.block_size,
         num_blocks=num_blocks,
         kv_cache_tokens=num_blocks * settings.block_size,
-        max_model_len=max_model_len,
         max_concurrency=num_blocks / blocks_needed,
         largest_context=min(num_blocks * settings.block_size, positions),
-        outcome=_outcome(weight_bytes, budget_bytes, num_blocks, blocks_needed, too_long=max_model_len > positions),
+        outcome=_outcome(weight_bytes, budget_bytes, num_blocks, blocks_needed, too_long=is_too_long),
     )
 
 
-def _graphs(spec: ModelSpec, settings: EngineSettings) -> GraphMemory | None:
-    if settings.device == "cpu":
+def _graphs(spec: ModelSpec, resolved: ResolvedSettings) -> GraphMemory | None:
+    if resolved.device.kind == "cpu":
         return None
-    rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
-    return graph_memory(spec, rows, settings.compute_capability)
+    rows = min(resolved.serving.max_num_seqs, resolved.serving.max_num_batched_tokens)
+    return graph_memory(spec, rows, resolved.device.compute_capability)
 
 
 def _outcome(weight_bytes: int, budget_bytes: int, num_blocks: int, blocks_needed: int, *, too_long: bool) -> Outcome:

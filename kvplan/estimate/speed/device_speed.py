@@ -12,8 +12,8 @@ from kvplan.estimate.deployments import Deployment
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
 from kvplan.estimate.speed.latency import DeviceSpeed, Range, ServingSpeed, model_work, serving_speed
 
-_PROMPT_TOKENS = 512
-_ANSWER_TOKENS = 128
+PROMPT_TOKENS = 512
+ANSWER_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +30,12 @@ class DeploymentSpeed:
     alone: ServingSpeed
     full: ServingSpeed
 
-    def document(self) -> dict[str, object]:
-        """For JSON: ranges [low, high], times in milliseconds."""
-        return {
-            "origin": self.origin,
-            "profile": self.note,
-            "input_tokens": _PROMPT_TOKENS,
-            "output_tokens": _ANSWER_TOKENS,
-            "ttft_ms_alone": _milliseconds(self.alone.ttft_seconds),
-            "tpot_ms_alone": _milliseconds(self.alone.tpot_seconds),
-            "num_users": self.num_users,
-            "tpot_ms_full": _milliseconds(self.full.tpot_seconds),
-            "output_throughput_full": _rounded(self.full.output_tokens_per_second),
-        }
-
     def sentence(self) -> str:
         """One line for people."""
         alone, full = self.alone, self.full
         origin = "roofline" if self.note is None else f"{self.origin}: {self.note}"
         return (
-            f"{self.gpu}: prompts of {_PROMPT_TOKENS}, answers of {_ANSWER_TOKENS}: alone TTFT "
+            f"{self.gpu}: prompts of {PROMPT_TOKENS}, answers of {ANSWER_TOKENS}: alone TTFT "
             f"{_text(alone.ttft_seconds)} ms, TPOT {_text(alone.tpot_seconds)} ms; {self.num_users:,} at once TPOT "
             f"{_text(full.tpot_seconds)} ms, {full.output_tokens_per_second.low:,.0f} to "
             f"{full.output_tokens_per_second.high:,.0f} tokens/s ({origin})"
@@ -72,29 +58,21 @@ def deployment_speeds(
 def _speed(
     spec: ModelSpec, gpu: GpuProfile, deployment: Deployment, cache: CacheSettings, measured: MeasuredProfiles
 ) -> DeploymentSpeed | None:
-    if not deployment.fits or deployment.pipeline_parallel_size > 1:
+    if not deployment.fits or deployment.settings.pipeline_parallel_size > 1:
         return None
-    work = model_work(spec, deployment.weight_bytes, cache.model_dtype, deployment.tensor_parallel_size)
+    work = model_work(spec, deployment.weight_bytes, cache.model_dtype, deployment.settings.tensor_parallel_size)
     profile = measured.for_gpu(gpu, cache.model_dtype)
     known = None if profile is None else DeviceSpeed.of(profile, spec.id, cache.model_dtype)
-    context = _PROMPT_TOKENS + _ANSWER_TOKENS // 2
-    kv_bytes = size_sequence(spec, context, cache).logical_bytes / deployment.tensor_parallel_size
-    room = deployment.kv_cache_tokens // (_PROMPT_TOKENS + _ANSWER_TOKENS)
-    users = max(min(room, deployment.max_num_seqs), 1)
+    context = PROMPT_TOKENS + ANSWER_TOKENS // 2
+    kv_bytes = size_sequence(spec, context, cache).logical_bytes / deployment.settings.tensor_parallel_size
+    room = deployment.kv_cache_tokens // (PROMPT_TOKENS + ANSWER_TOKENS)
+    users = max(min(room, deployment.settings.max_num_seqs), 1)
 
     def with_users(number: int) -> ServingSpeed:
-        return serving_speed(work, gpu, number, _PROMPT_TOKENS, _ANSWER_TOKENS, kv_bytes, known)
+        return serving_speed(work, gpu, number, PROMPT_TOKENS, ANSWER_TOKENS, kv_bytes, known)
 
     alone = with_users(1)
     return DeploymentSpeed(gpu.id, alone.origin, alone.note, users, alone, with_users(users))
-
-
-def _milliseconds(found: Range) -> list[float]:
-    return [round(1000 * found.low, 2), round(1000 * found.high, 2)]
-
-
-def _rounded(found: Range) -> list[float]:
-    return [round(found.low, 1), round(found.high, 1)]
 
 
 def _text(found: Range) -> str:

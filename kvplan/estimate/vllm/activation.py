@@ -31,6 +31,7 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.vllm.first_awq import first_awq_bytes
 from kvplan.estimate.vllm.settings import ResolvedSettings, compute_capability
 from kvplan.estimate.vllm.vision import VisionProfile, vision_profile
+from kvplan.settings import FilledSettings
 from kvplan.units import KIB, MIB
 
 SORT_LOGIT_COPIES = 9
@@ -71,13 +72,14 @@ def activation_peak(
     spec: ModelSpec,
     layers: tuple[LayerSpec, ...],
     gpu: GpuProfile,
-    settings: ResolvedSettings,
+    resolved: ResolvedSettings,
     release: VllmRelease,
     *,
     num_layers: int,
     samples: bool = True,
 ) -> ActivationPeak:
     """The peak on a rank with ``layers``, one of each kind of its ``num_layers``; ``samples`` where it has the head."""
+    settings = resolved.serving
     workspace = blas_workspace_bytes(gpu)
     vision = vision_profile(spec, settings)
     encoder, kept = 0, 0
@@ -88,7 +90,7 @@ def activation_peak(
     decoder = workspace + kept + layers_bytes
     sampler = 0
     if samples:
-        sampler = workspace + kept + sampler_bytes(spec, gpu, settings, release)
+        sampler = workspace + kept + sampler_bytes(spec, gpu, resolved, release)
         if release.keeps_moe_workspace:
             sampler += moe_workspace_bytes(spec, layers, settings)
     stages = {"encoder": encoder + workspace, "decoder": decoder, "sampler": sampler}
@@ -107,14 +109,15 @@ def blas_workspace_bytes(gpu: GpuProfile) -> int:
     return _HOPPER_BLAS_WORKSPACE if compute_capability(gpu)[0] >= 9 else _BLAS_WORKSPACE
 
 
-def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease) -> int:
+def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease) -> int:
     """Logits of ``max_num_seqs`` rows, their float32 copies, and the decoder's output they were made from."""
+    settings = resolved.serving
     size = element_bytes(settings.dtype)
     rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
     vocabulary = -(-spec.vocab_size // _VOCAB_PADDING) * _VOCAB_PADDING
     hidden = (settings.max_num_batched_tokens + 2 * rows) * spec.hidden_size * size
     logits = rows * vocabulary * size
-    if settings.samples_with_flashinfer:
+    if resolved.samples_with_flashinfer:
         copies = FLASHINFER_LOGIT_COPIES * rows * vocabulary * 4
     elif release.sampler == "triton" and rows >= _TRITON_MIN_ROWS:
         scratch_rows = min(gpu.multiprocessors or rows, rows)
@@ -125,7 +128,7 @@ def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, settings: ResolvedSettings, 
 
 
 def decoder_bytes(
-    spec: ModelSpec, layers: tuple[LayerSpec, ...], settings: ResolvedSettings, release: VllmRelease
+    spec: ModelSpec, layers: tuple[LayerSpec, ...], settings: FilledSettings, release: VllmRelease
 ) -> int:
     """One step of ``max_num_batched_tokens`` tokens at the widest point of the widest layer."""
     tokens, size = settings.max_num_batched_tokens, element_bytes(settings.dtype)
@@ -139,7 +142,7 @@ def decoder_bytes(
     return tokens * (widths * spec.hidden_size + inner) * size + chunk
 
 
-def kept_reduction_bytes(spec: ModelSpec, num_layers: int, settings: ResolvedSettings, release: VllmRelease) -> int:
+def kept_reduction_bytes(spec: ModelSpec, num_layers: int, settings: FilledSettings, release: VllmRelease) -> int:
     """Outputs of every all-reduce of the profile run, where the release cannot reuse them before it ends.
 
     PyTorch marks a tensor that a collective read on NCCL's stream and its allocator does not hand it out again until
@@ -201,7 +204,7 @@ def _hidden_of(layer: LayerSpec) -> int:
     return routers[0] if routers else 0
 
 
-def moe_workspace_bytes(spec: ModelSpec, layers: tuple[LayerSpec, ...], settings: ResolvedSettings) -> int:
+def moe_workspace_bytes(spec: ModelSpec, layers: tuple[LayerSpec, ...], settings: FilledSettings) -> int:
     """The two buffers of the fused experts: tokens x experts per token rows, one inner or hidden wide, one 2 inner."""
     width = 0
     for layer in layers:
@@ -210,7 +213,7 @@ def moe_workspace_bytes(spec: ModelSpec, layers: tuple[LayerSpec, ...], settings
     return settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
 
 
-def _latent_chunk_bytes(layer: LayerSpec, settings: ResolvedSettings) -> int:
+def _latent_chunk_bytes(layer: LayerSpec, settings: FilledSettings) -> int:
     """Latent attention expands cached prefixes chunk by chunk; the profile run allocates one expanded chunk.
 
     The chunk is 8 times the longest sequence or 4 blocks for each sequence, at most 64k tokens. With an indexer there
@@ -228,7 +231,7 @@ def _latent_chunk_bytes(layer: LayerSpec, settings: ResolvedSettings) -> int:
     return tokens * (heads * (mixer.qk_nope_head_size + mixer.v_head_size) + mixer.cache_elements_per_token) * size
 
 
-def _encoder_stage(vision: VisionProfile, spec: ModelSpec, settings: ResolvedSettings) -> tuple[int, int]:
+def _encoder_stage(vision: VisionProfile, spec: ModelSpec, settings: FilledSettings) -> tuple[int, int]:
     """(peak, what stays alive afterwards) of running the encoder over the largest batch of items."""
     size = element_bytes(settings.dtype)
     pixels = vision.num_items * vision.pixels_per_item * size

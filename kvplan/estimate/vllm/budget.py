@@ -10,7 +10,8 @@ import math
 
 from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.gpus import GpuProfile
-from kvplan.estimate.vllm.settings import ResolvedSettings, compute_capability
+from kvplan.estimate.vllm.settings import compute_capability
+from kvplan.settings import FilledSettings
 from kvplan.units import GIB, MIB
 
 _Table = tuple[tuple[tuple[int, int, int], float], ...]
@@ -43,7 +44,7 @@ _GRAPH_SHARE_ELSEWHERE = 0.63
 """On other GPUs: median of ten start-ups from seven sources on A100, A40, A6000, L4 and GB10 (0.4 to 0.8)."""
 
 
-def non_torch_bytes(gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease) -> int:
+def non_torch_bytes(gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> int:
     """CUDA context growth, cuBLAS handles, JIT-compiled modules, and with several GPUs the communicators' buffers."""
     if not release.counts_non_torch:
         return 0
@@ -84,7 +85,7 @@ def capture_sizes(max_num_seqs: int) -> int:
     return small + middle + max(largest - 256, 0) // 16
 
 
-def cudagraph_bytes(num_layers: int, gpu: GpuProfile, settings: ResolvedSettings) -> int:
+def cudagraph_bytes(num_layers: int, gpu: GpuProfile, settings: FilledSettings) -> int:
     """Memory of the captured graphs (0 with enforce_eager): a share for each size, larger with every layer."""
     if settings.enforce_eager:
         return 0
@@ -94,6 +95,6 @@ def cudagraph_bytes(num_layers: int, gpu: GpuProfile, settings: ResolvedSettings
     return max(int(share * (_GRAPH_FIXED_GIB + _GRAPH_LAYER_GIB * num_layers) * GIB), MIB)
 
 
-def requested_bytes(settings: ResolvedSettings) -> int:
+def requested_bytes(settings: FilledSettings) -> int:
     """What the instance may use of one GPU."""
     return math.ceil(settings.device_memory_bytes * settings.gpu_memory_utilization)

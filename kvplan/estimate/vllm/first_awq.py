@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.spec import DenseFeedForward, LayerSpec, ModelSpec, MoeFeedForward, SoftmaxAttention
 from kvplan.estimate.dtypes import element_bytes
-from kvplan.estimate.vllm.settings import ResolvedSettings
 from kvplan.estimate.vllm.torch_allocator import CachingAllocator, Piece
+from kvplan.settings import FilledSettings
 
 _PARTIAL_SUMS = 8
 _INDEXABLE_BYTES = 2**31 - 1
@@ -24,7 +24,7 @@ _LAYERS_PLAYED = 3
 
 
 def first_awq_bytes(
-    spec: ModelSpec, layers: tuple[LayerSpec, ...], settings: ResolvedSettings, release: VllmRelease
+    spec: ModelSpec, layers: tuple[LayerSpec, ...], settings: FilledSettings, release: VllmRelease
 ) -> int:
     """What the decoder's layers take from PyTorch's allocator; 0 for other formats and later releases."""
     stored = spec.quantization.method if spec.quantization is not None else settings.quantization
@@ -51,7 +51,7 @@ class _Play:
     """Allocations of one step, in the order in which the release's Python code made and dropped them."""
 
     memory: CachingAllocator
-    settings: ResolvedSettings
+    settings: FilledSettings
     hidden_size: int
 
     def vector(self, width: int | None = None) -> Piece:

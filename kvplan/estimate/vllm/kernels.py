@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.gpus import GpuProfile
 from kvplan.catalog.spec import LayerSpec, SoftmaxAttention
-from kvplan.estimate.vllm.settings import ResolvedSettings, compute_capability, runs_flashinfer
+from kvplan.estimate.vllm.settings import compute_capability, runs_flashinfer
+from kvplan.settings import FilledSettings
 from kvplan.units import MIB
 
 _FLASHINFER_WORKSPACE = 394 * MIB
@@ -27,7 +28,7 @@ _MARLIN_INNER_STEP, _WIDE_INNER_STEP = 128, 256
 
 
 def attends_with_flashinfer(
-    layers: Sequence[LayerSpec], gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease
+    layers: Sequence[LayerSpec], gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
 ) -> bool:
     """Whether FlashInfer serves the model's softmax attention: by default on Blackwell data-centre GPUs (10.x), and
     elsewhere where FlashAttention cannot read an 8-bit cache (it can on Hopper, but not the e5m2 kind)."""
@@ -46,7 +47,7 @@ def attends_with_flashinfer(
 
 
 def attention_workspace_bytes(
-    layers: Sequence[LayerSpec], gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease
+    layers: Sequence[LayerSpec], gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
 ) -> int:
     """FlashInfer's workspace, made when the first whole graph is captured and therefore part of the graphs' estimate.
 

@@ -18,8 +18,9 @@ from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak
 from kvplan.estimate.vllm.budget import cudagraph_bytes, non_torch_bytes, requested_bytes
 from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_request, longest_that_fits, plan_blocks
 from kvplan.estimate.vllm.kernels import MXFP4_INNER_STEP, attention_workspace_bytes, mxfp4_inner_step
-from kvplan.estimate.vllm.settings import ResolvedSettings, VllmSettings, resolve_settings
+from kvplan.estimate.vllm.settings import ResolvedSettings, resolve_settings
 from kvplan.estimate.vllm.weights import StoredFormats, drafters, rank_weight_bytes, stored_formats
+from kvplan.settings import FilledSettings, ServingSettings
 
 VllmOutcome = Literal["ok", "oom_weights", "oom_kv_init", "rejected_ctx"]
 
@@ -91,7 +92,7 @@ class RankParts:
 def predict_vllm(
     spec: ModelSpec,
     gpu: GpuProfile,
-    settings: VllmSettings | None = None,
+    settings: ServingSettings = ServingSettings(),
     version: str = "latest",
     *,
     memo: Memo | None = None,
@@ -102,12 +103,12 @@ def predict_vllm(
     model that does not fit is an ``outcome``, not an error.
     """
     release = vllm_release(version)
-    resolved = resolve_settings(spec, gpu, settings or VllmSettings(), release)
-    _check_heads(spec, resolved.tensor_parallel_size)
+    resolved = resolve_settings(spec, gpu, settings, release)
+    _check_heads(spec, resolved.serving.tensor_parallel_size)
     memo = {} if memo is None else memo
     ranks = [
         _rank_memory(spec, part, gpu, resolved, release, memo)
-        for part in pipeline_slices(spec.num_layers, resolved.pipeline_parallel_size)
+        for part in pipeline_slices(spec.num_layers, resolved.serving.pipeline_parallel_size)
     ]
     return _prediction(spec, ranks, resolved, release)
 
@@ -124,7 +125,7 @@ def _check_heads(spec: ModelSpec, tensor_parallel_size: int) -> None:
 _EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3")
 
 
-def cache_settings(spec: ModelSpec, settings: ResolvedSettings) -> CacheSettings:
+def cache_settings(spec: ModelSpec, settings: FilledSettings) -> CacheSettings:
     """How the KV cache is stored on one rank. Sparse latent attention in 8 bits has a layout of its own."""
     is_sparse = any(isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer for layer in spec.layers)
     kv_dtype = settings.kv_cache_dtype
@@ -140,8 +141,9 @@ def cache_settings(spec: ModelSpec, settings: ResolvedSettings) -> CacheSettings
 
 
 def _rank_memory(
-    spec: ModelSpec, part: range, gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease, memo: Memo
+    spec: ModelSpec, part: range, gpu: GpuProfile, resolved: ResolvedSettings, release: VllmRelease, memo: Memo
 ) -> RankMemory:
+    settings = resolved.serving
     parts = _rank_parts(spec, part, gpu, settings, release, memo)
     graphs = cudagraph_bytes(parts.num_layers, gpu, settings)
     if graphs:
@@ -152,20 +154,20 @@ def _rank_memory(
             spec,
             parts.layer_kinds,
             gpu,
-            settings,
+            resolved,
             release,
             num_layers=parts.num_layers,
             samples=part.stop == spec.num_layers,
         ),
         non_torch_bytes=non_torch_bytes(gpu, settings, release),
         cudagraph_bytes=graphs,
-        subtracted_graph_bytes=graphs if settings.subtract_graphs else 0,
+        subtracted_graph_bytes=graphs if resolved.subtract_graphs else 0,
         requested_bytes=requested_bytes(settings),
         blocks=parts.blocks,
     )
 
 
-def _formats(spec: ModelSpec, requested: str | None, memo: Memo) -> StoredFormats:
+def _formats(spec: ModelSpec, requested: str, memo: Memo) -> StoredFormats:
     key = (id(spec), "formats", requested)
     found = memo.get(key)
     if not isinstance(found, StoredFormats):
@@ -174,7 +176,7 @@ def _formats(spec: ModelSpec, requested: str | None, memo: Memo) -> StoredFormat
 
 
 def _rank_parts(
-    spec: ModelSpec, part: range, gpu: GpuProfile, settings: ResolvedSettings, release: VllmRelease, memo: Memo
+    spec: ModelSpec, part: range, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease, memo: Memo
 ) -> RankParts:
     tp, quantization = settings.tensor_parallel_size, settings.quantization
     cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens)
@@ -237,11 +239,13 @@ def without_latent_cache(layer: LayerSpec) -> LayerSpec:
     return replace(layer, mixer=SoftmaxAttention(mixer.num_heads, mixer.num_heads, head, head, tensors=mixer.tensors))
 
 
-def request_shape(settings: ResolvedSettings, release: VllmRelease) -> RequestShape:
+def request_shape(resolved: ResolvedSettings, release: VllmRelease) -> RequestShape:
+    """One request of ``max_model_len`` tokens as the engine admits it."""
+    settings = resolved.serving
     return RequestShape(
         max_model_len=-(-settings.max_model_len // settings.decode_context_parallel_size),
         in_flight_tokens=release.in_flight_batches * settings.max_num_batched_tokens,
-        states_per_request=settings.states_per_request,
+        states_per_request=resolved.states_per_request,
         encoder_tokens=settings.encoder_tokens or 0,
     )
 
@@ -262,8 +266,8 @@ def fill_pool(
     shape = request_shape(settings, release)
     needed = blocks_per_request(plan, shape)
     concurrency = num_blocks / needed
-    printed = printed_tokens(plan, num_blocks, concurrency, settings, release)
-    contexts = settings.decode_context_parallel_size
+    printed = printed_tokens(plan, num_blocks, concurrency, settings.serving, release)
+    contexts = settings.serving.decode_context_parallel_size
     return VllmPrediction(
         version=release.text,
         settings=settings,
@@ -282,7 +286,7 @@ def fill_pool(
 
 
 def printed_tokens(
-    plan: BlockPlan, num_blocks: int, concurrency: float, settings: ResolvedSettings, release: VllmRelease
+    plan: BlockPlan, num_blocks: int, concurrency: float, settings: FilledSettings, release: VllmRelease
 ) -> int:
     """The number behind "GPU KV cache size", which changed its meaning with 0.20."""
     if release.v1 and release.prints_concurrency_tokens:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimate.vllm.settings import ResolvedSettings
+from kvplan.settings import FilledSettings
 
 _CHANNELS = 3
 _RESIDUAL_WIDTHS = 2
@@ -55,7 +55,7 @@ class VisionProfile:
         return hidden_size * (1 + self.deepstack_outputs)
 
 
-def vision_profile(spec: ModelSpec, settings: ResolvedSettings) -> VisionProfile | None:
+def vision_profile(spec: ModelSpec, settings: FilledSettings) -> VisionProfile | None:
     """The encoder's part of the profile run; None for models without one, or whose images we do not know."""
     config = spec.raw_config
     section = config.get("vision_config")

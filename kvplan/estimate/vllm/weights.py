@@ -49,8 +49,8 @@ class WeightShare:
     """What the inner width of MXFP4 experts is padded to a multiple of."""
 
 
-def stored_formats(spec: ModelSpec, requested: str | None) -> StoredFormats:
-    """The published format, else one that vLLM makes while loading, else plain weights."""
+def stored_formats(spec: ModelSpec, requested: str) -> StoredFormats:
+    """The published format, else one that vLLM makes while loading (``requested``), else plain weights."""
     if spec.quantization is not None:
         return StoredFormats(spec.quantization)
     return StoredFormats(NAMED_FORMATS[requested] if requested in _MADE_WHILE_LOADING else None)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from kvplan.catalog.gpus import GpuProfile, find_gpu
 from kvplan.catalog.measured import MeasuredProfile, Origin
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import element_bytes
-from kvplan.estimate.kvplan.memory import EnginePrediction, EngineSettings, engine_dtype, predict
+from kvplan.estimate.kvplan.memory import EnginePrediction, predict
+from kvplan.estimate.kvplan.settings import EngineDevice, engine_dtype
 from kvplan.estimate.speed.simulated_figures import PlayFigures, play_figures
 from kvplan.estimate.speed.step_time import Speed, StepTimes, step_shape
 from kvplan.estimate.vllm.settings import compute_capability
 from kvplan.machine.device import SweepDevice, has_bfloat16_units
 from kvplan.runs.columns import Row
 from kvplan.runs.trials import TrialSettings
+from kvplan.settings import ServingSettings
 from kvplan.sweeps.forecast.step_cost import guess_speed
 from kvplan.sweeps.forecast.trial_forecast import forecast_trial
 from kvplan.workload.requests import ClippedRequests, RequestSpec, clip_requests
@@ -71,7 +73,7 @@ class Predictor:
 
     def memory(self, settings: TrialSettings) -> EnginePrediction:
         """The engine's memory at these settings, from config and settings alone."""
-        return predict(self.spec, self._engine_settings(settings), self.device.memory_bytes)
+        return predict(self.spec, ServingSettings(**asdict(settings)), self._engine_device())
 
     def trial(self, settings: TrialSettings) -> TrialPrediction:
         memory = self.memory(settings)
@@ -127,21 +129,15 @@ class Predictor:
         return times.seconds(tokens, rows, rows, tokens, tokens * min(settings.max_model_len, tokens) / 2)
 
     def dtype(self, settings: TrialSettings) -> str:
-        return engine_dtype(self.spec, self._engine_settings(settings))
+        return engine_dtype(self.spec, settings.dtype, self._engine_device())
 
-    def _engine_settings(self, settings: TrialSettings) -> EngineSettings:
+    def _engine_device(self) -> EngineDevice:
         gpu = _known_gpu(self.device)
-        return EngineSettings(
-            gpu_memory_utilization=settings.gpu_memory_utilization,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            block_size=settings.block_size,
-            max_model_len=settings.max_model_len,
-            dtype=settings.dtype,
-            kv_cache_dtype=settings.kv_cache_dtype,
-            device="cuda" if self.device.kind == "cuda" else "cpu",
-            compute_capability=None if gpu is None else compute_capability(gpu),
+        return EngineDevice(
+            memory_bytes=self.device.memory_bytes,
+            kind="cuda" if self.device.kind == "cuda" else "cpu",
             has_bfloat16_units=has_bfloat16_units(),
+            compute_capability=None if gpu is None else compute_capability(gpu),
         )
 
 

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from fake_gpu import FakeGpu, take_gpu
 
+from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
-from kvplan.estimate.deployments import EngineChoice, PlacementSettings, place
+from kvplan.estimate.deployments import place
 from kvplan.estimate.kvplan.graphs import BYTES_PER_LAUNCH, graph_memory, num_graph_sizes, step_launches
-from kvplan.estimate.kvplan.memory import EngineSettings, predict
+from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.settings import EngineDevice
+from kvplan.settings import ServingSettings
 from kvplan_engine import Engine, EngineConfig
 from kvplan_engine.checkpoints.config import load_model_config
 from kvplan_engine.device.overhead import CUDA_OVERHEAD_BYTES
@@ -78,8 +81,9 @@ def test_the_terms(capability: tuple[int, int] | None, workspace_mib: float) -> 
 
 
 def test_the_engine_given_these_bytes_has_the_predicted_blocks() -> None:
-    settings = EngineSettings(max_num_seqs=64, max_model_len=8192, device="cuda", compute_capability=(9, 0))
-    predicted = predict(resolve_model("llama-3.1-8b"), settings, 80 * GIB)
+    device = EngineDevice(80 * GIB, kind="cuda", compute_capability=(9, 0))
+    settings = ServingSettings(max_num_seqs=64, max_model_len=8192)
+    predicted = predict(resolve_model("llama-3.1-8b"), settings, device)
     config = EngineConfig(model="llama-3.1-8b", max_num_seqs=64, max_model_len=8192)
     memory = plan_memory(
         config,
@@ -97,12 +101,12 @@ def test_the_engine_given_these_bytes_has_the_predicted_blocks() -> None:
 
 
 def test_a_cpu_has_no_graphs() -> None:
-    assert predict(resolve_model("gpt2"), EngineSettings(), GIB).graph_bytes == 0
+    assert predict(resolve_model("gpt2"), ServingSettings(), EngineDevice(GIB)).graph_bytes == 0
 
 
 def test_an_estimate_says_the_figure_and_that_it_is_not_measured() -> None:
-    settings = PlacementSettings(EngineChoice("kvplan"), max_model_len=8192)
-    placement = place(resolve_model("llama-3.1-8b"), find_gpu("h100"), settings)
+    settings = ServingSettings(max_model_len=8192)
+    placement = place(resolve_model("llama-3.1-8b"), find_gpu("h100"), EngineChoice("kvplan"), settings)
     assert placement.deployment.overhead_bytes == CUDA_OVERHEAD_BYTES + 20 * 294 * BYTES_PER_LAUNCH + 32 * MIB
     assert placement.notes == (
         "Decode steps captured as graphs take about 164 MiB of the overhead: not measured, but 20 batch sizes x 294 "

@@ -1,0 +1,31 @@
+"""Arguments and options that ``estimate`` and ``plan`` have in common, and the names of help panels."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+WORKLOAD_PANEL: Final = "Workload"
+ENGINE_PANEL: Final = "Engine"
+SPEED_PANEL: Final = "Speed"
+OUTPUT_PANEL: Final = "Output"
+
+Model = Annotated[
+    str, typer.Argument(help="Short name, Hugging Face id, directory, config.json or .gguf file.", metavar="MODEL")
+]
+Calibration = Annotated[
+    str | None,
+    typer.Option(
+        help="Measured profile to take speeds from, or none. Default: the one measured on this device, if any.",
+        rich_help_panel=SPEED_PANEL,
+    ),
+]
+NoCalibration = Annotated[
+    bool, typer.Option("--no-calibration", help="Same as --calibration none.", rich_help_panel=SPEED_PANEL)
+]
+
+
+def calibration_name(calibration: str | None, no_calibration: bool) -> str | None:
+    """What both options together ask for: a profile's name, "none", or None for the devices' own."""
+    return "none" if no_calibration else calibration

@@ -1,0 +1,130 @@
+"""An estimate as the JSON document ``kvplan.estimate/1``. Bytes are per GPU; times in milliseconds as [low, high]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplan.estimate.answer import Estimate
+from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.kv_cache import KvComponent
+from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
+from kvplan.estimate.speed.latency import Range
+
+SCHEMA = "kvplan.estimate/1"
+
+
+def estimate_document(answer: Estimate) -> dict[str, Any]:
+    """The whole answer."""
+    return {
+        "schema": SCHEMA,
+        "model": _model_document(answer),
+        "context_tokens": answer.context_tokens,
+        "kv_cache": _cache_document(answer),
+        "deployments": [
+            deployment_figures(deployment) | {"performance": None if speed is None else speed_document(speed)}
+            for deployment, speed in zip(answer.deployments, answer.speeds, strict=True)
+        ],
+        "assumptions": list(answer.assumptions),
+    }
+
+
+def _model_document(answer: Estimate) -> dict[str, Any]:
+    spec = answer.spec
+    return {
+        "id": spec.id,
+        "architecture": spec.architecture,
+        "num_layers": spec.num_layers,
+        "num_parameters": spec.num_parameters,
+        "num_active_parameters": spec.num_active_parameters,
+        "weight_bytes": answer.weights.total_bytes,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "dtype": answer.dtype,
+        "weights": [
+            {"kind": each.kind, "format": each.format, "num_elements": each.num_elements, "bytes": each.num_bytes}
+            for each in answer.weights.components
+        ],
+        "extras": [
+            {"name": extra.name, "kind": extra.kind, "num_parameters": extra.num_parameters} for extra in spec.extras
+        ],
+        "source": spec.source,
+    }
+
+
+def _cache_document(answer: Estimate) -> dict[str, Any]:
+    cache, pages = answer.cache, answer.pages
+    return {
+        "dtype": answer.kv_dtype,
+        "bytes_per_token": cache.bytes_per_token,
+        "fixed_bytes_per_sequence": cache.fixed_bytes_per_sequence,
+        "window_bytes_per_token": cache.window_bytes_per_token,
+        "logical_bytes": cache.logical_bytes,
+        "paged_bytes": pages.paged_bytes if pages else None,
+        "admission_bytes": pages.admission_bytes if pages else None,
+        "in_flight_tokens": answer.in_flight_tokens,
+        "components": [_component_document(component) for component in cache.components],
+    }
+
+
+def _component_document(component: KvComponent) -> dict[str, Any]:
+    entry = component.entry
+    return {
+        "kind": component.kind,
+        "num_layers": component.num_layers,
+        "num_kv_heads": entry.num_kv_heads,
+        "head_size": entry.head_size,
+        "window_tokens": entry.window_tokens,
+        "bytes_per_token": component.bytes_per_token,
+        "window_bytes_per_token": component.window_bytes_per_token,
+        "fixed_bytes": component.fixed_bytes,
+        "formula": component.formula,
+    }
+
+
+def deployment_figures(deployment: Deployment) -> dict[str, object]:
+    """One key per figure, for JSON and CSV."""
+    settings = deployment.settings
+    return {
+        "gpu": deployment.gpu,
+        "engine": deployment.engine,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "pipeline_parallel_size": settings.pipeline_parallel_size,
+        "device_memory_bytes": settings.device_memory_bytes,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "budget_bytes": deployment.budget_bytes,
+        "weight_bytes": deployment.weight_bytes,
+        "activation_peak_bytes": deployment.activation_peak_bytes,
+        "overhead_bytes": deployment.overhead_bytes,
+        "kv_pool_bytes": deployment.kv_pool_bytes,
+        "num_blocks": deployment.num_blocks,
+        "block_size": deployment.block_size,
+        "kv_cache_tokens": deployment.kv_cache_tokens,
+        "max_concurrency": deployment.max_concurrency,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "fits": deployment.fits,
+        "limit": deployment.limit,
+    }
+
+
+def speed_document(speed: DeploymentSpeed) -> dict[str, object]:
+    """The speed of one deployment, alone and full."""
+    return {
+        "origin": speed.origin,
+        "profile": speed.note,
+        "input_tokens": PROMPT_TOKENS,
+        "output_tokens": ANSWER_TOKENS,
+        "ttft_ms_alone": _milliseconds(speed.alone.ttft_seconds),
+        "tpot_ms_alone": _milliseconds(speed.alone.tpot_seconds),
+        "num_users": speed.num_users,
+        "tpot_ms_full": _milliseconds(speed.full.tpot_seconds),
+        "output_throughput_full": _rounded(speed.full.output_tokens_per_second),
+    }
+
+
+def _milliseconds(found: Range) -> list[float]:
+    return [round(1000 * found.low, 2), round(1000 * found.high, 2)]
+
+
+def _rounded(found: Range) -> list[float]:
+    return [round(found.low, 1), round(found.high, 1)]

@@ -1,0 +1,66 @@
+"""The settings as kvplan's own engine resolves them on a device: what the user said, and its defaults for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvplan.catalog.engines import KVPLAN_DEFAULTS
+from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.dtypes import cache_dtype
+from kvplan.settings import FilledSettings, ServingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDevice:
+    """The one device of a kvplan engine. ``compute_capability``: of a GPU, None where it is not known."""
+
+    memory_bytes: int
+    kind: Literal["cpu", "cuda"] = "cpu"
+    has_bfloat16_units: bool = False
+    compute_capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSettings:
+    """The settings that the engine runs with, and the device it runs on."""
+
+    serving: FilledSettings
+    device: EngineDevice
+
+
+def resolve_settings(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> ResolvedSettings:
+    """``asked`` with the engine's defaults. UsageError for a setting out of range and for more than one GPU.
+
+    KvplanError when neither the settings nor the config say how long a sequence may be.
+    """
+    asked.check()
+    if asked.tensor_parallel_size * asked.pipeline_parallel_size != 1:
+        raise UsageError("kvplan's engine runs on one device.", hint="use --engine vllm for more than one GPU")
+    max_model_len = asked.max_model_len or spec.max_position_embeddings
+    if max_model_len is None:
+        raise KvplanError(f"The config of {spec.id} states no maximum length.", hint="give one: --max-model-len 4096")
+    dtype = engine_dtype(spec, asked.dtype, device)
+    defaults = KVPLAN_DEFAULTS
+    serving = FilledSettings.of(
+        asked,
+        gpu_memory_utilization=asked.gpu_memory_utilization or defaults.gpu_memory_utilization,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=asked.max_num_batched_tokens or defaults.max_num_batched_tokens,
+        max_num_seqs=asked.max_num_seqs or defaults.max_num_seqs,
+        block_size=asked.block_size or defaults.block_size,
+        device_memory_bytes=asked.device_memory_bytes or device.memory_bytes,
+        dtype=dtype,
+        kv_cache_dtype=cache_dtype(dtype, asked.kv_cache_dtype),
+    )
+    return ResolvedSettings(serving, device)
+
+
+def engine_dtype(spec: ModelSpec, requested: str, device: EngineDevice) -> str:
+    """``requested``; "auto": as published on a GPU, on a CPU bfloat16 where it computes in that, else float32."""
+    if requested != "auto":
+        return requested
+    if device.kind == "cuda":
+        return spec.dtype
+    return "bfloat16" if device.has_bfloat16_units and spec.dtype != "float32" else "float32"
