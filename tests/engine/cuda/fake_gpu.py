@@ -18,13 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvplan_engine import engine as core
 from kvplan_engine.attention.cuda import CudaBackend
-from kvplan_engine.execution import model_runner
 from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.runtime import Kernel
 from kvplan_engine.kernels.cuda.variants import KernelVariant
 from kvplan_engine.layers.linear import make_linear
-from kvplan_engine.models import decoder
+from kvplan_engine.models import decoder, decoder_layer, loaded_model
 
 MIB = 1024**2
 _COUNTED_BYTES = 64 * 1024  # smaller tensors are not worth counting
@@ -205,10 +204,11 @@ class RecordingRuntime(EmulatedRuntime):
 
 def take_gpu(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
     """Let engines open ``gpu`` and run the emulated kernels on it."""
-    kernels = model_runner.Kernels(CudaBackend(gpu.runtime), CudaOps(gpu.runtime))
+    kernels = loaded_model.Kernels(CudaBackend(gpu.runtime), CudaOps(gpu.runtime))
     monkeypatch.setattr(core, "open_device", lambda *_: gpu)
-    monkeypatch.setattr(model_runner, "select_kernels", lambda *_: kernels)
+    monkeypatch.setattr(loaded_model, "select_kernels", lambda *_: kernels)
     # products by torch, as on a GPU: the CPU's own kernels would be no part of a captured graph
     plain = partial(make_linear, compiled=False)
-    monkeypatch.setattr(decoder, "make_linear", lambda weights, name, **_: plain(weights, name))
+    for module in (decoder, decoder_layer):
+        monkeypatch.setattr(module, "make_linear", lambda weights, name, **_: plain(weights, name))
     return gpu
