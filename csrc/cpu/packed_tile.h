@@ -6,11 +6,19 @@
 //   panel 0:  w[0..P)[0]  w[0..P)[1]  ...  w[0..P)[inputs - 1]        panel 1:  w[P..2P)[0] ...
 //
 // so a step along the inputs reads one run of memory, and the whole product reads the weight once, in order. bfloat16
-// values of two vectors alternate: as 32-bit words, their upper halves are one vector's floats and their lower halves,
-// shifted up, the other's. Unpacking costs an `and` and a shift for every two vectors, next to a dozen multiplications.
+// inputs go in pairs: a 32-bit word holds two inputs of one output, the first in its lower half, and an odd number of
+// inputs is filled up with a zero. That is what the processors' dot products of bfloat16 read (two inputs of each output
+// at once); elsewhere a word's halves, shifted up or masked, are floats.
 #pragma once
 
 #include "simd.h"
+
+#if defined(__AVX512BF16__) && KVPLAN_LANES == 16
+#include <immintrin.h>
+#define KVPLAN_BFLOAT16_DOT 1
+#else
+#define KVPLAN_BFLOAT16_DOT 0
+#endif
 
 namespace kvplan {
 
@@ -19,52 +27,140 @@ constexpr int kPanelVectors = kLanes == 8 ? 2 : 4;
 constexpr int kPanelOutputs = kPanelVectors * kLanes;
 constexpr int kPanelTileRows = 6;
 
-// Where output `lane` of a panel lies among its kPanelOutputs values.
+// What a kind of weight is multiplied with: the type of x, and how many inputs one step of the inner loop takes.
 template <class T>
-constexpr int panel_position(int lane) {
-  if (sizeof(T) == 4) return lane;
-  const int vector = lane / kLanes, within = lane % kLanes;
-  return vector / 2 * 2 * kLanes + 2 * within + vector % 2;
+struct Inner;
+template <>
+struct Inner<float> {
+  using Input = float;
+  static constexpr int kInputs = 1;
+};
+template <>
+struct Inner<BFloat16> {
+#if KVPLAN_BFLOAT16_DOT
+  using Input = BFloat16;
+#else
+  using Input = float;
+#endif
+  static constexpr int kInputs = 2;
+};
+
+// Inputs of a packed weight, those that fill it up included.
+template <class T>
+constexpr int64_t packed_inputs(int64_t inputs) {
+  return (inputs + Inner<T>::kInputs - 1) / Inner<T>::kInputs * Inner<T>::kInputs;
 }
 
-KVPLAN_INLINE void load_panel(const float* source, Floats (&values)[kPanelVectors]) {
-#pragma GCC unroll 4
-  for (int v = 0; v < kPanelVectors; ++v) values[v] = load(source + v * kLanes);
-}
-
-KVPLAN_INLINE void load_panel(const BFloat16* source, Floats (&values)[kPanelVectors]) {
-#pragma GCC unroll 2
-  for (int v = 0; v < kPanelVectors; v += 2) {
-    Words pairs;
-    std::memcpy(&pairs, source + v * kLanes, sizeof pairs);
-    values[v] = reinterpret_cast<Floats>(pairs << 16);
-    values[v + 1] = reinterpret_cast<Floats>(pairs & 0xffff0000u);
-  }
+// Where input k of output `lane` lies in its panel.
+template <class T>
+constexpr int64_t panel_position(int64_t k, int lane) {
+  constexpr int n = Inner<T>::kInputs;
+  return k / n * n * kPanelOutputs + lane * n + k % n;
 }
 
 // What a tile works on: some inputs of kRows rows and of one or more panels.
 template <class T>
 struct TileStep {
-  const float* x;       // [rows, x_stride], at the step's first input
+  const typename Inner<T>::Input* x;  // [rows, x_stride], at the step's first input
   int64_t x_stride;
-  const T* panel;       // at the step's first input
+  const T* panel;        // at the step's first input
   int64_t panel_stride;  // from panel to panel
   int64_t depth;         // inputs
   float* sums;           // [panels, sums_stride / kPanelOutputs, kPanelOutputs]
   int64_t sums_stride;   // from panel to panel
   bool starts;           // the sums begin here
-  const char* ahead;     // memory needed soon: prefetched in steps of ahead_bytes for every input
-  int64_t ahead_bytes;
+  const char* ahead;     // memory needed soon: prefetched while the loop runs, see run_tile
+  int64_t ahead_bytes;   // from one group of inputs to the next
 };
+
+template <int kRows, int kPanels>
+using TileSums = Floats[kRows][kPanels][kPanelVectors];
+
+// sums += x * weights for one input.
+template <int kRows, int kPanels>
+KVPLAN_INLINE void add_inputs(TileSums<kRows, kPanels>& sums, const float* x, int64_t x_stride, const float* panel,
+                              int64_t panel_stride) {
+  Floats weights[kPanels][kPanelVectors];
+#pragma GCC unroll 4
+  for (int c = 0; c < kPanels; ++c)
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanelVectors; ++v) weights[c][v] = load(panel + c * panel_stride + v * kLanes);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    const Floats value = splat(x[r * x_stride]);
+#pragma GCC unroll 4
+    for (int c = 0; c < kPanels; ++c)
+#pragma GCC unroll 4
+      for (int v = 0; v < kPanelVectors; ++v) sums[r][c][v] += value * weights[c][v];
+  }
+}
+
+KVPLAN_INLINE Words load_words(const BFloat16* source) {
+  Words words;
+  std::memcpy(&words, source, sizeof words);
+  return words;
+}
+
+// The same for a pair of inputs, one after the other, widened.
+template <int kRows, int kPanels>
+KVPLAN_INLINE void add_inputs(TileSums<kRows, kPanels>& sums, const float* x, int64_t x_stride, const BFloat16* panel,
+                              int64_t panel_stride) {
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    Floats weights[kPanels][kPanelVectors];
+#pragma GCC unroll 4
+    for (int c = 0; c < kPanels; ++c)
+#pragma GCC unroll 4
+      for (int v = 0; v < kPanelVectors; ++v) {
+        const Words words = load_words(panel + c * panel_stride + v * 2 * kLanes);
+        weights[c][v] = reinterpret_cast<Floats>(half == 0 ? words << 16 : words & 0xffff0000u);
+      }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Floats value = splat(x[r * x_stride + half]);
+#pragma GCC unroll 4
+      for (int c = 0; c < kPanels; ++c)
+#pragma GCC unroll 4
+        for (int v = 0; v < kPanelVectors; ++v) sums[r][c][v] += value * weights[c][v];
+    }
+  }
+}
+
+#if KVPLAN_BFLOAT16_DOT
+// The same by the processor's dot products of pairs, x in bfloat16 too.
+template <int kRows, int kPanels>
+KVPLAN_INLINE void add_inputs(TileSums<kRows, kPanels>& sums, const BFloat16* x, int64_t x_stride,
+                              const BFloat16* panel, int64_t panel_stride) {
+  __m512bh weights[kPanels][kPanelVectors];
+#pragma GCC unroll 4
+  for (int c = 0; c < kPanels; ++c)
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanelVectors; ++v)
+      weights[c][v] = (__m512bh)_mm512_loadu_si512(panel + c * panel_stride + v * 2 * kLanes);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    int32_t pair;
+    std::memcpy(&pair, x + r * x_stride, sizeof pair);
+    const __m512bh value = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 4
+    for (int c = 0; c < kPanels; ++c)
+#pragma GCC unroll 4
+      for (int v = 0; v < kPanelVectors; ++v)
+        sums[r][c][v] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][c][v], value, weights[c][v]);
+  }
+}
+#endif
 
 // Where memory that is needed soon goes: the numbers of __builtin_prefetch.
 enum class Cache { kSecondLevel = 2, kFirstLevel = 3 };
 
 // sums[c][r] (+)= x[r] . panel[c]. The order of additions along the inputs is the same for every kRows and kPanels, so a
-// row's result does not depend on the batch it is computed in.
-template <class T, int kRows, int kPanels, Cache kAhead>
+// row's result does not depend on the batch it is computed in. With every group of inputs kAheadLines cache lines are
+// prefetched: a line that nobody asks for in time is waited for, which no other row's work hides.
+template <class T, int kRows, int kPanels, Cache kAhead, int kAheadLines>
 void run_tile(const TileStep<T>& step) {
-  Floats sums[kRows][kPanels][kPanelVectors];
+  constexpr int kInputs = Inner<T>::kInputs;
+  TileSums<kRows, kPanels> sums;
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
@@ -72,22 +168,16 @@ void run_tile(const TileStep<T>& step) {
 #pragma GCC unroll 4
       for (int v = 0; v < kPanelVectors; ++v)
         sums[r][c][v] = step.starts ? Floats{} : load(step.sums + c * step.sums_stride + r * kPanelOutputs + v * kLanes);
-  const float* x = step.x;
+  const typename Inner<T>::Input* x = step.x;
   const T* panel = step.panel;
   const char* ahead = step.ahead;
-  for (int64_t k = 0; k < step.depth; ++k, ++x, panel += kPanelOutputs, ahead += step.ahead_bytes) {
-    __builtin_prefetch(ahead, 0, static_cast<int>(kAhead));
-    Floats weights[kPanels][kPanelVectors];
+  for (int64_t k = 0; k < step.depth; k += kInputs) {
 #pragma GCC unroll 4
-    for (int c = 0; c < kPanels; ++c) load_panel(panel + c * step.panel_stride, weights[c]);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const Floats value = splat(x[r * step.x_stride]);
-#pragma GCC unroll 4
-      for (int c = 0; c < kPanels; ++c)
-#pragma GCC unroll 4
-        for (int v = 0; v < kPanelVectors; ++v) sums[r][c][v] += value * weights[c][v];
-    }
+    for (int line = 0; line < kAheadLines; ++line) __builtin_prefetch(ahead + line * 64, 0, static_cast<int>(kAhead));
+    add_inputs<kRows, kPanels>(sums, x, step.x_stride, panel, step.panel_stride);
+    x += kInputs;
+    panel += kInputs * kPanelOutputs;
+    ahead += step.ahead_bytes;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)

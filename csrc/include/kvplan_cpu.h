@@ -178,11 +178,14 @@ typedef struct kvplan_packed_linear {
 // Rows that a packed weight of so many has: whole panels.
 int64_t kvplan_packed_outputs(int64_t outputs);
 
+// Inputs that it has: bfloat16 goes in pairs.
+int64_t kvplan_packed_inputs(int64_t inputs, int storage);
+
 // Packs for kvplan_multiply_packed; `gated` for KVPLAN_SILU_AND_MUL, where outputs / 2 must fill whole panels.
 int kvplan_pack_weight(
     // [outputs, inputs], contiguous
     const void* weight,
-    // [kvplan_packed_outputs(outputs), inputs] elements
+    // [kvplan_packed_outputs(outputs), kvplan_packed_inputs(inputs, storage)] elements
     void* packed, int64_t inputs, int64_t outputs, int gated, int storage, int threads);
 
 int kvplan_multiply_packed(const kvplan_packed_linear* args, int threads);

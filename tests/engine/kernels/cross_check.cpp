@@ -33,6 +33,10 @@ double followed(const Product& p, const std::vector<double>& sums, int64_t row, 
   return p.activation == KVPLAN_SILU_AND_MUL ? silu(*sum) * sum[p.outputs / 2] : *sum;
 }
 
+int64_t packed_elements(int64_t outputs, int64_t inputs, int storage) {
+  return kvplan_packed_outputs(outputs) * kvplan_packed_inputs(inputs, storage);
+}
+
 // Also: a row's result is the same bits whatever the number of rows beside it.
 void check_product(const Product& p, const char* name) {
   Worst worst(std::string(name) + ", " + kStorageNames[p.storage]);
@@ -40,7 +44,7 @@ void check_product(const Product& p, const char* name) {
   const int64_t width = gated ? p.outputs / 2 : p.outputs, out_stride = width + 5, x_stride = p.inputs;
   Random random{1};
   Tensor x(p.storage, 200 * x_stride, random, 1), weight(p.storage, p.outputs * p.inputs, random, 0.3);
-  Tensor bias(p.storage, p.outputs, random, 1), packed(p.storage, kvplan_packed_outputs(p.outputs) * p.inputs, 9);
+  Tensor bias(p.storage, p.outputs, random, 1), packed(p.storage, packed_elements(p.outputs, p.inputs, p.storage), 9);
   worst.expect(kvplan_pack_weight(weight.data(), packed.data(), p.inputs, p.outputs, gated, p.storage, threads) == 0);
   const std::vector<double> sums = plain_product(p, x, x_stride, weight, bias);
   std::vector<double> first_row;
@@ -63,7 +67,7 @@ void check_unpacked_rows_and_linear(int storage) {
   Worst worst(std::string("rows of a packed weight, product without packing, ") + kStorageNames[storage]);
   Random random{2};
   const int64_t inputs = 77, outputs = 150, rows = 7;
-  Tensor weight(storage, outputs * inputs, random, 1), packed(storage, kvplan_packed_outputs(outputs) * inputs);
+  Tensor weight(storage, outputs * inputs, random, 1), packed(storage, packed_elements(outputs, inputs, storage));
   kvplan_pack_weight(weight.data(), packed.data(), inputs, outputs, 0, storage, threads);
   std::vector<int64_t> indices{149, 0, 16, 63, 64, 5, 5};
   Tensor out(storage, rows * inputs), x(storage, rows * (inputs + 2), random, 1), bias(storage, outputs, random, 1);

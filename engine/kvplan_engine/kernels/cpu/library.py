@@ -187,6 +187,7 @@ class CpuKernels:
             *(c_int64, c_int64, c_int64, c_int, c_int),
         )
         self.packed_outputs = self._function("kvplan_packed_outputs", c_int64, result=c_int64)
+        self.packed_inputs = self._function("kvplan_packed_inputs", c_int64, c_int, result=c_int64)
         self.pack_weight = self._function(
             "kvplan_pack_weight", *(c_void_p, c_void_p, c_int64, c_int64), *(c_int, c_int, c_int)
         )

@@ -42,9 +42,10 @@ class PackedWeight:
         gated = activation == "silu_and_mul"
         if gated and not packs_gated(kernels, self._num_outputs):
             raise ValueError(f"{self._num_outputs} outputs do not make whole panels of gate and up")
-        self._packed = torch.empty(kernels.packed_outputs(self._num_outputs), self._num_inputs, dtype=weight.dtype)
-        advise_huge_pages(self._packed)
         code = STORAGE_CODES[weight.dtype]
+        shape = kernels.packed_outputs(self._num_outputs), kernels.packed_inputs(self._num_inputs, code)
+        self._packed = torch.empty(shape, dtype=weight.dtype)
+        advise_huge_pages(self._packed)
         kernels.pack_weight(
             *(weight.data_ptr(), self._packed.data_ptr(), self._num_inputs, self._num_outputs),
             *(gated, code, torch.get_num_threads()),
