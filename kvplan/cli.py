@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
+from typing import NamedTuple
 
 import typer
 
 from kvplan import __version__
 from kvplan.errors import KvplanError
+from kvplan.help_sections import SectionedCommand, SectionedGroup
 
 INTERRUPTED = 130
 
-COMMANDS: dict[str, str] = {
-    "estimate": "Size a model: weights, KV cache, and how many sequences fit on which GPU.",
-    "plan": "Find the GPUs and settings that serve so many users at such a context.",
-    "sweep": "Measure throughput, block occupancy and memory limits with kvplan's own engine.",
-    "explain": "Read an engine's start-up log: where each GiB went, and what to change.",
-    "bench": "Measure what paging buys beside what it replaces.",
-    "calibrate": "Fit the predictions to measured rows.",
-    "report": "Draw tables, plots and a page from a sweep's directory.",
-    "serve": "Serve a model over HTTP with kvplan's own engine.",
-    "profile": "Show where a run's memory goes.",
-    "top": "Watch a running server.",
-    "models": "List the models that are known by name.",
-    "gpus": "List the GPUs that are known by name.",
+
+class Listing(NamedTuple):
+    """How a command stands in the help of ``kvplan``: the section it is listed in, and what it does."""
+
+    panel: str
+    summary: str
+
+
+COMMANDS: dict[str, Listing] = {
+    "estimate": Listing("Plan", "Size a model: weights, KV cache, and how many sequences fit on which GPU."),
+    "plan": Listing("Plan", "Find the GPUs and settings for a given load."),
+    "explain": Listing("Plan", "Read an engine's start-up log: where the memory went, and what to change."),
+    "sweep": Listing("Measure", "Measure throughput, block occupancy and memory limits with kvplan's own engine."),
+    "bench": Listing("Measure", "Benchmark paging against what it replaces."),
+    "calibrate": Listing("Measure", "Fit the predictions to measured rows."),
+    "report": Listing("Measure", "Draw tables, plots and a page from a run directory."),
+    "models": Listing("Look up", "List the models known by name."),
+    "gpus": Listing("Look up", "List the GPUs known by name."),
 }
-"""Every command is a function of its own name in kvplan/commands/<name>.py; those without a module are not listed."""
+"""Every command is a function of its own name in kvplan/commands/<name>.py."""
 
 _CLICK_ERROR: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What typer raises for a wrong command line. Typer brings its own click, so the class is found through typer."""
 
-
-def available_commands() -> list[str]:
-    """The commands whose module exists."""
-    folder = Path(__file__).parent / "commands"
-    return [name for name in COMMANDS if (folder / f"{name}.py").is_file() or (folder / name).is_dir()]
+_EXTRA_ARGUMENTS = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", re.DOTALL)
+_NO_COMMAND = re.compile(r"No such command ('.*?')\.?", re.DOTALL)
 
 
 def _print_version(requested: bool) -> None:
@@ -62,65 +66,97 @@ def _unloaded() -> None:
 def build_app(wanted: str | None) -> typer.Typer:
     """The app with the function of ``wanted`` loaded and all other commands present by name and help only."""
     app = typer.Typer(
-        add_completion=False,
+        cls=SectionedGroup,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        no_args_is_help=True,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
     app.callback()(_root)
-    for name in available_commands():
+    for name, (panel, summary) in COMMANDS.items():
         loaded = import_module(f"kvplan.commands.{name}") if name == wanted else None
-        group = getattr(loaded, "app", None)
-        if isinstance(group, typer.Typer):
-            app.add_typer(group, name=name, help=COMMANDS[name])
-            continue
         function: Callable[..., None] = getattr(loaded, name) if loaded else _unloaded
-        app.command(name, help=None if loaded else COMMANDS[name])(function)
+        app.command(name, cls=SectionedCommand, help=None if loaded else summary, rich_help_panel=panel)(function)
     return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 ok, 1 infeasible or failed, 2 usage, 130 interrupted."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    wanted = next((word for word in words if not word.startswith("-")), None)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open as long as the process
+    if sys.stdout is None:
+        return _complain("standard output is closed", None, 1)
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    code = _run(words)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+    except OSError as error:
+        return _output_lost(error)
+    return code
+
+
+def _run(words: list[str]) -> int:
+    wanted = _first_word(_words_to_complete() or words)
     try:
         code = build_app(wanted)(args=words, prog_name="kvplan", standalone_mode=False)
-        sys.stdout.flush()
     except KvplanError as error:
         return _complain(error.message, error.hint, error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        return _reader_left()
     except SystemExit as stop:
         return _exit_code(stop)
+    except OSError as error:
+        return _output_lost(error)
     except _CLICK_ERROR as error:
-        return _complain(error.format_message(), _help_hint(wanted), 2)  # type: ignore[attr-defined]
+        return _complain(_plain_message(error.format_message()), _help_hint(wanted), 2)  # type: ignore[attr-defined]
     return code if isinstance(code, int) else 0
+
+
+def _first_word(words: Sequence[str]) -> str | None:
+    return next((word for word in words if not word.startswith("-")), None)
+
+
+def _words_to_complete() -> list[str]:
+    """The command line that a shell asks to complete: its options are known only where its command is loaded."""
+    if "_KVPLAN_COMPLETE" not in os.environ:
+        return []
+    return (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()[1:]
 
 
 def _exit_code(stop: SystemExit) -> int:
     """Typer turns a closed pipe into exit code 1; a reader that has seen enough is no failure."""
     if isinstance(stop.__context__, BrokenPipeError):
-        return _reader_left()
+        _discard_output()
+        return 0
     return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 
 
-def _reader_left() -> int:
-    """The program that read our output has closed it: say nothing, neither now nor when Python flushes at the end."""
+def _output_lost(error: OSError) -> int:
+    """A write failed: to a file that has a name, or to the output, of which nothing more is tried."""
+    if error.filename is not None:
+        return _complain(f"{error.filename}: {error.strerror}", None, 1)
+    _discard_output()
+    return _complain(f"the output could not be written: {error.strerror or error}", None, 1)
+
+
+def _discard_output() -> None:
+    """Nobody can have our output: say nothing more, neither now nor when Python flushes at the end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 def _help_hint(wanted: str | None) -> str:
     return f"kvplan {wanted} --help lists the options" if wanted in COMMANDS else "kvplan --help lists the commands"
 
 
+def _plain_message(message: str) -> str:
+    message = _EXTRA_ARGUMENTS.sub(r"unexpected argument '\1'", message)
+    return _NO_COMMAND.sub(r"unknown command \1.", message)
+
+
 def _complain(message: str, hint: str | None, exit_code: int) -> int:
-    sentence = message.strip() or "The command line is not complete."
-    print(f"error: {sentence}", file=sys.stderr)
+    print(f"error: {message.strip()}", file=sys.stderr)
     if hint:
         print(f"hint: {hint}", file=sys.stderr)
     return exit_code
