@@ -3,8 +3,8 @@
 * ``Linear``: the device's BLAS (cuBLAS on a GPU, MKL where no kernel of ours runs on a CPU).
 * ``PanelLinear``: our product over a weight that was packed once (csrc/cpu/packed_linear.cpp), with the activation that
   follows it. Packing gives rows back too, so an embedding that is also the output head is packed like the others.
-* ``PackedLinear``: oneDNN over a weight that was packed once: for bfloat16 where the CPU has units for it (AMX,
-  AVX512-BF16), which our product does not use. The head that is an embedding too goes through ``FewRowsLinear`` there.
+* ``PackedLinear``: oneDNN over a weight that was packed once: for bfloat16 where the CPU has AMX tiles, which our
+  product does not use. The head that is an embedding too goes through ``FewRowsLinear`` there.
 
 torch's own product packs a CPU weight anew in every call, which at a decode step's 4 to 16 rows costs more than the
 product (measured: benchmarks/README.md). What is packed takes the place of the published weight: nobody holds it twice.
@@ -21,7 +21,7 @@ from kvplan_engine.kernels.cpu import ops
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, cpu_kernels
 from kvplan_engine.kernels.cpu.packed import PackedWeight, packs_gated
 
-# Rows up to which our product over a published weight beats torch's, where the CPU has units for bfloat16.
+# Rows up to which our product over a published weight beats torch's, where the CPU has AMX.
 _FEW_ROWS = 48
 # oneDNN returns a new tensor: rows are cut so that it stays within this, which the overhead kept back covers.
 _MOST_OUTPUT_BYTES = 16 * 1024**2
@@ -126,11 +126,11 @@ def _with_rows_rounded_up(x: torch.Tensor) -> torch.Tensor:
 
 @cache
 def packs_in_units(dtype: torch.dtype) -> bool:
-    """Whether this CPU has units for ``dtype`` that our product does not use, and this torch the packed product.
+    """Whether this CPU has tiles (AMX) for ``dtype``, which our product does not use, and this torch the packed product.
 
     All three names are private to torch and may be gone in another version, so they are tried, not assumed.
     """
-    has_units = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    has_units = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     if dtype is not torch.bfloat16 or not has_units():
         return False
     weight, x = torch.ones(16, 32, dtype=dtype), torch.ones(4, 32, dtype=dtype)

@@ -1,9 +1,9 @@
 """All layers in one call against the decoder's own loop: the same tokens and the same pool, bit for bit.
 
-Which of the two runs depends on the CPU. Our packed product computes float32 everywhere, and bfloat16 where the CPU has
-no units for it (AVX2, AVX-512 without ``avx512_bf16``, NEON): there all layers are one call. With such units
-(``avx512_bf16``, AMX) bfloat16 products are oneDNN's and the loop runs. The tests decide for both kinds of CPU whatever
-the machine is, so that each path runs on each machine that can run it.
+Which of the two runs depends on the CPU. Our packed product computes float32 everywhere, and bfloat16 on AVX2 and on
+AVX-512, in its dot products where it has them (``avx512_bf16``): there all layers are one call. With AMX bfloat16
+products are oneDNN's and the loop runs. The tests decide for both kinds of CPU whatever the machine is, so that each
+path runs on each machine that can run it.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def make_engine(config: dict[str, object], dtype: str, one_call: bool) -> Engine
 
 
 @pytest.fixture
-def bfloat16_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    """Makes the engine believe that the CPU has, or lacks, units for bfloat16."""
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: request.param, raising=False)
+def amx(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Makes the engine believe that the CPU has, or lacks, AMX."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: request.param, raising=False)
     linear.packs_in_units.cache_clear()
     yield request.param
     linear.packs_in_units.cache_clear()
@@ -94,17 +94,17 @@ def _run(config: dict[str, object], dtype: str, one_call: bool) -> tuple[list[tu
     return tokens, kv
 
 
-@pytest.mark.parametrize("bfloat16_units", [False], ids=["no-units"], indirect=True)
+@pytest.mark.parametrize("amx", [False], ids=["no-amx"], indirect=True)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
-def test_one_call_computes_what_the_loop_computes(config: dict[str, object], dtype: str, bfloat16_units: bool) -> None:
+def test_one_call_computes_what_the_loop_computes(config: dict[str, object], dtype: str, amx: bool) -> None:
     one_call, loop = _run(config, dtype, True), _run(config, dtype, False)
     assert one_call[0] == loop[0]
     assert torch.equal(one_call[1], loop[1])
 
 
 def onednn_packs_bfloat16() -> bool:
-    """False on AVX2 (also with ONEDNN_MAX_CPU_ISA=AVX2), where claiming to have units must change nothing."""
+    """False on AVX2 (also with ONEDNN_MAX_CPU_ISA=AVX2), where claiming to have AMX must change nothing."""
     try:
         torch.ops.mkldnn._reorder_linear_weight(torch.ones(16, 32, dtype=torch.bfloat16), 16)
     except RuntimeError:
@@ -112,26 +112,26 @@ def onednn_packs_bfloat16() -> bool:
     return True
 
 
-@pytest.mark.parametrize("bfloat16_units", [False, True], ids=["no-units", "units"], indirect=True)
+@pytest.mark.parametrize("amx", [False, True], ids=["no-amx", "amx"], indirect=True)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
-def test_what_runs_where(config: dict[str, object], dtype: str, bfloat16_units: bool) -> None:
-    """Ours in one call for float32, and for bfloat16 without units; oneDNN layer by layer where there are units."""
+def test_what_runs_where(config: dict[str, object], dtype: str, amx: bool) -> None:
+    """Ours in one call for float32, and for bfloat16 without AMX; oneDNN layer by layer where there is AMX."""
     engine = start_engine(config, dtype)
     decoder = engine.model.decoder
     kinds = {type(each) for layer in decoder._layers for each in (layer.qkv, layer.output, layer.up, layer.down)}
-    is_onednn = dtype == "bfloat16" and bfloat16_units and onednn_packs_bfloat16()
+    is_onednn = dtype == "bfloat16" and amx and onednn_packs_bfloat16()
     assert kinds == {PackedLinear if is_onednn else PanelLinear}
     assert (decoder.layer_run is None) == is_onednn
     engine.close()
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
-def test_products_in_units_agree_with_ours(config: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onednns_products_agree_with_ours(config: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     """bfloat16 through oneDNN, where this machine can run that, against our own product: the same pool of K and V."""
     pools = []
-    for has_units in (True, False):
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has_units=has_units: has_units)
+    for has_amx in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has_amx=has_amx: has_amx)
         linear.packs_in_units.cache_clear()
         engine = start_engine(config, "bfloat16")
         engine.add_request("0", [3, 14, 15, 92, 65], SamplingParams(temperature=0.0, max_tokens=1))
