@@ -127,24 +127,6 @@ class ServingSettings:
         panel=MEMORY_PANEL,
         sweep_axis=SweepAxis(),
     )
-    max_model_len: int | None = _knob(
-        None,
-        "Longest sequence, prompt and output together. Default: the model's longest.",
-        kind="tokens",
-        unit="tokens",
-        example="32768",
-        panel=MODEL_PANEL,
-        sweep_axis=SweepAxis(minimum=2),
-    )
-    max_num_batched_tokens: int | None = _knob(
-        None,
-        "Tokens per step. Default: the engine's.",
-        kind="tokens",
-        unit="tokens",
-        example="2048",
-        panel=BATCH_PANEL,
-        sweep_axis=SweepAxis(),
-    )
     max_num_seqs: int | None = _knob(
         None,
         "Sequences per step. Default: the engine's.",
@@ -161,6 +143,24 @@ class ServingSettings:
         unit="tokens",
         example="16",
         panel=MEMORY_PANEL,
+        sweep_axis=SweepAxis(),
+    )
+    max_model_len: int | None = _knob(
+        None,
+        "Longest sequence, prompt and output together. Default: the model's longest.",
+        kind="tokens",
+        unit="tokens",
+        example="32768",
+        panel=MODEL_PANEL,
+        sweep_axis=SweepAxis(minimum=2),
+    )
+    max_num_batched_tokens: int | None = _knob(
+        None,
+        "Tokens per step. Default: the engine's.",
+        kind="tokens",
+        unit="tokens",
+        example="2048",
+        panel=BATCH_PANEL,
         sweep_axis=SweepAxis(),
     )
     device_memory_bytes: int | None = _knob(
@@ -286,10 +286,10 @@ class FilledSettings(ServingSettings):
     """Settings as an engine runs with them: nothing is left open, dtypes are the ones in use."""
 
     gpu_memory_utilization: float
-    max_model_len: int
-    max_num_batched_tokens: int
     max_num_seqs: int
     block_size: int
+    max_model_len: int
+    max_num_batched_tokens: int
     device_memory_bytes: int
 
     @staticmethod

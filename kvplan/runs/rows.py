@@ -30,7 +30,8 @@ def number(row: Row, name: str) -> float | None:
 
 def settings_of(row: Row) -> TrialSettings:
     """The engine settings of a row. dtype and kv_cache_dtype are what was used, not the ``auto`` that was asked for."""
-    return TrialSettings.from_json({name: cell(row, name) for name in SETTING_NAMES})
+    known = {name: value for name in SETTING_NAMES if (value := cell(row, name)) is not None}
+    return TrialSettings.from_json(known)
 
 
 def is_measured(row: Row) -> bool:

@@ -74,7 +74,7 @@ class SloResult:
     sentence: str
 
     def as_json(self) -> dict[str, object]:
-        return asdict(self)
+        return asdict(self) | {"settings": self.settings.as_json()}
 
 
 class SloSummary(TypedDict):

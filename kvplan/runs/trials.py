@@ -6,8 +6,10 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypedDict
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypedDict
+
+from kvplan.settings import KNOBS, ServingSettings
 
 
 class LoadJson(TypedDict, total=False):
@@ -30,17 +32,33 @@ class TrialJson(_TrialJson, total=False):
     load: LoadJson
 
 
+SETTING_NAMES: Final[tuple[str, ...]] = tuple(name for name, knob in KNOBS.items() if knob.is_axis)
+"""The settings that a sweep can vary, in the order of axes, columns and JSON."""
+
+# In the JSON, and so in the id, of every trial. A setting that becomes an axis later is written only if it is set, so
+# that equal trials keep their ids.
+_ALWAYS_WRITTEN: Final = frozenset(
+    {
+        "gpu_memory_utilization",
+        "max_num_seqs",
+        "block_size",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "dtype",
+        "kv_cache_dtype",
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
-class TrialSettings:
-    """The engine arguments of one trial, under vLLM's names."""
+class TrialSettings(ServingSettings):
+    """The settings of one trial: those that depend on the sweep are decided, the others are the engine's."""
 
     gpu_memory_utilization: float
     max_num_seqs: int
     block_size: int
     max_model_len: int
     max_num_batched_tokens: int = 2048
-    dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
 
     @property
     def load_key(self) -> tuple[str, str]:
@@ -51,7 +69,11 @@ class TrialSettings:
         return replace(self, **changes)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """The axes by name; also the arguments that the engine takes."""
+        values = {name: getattr(self, name) for name in SETTING_NAMES}
+        return {
+            name: value for name, value in values.items() if name in _ALWAYS_WRITTEN or value != KNOBS[name].default
+        }
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> TrialSettings:
@@ -63,9 +85,6 @@ class TrialSettings:
             f"utilization {self.gpu_memory_utilization:g}, {self.max_num_seqs} sequences, "
             f"block {self.block_size}, context {self.max_model_len:,}"
         )
-
-
-SETTING_NAMES: tuple[str, ...] = tuple(field.name for field in fields(TrialSettings))
 
 
 @dataclass(frozen=True, slots=True)

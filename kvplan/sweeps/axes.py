@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Final, Literal
+from typing import Final, Literal, cast, get_args
 
 from kvplan.errors import UsageError
+from kvplan.runs.trials import SETTING_NAMES
+from kvplan.settings import KNOBS, Knob
 from kvplan.units import parse_tokens
 
 AxisValue = float | int | str
 AxisKind = Literal["share", "count", "tokens", "name", "rate"]
+_AXIS_KINDS: Final = get_args(AxisKind)
 
 MOST_VALUES: Final = 1000
 _END_OF_RANGE = re.compile(r"(?P<last>[^+*]+)(?:(?P<operator>[+*])(?P<step>.+))?")
@@ -19,7 +22,7 @@ _END_OF_RANGE = re.compile(r"(?P<last>[^+*]+)(?:(?P<operator>[+*])(?P<step>.+))?
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One engine argument that can be swept. ``name`` is vLLM's; ``choices`` only for names."""
+    """A setting or a load that a sweep can vary. ``minimum``: of counts and tokens; ``choices``: of names."""
 
     name: str
     kind: AxisKind
@@ -31,20 +34,13 @@ class Axis:
         return "--" + self.name.replace("_", "-")
 
 
-DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-KV_CACHE_DTYPES: Final = (*DTYPES, "fp8", "fp8_e4m3")
-AXES: Final[dict[str, Axis]] = {
-    axis.name: axis
-    for axis in (
-        Axis("gpu_memory_utilization", "share"),
-        Axis("max_num_seqs", "count"),
-        Axis("block_size", "tokens"),
-        Axis("max_model_len", "tokens", minimum=2),
-        Axis("max_num_batched_tokens", "tokens"),
-        Axis("dtype", "name", choices=DTYPES),
-        Axis("kv_cache_dtype", "name", choices=KV_CACHE_DTYPES),
-    )
-}
+def _axis_of(knob: Knob) -> Axis:
+    assert knob.sweep_axis is not None and knob.kind in _AXIS_KINDS, f"{knob.name} cannot be an axis"
+    return Axis(knob.name, cast(AxisKind, knob.kind), knob.sweep_axis.minimum, knob.sweep_axis.choices)
+
+
+AXES: Final[dict[str, Axis]] = {name: _axis_of(KNOBS[name]) for name in SETTING_NAMES}
+"""The settings that are declared as axes in kvplan.settings."""
 
 
 def parse_axis(name: str, text: str) -> tuple[AxisValue, ...]:

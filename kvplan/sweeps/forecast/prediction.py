@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from kvplan.catalog.gpus import GpuProfile, find_gpu
 from kvplan.catalog.measured import MeasuredProfile, Origin
@@ -17,7 +17,6 @@ from kvplan.estimate.vllm.settings import compute_capability
 from kvplan.machine.device import SweepDevice, has_bfloat16_units
 from kvplan.runs.columns import Row
 from kvplan.runs.trials import TrialSettings
-from kvplan.settings import ServingSettings
 from kvplan.sweeps.forecast.step_cost import guess_speed
 from kvplan.sweeps.forecast.trial_forecast import forecast_trial
 from kvplan.workload.requests import ClippedRequests, RequestSpec, clip_requests
@@ -73,7 +72,7 @@ class Predictor:
 
     def memory(self, settings: TrialSettings) -> EnginePrediction:
         """The engine's memory at these settings, from config and settings alone."""
-        return predict(self.spec, ServingSettings(**asdict(settings)), self._engine_device())
+        return predict(self.spec, settings, self._engine_device())
 
     def trial(self, settings: TrialSettings) -> TrialPrediction:
         memory = self.memory(settings)
