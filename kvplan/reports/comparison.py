@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+import pandas as pd
 
 from kvplan.errors import KvplanError
-from kvplan.reports.selection import Spread
-from kvplan.reports.statuses import STATUS_ORDER
 from kvplan.reports.wording import cell
-from kvplan.runs.reader import Run, Trial
+from kvplan.runs.reader import WHOLE_COLUMNS, Run
+from kvplan.runs.statuses import worst_of
 
 COMPARISON_SCHEMA: Final = "kvplan.comparison/1"
 COMPARED_COLUMNS: Final = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "kv_usage_max", "num_blocks_total")
@@ -42,95 +41,93 @@ _CIRCUMSTANCES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A circumstance in which the runs differ; the figures beside each other then say more than the change."""
+    """A circumstance in which the runs differ, so that not every difference in the figures comes from the change."""
 
     name: str
     first: str
     second: str
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
-    """One setting that both runs tried. Figures are medians over the repetitions, None where a run has none."""
-
-    settings: Mapping[str, Any]
-    statuses: tuple[str, str]
-    figures: Mapping[str, tuple[Spread | None, Spread | None]]
-
-    def ratio(self, column: str) -> float | None:
-        """Second / first."""
-        first, second = self.figures[column]
-        return second.median / first.median if first and second and first.median else None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """``names`` are the runs' directories; ``num_alone`` settings that only the first or only the second tried."""
+    """``names`` are the runs' directories, ``num_alone`` the settings that only the first or only the second tried.
+
+    settings: names of the settings that the runs are matched by. matches: one row per shared setting; its columns are
+    the settings, status_first and status_second (the worst of the repetitions), and for each of COMPARED_COLUMNS the
+    medians X_first and X_second, X_ratio (second / first), and X_min, X_max and X_count of either side
+    (X_min_first, ...). NaN where a run has no such figure.
+    """
 
     names: tuple[str, str]
     runs: tuple[Run, Run]
-    matches: tuple[Match, ...]
+    settings: tuple[str, ...]
+    matches: pd.DataFrame
     differences: tuple[Difference, ...]
     num_alone: tuple[int, int]
 
-    def ratios(self, column: str) -> list[float]:
+    def ratios(self, column: str) -> pd.Series:
         """Second / first of every shared setting in which both have the figure."""
-        return [ratio for match in self.matches if (ratio := match.ratio(column)) is not None]
+        return self.matches[f"{column}_ratio"].dropna()
 
     @property
-    def changed_outcomes(self) -> list[Match]:
-        """Shared settings that ended differently."""
-        return [match for match in self.matches if match.statuses[0] != match.statuses[1]]
+    def changed_outcomes(self) -> pd.DataFrame:
+        """The matches that ended differently."""
+        return self.matches[self.matches["status_first"] != self.matches["status_second"]]
+
+    def table(self) -> pd.DataFrame:
+        """The matches as they are exported: settings, statuses, then both medians and the ratio of each figure."""
+        figures = [f"{column}_{part}" for column in COMPARED_COLUMNS for part in ("first", "second", "ratio")]
+        return self.matches[[*self.settings, "status_first", "status_second", *figures]]
+
+    def records(self) -> list[dict[str, object]]:
+        """The rows of ``table``, None for a missing figure."""
+        table = self.table().astype(object)
+        return table.where(table.notna(), None).to_dict("records")
 
 
 def compare_runs(first: Run, second: Run) -> Comparison:
     """Match two runs by their settings. KvplanError when they share none."""
-    keys = _matching_columns(first, second)
-    groups = _by_settings(first, keys), _by_settings(second, keys)
-    shared = [key for key in groups[0] if key in groups[1]]
-    if not shared:
+    keys = [name for name in _MATCHED_SETTINGS if not _is_the_change(first, second, name)]
+    one, other = _by_settings(first.frame, keys), _by_settings(second.frame, keys)
+    matches = one.merge(other, on=keys, suffixes=("_first", "_second"))
+    if matches.empty:
         raise KvplanError(
             f"'{first.directory}' and '{second.directory}' have no setting in common.",
             hint="report each by itself, or sweep the second over the first one's values",
         )
-    matches = tuple(_match(keys, key, groups[0][key], groups[1][key]) for key in shared)
-    alone = len(groups[0]) - len(shared), len(groups[1]) - len(shared)
-    return Comparison(_names(first, second), (first, second), matches, _differences(first, second), alone)
-
-
-def _matching_columns(first: Run, second: Run) -> tuple[str, ...]:
-    """All settings but those that never vary within either run: such a one is what the runs are compared for."""
-    return tuple(name for name in _MATCHED_SETTINGS if not _is_the_change(first, second, name))
-
-
-def _is_the_change(first: Run, second: Run, column: str) -> bool:
-    values = [{trial.text(column) for trial in run.trials} for run in (first, second)]
-    return all(len(found) == 1 for found in values) and values[0] != values[1]
-
-
-def _by_settings(run: Run, keys: Sequence[str]) -> dict[tuple[str, ...], list[Trial]]:
-    groups: dict[tuple[str, ...], list[Trial]] = defaultdict(list)
-    for trial in run.trials:
-        groups[tuple(trial.text(name) for name in keys)].append(trial)
-    return dict(groups)
-
-
-def _match(keys: Sequence[str], key: tuple[str, ...], first: list[Trial], second: list[Trial]) -> Match:
-    return Match(
-        settings={name: first[0].row.get(name) for name, text in zip(keys, key, strict=True) if text},
-        statuses=(_worst(first), _worst(second)),
-        figures={name: (_spread(first, name), _spread(second, name)) for name in COMPARED_COLUMNS},
+    for name in COMPARED_COLUMNS:
+        # A ratio to zero says nothing.
+        matches[f"{name}_ratio"] = matches[f"{name}_second"] / matches[f"{name}_first"].where(lambda value: value != 0)
+    return Comparison(
+        names=_names(first, second),
+        runs=(first, second),
+        settings=tuple(name for name in keys if not matches[name].isin([""]).all() and matches[name].notna().any()),
+        matches=_with_whole_numbers(matches, keys),
+        differences=_differences(first, second),
+        num_alone=(len(one) - len(matches), len(other) - len(matches)),
     )
 
 
-def _worst(trials: list[Trial]) -> str:
-    rank = {name: place for place, name in enumerate(STATUS_ORDER)}
-    return max((trial.status for trial in trials), key=lambda name: rank.get(name, len(rank)))
+def _is_the_change(first: Run, second: Run, column: str) -> bool:
+    """True for a setting that never varies within either run but differs between them: what they are compared for."""
+    one, other = (run.frame[column].unique() for run in (first, second))
+    return len(one) == len(other) == 1 and not pd.Series(one).equals(pd.Series(other))
 
 
-def _spread(trials: list[Trial], column: str) -> Spread | None:
-    values = [value for trial in trials if (value := trial.number(column)) is not None]
-    return Spread.of(values) if values else None
+def _by_settings(trials: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """One row per setting in order of appearance: settings, status, and X, X_min, X_max, X_count of every figure."""
+    groups = trials.groupby(list(keys), dropna=False, sort=False)
+    found = groups[list(COMPARED_COLUMNS)].agg(["median", "min", "max", "count"])
+    found.columns = [name if part == "median" else f"{name}_{part}" for name, part in found.columns]
+    return found.assign(status=groups["status"].agg(worst_of)).reset_index()
+
+
+def _with_whole_numbers(matches: pd.DataFrame, settings: Sequence[str]) -> pd.DataFrame:
+    """Counts as integers, unless a median lies between two of them: they are exported without a decimal point."""
+    counts = [name for name in (*settings, "num_blocks_total_first", "num_blocks_total_second")
+              if name.removesuffix("_first").removesuffix("_second") in WHOLE_COLUMNS]  # fmt: skip
+    whole = [name for name in counts if (matches[name].dropna() % 1 == 0).all()]
+    return matches.astype(dict.fromkeys(whole, "Int64"))
 
 
 def _names(first: Run, second: Run) -> tuple[str, str]:
@@ -142,51 +139,32 @@ def _names(first: Run, second: Run) -> tuple[str, str]:
 
 def _differences(first: Run, second: Run) -> tuple[Difference, ...]:
     names = [*_CIRCUMSTANCES, *(name for name in _MATCHED_SETTINGS if _is_the_change(first, second, name))]
-    found = []
-    for name in names:
-        unit = "bytes" if name.endswith("_bytes") else ""
-        one, other = (_values(run, name, unit) for run in (first, second))
-        if one != other:
-            found.append(Difference(name, one or "–", other or "–"))
-    return tuple(found)
+    both = [(name, _values(first, name), _values(second, name)) for name in names]
+    return tuple(Difference(name, one or "–", other or "–") for name, one, other in both if one != other)
 
 
-def _values(run: Run, column: str, unit: str) -> str:
-    return ", ".join(dict.fromkeys(cell(t.row.get(column), unit) for t in run.trials if t.text(column)))
+def _values(run: Run, column: str) -> str:
+    unit = "bytes" if column.endswith("_bytes") else ""
+    return ", ".join(dict.fromkeys(cell(trial.value(column), unit) for trial in run.trials if trial.text(column)))
 
 
 def verdicts(comparison: Comparison) -> list[str]:
-    """What the comparison says, one sentence per figure, median of the ratios with their range."""
-    second = comparison.names[1]
+    """What the comparison says, one sentence per figure: the median of the ratios with their range."""
+    first, second = comparison.names
     lines = []
-    for column, noun in (("output_throughput", "output throughput"), ("median_tpot_ms", "median TPOT"),
-                         ("median_ttft_ms", "median TTFT")):  # fmt: skip
+    for column, noun in (("output_throughput", "Output throughput"), ("median_tpot_ms", "Median TPOT"),
+                         ("median_ttft_ms", "Median TTFT")):  # fmt: skip
         ratios = comparison.ratios(column)
-        if ratios:
-            middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
+        if not ratios.empty:
             lines.append(
-                f"{noun} of {second} is {middle:.2f} times the first one's (median of {len(ratios)} shared settings; "
-                f"{low:.2f} to {high:.2f})"
+                f"{noun} of {second} is {ratios.median():.2f} times that of {first} (median of {len(ratios)} shared "
+                f"settings; range {ratios.min():.2f} to {ratios.max():.2f})."
             )
     changed = len(comparison.changed_outcomes)
-    lines.append(f"the outcome changed in {changed} of {len(comparison.matches)} shared settings")
-    return [line[:1].upper() + line[1:] + "." for line in lines]
+    return [*lines, f"The outcome changed in {changed} of {len(comparison.matches)} shared settings."]
 
 
-def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """One flat row per shared setting: settings, then for each figure both medians and their ratio."""
-    rows = []
-    for match in comparison.matches:
-        row: dict[str, Any] = {**match.settings, "status_first": match.statuses[0], "status_second": match.statuses[1]}
-        for name, (first, second) in match.figures.items():
-            row[f"{name}_first"] = first.median if first else None
-            row[f"{name}_second"] = second.median if second else None
-            row[f"{name}_ratio"] = match.ratio(name)
-        rows.append(row)
-    return rows
-
-
-def comparison_document(comparison: Comparison) -> dict[str, Any]:
+def comparison_document(comparison: Comparison) -> Mapping[str, object]:
     """The whole comparison as JSON of schema ``kvplan.comparison/1``."""
     return {
         "schema": COMPARISON_SCHEMA,
@@ -199,7 +177,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "num_shared_settings": len(comparison.matches),
         "num_settings_only_first": comparison.num_alone[0],
         "num_settings_only_second": comparison.num_alone[1],
-        "rows": comparison_rows(comparison),
+        "rows": comparison.records(),
         "notes": [
             f"{name}: {note}" for name, run in zip(comparison.names, comparison.runs, strict=True) for note in run.notes
         ],

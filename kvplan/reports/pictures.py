@@ -1,4 +1,4 @@
-"""The list of pictures, and how they are drawn."""
+"""The list of pictures, and how one is drawn."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from kvplan.reports.comparison import Comparison
 from kvplan.reports.plots import block_size, latency, memory, occupancy, outcomes, pareto, predictions, slo, throughput
 from kvplan.reports.plots import comparison as comparison_plot
 from kvplan.reports.plots.canvas import drawing, new_figure, png_bytes
+from kvplan.reports.searches import searches
 from kvplan.runs.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# 10 pt of a picture beside the page's 16 px.
+# Makes the 10 pt type of a picture as large as the page's 16 px.
 _PAGE_PIXELS_PER_INCH: Final = 108
 
 
 @dataclass(frozen=True, slots=True)
 class PictureKind:
-    """One picture: file name without ending, heading on the page, paper size in inches, and its draw function."""
+    """One picture: file name without suffix, heading on the page, size in inches, and the function that draws it and
+    returns its finding."""
 
     name: str
     heading: str
@@ -33,8 +35,8 @@ class PictureKind:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawn picture. ``finding`` is the sentence over it, which also serves those who cannot see it; ``width_px`` is
-    the width at which its type is as large as the page's."""
+    """A drawn picture. ``finding`` is its title, and the text for those who cannot see it; ``width_px`` is the width at
+    which its type is as large as the page's."""
 
     name: str
     heading: str
@@ -44,17 +46,17 @@ class Picture:
 
 
 PICTURES: Final = (
-    PictureKind("outcomes", "Outcomes over utilization and context", 8.0, 4.6, outcomes.draw),
+    PictureKind("outcomes", "Outcomes by utilization and context", 8.0, 4.6, outcomes.draw),
     PictureKind("throughput", "Throughput", 8.0, 4.6, throughput.draw),
     PictureKind("latency", "Latency", 8.0, 4.2, latency.draw),
-    PictureKind("pareto", "Speed for one user against speed for all", 8.0, 4.6, pareto.draw),
+    PictureKind("pareto", "Per-user speed vs. total throughput", 8.0, 4.6, pareto.draw),
     PictureKind("occupancy", "KV pool over time", 8.6, 5.6, occupancy.draw),
-    PictureKind("predicted_vs_measured", "Predicted against measured", 9.6, 7.4, predictions.draw),
+    PictureKind("predicted_vs_measured", "Predicted vs. measured", 9.6, 7.4, predictions.draw),
     PictureKind("memory", "Memory", 8.0, 4.0, memory.draw),
     PictureKind("block_size", "Block size", 8.0, 4.2, block_size.draw),
 )
 
-SEARCH_PICTURE: Final = PictureKind("slo", "Within the service level", 8.6, 4.4, slo.draw)
+SEARCH_PICTURE: Final = PictureKind("slo", "Highest load within the SLO", 8.6, 4.4, slo.draw)
 
 
 def draw_picture(kind: PictureKind, run: Run) -> Picture:
@@ -64,8 +66,8 @@ def draw_picture(kind: PictureKind, run: Run) -> Picture:
 
 
 def draw_pictures(run: Run) -> list[Picture]:
-    """All pictures of a run, in the page's order; the one of a search for the largest load only where one was made."""
-    kinds = (SEARCH_PICTURE, *PICTURES) if slo.has_search(run) else PICTURES
+    """All pictures of a run, in the page's order; the one of a search for the largest load only if one was made."""
+    kinds = (SEARCH_PICTURE, *PICTURES) if searches(run) else PICTURES
     with drawing():
         return [draw_picture(kind, run) for kind in kinds]
 

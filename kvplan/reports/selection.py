@@ -1,12 +1,15 @@
-"""Which trials a picture shows: slices with all else fixed, the best and the worst trial, medians and spread."""
+"""Which trials a picture shows: slices with all else fixed, the best and the worst trial, medians over repetitions.
+
+The frames are ``Run.frame`` or parts of it, one row per trial.
+"""
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+import pandas as pd
 
 from kvplan.runs.reader import Run, Trial
 
@@ -27,131 +30,76 @@ SETTING_COLUMNS: Final = (
 AXIS_COLUMNS: Final = SETTING_COLUMNS[:5]
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Repetitions of one figure: median, extremes and how many."""
-
-    median: float
-    low: float
-    high: float
-    count: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
-        return cls(statistics.median(values), min(values), max(values), len(values))
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Slice:
-    """Trials that differ in the named axes only; ``fixed`` holds the values of all other settings."""
+    """Trials that differ only in some axes; ``fixed`` holds the other settings, without those that no row names."""
 
-    trials: tuple[Trial, ...]
-    fixed: Mapping[str, Any]
+    trials: pd.DataFrame
+    fixed: Mapping[str, object]
 
 
-def widest_slice(trials: Iterable[Trial], axes: tuple[str, ...]) -> Slice:
+def widest_slice(trials: pd.DataFrame, axes: tuple[str, ...]) -> Slice:
     """Of all groups that agree in every setting but ``axes``, the one with the most points; ties: the most trials,
     then the larger utilization and context."""
-    groups: dict[tuple[str, ...], list[Trial]] = defaultdict(list)
+    if trials.empty:
+        return Slice(trials, {})
     others = [name for name in SETTING_COLUMNS if name not in axes]
-    for trial in trials:
-        groups[tuple(trial.text(name) for name in others)].append(trial)
-    if not groups:
-        return Slice((), {})
 
-    def size(members: list[Trial]) -> tuple[float, ...]:
-        points = {tuple(trial.text(name) for name in axes) for trial in members}
-        first = members[0]
-        memory = first.number("gpu_memory_utilization") or 0, first.number("max_model_len") or 0
-        return (len(points), len(members), *memory)
+    def size(group: pd.DataFrame) -> tuple[float, ...]:
+        memory = group.iloc[0][["gpu_memory_utilization", "max_model_len"]].fillna(0)
+        return (len(group.drop_duplicates(list(axes))), len(group), *memory)
 
-    members = max(groups.values(), key=size)
-    return Slice(tuple(members), {name: members[0].row.get(name) for name in others})
+    widest = max((group for _, group in trials.groupby(others, dropna=False, sort=False)), key=size)
+    fixed = widest.iloc[0][others]
+    return Slice(widest, fixed[fixed.notna() & (fixed != "")].to_dict())
 
 
-def spreads(trials: Iterable[Trial], column: str, by: str) -> dict[float, Spread]:
-    """``column`` over the repetitions at each value of ``by``, ascending; rows without either are left out."""
-    values: dict[float, list[float]] = defaultdict(list)
-    for trial in trials:
-        place, value = trial.number(by), trial.number(column)
-        if place is not None and value is not None:
-            values[place].append(value)
-    return {place: Spread.of(values[place]) for place in sorted(values)}
+def spreads(trials: pd.DataFrame, column: str, by: str) -> pd.DataFrame:
+    """``column`` over the repetitions at each value of ``by``: columns median, min, max, count; index ascending.
+    Rows without either figure are left out."""
+    return trials.dropna(subset=[column]).groupby(by)[column].agg(["median", "min", "max", "count"])
 
 
 def best_trial(run: Run) -> Trial | None:
     """The trial the summary recommends for throughput; without one the fastest, those that never waited first."""
-    for entry in sorted(summary_best(run), key=lambda entry: entry.get("goal") != "output_throughput"):
+    for entry in sorted(run.entries("best"), key=lambda entry: entry.get("goal") != "output_throughput"):
         trial = run.trial(str(entry.get("trial_id")))
-        if trial is not None and trial.measured:
+        if trial is not None and trial.trial_id in set(run.measured["trial_id"]):
             return trial
-    clean = [trial for trial in run.measured if trial.status == "ok"]
-    return max(clean or run.measured, key=_output_throughput, default=None)
+    measured = run.measured
+    undisturbed = measured[measured["status"] == "ok"]
+    candidates = measured if undisturbed.empty else undisturbed
+    return None if candidates.empty else run.trials[candidates["output_throughput"].idxmax()]
 
 
 def slowest_trial(run: Run) -> Trial | None:
     """The measured trial with the lowest output throughput."""
-    return min(run.measured, key=_output_throughput, default=None)
+    return None if run.measured.empty else run.trials[run.measured["output_throughput"].idxmin()]
 
 
 def most_preempted_trial(run: Run) -> Trial | None:
     """The measured trial with the most preemptions, None where there was none at all."""
-    trial = max(run.measured, key=_preemptions, default=None)
-    return trial if trial is not None and _preemptions(trial) > 0 else None
+    preempted = run.measured[run.measured["num_preemptions"] > 0]
+    return None if preempted.empty else run.trials[preempted["num_preemptions"].idxmax()]
 
 
-def summary_best(run: Run) -> list[Mapping[str, Any]]:
-    """The summary's recommendations in its order: the one within a service level first, where one was given."""
-    listed = run.summary.get("best")
-    return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+def user_points(trials: pd.DataFrame) -> pd.DataFrame:
+    """One row per setting that has a median TPOT: the settings, one_user (tokens/s that one user sees while the answer
+    is generated, 1 / median TPOT) and all_users (output throughput), medians over its runs, and slo_pass."""
+    speeds = trials[trials["median_tpot_ms"] > 0].assign(one_user=lambda frame: 1000 / frame["median_tpot_ms"])
+    groups = speeds.groupby(list(SETTING_COLUMNS), dropna=False, sort=False)
+    return groups.agg(
+        one_user=("one_user", "median"), all_users=("output_throughput", "median"), slo_pass=("slo_pass", "first")
+    ).reset_index()
 
 
-@dataclass(frozen=True, slots=True)
-class UserPoint:
-    """A setting between two wishes: tokens/s that one user sees while the answer is written, and tokens/s of all."""
-
-    one_user: float
-    all_users: float
-    trial: Trial
+def pareto_front(points: pd.DataFrame) -> pd.DataFrame:
+    """The ``user_points`` that no other beats in both speeds, from slow to fast users."""
+    fastest_first = points.sort_values(["one_user", "all_users"], ascending=False)
+    best_so_far = fastest_first["all_users"].cummax().shift(fill_value=-1.0)
+    return fastest_first[fastest_first["all_users"] > best_so_far][::-1]
 
 
-def user_points(trials: Iterable[Trial]) -> list[UserPoint]:
-    """One point per setting with a median TPOT, medians over its runs; one user's speed is 1 / median TPOT."""
-    groups: dict[tuple[str, ...], list[Trial]] = defaultdict(list)
-    for trial in trials:
-        if trial.number("median_tpot_ms"):
-            groups[tuple(trial.text(name) for name in SETTING_COLUMNS)].append(trial)
-    return [
-        UserPoint(
-            statistics.median(1000 / (trial.number("median_tpot_ms") or 1.0) for trial in runs),
-            statistics.median(map(_output_throughput, runs)),
-            runs[0],
-        )
-        for runs in groups.values()
-    ]
-
-
-def pareto_front(points: Iterable[UserPoint]) -> list[UserPoint]:
-    """Points that no other beats in both wishes, from slow to fast users."""
-    front: list[UserPoint] = []
-    for point in sorted(points, key=lambda point: (-point.one_user, -point.all_users)):
-        if not front or point.all_users > front[-1].all_users:
-            front.append(point)
-    return front[::-1]
-
-
-def knee(points: Mapping[float, float], share: float = 0.95) -> float | None:
-    """The smallest place that reaches ``share`` of the highest value."""
-    if not points:
-        return None
-    goal = share * max(points.values())
-    return next(place for place in sorted(points) if points[place] >= goal)
-
-
-def _output_throughput(trial: Trial) -> float:
-    return trial.number("output_throughput") or 0.0
-
-
-def _preemptions(trial: Trial) -> float:
-    return trial.number("num_preemptions") or 0.0
+def knee(points: pd.Series, share: float = 0.95) -> float | None:
+    """The smallest index that reaches ``share`` of the highest value; None for an empty series."""
+    return None if points.empty else float(points[points >= share * points.max()].index.min())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
+import pandas as pd
+
+from kvplan.reports.comparison import Comparison, verdicts
 from kvplan.reports.findings import (
     kv_waste,
     noise_sentence,
@@ -16,8 +17,8 @@ from kvplan.reports.findings import (
     sentences,
     status_counts,
 )
-from kvplan.reports.plots.slo import searches
-from kvplan.reports.wording import named_cell, run_phrase, short_number
+from kvplan.reports.searches import searches
+from kvplan.reports.wording import named_cell, plural, run_phrase, short_number
 from kvplan.runs.reader import Run
 
 REPORT_SCHEMA: Final = "kvplan.report/1"
@@ -40,53 +41,57 @@ _MARKDOWN_COLUMNS: Final = (
 
 
 def csv_text(run: Run) -> str:
-    """Every row and column, None as an empty cell: what results.csv holds."""
-    file = io.StringIO()
-    writer = csv.DictWriter(file, [column.name for column in run.columns], lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows(trial.row for trial in run.trials)
-    return file.getvalue()
+    """Every row and column, an empty cell for a missing figure: what results.csv holds."""
+    names = [column.name for column in run.columns]
+    # As objects, because a whole number stays one only if no missing figure turns its column into floats.
+    return frame_csv(pd.DataFrame([trial.row for trial in run.trials], columns=names, dtype=object))
 
 
-def json_document(run: Run) -> dict[str, Any]:
+def frame_csv(frame: pd.DataFrame) -> str:
+    """A frame as CSV without its index."""
+    return frame.to_csv(index=False, lineterminator="\n")
+
+
+def json_document(run: Run) -> Mapping[str, object]:
     """Rows, summary and manifest in one document of schema ``kvplan.report/1``."""
     return {
         "schema": REPORT_SCHEMA,
         "summary": run.summary,
         "manifest": run.manifest,
-        "rows": [dict(trial.row) for trial in run.trials],
+        "rows": [trial.row for trial in run.trials],
         "notes": list(run.notes),
     }
 
 
 def json_text(document: object) -> str:
-    """Indented JSON with its last line ended; text as it is, not as escapes."""
+    """Indented JSON that ends with a line feed; text as it is, not as escapes."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def markdown_text(run: Run) -> str:
     """Recommendation, boundaries, predictions and the main columns, for an issue or a merge request."""
+    notes = [*run.notes, noise_sentence(run), *(f"Excluded from medians: {text}." for text in run.excluded.values())]
+    counts = ", ".join(f"{status} {count}" for status, count in status_counts(run).items())
     parts = [
         f"# {_words(run.first('model_id'))}",
         _words(run_phrase(run)),
-        *(f"> {_words(note)}" for note in run.notes),
+        *(f"> {_words(note)}" for note in notes if note),
+        *_markdown_recommendations(run),
+        f"{plural(len(run.trials), 'trial')}: {counts}.",
     ]
-    parts += [f"> {noise}"] if (noise := noise_sentence(run)) else []
-    parts += [f"> Left out of every median: {_words(sentence)}." for sentence in run.excluded.values()]
-    parts += _markdown_recommendations(run)
-    counts = ", ".join(f"{status} {count}" for status, count in status_counts(run).items())
-    parts.append(f"{len(run.trials)} trials: {counts}.")
     for heading, lines in (
-        ("Within the service level", [str(search.get("sentence")) for search in searches(run)]),
+        ("Highest load within the SLO", [search.sentence for search in searches(run)]),
         ("Boundaries", sentences(run, "boundaries")),
-        ("Not monotone", sentences(run, "violations")),
-        ("Predicted against measured", prediction_sentences(run)),
+        ("Not monotonic", sentences(run, "violations")),
+        ("Predicted vs. measured", prediction_sentences(run)),
         ("KV memory", _waste_lines(run)),
     ):
-        if lines:
-            parts += [f"## {heading}", "\n".join(f"- {_words(line)}" for line in lines)]
-    parts += ["## Trials", _trial_table(run)]
-    return "\n\n".join(parts) + "\n"
+        parts += [f"## {heading}", _bullets(lines)] if lines else []
+    return "\n\n".join([*parts, "## Trials", _trial_table(run)]) + "\n"
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {_words(line)}" for line in lines)
 
 
 def _markdown_recommendations(run: Run) -> list[str]:
@@ -107,18 +112,28 @@ def _waste_lines(run: Run) -> list[str]:
         return []
     paged, contiguous = short_number(found.paged_pct), short_number(found.contiguous_pct)
     return [
-        f"{paged} % of the allocated KV memory held tokens; {contiguous} % with max_model_len reserved per sequence."
+        f"{paged} % of the allocated KV memory held tokens; it would be {contiguous} % if every sequence reserved "
+        "max_model_len."
     ]
 
 
 def _trial_table(run: Run) -> str:
-    known = [column for column in run.columns if column.name in _MARKDOWN_COLUMNS]
-    columns = sorted(known, key=lambda column: _MARKDOWN_COLUMNS.index(column.name))
+    by_name = {column.name: column for column in run.columns}
+    columns = [by_name[name] for name in _MARKDOWN_COLUMNS if name in by_name]
     head = [f"{column.name} ({column.unit})" if column.unit else column.name for column in columns]
-    rows = [
-        [named_cell(column.name, trial.row.get(column.name), column.unit) for column in columns] for trial in run.trials
-    ]
+    rows = [[named_cell(column.name, trial.value(column.name), column.unit) for column in columns]
+            for trial in run.trials]  # fmt: skip
     return markdown_table(head, rows)
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """Verdicts, differing circumstances and the shared settings."""
+    rows = [[named_cell(name, value) for name, value in row.items()] for row in comparison.records()]
+    parts = [f"# {_words(' vs. '.join(reversed(comparison.names)))}", _bullets(verdicts(comparison))]
+    if comparison.differences:
+        differing = [[entry.name, entry.first, entry.second] for entry in comparison.differences]
+        parts += ["## What differs", markdown_table(["", "first", "second"], differing)]
+    return "\n\n".join([*parts, "## Shared settings", markdown_table(list(comparison.table().columns), rows)]) + "\n"
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -128,5 +143,5 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _words(text: str) -> str:
-    """Text from files as Markdown text: no table, no tag, no second line comes out of it."""
+    """Text from files as Markdown text that cannot start a table, a tag or another line."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

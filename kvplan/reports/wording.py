@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from kvplan.reports.selection import AXIS_COLUMNS, SETTING_COLUMNS
 from kvplan.runs.reader import Run, Trial
@@ -11,8 +11,8 @@ from kvplan.units import format_bytes
 
 
 def short_number(value: float | None) -> str:
-    """Three figures for small numbers, whole ones with thousands for large: 0.185, 12.3, 1,024."""
-    if value is None:
+    """Three digits for small numbers, whole numbers with thousands separators for large ones: 0.185, 12.3, 1,024."""
+    if value is None or value != value:
         return "–"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
@@ -22,24 +22,24 @@ def short_number(value: float | None) -> str:
 
 
 def cell(value: object, unit: str = "") -> str:
-    """One table cell: bytes in binary units, floats short, '' for nothing."""
-    if value is None:
+    """One table cell: bytes in binary units, floats short, '' for a missing value."""
+    if value is None or value != value:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        number = float(value)
-        if number != number or number in (float("inf"), float("-inf")):
+        if value in (float("inf"), float("-inf")):
             return str(value)
-        return format_bytes(number) if unit == "bytes" else short_number(number)
+        return format_bytes(value) if unit == "bytes" else short_number(value)
     if isinstance(value, dict | list):
         return ", ".join(map(str, value))
     return str(value)
 
 
 def setting(value: object) -> str:
-    """A setting in full: 0.3355 and 0.336 may lie on two sides of a boundary."""
-    return f"{value:.10g}" if isinstance(value, float) and value != int(value) else cell(value)
+    """A setting in full: 0.3355 and 0.336 may be on two sides of a boundary."""
+    is_fraction = isinstance(value, float) and math.isfinite(value) and not value.is_integer()
+    return f"{value:.10g}" if is_fraction else cell(value)
 
 
 def named_cell(name: str, value: object, unit: str = "") -> str:
@@ -48,28 +48,32 @@ def named_cell(name: str, value: object, unit: str = "") -> str:
 
 
 def settings_phrase(trial: Trial, columns: Iterable[str] = AXIS_COLUMNS[:4]) -> str:
-    """``gpu_memory_utilization 0.9, max_num_seqs 16, ...`` with what the trial has."""
-    return ", ".join(f"{name} {setting(trial.row.get(name))}" for name in columns if trial.row.get(name) is not None)
+    """``gpu_memory_utilization 0.9, max_num_seqs 16, ...``, as far as the trial has them."""
+    return ", ".join(f"{name} {setting(trial.value(name))}" for name in columns if trial.value(name) is not None)
 
 
-def fixed_phrase(fixed: Mapping[str, Any]) -> str:
+def fixed_phrase(fixed: Mapping[str, object]) -> str:
     """The axes that a slice holds fixed."""
-    return ", ".join(f"{name} {setting(fixed[name])}" for name in AXIS_COLUMNS if fixed.get(name) is not None)
+    return ", ".join(f"{name} {setting(fixed[name])}" for name in AXIS_COLUMNS if name in fixed)
+
+
+def load_phrase(run: Run) -> str:
+    """Storage type and workload: ``float32 · 6 requests, 64..128 in, ...``."""
+    prompts, workload = run.first("num_prompts"), run.first("workload")
+    requests = workload if "requests" in workload or not prompts else f"{prompts} requests, {workload}"
+    return " · ".join(filter(None, (run.first("dtype"), requests)))
 
 
 def run_phrase(run: Run) -> str:
-    """Model, device, dtype and workload: what every picture of a run must say."""
+    """Model, device, storage type and workload: what every picture of a run must say."""
     device = run.first("device_name") or run.first("device")
-    words = [run.first("model_id"), device, run.first("dtype")]
-    prompts, workload = run.first("num_prompts"), run.first("workload")
-    words.append(workload if "requests" in workload or not prompts else f"{prompts} requests, {workload}")
-    return " · ".join(word for word in words if word)
+    return " · ".join(filter(None, (run.first("model_id"), device, load_phrase(run))))
 
 
 def exclusion_phrase(run: Run) -> str:
     """What the figures leave out, '' where they leave out nothing."""
     number = len(run.excluded)
-    return f"without {plural(number, 'run')} that a rerun stands in for (busy machine or outlier)" if number else ""
+    return f"without {plural(number, 'run')} replaced by a rerun (busy machine or outlier)" if number else ""
 
 
 def plural(number: int, noun: str) -> str:

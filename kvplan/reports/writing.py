@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,12 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.errors import KvplanError
-from kvplan.reports.comparison import Comparison, compare_runs, comparison_document, comparison_rows, verdicts
+from kvplan.reports.comparison import Comparison, compare_runs, comparison_document
 from kvplan.reports.html.comparison_page import comparison_page
 from kvplan.reports.html.page import report_page
 from kvplan.reports.pictures import Picture, draw_comparison, draw_pictures
-from kvplan.reports.tables import csv_text, json_document, json_text, markdown_table, markdown_text
-from kvplan.reports.wording import named_cell
+from kvplan.reports.tables import comparison_markdown, csv_text, frame_csv, json_document, json_text, markdown_text
 from kvplan.runs.reader import Run, load_run
 
 PAGE_FILE: Final = "report.html"
@@ -25,7 +22,7 @@ COMPARISON_FILE: Final = "comparison.html"
 
 @dataclass(frozen=True, slots=True)
 class ReportText:
-    """A report as text, the name under which it is kept beside the rows, and what a reader must be told about it."""
+    """A report as text, the name under which it is kept beside the rows, and notes about what could not be read."""
 
     text: str
     file_name: str
@@ -61,8 +58,9 @@ def report_text(directory: Path, other: Path | None, kind: str) -> ReportText:
 def _run_text(run: Run, kind: str) -> str:
     if kind == "html":
         return report_page(run, draw_pictures(run))
-    makers = {"md": markdown_text, "csv": csv_text, "json": lambda run: json_text(json_document(run))}
-    return makers[kind](run)
+    if kind == "json":
+        return json_text(json_document(run))
+    return csv_text(run) if kind == "csv" else markdown_text(run)
 
 
 def _comparison_text(comparison: Comparison, kind: str) -> str:
@@ -70,31 +68,7 @@ def _comparison_text(comparison: Comparison, kind: str) -> str:
         return comparison_page(comparison, [draw_comparison(comparison)])
     if kind == "json":
         return json_text(comparison_document(comparison))
-    return _comparison_csv(comparison) if kind == "csv" else _comparison_markdown(comparison)
-
-
-def _comparison_csv(comparison: Comparison) -> str:
-    rows = comparison_rows(comparison)
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue()
-
-
-def _comparison_markdown(comparison: Comparison) -> str:
-    rows = comparison_rows(comparison)
-    head = list(dict.fromkeys(name for row in rows for name in row))
-    differing = [[entry.name, entry.first, entry.second] for entry in comparison.differences]
-    parts = [f"# {comparison.names[1]} against {comparison.names[0]}"]
-    parts.append("\n".join(f"- {line}" for line in verdicts(comparison)))
-    if differing:
-        parts += ["## What differs", markdown_table(["", "first", "second"], differing)]
-    parts += [
-        "## Shared settings",
-        markdown_table(head, [[named_cell(name, row.get(name)) for name in head] for row in rows]),
-    ]
-    return "\n\n".join(parts) + "\n"
+    return frame_csv(comparison.table()) if kind == "csv" else comparison_markdown(comparison)
 
 
 def write_pictures(pictures: Sequence[Picture], directory: Path) -> list[Path]:
@@ -104,15 +78,15 @@ def write_pictures(pictures: Sequence[Picture], directory: Path) -> list[Path]:
 
 
 def make_directory(directory: Path) -> None:
-    """The directory and its parents; KvplanError where that is impossible."""
+    """The directory and its parents; KvplanError if that is impossible."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise KvplanError(f"'{directory}' cannot be made: {error.strerror}.", hint="choose another --out") from error
+        raise KvplanError(f"'{directory}' cannot be created: {error.strerror}.", hint="choose another --out") from error
 
 
 def write_file(path: Path, content: bytes) -> Path:
-    """Write beside the target and rename over it: a reader never sees half a file. KvplanError when it fails."""
+    """Write next to the target and rename over it, so that no reader sees half a file. KvplanError if it fails."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_bytes(content)

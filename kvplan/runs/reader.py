@@ -1,7 +1,8 @@
-"""A run directory as it lies on disk, read for reporting: trials.jsonl first, manifest and summary where they exist.
+"""A run directory as a report reads it: trials.jsonl first, manifest and summary where they exist.
 
-A report must come out of whatever a sweep left behind, also a killed one: a torn line is left out and said so, a
-missing manifest or summary costs what only they know, and nothing else.
+A report can be made from whatever a sweep left behind, even one that was killed: a torn line is skipped and noted, and
+a missing manifest or summary only costs what it alone would have said. The trials come twice: one by one as ``Trial``,
+and as a DataFrame for everything that groups, compares or joins them.
 """
 
 from __future__ import annotations
@@ -11,16 +12,30 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Final, cast, get_args, get_type_hints
+
+import pandas as pd
 
 from kvplan.errors import KvplanError
+from kvplan.runs.columns import Row
 from kvplan.runs.directory import MANIFEST, SUMMARY, TRIALS
 from kvplan.runs.statuses import MEASURED_STATUSES
+
+# What a JSON object on disk holds, whoever wrote it.
+Document = Mapping[str, object]
+
+_COLUMN_TYPES: Final[Mapping[str, frozenset[type]]] = {
+    name: frozenset(get_args(hint) or (hint,)) - {NoneType} for name, hint in get_type_hints(Row).items()
+}
+# Columns that only hold whole numbers: to be written without a decimal point, although figures are floats in a frame.
+WHOLE_COLUMNS: Final = frozenset(name for name, types in _COLUMN_TYPES.items() if types == {int})
+_MOST_LINE_NUMBERS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ReportColumn:
-    """One column of the rows: name, unit ('' where it has none), the group it is shown in, what it says."""
+    """A column of the rows: name, unit ('' for none), the group it is shown in, description."""
 
     name: str
     unit: str = ""
@@ -28,16 +43,19 @@ class ReportColumn:
     description: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """One trial: its row (column name -> value, None where a figure does not exist) and its course over time."""
+    """One finished trial: its row as stored, and its course over time.
 
-    row: Mapping[str, Any]
-    series: Mapping[str, Sequence[float]] | None = None
+    series: one row per point, columns as in ``kvplan.runs.directory.Series``; None for a trial that never ran.
+    """
+
+    row: Row
+    series: pd.DataFrame | None = None
 
     @property
     def trial_id(self) -> str:
-        """The settings' and the run's id, '' in a row without one."""
+        """The hash of settings and run number, '' in a row without one."""
         return self.text("trial_id")
 
     @property
@@ -45,59 +63,75 @@ class Trial:
         """How the trial ended; 'unknown' in a row without a status."""
         return self.text("status") or "unknown"
 
-    @property
-    def measured(self) -> bool:
-        """True where requests were served and a throughput stands in the row."""
-        return self.status in MEASURED_STATUSES and self.number("output_throughput") is not None
+    def value(self, column: str) -> object:
+        """The cell as stored, None where it is missing."""
+        return cast(Document, self.row).get(column)
 
     def number(self, column: str) -> float | None:
         """The finite number in ``column``; None for anything else, a boolean included."""
-        value = self.row.get(column)
+        value = self.value(column)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return None
         return value
 
     def text(self, column: str) -> str:
         """The cell as text, '' where it is empty."""
-        value = self.row.get(column)
+        value = self.value(column)
         return "" if value is None else str(value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Everything that a report is made of. ``notes`` are sentences about what could not be read."""
+    """Everything that a report is made of.
+
+    frame: one row per trial, its index the position in ``trials``. Figures are float64 with NaN for a missing one,
+    yes-or-no columns are nullable booleans, and all else is text with '' for a missing one. notes: sentences about
+    what could not be read.
+    """
 
     directory: Path
     trials: tuple[Trial, ...]
+    frame: pd.DataFrame
     columns: tuple[ReportColumn, ...]
-    manifest: Mapping[str, Any]
-    summary: Mapping[str, Any]
+    manifest: Document
+    summary: Document
     notes: tuple[str, ...]
+
+    def entries(self, key: str) -> list[Document]:
+        """The objects in a list of the summary; [] where there is no such list."""
+        return objects_in(self.summary.get(key))
 
     @property
     def excluded(self) -> Mapping[str, str]:
-        """trial_id -> reason of the outliers that a rerun stands in for; the summary lists them."""
-        listed = self.summary.get("excluded")
-        entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-        return {str(entry.get("trial_id")): str(entry.get("sentence") or entry.get("reason")) for entry in entries}
+        """trial_id -> reason, of the outliers that a rerun replaces; the summary lists them."""
+        return {
+            str(entry.get("trial_id")): str(entry.get("sentence") or entry.get("reason"))
+            for entry in self.entries("excluded")
+        }
 
     @property
-    def measured(self) -> tuple[Trial, ...]:
-        """The trials that were served, in the order in which they ended, without the excluded ones."""
-        excluded = self.excluded
-        return tuple(trial for trial in self.trials if trial.measured and trial.trial_id not in excluded)
+    def measured(self) -> pd.DataFrame:
+        """The rows of ``frame`` with every request served and a throughput, without the excluded ones."""
+        frame = self.frame
+        served = frame["status"].isin(MEASURED_STATUSES) & frame["output_throughput"].notna()
+        return frame[served & ~frame["trial_id"].isin(list(self.excluded))]
 
     def trial(self, trial_id: str) -> Trial | None:
-        """The trial of that id; of several runs of it the first."""
+        """The trial with that id."""
         return next((trial for trial in self.trials if trial.trial_id == trial_id), None)
 
     def first(self, column: str) -> str:
-        """The first filled cell of ``column``: for what is the same in every row, as the model."""
-        return next((trial.text(column) for trial in self.trials if trial.text(column)), "")
+        """The first filled cell of ``column``: for what is the same in every row, such as the model."""
+        return next((text for trial in self.trials if (text := trial.text(column))), "")
+
+
+def objects_in(value: object) -> list[Document]:
+    """The JSON objects in a JSON list; [] for anything else."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def load_run(directory: Path) -> Run:
-    """Read a run directory. KvplanError when it is missing or holds no readable trial."""
+    """Read a run directory. KvplanError if it is missing or holds no readable trial."""
     if not directory.is_dir():
         raise KvplanError(
             f"There is no directory '{directory}'.", hint="give the directory that `kvplan sweep` wrote (its --out)"
@@ -111,11 +145,27 @@ def load_run(directory: Path) -> Run:
         )
     manifest = _read_object(directory / MANIFEST, notes)
     summary = _read_object(directory / SUMMARY, notes)
-    return Run(directory, trials, _columns(manifest, trials), manifest, summary, tuple(notes))
+    return Run(directory, trials, trial_frame(trials), _columns(manifest, trials), manifest, summary, tuple(notes))
+
+
+def trial_frame(trials: Sequence[Trial]) -> pd.DataFrame:
+    """One row per trial and every column of ``Row``, with the types that ``Run`` names."""
+    columns = {name: _cells(trials, name, types) for name, types in _COLUMN_TYPES.items()}
+    columns["status"] = pd.Series([trial.status for trial in trials], dtype=object)
+    return pd.DataFrame(columns)
+
+
+def _cells(trials: Sequence[Trial], name: str, types: frozenset[type]) -> pd.Series:
+    if types <= {int, float}:
+        return pd.Series([trial.number(name) for trial in trials], dtype="float64")
+    if types == {bool}:
+        values = [trial.value(name) for trial in trials]
+        return pd.Series([value if isinstance(value, bool) else None for value in values], dtype="boolean")
+    return pd.Series([trial.text(name) for trial in trials], dtype=object)
 
 
 def _read_text(path: Path) -> str:
-    """UTF-8 text; '' for a file that is not there. Bytes that are no UTF-8 (a torn line) are replaced."""
+    """The file as UTF-8; '' for a missing one. Bytes that are not UTF-8 (a torn line) are replaced."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -125,6 +175,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_trials(directory: Path, notes: list[str]) -> tuple[Trial, ...]:
+    """The trials in the order in which they ended; of one that was written twice, the later record counts."""
     trials: dict[tuple[object, ...], Trial] = {}
     unreadable: list[int] = []
     for number, line in enumerate(_read_text(directory / TRIALS).split("\n"), start=1):
@@ -134,14 +185,19 @@ def _read_trials(directory: Path, notes: list[str]) -> tuple[Trial, ...]:
         if trial is None:
             unreadable.append(number)
             continue
-        key = (trial.trial_id or number, trial.row.get("run_number"))
+        key = (trial.trial_id or number, trial.value("run_number"))
         trials.pop(key, None)
         trials[key] = trial
     if unreadable:
-        word, were = ("Line", "was") if len(unreadable) == 1 else ("Lines", "were")
-        numbers = ", ".join(map(str, unreadable[:10])) + (", ..." if len(unreadable) > 10 else "")
-        notes.append(f"{word} {numbers} of {TRIALS} could not be read and {were} left out.")
+        notes.append(_unreadable_note(unreadable))
     return tuple(trials.values())
+
+
+def _unreadable_note(numbers: Sequence[int]) -> str:
+    word, were = ("Line", "was") if len(numbers) == 1 else ("Lines", "were")
+    listed = ", ".join(map(str, numbers[:_MOST_LINE_NUMBERS]))
+    more = ", ..." if len(numbers) > _MOST_LINE_NUMBERS else ""
+    return f"{word} {listed}{more} of {TRIALS} could not be read and {were} skipped."
 
 
 def _parse_trial(line: str) -> Trial | None:
@@ -151,16 +207,16 @@ def _parse_trial(line: str) -> Trial | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("row"), dict):
         return None
-    return Trial(record["row"], _checked_series(record.get("series")))
+    return Trial(cast(Row, record["row"]), _series(record.get("series")))
 
 
-def _checked_series(series: object) -> Mapping[str, Sequence[float]] | None:
-    """The series when it is equally long lists of finite numbers, None otherwise."""
+def _series(series: object) -> pd.DataFrame | None:
+    """The lists of finite numbers as long as ``seconds``; None where that is missing, empty or not such a list."""
     if not isinstance(series, dict) or not isinstance(series.get("seconds"), list) or not series["seconds"]:
         return None
     length = len(series["seconds"])
     kept = {name: values for name, values in series.items() if _is_numeric_list(values, length)}
-    return kept if "seconds" in kept else None
+    return pd.DataFrame(kept, dtype="float64") if "seconds" in kept else None
 
 
 def _is_numeric_list(values: object, length: int) -> bool:
@@ -171,31 +227,29 @@ def _is_numeric_list(values: object, length: int) -> bool:
     )
 
 
-def _read_object(path: Path, notes: list[str]) -> Mapping[str, Any]:
+def _read_object(path: Path, notes: list[str]) -> Document:
     text = _read_text(path)
     if not text:
-        notes.append(f"{path.name} is missing: what only it says is left out.")
+        notes.append(f"{path.name} is missing: the report lacks what only this file says.")
         return {}
     try:
         value = json.loads(text)
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        notes.append(f"{path.name} is not readable JSON: what only it says is left out.")
+        notes.append(f"{path.name} is not readable JSON: the report lacks what only this file says.")
         return {}
     return value
 
 
-def _columns(manifest: Mapping[str, Any], trials: Sequence[Trial]) -> tuple[ReportColumn, ...]:
-    """The manifest's list, and behind it every column that only the rows know."""
-    listed = manifest.get("columns")
-    columns = [_column(entry) for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    columns = [column for column in columns if column.name]
-    known = {column.name for column in columns}
+def _columns(manifest: Document, trials: Sequence[Trial]) -> tuple[ReportColumn, ...]:
+    """The manifest's list, followed by every column that only the rows have."""
+    listed = [column for entry in objects_in(manifest.get("columns")) if (column := _column(entry)).name]
+    known = {column.name for column in listed}
     extra = dict.fromkeys(name for trial in trials for name in trial.row if name not in known)
-    return (*columns, *(ReportColumn(name) for name in extra))
+    return (*listed, *(ReportColumn(name) for name in extra))
 
 
-def _column(entry: Mapping[str, Any]) -> ReportColumn:
+def _column(entry: Document) -> ReportColumn:
     name, unit, group, description = (str(entry.get(key) or "") for key in ("name", "unit", "group", "description"))
     return ReportColumn(name, unit, group or "other", description)

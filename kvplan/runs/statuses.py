@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -97,3 +98,15 @@ STATUSES: Final[tuple[TrialStatus, ...]] = (
 STATUS_MEANING: Final[dict[str, str]] = {status.name: status.meaning for status in STATUSES}
 MEASURED_STATUSES: Final[frozenset[str]] = frozenset(s.name for s in STATUSES if s.kind == "measured")
 OUT_OF_MEMORY_STATUSES: Final[frozenset[str]] = frozenset(s.name for s in STATUSES if s.kind == "out_of_memory")
+STATUS_BRIEF: Final[dict[str, str]] = {status.name: status.brief for status in STATUSES}
+
+
+def best_to_worst(statuses: Iterable[str]) -> list[str]:
+    """Each status once, from best to worst; those that a later version added come last, by name."""
+    rank: dict[str, int] = {status.name: place for place, status in enumerate(STATUSES)}
+    return sorted(set(statuses), key=lambda name: (rank.get(name, len(rank)), name))
+
+
+def worst_of(statuses: Iterable[str]) -> str:
+    """The worst of at least one status."""
+    return best_to_worst(statuses)[-1]

@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from kvplan.runs.reader import Run, Trial, load_run
+import pandas as pd
+
+from kvplan.runs.reader import Run, Trial, load_run, trial_frame
 
 MEASURED = ("ok", "queued", "preempted")
 
@@ -54,3 +56,8 @@ def trial(**cells: object) -> Trial:
     """A measured trial with the given cells."""
     row = {"status": "ok", "output_throughput": 100.0, "trial_id": "t", "run_number": 1, "median_tpot_ms": 20.0}
     return Trial(row | cells)
+
+
+def frame(*trials: Trial) -> pd.DataFrame:
+    """The trials as a run holds them."""
+    return trial_frame(trials)

@@ -76,7 +76,7 @@ def test_a_torn_line_is_a_note_on_stderr(tmp_path, capsys):
     assert main(["report", str(directory), "--format", "csv"]) == 0
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 1 + len(records())
-    assert captured.err == f"note: Line {len(records()) + 1} of trials.jsonl could not be read and was left out.\n"
+    assert captured.err == f"note: Line {len(records()) + 1} of trials.jsonl could not be read and was skipped.\n"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_torn_line_is_a_note_on_stderr(tmp_path, capsys):
         (["{tmp}/empty"], 1, "holds no finished trial"),
         (["{tmp}/run", "{tmp}/nowhere"], 1, "There is no directory"),
         (["{tmp}/run", "--format", "csv", "--out", "{tmp}/run/trials.jsonl/x"], 1, "cannot be written"),
-        (["{tmp}/run", "--format", "png", "--out", "{tmp}/run/trials.jsonl"], 1, "cannot be made"),
+        (["{tmp}/run", "--format", "png", "--out", "{tmp}/run/trials.jsonl"], 1, "cannot be created"),
         (["{tmp}/run", "--format", "png", "--out", "-"], 2, "cannot go to stdout"),
         (["{tmp}/run", "--format", "pdf"], 2, "pdf"),
         ([], 2, "DIR"),
@@ -107,10 +107,12 @@ def test_two_runs_are_matched_by_their_settings(tmp_path):
     compared = compare_runs(first, second)
     assert compared.names == ("one", "two")
     assert compared.num_alone == (1, 0)
-    assert compared.ratios("output_throughput") == pytest.approx([1.25] * len(compared.ratios("output_throughput")))
-    assert [match.statuses for match in compared.changed_outcomes] == [("queued", "preempted")]
+    ratios = list(compared.ratios("output_throughput"))
+    assert ratios and ratios == pytest.approx([1.25] * len(ratios))
+    changed = compared.changed_outcomes
+    assert list(zip(changed["status_first"], changed["status_second"], strict=True)) == [("queued", "preempted")]
     assert [(entry.name, entry.second) for entry in compared.differences] == [("device_name", "Other CPU")]
-    assert verdicts(compared)[0].startswith("Output throughput of two is 1.25 times the first one's")
+    assert verdicts(compared)[0].startswith("Output throughput of two is 1.25 times that of one (median of ")
 
 
 def test_a_setting_that_only_separates_the_runs_is_the_change_not_a_mismatch(tmp_path):
@@ -148,7 +150,7 @@ def test_comparisons_as_text(tmp_path, capsys, kind):
         ratios = [float(row["output_throughput_ratio"]) for row in rows if row["output_throughput_ratio"]]
         assert ratios == pytest.approx([1.25] * len(ratios)) and len(ratios) > 20
     else:
-        assert text.startswith("# two against one") and "Other CPU" in text
+        assert text.startswith("# two vs. one") and "Other CPU" in text
 
 
 def test_the_comparison_page(tmp_path, capsys):
@@ -157,4 +159,4 @@ def test_the_comparison_page(tmp_path, capsys):
     path = capsys.readouterr().out.strip()
     assert path == str(first / "comparison.html")
     page = (first / "comparison.html").read_text()
-    assert "two against one" in page and "data:image/png;base64," in page and "http" not in page.split("<body>")[1]
+    assert "two vs. one" in page and "data:image/png;base64," in page and "http" not in page.split("<body>")[1]

@@ -14,7 +14,7 @@ from kvplan.reports.findings import recommendations, sentences
 from kvplan.reports.html.page import report_page
 from kvplan.reports.pictures import draw_pictures
 from kvplan.reports.plots.outcomes import violations
-from kvplan.reports.plots.slo import searches
+from kvplan.reports.searches import searches
 from kvplan.reports.tables import markdown_text
 from kvplan.runs.reader import Run, load_run
 
@@ -30,11 +30,11 @@ def test_the_page_shows_the_level_the_hole_and_what_is_left_out(run: Run) -> Non
     page = report_page(run, pictures)
     assert page.index('id="recommendation"') < page.index('id="slo"') < page.index('id="outcomes"')
     assert "met up to max_concurrency 9 (2 of 3 runs; at 10 1 of 3 runs)" in page
-    assert "Left out of every median: run 1 of utilization 0.9, 8 sequences, block 16" in page
+    assert "Excluded from medians: run 1 of utilization 0.9, 8 sequences, block 16" in page
     assert "other processes used 64 % of the CPU; run 101 replaces it" in page
-    assert "Not monotone: gpu_memory_utilization 0.3 failed although 0.19 worked" in page
+    assert "Not monotonic: gpu_memory_utilization 0.3 failed although 0.19 worked" in page
     finding = next(picture.finding for picture in pictures if picture.name == "slo")
-    assert finding == "ttft 1,500 ms and tpot 60 ms (p99) is kept up to max_concurrency 9, in 2 of 3 runs there"
+    assert finding == "ttft 1,500 ms and tpot 60 ms (p99) is met up to max_concurrency 9, in 2 of 3 runs there"
 
 
 def test_the_hole_is_flagged_on_the_map(run: Run) -> None:
@@ -46,13 +46,13 @@ def test_the_hole_is_flagged_on_the_map(run: Run) -> None:
 def test_excluded_runs_stay_in_the_table_and_leave_the_pictures(run: Run) -> None:
     (excluded,) = run.excluded
     assert run.trial(excluded) is not None
-    assert excluded not in {trial.trial_id for trial in run.measured}
-    assert "again" in {trial.trial_id for trial in run.measured}
+    assert excluded not in set(run.measured["trial_id"])
+    assert "again" in set(run.measured["trial_id"])
 
 
 def test_markdown_and_recommendation_tell_the_level(run: Run) -> None:
     text = markdown_text(run)
-    assert "## Within the service level" in text
-    assert "> Left out of every median: run 1" in text
-    assert recommendations(run)[0].title == "Fastest within the service level"
+    assert "## Highest load within the SLO" in text
+    assert "> Excluded from medians: run 1" in text
+    assert recommendations(run)[0].title == "Fastest within the SLO"
     assert len(searches(run)) == 1

@@ -159,7 +159,7 @@ def test_what_could_not_be_read_stands_on_the_page(tmp_path):
     directory = write_trials(tmp_path, records()[:4])
     with (directory / "trials.jsonl").open("a") as file:
         file.write('{"torn": ')
-    assert "Line 5 of trials.jsonl could not be read and was left out." in page_of(load_run(directory)).text
+    assert "Line 5 of trials.jsonl could not be read and was skipped." in page_of(load_run(directory)).text
 
 
 def test_an_interrupted_sweep_says_so(tmp_path):
@@ -168,7 +168,7 @@ def test_an_interrupted_sweep_says_so(tmp_path):
     path.write_text(path.read_text().replace(f'"num_trials": {len(records())}', '"num_trials": 60'))
     text = page_of(load_run(tmp_path)).text
     assert "The sweep was interrupted" in text
-    assert f"{len(records())} of 60 trials have ended; --resume runs the others." in text
+    assert f"{len(records())} of 60 trials have finished; --resume runs the others." in text
 
 
 def test_real_pictures_stand_in_the_page(tmp_path):

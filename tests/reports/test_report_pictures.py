@@ -55,9 +55,9 @@ def test_a_picture_has_ink_and_nothing_is_cut_off(drawn, name):
         ("outcomes", "18 of 27 settings could be served; the prediction was right for all 27"),
         (
             "throughput",
-            "Throughput still grows at the largest batch tried: 216 tokens/s at max_num_seqs 32, block_size 8",
+            "Throughput is still rising at the largest batch tried: 216 tokens/s at max_num_seqs 32, block_size 8",
         ),
-        ("predicted_vs_measured", "Predicted and allocated blocks are equal in 33 trials"),
+        ("predicted_vs_measured", "The number of blocks was predicted exactly in 33 trials"),
         ("memory", "At utilization 0.9 the KV pool gets 2.89 GiB of 4.00 GiB; 9 % of it was used at the peak"),
     ],
 )
@@ -102,8 +102,8 @@ def test_pictures_of_unusual_runs_are_readable(tmp_path, case):
 def test_rows_without_figures_say_so_in_words(tmp_path):
     bare = [{"row": {"trial_id": "a", "status": "ok"}, "series": None}]
     pictures = {picture.name: picture for picture in draw_pictures(load_run(write_trials(tmp_path, bare)))}
-    assert pictures["throughput"].finding == "No trial was served: there is no throughput to show."
-    assert pictures["outcomes"].finding.endswith("there is no map.")
+    assert pictures["throughput"].finding == "No trial was served, so there is no throughput to show."
+    assert pictures["outcomes"].finding.endswith("so there is no map.")
     for picture in pictures.values():
         assert_readable(picture)
 

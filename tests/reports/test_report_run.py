@@ -8,7 +8,7 @@ import pytest
 from report_helpers import records, sample_directory, sample_run, trial, write_trials
 
 from kvplan.errors import KvplanError
-from kvplan.runs.reader import load_run
+from kvplan.runs.reader import load_run, trial_frame
 
 
 def test_every_trial_and_column_is_read(tmp_path):
@@ -25,7 +25,7 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path):
     path.write_bytes(content[:-200])
     run = load_run(tmp_path)
     assert len(run.trials) == len(records()) - 1
-    assert run.notes == (f"Line {len(records())} of trials.jsonl could not be read and was left out.",)
+    assert run.notes == (f"Line {len(records())} of trials.jsonl could not be read and was skipped.",)
 
 
 def test_a_line_torn_inside_a_character_is_left_out(tmp_path):
@@ -86,3 +86,11 @@ def test_a_directory_without_a_trial_is_an_error_with_a_hint(tmp_path, content):
 @pytest.mark.parametrize("value", [None, "12", True, float("nan"), float("inf"), [1]])
 def test_only_finite_numbers_are_numbers(value):
     assert trial(max_num_seqs=value).number("max_num_seqs") is None
+
+
+def test_the_frame_holds_figures_as_floats_and_text_as_text():
+    frame = trial_frame([trial(max_num_seqs=4, slo_pass=True, dtype="float32"), trial(max_num_seqs="four", dtype=None)])
+    assert list(frame["max_num_seqs"].isna()) == [False, True] and frame["max_num_seqs"].dtype == float
+    assert frame["slo_pass"].dtype == "boolean" and list(frame["slo_pass"].isna()) == [False, True]
+    assert list(frame["dtype"]) == ["float32", ""]
+    assert set(frame.columns) == set(records()[0]["row"])

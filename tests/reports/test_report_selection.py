@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pandas as pd
 import pytest
-from report_helpers import failed_records, records, sample_directory, sample_run, trial, write_trials
+from report_helpers import failed_records, frame, records, sample_directory, sample_run, trial, write_trials
 
 from kvplan.reports.findings import kv_waste, noise_sentence, prediction_sentences, recommendations, status_counts
+from kvplan.reports.looks import LOOKS
 from kvplan.reports.plots.occupancy import chosen_trials
 from kvplan.reports.plots.outcomes import outcome_map
 from kvplan.reports.selection import (
@@ -22,6 +24,7 @@ from kvplan.reports.selection import (
 )
 from kvplan.reports.wording import cell, setting, short_number
 from kvplan.runs.reader import load_run
+from kvplan.runs.statuses import STATUS_BRIEF, best_to_worst
 
 
 def test_the_widest_slice_holds_everything_else_fixed():
@@ -29,15 +32,15 @@ def test_the_widest_slice_holds_everything_else_fixed():
         trial(max_num_seqs=seqs, block_size=size, gpu_memory_utilization=0.9) for seqs in (2, 4) for size in (8, 16)
     ]
     stray = [trial(max_num_seqs=8, block_size=8, gpu_memory_utilization=0.5)]
-    part = widest_slice([*stray, *plane], ("max_num_seqs", "block_size"))
-    assert list(part.trials) == plane
+    part = widest_slice(frame(*stray, *plane), ("max_num_seqs", "block_size"))
+    assert list(part.trials.index) == [1, 2, 3, 4]
     assert part.fixed["gpu_memory_utilization"] == 0.9 and "block_size" not in part.fixed
 
 
 def test_repetitions_become_median_and_range():
     runs = [trial(max_num_seqs=4, output_throughput=value) for value in (90.0, 130.0, 100.0)]
-    point = spreads(runs, "output_throughput", "max_num_seqs")[4]
-    assert (point.median, point.low, point.high, point.count) == (100.0, 90.0, 130.0, 3)
+    points = spreads(frame(*runs), "output_throughput", "max_num_seqs")
+    assert points.loc[4].to_dict() == {"median": 100.0, "min": 90.0, "max": 130.0, "count": 3}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,7 @@ def test_repetitions_become_median_and_range():
     [({}, None), ({2: 10.0}, 2), ({1: 50.0, 2: 96.0, 4: 100.0, 8: 99.0}, 2), ({1: 10.0, 2: 20.0, 4: 40.0}, 4)],
 )
 def test_the_knee_is_the_smallest_batch_near_the_best(points, expected):
-    assert knee(points) == expected
+    assert knee(pd.Series(points, dtype=float)) == expected
 
 
 def test_the_pareto_front_holds_what_nothing_beats():
@@ -54,13 +57,14 @@ def test_the_pareto_front_holds_what_nothing_beats():
         trial(max_num_seqs=place, median_tpot_ms=1000 / user, output_throughput=total)
         for place, (user, total) in enumerate(both)
     ]
-    front = [(round(point.one_user), point.all_users) for point in pareto_front(user_points(trials))]
+    points = pareto_front(user_points(frame(*trials)))
+    front = list(zip(points["one_user"].round(), points["all_users"], strict=True))
     assert front == [(20, 60.0), (40, 40.0), (50, 10.0)]
 
 
 def test_repetitions_are_one_point_of_the_front():
     runs = [trial(max_num_seqs=4, median_tpot_ms=20.0, output_throughput=value) for value in (90.0, 130.0, 100.0)]
-    assert [point.all_users for point in user_points(runs)] == [100.0]
+    assert list(user_points(frame(*runs))["all_users"]) == [100.0]
 
 
 def test_the_summary_decides_which_trial_is_best(tmp_path):
@@ -75,9 +79,8 @@ def test_without_a_summary_the_fastest_undisturbed_trial_is_best(tmp_path):
     run = load_run(write_trials(tmp_path, records()))
     best = best_trial(run)
     assert best.status == "ok"
-    assert best.number("output_throughput") == max(
-        one.number("output_throughput") for one in run.measured if one.status == "ok"
-    )
+    undisturbed = run.measured[run.measured["status"] == "ok"]
+    assert best.number("output_throughput") == undisturbed["output_throughput"].max()
 
 
 def test_the_worst_trial_is_the_most_preempted_or_else_the_slowest(tmp_path):
@@ -94,13 +97,11 @@ def test_the_map_takes_the_worst_of_repetitions(tmp_path):
     flaky = json.loads(json.dumps(next(r for r in kept if r["row"]["status"] == "ok")))
     flaky["row"] |= {"status": "oom_runtime", "run_number": 2, "trial_id": "flaky"}
     plane = outcome_map(load_run(write_trials(tmp_path, [*kept, flaky])))
-    place = (
-        plane.x_values.index(flaky["row"]["gpu_memory_utilization"]),
-        plane.y_values.index(flaky["row"]["max_model_len"]),
-    )
-    assert len(plane.cells) == 27 and len(plane.cells[place]) == 2
-    assert plane.status(place) == "oom_runtime"
-    assert plane.predicted(place) is True
+    cells = plane.cells.set_index(["gpu_memory_utilization", "max_model_len"])
+    cell = cells.loc[flaky["row"]["gpu_memory_utilization"], flaky["row"]["max_model_len"]]
+    assert len(cells) == 27 and cell["num_trials"] == 2
+    assert cell["status"] == "oom_runtime"
+    assert cell["serves"] is True
 
 
 def test_rows_of_failed_trials_share_the_map_with_measured_ones(tmp_path):
@@ -126,7 +127,7 @@ def test_a_setting_that_is_best_twice_is_recommended_once(tmp_path):
     summary["best"].append(summary["best"][0] | {"goal": "median_tpot_ms"})
     path.write_text(json.dumps(summary))
     found = recommendations(load_run(tmp_path))
-    assert [entry.title for entry in found] == ["Highest throughput, shortest time per token"]
+    assert [entry.title for entry in found] == ["Highest throughput, lowest TPOT"]
 
 
 def test_without_a_summary_the_rows_recommend(tmp_path):
@@ -153,7 +154,16 @@ def test_waste_is_held_tokens_of_both_layouts(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(None, "–"), (0.0, "0"), (0.185, "0.185"), (12.345, "12.3"), (1024.0, "1,024"), (1234.56, "1,235"), (-3.0, "-3")],
+    [
+        (None, "–"),
+        (float("nan"), "–"),
+        (0.0, "0"),
+        (0.185, "0.185"),
+        (12.345, "12.3"),
+        (1024.0, "1,024"),
+        (1234.56, "1,235"),
+        (-3.0, "-3"),
+    ],
 )
 def test_short_numbers(value, expected):
     assert short_number(value) == expected
@@ -163,6 +173,7 @@ def test_short_numbers(value, expected):
     ("value", "unit", "expected"),
     [
         (None, "", ""),
+        (float("nan"), "bytes", ""),
         (True, "", "yes"),
         (1536 * 1024**2, "bytes", "1.50 GiB"),
         ("inf", "", "inf"),
@@ -187,8 +198,8 @@ def test_a_setting_within_the_service_level_is_recommended_first(tmp_path):
     summary["best"].insert(0, within | {"settings": within["settings"] | {"max_num_seqs": 2}})
     path.write_text(json.dumps(summary))
     run = load_run(tmp_path)
-    assert [entry.title for entry in recommendations(run)] == ["Fastest within the service level", "Highest throughput"]
-    assert recommendations(run)[0].figures == {"requests within the service level": "100 %"}
+    assert [entry.title for entry in recommendations(run)] == ["Fastest within the SLO", "Highest throughput"]
+    assert recommendations(run)[0].figures == {"requests within the SLO": "100 %"}
     assert best_trial(run).trial_id != "sample0001"
 
 
@@ -198,5 +209,14 @@ def test_a_busy_machine_is_told(tmp_path, share, is_told):
     for record in kept:
         record["row"]["other_cpu_pct"] = share
     sentence = noise_sentence(load_run(write_trials(tmp_path, kept)))
-    assert ("others took 40 %" in sentence) is is_told
+    assert ("other processes used 40 %" in sentence) is is_told
     assert bool(sentence) is is_told
+
+
+def test_a_missing_figure_of_a_frame_is_written_as_one():
+    assert (short_number(float("nan")), cell(float("nan"), "bytes"), setting(float("nan"))) == ("–", "", "")
+
+
+def test_every_status_has_a_look():
+    assert set(LOOKS) == set(STATUS_BRIEF)
+    assert best_to_worst(["melted", "crash", "ok", "crash"]) == ["ok", "crash", "melted"]

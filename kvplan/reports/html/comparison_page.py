@@ -1,16 +1,18 @@
-"""comparison.html: two runs held against each other."""
+"""comparison.html: two runs side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from kvplan.reports.comparison import COMPARED_COLUMNS, Comparison, Match, verdicts
+import pandas as pd
+
+from kvplan.reports.comparison import COMPARED_COLUMNS, Comparison, verdicts
 from kvplan.reports.findings import recommendations
 from kvplan.reports.html.page import notes, status_meanings
 from kvplan.reports.html.rendering import render
 from kvplan.reports.html.tables import Cell, Heading, Table
 from kvplan.reports.pictures import Picture
-from kvplan.reports.selection import Spread
 from kvplan.reports.wording import plural, setting, short_number
 
 
@@ -18,10 +20,12 @@ def comparison_page(comparison: Comparison, pictures: Sequence[Picture]) -> str:
     """Verdicts and circumstances first, then the picture, both recommendations and every shared setting."""
     first, second = comparison.names
     runs = dict(zip(comparison.names, comparison.runs, strict=True))
-    varying, shared = _settings_by_kind(comparison)
+    matches = comparison.matches
+    varying = [name for name in comparison.settings if matches[name].nunique(dropna=False) > 1]
+    fixed = [name for name in comparison.settings if name not in varying]
     return render(
         "comparison.html.j2",
-        title=f"{second} against {first}",
+        title=f"{second} vs. {first}",
         coverage=_coverage(comparison),
         names=comparison.names,
         notes=[f"{name}: {line}" for name, run in runs.items() for line in notes(run)],
@@ -29,8 +33,8 @@ def comparison_page(comparison: Comparison, pictures: Sequence[Picture]) -> str:
         differences=comparison.differences,
         pictures=pictures,
         recommendations={name: next(iter(recommendations(run)), None) for name, run in runs.items()},
-        shared=", ".join(f"{name} {setting(comparison.matches[0].settings.get(name))}" for name in shared),
-        settings=_settings_table(comparison.matches, varying),
+        shared=", ".join(f"{name} {setting(matches[name].iloc[0])}" for name in fixed),
+        settings=_settings_table(matches, varying),
         statuses=status_meanings(comparison.runs[0]),
     )
 
@@ -42,31 +46,26 @@ def _coverage(comparison: Comparison) -> str:
     return ", ".join([f"{plural(len(comparison.matches), 'setting')} in both", *alone]) + "."
 
 
-def _settings_by_kind(comparison: Comparison) -> tuple[list[str], list[str]]:
-    """Names of the settings that vary over the matches, and of those that do not."""
-    every = list(dict.fromkeys(name for match in comparison.matches for name in match.settings))
-    varying = [name for name in every if len({str(match.settings.get(name)) for match in comparison.matches}) > 1]
-    return varying, [name for name in every if name not in varying]
-
-
-def _settings_table(matches: Sequence[Match], names: Sequence[str]) -> Table:
+def _settings_table(matches: pd.DataFrame, names: Sequence[str]) -> Table:
     heads = [*names, "status first", "status second"]
     heads += [f"{column} {part}" for column in COMPARED_COLUMNS for part in ("first", "second", "ratio")]
-    return Table("shared settings", [Heading(name) for name in heads], [_cells(match, names) for match in matches])
+    rows = [_cells(match, names) for match in matches.to_dict("records")]
+    return Table("shared settings", [Heading(name) for name in heads], rows)
 
 
-def _cells(match: Match, names: Sequence[str]) -> list[Cell]:
-    cells = [Cell(setting(match.settings.get(name)), match.settings.get(name, "")) for name in names]
-    cells += [Cell(status, status, is_status=True) for status in match.statuses]
+def _cells(match: dict[str, Any], names: Sequence[str]) -> list[Cell]:
+    cells = [Cell(setting(match[name]), match[name]) for name in names]
+    cells += [Cell(status, status, is_status=True) for status in (match["status_first"], match["status_second"])]
     for column in COMPARED_COLUMNS:
-        cells += [_figure(spread) for spread in match.figures[column]]
-        ratio = match.ratio(column)
-        cells.append(Cell("", "") if ratio is None else Cell(f"{ratio:.2f}", ratio))
+        cells += [_figure(match, column, "first"), _figure(match, column, "second")]
+        ratio = match[f"{column}_ratio"]
+        cells.append(Cell("", "") if pd.isna(ratio) else Cell(f"{ratio:.2f}", ratio))
     return cells
 
 
-def _figure(spread: Spread | None) -> Cell:
-    if spread is None:
+def _figure(match: dict[str, Any], column: str, side: str) -> Cell:
+    median, low, high, count = (match[f"{column}{part}_{side}"] for part in ("", "_min", "_max", "_count"))
+    if pd.isna(median):
         return Cell("", "")
-    several = f"{short_number(spread.low)} to {short_number(spread.high)}, {spread.count} runs"
-    return Cell(short_number(spread.median), spread.median, hint=several if spread.count > 1 else None)
+    several = f"{short_number(low)} to {short_number(high)}, {count} runs"
+    return Cell(short_number(median), median, hint=several if count > 1 else None)

@@ -1,4 +1,4 @@
-"""What the page's tables hold: the main columns of every trial, then every column by group."""
+"""What the page's tables show: the main columns of every trial, then every column by group."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LONG_TEXT: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """The head of a column; a text column is aligned to the left."""
+    """The head of a column; text columns are aligned left."""
 
     name: str
     unit: str = ""
@@ -48,7 +48,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """``value`` is what the column is sorted by, ``hint`` what a pointer held over the cell shows."""
+    """``value`` is what the column is sorted by, ``hint`` the cell's tooltip."""
 
     text: str
     value: object
@@ -68,7 +68,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class SharedCell:
-    """A column that says the same in every trial."""
+    """A column with the same value in every trial."""
 
     column: ReportColumn
     text: str
@@ -76,7 +76,7 @@ class SharedCell:
 
 @dataclass(frozen=True, slots=True)
 class ColumnGroup:
-    """The columns of one group: what all trials share is said once, the others in tables that fit on paper."""
+    """The columns of one group: those with one value are listed once, the others are in tables that fit on paper."""
 
     name: str
     num_columns: int
@@ -85,7 +85,7 @@ class ColumnGroup:
 
 
 def main_table(run: Run) -> Table:
-    """The columns a reader looks up first, those left out that no row fills."""
+    """The columns a reader looks up first, without those that no row fills."""
     columns = [column for column in _named(run, MAIN_COLUMNS) if _is_filled(run.trials, column)]
     return _table("trials", run.trials, columns)
 
@@ -116,18 +116,18 @@ def _chunk(run: Run, group: str, columns: Sequence[ReportColumn]) -> Table:
 
 
 def _shared_text(trial: Trial, column: ReportColumn) -> str:
-    text = named_cell(column.name, trial.row.get(column.name), column.unit)
+    text = named_cell(column.name, trial.value(column.name), column.unit)
     unit = "" if column.unit in ("", "bytes") else f" {column.unit}"
     return f"{text}{unit}" if text else "– (empty)"
 
 
 def _is_constant(trials: Sequence[Trial], column: ReportColumn) -> bool:
-    first = trials[0].row.get(column.name)
-    return all(trial.row.get(column.name) == first for trial in trials)
+    first = trials[0].value(column.name)
+    return all(trial.value(column.name) == first for trial in trials)
 
 
 def _is_filled(trials: Iterable[Trial], column: ReportColumn) -> bool:
-    return any(trial.row.get(column.name) not in (None, "") for trial in trials)
+    return any(trial.value(column.name) not in (None, "") for trial in trials)
 
 
 def _named(run: Run, names: Sequence[str]) -> list[ReportColumn]:
@@ -142,13 +142,13 @@ def _table(label: str, trials: Sequence[Trial], columns: Sequence[ReportColumn])
 
 
 def _heading(trials: Sequence[Trial], column: ReportColumn) -> Heading:
-    is_text = any(isinstance(trial.row.get(column.name), str) for trial in trials)
-    # A cell of bytes says its own unit: MiB here, GiB there.
+    is_text = any(isinstance(trial.value(column.name), str) for trial in trials)
+    # A cell of bytes has its own unit: MiB here, GiB there.
     return Heading(column.name, "" if column.unit == "bytes" else column.unit, column.description, is_text)
 
 
 def _cell(trial: Trial, column: ReportColumn, heading: Heading) -> Cell:
-    value = trial.row.get(column.name)
+    value = trial.value(column.name)
     text = named_cell(column.name, value, column.unit)
     css = ("text long" if len(text) > _LONG_TEXT else "text") if heading.is_text else None
     return Cell(text, "" if value is None else value, css, is_status=column.name == "status")

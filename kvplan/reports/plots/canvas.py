@@ -1,11 +1,11 @@
-"""What all pictures share: paper, type, finding on top, what was held fixed at the bottom, and how a PNG is made."""
+"""What all pictures share: size, type, the finding as the title, what was held fixed as the footer, and the PNG."""
 
 from __future__ import annotations
 
 import io
 import logging
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,11 +15,13 @@ from kvplan.runs.reader import Run
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
 
 DOTS_PER_INCH: Final = 130
 INK: Final = "#222222"
 FAINT: Final = "#5F5F5F"
 
+# Any, because matplotlib types its settings one by one.
 _STYLE: Final[Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 10,
@@ -47,7 +49,7 @@ _STYLE: Final[Any] = {
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Our style whatever the user's matplotlibrc says, and matplotlib's own talk (font cache, ...) kept off stderr."""
+    """Our style whatever the user's matplotlibrc says, and matplotlib's own messages (font cache) kept off stderr."""
     logger = logging.getLogger("matplotlib")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -77,7 +79,7 @@ def png_bytes(figure: Figure) -> bytes:
 
 
 def finish(figure: Figure, run: Run, finding: str, held: str = "") -> str:
-    """Write the finding over the figure and the run's circumstances under it; returns the finding."""
+    """Write the finding above the figure and the run's circumstances below it; returns the finding."""
     width = figure.get_figwidth()
     figure.suptitle(
         textwrap.fill(printable(finding), int(width * 8.7)), x=0.01, ha="left", fontsize=12, fontweight="bold"
@@ -92,7 +94,7 @@ def finish(figure: Figure, run: Run, finding: str, held: str = "") -> str:
 
 
 def say(figure: Figure, run: Run, message: str) -> str:
-    """A figure without data: the reason in words instead of empty axes, on less paper."""
+    """A figure without data, smaller: the reason in words instead of empty axes."""
     figure.set_size_inches(8.0, 2.0)
     figure.text(0.5, 0.5, textwrap.fill(printable(message), 60), ha="center", va="center", fontsize=13, color=FAINT)
     foot = textwrap.fill(printable(run_phrase(run)), int(figure.get_figwidth() * 15.2))
@@ -101,7 +103,7 @@ def say(figure: Figure, run: Run, message: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Characters that the plots' font may lack become '?': a missing glyph would be an empty box."""
+    """Characters that the plots' font may lack become '?', because a missing glyph would be an empty box."""
     return "".join(c if c.isprintable() and (ord(c) < 0x250 or c in "–×·→≥≤") else "?" for c in text)
 
 
@@ -114,7 +116,7 @@ def log2_axis(axes: Axes, places: Sequence[float]) -> None:
 
 
 def _thinned(places: list[float], ratio: float) -> list[float]:
-    """Every place, or where there are more than a line of labels holds, those at least one step apart."""
+    """All places, or if there are more than fit on one line of labels, those that are at least one step apart."""
     smallest_step = max(1.2, ratio ** (1 / 14))
     kept = places[:1]
     for place in places[1:]:
@@ -129,14 +131,13 @@ def _plain_ticks(axes: Axes, places: list[float]) -> None:
 
 
 def from_zero(axes: Axes, highest: float) -> None:
-    """A linear axis from 0 with air above; thousands with commas."""
+    """A linear axis from 0 with some space above; thousands with commas."""
     axes.set_ylim(0, highest * 1.12 if highest > 0 else 1)
     axes.yaxis.set_major_formatter(thousands())
 
 
-def thousands() -> Any:
+def thousands() -> FuncFormatter:
     """Tick labels as plain numbers with commas."""
     from matplotlib.ticker import FuncFormatter
 
-    formatter: Callable[[float, int], str] = lambda value, _: short_number(value)  # noqa: E731
-    return FuncFormatter(formatter)
+    return FuncFormatter(lambda value, _: short_number(value))

@@ -4,75 +4,75 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import pandas as pd
+
+from kvplan.reports.looks import BLUE, VERMILION
 from kvplan.reports.plots.canvas import finish, from_zero, log2_axis, say
-from kvplan.reports.selection import Slice, Spread, best_trial, spreads, widest_slice
-from kvplan.reports.statuses import BLUE, VERMILION
+from kvplan.reports.selection import Slice, best_trial, spreads, widest_slice
 from kvplan.reports.wording import fixed_phrase, short_number
-from kvplan.runs.reader import Run, Trial
+from kvplan.runs.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _PANELS: Final = (("ttft", "Time to first token (TTFT)"), ("tpot", "Time per output token (TPOT)"))
+# Statistic over requests -> label, colour, line.
+_CURVES: Final = {"median": ("median request", BLUE, "o-"), "p99": ("99th percentile", VERMILION, "^--")}
 
 
 def draw(run: Run, figure: Figure) -> str:
     """Two panels, each with the median and the 99th percentile over requests, in ms."""
     part, block_size = _trials_shown(run)
-    if not spreads(part.trials, "median_ttft_ms", "max_num_seqs"):
-        return say(figure, run, "No trial was served: there are no latencies to show.")
+    if spreads(part.trials, "median_ttft_ms", "max_num_seqs").empty:
+        return say(figure, run, "No trial was served, so there are no latencies to show.")
     for axes, (name, title) in zip(figure.subplots(1, 2), _PANELS, strict=True):
         _panel(axes, part.trials, name)
         axes.set_title(title, fontsize=9.5)
     figure.axes[0].legend(loc="best")
-    held = ", ".join(filter(None, (block_size and f"block_size {block_size}", fixed_phrase(part.fixed))))
+    held = f"block_size {short_number(block_size)}, {fixed_phrase(part.fixed)}"
     return finish(figure, run, _finding(part.trials), held)
 
 
-def _trials_shown(run: Run) -> tuple[Slice, str]:
+def _trials_shown(run: Run) -> tuple[Slice, float | None]:
+    """The widest slice at the best trial's block size, or at its first one where the best trial is not in it."""
     part = widest_slice(run.measured, ("max_num_seqs", "block_size"))
-    sizes = [trial.number("block_size") for trial in part.trials]
+    sizes = part.trials["block_size"].dropna()
     best = best_trial(run)
-    wanted = best.number("block_size") if best is not None else None
-    size = wanted if wanted in sizes else next((size for size in sizes if size is not None), None)
-    trials = tuple(trial for trial in part.trials if trial.number("block_size") == size)
-    return Slice(trials, part.fixed), "" if size is None else short_number(size)
+    size = best.number("block_size") if best is not None else None
+    if size not in set(sizes):
+        size = None if sizes.empty else sizes.iloc[0]
+    return Slice(part.trials[part.trials["block_size"] == size], part.fixed), size
 
 
-def _panel(axes: Axes, trials: tuple[Trial, ...], name: str) -> None:
-    looks = (("median", "median", BLUE, "o", "-"), ("p99", "99th percentile", VERMILION, "^", "--"))
-    highest, places = 0.0, [1.0]
-    for statistic, label, colour, marker, dash in looks:
-        points = spreads(trials, f"{statistic}_{name}_ms", "max_num_seqs")
-        if not points:
-            continue
-        _curve(axes, points, f"{label} of the requests", colour, marker + dash)
-        highest, places = max(highest, *(point.high for point in points.values())), list(points)
-    log2_axis(axes, places)
-    from_zero(axes, highest)
+def _panel(axes: Axes, trials: pd.DataFrame, name: str) -> None:
+    curves = {statistic: spreads(trials, f"{statistic}_{name}_ms", "max_num_seqs") for statistic in _CURVES}
+    for statistic, points in curves.items():
+        _curve(axes, points, *_CURVES[statistic])
+    every = pd.concat(curves.values())
+    log2_axis(axes, [1.0] if every.empty else list(every.index))
+    from_zero(axes, 0.0 if every.empty else every["max"].max())
     axes.set_xlabel("max_num_seqs (log scale)")
     axes.set_ylabel("ms")
 
 
-def _curve(axes: Axes, points: dict[float, Spread], label: str, colour: str, look: str) -> None:
-    places = list(points)
-    axes.plot(places, [point.median for point in points.values()], look, color=colour, label=label)
-    if any(point.count > 1 for point in points.values()):
-        low, high = [point.low for point in points.values()], [point.high for point in points.values()]
-        axes.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0)
+def _curve(axes: Axes, points: pd.DataFrame, label: str, colour: str, line: str) -> None:
+    axes.plot(points.index, points["median"], line, color=colour, label=label)
+    if (points["count"] > 1).any():
+        axes.fill_between(points.index, points["min"], points["max"], color=colour, alpha=0.18, linewidth=0)
 
 
-def _finding(trials: tuple[Trial, ...]) -> str:
-    first = {place: point.median for place, point in spreads(trials, "median_ttft_ms", "max_num_seqs").items()}
-    each = {place: point.median for place, point in spreads(trials, "median_tpot_ms", "max_num_seqs").items()}
-    low, high = (short_number(place) for place in (min(first), max(first)))
-    if low == high or not each:
-        tpot = f", TPOT {short_number(next(iter(each.values())))} ms" if each else ""
+def _finding(trials: pd.DataFrame) -> str:
+    first = spreads(trials, "median_ttft_ms", "max_num_seqs")["median"]
+    each = spreads(trials, "median_tpot_ms", "max_num_seqs")["median"]
+    low, high = (short_number(place) for place in (first.index.min(), first.index.max()))
+    if low == high or each.empty:
+        tpot = "" if each.empty else f", TPOT {short_number(each.iloc[0])} ms"
         return f"Median TTFT {_ends(first)} ms{tpot} at max_num_seqs {low}"
-    return f"From max_num_seqs {low} to {high} median TTFT goes from {_ends(first)} ms, TPOT from {_ends(each)} ms"
+    return f"max_num_seqs {low} to {high}: median TTFT {_ends(first)} ms, median TPOT {_ends(each)} ms"
 
 
-def _ends(points: dict[float, float]) -> str:
-    low, high = points[min(points)], points[max(points)]
-    return short_number(low) if len(points) == 1 else f"{short_number(low)} to {short_number(high)}"
+def _ends(points: pd.Series) -> str:
+    """The first and the last of the points."""
+    low, high = short_number(points.iloc[0]), short_number(points.iloc[-1])
+    return low if len(points) == 1 else f"{low} → {high}"

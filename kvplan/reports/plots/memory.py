@@ -1,13 +1,13 @@
-"""Where the device's memory went: weights, activations, overhead, KV pool (used at the peak, never used), free."""
+"""What device memory was used for: weights, activations, overhead, KV pool (used at the peak, never used), unused."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from kvplan.reports.looks import BLUE, GREY, ORANGE, PURPLE
 from kvplan.reports.plots.canvas import INK, finish, say
 from kvplan.reports.selection import best_trial
-from kvplan.reports.statuses import BLUE, GREY, ORANGE, PURPLE
 from kvplan.reports.wording import setting
 from kvplan.runs.reader import Run, Trial
 from kvplan.units import GIB, format_bytes
@@ -48,13 +48,13 @@ def segments(trial: Trial) -> list[Segment]:
         Segment("overhead", overhead, PURPLE),
         Segment("KV pool, used at the peak", used, "#007A5A", dark=True),
         Segment("KV pool, never used", pool - used, "#8FD3BF", hatch="//"),
-        Segment("left of the budget", max(0.0, budget - taken), GREY),
+        Segment("unused part of the budget", max(0.0, budget - taken), GREY),
         Segment("outside gpu_memory_utilization", max(0.0, outside), "#EDEDED", hatch=".."),
     ]
 
 
 def shown_trials(run: Run) -> list[Trial]:
-    """The best trial, and one of every other utilization that started."""
+    """The best trial, and one at every other utilization that started."""
     best = best_trial(run)
     candidates = [trial for trial in run.trials if segments(trial)]
     if best is not None and segments(best):
@@ -66,7 +66,7 @@ def shown_trials(run: Run) -> list[Trial]:
 
 
 def _thinned(trials: list[Trial], best: Trial | None) -> list[Trial]:
-    """At most six, evenly picked from low to high, the best one among them."""
+    """At most six, evenly spaced from low to high, with the best one among them."""
     step = max(1.0, (len(trials) - 1) / (_MOST_BARS - 1))
     picked = {round(place * step) for place in range(min(len(trials), _MOST_BARS))}
     nearest = next((place for place, trial in enumerate(trials) if trial is best), None)
@@ -77,10 +77,10 @@ def _thinned(trials: list[Trial], best: Trial | None) -> list[Trial]:
 
 
 def draw(run: Run, figure: Figure) -> str:
-    """One bar per utilization, in GiB; the finding says how much of the best trial's pool was ever used."""
+    """One bar per utilization, in GiB; the finding says how much of the best trial's pool was used."""
     trials = shown_trials(run)
     if not trials:
-        return say(figure, run, "No trial reached a KV pool: there is no memory breakdown to show.")
+        return say(figure, run, "No trial allocated a KV pool, so there is no memory breakdown to show.")
     figure.set_size_inches(8.0, 2.9 + 0.42 * len(trials))
     axes = figure.subplots()
     unit = _scale(trials)

@@ -1,24 +1,27 @@
-"""What was predicted before the start against what came: blocks, concurrency, throughput, latency."""
+"""What was predicted before the start against what was measured: blocks, concurrency, throughput, latency."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+import pandas as pd
+
+from kvplan.reports.looks import look_of
 from kvplan.reports.plots.canvas import FAINT, finish, say, thousands
-from kvplan.reports.statuses import look_of
 from kvplan.reports.wording import plural, short_number
-from kvplan.runs.reader import Run, Trial
+from kvplan.runs.reader import WHOLE_COLUMNS, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """One predicted column and the measured one it is held against."""
+class Pair:
+    """A predicted column and the measured one it is compared with."""
 
     title: str
     predicted: str
@@ -26,64 +29,50 @@ class Comparison:
     unit: str
 
 
-COMPARISONS: Final = (
-    Comparison("Blocks of the KV pool", "num_blocks_predicted", "num_blocks_total", "blocks"),
-    Comparison("Most sequences at once", "pred_max_concurrency", "meas_max_concurrency", "sequences"),
-    Comparison("Output throughput", "pred_output_throughput", "output_throughput", "tokens/s"),
-    Comparison("TTFT, median", "pred_median_ttft_ms", "median_ttft_ms", "ms"),
-    Comparison("TPOT, median", "pred_median_tpot_ms", "median_tpot_ms", "ms"),
+PAIRS: Final = (
+    Pair("KV pool blocks", "num_blocks_predicted", "num_blocks_total", "blocks"),
+    Pair("Peak concurrency", "pred_max_concurrency", "meas_max_concurrency", "sequences"),
+    Pair("Output throughput", "pred_output_throughput", "output_throughput", "tokens/s"),
+    Pair("Median TTFT", "pred_median_ttft_ms", "median_ttft_ms", "ms"),
+    Pair("Median TPOT", "pred_median_tpot_ms", "median_tpot_ms", "ms"),
 )
 _COLUMNS: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    predicted: float
-    measured: float
-    status: str
-
-    @property
-    def error_pct(self) -> float:
-        return 100 * (self.predicted - self.measured) / self.measured
-
-
-def pairs(trials: Sequence[Trial], comparison: Comparison) -> list[Pair]:
-    """Rows that hold both figures, with a positive measured one."""
-    found = []
-    for trial in trials:
-        predicted, measured = trial.number(comparison.predicted), trial.number(comparison.measured)
-        if predicted is not None and measured is not None and measured > 0:
-            found.append(Pair(predicted, measured, trial.status))
-    return found
+def points_of(trials: pd.DataFrame, pair: Pair) -> pd.DataFrame:
+    """One row per trial with both figures and a positive measured one: predicted, measured, error_pct, status."""
+    found = trials[[pair.predicted, pair.measured, "status"]].dropna()
+    found.columns = ["predicted", "measured", "status"]
+    found = found[found["measured"] > 0]
+    return found.assign(error_pct=100 * (found["predicted"] / found["measured"] - 1))
 
 
 def draw(run: Run, figure: Figure) -> str:
-    """One square panel per comparison that has points, with the line on which a prediction is right."""
-    shown = [(comparison, found) for comparison in COMPARISONS if (found := pairs(run.trials, comparison))]
+    """One square panel per pair that has points, with the line on which a prediction is right."""
+    shown = [(pair, points) for pair in PAIRS if not (points := points_of(run.frame, pair)).empty]
     if not shown:
-        return say(figure, run, "No trial started: nothing measured stands beside the predictions.")
+        return say(figure, run, "No trial started, so there is nothing measured to compare with the predictions.")
     columns = min(len(shown), _COLUMNS)
     rows = -(-len(shown) // columns)
     figure.set_size_inches(figure.get_figwidth(), 1.0 + 3.2 * rows)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, (comparison, found) in zip(panels, shown, strict=False):
-        _panel(axes, comparison, found)
+    for axes, (pair, points) in zip(panels, shown, strict=False):
+        _panel(axes, pair, points)
     for axes in panels[len(shown) :]:
         axes.set_visible(False)
     panels[0].legend(loc="upper left", handletextpad=0.3)
     return finish(figure, run, _finding(run, shown))
 
 
-def _panel(axes: Axes, comparison: Comparison, found: list[Pair]) -> None:
-    values = [value for pair in found for value in (pair.predicted, pair.measured) if value > 0]
-    low, high = min(values), max(values)
+def _panel(axes: Axes, pair: Pair, points: pd.DataFrame) -> None:
+    values = points[["predicted", "measured"]]
+    low, high = values[values > 0].min().min(), values.max().max()
     wide = high > 12 * low
     limits = (low / 1.6, high * 1.6) if wide else (0, high * 1.15)
     axes.plot(limits, limits, color=FAINT, linewidth=1, zorder=1)
-    for status in dict.fromkeys(pair.status for pair in found):
-        points = [pair for pair in found if pair.status == status]
-        axes.scatter([p.predicted for p in points], [p.measured for p in points], s=34, alpha=0.8, zorder=3,
-                     color=look_of(status).colour, edgecolor="#333333", linewidth=0.6, label=status)  # fmt: skip
+    for status, group in points.groupby("status", sort=False):
+        axes.scatter(group["predicted"], group["measured"], s=34, alpha=0.8, zorder=3, color=look_of(status).colour,
+                     edgecolor="#333333", linewidth=0.6, label=status)  # fmt: skip
     if wide:
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -91,18 +80,18 @@ def _panel(axes: Axes, comparison: Comparison, found: list[Pair]) -> None:
     axes.set_ylim(limits)
     axes.set_box_aspect(1)
     for axis in (axes.xaxis, axes.yaxis):
-        _few_ticks(axis, limits if wide else None)
-    axes.set_title(f"{comparison.title}\n{_error_phrase(found)}", fontsize=9.5)
-    axes.set_xlabel(f"predicted ({comparison.unit})")
-    axes.set_ylabel(f"measured ({comparison.unit})")
+        _few_ticks(axis, limits if wide else None, whole=pair.measured in WHOLE_COLUMNS)
+    axes.set_title(f"{pair.title}\n{_error_phrase(points)}", fontsize=9.5)
+    axes.set_xlabel(f"predicted ({pair.unit})")
+    axes.set_ylabel(f"measured ({pair.unit})")
 
 
-def _few_ticks(axis: Any, log_limits: tuple[float, float] | None) -> None:
+def _few_ticks(axis: Axis, log_limits: tuple[float, float] | None, *, whole: bool) -> None:
     """At most about six labelled ticks: 1, 2, 5 of each decade on a short logarithmic axis, decades on a long one."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     if log_limits is None:
-        axis.set_major_locator(MaxNLocator(5))
+        axis.set_major_locator(MaxNLocator(5, integer=whole))
     else:
         is_short = log_limits[1] < 100 * log_limits[0]
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_short else (1,), numticks=12 if is_short else 6))
@@ -110,33 +99,31 @@ def _few_ticks(axis: Any, log_limits: tuple[float, float] | None) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _error_phrase(found: list[Pair]) -> str:
-    errors = sorted(abs(pair.error_pct) for pair in found)
-    if not errors[-1]:
-        return "exact in " + plural(len(found), "trial")
-    return f"error: median {short_number(errors[len(errors) // 2])} %, largest {short_number(errors[-1])} %"
+def _error_phrase(points: pd.DataFrame) -> str:
+    sizes = points["error_pct"].abs()
+    if not sizes.max():
+        return "exact in " + plural(len(points), "trial")
+    return f"error: median {short_number(sizes.median())} %, max {short_number(sizes.max())} %"
 
 
-def _finding(run: Run, shown: list[tuple[Comparison, list[Pair]]]) -> str:
-    comparison, found = shown[0]
-    origins = _origins_phrase(run)
-    worst = max(abs(pair.error_pct) for pair in found)
-    if comparison is not COMPARISONS[0]:
-        return f"{comparison.title}: {_error_phrase(found)}{origins}"
+def _finding(run: Run, shown: Sequence[tuple[Pair, pd.DataFrame]]) -> str:
+    pair, points = shown[0]
+    origins, worst = _origins_phrase(run), points["error_pct"].abs().max()
+    if pair is not PAIRS[0]:
+        return f"{pair.title}: {_error_phrase(points)}{origins}"
     if not worst:
-        return f"Predicted and allocated blocks are equal in {plural(len(found), 'trial')}{origins}"
-    return f"Predicted blocks are off by at most {short_number(worst)} % in {plural(len(found), 'trial')}{origins}"
+        return f"The number of blocks was predicted exactly in {plural(len(points), 'trial')}{origins}"
+    return f"Predicted blocks are off by at most {short_number(worst)} % in {plural(len(points), 'trial')}{origins}"
 
 
 _ORIGINS: Final = {
-    "roofline": "guessed (kvplan calibrate learns them)",
+    "roofline": "estimated (kvplan calibrate fits them)",
     "measured": "from a profile of this model and device",
     "calibrated": "from a profile of this device, fitted to another model",
 }
 
 
 def _origins_phrase(run: Run) -> str:
-    """Where the speeds were taken from, as far as the rows say so."""
-    named = dict.fromkeys(trial.text("prediction_origin") for trial in run.trials)
-    found = [_ORIGINS[name] for name in named if name in _ORIGINS]
+    """Where the predicted speeds come from, as far as the rows say so."""
+    found = [_ORIGINS[name] for name in run.frame["prediction_origin"].unique() if name in _ORIGINS]
     return f"; speeds: {', '.join(found)}" if found else ""
