@@ -1,114 +1,208 @@
-"""``kvplan sweep``: measure settings with kvplan's own engine, one row per trial, and show where the limits lie."""
+"""``kvplan sweep``: measure settings with kvplan's own engine, one row per trial, and find the limits."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from kvplan.commands.option_groups import given_options, takes_groups
 from kvplan.errors import UsageError
+from kvplan.settings import KNOBS
+from kvplan.sweeps.axes import AXES, Axis, example_of
+from kvplan.sweeps.options import SEARCH_RUNS, SweepOptions, with_absolute_paths
 
-INTERRUPTED = 130
+if TYPE_CHECKING:
+    from kvplan.sweeps.session import SweepOutcome
+
+INTERRUPTED: Final = 130
+
+MODEL_PANEL: Final = "Model and device"
+SETTINGS_PANEL: Final = "Engine settings"
+WORKLOAD_PANEL: Final = "Workload"
+GOAL_PANEL: Final = "Goal"
+OUTPUT_PANEL: Final = "Output"
+
+_DEFAULTS: Final = {option.name: option.default for option in fields(SweepOptions)}
 
 
-@dataclass(frozen=True)
-class AxisOptions:
-    """Engine arguments, under vLLM's names: one value, a list or a range each."""
+def _axis_option(axis: Axis) -> tuple[str, Any, Any]:
+    """A field of AxisOptions: one value, a list or a range, as text."""
+    knob = KNOBS[axis.name]
+    what, _, _ = knob.help.partition(" Default:")
+    example = example_of(axis)
+    text = f"{what} {example[:1].upper()}{example[1:]}."
+    option = typer.Option(axis.option, *knob.aliases, metavar="LIST", help=text, rich_help_panel=SETTINGS_PANEL)
+    return axis.name, Annotated[str | None, option], field(default=None)
 
-    gpu_memory_utilization: Annotated[str | None, typer.Option(help="List or range, like 0.3,0.6,0.9.")] = None
-    max_num_seqs: Annotated[str | None, typer.Option(help="List or range, like 1..64*2.")] = None
-    block_size: Annotated[str | None, typer.Option(help="List or range, like 8,16,32.")] = None
-    max_model_len: Annotated[str | None, typer.Option(help="List or range, like 256..1024+256 or 4k,8k.")] = None
-    max_num_batched_tokens: Annotated[str | None, typer.Option(help="One value, a list or a range.")] = None
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16, or a list.")] = None
-    kv_cache_dtype: Annotated[str | None, typer.Option(help="auto (as dtype) or a list.")] = None
+
+AxisOptions = make_dataclass("AxisOptions", [_axis_option(axis) for axis in AXES.values()], frozen=True)
 
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """What runs and where."""
+    """What runs, and where."""
 
-    model: Annotated[str | None, typer.Option(help="Short name, hub id, directory, config.json or .gguf.")] = None
-    load_format: Annotated[str | None, typer.Option(help="auto, dummy, safetensors or gguf.  [default: auto]")] = None
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.  [default: auto]")] = None
-    device_memory: Annotated[str | None, typer.Option(help="The device's total memory, like 4GiB.")] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Short name, Hugging Face id, directory, config.json or .gguf file.", rich_help_panel=MODEL_PANEL
+        ),
+    ] = None
+    load_format: Annotated[
+        str | None,
+        typer.Option(
+            help=f"auto, dummy, safetensors or gguf. Default: {_DEFAULTS['load_format']}.", rich_help_panel=MODEL_PANEL
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(help=f"auto, cpu or cuda. Default: {_DEFAULTS['device']}.", rich_help_panel=MODEL_PANEL),
+    ] = None
+    device_memory: Annotated[
+        str | None,
+        typer.Option(help="Total memory of the device, such as 4GiB.", rich_help_panel=MODEL_PANEL),
+    ] = None
 
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """The requests and how they arrive."""
+    """The requests, and how they arrive."""
 
-    num_prompts: Annotated[int | None, typer.Option(help="Requests per trial.")] = None
+    num_prompts: Annotated[int | None, typer.Option(help="Requests per trial.", rich_help_panel=WORKLOAD_PANEL)] = None
     input_len: Annotated[
-        str | None, typer.Option(help="Prompt tokens: 128, 96..288, or lognormal:MEDIAN:SIGMA[:FIRST..LAST].")
+        str | None,
+        typer.Option(
+            help="Prompt tokens: 128, 96..288, or lognormal:MEDIAN:SIGMA[:FIRST..LAST].", rich_help_panel=WORKLOAD_PANEL
+        ),
     ] = None
-    output_len: Annotated[str | None, typer.Option(help="Generated tokens, written likewise.")] = None
-    num_prefixes: Annotated[int | None, typer.Option(help="Texts that prompts share, in turn.  [default: 1]")] = None
-    prefix_len: Annotated[str | None, typer.Option(help="Tokens of a shared text, before --input-len.")] = None
+    output_len: Annotated[
+        str | None,
+        typer.Option(help="Generated tokens, in the same notation.", rich_help_panel=WORKLOAD_PANEL),
+    ] = None
+    num_prefixes: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of shared prefixes that prompts start with. Default: 1.", rich_help_panel=WORKLOAD_PANEL
+        ),
+    ] = None
+    prefix_len: Annotated[
+        str | None,
+        typer.Option(help="Tokens per shared prefix, in addition to --input-len.", rich_help_panel=WORKLOAD_PANEL),
+    ] = None
     workload: Annotated[
-        str | None, typer.Option(help="File with requests: JSON lines, ShareGPT, or a trace as CSV (Azure, BurstGPT).")
+        str | None,
+        typer.Option(
+            help="File with requests: JSON lines, ShareGPT, or a CSV trace (Azure, BurstGPT).",
+            rich_help_panel=WORKLOAD_PANEL,
+        ),
     ] = None
     request_rate: Annotated[
-        float | None, typer.Option(help="Arrivals per second; a trace is stretched to it.  [default: all at once]")
+        float | None,
+        typer.Option(
+            help="Arrivals per second; a trace is rescaled to it. Default: all at once.", rich_help_panel=WORKLOAD_PANEL
+        ),
     ] = None
-    burstiness: Annotated[float | None, typer.Option(help="1 is Poisson, below 1 is burstier.  [default: 1]")] = None
-    max_concurrency: Annotated[int | None, typer.Option(help="Most requests in flight.")] = None
-    seed: Annotated[int | None, typer.Option(help="Seed of requests and weights.  [default: 0]")] = None
+    burstiness: Annotated[
+        float | None,
+        typer.Option(
+            help=f"1 is a Poisson process, less is burstier. Default: {_DEFAULTS['burstiness']:g}.",
+            rich_help_panel=WORKLOAD_PANEL,
+        ),
+    ] = None
+    max_concurrency: Annotated[
+        int | None, typer.Option(help="Maximum number of requests in flight.", rich_help_panel=WORKLOAD_PANEL)
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Seed of requests and random weights. Default: {_DEFAULTS['seed']}.", rich_help_panel=WORKLOAD_PANEL
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
 class GoalOptions:
-    """What is looked for, and how carefully."""
+    """What to look for, and how carefully."""
 
     slo: Annotated[
-        list[str] | None, typer.Option(help="Service level in ms, like 'ttft:500 tpot:50' or mlperf:llama3.1-8b.")
+        list[str] | None,
+        typer.Option(
+            help="Service level in ms, such as 'ttft:500 tpot:50' or mlperf:llama3.1-8b.", rich_help_panel=GOAL_PANEL
+        ),
     ] = None
     search: Annotated[
         str | None,
         typer.Option(
-            help="Find the largest max_concurrency or request_rate within --slo; max_concurrency=1..64 to choose from."
+            help="Find the largest max_concurrency or request_rate within --slo; with values to choose from: "
+            "max_concurrency=1..64.",
+            rich_help_panel=GOAL_PANEL,
         ),
     ] = None
     boundary: Annotated[
         str | None,
         typer.Option(
             help="Find where max_model_len, gpu_memory_utilization or max_num_seqs stops working: one, a list, "
-            "or a pair like max_model_len*gpu_memory_utilization."
+            "or a pair such as max_model_len*gpu_memory_utilization.",
+            rich_help_panel=GOAL_PANEL,
         ),
     ] = None
     num_runs: Annotated[
-        int | None, typer.Option(help="Repetitions of every setting.  [default: 1, with --search 3]")
+        int | None,
+        typer.Option(
+            help=f"Repetitions of every setting. Default: 1, or {SEARCH_RUNS} with --search.",
+            rich_help_panel=GOAL_PANEL,
+        ),
     ] = None
     rerun: Annotated[
         bool | None,
-        typer.Option("--rerun/--no-rerun", help="Run outliers again: busy machine, or far from the other runs."),
+        typer.Option(
+            "--rerun/--no-rerun",
+            help="Run outliers again: those on a busy machine, or far from the other runs.",
+            rich_help_panel=GOAL_PANEL,
+        ),
     ] = None
     trial_timeout: Annotated[
-        float | None, typer.Option(help="Longest time to serve one trial, in seconds.  [default: from its prediction]")
+        float | None,
+        typer.Option(
+            help="Maximum time to serve one trial, in seconds. Default: from its prediction.",
+            rich_help_panel=GOAL_PANEL,
+        ),
     ] = None
 
 
 @takes_groups
 def sweep(
     machine: MachineOptions,
-    axes: AxisOptions,
+    axes: AxisOptions,  # type: ignore[valid-type]  # made from the declared settings
     workload: WorkloadOptions,
     goals: GoalOptions,
-    out: Annotated[Path | None, typer.Option(help="Directory to write.  [default: kvplan-sweep-MODEL-TIME]")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Continue the sweep in this directory.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the trials and their prediction, run none.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory to write. Default: kvplan-sweep-MODEL-TIME.", rich_help_panel=OUTPUT_PANEL),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue the sweep in this directory.", rich_help_panel=OUTPUT_PANEL)
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print the trials and their predictions without running any.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.", rich_help_panel=OUTPUT_PANEL)
+    ] = False,
 ) -> int:
     """Measure throughput, block occupancy and memory limits with kvplan's own engine."""
-    from kvplan.sweeps.options import with_absolute_paths
-
-    given = {**given_options(machine), **given_options(workload), **_goals(goals)}
-    given = with_absolute_paths(given)
+    given = with_absolute_paths({**given_options(machine), **given_options(workload), **_goals(goals)})
     given_axes = dict(given_options(axes))
     if resume is not None:
         _refuse_together("--resume", {"--out": out is not None, "--dry-run": dry_run})
@@ -117,23 +211,22 @@ def sweep(
 
 
 def _goals(goals: GoalOptions) -> dict[str, Any]:
-    """The goals as SweepOptions has them: bounds in ms by name, axes as a tuple."""
+    """The goals as SweepOptions has them: bounds in seconds by name, axes as a tuple."""
     given = dict(given_options(goals))
     if "slo" in given:
-        given["slo_ms"] = _objectives(given.pop("slo"))
+        given["slo_seconds"] = _slo_seconds(given.pop("slo"))
     if "boundary" in given:
         given["boundary"] = tuple(name.strip() for name in given["boundary"].split(","))
     return given
 
 
-def _new(given: dict[str, Any], axes: dict[str, str], out: Path | None, *, dry_run: bool, as_json: bool) -> int:
+def _new(given: Mapping[str, Any], axes: Mapping[str, str], out: Path | None, *, dry_run: bool, as_json: bool) -> int:
     from kvplan.commands import sweep_output
-    from kvplan.sweeps.options import SweepOptions
     from kvplan.sweeps.plan import make_plan
     from kvplan.sweeps.session import run_new_sweep
 
     if "model" not in given:
-        raise UsageError("No model is given.", hint="kvplan sweep --model gpt2")
+        raise UsageError("No model given.", hint="kvplan sweep --model gpt2")
     plan = make_plan(SweepOptions(**given, axes=axes))
     if dry_run:
         sweep_output.print_dry_run(plan, as_json=as_json)
@@ -145,10 +238,10 @@ def _new(given: dict[str, Any], axes: dict[str, str], out: Path | None, *, dry_r
     return _finish(outcome, as_json=as_json)
 
 
-def _resume(directory: Path, given: dict[str, Any], *, as_json: bool) -> int:
+def _resume(directory: Path, given: Mapping[str, Any], *, as_json: bool) -> int:
     from kvplan.commands import sweep_output
     from kvplan.runs.directory import read_manifest
-    from kvplan.sweeps.options import SweepOptions, refuse_differences
+    from kvplan.sweeps.options import refuse_differences
     from kvplan.sweeps.session import resume_sweep
 
     refuse_differences(SweepOptions.from_json(read_manifest(directory)["options"]), given)
@@ -160,7 +253,7 @@ def _resume(directory: Path, given: dict[str, Any], *, as_json: bool) -> int:
     return _finish(outcome, as_json=as_json)
 
 
-def _finish(outcome: Any, *, as_json: bool) -> int:
+def _finish(outcome: SweepOutcome, *, as_json: bool) -> int:
     from kvplan.commands import sweep_output
     from kvplan.reports import write_reports
 
@@ -170,16 +263,16 @@ def _finish(outcome: Any, *, as_json: bool) -> int:
     return INTERRUPTED if outcome.interrupted else 0
 
 
-def _objectives(texts: list[str]) -> dict[str, float]:
-    """``["ttft:500 tpot:50"]`` -> bounds in ms by name."""
+def _slo_seconds(texts: list[str]) -> dict[str, float]:
+    """``["ttft:500 tpot:50"]`` -> bounds in seconds by name."""
     from kvplan.planner.slo import parse_slo
 
-    bounds = parse_slo([word for text in texts for word in text.replace(",", " ").split()])
-    seconds = {"ttft": bounds.ttft_seconds, "tpot": bounds.tpot_seconds, "e2el": bounds.e2el_seconds}
-    return {name: 1000 * bound for name, bound in seconds.items() if bound is not None}
+    slo = parse_slo([word for text in texts for word in text.replace(",", " ").split()])
+    bounds = {"ttft": slo.ttft_seconds, "tpot": slo.tpot_seconds, "e2el": slo.e2el_seconds}
+    return {name: seconds for name, seconds in bounds.items() if seconds is not None}
 
 
-def _refuse_together(option: str, others: dict[str, bool]) -> None:
+def _refuse_together(option: str, others: Mapping[str, bool]) -> None:
     for other, is_given in others.items():
         if is_given:
-            raise UsageError(f"{option} and {other} exclude each other.", hint=f"leave {other} out")
+            raise UsageError(f"{option} cannot be used with {other}.", hint=f"leave {other} out")

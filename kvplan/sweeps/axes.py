@@ -1,4 +1,4 @@
-"""The axes of a sweep and how people write them: ``0.3,0.6,0.9``, ``1..64*2``, ``256..1024+256``, ``4k..32k*2``."""
+"""The axes of a sweep, and how values are written: ``0.3,0.6,0.9``, ``1..64*2``, ``256..1024+256``, ``4k..32k*2``."""
 
 from __future__ import annotations
 
@@ -43,13 +43,8 @@ AXES: Final[dict[str, Axis]] = {name: _axis_of(KNOBS[name]) for name in SETTING_
 """The settings that are declared as axes in kvplan.settings."""
 
 
-def parse_axis(name: str, text: str) -> tuple[AxisValue, ...]:
-    """The values of axis ``name`` as written in ``text``: in order of writing, each once. UsageError otherwise."""
-    return parse_values(AXES[name], text)
-
-
 def parse_values(axis: Axis, text: str) -> tuple[AxisValue, ...]:
-    """The values of any axis as written in ``text``. UsageError otherwise."""
+    """The values of an axis as written in ``text``: in that order, each once. UsageError for anything else."""
     values: list[AxisValue] = []
     for part in text.split(","):
         values.extend(_parse_part(axis, part.strip()))
@@ -60,17 +55,17 @@ def parse_values(axis: Axis, text: str) -> tuple[AxisValue, ...]:
 
 def _parse_part(axis: Axis, part: str) -> list[AxisValue]:
     if not part:
-        raise UsageError(f"{axis.option} has an empty value.", hint=_example(axis))
+        raise UsageError(f"{axis.option} has an empty value.", hint=example_of(axis))
     if axis.kind == "name":
         if part not in axis.choices:
-            raise UsageError(f"{axis.option} '{part}' is not known.", hint="one of " + ", ".join(axis.choices))
+            raise UsageError(f"Unknown {axis.option} '{part}'.", hint="one of " + ", ".join(axis.choices))
         return [part]
     if ".." not in part:
         return [_checked(axis, _number(axis, part), part)]
     first, rest = part.split("..", 1)
     match = _END_OF_RANGE.fullmatch(rest)
     if match is None:
-        raise UsageError(f"{axis.option} '{part}' is not a range.", hint=_example(axis))
+        raise UsageError(f"{axis.option} '{part}' is not a range.", hint=example_of(axis))
     return list(_range_values(axis, part, first, match))
 
 
@@ -81,7 +76,7 @@ def _range_values(axis: Axis, part: str, first_text: str, match: re.Match[str]) 
     operator = match["operator"] or "+"
     step = _step(axis, part, operator, match["step"])
     if last < first:
-        raise UsageError(f"{axis.option} '{part}' runs downward.", hint="write the smaller end first")
+        raise UsageError(f"{axis.option} '{part}': a range must be ascending.", hint="write the smaller end first")
     values: list[AxisValue] = []
     value = first
     while value <= last and len(values) <= MOST_VALUES:
@@ -93,11 +88,11 @@ def _range_values(axis: Axis, part: str, first_text: str, match: re.Match[str]) 
 def _step(axis: Axis, part: str, operator: str, text: str | None) -> Decimal:
     if text is None:
         if axis.kind in ("share", "rate"):
-            raise UsageError(f"{axis.option} '{part}' says no step.", hint=_example(axis))
+            raise UsageError(f"{axis.option} '{part}' has no step.", hint=example_of(axis))
         return Decimal(1)
     step = _decimal(text) if operator == "*" or axis.kind in ("share", "rate") else _number(axis, text)
     if step is None or step <= 0 or (operator == "*" and step <= 1):
-        raise UsageError(f"{axis.option} '{part}' has a step that leads nowhere.", hint=_example(axis))
+        raise UsageError(f"{axis.option} '{part}' has a step that never reaches the end.", hint=example_of(axis))
     return step
 
 
@@ -110,7 +105,7 @@ def _decimal(text: str) -> Decimal | None:
 
 
 def _number(axis: Axis, text: str) -> Decimal:
-    """A value of the axis. Tokens know k and m; zero and negative numbers are left to the check of the range."""
+    """A value of the axis. Tokens accept k and m; zero and negative numbers are left to the range check."""
     number = _decimal(text)
     if number is not None:
         return number
@@ -118,8 +113,8 @@ def _number(axis: Axis, text: str) -> Decimal:
         if axis.kind == "tokens":
             return Decimal(parse_tokens(text.strip()))
     except UsageError:
-        pass  # said below, with the option's name
-    raise UsageError(f"{axis.option} '{text.strip()}' is not a number.", hint=_example(axis))
+        pass  # reported below, with the option's name
+    raise UsageError(f"{axis.option} '{text.strip()}' is not a number.", hint=example_of(axis))
 
 
 def _checked(axis: Axis, number: Decimal, text: str) -> float | int:
@@ -127,26 +122,27 @@ def _checked(axis: Axis, number: Decimal, text: str) -> float | int:
         if not 0 < number <= 1:
             raise UsageError(
                 f"{axis.name} must be above 0 and at most 1, got {number}.",
-                hint="it is the share of the device's memory that the engine may use, for instance 0.9",
+                hint="it is the share of device memory the engine may use, for example 0.9",
             )
         return float(number)
     if axis.kind == "rate":
         if number <= 0:
-            raise UsageError(f"{axis.name} must be above 0, got {number}.", hint=_example(axis))
+            raise UsageError(f"{axis.name} must be above 0, got {number}.", hint=example_of(axis))
         return float(number)
     if number != number.to_integral_value():
-        raise UsageError(f"{axis.name} must be a whole number, got {number} in '{text}'.", hint=_example(axis))
+        raise UsageError(f"{axis.name} must be a whole number, got {number} in '{text}'.", hint=example_of(axis))
     if number < axis.minimum:
-        raise UsageError(f"{axis.name} must be at least {axis.minimum}, got {number}.", hint=_example(axis))
+        raise UsageError(f"{axis.name} must be at least {axis.minimum}, got {number}.", hint=example_of(axis))
     return int(number)
 
 
-def _example(axis: Axis) -> str:
+def example_of(axis: Axis) -> str:
+    """How to write values of the axis, as a hint."""
     examples: dict[AxisKind, str] = {
-        "share": "a list or a range, like 0.3,0.6,0.9 or 0.3..0.9+0.1",
-        "count": "a list or a range, like 4,16,64 or 1..64*2",
-        "tokens": "a list or a range, like 8,16,32 or 256..1024+256 or 4k..32k*2",
-        "rate": "a list or a range, like 0.5,1,2 or 0.5..8*1.2",
-        "name": "one of " + ", ".join(axis.choices),
+        "share": "a list or a range, such as 0.3,0.6,0.9 or 0.3..0.9+0.1",
+        "count": "a list or a range, such as 4,16,64 or 1..64*2",
+        "tokens": "a list or a range, such as 8,16,32 or 256..1024+256 or 4k..32k*2",
+        "rate": "a list or a range, such as 0.5,1,2 or 0.5..8*1.2",
+        "name": "one or more of " + ", ".join(axis.choices),
     }
     return examples[axis.kind]

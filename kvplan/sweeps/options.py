@@ -1,4 +1,4 @@
-"""What the user asks a sweep to do, as written; kept in the manifest so that ``--resume`` can compare and continue."""
+"""What the user asked a sweep to do, as written; kept in the manifest so that ``--resume`` can compare and continue."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.errors import KvplanError, UsageError
-from kvplan.sweeps.axes import AXES, AxisValue, parse_axis
+from kvplan.sweeps.axes import AXES, AxisValue, parse_values
 from kvplan.sweeps.schedules.reruns import FIRST_RERUN
 from kvplan.sweeps.schedules.slo_search import LoadRange
 from kvplan.units import parse_bytes, parse_tokens
 from kvplan.workload.lengths import Lengths
-from kvplan.workload.requests import WorkloadSpec
+from kvplan.workload.requests import ALL_AT_ONCE, POISSON, WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultWorkload:
-    """The requests of a sweep that says nothing of its own, by kind of device."""
+    """The requests of a sweep whose options do not describe any, by kind of device."""
 
     num_prompts: int
     input_len: str
     output_len: str
 
 
-# Mixed lengths. On a CPU a trial of a 124M model ends in a few seconds; a GPU needs many more requests before its
-# batch is full.
+# Mixed lengths. On a CPU a trial of a 124M model takes a few seconds; a GPU needs many more requests to fill a batch.
 DEFAULT_WORKLOADS: Mapping[str, DefaultWorkload] = {
     "cpu": DefaultWorkload(16, "64..128", "8..24"),
     "cuda": DefaultWorkload(128, "128..512", "32..96"),
 }
-# A search for the largest load needs more requests than the default: a share within the service level of eight says
+# A search for the largest load needs more requests than the default: the share of eight that meet a service level says
 # little, and no more can be in flight than there are.
 SEARCH_PROMPTS: Mapping[str, int] = {"cpu": 24, "cuda": 256}
 SEARCH_RUNS = 3
-# A file is used as a whole unless it is long.
+# A workload file is used as a whole unless it is long.
 MOST_FILE_REQUESTS = 1000
 # A step of 2,048 prompt tokens would make every decoding sequence wait for seconds on a CPU.
 DEFAULT_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "cuda": 2048}
@@ -44,10 +43,10 @@ DEFAULT_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "cuda": 2048}
 
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
-    """The options of ``kvplan sweep`` that decide what is measured. None: not given, the default by device applies.
+    """The options of ``kvplan sweep`` that decide what is measured. None: not given, so the device's default applies.
 
-    slo_ms: the most that ``ttft``, ``tpot`` and ``e2el`` may be, in ms. search: the load whose largest value within
-    them is searched. boundary: the axes whose limit is searched. rerun: run outliers again.
+    slo_seconds: upper bounds of ``ttft``, ``tpot`` and ``e2el`` (in ms in JSON). search: the load
+    whose largest value within them is searched. boundary: the axes whose limit is searched. rerun: run outliers again.
     """
 
     model: str
@@ -59,8 +58,8 @@ class SweepOptions:
     output_len: str | None = None
     num_prefixes: int | None = None
     prefix_len: str | None = None
-    request_rate: float = math.inf
-    burstiness: float = 1.0
+    request_rate: float = ALL_AT_ONCE
+    burstiness: float = POISSON
     max_concurrency: int | None = None
     workload: str | None = None
     num_runs: int | None = None
@@ -70,12 +69,12 @@ class SweepOptions:
     boundary: tuple[str, ...] = ()
     search: str | None = None
     rerun: bool = True
-    slo_ms: Mapping[str, float] = field(default_factory=dict)
+    slo_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check(self.device in ("auto", "cpu", "cuda"), f"--device '{self.device}' is not known", "auto, cpu or cuda")
+        _check(self.device in ("auto", "cpu", "cuda"), f"Unknown --device '{self.device}'", "auto, cpu or cuda")
         formats = ("auto", "dummy", "safetensors", "gguf")
-        _check(self.load_format in formats, f"--load-format '{self.load_format}' is not known", ", ".join(formats))
+        _check(self.load_format in formats, f"Unknown --load-format '{self.load_format}'", ", ".join(formats))
         for name in ("num_prompts", "max_concurrency", "num_runs", "num_prefixes"):
             value = getattr(self, name)
             _check(value is None or value >= 1, f"{_option(name)} must be at least 1, got {value}", "leave it out")
@@ -84,32 +83,38 @@ class SweepOptions:
             _check(value is None or value > 0, f"{_option(name)} must be above 0, got {value}", "leave it out")
         _check(self.seed >= 0, f"--seed must not be negative, got {self.seed}", "use 0 or more")
         most = FIRST_RERUN - 1
-        _check((self.num_runs or 1) <= most, f"--num-runs must be at most {most}, got {self.num_runs}", "take fewer")
+        _check((self.num_runs or 1) <= most, f"--num-runs must be at most {most}, got {self.num_runs}", "use fewer")
         self._check_workload()
         self._check_search()
 
     def _check_workload(self) -> None:
-        """Options that would be ignored are refused."""
+        """Refuse options that would be ignored."""
         for name in ("input_len", "output_len"):
             given = self.workload is not None and getattr(self, name) is not None
-            _check(not given, f"{_option(name)} has no effect on --workload", "its file says the lengths")
+            _check(not given, f"{_option(name)} cannot be used with --workload", "the file gives the lengths")
         has_rate = not math.isinf(self.request_rate) or (self.search or "").startswith("request")
-        _check(self.burstiness == 1 or has_rate, "--burstiness needs a --request-rate", "give one, or leave it out")
         _check(
-            self.num_prefixes is None or self.prefix_len is not None, "--num-prefixes needs a --prefix-len", "like 128"
+            self.burstiness == POISSON or has_rate,
+            "--burstiness needs a --request-rate",
+            "give one, or leave --burstiness out",
+        )
+        _check(
+            self.num_prefixes is None or self.prefix_len is not None,
+            "--num-prefixes needs a --prefix-len",
+            "for example 128",
         )
 
     def _check_search(self) -> None:
         if self.search is None:
             return
         variable = self.load_range().variable
-        _check(bool(self.slo_ms), "--search needs a --slo to keep", "like --slo 'ttft:500 tpot:50'")
-        _check(not self.boundary, "--search and --boundary exclude each other", "leave one out")
+        _check(bool(self.slo_seconds), "--search needs a --slo", "for example --slo 'ttft:500 tpot:50'")
+        _check(not self.boundary, "--search cannot be used with --boundary", "leave one out")
         fixed = self.max_concurrency is not None if variable == "max_concurrency" else not math.isinf(self.request_rate)
         _check(not fixed, f"{_option(variable)} is what --search looks for", f"leave {_option(variable)} out")
 
     def load_range(self) -> LoadRange:
-        """What ``--search`` asks for. UsageError for a malformed one."""
+        """What ``--search`` asks for. UsageError if it is malformed."""
         return LoadRange.parse(self.search or "")
 
     @property
@@ -118,8 +123,8 @@ class SweepOptions:
         return self.num_runs or (SEARCH_RUNS if self.search else 1)
 
     def parsed_axes(self) -> dict[str, tuple[AxisValue, ...]]:
-        """The values of every axis that was given. UsageError for a malformed one."""
-        return {name: parse_axis(name, self.axes[name]) for name in AXES if name in self.axes}
+        """The values of every axis that was given. UsageError if one is malformed."""
+        return {name: parse_values(axis, self.axes[name]) for name, axis in AXES.items() if name in self.axes}
 
     def device_memory_bytes(self) -> int | None:
         return None if self.device_memory is None else parse_bytes(self.device_memory)
@@ -143,21 +148,22 @@ class SweepOptions:
 
     def as_json(self) -> dict[str, Any]:
         record = asdict(self)
+        record["slo_ms"] = _milliseconds(record.pop("slo_seconds"))
         record["request_rate"] = None if math.isinf(self.request_rate) else self.request_rate
         return record
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> SweepOptions:
-        values = {
-            name: value for name, value in record.items() if name in {option.name for option in fields(SweepOptions)}
-        }
+        names = {option.name for option in fields(SweepOptions)}
+        values = {name: value for name, value in record.items() if name in names}
+        values["slo_seconds"] = {name: bound / 1000 for name, bound in record.get("slo_ms", {}).items()}
         values["boundary"] = tuple(values.get("boundary", ()))
         values["request_rate"] = math.inf if values.get("request_rate") is None else values["request_rate"]
         return SweepOptions(**values)
 
 
 def with_absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options whose model or workload is a file or directory name it from the root, so that a resume finds it again."""
+    """Models and workloads that are files or directories get absolute paths, so that a resume finds them again."""
     values = dict(given)
     for name in ("model", "workload"):
         path = Path(str(values.get(name, ""))).expanduser()
@@ -167,22 +173,28 @@ def with_absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_differences(stored: SweepOptions, given: Mapping[str, Any]) -> None:
-    """KvplanError when an option given on the command line is not what the directory was started with.
+    """KvplanError if an option on the command line differs from what the directory was started with.
 
     given: option name -> value, only those that the user wrote; axes by their own names.
     """
     differences = []
     for name, value in given.items():
-        before = stored.axes.get(name) if name in AXES else getattr(stored, name)
+        before: Any = stored.axes.get(name) if name in AXES else getattr(stored, name)
         if name == "num_runs":
             before = stored.repetitions
+        if name == "slo_seconds":
+            before, value = _milliseconds(before), _milliseconds(value)
         if before != value:
             differences.append(f"{_option(name)} was {_written(before)}, now {_written(value)}")
     if differences:
         raise KvplanError(
-            f"The directory was started with other settings: {'; '.join(differences)}.",
-            hint="leave those options out to continue it, or start a new sweep with --out",
+            f"The directory was started with different options: {'; '.join(differences)}.",
+            hint="leave these options out to continue it, or start a new sweep with --out",
         )
+
+
+def _milliseconds(slo_seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(1000 * bound, 6) for name, bound in slo_seconds.items()}
 
 
 def _check(good: bool, sentence: str, hint: str) -> None:
@@ -191,11 +203,11 @@ def _check(good: bool, sentence: str, hint: str) -> None:
 
 
 def _option(name: str) -> str:
-    return "--slo" if name == "slo_ms" else "--" + name.replace("_", "-")
+    return "--slo" if name == "slo_seconds" else "--" + name.replace("_", "-")
 
 
 def _written(value: object) -> str:
-    """An option's value as one would write it."""
+    """An option's value as it is written on the command line."""
     if value is None or value in ((), {}):
         return "not given"
     if isinstance(value, Mapping):

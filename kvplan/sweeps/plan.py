@@ -103,7 +103,7 @@ def _trials_and_planes(
     if options.boundary or options.search:
         under = UnderLoad(workload, predictor)
         schedule = _schedule(options, predictor, workload, ())
-        steps = play(schedule, lambda step: _expected_row(step, under, options.slo_ms))
+        steps = play(schedule, lambda step: _expected_row(step, under, options.slo_seconds))
         return trials_of(steps), (Plane("probe", "gpu_memory_utilization", "max_model_len"),)
     design = make_design(options.parsed_axes(), predictor)
     return design.trials(predictor, options.repetitions), design.planes
@@ -124,12 +124,12 @@ def _planned(
         return make_search(options.boundary, axes, base, predictor, options.seed, runs)
     if options.search:
         settings = tuple(make_design(axes, predictor).points) if axes else (base,)
-        expects = SloPrediction(UnderLoad(workload, predictor), options.slo_ms).keeps
+        expects = SloPrediction(UnderLoad(workload, predictor), options.slo_seconds).keeps
         return SloSearch(options.load_range(), settings, len(predictor.requests), runs, expects)
     return FixedSchedule(trials)
 
 
-def _expected_row(step: Step, under: UnderLoad, slo_ms: Mapping[str, float]) -> Row:
+def _expected_row(step: Step, under: UnderLoad, slo_seconds: Mapping[str, float]) -> Row:
     """The row of a step as far as a schedule looks at it, if everything goes as predicted."""
     predictor = under.predictor_of(step.trial.load)
     prediction = predictor.trial(step.trial.settings)
@@ -139,7 +139,7 @@ def _expected_row(step: Step, under: UnderLoad, slo_ms: Mapping[str, float]) -> 
         "status": prediction.status,
         "output_throughput": throughput,
         "request_throughput": rate,
-        "slo_pass": bool(slo_ms) and SloPrediction(under, slo_ms).keeps(step.trial.settings, step.trial.load),
+        "slo_pass": bool(slo_seconds) and SloPrediction(under, slo_seconds).keeps(step.trial.settings, step.trial.load),
     }
 
 

@@ -25,7 +25,7 @@ class SweepIdentity:
     device: SweepDevice
     workload: WorkloadSpec
     load_format: str
-    slo_ms: Mapping[str, float] = field(default_factory=dict)
+    slo_seconds: Mapping[str, float] = field(default_factory=dict)
     usd_per_hour: float | None = None
 
 

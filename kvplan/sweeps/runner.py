@@ -219,7 +219,7 @@ class Runner:
             max_concurrency=prepared.workload.max_concurrency,
             seed=seed,
             vocab_size=self._source.vocab_size,
-            slo_ms=dict(self._identity.slo_ms),
+            slo_seconds=dict(self._identity.slo_seconds),
         )
 
 

@@ -101,7 +101,7 @@ def _identity(plan: SweepPlan) -> SweepIdentity:
         device=plan.device,
         workload=plan.workload,
         load_format=plan.load_format,
-        slo_ms=plan.options.slo_ms,
+        slo_seconds=plan.options.slo_seconds,
         usd_per_hour=price_per_hour(plan.device),
     )
 

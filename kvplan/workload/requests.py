@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.workload.files import FileRequest, read_workload_file
 from kvplan.workload.lengths import Lengths
@@ -19,21 +19,26 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+ALL_AT_ONCE: Final = math.inf
+"""The request rate of a workload whose requests all arrive at once, or at the times in its file."""
+POISSON: Final = 1.0
+"""The burstiness of a Poisson process; less is burstier."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """What is asked of every trial.
+    """The requests of every trial.
 
-    request_rate: mean arrivals per second, math.inf for all at once (or as a trace says). burstiness: 1 is a Poisson
-    process, below is burstier. max_concurrency: most requests in flight (closed loop), None for no limit.
-    num_prefixes, prefix_len: each prompt begins with one of so many shared texts of so many tokens, in turn; the
-    lengths of input_len come on top.
+    request_rate: mean arrivals per second. max_concurrency: maximum number of requests in flight (closed loop), None
+    for no limit. num_prefixes, prefix_len: each prompt starts with one of ``num_prefixes`` shared prefixes of
+    ``prefix_len`` tokens, in turn; input_len comes on top.
     """
 
     num_prompts: int
     input_len: Lengths
     output_len: Lengths
-    request_rate: float = math.inf
-    burstiness: float = 1.0
+    request_rate: float = ALL_AT_ONCE
+    burstiness: float = POISSON
     max_concurrency: int | None = None
     seed: int = 0
     file: str | None = None
@@ -55,7 +60,7 @@ class WorkloadSpec:
             arrivals = "arriving as in the file" if self.file else "all at once"
         else:
             arrivals = f"{self.request_rate:g} requests/s"
-            arrivals += f", burstiness {self.burstiness:g}" if self.burstiness != 1 else ""
+            arrivals += f", burstiness {self.burstiness:g}" if self.burstiness != POISSON else ""
         return arrivals if self.max_concurrency is None else f"{arrivals}, at most {self.max_concurrency} in flight"
 
     def as_json(self) -> dict[str, Any]:

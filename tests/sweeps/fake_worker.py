@@ -40,7 +40,7 @@ def measured_row(order: dict[str, Any]) -> dict[str, Any]:
         "kv_usage_max": 0.5, "frag_pct": 3.0, "contiguous_utilization_pct": 20.0, "num_preemptions": 0,
         "max_running": 2, "meas_max_concurrency": 2,
     }  # fmt: skip
-    if order["slo_ms"]:
+    if order["slo_seconds"]:
         keeps = (order["max_concurrency"] or len(order["requests"])) <= LARGEST_CONCURRENCY
         row |= {"slo_pass": keeps, "goodput_pct": 100.0 if keeps else 50.0, "request_goodput": 1.0 if keeps else 0.5}
     if settings["gpu_memory_utilization"] < 0.1:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import pytest
 
+from kvplan.commands.sweep import AxisOptions
 from kvplan.errors import UsageError
-from kvplan.sweeps.axes import parse_axis
+from kvplan.runs import trials
+from kvplan.runs.columns import COLUMN_NAMES
+from kvplan.runs.trials import Load, Trial, TrialSettings
+from kvplan.settings import KNOBS
+from kvplan.sweeps.axes import AXES, parse_values
 
 
 @pytest.mark.parametrize(
@@ -26,7 +33,7 @@ from kvplan.sweeps.axes import parse_axis
     ],
 )
 def test_lists_and_ranges(name: str, text: str, values: tuple) -> None:
-    assert parse_axis(name, text) == values
+    assert parse_values(AXES[name], text) == values
 
 
 @pytest.mark.parametrize(
@@ -35,23 +42,47 @@ def test_lists_and_ranges(name: str, text: str, values: tuple) -> None:
         ("gpu_memory_utilization", "1.7", "gpu_memory_utilization must be above 0 and at most 1, got 1.7"),
         ("gpu_memory_utilization", "0", "above 0"),
         ("gpu_memory_utilization", "nan", "not a number"),
-        ("gpu_memory_utilization", "0.1..0.5", "says no step"),
+        ("gpu_memory_utilization", "0.1..0.5", "has no step"),
         ("block_size", "0", "block_size must be at least 1, got 0"),
         ("block_size", "banana", "--block-size 'banana' is not a number"),
-        ("block_size", "8..4", "runs downward"),
+        ("block_size", "8..4", "range must be ascending"),
         ("block_size", "2.5", "whole number"),
         ("max_num_seqs", "-3", "at least 1"),
-        ("max_num_seqs", "1..8*1", "leads nowhere"),
-        ("max_num_seqs", "1..8+0", "leads nowhere"),
+        ("max_num_seqs", "1..8*1", "never reaches the end"),
+        ("max_num_seqs", "1..8+0", "never reaches the end"),
         ("max_num_seqs", "1,,2", "empty value"),
         ("max_num_seqs", "1..1000000", "more than 1000"),
         ("max_num_seqs", "1..", "not a range"),
-        ("dtype", "float8", "'float8' is not known"),
+        ("dtype", "float8", "Unknown --dtype 'float8'"),
     ],
 )
 def test_one_sentence_and_a_hint(name: str, text: str, part_of_message: str) -> None:
     with pytest.raises(UsageError) as raised:
-        parse_axis(name, text)
+        parse_values(AXES[name], text)
     assert part_of_message in raised.value.message
     assert raised.value.message.endswith(".")
     assert raised.value.hint
+
+
+def test_every_setting_declared_as_an_axis_has_an_option_and_a_column() -> None:
+    assert list(AXES) == [name for name, knob in KNOBS.items() if knob.sweep_axis is not None]
+    assert set(AXES) <= set(COLUMN_NAMES)
+    assert [option.name for option in fields(AxisOptions)] == list(AXES)
+
+
+def test_ids_of_trials_are_those_of_older_run_directories() -> None:
+    old = [
+        Trial(3, TrialSettings(0.9, 4, 16, 256, 512), 2),
+        Trial(3, TrialSettings(0.5, 4, 16, 256, dtype="float32"), 2, load=Load(2.5, 4)),
+    ]
+    assert [trial.trial_id for trial in old] == ["dcd05aa55fea", "c60d16b13804"]
+
+
+def test_a_setting_that_is_not_an_axis_of_every_sweep_counts_only_if_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(1, TrialSettings(0.9, 4, 16, 256, 512))
+    eager = replace(trial, settings=replace(trial.settings, enforce_eager=True))
+    known_id = trial.trial_id
+    monkeypatch.setattr(trials, "SETTING_NAMES", (*trials.SETTING_NAMES, "enforce_eager"))
+    assert (trial.trial_id, "enforce_eager" in trial.settings.as_json()) == (known_id, False)
+    assert eager.trial_id != known_id
+    assert eager.settings.as_json()["enforce_eager"] is True

@@ -14,7 +14,7 @@ from kvplan.cli import main
 @pytest.mark.parametrize(
     ("arguments", "code", "part"),
     [
-        ([], 2, "No model is given"),
+        ([], 2, "No model given"),
         (["--model", "gpt-none"], 2, "gpt-none"),
         (["--model", "gpt2", "--gpu-memory-utilization", "1.7"], 2, "at most 1, got 1.7"),
         (["--model", "gpt2", "--block-size", "0"], 2, "block_size must be at least 1, got 0"),
@@ -27,7 +27,7 @@ from kvplan.cli import main
         (["--model", "gpt2", "--load-format", "gguf"], 1, "no gguf weights"),
         (["--model", "gpt2", "--workload", "/nowhere/at-all.jsonl"], 1, "cannot be read"),
         (["--resume", "/nowhere/at-all"], 1, "holds no sweep"),
-        (["--resume", "/nowhere/at-all", "--dry-run"], 2, "exclude each other"),
+        (["--resume", "/nowhere/at-all", "--dry-run"], 2, "cannot be used with"),
         (["--model", "gpt2", "--frobnicate"], 2, "frobnicate"),
     ],
 )

@@ -66,11 +66,11 @@ def test_percentiles_and_spread_are_numpys() -> None:
 
 def test_goodput_counts_requests_within_every_objective() -> None:
     # TTFT 500, 1000, 500 ms; TPOT 300, 250 ms and none; the fourth request failed
-    figures = goodput_figures(TRACES, 2.0, {"ttft": 600.0})
+    figures = goodput_figures(TRACES, 2.0, {"ttft": 0.6})
     assert (figures["request_goodput"], figures["goodput_pct"], figures["slo_pass"]) == (1.0, 50.0, False)
-    figures = goodput_figures(TRACES[:3], 2.0, {"ttft": 1001.0, "tpot": 280.0})
+    figures = goodput_figures(TRACES[:3], 2.0, {"ttft": 1.001, "tpot": 0.28})
     assert (figures["request_goodput"], figures["slo_pass"]) == (1.0, False)
-    figures = goodput_figures(TRACES[:3], 2.0, {"ttft": 1001.0, "tpot": 301.0, "e2el": 1251.0})
+    figures = goodput_figures(TRACES[:3], 2.0, {"ttft": 1.001, "tpot": 0.301, "e2el": 1.251})
     assert (figures["goodput_pct"], figures["slo_pass"]) == (100.0, True)
     assert goodput_figures(TRACES, 2.0, {}) == {}
 

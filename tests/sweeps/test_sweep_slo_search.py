@@ -25,6 +25,7 @@ from kvplan.sweeps.session import resume_sweep, run_new_sweep
 
 BASE = TrialSettings(0.9, 8, 16, 256, 512)
 LEVEL = {"ttft": 500.0, "tpot": 50.0}
+LEVEL_SECONDS = {"ttft": 0.5, "tpot": 0.05}
 
 
 def search_of(variable: str, expected: float, num_requests: int = 32, num_runs: int = 3) -> SloSearch:
@@ -121,7 +122,7 @@ def test_wilson_interval_holds_what_it_promises() -> None:
 
 def test_a_search_at_the_fake_worker_is_rows_and_survives_a_cut(tmp_path: Path) -> None:
     """The fake worker keeps the level up to 5 in flight; a search cut short and continued has the same rows."""
-    options: dict[str, Any] = {"slo_ms": LEVEL, "search": "max_concurrency", "num_prompts": 16}
+    options: dict[str, Any] = {"slo_seconds": LEVEL_SECONDS, "search": "max_concurrency", "num_prompts": 16}
     plan = tiny_plan(tmp_path, {"max_num_seqs": "8"}, **options)
     whole = run_new_sweep(plan, tmp_path / "whole", SilentProgress(), command="test", worker_command=FAKE_WORKER)
     assert whole.summary["slo"]["searches"][0]["keeps"] == 5
@@ -139,14 +140,20 @@ def test_a_search_at_the_fake_worker_is_rows_and_survives_a_cut(tmp_path: Path) 
     ("options", "part"),
     [
         ({"search": "max_concurrency"}, "needs a --slo"),
-        ({"search": "speed", "slo_ms": LEVEL}, "cannot be searched"),
-        ({"search": "request_rate=1..3", "slo_ms": LEVEL}, "says no step"),
-        ({"search": "request_rate=0,3", "slo_ms": LEVEL}, "must be above 0"),
-        ({"search": "max_concurrency", "slo_ms": LEVEL, "max_concurrency": 4}, "is what --search looks for"),
-        ({"search": "max_concurrency", "slo_ms": LEVEL, "boundary": ("max_model_len",)}, "exclude each other"),
+        ({"search": "speed", "slo_seconds": LEVEL_SECONDS}, "cannot be searched"),
+        ({"search": "request_rate=1..3", "slo_seconds": LEVEL_SECONDS}, "has no step"),
+        ({"search": "request_rate=0,3", "slo_seconds": LEVEL_SECONDS}, "must be above 0"),
+        (
+            {"search": "max_concurrency", "slo_seconds": LEVEL_SECONDS, "max_concurrency": 4},
+            "is what --search looks for",
+        ),
+        (
+            {"search": "max_concurrency", "slo_seconds": LEVEL_SECONDS, "boundary": ("max_model_len",)},
+            "cannot be used with",
+        ),
         ({"burstiness": 0.5}, "needs a --request-rate"),
         ({"num_prefixes": 2}, "needs a --prefix-len"),
-        ({"workload": "trace.csv", "input_len": "12"}, "has no effect"),
+        ({"workload": "trace.csv", "input_len": "12"}, "cannot be used with --workload"),
         ({"num_runs": 101}, "at most 100"),
     ],
 )

@@ -34,7 +34,11 @@ def test_figure_is_vllms(name: str) -> None:
 
 def test_goodput_is_vllms() -> None:
     """A request is good within every bound, bounds included; one with a single token has a TPOT of 0."""
-    figures = goodput_figures(recorded_traces(), RECORD["duration"], RECORD["goodput_bounds_ms"])
+    figures = goodput_figures(
+        recorded_traces(),
+        RECORD["duration"],
+        {name: bound / 1000 for name, bound in RECORD["goodput_bounds_ms"].items()},
+    )
     assert figures["request_goodput"] == RECORD["request_goodput"]
     assert figures["goodput_pct"] == 100 * RECORD["num_good"] / len(RECORD["requests"])
     assert 0 < RECORD["num_good"] < len(RECORD["requests"])

@@ -16,10 +16,10 @@ from kvplan.workload.requests import clip_requests
 
 @dataclass(frozen=True, slots=True)
 class SloPrediction:
-    """Predicts with what ``under`` has learned; bounds in ms by name (ttft, tpot, e2el)."""
+    """Predicts with what ``under`` has learned; bounds by name (ttft, tpot, e2el)."""
 
     under: UnderLoad
-    slo_ms: Mapping[str, float]
+    slo_seconds: Mapping[str, float]
 
     def keeps(self, settings: TrialSettings, load: Load) -> bool:
         """Whether the 99th percentile of every bound is expected to hold; False where the engine is not to start."""
@@ -40,7 +40,7 @@ class SloPrediction:
             "tpot": [tpot_seconds(request, ends) or 0.0 for request in played.requests],
             "e2el": [ends[request.token_steps[-1][1] - 1] - request.arrival_seconds for request in played.requests],
         }
-        return all(_p99(seconds[name]) <= bound_ms / 1000 for name, bound_ms in self.slo_ms.items())
+        return all(_p99(seconds[name]) <= bound for name, bound in self.slo_seconds.items())
 
 
 def _p99(seconds: Sequence[float]) -> float:

@@ -82,13 +82,13 @@ def _statistics(name: str, seconds: Sequence[float]) -> Row:
     return cast(Row, figures)
 
 
-def goodput_figures(traces: Sequence[RequestTrace], duration_seconds: float, objectives_ms: Mapping[str, float]) -> Row:
-    """Requests within every objective (``ttft``, ``tpot``, ``e2el``, in ms); nothing without objectives.
+def goodput_figures(traces: Sequence[RequestTrace], duration_seconds: float, slo_seconds: Mapping[str, float]) -> Row:
+    """Requests that met every objective (bounds of ``ttft``, ``tpot``, ``e2el``); nothing without objectives.
 
     A request with a single token has a TPOT of 0, as in vLLM. A failed request is never good. slo_pass: the 99th
     percentile of every objective holds and no request failed.
     """
-    if not objectives_ms:
+    if not slo_seconds:
         return {}
     completed = [trace for trace in traces if trace.finished and trace.token_times]
     values = {
@@ -98,9 +98,9 @@ def goodput_figures(traces: Sequence[RequestTrace], duration_seconds: float, obj
     }
     good = np.ones(len(completed), dtype=bool)
     passes = bool(completed) and len(completed) == len(traces)
-    for name, bound_ms in objectives_ms.items():
-        good &= values[name] <= bound_ms / 1000
-        passes = passes and bool(np.percentile(values[name], 99) <= bound_ms / 1000)
+    for name, bound in slo_seconds.items():
+        good &= values[name] <= bound
+        passes = passes and bool(np.percentile(values[name], 99) <= bound)
     return {
         "request_goodput": float(good.sum()) / duration_seconds,
         "goodput_pct": 100 * float(good.sum()) / len(traces) if traces else 0.0,

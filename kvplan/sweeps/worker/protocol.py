@@ -73,7 +73,7 @@ class TrialOrder:
 
     engine: arguments of the engine that stay for the life of its weights (model, device, dtype, seed, ...).
     settings: arguments of this trial. requests: already shortened to max_model_len.
-    slo_ms: the most that ttft, tpot and e2el may be, for goodput.
+    slo_seconds: upper bounds of ttft, tpot and e2el, for goodput.
     """
 
     trial_id: str
@@ -83,7 +83,7 @@ class TrialOrder:
     max_concurrency: int | None
     seed: int
     vocab_size: int
-    slo_ms: dict[str, float] = field(default_factory=dict)
+    slo_seconds: dict[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         return {"type": "trial", **asdict(self)}

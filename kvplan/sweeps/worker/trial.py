@@ -160,7 +160,7 @@ def _serve(host: EngineHost, order: TrialOrder, watch: _Watch) -> TrialResult:
     row = watch.row
     row["other_cpu_pct"] = meter.other_cpu_pct()
     row |= serving_row(recording, engine, before, order.settings["max_model_len"])
-    row |= goodput_figures(recording.traces, recording.duration_seconds, order.slo_ms)
+    row |= goodput_figures(recording.traces, recording.duration_seconds, order.slo_seconds)
     row |= watch.peak_memory()
     return TrialResult(row, downsampled_series(recording.samples, engine.memory.num_blocks))
 
