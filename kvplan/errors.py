@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 
 class KvplanError(Exception):
     """Something a user can mend: one clear sentence and, where there is a way out, a hint.
@@ -25,3 +27,14 @@ class UsageError(KvplanError):
 
 class UnknownArchitectureError(KvplanError):
     """A config whose attention we do not know how to size: refused by name, never guessed."""
+
+
+def unhandled_kind(kind: NoReturn, question: str) -> KvplanError:
+    """The error to raise for a kind of layer, part or state that ``question`` has no answer for.
+
+    The type NoReturn makes mypy report the branch that is missing when a kind is added.
+    """
+    return KvplanError(
+        f"{type(kind).__name__} has no answer to {question}: layers of this kind are not sized there.",
+        hint="this is a gap in kvplan: please report it with the model's name",
+    )

@@ -18,8 +18,8 @@ from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.speed.simulation import BatchLimits
 from kvplan.estimate.speed.step_time import StepShape, step_shape
-from kvplan.runs.statuses import MEASURED_STATUSES
 from kvplan.runs.directory import MANIFEST, TRIALS, read_manifest, read_trials
+from kvplan.runs.statuses import MEASURED_STATUSES
 from kvplan.runs.trials import SETTING_NAMES
 from kvplan.workload.requests import RequestSpec, WorkloadSpec, clip_requests, generate_requests
 

@@ -82,10 +82,6 @@ class LatentAttention:
     def cache_elements_per_token(self) -> int:
         return self.kv_lora_rank + self.qk_rope_head_size
 
-    @property
-    def indexer_elements_per_token(self) -> int:
-        return self.indexer.head_size if self.indexer else 0
-
 
 @dataclass(frozen=True, slots=True)
 class CompressedAttention:
@@ -120,20 +116,6 @@ class StateMixer:
     recurrent_dtype: str | None = None
     tensors: tuple[Tensor, ...] = ()
 
-    @property
-    def conv_state_elements(self) -> int:
-        """The last ``conv_kernel - 1`` inputs of every channel."""
-        return (self.conv_channels + self.conv_group_channels) * max(self.conv_kernel - 1, 0)
-
-    @property
-    def recurrent_state_elements(self) -> int:
-        if not self.recurrent_shape:
-            return 0
-        size = 1
-        for length in self.recurrent_shape:
-            size *= length
-        return size
-
 
 @dataclass(frozen=True, slots=True)
 class CrossAttention:
@@ -146,10 +128,6 @@ class CrossAttention:
     encoder_tokens: int | None
     """Encoder tokens per sequence where the architecture fixes them (Whisper: 1,500), else None: the input decides."""
     tensors: tuple[Tensor, ...] = ()
-
-    @property
-    def cache_elements_per_encoder_token(self) -> int:
-        return self.num_kv_heads * (self.head_size_k + self.head_size_v)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +169,11 @@ class LayerSpec:
     feed_forward: FeedForward | None = None
     tensors: tuple[Tensor, ...] = ()
     parallel_state: StateMixer | None = None
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """The mixer and the state beside it, as far as the layer has them."""
+        return tuple(mixer for mixer in (self.mixer, self.parallel_state) if mixer is not None)
 
     @property
     def all_tensors(self) -> tuple[Tensor, ...]:

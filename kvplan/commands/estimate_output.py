@@ -7,20 +7,8 @@ from typing import Any
 from kvplan.commands.render import OutputFormat, print_csv, print_json, print_markdown, print_table
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.document import deployment_figures, estimate_document
-from kvplan.estimate.kv_cache import KvComponent
+from kvplan.estimate.kv_cache import KIND_NAMES, KvComponent
 from kvplan.units import format_bytes, format_gib, format_tokens
-
-KIND_NAMES = {
-    "full": "full attention",
-    "sliding": "sliding window",
-    "chunked": "chunked attention",
-    "latent": "latent attention (MLA)",
-    "indexer": "indexer keys",
-    "compressed": "compressed attention",
-    "conv_state": "convolution state",
-    "recurrent_state": "recurrent state",
-    "cross": "cross attention",
-}
 
 
 def print_estimate(answer: Estimate, output_format: OutputFormat, *, explain: bool = False) -> None:
@@ -125,8 +113,8 @@ def _affine(answer: Estimate) -> str:
         if component.bytes_per_token:
             terms.append(f"{component.bytes_per_token:,} B x {answer.context_tokens:,}")
         elif component.window_bytes_per_token and entry.window_tokens is not None:
-            kept = min(entry.window_tokens, answer.context_tokens)
-            terms.append(f"{component.window_bytes_per_token:,} B x min({entry.window_tokens:,}, context) = {kept:,}")
+            kept = f"min({entry.window_tokens:,}, {answer.context_tokens:,})"
+            terms.append(f"{component.window_bytes_per_token:,} B x {kept}")
         else:
             terms.append(f"{component.fixed_bytes:,} B")
     return " + ".join(terms) or "0 B"

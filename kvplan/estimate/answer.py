@@ -12,6 +12,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.deployments import Deployment, Placement, place
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, KvCacheSize, size_sequence
+from kvplan.estimate.mixers import speed_caveats
 from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages
 from kvplan.estimate.speed.device_speed import DeploymentSpeed, deployment_speeds
 from kvplan.estimate.weights import WeightBytes, extra_bytes, named_format, size_weights
@@ -71,6 +72,7 @@ def make_estimate(
     placements = [place(spec, gpu, request.engine, settings) for gpu in request.gpus]
     _note_dtypes(model, asked, dtype, notes)
     notes.extend(_gathered(placements))
+    notes.extend(speed_caveats(spec.layers))
     deployments = tuple(placement.deployment for placement in placements)
     return Estimate(
         spec=spec,

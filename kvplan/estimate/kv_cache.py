@@ -17,16 +17,30 @@ from kvplan.catalog.spec import (
     CrossAttention,
     LatentAttention,
     LayerSpec,
+    Mixer,
     ModelSpec,
     SoftmaxAttention,
     StateMixer,
 )
-from kvplan.errors import UsageError
+from kvplan.errors import UsageError, unhandled_kind
 from kvplan.estimate.dtypes import element_bytes
 
 EntryKind = Literal[
     "full", "sliding", "chunked", "latent", "compressed", "indexer", "conv_state", "recurrent_state", "cross"
 ]
+
+KIND_NAMES: dict[EntryKind, str] = {
+    "full": "full attention",
+    "sliding": "sliding window",
+    "chunked": "chunked attention",
+    "latent": "latent attention (MLA)",
+    "indexer": "indexer keys",
+    "compressed": "compressed attention",
+    "conv_state": "convolution state",
+    "recurrent_state": "recurrent state",
+    "cross": "cross attention",
+}
+"""Each kind as it is called in tables and messages."""
 
 DS_MLA_BYTES_PER_TOKEN = 656
 """One token of one MLA layer in fp8_ds_mla: 512 fp8 values, 4 float32 scales, 64 bfloat16 rotary values."""
@@ -115,7 +129,7 @@ def rank_kv_heads(num_kv_heads: int, tensor_parallel_size: int) -> int:
         return num_kv_heads // tensor_parallel_size
     if tensor_parallel_size % num_kv_heads:
         raise UsageError(
-            f"{tensor_parallel_size} tensor-parallel ranks are no multiple of {num_kv_heads} KV heads.",
+            f"{tensor_parallel_size} tensor-parallel ranks are not a multiple of {num_kv_heads} KV heads.",
             hint="choose a --tensor-parallel-size that divides the KV heads, or is a multiple of them",
         )
     return 1
@@ -124,19 +138,23 @@ def rank_kv_heads(num_kv_heads: int, tensor_parallel_size: int) -> int:
 def layer_entries(layer: LayerSpec, settings: CacheSettings) -> tuple[CacheEntry, ...]:
     """The cache entries of one layer on one rank; empty for a layer that caches nothing of its own."""
     entries: list[CacheEntry] = []
-    if isinstance(layer.mixer, SoftmaxAttention):
-        entries.extend(_softmax_entries(layer.mixer, settings))
-    elif isinstance(layer.mixer, LatentAttention):
-        entries.extend(_latent_entries(layer.mixer, settings))
-    elif isinstance(layer.mixer, CompressedAttention):
-        entries.extend(_compressed_entries(layer.mixer, settings))
-    elif isinstance(layer.mixer, StateMixer):
-        entries.extend(_state_entries(layer.mixer, settings))
-    if layer.parallel_state is not None:
-        entries.extend(_state_entries(layer.parallel_state, settings))
+    for mixer in layer.mixers:
+        entries.extend(_mixer_entries(mixer, settings))
     if layer.cross_attention is not None:
         entries.append(_cross_entry(layer.cross_attention, settings))
     return tuple(entries)
+
+
+def _mixer_entries(mixer: Mixer, settings: CacheSettings) -> Iterable[CacheEntry]:
+    if isinstance(mixer, SoftmaxAttention):
+        return _softmax_entries(mixer, settings)
+    if isinstance(mixer, LatentAttention):
+        return _latent_entries(mixer, settings)
+    if isinstance(mixer, CompressedAttention):
+        return _compressed_entries(mixer, settings)
+    if isinstance(mixer, StateMixer):
+        return _state_entries(mixer, settings)
+    raise unhandled_kind(mixer, "layer_entries")
 
 
 def _heads_formula(kv_heads: int, head_k: int, head_v: int, size: int) -> str:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimate.kv_cache import CacheSettings, components_of
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.kvplan.memory import token_bytes
 from kvplan.estimate.vllm.groups import RequestShape, blocks_per_request, plan_blocks
 
 
@@ -71,7 +72,5 @@ def vllm_pages(
 
 def kvplan_pages(spec: ModelSpec, cache: CacheSettings, *, context_tokens: int, block_size: int) -> SequencePages:
     """The blocks of one sequence in kvplan's own engine: every layer in one block, windows not cut short."""
-    components = components_of(spec.layers, cache)
-    per_token = sum(each.bytes_per_token + each.window_bytes_per_token for each in components)
     blocks = -(-context_tokens // block_size)
-    return SequencePages(block_size, per_token * block_size, 1, blocks, blocks)
+    return SequencePages(block_size, token_bytes(spec, cache) * block_size, 1, blocks, blocks)

@@ -271,3 +271,14 @@ def test_picture(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["schema"] == "kvplan.plan/1"
     assert target.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("engine", "share"), [("vllm", 0.92), ("vllm@0.19", 0.9)])
+def test_estimate_plan_and_the_pasted_command_have_one_default(capsys, engine: str, share: float) -> None:  # type: ignore[no-untyped-def]
+    assert main(["estimate", "llama-3.1-8b", "--gpu", "h100-sxm", "--engine", engine, "--json"]) == 0
+    estimated = json.loads(capsys.readouterr().out)["deployments"][0]
+    arguments = ["--users", "8", "--ctx-avg", "4k", "--gpu", "h100-sxm", "--engine", engine, "--json"]
+    assert main(["plan", "llama-3.1-8b", *arguments]) == 0
+    planned = json.loads(capsys.readouterr().out)["deployments"][0]
+    assert estimated["gpu_memory_utilization"] == planned["gpu_memory_utilization"] == share
+    assert f"--gpu-memory-utilization {share}" in planned["commands"]["vllm"]

@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvplan.catalog.spec import DenseFeedForward, ModelSpec, MoeFeedForward, SoftmaxAttention
+from kvplan.catalog.spec import DenseFeedForward, FeedForward, ModelSpec, MoeFeedForward
+from kvplan.errors import KvplanError, unhandled_kind
 from kvplan.estimate.dtypes import element_bytes
-from kvplan.estimate.kv_cache import CacheSettings, components_of
+from kvplan.estimate.kv_cache import KIND_NAMES, CacheSettings, components_of
 from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory
 from kvplan.estimate.kvplan.settings import EngineDevice, ResolvedSettings, resolve_settings
+from kvplan.estimate.mixers import activation_width
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import MIB
 
@@ -88,35 +90,49 @@ def workspace_buffers(spec: ModelSpec, settings: FilledSettings) -> dict[str, in
 
 def _scratch_elements(spec: ModelSpec) -> int:
     """Per token, the wider of qkv with the attention's output, and the inner activations of the feed-forward."""
-    widest = 0
-    for layer in spec.layers:
-        mixer, part = layer.mixer, layer.feed_forward
-        if isinstance(mixer, SoftmaxAttention):
-            query = mixer.num_heads * (mixer.head_size_k + mixer.head_size_v)
-            widest = max(widest, query + mixer.num_kv_heads * (mixer.head_size_k + mixer.head_size_v))
-        if isinstance(part, DenseFeedForward):
-            widest = max(widest, part.intermediate_size * (2 if part.gated else 1))
-        elif isinstance(part, MoeFeedForward):
-            inner = part.experts_per_token * part.expert_intermediate_size + part.shared_intermediate_size
-            widest = max(widest, inner * (2 if part.gated else 1))
-    return widest
+    mixers = (activation_width(mixer, 1) for layer in spec.layers for mixer in layer.mixers)
+    parts = (_inner_width(layer.feed_forward) for layer in spec.layers if layer.feed_forward is not None)
+    return max([*mixers, *parts], default=0)
+
+
+def _inner_width(part: FeedForward) -> int:
+    if isinstance(part, DenseFeedForward):
+        return part.intermediate_size * (2 if part.gated else 1)
+    if isinstance(part, MoeFeedForward):
+        inner = part.experts_per_token * part.expert_intermediate_size + part.shared_intermediate_size
+        return inner * (2 if part.gated else 1)
+    raise unhandled_kind(part, "_inner_width")
 
 
 def _aligned(number: int) -> int:
     return -(-number // _ALIGNMENT) * _ALIGNMENT
 
 
-def block_bytes_of(spec: ModelSpec, settings: FilledSettings) -> int:
+def token_bytes(spec: ModelSpec, cache: CacheSettings) -> int:
+    """Bytes of one token in the caches of all layers: the engine keeps every token, also those beyond a window.
+
+    KvplanError for caches that are not made of tokens (states, cross attention): the engine has none.
+    """
+    components = components_of(spec.layers, cache)
+    for component in components:
+        if component.entry.state_bytes:
+            raise KvplanError(
+                f"kvplan's engine cannot run {spec.id}: it has no cache for {KIND_NAMES[component.kind]}.",
+                hint="use --engine vllm",
+            )
+    return sum(component.bytes_per_token + component.window_bytes_per_token for component in components)
+
+
+def _block_bytes(spec: ModelSpec, settings: FilledSettings) -> int:
     """All layers' K and V of one block."""
-    cached = components_of(spec.layers, CacheSettings(model_dtype=settings.dtype, kv_dtype=settings.kv_cache_dtype))
-    per_token = sum(component.bytes_per_token + component.window_bytes_per_token for component in cached)
-    return per_token * settings.block_size
+    cache = CacheSettings(model_dtype=settings.dtype, kv_dtype=settings.kv_cache_dtype)
+    return token_bytes(spec, cache) * settings.block_size
 
 
 def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> EnginePrediction:
     """What the engine allocates on ``device`` (whose memory is before utilization), or how it refuses.
 
-    UsageError and KvplanError as in ``resolve_settings``.
+    UsageError and KvplanError as in ``resolve_settings`` and ``token_bytes``.
     """
     resolved = resolve_settings(spec, asked, device)
     settings = resolved.serving
@@ -128,7 +144,7 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
     budget_bytes = int(settings.device_memory_bytes * settings.gpu_memory_utilization)
     kv_pool_bytes = budget_bytes - weight_bytes - activation_bytes - overhead_bytes
     kv_pool_bytes -= graphs.num_bytes if graphs is not None else 0
-    block_bytes = block_bytes_of(spec, settings)
+    block_bytes = _block_bytes(spec, settings)
     num_blocks = max(kv_pool_bytes, 0) // block_bytes if block_bytes else 0
     blocks_needed = -(-settings.max_model_len // settings.block_size)
     is_too_long = settings.max_model_len > positions

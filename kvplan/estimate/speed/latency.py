@@ -16,17 +16,11 @@ from dataclasses import dataclass, replace
 
 from kvplan.catalog.gpus import GpuProfile
 from kvplan.catalog.measured import MeasuredProfile, Origin
-from kvplan.catalog.spec import (
-    LatentAttention,
-    LayerSpec,
-    ModelSpec,
-    MoeFeedForward,
-    QuantizationSpec,
-    SoftmaxAttention,
-)
+from kvplan.catalog.spec import ModelSpec, MoeFeedForward, QuantizationSpec
 from kvplan.catalog.tensors import count_elements
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.mixers import AttentionSpan, merged_spans
 from kvplan.estimate.speed.step_time import Speed, StepShape, StepTimes, step_shape
 
 # The 90th percentile of the held-out error, where a profile has none; and how much wider the range gets for a model
@@ -67,8 +61,7 @@ class Range:
 class ModelWork:
     """What one rank does. ``dense_bytes`` are read in every step, ``expert_bytes`` as far as tokens meet experts.
 
-    ``active_parameters`` are multiplied with each token (over all ranks); ``attention_width`` is heads x (K + V) summed
-    over layers that see everything, ``window_width`` and ``window_tokens`` those of layers that do not.
+    ``active_parameters`` are multiplied with each token, and ``attention`` is what it attends to (both over all ranks).
     """
 
     tensor_parallel_size: int
@@ -80,9 +73,7 @@ class ModelWork:
     num_experts: int
     experts_per_token: int
     active_parameters: int
-    attention_width: int
-    window_width: int
-    window_tokens: int
+    attention: tuple[AttentionSpan, ...]
     compute_dtype: str
     head_parameters: int
     step_activation_bytes: float
@@ -101,8 +92,6 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, tensor_parallel_s
     if spec.tie_word_embeddings:
         looked_up = 0
     read_bytes = weight_bytes * (1 - looked_up / max(spec.num_parameters, 1))
-    widths = [_attention_width(layer) for layer in spec.layers]
-    windows = [window for _, window in widths if window]
     return ModelWork(
         tensor_parallel_size=tensor_parallel_size,
         num_layers=spec.num_layers,
@@ -113,9 +102,7 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, tensor_parallel_s
         num_experts=experts,
         experts_per_token=per_token,
         active_parameters=max(spec.num_active_parameters - looked_up, 1),
-        attention_width=sum(width for width, window in widths if not window),
-        window_width=sum(width for width, window in widths if window),
-        window_tokens=max(windows, default=0),
+        attention=merged_spans(spec.layers),
         compute_dtype=compute_dtype(spec.quantization, dtype),
         head_parameters=spec.vocab_size * spec.hidden_size,
         step_activation_bytes=step_shape(
@@ -142,16 +129,6 @@ def _expert_share(spec: ModelSpec) -> tuple[float, int, int]:
             elements += sum(tensor.num_elements for tensor in part.tensors if tensor.role == "expert")
             experts, per_token = part.num_experts, part.experts_per_token
     return elements / max(spec.num_parameters, 1), experts, per_token
-
-
-def _attention_width(layer: LayerSpec) -> tuple[int, int]:
-    mixer = layer.mixer
-    if isinstance(mixer, SoftmaxAttention):
-        return mixer.num_heads * (mixer.head_size_k + mixer.head_size_v), mixer.window_tokens or 0
-    if isinstance(mixer, LatentAttention):
-        head = mixer.qk_nope_head_size + mixer.qk_rope_head_size + mixer.v_head_size
-        return mixer.num_heads * head, mixer.indexer.topk if mixer.indexer else 0
-    return 0, 0
 
 
 def kv_read_bytes(spec: ModelSpec, context_tokens: int, cache: CacheSettings) -> int:
@@ -186,7 +163,7 @@ def prefill_seconds(work: ModelWork, gpu: GpuProfile, tokens: int) -> Range:
 
 def _prefill(work: ModelWork, gpu: GpuProfile, tokens: int, efficiency: Efficiency) -> float:
     # Causal: a token attends to half of the prompt on average; 2 operations per multiply-add.
-    attention = tokens * (tokens / 2 * work.attention_width + min(tokens / 2, work.window_tokens) * work.window_width)
+    attention = tokens * sum(span.multiply_adds(tokens / 2) for span in work.attention)
     operations = 2 * (tokens * work.active_parameters + attention) / work.tensor_parallel_size
     compute_seconds = operations / (gpu.flops(work.compute_dtype) * efficiency.flops)
     read = work.dense_bytes + work.expert_bytes * work.touched_experts(tokens)
@@ -347,7 +324,7 @@ def _step_times(work: ModelWork, gpu: GpuProfile, num_tokens: float, device: Dev
         body_bytes=weights - head_bytes,
         head_bytes=head_bytes,
         kv_bytes_per_token=1.0,
-        attention_width=(work.attention_width + work.window_width) / tp,
+        attention_width=sum(span.width_per_token for span in work.attention) / tp,
         activation_bytes_per_token=work.step_activation_bytes / tp,
     )
     # Another format than the profile's multiplies as much faster or slower as the data sheet says.

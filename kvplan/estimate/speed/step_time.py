@@ -21,12 +21,13 @@ from typing import Any, Final
 
 from kvplan.catalog.spec import (
     DenseFeedForward,
-    LatentAttention,
+    FeedForward,
     LayerSpec,
     ModelSpec,
     MoeFeedForward,
-    SoftmaxAttention,
 )
+from kvplan.errors import unhandled_kind
+from kvplan.estimate.mixers import merged_spans
 
 # A norm, the residual, qkv, attention's output and two deltas are written and read again: about so many hidden vectors.
 _HIDDEN_VECTORS: Final = 16
@@ -73,7 +74,7 @@ class StepShape:
     """What a model asks of one step, on one rank.
 
     body_parameters meet every token, head_parameters every token that is sampled from; their bytes are read once a
-    step. attention_width: heads x (K + V size) summed over layers.
+    step. attention_width: multiply-adds per new token and token before it, summed over layers, windows left open.
     """
 
     num_layers: int
@@ -98,29 +99,25 @@ def step_shape(spec: ModelSpec, *, element_bytes: float, kv_bytes_per_token: flo
         body_bytes=body * element_bytes,
         head_bytes=head * element_bytes,
         kv_bytes_per_token=kv_bytes_per_token,
-        attention_width=sum(_attention_width(layer) for layer in spec.layers),
+        attention_width=sum(span.width_per_token for span in merged_spans(spec.layers)),
         activation_bytes_per_token=element_bytes * sum(_activations(spec, layer) for layer in spec.layers),
     )
 
 
-def _attention_width(layer: LayerSpec) -> int:
-    mixer = layer.mixer
-    if isinstance(mixer, SoftmaxAttention):
-        return mixer.num_heads * (mixer.head_size_k + mixer.head_size_v)
-    if isinstance(mixer, LatentAttention):
-        return mixer.num_heads * (mixer.qk_nope_head_size + mixer.qk_rope_head_size + mixer.v_head_size)
-    return 0
-
-
 def _activations(spec: ModelSpec, layer: LayerSpec) -> int:
     """Elements written and read again per token: the hidden vectors, and the feed-forward's inner ones."""
-    part, inner = layer.feed_forward, 0
+    return _HIDDEN_VECTORS * spec.hidden_size + _inner_activations(layer.feed_forward)
+
+
+def _inner_activations(part: FeedForward | None) -> int:
+    if part is None:
+        return 0
     if isinstance(part, DenseFeedForward):
-        inner = part.intermediate_size * (5 if part.gated else 4)
-    elif isinstance(part, MoeFeedForward):
+        return part.intermediate_size * (5 if part.gated else 4)
+    if isinstance(part, MoeFeedForward):
         width = part.experts_per_token * part.expert_intermediate_size + part.shared_intermediate_size
-        inner = width * (5 if part.gated else 4)
-    return _HIDDEN_VECTORS * spec.hidden_size + inner
+        return width * (5 if part.gated else 4)
+    raise unhandled_kind(part, "_inner_activations")
 
 
 def padded_rows(num_tokens: float, row_step: float) -> float:

@@ -20,14 +20,15 @@ from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.gpus import GpuProfile
 from kvplan.catalog.spec import (
     DenseFeedForward,
+    FeedForward,
     LatentAttention,
     LayerSpec,
     ModelSpec,
     MoeFeedForward,
-    SoftmaxAttention,
-    StateMixer,
 )
+from kvplan.errors import unhandled_kind
 from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.mixers import activation_width
 from kvplan.estimate.vllm.first_awq import first_awq_bytes
 from kvplan.estimate.vllm.settings import ResolvedSettings, compute_capability
 from kvplan.estimate.vllm.vision import VisionProfile, vision_profile
@@ -158,48 +159,30 @@ def kept_reduction_bytes(spec: ModelSpec, num_layers: int, settings: FilledSetti
 
 def _layer_width(layer: LayerSpec, tp: int) -> int:
     """Elements per token inside the widest part of a layer on one rank, beside the residual stream."""
-    return max(_mixer_width(layer, tp), _feed_forward_width(layer, tp))
+    mixers = (activation_width(mixer, tp) for mixer in layer.mixers)
+    return max([*mixers, _feed_forward_width(layer.feed_forward, tp)])
 
 
-def _mixer_width(layer: LayerSpec, tp: int) -> int:
-    mixer = layer.mixer
-    if isinstance(mixer, SoftmaxAttention):
-        kv_heads = max(mixer.num_kv_heads // tp, 1)
-        queries = mixer.num_heads // tp * (mixer.head_size_k + mixer.head_size_v)
-        return queries + kv_heads * (mixer.head_size_k + mixer.head_size_v)
-    if isinstance(mixer, LatentAttention):
-        heads = mixer.num_heads // tp
-        query = heads * (mixer.qk_nope_head_size + mixer.qk_rope_head_size)
-        expanded = heads * (mixer.qk_nope_head_size + mixer.v_head_size)
-        return 2 * query + expanded + heads * mixer.v_head_size + mixer.kv_lora_rank + (mixer.q_lora_rank or 0)
-    if isinstance(mixer, StateMixer):
-        # Projected inputs, their convolution, and the gate beside them.
-        return 3 * (mixer.conv_channels + mixer.conv_group_channels) // tp
-    return 0
-
-
-def _feed_forward_width(layer: LayerSpec, tp: int) -> int:
-    part = layer.feed_forward
+def _feed_forward_width(part: FeedForward | None, tp: int) -> int:
+    if part is None:
+        return 0
     if isinstance(part, DenseFeedForward):
         return (3 if part.gated else 2) * part.intermediate_size // tp
     if isinstance(part, MoeFeedForward):
         shared = (3 if part.gated else 2) * part.shared_intermediate_size // tp
-        return max(shared, _experts_width(part, layer, tp))
-    return 0
+        return max(shared, _experts_width(part, tp))
+    raise unhandled_kind(part, "_feed_forward_width")
 
 
-def _experts_width(part: MoeFeedForward, layer: LayerSpec, tp: int) -> int:
-    hidden = _hidden_of(layer)
+def _experts_width(part: MoeFeedForward, tp: int) -> int:
+    hidden = _hidden_of(part)
     inner = part.expert_intermediate_size // tp
     up = (2 if part.gated else 1) * inner
     return part.experts_per_token * (max(inner, hidden) + max(up, hidden))
 
 
-def _hidden_of(layer: LayerSpec) -> int:
+def _hidden_of(part: MoeFeedForward) -> int:
     """The hidden size as the experts' own matrices say it: the input width of the gate, up or down projection."""
-    part = layer.feed_forward
-    if not isinstance(part, MoeFeedForward):
-        return 0
     routers = [tensor.shape[-1] for tensor in part.tensors if tensor.role == "router" and len(tensor.shape) > 1]
     return routers[0] if routers else 0
 
@@ -209,7 +192,7 @@ def moe_workspace_bytes(spec: ModelSpec, layers: tuple[LayerSpec, ...], settings
     width = 0
     for layer in layers:
         if isinstance(layer.feed_forward, MoeFeedForward):
-            width = max(width, _experts_width(layer.feed_forward, layer, settings.tensor_parallel_size))
+            width = max(width, _experts_width(layer.feed_forward, settings.tensor_parallel_size))
     return settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
 
 

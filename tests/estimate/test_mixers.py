@@ -1,0 +1,107 @@
+"""Every kind of attention and state answers every question; one that does not is refused by name, never 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from kvplan.catalog.gpus import find_gpu
+from kvplan.catalog.models import resolve_model
+from kvplan.catalog.spec import LayerSpec
+from kvplan.cli import main
+from kvplan.errors import KvplanError
+from kvplan.estimate.kv_cache import CacheSettings, layer_entries
+from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.settings import EngineDevice
+from kvplan.estimate.mixers import activation_width, attention_spans, merged_spans
+from kvplan.estimate.speed.latency import model_work, prefill_seconds
+from kvplan.estimate.speed.step_time import step_shape
+from kvplan.estimate.vllm.prediction import predict_vllm
+from kvplan.settings import ServingSettings
+from kvplan.units import GIB
+
+
+@dataclass(frozen=True)
+class HolographicAttention:
+    """A kind that no question knows."""
+
+    tensors: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True)
+class HolographicFeedForward:
+    tensors: tuple[object, ...] = ()
+
+
+LLAMA = resolve_model("llama-3.1-8b")
+UNKNOWN = replace(LLAMA.layers[0], mixer=HolographicAttention())  # type: ignore[arg-type]
+V4 = resolve_model("deepseek-v4-flash")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda layer: layer_entries(layer, CacheSettings()),
+        attention_spans,
+        lambda layer: activation_width(layer.mixer, 1),
+        lambda layer: predict_vllm(replace(LLAMA, layers=(layer,)), find_gpu("h100")),
+        lambda layer: predict(replace(LLAMA, layers=(layer,)), ServingSettings(), EngineDevice(80 * GIB)),
+        lambda layer: model_work(replace(LLAMA, layers=(layer,)), GIB, "bfloat16", 1),
+    ],
+)
+def test_an_unknown_kind_is_refused_by_name(ask) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(KvplanError, match="HolographicAttention has no answer to"):
+        ask(UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda spec: predict_vllm(spec, find_gpu("h100")),
+        lambda spec: predict(spec, ServingSettings(), EngineDevice(80 * GIB)),
+        lambda spec: step_shape(spec, element_bytes=2, kv_bytes_per_token=1),
+    ],
+)
+def test_an_unknown_feed_forward_is_refused_by_name(ask) -> None:  # type: ignore[no-untyped-def]
+    layer = LayerSpec(LLAMA.layers[0].mixer, None, HolographicFeedForward())  # type: ignore[arg-type]
+    with pytest.raises(KvplanError, match="HolographicFeedForward has no answer to"):
+        ask(replace(LLAMA, layers=(layer,)))
+
+
+def test_compressed_attention_reads_its_window_what_it_chose_and_the_indexer() -> None:
+    """DeepSeek V4 Flash: 64 heads of 512, a window of 128; ratio 4 with an indexer of 64 heads of 128, ratio 128."""
+    spans = {(span.stride, span.limit): span.width for span in merged_spans(V4.layers)}
+    assert spans == {
+        (1, 128): 43 * 2 * 64 * 512,
+        (4, 512): 21 * 2 * 64 * 512,
+        (4, None): 21 * 64 * 128,
+        (128, None): 20 * 2 * 64 * 512,
+    }
+    at_32k = sum(span.multiply_adds(32768) for span in merged_spans(V4.layers))
+    assert at_32k == 64 * 1024 * (43 * 128 + 21 * 512 + 20 * 256) + 21 * 64 * 128 * 8192
+
+
+def test_its_attention_makes_long_prompts_slower() -> None:
+    work = model_work(V4, 40 * GIB, "bfloat16", 4)
+    without = replace(work, attention=())
+    long, free = (prefill_seconds(each, find_gpu("b200"), 131072).low for each in (work, without))
+    assert long > 1.05 * free
+
+
+def test_every_mixer_has_an_activation_width() -> None:
+    for name in ("llama-3.1-8b", "deepseek-v3", "deepseek-v4-flash", "jamba-v0.1", "qwen3-next-80b-a3b"):
+        widths = {activation_width(layer.mixer, 1) for layer in resolve_model(name).layers if layer.mixer is not None}
+        assert widths and min(widths) > 0, name
+
+
+@pytest.mark.parametrize(("model", "kind"), [("jamba-v0.1", "convolution state"), ("whisper-large-v3", "cross")])
+def test_kvplans_engine_refuses_caches_that_it_does_not_have(capsys, model: str, kind: str) -> None:  # type: ignore[no-untyped-def]
+    assert main(["estimate", model, "--engine", "kvplan"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and f"it has no cache for {kind}" in captured.err
+
+
+def test_speeds_say_that_they_leave_out_the_encoder(capsys) -> None:  # type: ignore[no-untyped-def]
+    assert main(["estimate", "whisper-large-v3", "--gpu", "h100-sxm", "--explain"]) == 0
+    assert "Speeds leave out the encoder and the attention to its output." in capsys.readouterr().out
