@@ -21,8 +21,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 
+from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions
 from kvplan_engine.attention.metadata import AttentionMetadata
-from kvplan_engine.attention.select import select_backend
+from kvplan_engine.models.device_kernels import select_kernels
 
 BLOCK_SIZE = 16
 GIGA = 1e9
@@ -94,12 +95,12 @@ def attention_pass(work: Workload, dtype: torch.dtype) -> Callable[[], None]:
     )
     query = torch.randn(tokens, work.num_heads, work.head_size).to(dtype)
     out = torch.empty_like(query)
-    backend = select_backend("cpu", "cpu", dtype)
-    scale = work.head_size**-0.5
+    backend = select_kernels("cpu", "cpu", dtype).attention
+    options = AttentionOptions(work.head_size**-0.5)
 
     def run() -> None:
         for layer in range(work.num_layers):
-            backend.attend(query, kv, layer, metadata, out, scale, None, None)
+            backend.attend(AttentionInputs(query, kv, layer, metadata, out, options))
 
     return run
 

@@ -16,8 +16,9 @@ from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.paths import profiles_dir
 from kvplan.settings import ServingSettings
 from kvplan_engine import ContextTooLong, Engine, EngineConfig, OutOfDeviceMemory
-from kvplan_engine.checkpoints.config import SUPPORTED_ARCHITECTURES, load_model_config
-from kvplan_engine.checkpoints.parameters import num_parameters
+from kvplan_engine.checkpoints.config_json import load_model_config
+from kvplan_engine.checkpoints.families import SUPPORTED_ARCHITECTURES
+from kvplan_engine.checkpoints.weights import num_parameters
 from kvplan_engine.device.overhead import CPU_OVERHEAD_BYTES
 from kvplan_engine.memory.breakdown import DTYPE_BYTES, workspace_buffers
 from kvplan_engine.memory.plan import plan_memory, resolve_max_model_len

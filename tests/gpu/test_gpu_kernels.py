@@ -11,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "cuda"))  # the emulated tests' cases
 
-from cuda_cases import AttentionCase, attend, build_batch, largest_error, tolerance
+from cuda_cases import AttentionCase, attend, build_batch, largest_error, options_of, tolerance
 from precompile import precompile
 from test_cuda_decode import OLD_GPU_CASES, PLAIN_CASES, TENSOR_CORE_CASES
 from test_cuda_prefill import CASES as PREFILL_CASES
@@ -80,7 +80,7 @@ def test_attention_matches_the_reference(backend: CudaBackend, case: AttentionCa
 def test_a_captured_decode_step_follows_new_lengths(backend: CudaBackend) -> None:
     case = AttentionCase(128, 16, 8, 2, (900, 40, 300), (1, 1, 1), scalar=BF16)
     batch = build_batch(case, DEVICE)
-    backend.reserve(BF16, batch.kv, 8, 3)
+    backend.reserve_decode(batch.kv, BF16, 8, 3, options_of(case, batch))
     attend(backend, case, batch)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

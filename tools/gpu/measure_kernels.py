@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, Rotation
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.metadata import AttentionMetadata
 from measure_support import Bench, Row
@@ -79,9 +80,9 @@ def make_pool(bench: Bench, heads: Heads, batch: int, new_tokens: int, prefix: i
 
 def attend_all_layers(backend: CudaBackend, pool: Pool) -> None:
     """One attention call for each layer of the pool."""
-    scale = pool.query.shape[2] ** -0.5
+    options = AttentionOptions(pool.query.shape[2] ** -0.5)
     for layer in range(pool.kv.shape[1]):
-        backend.attend(pool.query, pool.kv, layer, pool.metadata, pool.out, scale, None, None)
+        backend.attend(AttentionInputs(pool.query, pool.kv, layer, pool.metadata, pool.out, options))
 
 
 def measure_decode(bench: Bench) -> None:
@@ -218,11 +219,12 @@ def measure_write(bench: Bench, copy_rate: float) -> None:
     num_blocks = tokens // BLOCK_SIZE + 1
     kv = torch.zeros(num_blocks, 2, 2, heads.kv, BLOCK_SIZE, heads.size, dtype=torch.bfloat16, device=bench.device)
     fused = torch.randn(tokens, heads.query + 2 * heads.kv, heads.size, device=bench.device).to(torch.bfloat16)
-    query, key, value = fused.split([heads.query, heads.kv, heads.kv], dim=1)
+    queries_and_keys, value = fused.split([heads.query + heads.kv, heads.kv], dim=1)
     slots = torch.randperm(num_blocks * BLOCK_SIZE, device=bench.device)[:tokens]
     positions = torch.arange(tokens, device=bench.device) % 2048
     cos_sin = torch.rand(2048, heads.size, device=bench.device)
-    samples = bench.time(lambda: bench.backend.rotate_and_write_kv(query, key, value, positions, cos_sin, kv, 1, slots))
+    rotation = Rotation(queries_and_keys, positions, cos_sin)
+    samples = bench.time(lambda: bench.backend.rotate_and_write(rotation, value, kv, 1, slots))
     seconds = statistics.median(samples)
     moved = 2 * fused.nbytes
     bench.add(

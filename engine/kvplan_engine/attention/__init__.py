@@ -1,0 +1,11 @@
+"""Paged attention: new keys and values into the KV pool, and queries over what lies there.
+
+The decoder calls it once or twice for each layer, through the protocol in ``backend``.
+
+    backend      the protocol AttentionBackend, and what its calls take: AttentionInputs, AttentionOptions, Rotation
+    metadata     AttentionMetadata: who the sequences of a step are and where their blocks lie
+    reference    plain torch, the definition
+    cpu          the compiled CPU kernels
+    cuda         the CUDA kernels
+    cuda_plan    the CUDA kernels' work items and buffers, planned on the device once for each step
+"""

@@ -2,11 +2,65 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """How a layer attends. ``None`` turns an option off; a backend lists those it has in ``options``.
+
+    scale: what scores are multiplied with. window: only the last ``window`` positions are seen, the query's own
+    included. softcap: a score x becomes softcap * tanh(x / softcap). sinks [num_heads] float32: a logit for each head
+    that takes its share of the softmax and has no value.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if (self.window is not None and self.window < 1) or (self.softcap is not None and self.softcap <= 0.0):
+            raise ValueError(f"window and softcap are positive or None, got {self.window} and {self.softcap}")
+
+
+OPTION_NAMES = {"window": "sliding windows", "softcap": "soft-capped scores", "sinks": "attention sinks"}
+"""The options that a backend may lack, by the field of AttentionOptions."""
+ALL_OPTIONS = frozenset(OPTION_NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """One layer's attention in one step.
+
+    query [T, num_heads, head_size]; kv: the pool; metadata: of the step; out: shaped like query.
+    """
+
+    query: torch.Tensor
+    kv: torch.Tensor
+    layer: int
+    metadata: AttentionMetadata
+    out: torch.Tensor
+    options: AttentionOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The queries and keys of new tokens, and what RoPE turns them by.
+
+    heads [T, num_heads + num_kv_heads, head_size]: a token's queries and keys side by side, as a fused projection
+    leaves them. positions [T] int64. cos_sin [L, r] float32: as for ``Ops.rope_inplace``.
+    """
+
+    heads: torch.Tensor
+    positions: torch.Tensor
+    cos_sin: torch.Tensor
 
 
 class AttentionBackend(Protocol):
@@ -14,10 +68,15 @@ class AttentionBackend(Protocol):
 
     ``kv`` is the pool, [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]; index 0 of the third axis
     holds keys, 1 values. Queries, keys and values may be row-strided views (of a fused projection, say) as long as
-    their last dimension is contiguous.
+    their last dimension is contiguous. Tensors that do not fit are ValueError, a layer that the pool lacks IndexError.
+
+    name: for messages and ``EngineConfig.attention_backend``. options: the fields of AttentionOptions that it has.
+    is_capturable: its calls never wait for the device, so decode steps may be captured as graphs.
     """
 
     name: str
+    options: frozenset[str]
+    is_capturable: bool
 
     def write_kv(
         self, key: torch.Tensor, value: torch.Tensor, kv: torch.Tensor, layer: int, slots: torch.Tensor
@@ -25,21 +84,39 @@ class AttentionBackend(Protocol):
         """Store ``key`` and ``value`` [T, num_kv_heads, head_size] of one layer at ``slots`` [T]; -1 stores nothing."""
         ...
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        kv: torch.Tensor,
-        layer: int,
-        metadata: AttentionMetadata,
-        out: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+    def rotate_and_write(
+        self, rotation: Rotation, value: torch.Tensor, kv: torch.Tensor, layer: int, slots: torch.Tensor
     ) -> None:
-        """Causal attention of ``query`` [T, num_heads, head_size] over the pool, into ``out`` of the same shape.
+        """Rotate the queries in ``rotation.heads`` in place, and store the rotated keys, and ``value``, at ``slots``.
 
-        Query token i of sequence s sits at position seq_lens[s] - query_len + i and sees the positions up to its own;
-        with ``window`` only the last ``window`` of them, itself included. ``softcap`` c turns a score x into
-        c * tanh(x / c). Query head h reads KV head h // (num_heads // num_kv_heads).
+        The keys are all heads behind the queries, as many as ``value`` has; whether they are rotated in place too is
+        up to the backend.
         """
         ...
+
+    def attend(self, inputs: AttentionInputs) -> None:
+        """Causal attention of ``inputs.query`` over the pool, into ``inputs.out``.
+
+        Query token i of sequence s sits at position seq_lens[s] - query_len + i and sees the positions up to its own.
+        Query head h reads KV head h // (num_heads // num_kv_heads). EngineError for an option that it lacks.
+        """
+        ...
+
+    def reserve_decode(
+        self, kv: torch.Tensor, dtype: torch.dtype, num_heads: int, max_num_seqs: int, options: AttentionOptions
+    ) -> None:
+        """Compile and allocate what decode steps of up to ``max_num_seqs`` sequences need, before one is captured.
+
+        dtype, num_heads: of the queries. No graph captured until now may be replayed afterwards.
+        """
+        ...
+
+
+def refuse_missing_options(backend: AttentionBackend, options: AttentionOptions) -> None:
+    """EngineError that names an option in use which ``backend`` lacks."""
+    missing = [name for name in OPTION_NAMES if getattr(options, name) is not None and name not in backend.options]
+    if missing:
+        raise EngineError(
+            f"the {backend.name} attention backend has no {OPTION_NAMES[missing[0]]}.",
+            hint="attention_backend='reference' has them all, slowly",
+        )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.attention.backend import ALL_OPTIONS, AttentionInputs, AttentionOptions, Rotation
+from kvplan_engine.kernels import torch_ops
 
 
 class ReferenceBackend:
@@ -14,6 +15,8 @@ class ReferenceBackend:
     """
 
     name = "reference"
+    options = ALL_OPTIONS
+    is_capturable = False
 
     def __init__(self, compute_dtype: torch.dtype = torch.float32) -> None:
         self._compute_dtype = compute_dtype
@@ -30,29 +33,32 @@ class ReferenceBackend:
         stored[blocks, layer, 0, :, offsets] = _as_stored(_to_storage(key[wanted], kv.dtype))
         stored[blocks, layer, 1, :, offsets] = _as_stored(_to_storage(value[wanted], kv.dtype))
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        kv: torch.Tensor,
-        layer: int,
-        metadata: AttentionMetadata,
-        out: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+    def rotate_and_write(
+        self, rotation: Rotation, value: torch.Tensor, kv: torch.Tensor, layer: int, slots: torch.Tensor
     ) -> None:
+        """See AttentionBackend.rotate_and_write. Rotates the keys in place too."""
+        torch_ops.rope_inplace(rotation.heads, rotation.positions, rotation.cos_sin)
+        self.write_kv(rotation.heads[:, -value.shape[1] :], value, kv, layer, slots)
+
+    def attend(self, inputs: AttentionInputs) -> None:
         """See AttentionBackend.attend."""
-        starts = metadata.query_starts.tolist()
-        for sequence, kv_len in enumerate(metadata.seq_lens.tolist()):
+        kv, layer, window = inputs.kv, inputs.layer, inputs.options.window
+        starts = inputs.metadata.query_starts.tolist()
+        for sequence, kv_len in enumerate(inputs.metadata.seq_lens.tolist()):
             rows = slice(starts[sequence], starts[sequence + 1])
             if rows.start == rows.stop:
                 continue
             query_len = rows.stop - rows.start
             first = 0 if window is None else max(0, kv_len - query_len + 1 - window)
-            keys = self._gather(kv[:, layer, 0], metadata.block_tables[sequence], first, kv_len)
-            values = self._gather(kv[:, layer, 1], metadata.block_tables[sequence], first, kv_len)
-            attended = self._attend_one(query[rows], keys, values, scale, window, softcap)
-            out[rows] = attended.to(out.dtype)
+            keys = self._gather(kv[:, layer, 0], inputs.metadata.block_tables[sequence], first, kv_len)
+            values = self._gather(kv[:, layer, 1], inputs.metadata.block_tables[sequence], first, kv_len)
+            attended = self._attend_one(inputs.query[rows], keys, values, inputs.options)
+            inputs.out[rows] = attended.to(inputs.out.dtype)
+
+    def reserve_decode(
+        self, kv: torch.Tensor, dtype: torch.dtype, num_heads: int, max_num_seqs: int, options: AttentionOptions
+    ) -> None:
+        """Nothing is captured: this backend reads lengths on the host."""
 
     def _gather(self, pool: torch.Tensor, block_table: torch.Tensor, first: int, end: int) -> torch.Tensor:
         """One sequence's keys or values at positions first..end, [hkv, end - first, d], of [num_blocks, hkv, bs, d].
@@ -66,23 +72,25 @@ class ReferenceBackend:
         return blocks.transpose(0, 1).flatten(1, 2)[:, skipped : skipped + end - first].to(self._compute_dtype)
 
     def _attend_one(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """[query_len, hq, d] attended over keys and values [hkv, n, d]; the last query_len are the queries' own."""
         group_size = query.shape[1] // keys.shape[0]
         heads_first = query.transpose(0, 1).to(self._compute_dtype)
-        scores = heads_first @ keys.repeat_interleave(group_size, dim=0).transpose(1, 2) * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        visible = _visible(query.shape[0], keys.shape[1], window, query.device)
-        weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+        scores = heads_first @ keys.repeat_interleave(group_size, dim=0).transpose(1, 2) * options.scale
+        if options.softcap is not None:
+            scores = options.softcap * torch.tanh(scores / options.softcap)
+        visible = _visible(query.shape[0], keys.shape[1], options.window, query.device)
+        weights = _softmax(scores.masked_fill(~visible, float("-inf")), options.sinks)
         return (weights @ values.repeat_interleave(group_size, dim=0)).transpose(0, 1)
+
+
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Weights [hq, query_len, n] of scores; with ``sinks`` [hq] they add up to less than 1."""
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    column = sinks.to(scores)[:, None, None].expand(-1, scores.shape[1], 1)
+    return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def _to_storage(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

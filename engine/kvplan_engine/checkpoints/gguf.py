@@ -1,8 +1,7 @@
-"""Weights and config of a Llama-family or GPT-2 model from a GGUF file, dequantised to the engine's dtype."""
+"""Config and weights of a model from a GGUF file, dequantised to the engine's dtype."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,97 +9,85 @@ import numpy as np
 import torch
 
 from kvplan_engine.checkpoints.config import ModelConfig
-from kvplan_engine.checkpoints.loading import Weights, _fill
+from kvplan_engine.checkpoints.families import FAMILIES, family_of
+from kvplan_engine.checkpoints.families.family import Family, Gguf
+from kvplan_engine.checkpoints.parameters import decoder_parameters
+from kvplan_engine.checkpoints.weights import Weights, fill_weights
 from kvplan_engine.errors import EngineError
-
-# llama.cpp's tensor names and the Hugging Face names they stand for.
-_TOP_LEVEL = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
-_IN_LAYER = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
 def read_gguf_config(path: Path) -> dict[str, Any]:
-    """A config.json's keys, from the metadata of a GGUF file. EngineError when it is not one we run."""
+    """A config.json's keys, from the metadata of a GGUF file. EngineError when it is not one the engine loads."""
     reader = _open(path)
     metadata = {name: field.contents() for name, field in reader.fields.items()}
-    architecture = metadata.get("general.architecture")
-    if architecture not in _ARCHITECTURES:
-        raise EngineError(
-            f"{path.name} is a GGUF of architecture '{architecture}', which the engine does not load.",
-            hint="it loads " + ", ".join(sorted(_ARCHITECTURES)),
-        )
-    tensor_names = {tensor.name for tensor in reader.tensors}
-    embedding = next(tensor for tensor in reader.tensors if tensor.name == "token_embd.weight")
+    family, gguf = _family_in(path, metadata)
+    shapes = {tensor.name: tensor.shape for tensor in reader.tensors}
+    query_bias = f"{gguf.names.layer.format(0)}.{gguf.names.qkv[0]}.bias"
 
     def number(key: str) -> Any:
-        return metadata[f"{architecture}.{key}"]
+        return metadata[f"{gguf.architecture}.{key}"]
 
     return {
-        "architectures": [_ARCHITECTURES[architecture]],
+        "architectures": [family.architecture],
         "num_hidden_layers": number("block_count"),
         "hidden_size": number("embedding_length"),
         "intermediate_size": number("feed_forward_length"),
         "num_attention_heads": number("attention.head_count"),
-        "num_key_value_heads": metadata.get(f"{architecture}.attention.head_count_kv"),
-        "head_dim": metadata.get(f"{architecture}.attention.key_length"),
+        "num_key_value_heads": metadata.get(f"{gguf.architecture}.attention.head_count_kv"),
+        "head_dim": metadata.get(f"{gguf.architecture}.attention.key_length"),
         "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": metadata.get(f"{architecture}.rope.freq_base"),
+        "rope_theta": metadata.get(f"{gguf.architecture}.rope.freq_base"),
         "max_position_embeddings": number("context_length"),
-        "vocab_size": int(embedding.shape[1]),
-        "tie_word_embeddings": "output.weight" not in tensor_names,
-        "attention_bias": architecture == "llama" and "blk.0.attn_q.bias" in tensor_names,
+        "vocab_size": int(shapes[f"{gguf.names.embedding}.weight"][1]),
+        "tie_word_embeddings": f"{gguf.names.head}.weight" not in shapes,
+        "attention_bias": gguf.may_have_attention_bias and query_bias in shapes,
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
         "torch_dtype": "bfloat16",
     }
+
+
+def _family_in(path: Path, metadata: dict[str, Any]) -> tuple[Family, Gguf]:
+    architecture = metadata.get("general.architecture")
+    known = {family.gguf.architecture: (family, family.gguf) for family in FAMILIES if family.gguf is not None}
+    if architecture not in known:
+        raise EngineError(
+            f"{path.name} is a GGUF of architecture '{architecture}', which the engine does not load.",
+            hint="it loads " + ", ".join(sorted(known)),
+        )
+    return known[architecture]
 
 
 def fill_from_gguf(weights: Weights, config: ModelConfig, path: Path) -> None:
     """Dequantise every tensor of ``path`` into ``weights``."""
     from gguf import dequantize
 
+    gguf = family_of(config.architecture).gguf
+    assert gguf is not None, "read_gguf_config knows no other families"
     tensors = {tensor.name: tensor for tensor in _open(path).tensors}
     if "rope_freqs.weight" in tensors:
         raise EngineError(f"{path.name} stores scaled RoPE frequencies, which the engine does not read yet.")
 
     def read(name: str) -> torch.Tensor:
-        stored = tensors[_gguf_name(name)]
+        stored = tensors[name]
         values = dequantize(stored.data, stored.tensor_type)
         # a copy: unquantised tensors are read-only views of the mapped file
         values = np.array(values.reshape([int(extent) for extent in reversed(stored.shape)]))
-        if config.family in ("llama", "mistral") and ("q_proj" in name or "k_proj" in name):
-            values = _unpermute(values, config.num_heads if "q_proj" in name else config.num_kv_heads)
-        return torch.from_numpy(values)
+        num_heads = _heads_of_pairs(name, gguf, config)
+        return torch.from_numpy(values if num_heads is None else _halves_of_heads(values, num_heads))
 
-    _fill(weights, config, read, path.name)
-
-
-def _gguf_name(name: str) -> str:
-    match = _LAYER.fullmatch(name)
-    if match:
-        return f"blk.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
-    stem, _, kind = name.rpartition(".")
-    return f"{_TOP_LEVEL[stem]}.{kind}"
+    fill_weights(weights, decoder_parameters(config, gguf.names), read, path.name)
 
 
-def _unpermute(values: np.ndarray, num_heads: int) -> np.ndarray:
-    """llama.cpp stores Llama's query and key rows with RoPE pairs side by side; Hugging Face as two halves per head."""
+def _heads_of_pairs(name: str, gguf: Gguf, config: ModelConfig) -> int | None:
+    """How many heads the rows of tensor ``name`` are, if pairs that rotate together lie side by side in each."""
+    if not gguf.pairs_side_by_side:
+        return None
+    query, key, _ = gguf.names.qkv
+    return {query: config.num_heads, key: config.num_kv_heads}.get(name.split(".")[-2])
+
+
+def _halves_of_heads(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows of heads with pairs side by side as Hugging Face stores them: the first of all pairs, then the second."""
     rows = values.shape[0]
     pairs = values.reshape(num_heads, rows // num_heads // 2, 2, *values.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvplan_engine.checkpoints.config import find_profile
+from kvplan_engine.checkpoints.config_json import find_profile
 from kvplan_engine.errors import EngineError
 
 logger = logging.getLogger("kvplan_engine")

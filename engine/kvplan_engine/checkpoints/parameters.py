@@ -1,19 +1,45 @@
-"""What parameters a model has and where they stand in published checkpoints.
+"""What parameters a decoder has, and which tensors of a checkpoint they are made of.
 
-A parameter of ours may be several of a checkpoint's, stacked: the query, key and value projections are one matrix
-here, because one product of three times the width is faster than three.
+One parameter may be several tensors stacked: the query, key and value projections are one matrix here, because one
+product of three times the width is faster than three.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvplan_engine.checkpoints.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
+class TensorNames:
+    """What a checkpoint calls its tensors, without ``.weight`` and ``.bias``; the defaults are Llama's.
+
+    layer: what stands before the names inside a layer, ``{}`` being its number. qkv: three names, or one where they
+    are fused, in the order query, key, value. up: gate and up, or one name where they are fused or there is no gate.
+    transposed: projections are stored [in, out] (GPT-2's Conv1D).
+    """
+
+    embedding: str = "model.embed_tokens"
+    positions: str = ""
+    layer: str = "model.layers.{}"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    output: str = "self_attn.o_proj"
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    attention_norm: str = "input_layernorm"
+    mlp_norm: str = "post_attention_layernorm"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
-    """One tensor of a Hugging Face checkpoint. transposed: stored [in, out] (GPT-2's Conv1D)."""
+    """One tensor of a checkpoint, and how many rows of the parameter it fills. transposed: stored [in, out]."""
 
     name: str
     num_rows: int
@@ -30,85 +56,50 @@ class Parameter:
     sources: tuple[Source, ...]
 
 
-def model_parameters(config: ModelConfig) -> list[Parameter]:
-    """Every parameter of the model, each once (a tied output head is the embedding)."""
-    return _gpt2_parameters(config) if config.family == "gpt2" else _llama_parameters(config)
-
-
-def num_parameters(config: ModelConfig) -> int:
-    total = 0
-    for parameter in model_parameters(config):
-        size = 1
-        for extent in parameter.shape:
-            size *= extent
-        total += size
-    return total
-
-
-def _single(name: str, source: str, shape: tuple[int, ...], kind: str) -> Parameter:
-    return Parameter(name, shape, kind, (Source(source, shape[0]),))
-
-
-def _gpt2_parameters(c: ModelConfig) -> list[Parameter]:
-    h = c.hidden_size
-    parameters = [
-        _single("embedding", "wte.weight", (c.vocab_size, h), "matrix"),
-        _single("positions", "wpe.weight", (c.max_position_embeddings, h), "matrix"),
-    ]
-    for layer in range(c.num_layers):
-        ours, theirs = f"layers.{layer}", f"h.{layer}"
-        for name, source, rows, columns in (
-            ("qkv", "attn.c_attn", 3 * h, h),
-            ("output", "attn.c_proj", h, h),
-            ("up", "mlp.c_fc", c.ffn_size, h),
-            ("down", "mlp.c_proj", h, c.ffn_size),
-        ):
-            stored = Source(f"{theirs}.{source}.weight", rows, transposed=True)
-            parameters.append(Parameter(f"{ours}.{name}.weight", (rows, columns), "matrix", (stored,)))
-            parameters.append(_single(f"{ours}.{name}.bias", f"{theirs}.{source}.bias", (rows,), "bias"))
-        for name, source in (("attention_norm", "ln_1"), ("mlp_norm", "ln_2")):
-            parameters += _norm(f"{ours}.{name}", f"{theirs}.{source}", h)
-    parameters += _norm("final_norm", "ln_f", h)
-    if not c.tie_word_embeddings:
-        parameters.append(_single("head", "lm_head.weight", (c.vocab_size, h), "matrix"))
+def decoder_parameters(config: ModelConfig, names: TensorNames) -> list[Parameter]:
+    """Every parameter of the decoder, each once: a tied output head is the embedding."""
+    hidden = config.hidden_size
+    parameters = [_table("embedding", names.embedding, config.vocab_size, hidden)]
+    if not config.is_rotary:
+        parameters.append(_table("positions", names.positions, config.max_position_embeddings, hidden))
+    for layer in range(config.num_layers):
+        parameters += _layer_parameters(config, names, f"layers.{layer}", names.layer.format(layer))
+    parameters += _norm("final_norm", names.final_norm, hidden, config.layer_norm)
+    if not config.tie_word_embeddings:
+        parameters.append(_table("head", names.head, config.vocab_size, hidden))
     return parameters
 
 
-def _norm(name: str, source: str, size: int) -> list[Parameter]:
-    return [
-        _single(f"{name}.weight", f"{source}.weight", (size,), "norm"),
-        _single(f"{name}.bias", f"{source}.bias", (size,), "bias"),
-    ]
+def _layer_parameters(c: ModelConfig, names: TensorNames, ours: str, theirs: str) -> Iterator[Parameter]:
+    for name, sources, rows, inputs, bias in (
+        ("qkv", names.qkv, (c.query_size, c.kv_size, c.kv_size), c.hidden_size, c.qkv_bias),
+        ("output", (names.output,), (c.hidden_size,), c.query_size, c.output_bias),
+        ("up", names.up, (c.ffn_size,) * (2 if c.gated_mlp else 1), c.hidden_size, c.mlp_bias),
+        ("down", (names.down,), (c.hidden_size,), c.ffn_size, c.mlp_bias),
+    ):
+        parts = dict(zip(sources, rows if len(sources) > 1 else (sum(rows),), strict=True))
+        yield _projection(f"{ours}.{name}.weight", theirs, parts, inputs, names.transposed)
+        if bias:
+            stored = tuple(Source(f"{theirs}.{source}.bias", size) for source, size in parts.items())
+            yield Parameter(f"{ours}.{name}.bias", (sum(rows),), "bias", stored)
+    yield from _norm(f"{ours}.attention_norm", f"{theirs}.{names.attention_norm}", c.hidden_size, c.layer_norm)
+    yield from _norm(f"{ours}.mlp_norm", f"{theirs}.{names.mlp_norm}", c.hidden_size, c.layer_norm)
+    if c.head_norms:
+        yield from _norm(f"{ours}.query_norm", f"{theirs}.{names.query_norm}", c.head_size, False)
+        yield from _norm(f"{ours}.key_norm", f"{theirs}.{names.key_norm}", c.head_size, False)
 
 
-def _llama_parameters(c: ModelConfig) -> list[Parameter]:
-    h = c.hidden_size
-    parameters = [_single("embedding", "model.embed_tokens.weight", (c.vocab_size, h), "matrix")]
-    for layer in range(c.num_layers):
-        ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
-        attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
-        qkv = (("q_proj", c.query_size), ("k_proj", c.kv_size), ("v_proj", c.kv_size))
-        parameters += _stacked(f"{ours}.qkv", [(f"{attention}.{n}", rows) for n, rows in qkv], h, c.qkv_bias)
-        parameters += _stacked(f"{ours}.output", [(f"{attention}.o_proj", h)], c.query_size, c.output_bias)
-        gate_up = [(f"{mlp}.gate_proj", c.ffn_size), (f"{mlp}.up_proj", c.ffn_size)]
-        parameters += _stacked(f"{ours}.up", gate_up, h, c.mlp_bias)
-        parameters += _stacked(f"{ours}.down", [(f"{mlp}.down_proj", h)], c.ffn_size, c.mlp_bias)
-        norms = [("attention_norm", "input_layernorm", h), ("mlp_norm", "post_attention_layernorm", h)]
-        if c.family == "qwen3":
-            norms += [("query_norm", "self_attn.q_norm", c.head_size), ("key_norm", "self_attn.k_norm", c.head_size)]
-        for name, source, size in norms:
-            parameters.append(_single(f"{ours}.{name}.weight", f"{theirs}.{source}.weight", (size,), "norm"))
-    parameters.append(_single("final_norm.weight", "model.norm.weight", (h,), "norm"))
-    if not c.tie_word_embeddings:
-        parameters.append(_single("head", "lm_head.weight", (c.vocab_size, h), "matrix"))
-    return parameters
+def _projection(name: str, layer: str, parts: dict[str, int], num_inputs: int, transposed: bool) -> Parameter:
+    sources = tuple(Source(f"{layer}.{part}.weight", rows, transposed) for part, rows in parts.items())
+    return Parameter(name, (sum(parts.values()), num_inputs), "matrix", sources)
 
 
-def _stacked(name: str, parts: list[tuple[str, int]], num_inputs: int, bias: bool) -> list[Parameter]:
-    rows = sum(part_rows for _, part_rows in parts)
-    sources = tuple(Source(f"{source}.weight", part_rows) for source, part_rows in parts)
-    parameters = [Parameter(f"{name}.weight", (rows, num_inputs), "matrix", sources)]
-    if bias:
-        sources = tuple(Source(f"{source}.bias", part_rows) for source, part_rows in parts)
-        parameters.append(Parameter(f"{name}.bias", (rows,), "bias", sources))
-    return parameters
+def _table(name: str, source: str, rows: int, columns: int) -> Parameter:
+    return Parameter(name, (rows, columns), "matrix", (Source(f"{source}.weight", rows),))
+
+
+def _norm(name: str, source: str, size: int, bias: bool) -> list[Parameter]:
+    weight = Parameter(f"{name}.weight", (size,), "norm", (Source(f"{source}.weight", size),))
+    if not bias:
+        return [weight]
+    return [weight, Parameter(f"{name}.bias", (size,), "bias", (Source(f"{source}.bias", size),))]

@@ -114,8 +114,8 @@ class ModelRunner:
 
     @property
     def graph_sizes(self) -> tuple[int, ...]:
-        """Sizes at which decode steps are captured: none without a GPU, or with kernels that wait, or if so wanted."""
-        if not self.device.is_asynchronous or self._model.attention.name != "cuda" or self._config.enforce_eager:
+        """Sizes at which decode steps are captured: none without a GPU, with kernels that wait, or if enforce_eager."""
+        if not self.device.is_asynchronous or not self._model.attention.is_capturable or self._config.enforce_eager:
             return ()
         return ladder_of(self.workspace["logits"].shape[0])
 

@@ -1,4 +1,14 @@
-"""The operations a model needs beside attention and matrix products, whichever device computes them."""
+"""The operations that a model needs beside attention and matrix products: what each one computes, declared once.
+
+Three implementations: ``torch_ops`` (plain torch: the definition, and what runs where nothing can be compiled),
+``cpu.ops`` and ``cuda.ops.CudaOps``. All of them compute in float32 and round once, when the result is stored; each
+writes into a tensor that the caller owns. Rows may be strided, their last dimension is contiguous. Arguments of the
+wrong shape, dtype or stride raise ValueError (``arguments``); positions and blocks outside their tensors raise
+IndexError on the CPU and are not checked on a GPU, where nothing is read back.
+
+T: tokens, H: hidden size, F: inner size of the MLP, S: sequences, V: vocabulary.
+``docs/how-to/add-a-kernel-operation.md`` walks through adding one.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +18,56 @@ from torch import Tensor
 
 
 class Ops(Protocol):
-    """What ``kernels.ops`` (CPU), ``kernels.torch_ops`` (the definition, with the shapes) and ``CudaOps`` offer."""
+    """The operations on one kind of device."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """out [T, H] = x / sqrt(mean(x^2) + eps) * weight [H]; out may be x.
 
-    def add_rms_norm(self, delta: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
+        Also [T, heads, d] by weight [d]: a norm of each head. The heads of a token lie side by side.
+        """
+        ...
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None: ...
+    def add_rms_norm(self, delta: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """residual [T, H] += delta [T, H], then out = rms_norm(residual); out may be delta."""
+        ...
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:
+        """out [T, H] = (x - mean(x)) / sqrt(var(x) + eps) * weight [H] + bias [H]; out may be x."""
+        ...
 
     def add_layer_norm(
         self, delta: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor
-    ) -> None: ...
+    ) -> None:
+        """residual [T, H] += delta [T, H], then out = layer_norm(residual); out may be delta."""
+        ...
 
-    def rope_inplace(self, x: Tensor, positions: Tensor, cos_sin: Tensor) -> None: ...
+    def rope_inplace(self, x: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+        """Rotate x [T, heads, d] by ``positions`` [T] int64; ``cos_sin`` [L, r] float32: r/2 cosines, then r/2 sines.
 
-    def silu_and_mul(self, gate_up: Tensor, out: Tensor) -> None: ...
+        Element i of a head rotates with element i + r/2. r may be less than d: the rest of each head stays.
+        """
+        ...
 
-    def gelu_new_inplace(self, x: Tensor) -> None: ...
+    def silu_and_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        """out [T, F] = silu(gate) * up, for gate_up [T, 2F] = gate beside up; out may be ``gate_up[:, :F]``."""
+        ...
 
-    def gelu_inplace(self, x: Tensor) -> None: ...
+    def gelu_new_inplace(self, x: Tensor) -> None:
+        """x [T, F] = gelu(x) by the tanh formula (GPT-2's)."""
+        ...
 
-    def argmax_rows(self, logits: Tensor, out: Tensor) -> None: ...
+    def gelu_inplace(self, x: Tensor) -> None:
+        """x [T, F] = gelu(x) by the error function."""
+        ...
 
-    def copy_blocks(self, src_kv: Tensor, dst_kv: Tensor, pairs: Tensor) -> None: ...
+    def argmax_rows(self, logits: Tensor, out: Tensor) -> None:
+        """out [S] int64 = index of the largest in each row of logits [S, V], the lowest on ties; a NaN is largest."""
+        ...
+
+    def copy_blocks(self, src_kv: Tensor, dst_kv: Tensor, pairs: Tensor) -> None:
+        """dst_kv[pairs[i, 1]] = src_kv[pairs[i, 0]] for every i in pairs [n, 2] int64: whole blocks, all layers.
+
+        Both may be the same tensor; no destination may also be a source or appear twice. On a GPU either tensor, and
+        ``pairs``, may lie in pinned host memory; pairs are copied to the device first, without waiting.
+        """
+        ...

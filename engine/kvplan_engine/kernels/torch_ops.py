@@ -1,7 +1,7 @@
-"""Every CPU kernel's slow twin in plain torch: the definition, and the fallback where nothing can be compiled.
+"""Every operation of ``interface.Ops`` in plain torch: the definition that the kernels are tested against.
 
-All compute in float32 (or in float64 for float64 inputs, which is how tests see float32's own error) and round once,
-when the result is stored.
+Also the fallback where nothing can be compiled. Computes in float32, or in float64 for float64 inputs, which is how
+tests see float32's own error, and rounds once, when the result is stored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def _upcast(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
-    """out [T, H] = x / sqrt(mean(x^2) + eps) * weight [H]."""
+    """See Ops.rms_norm."""
     wide = _upcast(x)
     out.copy_(wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * _upcast(weight))
 
@@ -23,13 +23,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tenso
 def add_rms_norm(
     delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
 ) -> None:
-    """residual [T, H] += delta [T, H], then out = rms_norm(residual)."""
+    """See Ops.add_rms_norm."""
     residual.copy_(_upcast(residual) + _upcast(delta))
     rms_norm(residual, weight, eps, out)
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, out: torch.Tensor) -> None:
-    """out [T, H] = (x - mean(x)) / sqrt(var(x) + eps) * weight [H] + bias [H]."""
+    """See Ops.layer_norm."""
     out.copy_(functional.layer_norm(_upcast(x), (x.shape[-1],), _upcast(weight), _upcast(bias), eps))
 
 
@@ -41,16 +41,13 @@ def add_layer_norm(
     eps: float,
     out: torch.Tensor,
 ) -> None:
-    """residual [T, H] += delta [T, H], then out = layer_norm(residual)."""
+    """See Ops.add_layer_norm."""
     residual.copy_(_upcast(residual) + _upcast(delta))
     layer_norm(residual, weight, bias, eps, out)
 
 
 def rope_inplace(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
-    """Rotate x [T, heads, d] by ``positions`` [T]: the first r = cos_sin.shape[1] values of each head, in halves.
-
-    ``cos_sin`` [L, r] holds the r / 2 cosines of a position, then its r / 2 sines. With r < d the rest stays.
-    """
+    """See Ops.rope_inplace."""
     half = cos_sin.shape[1] // 2
     cos, sin = cos_sin[positions].unsqueeze(1).split(half, dim=-1)
     first, second = _upcast(x[..., :half]), _upcast(x[..., half : 2 * half])
@@ -60,35 +57,35 @@ def rope_inplace(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
 
 
 def silu_and_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
-    """out [T, F] = silu(gate) * up, for gate_up [T, 2F] = gate beside up; out may be the gate's own memory."""
+    """See Ops.silu_and_mul."""
     gate, up = gate_up.chunk(2, dim=-1)
     out.copy_(functional.silu(_upcast(gate)) * _upcast(up))
 
 
 def gelu_new_inplace(x: torch.Tensor) -> None:
-    """x [T, F] = gelu(x) by the tanh formula (GPT-2's)."""
+    """See Ops.gelu_new_inplace."""
     x.copy_(functional.gelu(_upcast(x), approximate="tanh"))
 
 
 def gelu_inplace(x: torch.Tensor) -> None:
-    """x [T, F] = gelu(x) by the error function."""
+    """See Ops.gelu_inplace."""
     x.copy_(functional.gelu(_upcast(x)))
 
 
 def argmax_rows(logits: torch.Tensor, out: torch.Tensor) -> None:
-    """out [S] int64 = index of the largest in each row of logits [S, V], the lowest on ties; a NaN is largest."""
+    """See Ops.argmax_rows."""
     torch.argmax(logits, dim=-1, out=out)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """out [T, N] = x [T, K] @ weight [N, K] transposed, + bias [N]."""
-    product = _upcast(x) @ _upcast(weight).t()
-    out.copy_(product if bias is None else product + _upcast(bias))
-
-
 def copy_blocks(src_kv: torch.Tensor, dst_kv: torch.Tensor, pairs: torch.Tensor) -> None:
-    """dst_kv[pairs[i, 1]] = src_kv[pairs[i, 0]] for every i; no destination may also be a source or appear twice."""
+    """See Ops.copy_blocks."""
     sources, destinations = pairs.unbind(dim=1)
     if src_kv.dtype is torch.float8_e4m3fn:  # torch cannot index it
         src_kv, dst_kv = src_kv.view(torch.uint8), dst_kv.view(torch.uint8)
     dst_kv[destinations.to(dst_kv.device)] = src_kv[sources.to(src_kv.device)].to(dst_kv.device)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """out [T, N] = x [T, K] @ weight [N, K] transposed, + bias [N]. The definition of ``cpu.ops.linear``."""
+    product = _upcast(x) @ _upcast(weight).t()
+    out.copy_(product if bias is None else product + _upcast(bias))

@@ -1,0 +1,10 @@
+"""The parts that a decoder's layers are made of, each over one parameter of the checkpoint.
+
+norm         RMSNorm and LayerNorm, alone or fused with the residual addition before them
+rope         the table of cosines and sines
+activation   the MLP's activations
+projection   what a product with a weight offers, and how one is chosen for each weight
+linear       the weight as published, by torch
+panels       the weight packed for our own CPU product
+onednn       the weight packed by oneDNN, for bfloat16 on CPUs with AMX
+"""

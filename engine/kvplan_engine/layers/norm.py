@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvplan_engine.checkpoints.loading import Weights
+from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, NormArgs
 from kvplan_engine.kernels.interface import Ops
 
@@ -20,8 +20,8 @@ class Norm:
         self._epsilon = epsilon
         self._ops = ops
 
-    def kernel_args(self) -> NormArgs:
-        """What belongs to the weights, as the CPU kernels take it; valid while this object is."""
+    def layer_args(self) -> NormArgs:
+        """The norm as the CPU kernels' call for all layers takes it; valid while this object is."""
         return NormArgs(
             weight=self._weight.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),

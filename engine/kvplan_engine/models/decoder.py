@@ -1,51 +1,51 @@
-"""The decoder that GPT-2 and the Llama family share: embed, then per layer attention and MLP around one residual.
+"""The decoder that all families share: embed, then per layer attention and MLP around one residual stream.
 
     hidden  [T, H]  the residual stream                     normed [T, H]  its normalised copy, input of a projection
     delta   [T, H]  output of a block, added to hidden in the next norm
     scratch         qkv [T, (hq + 2 hkv) d] and attention output [T, hq d]; then the MLP's inner activations
 
-Every product writes into a buffer of the workspace: a step allocates nothing that grows with the batch.
+Every product writes into a buffer of the workspace: a step allocates nothing that grows with the batch. Families differ
+in ModelConfig's fields, and in what their weights hold (``checkpoints/families``).
 """
 
 from __future__ import annotations
 
 import torch
 
-from kvplan_engine.attention.backend import AttentionBackend
+from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, Rotation, refuse_missing_options
 from kvplan_engine.checkpoints.config import ModelConfig
-from kvplan_engine.checkpoints.loading import Weights
-from kvplan_engine.kernels import torch_ops
-from kvplan_engine.kernels.interface import Ops
-from kvplan_engine.layers.linear import PanelLinear, make_linear
+from kvplan_engine.checkpoints.weights import Weights
+from kvplan_engine.layers.activation import activate
 from kvplan_engine.layers.norm import Norm
+from kvplan_engine.layers.projection import Projection, StoredWeight, make_projection
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.decoder_layer import DecoderLayer
-from kvplan_engine.models.layer_run import make_layer_run
+from kvplan_engine.models.device_kernels import DeviceKernels
 from kvplan_engine.models.step_batch import StepBatch
 
 
 class Decoder:
     """A model with its weights; ``forward`` computes one step over the paged pool.
 
-    Takes weights that it packs out of ``weights``: nobody holds them twice.
+    Weights that a projection keeps in a layout of its own leave ``weights``: nobody holds them twice.
+    EngineError where the attention backend lacks an option of the model's attention.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, attention: AttentionBackend, ops: Ops) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, kernels: DeviceKernels) -> None:
         self.config = config
-        self._attention = attention
-        self._ops = ops
+        self.attention_options = AttentionOptions(config.head_size**-0.5, window=config.window_tokens)
+        refuse_missing_options(kernels.attention, self.attention_options)
+        self._attention, self._ops = kernels.attention, kernels.ops
         self._positions = weights.get("positions")
-        self._layers = [DecoderLayer(config, weights, index, ops) for index in range(config.num_layers)]
-        self._final_norm = Norm(weights, "final_norm", config.norm_eps, ops)
-        is_tied = "head" not in weights
-        self._head = make_linear(
-            weights, "embedding" if is_tied else "head", compiled=ops is not torch_ops, shared=is_tied
-        )
-        self._embedding = weights.get("embedding")  # None where it has been packed for the head
-        self._scale = config.head_size**-0.5
-        # A GPU's backend rotates while it writes the cache; the CPU runs all layers in one call instead.
-        self._rotate_and_write = getattr(attention, "rotate_and_write_kv", None) if config.is_rotary else None
-        self.layer_run = make_layer_run(config, self._layers, self._final_norm, attention)
+        self._layers = [
+            DecoderLayer(config, weights, index, kernels.ops, kernels.projections) for index in range(config.num_layers)
+        ]
+        self._final_norm = Norm(weights, "final_norm", config.norm_eps, kernels.ops)
+        is_tied = config.tie_word_embeddings
+        head = StoredWeight(weights, "embedding" if is_tied else "head", is_embedding=is_tied)
+        self._head: Projection = make_projection(kernels.projections, head)
+        self._embedding = None if is_tied else weights["embedding"]
+        self.layer_run = kernels.make_layer_run(config, self._layers, self._final_norm)
 
     def forward(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace) -> torch.Tensor:
         """Logits [len(batch.sampled), vocab_size] in the workspace; the step's K and V are in ``kv`` afterwards."""
@@ -54,7 +54,7 @@ class Decoder:
         self._embed(batch, hidden, delta)
         self._layers[0].attention_norm(hidden, normed)
         if self.layer_run is not None:
-            self.layer_run(batch, kv, workspace)
+            self.layer_run(batch, kv, workspace, self.attention_options)
             return self._logits(batch, normed, workspace)
         norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, norms, strict=True)):
@@ -66,8 +66,8 @@ class Decoder:
                     break
                 hidden, query, attended = self._take_rows(rows, hidden, query, attended, workspace)
                 normed, delta = normed[: rows.shape[0]], delta[: rows.shape[0]]
-            out, window = attended.view(query.shape), self.config.window_tokens
-            self._attention.attend(query, kv, index, attention, out, self._scale, window, None)
+            out = attended.view(query.shape)
+            self._attention.attend(AttentionInputs(query, kv, index, attention, out, self.attention_options))
             layer.output(attended, delta)
             layer.mlp_norm.after_adding(delta, hidden, normed)
             self._mlp(layer, normed, workspace, delta)
@@ -75,11 +75,10 @@ class Decoder:
         return self._logits(batch, normed, workspace)
 
     def _embed(self, batch: StepBatch, hidden: torch.Tensor, delta: torch.Tensor) -> None:
-        if self._embedding is not None:
-            torch.index_select(self._embedding, 0, batch.token_ids, out=hidden)
+        if self._embedding is None:  # tied to the head
+            self._head.rows(batch.token_ids, hidden)
         else:
-            assert isinstance(self._head, PanelLinear)
-            self._head.packed.rows(batch.token_ids, hidden)
+            torch.index_select(self._embedding, 0, batch.token_ids, out=hidden)
         if self._positions is not None:
             torch.index_select(self._positions, 0, batch.positions, out=delta)
             hidden += delta
@@ -103,13 +102,11 @@ class Decoder:
             layer.query_norm(query, query)
             layer.key_norm(key, key)
         slots = batch.attention.slots
-        if self._rotate_and_write is not None:
-            self._rotate_and_write(query, key, value, batch.positions, workspace["rope"], kv, index, slots)
-            return query, attended
         if config.is_rotary:
-            rotated = heads[:, : config.num_heads + config.num_kv_heads]  # queries and keys lie side by side
-            self._ops.rope_inplace(rotated, batch.positions, workspace["rope"])
-        self._attention.write_kv(key, value, kv, index, slots)
+            rotation = Rotation(heads[:, : -config.num_kv_heads], batch.positions, workspace["rope"])
+            self._attention.rotate_and_write(rotation, value, kv, index, slots)
+        else:
+            self._attention.write_kv(key, value, kv, index, slots)
         return query, attended
 
     def _take_rows(
@@ -130,20 +127,11 @@ class Decoder:
 
     def _mlp(self, layer: DecoderLayer, normed: torch.Tensor, workspace: Workspace, delta: torch.Tensor) -> None:
         config = self.config
-        if layer.up.activation is not None:
-            (active,) = workspace.scratch((normed.shape[0], config.ffn_size))
-            layer.up(normed, active)
-        elif config.gated_mlp:
-            (inner,) = workspace.scratch((normed.shape[0], 2 * config.ffn_size))
-            layer.up(normed, inner)
-            active = inner[:, : config.ffn_size]
-            self._ops.silu_and_mul(inner, active)
-        else:
-            (active,) = workspace.scratch((normed.shape[0], config.ffn_size))
-            layer.up(normed, active)
-            activate = self._ops.gelu_inplace if config.activation == "gelu" else self._ops.gelu_new_inplace
-            activate(active)
-        layer.down(active, delta)
+        is_fused = layer.up.activation is not None
+        columns = 2 * config.ffn_size if config.gated_mlp and not is_fused else config.ffn_size
+        (inner,) = workspace.scratch((normed.shape[0], columns))
+        layer.up(normed, inner)
+        layer.down(inner if is_fused else activate(config.activation, inner, self._ops), delta)
 
     def _logits(self, batch: StepBatch, normed: torch.Tensor, workspace: Workspace) -> torch.Tensor:
         """normed: the last norm's output, of all rows or, with ``batch.sampled_attention``, of the sampled ones."""

@@ -1,79 +1,86 @@
-"""All layers of a step in one call to the CPU kernels (csrc/cpu/layers.cpp), where every part of a layer has one.
+"""All layers of a step in one call, where the kernels of a device have one for every part of a layer.
 
-The decoder's own loop does the same layer by layer and is what runs everywhere else: another device, the reference
-path, projections that are not ours, norms of each head. ``tests/engine/kernels/test_layer_run.py`` holds the two equal.
+The CPU has (csrc/cpu/layers.cpp). The decoder's own loop does the same layer by layer and is what runs everywhere else:
+on another device, with the reference's kernels, with projections that are not ours, with norms of each head.
+``tests/engine/kernels/test_layer_run.py`` holds the two equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import POINTER, byref, cast, pointer
+from typing import Protocol
 
 import torch
 
-from kvplan_engine.attention.backend import AttentionBackend
+from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions
 from kvplan_engine.attention.cpu import CpuBackend, raise_for
 from kvplan_engine.checkpoints.config import ModelConfig
-from kvplan_engine.kernels.cpu.library import STATUS_OK, LayerArgs, LayersArgs, cpu_kernels
-from kvplan_engine.layers.linear import PanelLinear
+from kvplan_engine.kernels.cpu.library import STATUS_OK, CpuKernels, LayerArgs, LayersArgs
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.decoder_layer import DecoderLayer
 from kvplan_engine.models.step_batch import StepBatch
 
 
-def make_layer_run(
-    config: ModelConfig, layers: Sequence[DecoderLayer], final_norm: Norm, attention: AttentionBackend
-) -> LayerRun | None:
-    """One call for all ``layers``, or None where a part of them is none of the kernels'."""
-    if not isinstance(attention, CpuBackend) or cpu_kernels() is None:
-        return None
-    for layer in layers:
-        projections = (layer.qkv, layer.output, layer.up, layer.down)
-        if layer.query_norm is not None or not all(isinstance(each, PanelLinear) for each in projections):
-            return None
-        if layer.up.activation is None:
-            return None
-    return LayerRun(config, layers, final_norm, attention)
+class LayerRun(Protocol):
+    """All layers of a model over one step."""
 
-
-class LayerRun:
-    """The layers' weights as the kernels take them. Holds addresses: the layers must outlive it."""
-
-    def __init__(
-        self, config: ModelConfig, layers: Sequence[DecoderLayer], final_norm: Norm, attention: CpuBackend
-    ) -> None:
-        kernels = cpu_kernels()
-        assert kernels is not None
-        self._kernels, self._config, self._attention = kernels, config, attention
-        self._scale = config.head_size**-0.5
-        next_norms = [layer.attention_norm for layer in layers[1:]] + [final_norm]
-        self._layers = (LayerArgs * len(layers))(
-            *(_layer_args(layer, norm) for layer, norm in zip(layers, next_norms, strict=True))
-        )
-
-    def __call__(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace) -> None:
+    def __call__(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace, options: AttentionOptions) -> None:
         """From ``normed`` of the first norm to ``normed`` of the last; the step's K and V are in ``kv`` afterwards.
 
         With ``batch.sampled_attention`` the last norm's rows are those of ``batch.sampled_rows``.
         IndexError where the batch does not fit the pool or the rotary table.
         """
-        config, tokens = self._config, batch.num_tokens
+        ...
+
+
+class CpuLayerRun:
+    """The layers' weights as the CPU kernels take them. Holds addresses: the layers must outlive it."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layers: Sequence[LayerArgs],
+        attention: CpuBackend,
+        kernels: CpuKernels,
+    ) -> None:
+        self._config, self._attention, self._kernels = config, attention, kernels
+        self._layers = (LayerArgs * len(layers))(*layers)
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        layers: Sequence[DecoderLayer],
+        final_norm: Norm,
+        attention: CpuBackend,
+        kernels: CpuKernels,
+    ) -> CpuLayerRun | None:
+        """One call for all ``layers``, or None where a part of them is none of the kernels'."""
+        if config.head_norms:
+            return None
+        next_norms = [layer.attention_norm for layer in layers[1:]] + [final_norm]
+        args = [_layer_args(layer, norm) for layer, norm in zip(layers, next_norms, strict=True)]
+        complete = [each for each in args if each is not None]
+        return cls(config, complete, attention, kernels) if len(complete) == len(args) else None
+
+    def __call__(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace, options: AttentionOptions) -> None:
+        """See LayerRun.__call__."""
+        config, tokens, slots = self._config, batch.num_tokens, batch.attention.slots
         qkv, attended = workspace.scratch((tokens, config.qkv_size), (tokens, config.query_size))
         heads = qkv.view(tokens, -1, config.head_size)
         query, key, value = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         out = attended.view(tokens, config.num_heads, config.head_size)
-        window = config.window_tokens
-        attention = self._attention.attention_args(query, kv, 0, batch.attention, out, self._scale, window, None)
-        write = self._attention.write_args(key, value, kv, 0, batch.attention.slots)
+        inputs = AttentionInputs(query, kv, 0, batch.attention, out, options)
         args = LayersArgs(
             layers=cast(self._layers, POINTER(LayerArgs)),
             num_layers=len(self._layers),
             **{name: workspace[name].data_ptr() for name in ("hidden", "normed", "delta")},
             qkv=qkv.data_ptr(),
             inner=qkv.data_ptr(),  # never needed at once
-            attention=pointer(attention),
-            write=pointer(write),
+            attention=pointer(self._attention.attention_args(inputs)),
+            write=pointer(self._attention.write_args(key, value, kv, 0, slots)),
             kv_layer_bytes=kv.stride(1) * kv.itemsize,
             positions=batch.positions.data_ptr(),
         )
@@ -83,17 +90,17 @@ class LayerRun:
         if batch.sampled_attention is not None:
             rows = batch.sampled_rows
             number = rows.shape[0]
+            last = AttentionInputs(out[number : 2 * number], kv, 0, batch.sampled_attention, out[:number], options)
             args.last_rows, args.last_hidden = rows.data_ptr(), workspace["last_hidden"].data_ptr()
-            args.last_attention = pointer(
-                self._attention.attention_args(
-                    out[number : 2 * number], kv, 0, batch.sampled_attention, out[:number], self._scale, window, None
-                )
-            )
+            args.last_attention = pointer(self._attention.attention_args(last))
         status = self._kernels.run_layers(byref(args), torch.get_num_threads())
         if status != STATUS_OK:
             raise_for(status, kv.shape[0])
 
 
-def _layer_args(layer: DecoderLayer, next_norm: Norm) -> LayerArgs:
-    products = {name: getattr(layer, name).packed.args for name in ("qkv", "output", "up", "down")}
-    return LayerArgs(**products, mlp_norm=layer.mlp_norm.kernel_args(), next_norm=next_norm.kernel_args())
+def _layer_args(layer: DecoderLayer, next_norm: Norm) -> LayerArgs | None:
+    """One layer as the kernels take it; None where a product or the activation is none of theirs."""
+    products = {name: getattr(layer, name).layer_args for name in ("qkv", "output", "up", "down")}
+    if None in products.values() or layer.up.activation is None:
+        return None
+    return LayerArgs(**products, mlp_norm=layer.mlp_norm.layer_args(), next_norm=next_norm.layer_args())

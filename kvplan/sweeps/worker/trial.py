@@ -27,7 +27,7 @@ from kvplan.sweeps.worker.metrics import (
 from kvplan.sweeps.worker.protocol import Hello, Message, Stage, StageMessage, TrialOrder, TrialResult
 from kvplan.workload.requests import RequestSpec, prompt_token_ids
 from kvplan_engine import Engine, EngineConfig, EngineError, SamplingParams
-from kvplan_engine.checkpoints.config import SUPPORTED_ARCHITECTURES
+from kvplan_engine.checkpoints.families import SUPPORTED_ARCHITECTURES
 from kvplan_engine.device import process_memory
 from kvplan_engine.device.allocation import is_context_lost
 from kvplan_engine.errors import OutOfDeviceMemory

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kvplan_engine.attention.backend import AttentionBackend
+from kvplan_engine.attention.backend import AttentionBackend, AttentionInputs, AttentionOptions
 from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.attention.reference import ReferenceBackend
 
@@ -36,6 +36,14 @@ class Case:
     kv: torch.Tensor
     query: torch.Tensor
     metadata: AttentionMetadata
+    sinks: torch.Tensor | None = None
+
+    def inputs(self, out: torch.Tensor, scale: float | None = None) -> AttentionInputs:
+        """The call that computes ``out``; by default scores are divided by the root of the head size."""
+        shape = self.shape
+        scale = shape.head_size**-0.5 if scale is None else scale
+        options = AttentionOptions(scale, shape.window, shape.softcap, self.sinks)
+        return AttentionInputs(self.query, self.kv, LAYER, self.metadata, out, options)
 
 
 def make_case(
@@ -95,8 +103,7 @@ def _metadata(lengths: list[tuple[int, int]], tables: torch.Tensor) -> Attention
 def attend(backend: AttentionBackend, case: Case, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """The backend's output on the case, padding rows included."""
     out = torch.full(case.query.shape, UNTOUCHED, dtype=out_dtype or case.query.dtype)
-    scale = case.shape.head_size**-0.5
-    backend.attend(case.query, case.kv, LAYER, case.metadata, out, scale, case.shape.window, case.shape.softcap)
+    backend.attend(case.inputs(out))
     return out
 
 

@@ -8,7 +8,10 @@ import pytest
 import torch
 from paged_cases import LAYER, Shape, assert_matches_definition, attend, make_case
 
+from kvplan_engine.attention.backend import AttentionOptions, Rotation
 from kvplan_engine.attention.cpu import CpuBackend
+from kvplan_engine.attention.reference import ReferenceBackend
+from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, BuildVariant, build_library
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 
@@ -187,17 +190,43 @@ def test_lengths_beyond_their_tensors_are_refused(native: CpuBackend, name: str,
 def test_wrong_arguments_are_named(native: CpuBackend) -> None:
     case = make_case(Shape(), [(1, 40)])
     metadata = case.metadata
-    out = torch.empty(case.query.shape)
+    inputs = case.inputs(torch.empty(case.query.shape))
     with pytest.raises(ValueError, match=r"out is torch\.bfloat16"):
-        native.attend(case.query, case.kv, 0, metadata, out.bfloat16(), 1.0, None, None)
+        native.attend(replace(inputs, out=inputs.out.bfloat16()))
     with pytest.raises(ValueError, match=r"seq_lens is torch\.int64"):
-        wide = replace(metadata, seq_lens=metadata.seq_lens.long())
-        native.attend(case.query, case.kv, 0, wide, out, 1.0, None, None)
+        native.attend(replace(inputs, metadata=replace(metadata, seq_lens=metadata.seq_lens.long())))
     with pytest.raises(ValueError, match="the KV pool is"):
-        native.attend(case.query, case.kv.transpose(3, 4), 0, metadata, out, 1.0, None, None)
+        native.attend(replace(inputs, kv=case.kv.transpose(3, 4)))
     with pytest.raises(ValueError, match="contiguous last dimension"):
-        native.attend(case.query.transpose(0, 2), case.kv, 0, metadata, out, 1.0, None, None)
+        native.attend(replace(inputs, query=case.query.transpose(0, 2)))
     with pytest.raises(IndexError, match="layer 3 of a pool of 3 layers"):
-        native.attend(case.query, case.kv, 3, metadata, out, 1.0, None, None)
+        native.attend(replace(inputs, layer=3))
+    with pytest.raises(ValueError, match=r"got torch\.float64 and torch\.float32"):
+        native.attend(replace(inputs, query=case.query.double(), out=inputs.out.double()))
     with pytest.raises(ValueError, match="window"):
-        native.attend(case.query, case.kv, 0, metadata, out, 1.0, 0, None)
+        AttentionOptions(1.0, window=0)
+
+
+def test_attention_sinks_are_refused_by_name(native: CpuBackend) -> None:
+    case = make_case(Shape(), [(1, 40)])
+    with pytest.raises(EngineError, match="the cpu attention backend has no attention sinks"):
+        attend(native, replace(case, sinks=torch.zeros(4)))
+    assert (attend(ReferenceBackend(), replace(case, sinks=torch.zeros(4))) != attend(native, case)).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rotate_and_write_is_the_reference(native: CpuBackend, dtype: torch.dtype) -> None:
+    """Queries rotate in place; keys reach the pool rotated, values as they are."""
+    heads = torch.randn(5, 7, 16, generator=torch.Generator().manual_seed(6)).to(dtype)
+    angles = torch.rand(9, 8, generator=torch.Generator().manual_seed(7))
+    cos_sin, positions = torch.cat([angles.cos(), angles.sin()], dim=1), torch.tensor([3, 0, 8, 1, 1])
+    slots = torch.tensor([4, -1, 0, 7, 2])
+    results = []
+    for backend in (native, ReferenceBackend()):
+        own, kv = heads.clone(), torch.zeros(2, 3, 2, 2, 4, 16, dtype=dtype)
+        backend.rotate_and_write(Rotation(own[:, :5], positions, cos_sin), own[:, 5:], kv, LAYER, slots)
+        results.append((own[:, :3], own[:, 5:], kv))
+    for ours, reference in zip(*results, strict=True):
+        torch.testing.assert_close(ours, reference)
+    assert torch.equal(results[0][1], heads[:, 5:])
+    assert not torch.equal(results[0][0], heads[:, :3])

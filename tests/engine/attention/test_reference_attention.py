@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from paged_cases import LAYER, PADDING_ROWS, Case, Shape, attend, make_case
@@ -55,6 +57,17 @@ def test_softcap_bounds_the_scores() -> None:
     case = make_case(Shape(2, 2, 8, softcap=1e-6), [(1, 10)])
     result = attend(ReferenceBackend(), case)[0]
     torch.testing.assert_close(result, contiguous(case, 0, 1).mean(dim=1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_sink_takes_weight_and_has_no_value() -> None:
+    """With a sink of logit s the result shrinks by sigmoid(logsumexp(scores) - s): Xiao et al., 2023."""
+    case = make_case(Shape(4, 2, 8), [(3, 10)])
+    sinks = torch.tensor([0.0, 3.0, -2.0, float("-inf")])
+    plain, with_sinks = attend(ReferenceBackend(), case), attend(ReferenceBackend(), replace(case, sinks=sinks))
+    scores = case.query[:3].transpose(0, 1) @ contiguous(case, 0, 0).transpose(1, 2) * 8**-0.5
+    totals = scores.masked_fill(~visible(3, 10, None), float("-inf")).logsumexp(-1)
+    share = torch.sigmoid(totals - sinks[:, None]).transpose(0, 1)
+    torch.testing.assert_close(with_sinks[:3], plain[:3] * share[:, :, None], rtol=1e-5, atol=1e-6)
 
 
 def test_written_tokens_are_what_is_attended_to() -> None:

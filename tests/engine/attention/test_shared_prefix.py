@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paged_cases import LAYER, Case, Shape, assert_matches_definition, attend, make_case
+from paged_cases import Case, Shape, assert_matches_definition, attend, make_case
 
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, build_library
@@ -39,9 +39,7 @@ def with_shared_blocks(case: Case, members: list[int], num_tokens: int) -> Case:
 
 def tokens_read_once(kernels: CpuKernels, case: Case) -> int:
     out = torch.empty(case.query.shape, dtype=case.query.dtype)
-    args = CpuBackend(kernels).attention_args(
-        case.query, case.kv, LAYER, case.metadata, out, 1.0, case.shape.window, case.shape.softcap
-    )
+    args = CpuBackend(kernels).attention_args(case.inputs(out, scale=1.0))
     return int(kernels.tokens_read_once(byref(args)))
 
 

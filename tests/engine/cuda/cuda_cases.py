@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.attention.reference import ReferenceBackend
@@ -98,9 +99,13 @@ def build_batch(case: AttentionCase, device: torch.device | str = "cpu", seed: i
     )
 
 
+def options_of(case: AttentionCase, batch: Batch) -> AttentionOptions:
+    """How the case attends."""
+    return AttentionOptions(case.head_size**-0.5, case.window, case.softcap, batch.sinks)
+
+
 def reference_output(case: AttentionCase, batch: Batch) -> torch.Tensor:
     """[T, hq, d] float64: what exact arithmetic over the stored values gives."""
-    kv = batch.kv.double().cpu()
     query = batch.query.double().cpu()
     out = torch.zeros(query.shape, dtype=torch.float64)
     metadata = AttentionMetadata(
@@ -110,49 +115,18 @@ def reference_output(case: AttentionCase, batch: Batch) -> torch.Tensor:
         batch.metadata.query_starts.cpu(),
         batch.metadata.max_query_len,
     )
-    scale = case.head_size**-0.5
-    backend = _ReferenceWithSinks(batch.sinks)
-    backend.attend(query, kv, case.layer, metadata, out, scale, case.window, case.softcap)
+    options = options_of(case, batch)
+    if batch.sinks is not None:
+        options = replace(options, sinks=batch.sinks.cpu())
+    inputs = AttentionInputs(query, batch.kv.double().cpu(), case.layer, metadata, out, options)
+    ReferenceBackend(torch.float64).attend(inputs)
     return out
-
-
-class _ReferenceWithSinks(ReferenceBackend):
-    """The reference in float64, with a logit per head that takes weight and has no value."""
-
-    def __init__(self, sinks: torch.Tensor | None) -> None:
-        super().__init__(torch.float64)
-        self._sinks = None if sinks is None else sinks.double().cpu()
-
-    def _attend_one(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        if self._sinks is None:
-            return super()._attend_one(query, keys, values, scale, window, softcap)
-        sums = super()._attend_one(query, keys, values, scale, window, softcap)
-        group = query.shape[1] // keys.shape[0]
-        scores = query.transpose(0, 1) @ keys.repeat_interleave(group, dim=0).transpose(1, 2) * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        positions = torch.arange(keys.shape[1] - query.shape[0], keys.shape[1])[:, None]
-        distance = positions - torch.arange(keys.shape[1])[None, :]
-        visible = (distance >= 0) & (distance < (window or 2**30))
-        total = scores.masked_fill(~visible, float("-inf")).logsumexp(-1)
-        share = torch.sigmoid(total - self._sinks[:, None])
-        return sums * share.transpose(0, 1)[:, :, None]
 
 
 def attend(backend: CudaBackend, case: AttentionCase, batch: Batch) -> None:
     """One layer's attention of the case."""
-    scale = case.head_size**-0.5
-    backend.attend(
-        batch.query, batch.kv, case.layer, batch.metadata, batch.out, scale, case.window, case.softcap, batch.sinks
-    )
+    options = options_of(case, batch)
+    backend.attend(AttentionInputs(batch.query, batch.kv, case.layer, batch.metadata, batch.out, options))
 
 
 def largest_error(case: AttentionCase, batch: Batch) -> float:

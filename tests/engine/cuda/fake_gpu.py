@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -22,8 +21,9 @@ from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.runtime import Kernel
 from kvplan_engine.kernels.cuda.variants import KernelVariant
-from kvplan_engine.layers.linear import make_linear
-from kvplan_engine.models import decoder, decoder_layer, loaded_model
+from kvplan_engine.layers.linear import Linear
+from kvplan_engine.models import loaded_model
+from kvplan_engine.models.device_kernels import DeviceKernels
 
 MIB = 1024**2
 _COUNTED_BYTES = 64 * 1024  # smaller tensors are not worth counting
@@ -204,11 +204,8 @@ class RecordingRuntime(EmulatedRuntime):
 
 def take_gpu(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
     """Let engines open ``gpu`` and run the emulated kernels on it."""
-    kernels = loaded_model.Kernels(CudaBackend(gpu.runtime), CudaOps(gpu.runtime))
+    # products by torch, as on a GPU: the CPU's own kernels would be no part of a captured graph
+    kernels = DeviceKernels(CudaBackend(gpu.runtime), CudaOps(gpu.runtime), (Linear,))
     monkeypatch.setattr(core, "open_device", lambda *_: gpu)
     monkeypatch.setattr(loaded_model, "select_kernels", lambda *_: kernels)
-    # products by torch, as on a GPU: the CPU's own kernels would be no part of a captured graph
-    plain = partial(make_linear, compiled=False)
-    for module in (decoder, decoder_layer):
-        monkeypatch.setattr(module, "make_linear", lambda weights, name, **_: plain(weights, name))
     return gpu

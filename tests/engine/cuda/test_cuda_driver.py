@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from cuda_cases import AttentionCase, build_batch
+from cuda_cases import AttentionCase, Batch, build_batch
 from kernel_matrix import every_kernel, properties_of
 
+from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.errors import OutOfDeviceMemory
@@ -181,13 +182,18 @@ def test_a_failed_launch_says_what_the_driver_says() -> None:
         kernel((1, 1), 128, 0, CopyParams())
 
 
+def attend(backend: CudaBackend, batch: Batch, layer: int, window: int | None = None) -> None:
+    options = AttentionOptions(0.1, window)
+    backend.attend(AttentionInputs(batch.query, batch.kv, layer, batch.metadata, batch.out, options))
+
+
 def test_a_decode_step_plans_once_and_launches_once_per_layer() -> None:
     library = FakeLibrary()
     backend = CudaBackend(fake_runtime(library))
     case = AttentionCase(128, 16, 8, 2, (5, 900, 17), (1, 1, 1), scalar=torch.bfloat16)
     batch = build_batch(case)
     for layer in (0, 1):
-        backend.attend(batch.query, batch.kv, layer, batch.metadata, batch.out, 0.1, None, None)
+        attend(backend, batch, layer)
     grids = [arguments[1:3] for arguments in library.named("launch")]
     properties = properties_of((9, 0))
     items = 3 + 2 * properties.num_multiprocessors // 2
@@ -209,7 +215,7 @@ def test_the_next_step_and_another_window_are_planned_anew() -> None:
     def step() -> int:
         before = len(library.named("launch"))
         for layer, window in ((0, None), (1, 100)):
-            backend.attend(batch.query, batch.kv, layer, batch.metadata, batch.out, 0.1, window, None)
+            attend(backend, batch, layer, window)
         return len(library.named("launch")) - before
 
     assert [step(), step()] == [4, 4]
@@ -219,7 +225,8 @@ def test_reserve_compiles_and_makes_room_so_that_a_capture_allocates_nothing(mon
     library = FakeLibrary()
     backend = CudaBackend(fake_runtime(library))
     batch = build_batch(AttentionCase(128, 16, 8, 2, (5, 900, 17), (1, 1, 1), scalar=torch.bfloat16))
-    backend.reserve(torch.bfloat16, batch.kv, 8, 3, windows=(None, 100))
+    for window in (None, 100):
+        backend.reserve_decode(batch.kv, torch.bfloat16, 8, 3, AttentionOptions(0.1, window))
     loaded = len(library.named("load"))
 
     def refuse(*_: object, **__: object) -> None:
@@ -228,7 +235,7 @@ def test_reserve_compiles_and_makes_room_so_that_a_capture_allocates_nothing(mon
     monkeypatch.setattr(torch, "zeros", refuse)
     monkeypatch.setattr(torch, "empty", refuse)
     for window in (None, 100):
-        backend.attend(batch.query, batch.kv, 0, batch.metadata, batch.out, 0.1, window, None)
+        attend(backend, batch, 0, window)
     assert len(library.named("load")) == loaded
 
 

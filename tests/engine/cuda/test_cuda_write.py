@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvplan_engine.attention.backend import Rotation
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels import torch_ops
@@ -14,11 +15,10 @@ F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8
 NUM_BLOCKS, NUM_LAYERS, NUM_TOKENS, MAX_POSITION = 6, 3, 9, 40
 
 
-def fused_rows(query_heads: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """query, key and value as a fused projection leaves them: views of the same rows."""
+def fused_rows(query_heads: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Queries, keys and values as a fused projection leaves them, side by side in the same rows."""
     heads = torch.randn(NUM_TOKENS, query_heads + 2 * kv_heads, head_size, generator=torch.Generator().manual_seed(1))
-    split = heads.to(dtype).split([query_heads, kv_heads, kv_heads], dim=1)
-    return tuple(split)
+    return heads.to(dtype)
 
 
 def some_slots(block_size: int) -> torch.Tensor:
@@ -36,7 +36,7 @@ def same_stored(one: torch.Tensor, other: torch.Tensor, steps: int) -> bool:
 @pytest.mark.parametrize("scalar", [F32, F16, BF16])
 @pytest.mark.parametrize(("cache", "head_size", "block_size"), [(None, 64, 16), (FP8, 80, 5)])
 def test_rows_land_in_their_slots_and_nowhere_else(scalar, cache, head_size, block_size) -> None:
-    _, key, value = fused_rows(4, 2, head_size, scalar)
+    _, key, value = fused_rows(4, 2, head_size, scalar).split([4, 2, 2], dim=1)
     pool = torch.full((NUM_BLOCKS, NUM_LAYERS, 2, 2, block_size, head_size), 5.0).to(cache or scalar)
     expected = pool.clone()
     slots = some_slots(block_size)
@@ -50,7 +50,8 @@ def test_rows_land_in_their_slots_and_nowhere_else(scalar, cache, head_size, blo
     [(F32, F32, 64, 64), (BF16, BF16, 128, 128), (F16, F16, 80, 32), (BF16, FP8, 96, 96), (BF16, BF16, 256, 64)],
 )
 def test_rotation_is_fused(scalar, cache, head_size, rotary) -> None:
-    query, key, value = fused_rows(4, 2, head_size, scalar)
+    heads, value = fused_rows(4, 2, head_size, scalar).split([6, 2], dim=1)
+    query, key = heads.split([4, 2], dim=1)
     pool = torch.zeros(NUM_BLOCKS, NUM_LAYERS, 2, 2, 16, head_size).to(cache)
     expected = pool.clone()
     slots = some_slots(16)
@@ -63,7 +64,8 @@ def test_rotation_is_fused(scalar, cache, head_size, rotary) -> None:
     torch_ops.rope_inplace(wide_key, positions, cos_sin)
     ReferenceBackend().write_kv(wide_key, value.float(), expected, 2, slots)
     key_before = key.clone()
-    CudaBackend(EmulatedRuntime()).rotate_and_write_kv(query, key, value, positions, cos_sin, pool, 2, slots)
+    rotation = Rotation(heads, positions, cos_sin)
+    CudaBackend(EmulatedRuntime()).rotate_and_write(rotation, value, pool, 2, slots)
     assert torch.allclose(query.float(), rotated_query.float(), atol=2e-2 if scalar is not F32 else 1e-6)
     assert torch.equal(key, key_before)
     if cache is F32:
@@ -91,11 +93,11 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     pool = torch.zeros(2, 1, 2, 1, 16, 64)
     key = torch.zeros(3, 1, 64)
     slots = torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(ValueError, match="do not fit the pool"):
+    with pytest.raises(ValueError, match=r"key is .* wanted torch\.float32 \(3, 1, 64\)"):
         backend.write_kv(key.view(3, 1, 64).repeat(1, 2, 1), key.repeat(1, 2, 1), pool, 0, slots)
     with pytest.raises(ValueError, match="slots is"):
         backend.write_kv(key, key, pool, 0, slots.int())
-    with pytest.raises(ValueError, match="layer 1 of a pool with 1"):
+    with pytest.raises(IndexError, match="layer 1 of a pool of 1"):
         backend.write_kv(key, key, pool, 1, slots)
     with pytest.raises(ValueError, match="multiples of 16 bytes"):
         backend.write_kv(torch.zeros(3 * 65)[1:].as_strided((3, 1, 64), (65, 64, 1)), key, pool, 0, slots)

@@ -17,7 +17,7 @@ from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.settings import ServingSettings
 from kvplan_engine import Engine, EngineConfig
-from kvplan_engine.checkpoints.config import load_model_config
+from kvplan_engine.checkpoints.config_json import load_model_config
 from kvplan_engine.device.overhead import CUDA_OVERHEAD_BYTES
 from kvplan_engine.execution.graphs import ladder_of
 from kvplan_engine.memory.plan import plan_memory

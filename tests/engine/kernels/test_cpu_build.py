@@ -15,11 +15,11 @@ import torch
 
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.reference import ReferenceBackend
-from kvplan_engine.attention.select import select_backend
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels import build
 from kvplan_engine.kernels.build import GENERIC, NATIVE, KernelBuildError, build_library
 from kvplan_engine.kernels.cpu import library
+from kvplan_engine.models.device_kernels import select_kernels
 
 ENGINE = str(Path(build.__file__).parents[2])
 
@@ -34,7 +34,7 @@ print(path, CpuKernels(path).lanes)
 ONE_RUNTIME_SCRIPT = """
 import os, re, torch
 torch.set_num_threads(3)
-from kvplan_engine.kernels import ops
+from kvplan_engine.kernels.cpu import ops
 tasks = lambda: len(os.listdir("/proc/self/task"))
 before = tasks()
 x = torch.randn(4096, 512)
@@ -131,14 +131,14 @@ def test_no_compiler_is_one_line_and_the_definition(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("KVPLAN_CACHE_DIR", str(tmp_path))
     with caplog.at_level(logging.WARNING):
-        assert isinstance(select_backend("auto", "cpu", torch.float32), ReferenceBackend)
-        assert isinstance(select_backend("auto", "cpu", torch.bfloat16), ReferenceBackend)
+        assert isinstance(select_kernels("auto", "cpu", torch.float32).attention, ReferenceBackend)
+        assert isinstance(select_kernels("auto", "cpu", torch.bfloat16).attention, ReferenceBackend)
     assert [record.getMessage() for record in caplog.records] == [
         "CPU kernels not available, running on plain torch, which is slower: "
         "no C++ compiler found (looked for $CXX, g++, clang++, c++) (hint: install g++)"
     ]
     with pytest.raises(KernelBuildError, match="no C"):
-        select_backend("cpu", "cpu", torch.float32)
+        select_kernels("cpu", "cpu", torch.float32)
 
 
 def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
@@ -164,13 +164,13 @@ def test_kernels_run_on_torchs_own_threads() -> None:
     assert stdout.split() == ["2", "0", "1"], stderr
 
 
-def test_select_backend() -> None:
-    assert isinstance(select_backend("auto", "cpu", torch.float32), CpuBackend)
-    assert isinstance(select_backend("auto", "cpu", torch.float16), ReferenceBackend)
-    assert isinstance(select_backend("reference", "cpu", torch.float32), ReferenceBackend)
+def test_select_kernels() -> None:
+    assert isinstance(select_kernels("auto", "cpu", torch.float32).attention, CpuBackend)
+    assert isinstance(select_kernels("auto", "cpu", torch.float16).attention, ReferenceBackend)
+    assert isinstance(select_kernels("reference", "cpu", torch.float32).attention, ReferenceBackend)
     with pytest.raises(EngineError, match="no attention backend is called 'flash'"):
-        select_backend("flash", "cpu", torch.float32)
+        select_kernels("flash", "cpu", torch.float32)
     with pytest.raises(EngineError, match=r"does not run torch\.float16 on cpu"):
-        select_backend("cpu", "cpu", torch.float16)
+        select_kernels("cpu", "cpu", torch.float16)
     with pytest.raises(EngineError, match="does not run on cpu"):
-        select_backend("cuda", "cpu", torch.float32)
+        select_kernels("cuda", "cpu", torch.float32)

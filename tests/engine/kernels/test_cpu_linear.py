@@ -9,7 +9,11 @@ from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cpu import ops
 from kvplan_engine.kernels.cpu.library import cpu_kernels
 from kvplan_engine.kernels.cpu.packed import PackedWeight
-from kvplan_engine.layers.linear import FewRowsLinear, Linear, PackedLinear, PanelLinear, make_linear
+from kvplan_engine.layers.linear import Linear
+from kvplan_engine.layers.onednn import FewRowsLinear, OneDnnLinear
+from kvplan_engine.layers.panels import PanelLinear
+from kvplan_engine.layers.projection import StoredWeight, make_projection
+from kvplan_engine.models.device_kernels import compiled_cpu_kernels
 
 SHAPES = [(1, 1), (8, 4), (64, 65), (131, 67), (768, 200)]
 
@@ -59,7 +63,7 @@ def test_every_way_to_multiply_agrees(rows: int) -> None:
     x, weight, bias = _operands(rows, 96, 40, torch.float32)
     kernels = cpu_kernels()
     assert kernels is not None
-    packed = PackedLinear(weight, bias)  # fails where this torch has lost its packed product
+    packed = OneDnnLinear(weight, bias)  # fails where this torch has lost its packed product
     packed._most_rows = 128  # so that 300 rows are cut
     x = torch.cat([x, torch.full((80, 96), torch.nan)])[:rows]  # what lies behind the rows must not matter
     results = []
@@ -80,8 +84,12 @@ def test_every_way_to_multiply_agrees(rows: int) -> None:
 def test_a_packed_weight_is_not_held_twice(dtype: torch.dtype) -> None:
     weights = {"up.weight": torch.randn(8, 8, dtype=dtype), "up.bias": torch.randn(8, dtype=dtype)}
     weights["embedding"] = torch.randn(16, 8, dtype=dtype)
+    kernels = cpu_kernels()
+    assert kernels is not None
+    kinds = compiled_cpu_kernels(kernels).projections
     for name in ("up", "embedding"):
-        made = make_linear(weights, name, compiled=True, shared=name == "embedding", activation="silu_and_mul")
+        stored = StoredWeight(weights, name, activation="silu_and_mul", is_embedding=name == "embedding")
+        made = make_projection(kinds, stored)
         assert isinstance(made, PanelLinear if dtype == torch.float32 else Linear)
         assert made.activation is None  # 4 gates and 4 ups fill no panel: somebody else multiplies them
     assert set(weights) == ({"up.bias"} if dtype == torch.float32 else {"up.weight", "up.bias", "embedding"})

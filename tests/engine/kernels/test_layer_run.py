@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
-from kvplan_engine.layers import linear
-from kvplan_engine.layers.linear import PackedLinear, PanelLinear
+from kvplan_engine.layers import onednn
+from kvplan_engine.layers.onednn import OneDnnLinear
+from kvplan_engine.layers.panels import PanelLinear
 
 _SHARED = {"vocab_size": 199, "max_position_embeddings": 96, "torch_dtype": "float32"}
 GPT2 = {
@@ -75,9 +76,9 @@ def make_engine(config: dict[str, object], dtype: str, one_call: bool) -> Engine
 def amx(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Makes the engine believe that the CPU has, or lacks, AMX."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: request.param, raising=False)
-    linear.packs_in_units.cache_clear()
+    onednn.packs_for_amx.cache_clear()
     yield request.param
-    linear.packs_in_units.cache_clear()
+    onednn.packs_for_amx.cache_clear()
 
 
 def _run(config: dict[str, object], dtype: str, one_call: bool) -> tuple[list[tuple[str, list[int]]], torch.Tensor]:
@@ -121,7 +122,7 @@ def test_what_runs_where(config: dict[str, object], dtype: str, amx: bool) -> No
     decoder = engine.model.decoder
     kinds = {type(each) for layer in decoder._layers for each in (layer.qkv, layer.output, layer.up, layer.down)}
     is_onednn = dtype == "bfloat16" and amx and onednn_packs_bfloat16()
-    assert kinds == {PackedLinear if is_onednn else PanelLinear}
+    assert kinds == {OneDnnLinear if is_onednn else PanelLinear}
     assert (decoder.layer_run is None) == is_onednn
     engine.close()
 
@@ -132,12 +133,12 @@ def test_onednns_products_agree_with_ours(config: dict[str, object], monkeypatch
     pools = []
     for has_amx in (True, False):
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has_amx=has_amx: has_amx)
-        linear.packs_in_units.cache_clear()
+        onednn.packs_for_amx.cache_clear()
         engine = start_engine(config, "bfloat16")
         engine.add_request("0", [3, 14, 15, 92, 65], SamplingParams(temperature=0.0, max_tokens=1))
         engine.step()
         pools.append(engine._runner.kv.float())
         engine.close()
-    linear.packs_in_units.cache_clear()
+    onednn.packs_for_amx.cache_clear()
     assert pools[0].abs().max() > 0
     torch.testing.assert_close(pools[0], pools[1], rtol=2**-6, atol=2**-6 * pools[0].abs().max().item())

@@ -6,6 +6,7 @@ from ctypes import byref
 
 import torch
 
+from kvplan_engine.kernels.arguments import check_rows, check_vector
 from kvplan_engine.kernels.cpu.huge_pages import advise_huge_pages
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels, PackedLinearArgs
 
@@ -66,8 +67,8 @@ class PackedWeight:
     def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """out [T, num_result_columns] = activation(x [T, num_inputs] @ weight.T + bias); both may be row-strided."""
         rows = x.shape[0]
-        self._check("x", x, (rows, self._num_inputs))
-        self._check("out", out, (rows, self.num_result_columns))
+        check_rows("x", x, (rows, self._num_inputs), self.dtype)
+        check_rows("out", out, (rows, self.num_result_columns), self.dtype)
         args = self.args
         args.x, args.out = x.data_ptr(), out.data_ptr()
         args.x_stride, args.out_stride, args.rows = x.stride(0), out.stride(0), rows
@@ -77,9 +78,8 @@ class PackedWeight:
         """out [T, num_inputs] = weight[indices] for indices [T] int64. IndexError where there is no such row."""
         if self.activation == "silu_and_mul":
             raise ValueError("the rows of a gated weight are not kept in order")
-        if indices.dim() != 1 or indices.dtype is not torch.int64 or not indices.is_contiguous():
-            raise ValueError(f"indices is {indices.dtype} {tuple(indices.shape)}, wanted contiguous int64 [T]")
-        self._check("out", out, (indices.shape[0], self._num_inputs))
+        check_vector("indices", indices, indices.numel(), torch.int64)
+        check_rows("out", out, (indices.shape[0], self._num_inputs), self.dtype)
         status = self._kernels.unpack_rows(
             *(self._packed.data_ptr(), indices.data_ptr(), out.data_ptr()),
             *(out.stride(0), indices.shape[0], self._num_inputs, self._num_outputs),
@@ -87,10 +87,3 @@ class PackedWeight:
         )
         if status != STATUS_OK:
             raise IndexError(f"a row of {indices.tolist()} lies outside the weight's {self._num_outputs}")
-
-    def _check(self, name: str, tensor: torch.Tensor, shape: tuple[int, int]) -> None:
-        if tensor.dtype is not self.dtype or tensor.shape != shape or (tensor.stride(1) != 1 and shape[1] > 1):
-            raise ValueError(
-                f"{name} is {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}, "
-                f"wanted {self.dtype} {shape} with a contiguous last dimension"
-            )

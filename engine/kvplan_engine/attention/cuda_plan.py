@@ -1,0 +1,190 @@
+"""The CUDA attention kernels' work: how they are launched, their work items of a step, and the memory they share.
+
+The work items are planned on the device, once for each step: its first layer that needs a plan launches plan.cu, the
+layers behind it launch their kernels over the same items. Nothing is read back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.kernels.cuda.attention import (
+    CHUNK_MULTIPLE,
+    MIN_CHUNK,
+    AttentionShape,
+    DecodeLaunch,
+    PrefillLaunch,
+    decode_launch,
+    prefill_launch,
+)
+from kvplan_engine.kernels.cuda.params import PlanParams
+from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.variants import KernelVariant
+
+_PLAN = KernelVariant("plan.cu", "plan_attention")
+_PLAN_THREADS = 256
+_DECODE_ITEM_INTS = 8
+_PREFILL_ITEM_INTS = 2
+
+_PlanKey = tuple[AttentionShape, int]
+"""A shape of kernels and a window, 0 for none: what one plan serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Both kernels of one shape, with their sizes."""
+
+    decode: DecodeLaunch
+    prefill: PrefillLaunch
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The work items of the current step for one (shape, window)."""
+
+    decode_items: torch.Tensor
+    """[max items, 8] int32"""
+    prefill_items: torch.Tensor
+    """[max items, 2] int32"""
+    num_decode_items: int
+    num_prefill_items: int
+
+
+@dataclass(slots=True)
+class Buffers:
+    """Memory that only the kernels read and write; grows, never shrinks.
+
+    What is outgrown stays in ``retired``: a captured graph may still use it.
+    """
+
+    partial_sums: torch.Tensor
+    """float32, room for [items, query heads, head size]"""
+    partial_stats: torch.Tensor
+    """float32, room for [items, query heads, 2]"""
+    finished: torch.Tensor
+    """int32, room for [sequences, decode grid y]; all zero between launches"""
+    retired: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Step:
+    """Which step the plans belong to."""
+
+    metadata: AttentionMetadata | None = None
+    layer: int = -1
+    plans: dict[_PlanKey, Plan] = field(default_factory=dict)
+
+
+class AttentionPlanner:
+    """Launch sizes, plans and buffers on one device.
+
+    decode_warps, decode_stages: the decode kernel's shape; None takes what suits the device.
+    """
+
+    def __init__(self, runtime: CudaRuntime, decode_warps: int, decode_stages: int | None) -> None:
+        self._runtime = runtime
+        self._decode_warps = decode_warps
+        self._decode_stages = decode_stages
+        self._launches: dict[AttentionShape, Launches] = {}
+        self._item_memory: dict[_PlanKey, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._step = _Step()
+        empty = torch.empty(0, dtype=torch.float32, device=runtime.device)
+        self.buffers = Buffers(empty, empty, self._no_ints())
+
+    def launches_of(self, shape: AttentionShape) -> Launches:
+        """The kernels of ``shape``; CudaKernelError where there are none."""
+        launches = self._launches.get(shape)
+        if launches is None:
+            properties = self._runtime.properties
+            decode = decode_launch(shape, properties, self._decode_warps, self._decode_stages)
+            launches = self._launches[shape] = Launches(decode, prefill_launch(shape, properties))
+        return launches
+
+    def plan_of(
+        self, shape: AttentionShape, window: int, metadata: AttentionMetadata, layer: int, num_tokens: int
+    ) -> Plan:
+        """This step's plan, with buffers that have room for it; launches plan.cu where the step has none yet.
+
+        A new metadata object or a layer number that does not grow means a new step.
+        """
+        step = self._step
+        if step.metadata is not metadata or layer <= step.layer:
+            step.metadata = metadata
+            step.plans = {}
+        step.layer = layer
+        key = (shape, window)
+        plan = step.plans.get(key)
+        if plan is None:
+            plan = step.plans[key] = self._make_plan(key, metadata, num_tokens)
+        self._grow_buffers(shape, plan.num_decode_items, metadata.seq_lens.shape[0])
+        return plan
+
+    def reserve_decode(self, shape: AttentionShape, window: int, max_num_seqs: int) -> None:
+        """Compile the kernels, and make the buffers of decode steps of ``max_num_seqs`` sequences."""
+        launches = self.launches_of(shape)
+        for chosen in (_PLAN, launches.decode.variant, launches.prefill.variant):
+            self._runtime.kernel(chosen)
+        num_items = launches.decode.max_items(max_num_seqs)
+        self._items_of((shape, window), num_items, 0)
+        self._grow_buffers(shape, num_items, max_num_seqs)
+
+    def forget_retired(self) -> None:
+        """Give outgrown buffers back: no graph captured until now is replayed any more."""
+        self.buffers.retired.clear()
+
+    def _make_plan(self, key: _PlanKey, metadata: AttentionMetadata, num_tokens: int) -> Plan:
+        shape, window = key
+        launches = self.launches_of(shape)
+        num_sequences = metadata.seq_lens.shape[0]
+        decode_items = launches.decode.max_items(num_sequences)
+        prefill_items = 0
+        if metadata.max_query_len > 1:
+            prefill_items = launches.prefill.max_items(num_sequences, num_tokens, shape.group)
+        decode_memory, prefill_memory = self._items_of(key, decode_items, prefill_items)
+        params = PlanParams(
+            seq_lens=metadata.seq_lens.data_ptr(),
+            query_starts=metadata.query_starts.data_ptr(),
+            decode_items=decode_memory.data_ptr(),
+            prefill_items=prefill_memory.data_ptr(),
+            num_sequences=num_sequences,
+            max_decode_items=decode_items,
+            max_prefill_items=prefill_items,
+            window=window,
+            target_chunks=launches.decode.target_chunks,
+            min_chunk=MIN_CHUNK,
+            chunk_multiple=CHUNK_MULTIPLE,
+            group=shape.group,
+            tile_rows=launches.prefill.tile_rows,
+        )
+        self._runtime.kernel(_PLAN)((1, 1), _PLAN_THREADS, 0, params)
+        return Plan(decode_memory, prefill_memory, decode_items, prefill_items)
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def _no_ints(self) -> torch.Tensor:
+        return torch.zeros(0, dtype=torch.int32, device=self._runtime.device)
+
+    def _items_of(self, key: _PlanKey, decode_items: int, prefill_items: int) -> tuple[torch.Tensor, torch.Tensor]:
+        decode, prefill = self._item_memory.get(key) or (self._no_ints(), self._no_ints())
+        decode = self._grown(decode, decode_items * _DECODE_ITEM_INTS)
+        prefill = self._grown(prefill, prefill_items * _PREFILL_ITEM_INTS)
+        self._item_memory[key] = (decode, prefill)
+        return decode, prefill
+
+    def _grown(self, tensor: torch.Tensor, count: int) -> torch.Tensor:
+        """``tensor`` if it has room for ``count`` elements, else a zeroed one that has."""
+        if tensor.numel() >= count:
+            return tensor
+        self.buffers.retired.append(tensor)
+        return torch.zeros(count, dtype=tensor.dtype, device=tensor.device)
+
+    def _grow_buffers(self, shape: AttentionShape, num_items: int, num_sequences: int) -> None:
+        buffers = self.buffers
+        rows = num_items * shape.num_query_heads
+        buffers.partial_sums = self._grown(buffers.partial_sums, rows * shape.head_size)
+        buffers.partial_stats = self._grown(buffers.partial_stats, rows * 2)
+        blocks_per_item = self.launches_of(shape).decode.blocks_per_item
+        buffers.finished = self._grown(buffers.finished, num_sequences * blocks_per_item)

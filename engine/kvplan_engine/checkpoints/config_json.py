@@ -1,0 +1,64 @@
+"""A model's config, from wherever it is: a dict, a config.json, a .gguf file, a shipped profile. No torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kvplan_engine.checkpoints.config import ModelConfig
+from kvplan_engine.checkpoints.families import family_of
+from kvplan_engine.errors import EngineError
+from kvplan_engine.paths import model_profile_folders
+
+
+def load_model_config(source: str | Path | dict[str, Any]) -> ModelConfig:
+    """Read a config dict, a config.json, a directory that holds one, or a short name of a shipped profile.
+
+    EngineError when there is none, when it is malformed, or when the architecture is not one the engine runs.
+    """
+    config = source if isinstance(source, dict) else read_config_json(source)
+    family = family_of((config.get("architectures") or ["?"])[0])
+    try:
+        return family.read_config(config)
+    except KeyError as missing:
+        problem = f"lacks {missing}"
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        problem = f"is malformed: {error}"
+    raise EngineError(
+        f"the config of this {family.architecture} {problem}.", hint="use the config.json as published"
+    ) from None
+
+
+def read_config_json(source: str | Path) -> dict[str, Any]:
+    """The raw config of a path or of a shipped profile's short name or Hugging Face id."""
+    path = Path(source)
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        profile = find_profile(str(source))
+        if profile is not None:
+            config: dict[str, Any] = profile["config"]
+            return config
+        raise EngineError(
+            f"there is no model at '{source}' and no shipped profile of that name.",
+            hint="give a directory with a config.json, a config.json, a .gguf file, or a name from `kvplan models`",
+        )
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as problem:
+        raise EngineError(f"{path} is not a readable config.json: {problem}.") from None
+    if not isinstance(loaded, dict):
+        raise EngineError(f"{path} does not hold a JSON object.")
+    return loaded
+
+
+def find_profile(name: str) -> dict[str, Any] | None:
+    """A shipped profile by short name, id or alias. The engine reads the data files, never the planner's code."""
+    for folder in model_profile_folders():
+        for file in sorted(folder.glob("*.json")):
+            profile: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            names = {file.stem, profile.get("id", ""), *profile.get("aliases", [])}
+            if name.lower() in {known.lower() for known in names}:
+                return profile
+    return None

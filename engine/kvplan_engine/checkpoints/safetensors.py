@@ -1,0 +1,52 @@
+"""Weights from a directory's safetensors files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvplan_engine.checkpoints.config import ModelConfig
+from kvplan_engine.checkpoints.families import family_of
+from kvplan_engine.checkpoints.weights import ReadTensor, Weights, fill_weights, model_parameters
+from kvplan_engine.errors import EngineError
+
+
+def fill_from_safetensors(weights: Weights, config: ModelConfig, folder: Path) -> None:
+    """Read a directory's ``*.safetensors``: one file, or several with an index."""
+    parameters = model_parameters(config)
+    first_name = parameters[0].sources[0].name
+    with _open(folder) as (read, names):
+        prefixes = family_of(config.architecture).prefixes
+        prefix = next((prefix for prefix in prefixes if prefix + first_name in names), "")
+        fill_weights(weights, parameters, lambda name: read(prefix + name), str(folder))
+
+
+@contextmanager
+def _open(folder: Path) -> Iterator[tuple[ReadTensor, set[str]]]:
+    """A reader of tensors by name, and the names there are."""
+    from safetensors import SafetensorError, safe_open
+
+    handles = {}
+    try:
+        for file in _files(folder):
+            handle = safe_open(str(file), framework="pt")
+            handles.update(dict.fromkeys(handle.keys(), handle))
+    except (OSError, SafetensorError) as problem:
+        raise EngineError(f"{folder} holds a damaged safetensors file: {problem}.", hint="download it again") from None
+    yield (lambda name: handles[name].get_tensor(name)), set(handles)
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        missing = [name for name in sorted(names) if not (folder / name).is_file()]
+        if missing:
+            raise EngineError(f"{folder} lacks {missing[0]}, which its index names.", hint="download the missing files")
+        return [folder / name for name in sorted(names)]
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise EngineError(f"{folder} holds no safetensors.", hint="load_format='dummy' runs the shapes without weights")
+    return files

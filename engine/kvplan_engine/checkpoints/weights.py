@@ -1,0 +1,81 @@
+"""A model's weights: one tensor for each parameter, allocated first and filled afterwards.
+
+So the most that a load needs beyond the weights is one tensor, and running out of memory shows as what it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+
+import torch
+
+from kvplan_engine.checkpoints.config import ModelConfig
+from kvplan_engine.checkpoints.families import family_of
+from kvplan_engine.checkpoints.parameters import Parameter, Source, decoder_parameters
+from kvplan_engine.device.allocation import allocating
+from kvplan_engine.errors import EngineError
+
+Weights = dict[str, torch.Tensor]
+ReadTensor = Callable[[str], torch.Tensor]
+"""One tensor of a checkpoint by its name; KeyError where there is none."""
+
+_FINGERPRINT_ELEMENTS = 256  # of each tensor
+
+
+def model_parameters(config: ModelConfig) -> list[Parameter]:
+    """The model's parameters, with the names that its family has in safetensors checkpoints."""
+    return decoder_parameters(config, family_of(config.architecture).names)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Elements of all of the model's parameters."""
+    return sum(math.prod(parameter.shape) for parameter in model_parameters(config))
+
+
+def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+    """Uninitialised tensors for every parameter; OutOfDeviceMemory(phase="weights") when they do not fit."""
+    with allocating("weights", num_parameters(config) * dtype.itemsize):
+        return {p.name: torch.empty(p.shape, dtype=dtype, device=device) for p in model_parameters(config)}
+
+
+def weight_bytes(weights: Weights) -> int:
+    """Device memory that the weights take."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+
+
+def weight_fingerprint(weights: Weights) -> bytes:
+    """16 bytes that differ when weights differ: names, shapes and a sample of every tensor."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(weights.items()):
+        flat = tensor.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // _FINGERPRINT_ELEMENTS)].cpu().contiguous().view(torch.uint8)
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        digest.update(sample.numpy().tobytes())
+    return digest.digest()
+
+
+def fill_weights(weights: Weights, parameters: list[Parameter], read: ReadTensor, where: str) -> None:
+    """Copy every source of ``parameters`` from the checkpoint called ``where``. EngineError where one does not fit."""
+    for parameter in parameters:
+        row = 0
+        for source in parameter.sources:
+            target = weights[parameter.name][row : row + source.num_rows]
+            target.copy_(_read_source(source, read, target.shape, where))
+            row += source.num_rows
+
+
+def _read_source(source: Source, read: ReadTensor, shape: torch.Size, where: str) -> torch.Tensor:
+    hint = "is it a checkpoint of this config?"
+    try:
+        tensor = read(source.name)
+    except KeyError:
+        raise EngineError(f"{where} holds no tensor '{source.name}'.", hint=hint) from None
+    if source.transposed:
+        tensor = tensor.t()
+    if tensor.shape != shape:
+        raise EngineError(
+            f"'{source.name}' in {where} has shape {list(tensor.shape)}, the config says {list(shape)}.", hint=hint
+        )
+    return tensor

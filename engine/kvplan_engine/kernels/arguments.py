@@ -1,0 +1,124 @@
+"""What the kernels ask of their arguments, on any device: a wrong one is ValueError before anything runs.
+
+One check for each operation of ``interface.Ops`` that takes more than rows, and those of attention. What only one
+device asks for (alignment, say) stands with its kernels.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+
+POOL_AXES = "[num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]"
+
+
+def check_rows(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """``tensor`` has this shape and dtype, and a contiguous last dimension."""
+    if tensor.dtype is not dtype or tensor.shape != shape or (tensor.stride(-1) != 1 and shape[-1] > 1):
+        _refuse(name, tensor, f"{dtype} {shape} with a contiguous last dimension")
+
+
+def check_vector(name: str, tensor: torch.Tensor, length: int, dtype: torch.dtype) -> None:
+    """``tensor`` is contiguous [length] of ``dtype``."""
+    if tensor.dtype is not dtype or tensor.shape != (length,) or not tensor.is_contiguous():
+        _refuse(name, tensor, f"contiguous {dtype} ({length},)")
+
+
+def _refuse(name: str, tensor: torch.Tensor, wanted: str) -> NoReturn:
+    raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}, wanted {wanted}")
+
+
+def check_norm(
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    """The tensors of any of the norms; ``x`` is the residual when there is a ``delta``."""
+    shape, dtype = tuple(x.shape), x.dtype
+    if len(shape) not in (2, 3):
+        raise ValueError(f"a norm works on [rows, width] or [rows, heads, width], got {shape}")
+    for name, rows in (("x", x), ("delta", delta), ("out", out)):
+        if rows is None:
+            continue
+        check_rows(name, rows, shape, dtype)
+        if len(shape) == 3 and shape[1] > 1 and rows.stride(1) != shape[2]:
+            raise ValueError(f"a norm of heads wants them side by side, got strides {rows.stride()}")
+    check_rows("weight", weight, shape[-1:], dtype)
+    if bias is not None:
+        check_rows("bias", bias, shape[-1:], dtype)
+
+
+def check_rotation(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
+    """The tensors of rope_inplace."""
+    if x.dim() != 3 or cos_sin.dim() != 2:
+        raise ValueError(
+            f"rope works on x [T, heads, d] and cos_sin [L, r], got {tuple(x.shape)} and {tuple(cos_sin.shape)}"
+        )
+    check_rows("x", x, tuple(x.shape), x.dtype)
+    check_vector("positions", positions, x.shape[0], torch.int64)
+    rotary = cos_sin.shape[1]
+    if cos_sin.dtype is not torch.float32 or not cos_sin.is_contiguous() or rotary % 2 or rotary > x.shape[2]:
+        _refuse("cos_sin", cos_sin, f"contiguous float32 [L, r], r even and at most {x.shape[2]}")
+
+
+def check_gated(gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    """The tensors of silu_and_mul."""
+    rows, width = out.shape
+    check_rows("gate_up", gate_up, (rows, 2 * width), gate_up.dtype)
+    check_rows("out", out, (rows, width), gate_up.dtype)
+
+
+def check_argmax(logits: torch.Tensor, out: torch.Tensor) -> None:
+    """The tensors of argmax_rows."""
+    rows, width = logits.shape
+    check_rows("logits", logits, (rows, width), logits.dtype)
+    check_rows("out", out, (rows,), torch.int64)
+    if width == 0:
+        raise ValueError("argmax of rows without columns")
+
+
+def check_block_copy(src_kv: torch.Tensor, dst_kv: torch.Tensor, pairs: torch.Tensor) -> None:
+    """The tensors of copy_blocks."""
+    if src_kv.shape[1:] != dst_kv.shape[1:] or src_kv.dtype is not dst_kv.dtype:
+        raise ValueError(
+            f"blocks of {src_kv.dtype} {tuple(src_kv.shape)} do not fit {dst_kv.dtype} {tuple(dst_kv.shape)}"
+        )
+    if not (src_kv.is_contiguous() and dst_kv.is_contiguous() and pairs.is_contiguous()):
+        raise ValueError("copy_blocks works on contiguous tensors")
+    check_rows("pairs", pairs, (pairs.shape[0], 2), torch.int64)
+
+
+def check_pool(kv: torch.Tensor, layer: int) -> None:
+    """The KV pool is one contiguous tensor and has this layer; IndexError where it has not."""
+    if kv.dim() != 6 or kv.shape[2] != 2 or not kv.is_contiguous():
+        raise ValueError(f"the KV pool is {kv.dtype} {tuple(kv.shape)}, wanted contiguous {POOL_AXES}")
+    if not 0 <= layer < kv.shape[1]:
+        raise IndexError(f"layer {layer} of a pool of {kv.shape[1]} layers")
+
+
+def check_written_heads(key: torch.Tensor, value: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
+    """Keys and values [T, num_kv_heads, head_size] of the pool's heads, and a slot for each token."""
+    shape = (key.shape[0], kv.shape[3], kv.shape[5])
+    check_rows("key", key, shape, key.dtype)
+    check_rows("value", value, shape, key.dtype)
+    check_vector("slots", slots, key.shape[0], torch.int64)
+
+
+def check_attending_heads(query: torch.Tensor, out: torch.Tensor, kv: torch.Tensor) -> None:
+    """Queries and outputs [T, num_heads, head_size] whose heads share the pool's evenly."""
+    shape = (query.shape[0], query.shape[1], kv.shape[5])
+    check_rows("query", query, shape, query.dtype)
+    check_rows("out", out, shape, query.dtype)
+    if query.shape[1] % kv.shape[3]:
+        raise ValueError(f"{query.shape[1]} query heads cannot share {kv.shape[3]} KV heads evenly")
+
+
+def check_tables(block_tables: torch.Tensor, seq_lens: torch.Tensor, query_starts: torch.Tensor) -> None:
+    """Who the sequences of a step are: block_tables [S, B], seq_lens [S], query_starts [S + 1], all int32."""
+    num_sequences = seq_lens.shape[0]
+    check_vector("seq_lens", seq_lens, num_sequences, torch.int32)
+    check_vector("query_starts", query_starts, num_sequences + 1, torch.int32)
+    check_rows("block_tables", block_tables, (num_sequences, block_tables.shape[1]), torch.int32)

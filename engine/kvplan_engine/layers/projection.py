@@ -1,0 +1,78 @@
+"""Matrix products with the weights: what each way to store a weight offers, and how one is chosen for each weight.
+
+A ``ProjectionKind`` is one way: it takes a weight as the checkpoint gave it, keeps it in a layout of its own, and
+multiplies with it. A device lists its kinds, best first (``models/device_kernels.py``); ``docs/how-to/
+add-a-weight-format.md`` walks through adding one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from kvplan_engine.checkpoints.weights import Weights
+from kvplan_engine.kernels.cpu.library import PackedLinearArgs
+
+
+class Projection(Protocol):
+    """``out = x @ weight.T + bias`` for weight [num_outputs, num_inputs], and ``activation`` of it.
+
+    activation: what is part of the product, by the name it has in ``layers.activation``; a gated one halves the
+    outputs. None where the caller has to apply it. layer_args: the product as the CPU kernels' call for all layers
+    takes it; None where it is none of theirs.
+    """
+
+    @property
+    def activation(self) -> str | None: ...
+
+    @property
+    def layer_args(self) -> PackedLinearArgs | None: ...
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """x [T, num_inputs] (rows may be strided), out [T, num_outputs]."""
+        ...
+
+    def rows(self, indices: torch.Tensor, out: torch.Tensor) -> None:
+        """out [T, num_inputs] = weight[indices] for indices [T] int64; only where the weight is an embedding too."""
+        ...
+
+
+class StoredWeight:
+    """One projection's weight among a model's ``weights``, and what is wanted of it.
+
+    weight [num_outputs, num_inputs]; bias [num_outputs] or None. activation: what follows the product, or None.
+    is_embedding: the weight is the embedding too, so that its rows must be read back.
+    """
+
+    def __init__(
+        self, weights: Weights, name: str, *, activation: str | None = None, is_embedding: bool = False
+    ) -> None:
+        self._weights = weights
+        self._key = name if name in weights else f"{name}.weight"
+        self.weight = weights[self._key]
+        self.bias = weights.get(f"{name}.bias")
+        self.activation = activation
+        self.is_embedding = is_embedding
+
+    def take(self) -> torch.Tensor:
+        """The weight, removed from the model's: for a kind that keeps another layout, so that nobody holds two."""
+        return self._weights.pop(self._key)
+
+
+class ProjectionKind(Protocol):
+    """One way to store a weight and multiply with it."""
+
+    def takes(self, stored: StoredWeight) -> bool:
+        """Whether this kind runs here and serves ``stored`` as it is wanted."""
+        ...
+
+    def make(self, stored: StoredWeight) -> Projection:
+        """The projection; takes the weight out of the model's where it keeps another layout."""
+        ...
+
+
+def make_projection(kinds: Sequence[ProjectionKind], stored: StoredWeight) -> Projection:
+    """``stored`` by the first of ``kinds`` that takes it."""
+    return next(kind for kind in kinds if kind.takes(stored)).make(stored)

@@ -1,0 +1,114 @@
+"""The kernels of a device, in one object: attention, the operations around it, matrix products, all layers in one call.
+
+Which of them run is decided here and nowhere else. A new kind of device is a function like ``_cuda`` and its line in
+``_KERNELS``; a new way to store weights is a class in ``layers`` and its place in ``projections``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvplan_engine.attention.backend import AttentionBackend
+from kvplan_engine.attention.cpu import CpuBackend
+from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.attention.reference import ReferenceBackend
+from kvplan_engine.checkpoints.config import ModelConfig
+from kvplan_engine.errors import EngineError
+from kvplan_engine.kernels import torch_ops
+from kvplan_engine.kernels.cpu import ops as cpu_ops
+from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels, cpu_kernels, load_kernels
+from kvplan_engine.kernels.cuda.driver import current_runtime
+from kvplan_engine.kernels.cuda.ops import CudaOps
+from kvplan_engine.kernels.interface import Ops
+from kvplan_engine.layers.linear import Linear
+from kvplan_engine.layers.norm import Norm
+from kvplan_engine.layers.onednn import FewRowsLinear, OneDnnLinear
+from kvplan_engine.layers.panels import Panels
+from kvplan_engine.layers.projection import ProjectionKind
+from kvplan_engine.models.decoder_layer import DecoderLayer
+from kvplan_engine.models.layer_run import CpuLayerRun, LayerRun
+
+MakeLayerRun = Callable[[ModelConfig, Sequence[DecoderLayer], Norm], "LayerRun | None"]
+
+
+def _layer_by_layer(config: ModelConfig, layers: Sequence[DecoderLayer], final_norm: Norm) -> None:
+    """For kernels that have no call for all layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKernels:
+    """What computes a model.
+
+    projections: the ways to store a weight and multiply with it, best first; the last one takes every weight.
+    make_layer_run: all layers of a model in one call, or None where its layers cannot be run so.
+    """
+
+    attention: AttentionBackend
+    ops: Ops
+    projections: tuple[ProjectionKind, ...]
+    make_layer_run: MakeLayerRun = _layer_by_layer
+
+
+def select_kernels(name: str, device: torch.device | str, dtype: torch.dtype) -> DeviceKernels:
+    """The kernels called ``name`` (``EngineConfig.attention_backend``), or for "auto" the fastest on ``device``.
+
+    "auto" falls back to the reference where the CPU's kernels cannot be had, with one line in the log when that is for
+    want of a compiler; kernels asked for by name that cannot run raise EngineError.
+    """
+    device_type = torch.device(device).type
+    if name == "auto":
+        return _fastest(device_type, dtype)
+    make = _KERNELS.get(name)
+    if make is None:
+        raise EngineError(
+            f"no attention backend is called {name!r}.", hint="choose one of " + ", ".join(("auto", *_KERNELS))
+        )
+    return make(device_type, dtype)
+
+
+def _fastest(device_type: str, dtype: torch.dtype) -> DeviceKernels:
+    if device_type == "cuda":
+        return _cuda(device_type, dtype)
+    kernels = cpu_kernels() if device_type == "cpu" and dtype in STORAGE_CODES else None
+    return reference_kernels() if kernels is None else compiled_cpu_kernels(kernels)
+
+
+def _cpu(device_type: str, dtype: torch.dtype) -> DeviceKernels:
+    if device_type != "cpu" or dtype not in STORAGE_CODES:
+        raise EngineError(
+            f"the cpu attention backend does not run {dtype} on {device_type}.",
+            hint="use float32 or bfloat16 on the cpu device, or attention_backend='auto'",
+        )
+    return compiled_cpu_kernels(load_kernels())
+
+
+def _cuda(device_type: str, dtype: torch.dtype) -> DeviceKernels:
+    if device_type != "cuda":
+        raise EngineError(f"the cuda attention backend does not run on {device_type}.", hint="use a CUDA device")
+    runtime = current_runtime()
+    return DeviceKernels(CudaBackend(runtime), CudaOps(runtime), (Linear,))
+
+
+_KERNELS: dict[str, Callable[[str, torch.dtype], DeviceKernels]] = {
+    "cpu": _cpu,
+    "reference": lambda device_type, dtype: reference_kernels(),
+    "cuda": _cuda,
+}
+
+
+def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
+    """csrc/cpu, with oneDNN's products for bfloat16 where the CPU has AMX."""
+    attention = CpuBackend(kernels)
+
+    def make_layer_run(config: ModelConfig, layers: Sequence[DecoderLayer], final_norm: Norm) -> CpuLayerRun | None:
+        return CpuLayerRun.of(config, layers, final_norm, attention, kernels)
+
+    return DeviceKernels(attention, cpu_ops, (OneDnnLinear, FewRowsLinear, Panels(kernels), Linear), make_layer_run)
+
+
+def reference_kernels() -> DeviceKernels:
+    """Plain torch, on any device."""
+    return DeviceKernels(ReferenceBackend(), torch_ops, (Linear,))
