@@ -30,11 +30,12 @@ class BenchOrder:
     seed: int
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"type": "bench", **asdict(self)}
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> BenchOrder:
-        return BenchOrder(**{**record, "experiments": tuple(record["experiments"])})
+        values = {name: value for name, value in record.items() if name != "type"}
+        return BenchOrder(**{**values, "experiments": tuple(record["experiments"])})
 
 
 @dataclass(frozen=True, slots=True)

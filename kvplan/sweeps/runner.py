@@ -24,8 +24,9 @@ from kvplan.sweeps.forecast.under_load import PreparedTrial, UnderLoad
 from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.rows import SweepIdentity, finished_record, row_before
 from kvplan.sweeps.schedules.schedule import Schedule, Step, Steps
-from kvplan.sweeps.worker.client import TimeLimits, Worker, WorkerDied, WorkerTimeout
+from kvplan.sweeps.worker.client import TimeLimits, Worker
 from kvplan.sweeps.worker.protocol import Event, Hello, TrialOrder, TrialResult
+from kvplan.workers.process import WorkerDied, WorkerTimeout
 
 WorkerFactory = Callable[[], Worker]
 

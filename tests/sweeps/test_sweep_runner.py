@@ -103,12 +103,12 @@ def test_a_hung_trial_is_ended_by_its_time_out(tmp_path: Path, monkeypatch: pyte
 
 def test_silence_while_serving_ends_a_trial_long_before_its_time_is_up() -> None:
     deadline = StageDeadline(TimeLimits(serving=1000.0, silence=5.0))
-    deadline.hear({"type": "stage", "stage": "serving"})
+    deadline.on_event({"type": "stage", "stage": "serving"})
     assert deadline.at - time.monotonic() < 5.1
     assert "no progress for 5 s" in deadline.sentence
     deadline = StageDeadline(TimeLimits(serving=3.0, silence=5.0))
-    deadline.hear({"type": "stage", "stage": "serving"})
-    deadline.hear({"type": "progress"})
+    deadline.on_event({"type": "stage", "stage": "serving"})
+    deadline.on_event({"type": "progress"})
     assert deadline.at - time.monotonic() < 3.1
     assert "serving took over 3 s" in deadline.sentence
     deadline = StageDeadline(TimeLimits(loading=300.0, silence=5.0))

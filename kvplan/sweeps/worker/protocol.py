@@ -11,8 +11,7 @@ When the parent closes the worker's stdin, on purpose or by dying, the worker en
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypedDict
 
@@ -119,15 +118,3 @@ class TrialResult:
     @staticmethod
     def from_message(message: ResultMessage) -> TrialResult:
         return TrialResult(message["row"], message["series"], message["worker_usable"])
-
-
-def encode(message: Mapping[str, object]) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
-
-
-def decode(line: bytes) -> dict[str, Any]:
-    """The message in a line. ValueError if it is none."""
-    message = json.loads(line)
-    if not isinstance(message, dict) or "type" not in message:
-        raise ValueError(f"not a message: {line!r}")
-    return message

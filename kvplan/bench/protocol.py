@@ -1,0 +1,42 @@
+"""The messages between a bench and its worker.
+
+parent -> worker   BenchOrder       once
+worker -> parent   StartMessage     an experiment begins
+                   ResultMessage    it has ended
+                   DoneMessage      all have; the worker ends
+                   ErrorMessage     the engine refused; the worker ends
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+
+class StartMessage(TypedDict):
+    type: Literal["start"]
+    experiment: str
+
+
+class ResultMessage(TypedDict):
+    """experiment: an Experiment as JSON."""
+
+    type: Literal["result"]
+    experiment: dict[str, Any]
+
+
+class DoneMessage(TypedDict):
+    """other_cpu_pct: CPU time that other processes used meanwhile, in percent of all cores' time."""
+
+    type: Literal["done"]
+    torch_version: str
+    num_threads: int
+    other_cpu_pct: float | None
+
+
+class ErrorMessage(TypedDict):
+    type: Literal["error"]
+    message: str
+    hint: str | None
+
+
+Message = StartMessage | ResultMessage | DoneMessage | ErrorMessage

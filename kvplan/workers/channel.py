@@ -1,0 +1,57 @@
+"""The worker's end of the conversation. It is opened before torch and the engine are imported, and needs neither."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from kvplan.workers.messages import decode, encode
+
+
+class WorkerChannel:
+    """Messages from and to the parent. The process ends when the parent closes its stdin, on purpose or by dying."""
+
+    def __init__(self, output: BinaryIO) -> None:
+        self._output = output
+        self._received: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    @staticmethod
+    def open() -> WorkerChannel:
+        """Keep the stdout pipe for messages, and let file descriptor 1 point at stderr, also for native code.
+
+        A thread reads stdin from now on, so that its end also ends a process that is busy.
+        """
+        sys.excepthook = _exit_at_once
+        channel = WorkerChannel(os.fdopen(os.dup(1), "wb", buffering=0))
+        os.dup2(2, 1)
+        threading.Thread(target=channel._read, daemon=True).start()
+        return channel
+
+    def send(self, message: Mapping[str, object]) -> None:
+        self._output.write(encode(message))
+
+    def receive(self) -> dict[str, Any]:
+        """The parent's next message; waits for it."""
+        return self._received.get()
+
+    def wait_for_the_end(self) -> None:
+        """Until the parent closes stdin, which ends the process."""
+        while True:
+            self.receive()
+
+    def _read(self) -> None:
+        for line in sys.stdin.buffer:
+            self._received.put(decode(line))
+        os._exit(0)
+
+
+def _exit_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A normal exit would make Python abort because of the reading thread, and hide the error's line in the log."""
+    sys.__excepthook__(kind, error, trace)
+    sys.stderr.flush()
+    os._exit(1)
