@@ -1,4 +1,4 @@
-"""A calibration from rows to profile: fit, held-out error, plausibility, and the file that later predictions use."""
+"""A calibration from rows to profile: fit, held-out error, shares of the peaks, and the file predictions use."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from kvplan.calibrate.peaks import Peaks, Reached, expected_speed, find_peaks, shares_of_peaks
+from kvplan.calibrate.peaks import Peaks, PeakShare, expected_speed, find_peaks, shares_of_peaks
 from kvplan.calibrate.scoring import (
     fit_trials,
     repetition_spread_pct,
@@ -19,7 +18,7 @@ from kvplan.calibrate.scoring import (
     split_by_settings,
     summarize_errors,
 )
-from kvplan.calibrate.trials import TrialSet, read_trial_sets
+from kvplan.calibrate.trials import MeasuredTrial, TrialSet, read_trial_sets
 from kvplan.catalog.measured import FOLDER, SCHEMA, HeldOutError
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.step_time import SPEED_UNITS, Speed
@@ -28,7 +27,7 @@ from kvplan.paths import user_profiles_dir
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The coefficients held against another sweep, of another model for instance."""
+    """How well the coefficients predict another sweep on their device, such as one of another model."""
 
     model_ids: tuple[str, ...]
     num_rows: int
@@ -37,9 +36,10 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The answer. speed: fitted to all rows; errors: of a fit to the settings that were not held out.
+    """The result. speed: fitted to all rows. errors: on the held-out settings, of a fit to the others.
 
-    repetition_spread_pct: how far runs of one setting lie apart, None where none was repeated.
+    repetition_spread_pct: how far runs of one setting are apart, None where none was repeated. other_cpu_pct: CPU use
+    of other processes, median over rows.
     """
 
     trials: TrialSet
@@ -52,7 +52,7 @@ class Calibration:
     errors: dict[str, HeldOutError]
     transfers: tuple[Transfer, ...]
     peaks: Peaks | None
-    reached: tuple[Reached, ...]
+    peak_shares: tuple[PeakShare, ...]
     repetition_spread_pct: float | None
     other_cpu_pct: float | None
 
@@ -60,15 +60,18 @@ class Calibration:
 def calibrate_directories(
     directories: Sequence[Path], *, held_out: float, seed: int, score: Sequence[Path] = ()
 ) -> Calibration:
-    """Fit the rows of ``directories``; ``score`` are further sweeps on the same device that are only predicted."""
+    """Fit the rows of ``directories``. ``score``: further sweeps on the same device, which are only predicted.
+
+    KvplanError for rows of several devices, none that was served, or too few settings.
+    """
     found = read_trial_sets(directories)
     split = split_by_settings(found.trials, held_out, seed)
     others = [_same_device(found, read_trial_sets([path])) for path in score]
     peaks = find_peaks(found.device)
     expected = expected_speed(found.device, peaks)
-    scored = score_trials(split.held_out, fit_trials(split.fitted, expected)) if split.held_out else []
+    errors = _errors(split.held_out, fit_trials(split.fitted, expected)) if split.held_out else {}
     speed = fit_trials(found.trials, expected)
-    busy = [float(trial.row["other_cpu_pct"]) for trial in found.trials if trial.row.get("other_cpu_pct") is not None]
+    busy = [share for trial in found.trials if (share := trial.row["other_cpu_pct"]) is not None]
     return Calibration(
         trials=found,
         speed=speed,
@@ -76,11 +79,11 @@ def calibrate_directories(
         seed=seed,
         num_fitted_settings=len({trial.setting for trial in split.fitted}),
         num_scored_settings=len({trial.setting for trial in split.held_out}),
-        num_scored_rows=len(scored),
-        errors=summarize_errors(scored),
+        num_scored_rows=len(split.held_out),
+        errors=errors,
         transfers=tuple(_transfer(other, speed) for other in others),
         peaks=peaks,
-        reached=shares_of_peaks(speed, peaks) if peaks else (),
+        peak_shares=shares_of_peaks(speed, peaks) if peaks else (),
         repetition_spread_pct=repetition_spread_pct(found.trials),
         other_cpu_pct=median(busy) if busy else None,
     )
@@ -89,18 +92,21 @@ def calibrate_directories(
 def _same_device(found: TrialSet, other: TrialSet) -> TrialSet:
     if other.device != found.device:
         raise KvplanError(
-            f"What is to be scored is of another device: {other.device.as_text()}; not {found.device.as_text()}.",
-            hint="score sweeps of the device that is calibrated",
+            f"The sweep to score is of another device: {other.device.as_text()}, not {found.device.as_text()}.",
+            hint="score sweeps of the calibrated device",
         )
     return other
 
 
 def _transfer(other: TrialSet, speed: Speed) -> Transfer:
-    errors = summarize_errors(score_trials(other.trials, speed))
-    return Transfer(tuple(other.models), len(other.trials), errors)
+    return Transfer(tuple(other.models), len(other.trials), _errors(other.trials, speed))
 
 
-def profile_document(calibration: Calibration) -> dict[str, Any]:
+def _errors(trials: Sequence[MeasuredTrial], speed: Speed) -> dict[str, HeldOutError]:
+    return summarize_errors(score_trials(trials, speed))
+
+
+def profile_document(calibration: Calibration) -> dict[str, object]:
     """The measured profile, schema kvplan.measured/1."""
     found = calibration.trials
     return {
@@ -129,7 +135,7 @@ def profile_document(calibration: Calibration) -> dict[str, Any]:
         "coefficients": calibration.speed.as_json(),
         "units": SPEED_UNITS,
         "peaks": None if calibration.peaks is None else asdict(calibration.peaks),
-        "shares_of_peaks": {each.name: round(each.share, 4) for each in calibration.reached},
+        "shares_of_peaks": {share.name: round(share.share, 4) for share in calibration.peak_shares},
         "errors": {
             "method": "fit on some settings, drawn by seed, scored on the others; |predicted / measured - 1|",
             "held_out": calibration.held_out,
@@ -151,7 +157,7 @@ def profile_document(calibration: Calibration) -> dict[str, Any]:
 
 
 def default_profile_path(calibration: Calibration) -> Path:
-    """In the user's profile folder, one file per device and dtype: a later one takes the earlier one's place."""
+    """In the user's profile folder, one file per device and dtype: a later calibration replaces an earlier one."""
     device = calibration.trials.device
     cores = f"-{device.num_cores}-cores" if device.num_cores else ""
     name = re.sub(r"[^a-z0-9]+", "-", f"{device.name}{cores}-{device.dtype}".lower()).strip("-")

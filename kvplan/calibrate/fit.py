@@ -1,13 +1,18 @@
-"""The coefficients that explain the measured durations best: a damped Gauss-Newton in logarithms, robust to outliers.
+"""The coefficients that best explain the measured durations: damped Gauss-Newton in logarithms, robust to outliers.
 
-What is minimised over the logarithms x of the coefficients (which keeps them positive):
+It minimises, over the logarithms x of the coefficients (which keeps them positive):
 
     sum over durations of weight x huber(log(predicted / measured) / noise)  +  sum of ((x - expected) / spread)^2 / 2
 
-A trial's durations of steps weigh as much as the share of the trial they take, 1 in all; its figures weigh 1 in all,
-too, so that sums come out right although single slow steps are distrusted. The second sum matters only for what the
-rows do not tell (one model's rows cannot separate its layers' overhead from its weights): it holds such a coefficient
-near what is expected of the device.
+The step durations of a trial are weighted by their share of the trial and sum to 1; so do its figures, which keeps
+totals right although single slow steps are distrusted. The second sum matters only for what the rows cannot tell (one
+model's rows cannot separate the overhead of its layers from the reading of its weights): it keeps such a coefficient
+near what is expected of the device. ``noise`` is estimated along with the coefficients.
+
+Why not ``scipy.optimize.least_squares``: its named losses cannot be used, because the second sum must not be robust
+and the noise is estimated too. With a loss of our own and the noise in an outer loop it takes about as many lines as
+the solver here, finds the same coefficients to four digits and the same held-out errors (five synthetic sweeps and one
+real one), takes 2 to 4 times as long, and adds 143 MB to the installation.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from kvplan.calibrate.observations import Observation
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.step_time import Speed
 
-# Factors (as logarithms) by which a coefficient may well differ from what is expected.
+# Logarithms of the factors by which a coefficient may plausibly differ from what is expected.
 _SPREAD: Final = {
     "layer_seconds": 1.0,
     "step_seconds": 1.0,
@@ -39,7 +44,7 @@ _CLEARLY: Final = 0.98
 _HUBER: Final = 1.5
 _LEAST_NOISE: Final = 1e-4
 _MOST_ROUNDS: Final = 60
-# Beside so many layers, what a step costs whatever its depth: embedding, final norm, head, sampling, scheduling.
+# What a step costs at any depth (embedding, final norm, head, sampling, scheduling), in layers' overheads.
 _STEP_IN_LAYERS: Final = 2.0
 
 
@@ -52,16 +57,19 @@ class Fit:
 
 
 def fit_speed(observations: Sequence[Observation], expected: Speed) -> Fit:
-    """The best fit over sharpnesses and row steps, 1 unless another is clearly better. KvplanError without rows."""
+    """The best fit over sharpness and row step; both are 1 unless another value is clearly better.
+
+    KvplanError without observations.
+    """
     if not observations:
-        raise KvplanError("No row can be played again, so there is nothing to fit.", hint="run the sweep again")
+        raise KvplanError("No row can be simulated, so there is nothing to fit.", hint="run the sweep again")
     problems = [
         _Problem(observations, replace(expected, sharpness=sharpness, row_step=row_step))
         for row_step in _ROW_STEPS
         for sharpness in _SHARPNESSES
     ]
     best, *others = [problem.solve() for problem in problems]
-    noise = best.noise  # losses can be compared at one noise only
+    noise = best.noise  # losses are comparable only at equal noise
     least = problems[0].loss_of(best, noise)
     for problem, found in zip(problems[1:], others, strict=True):
         loss = problem.loss_of(found, noise)
@@ -71,7 +79,7 @@ def fit_speed(observations: Sequence[Observation], expected: Speed) -> Fit:
 
 
 def step_seconds(observation: Observation, speed: Speed) -> np.ndarray:
-    """What StepTimes.seconds says of every step, as an array [N]."""
+    """StepTimes.seconds of every step, as an array [N]."""
     shape, loads, sharpness = observation.shape, observation.loads, speed.sharpness
 
     def join(memory: np.ndarray | float, compute: np.ndarray) -> np.ndarray:
@@ -97,13 +105,13 @@ def _padded(tokens: np.ndarray, row_step: float) -> np.ndarray:
 
 
 class _Problem:
-    """One sharpness and row step. x: logarithms of the free coefficients, in the order of ``names``."""
+    """The fit at one sharpness and row step. x: logarithms of the free coefficients, in the order of ``names``."""
 
     def __init__(self, observations: Sequence[Observation], expected: Speed) -> None:
         self._observations = observations
         self._expected = expected
         depths = {observation.shape.num_layers for observation in observations}
-        # With one depth nobody can tell a step's own overhead from its layers': they stand in a fixed ratio.
+        # One depth cannot separate a step's own overhead from that of its layers, so their ratio is fixed.
         self._is_tied = len(depths) == 1
         self.names = [
             each.name
@@ -135,7 +143,7 @@ class _Problem:
         return Fit(self._speed(x), noise)
 
     def loss_of(self, fit: Fit, noise: float) -> float:
-        """What is minimised, at a given noise."""
+        """The minimised sum at a given noise."""
         x = np.log([getattr(fit.speed, name) for name in self.names])
         return self._loss(x, self._residuals(x), noise)
 
@@ -150,7 +158,7 @@ class _Problem:
         return np.concatenate([_residuals_of(observation, speed) for observation in self._observations])
 
     def _noise(self, residuals: np.ndarray) -> float:
-        """The weighted median of the residuals' sizes, as a standard deviation."""
+        """The weighted median of the absolute residuals, as a standard deviation."""
         order = np.argsort(np.abs(residuals))
         cumulative = np.cumsum(self._weights[order])
         middle = int(np.searchsorted(cumulative, cumulative[-1] / 2))
@@ -167,7 +175,7 @@ class _Problem:
         width = 1e-5
         columns = [(self._residuals(x + width * unit) - residuals) / width for unit in np.eye(len(x))]
         jacobian = np.stack(columns, axis=1)
-        # einsum keeps to this thread: on a busy machine the threads of a BLAS product wait for each other far longer
+        # einsum stays in this thread: on a busy machine the threads of a BLAS product wait for each other much longer
         normal = np.einsum("ni,n,nj->ij", jacobian, weights, jacobian) + np.diag(self._stiffness)
         gradient = np.einsum("ni,n->i", jacobian, weights * residuals) + self._stiffness * (x - self._start)
         return -np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)

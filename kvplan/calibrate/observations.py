@@ -1,9 +1,9 @@
-"""What a trial tells about step times: its schedule played again, with the durations that were measured beside it.
+"""What a trial says about step times: its schedule simulated again, and the durations that were measured.
 
-Which steps a trial took follows from lengths and limits alone (where requests arrive over time: and from the measured
-durations), so the loads of its steps are known exactly. Beside them stand the durations: of each step, or of each
-point of a long trial's series, and three figures that are linear in the durations of steps (their sum, the mean TTFT
-and the mean TPOT). Where the steps played differ in number from those taken, the three figures alone are used.
+Which steps a trial took follows from lengths and limits alone (and, if requests arrive over time, from the measured
+durations), so the load of every step is known exactly. The durations are those of each step, or of each point of a
+long trial's series, and three figures that are linear in the durations of the steps: their sum, the mean TTFT and the
+mean TPOT. If the number of simulated steps differs from the number taken, only the three figures are used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvplan.estimate.speed.step_time import StepShape
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loads:
-    """Per step, float64 [N]: tokens, sequences, sampled, K and V tokens read, attended pairs."""
+    """Per step, float64 [N]: tokens, sequences, sequences sampled, K and V tokens read, attended pairs."""
 
     tokens: np.ndarray
     sequences: np.ndarray
@@ -49,8 +49,8 @@ class Observation:
         return len(self.group_starts) > 0
 
 
-class _Recorded:
-    """A clock that tells the measured durations, one step after the other; the last one again when it has run out."""
+class _RecordedClock:
+    """A clock that returns the measured durations step by step, and repeats the last one at the end."""
 
     def __init__(self, durations: Sequence[float]) -> None:
         self._durations = durations
@@ -63,13 +63,14 @@ class _Recorded:
 
 
 def observe(trial: MeasuredTrial) -> Observation | None:
-    """The trial's observation; None where its schedule depends on times that were not recorded."""
-    num_steps = int(trial.row["num_steps"])
+    """The trial's observation; None if its schedule depends on times that were not recorded."""
+    num_steps = trial.row["num_steps"]
+    assert num_steps, "a served trial took steps"
     points = _point_seconds(trial)
     if points is None:
         if trial.arrives_over_time:
             return None
-        mean_seconds = float(trial.row["duration"]) / num_steps
+        mean_seconds = _duration(trial) / num_steps
         return _observation(trial, _play(trial, [mean_seconds]), None)
     stride = -(-num_steps // len(points))
     steps = np.repeat(points / stride, stride)[:num_steps]
@@ -79,6 +80,12 @@ def observe(trial: MeasuredTrial) -> Observation | None:
     return None if trial.arrives_over_time else _observation(trial, played, None)
 
 
+def _duration(trial: MeasuredTrial) -> float:
+    seconds = trial.row["duration"]
+    assert seconds is not None, "a served trial has a duration"
+    return seconds
+
+
 def _point_seconds(trial: MeasuredTrial) -> np.ndarray | None:
     """Seconds of steps in each point of the series."""
     series = trial.series
@@ -86,14 +93,14 @@ def _point_seconds(trial: MeasuredTrial) -> np.ndarray | None:
         return None
     if series.get("step_seconds"):
         return np.asarray(series["step_seconds"], dtype=np.float64)
-    if trial.arrives_over_time:  # the gaps between points hold waiting, too
+    if trial.arrives_over_time:  # the gaps between points include waiting
         return None
     return np.diff(np.asarray(series["seconds"], dtype=np.float64), prepend=0.0)
 
 
 def _play(trial: MeasuredTrial, durations: Sequence[float] | np.ndarray) -> Playback:
     return play_requests(
-        trial.requests, trial.limits, _Recorded(list(durations)), max_concurrency=trial.max_concurrency
+        trial.requests, trial.limits, _RecordedClock(list(durations)), max_concurrency=trial.max_concurrency
     )
 
 
@@ -112,18 +119,18 @@ def _observation(trial: MeasuredTrial, played: Playback, points: np.ndarray | No
 
 
 def loads_of(played: Playback) -> Loads:
-    """The steps' loads as arrays."""
+    """The loads of the simulated steps as arrays."""
     steps = played.loads
     columns = (steps.num_tokens, steps.num_sequences, steps.num_sampled, steps.num_kv_tokens, steps.num_pairs)
     return Loads(*(np.asarray(column, dtype=np.float64) for column in columns))
 
 
 def _figures(trial: MeasuredTrial, played: Playback) -> tuple[np.ndarray, np.ndarray]:
-    """Weights [F, N] and measured seconds [F] of the whole, the mean TTFT and (where it exists) the mean TPOT."""
+    """Weights [F, N] and measured seconds [F] of the whole trial, the mean TTFT and, if there is one, the mean TPOT."""
     num_steps, row = len(played.loads), trial.row
     idle = played.seconds - sum(played.loads.step_seconds)
     weights = [np.ones(num_steps)]
-    seconds = [float(row["duration"]) - idle]
+    seconds = [_duration(trial) - idle]
     first, later = np.zeros(num_steps + 1), np.zeros(num_steps + 1)
     with_more = [request for request in played.requests if request.num_output_tokens > 1]
     for request in played.requests:
@@ -134,8 +141,10 @@ def _figures(trial: MeasuredTrial, played: Playback) -> tuple[np.ndarray, np.nda
         later[request.token_steps[0][0] + 1] += share
         later[request.token_steps[-1][1]] -= share
     weights.append(np.cumsum(first)[:-1] / len(played.requests))
-    seconds.append(row["mean_ttft_ms"] / 1000)
-    if with_more and row["mean_tpot_ms"]:
+    mean_ttft_ms, mean_tpot_ms = row["mean_ttft_ms"], row["mean_tpot_ms"]
+    assert mean_ttft_ms is not None, "a served trial has a TTFT"
+    seconds.append(mean_ttft_ms / 1000)
+    if with_more and mean_tpot_ms:
         weights.append(np.cumsum(later)[:-1] / len(with_more))
-        seconds.append(row["mean_tpot_ms"] / 1000)
+        seconds.append(mean_tpot_ms / 1000)
     return np.stack(weights), np.asarray(seconds)

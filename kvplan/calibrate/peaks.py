@@ -1,4 +1,4 @@
-"""What the device could reach at most: measured here for this machine's CPU, from the data sheet for a known GPU."""
+"""What the device can reach at most: measured here for this machine's CPU, from the data sheet for a known GPU."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from kvplan.estimate.speed.step_time import Speed
 from kvplan.machine.host import cpu_name
 from kvplan.sweeps.forecast.step_cost import guess_speed
 
-# Far beyond any cache that the cores share.
+# Far larger than any shared cache.
 _READ_BYTES: Final = 256 * 1024**2
 _GEMM_SIZE: Final = 640
 _REPEATS: Final = 40
-# Shares of a peak outside which a coefficient is not believed.
+# Shares of a peak outside of which a coefficient is implausible.
 _PLAUSIBLE: Final = (0.02, 1.25)
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Bytes per second read, dense operations per second, and where they are from."""
+    """Bytes read per second, dense operations per second, and the source of both."""
 
     bandwidth: float
     flops: float
@@ -36,8 +36,8 @@ class Peaks:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """A coefficient beside the peak it belongs to; plausible: between 2 and 125 % of it."""
+class PeakShare:
+    """A coefficient and the peak it belongs to; plausible: between 2 and 125 % of the peak."""
 
     name: str
     value: float
@@ -53,7 +53,7 @@ class Reached:
 
 
 def find_peaks(device: DeviceIdentity) -> Peaks | None:
-    """None for a CPU that is not this machine's, and for a GPU that the catalog does not know."""
+    """None for a CPU other than this machine's and for a GPU that the catalog does not know."""
     if device.kind == "cpu":
         is_here = device.name == cpu_name() and device.num_cores == os.cpu_count()
         return _measure_cpu() if is_here else None
@@ -65,18 +65,18 @@ def find_peaks(device: DeviceIdentity) -> Peaks | None:
 
 
 def _measure_cpu() -> Peaks:
-    """Reading 256 MiB and a product of two float32 matrices of 640 x 640, the best of forty each."""
+    """Reading 256 MiB, and a product of two float32 matrices of 640 x 640: the best of forty runs each."""
     threads = os.cpu_count() or 1
-    source = np.ones(_READ_BYTES // 4, dtype=np.float32)
+    content = np.ones(_READ_BYTES // 4, dtype=np.float32)
     matrix = np.full((_GEMM_SIZE, _GEMM_SIZE), 0.5, dtype=np.float32)
     product = np.empty_like(matrix)
-    parts = np.array_split(source, threads)
-    # The maximum, because it costs less arithmetic than a sum; it lets other threads of Python run.
+    parts = np.array_split(content, threads)
+    # The maximum costs less arithmetic than a sum, and numpy releases the GIL for it.
     with ThreadPoolExecutor(threads) as pool:
         read_seconds = _best(lambda: list(pool.map(np.max, parts)))
     gemm_seconds = _best(lambda: np.matmul(matrix, matrix, out=product))
-    said = "reading on all cores and a matrix product by numpy, just now"
-    return Peaks(_READ_BYTES / read_seconds, 2 * _GEMM_SIZE**3 / gemm_seconds, said)
+    source = "measured now: reads on all cores, a numpy matrix product"
+    return Peaks(_READ_BYTES / read_seconds, 2 * _GEMM_SIZE**3 / gemm_seconds, source)
 
 
 def _best(run: Callable[[], object]) -> float:
@@ -89,12 +89,12 @@ def _best(run: Callable[[], object]) -> float:
 
 
 def expected_speed(device: DeviceIdentity, peaks: Peaks | None) -> Speed:
-    """What is expected before a row is looked at: usual shares of the peaks where these are known."""
+    """What is expected before looking at any row: the usual shares of the peaks, where these are known."""
     guess = guess_speed(device.kind, None, device.dtype)
     if peaks is None:
         return guess
     if device.kind == "cpu":
-        # Of the memory the guess stands: a moment's reading says little where others use the machine.
+        # Bandwidth stays a guess: a short measurement says little on a machine that others use too.
         return replace(guess, flops=0.7 * peaks.flops, attention_flops=0.35 * peaks.flops)
     return replace(
         guess,
@@ -105,11 +105,11 @@ def expected_speed(device: DeviceIdentity, peaks: Peaks | None) -> Speed:
     )
 
 
-def shares_of_peaks(speed: Speed, peaks: Peaks) -> tuple[Reached, ...]:
-    """The coefficients that have a peak to be held against."""
+def shares_of_peaks(speed: Speed, peaks: Peaks) -> tuple[PeakShare, ...]:
+    """The coefficients that have a peak."""
     return (
-        Reached("bandwidth", speed.bandwidth, peaks.bandwidth),
-        Reached("kv_bandwidth", speed.kv_bandwidth, peaks.bandwidth),
-        Reached("flops", speed.flops, peaks.flops),
-        Reached("attention_flops", speed.attention_flops, peaks.flops),
+        PeakShare("bandwidth", speed.bandwidth, peaks.bandwidth),
+        PeakShare("kv_bandwidth", speed.kv_bandwidth, peaks.bandwidth),
+        PeakShare("flops", speed.flops, peaks.flops),
+        PeakShare("attention_flops", speed.attention_flops, peaks.flops),
     )

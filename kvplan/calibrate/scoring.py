@@ -1,13 +1,13 @@
-"""How far predictions are from rows that they did not see: the split by settings, and the error table."""
+"""How far predictions are from rows that the fit did not see: the split by settings, and the errors."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
+import pandas as pd
 
 from kvplan.calibrate.fit import fit_speed
 from kvplan.calibrate.observations import observe
@@ -18,40 +18,32 @@ from kvplan.estimate.speed.batching import play_requests
 from kvplan.estimate.speed.simulated_figures import play_figures
 from kvplan.estimate.speed.step_time import Speed, StepTimes
 
+FIGURES: Final = ("output_throughput", "tpot", "ttft")
 LEAST_SETTINGS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Trials to fit on and trials to score, no setting in both."""
+    """Trials to fit to and trials to score, with no setting in both."""
 
     fitted: tuple[MeasuredTrial, ...]
     held_out: tuple[MeasuredTrial, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FigureError:
-    """Predicted / measured - 1 of one trial, by figure (output_throughput, tpot, ttft), in percent."""
-
-    trial_id: str
-    errors_pct: dict[str, float]
-
-
 def split_by_settings(trials: Sequence[MeasuredTrial], held_out: float, seed: int) -> Split:
-    """A share ``held_out`` of the settings, drawn by seed, is kept from the fit. KvplanError for too few settings."""
+    """Hold out a share of the settings, drawn by seed. KvplanError for too few settings."""
     settings = list(dict.fromkeys(trial.setting for trial in trials))
     if len(settings) < LEAST_SETTINGS:
         raise KvplanError(
-            f"The rows hold {len(settings)} settings, and a calibration takes at least {LEAST_SETTINGS}.",
+            f"The rows cover {len(settings)} settings, but a calibration needs at least {LEAST_SETTINGS}.",
             hint="sweep more values of --max-num-seqs and --max-num-batched-tokens",
         )
     shuffled = sorted(settings, key=str)
     random.Random(seed).shuffle(shuffled)
-    count = min(round(held_out * len(shuffled)), len(shuffled) - LEAST_SETTINGS // 2)
-    kept_back: set[tuple[Any, ...]] = set(shuffled[:count])
+    drawn = set(shuffled[: min(round(held_out * len(shuffled)), len(shuffled) - LEAST_SETTINGS // 2)])
     return Split(
-        fitted=tuple(trial for trial in trials if trial.setting not in kept_back),
-        held_out=tuple(trial for trial in trials if trial.setting in kept_back),
+        fitted=tuple(trial for trial in trials if trial.setting not in drawn),
+        held_out=tuple(trial for trial in trials if trial.setting in drawn),
     )
 
 
@@ -61,11 +53,10 @@ def fit_trials(trials: Sequence[MeasuredTrial], expected: Speed) -> Speed:
     return fit_speed(observations, expected).speed
 
 
-def predict_figures(trial: MeasuredTrial, speed: Speed) -> dict[str, float | None]:
-    """Output throughput, median TPOT and TTFT (seconds) from lengths, limits and coefficients alone."""
+def predicted_figures(trial: MeasuredTrial, speed: Speed) -> dict[str, float | None]:
+    """Output throughput (tokens/s), median TPOT and TTFT (seconds) from lengths, limits and coefficients alone."""
     times = StepTimes(trial.shape, speed)
-    played = play_requests(trial.requests, trial.limits, times, max_concurrency=trial.max_concurrency)
-    figures = play_figures(played)
+    figures = play_figures(play_requests(trial.requests, trial.limits, times, max_concurrency=trial.max_concurrency))
     return {
         "output_throughput": figures.output_throughput,
         "tpot": figures.median_tpot_seconds,
@@ -73,51 +64,45 @@ def predict_figures(trial: MeasuredTrial, speed: Speed) -> dict[str, float | Non
     }
 
 
-def score_trials(trials: Sequence[MeasuredTrial], speed: Speed) -> list[FigureError]:
-    """The errors of every trial."""
-    scored = []
-    for trial in trials:
-        predicted, row = predict_figures(trial, speed), trial.row
-        measured = {
-            "output_throughput": row["output_throughput"],
-            "tpot": _seconds(row["median_tpot_ms"]),
-            "ttft": _seconds(row["median_ttft_ms"]),
-        }
-        errors = {
-            name: 100 * (value / measured[name] - 1)
-            for name, value in predicted.items()
-            if value is not None and measured[name]
-        }
-        scored.append(FigureError(str(row["trial_id"]), errors))
-    return scored
+def measured_figures(trial: MeasuredTrial) -> dict[str, float | None]:
+    """The same figures as the row has them."""
+    return {
+        "output_throughput": trial.row["output_throughput"],
+        "tpot": _seconds(trial.row["median_tpot_ms"]),
+        "ttft": _seconds(trial.row["median_ttft_ms"]),
+    }
 
 
-def _seconds(milliseconds: float | None) -> float:
-    return (milliseconds or 0.0) / 1000
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
 
 
-def summarize_errors(scored: Sequence[FigureError]) -> dict[str, HeldOutError]:
-    """Median and 90th percentile of |error| by figure."""
-    found = {}
-    for name in ("output_throughput", "tpot", "ttft"):
-        sizes = [abs(each.errors_pct[name]) for each in scored if name in each.errors_pct]
-        if sizes:
-            found[name] = HeldOutError(float(np.median(sizes)), float(np.percentile(sizes, 90)))
-    return found
+def score_trials(trials: Sequence[MeasuredTrial], speed: Speed) -> pd.DataFrame:
+    """Predicted / measured - 1 in percent: a row per trial, a column per figure, NaN where either is missing."""
+    predicted = _figures([predicted_figures(trial, speed) for trial in trials])
+    measured = _figures([measured_figures(trial) for trial in trials])
+    return 100 * (predicted / measured.where(measured > 0) - 1)
+
+
+def _figures(figures: Sequence[dict[str, float | None]]) -> pd.DataFrame:
+    return pd.DataFrame(figures, columns=list(FIGURES), dtype="float64")
+
+
+def summarize_errors(errors_pct: pd.DataFrame) -> dict[str, HeldOutError]:
+    """Median and 90th percentile of |error| by figure; figures without any error are left out."""
+    sizes = errors_pct.abs().dropna(axis="columns", how="all")
+    return {name: HeldOutError(float(sizes[name].median()), float(sizes[name].quantile(0.9))) for name in sizes}
 
 
 def repetition_spread_pct(trials: Sequence[MeasuredTrial]) -> float | None:
-    """What no prediction can be better than: the median distance of a run from its setting's median throughput.
+    """The error no prediction can beat: the median distance of a run from its setting's median throughput, in percent.
 
     None where no setting ran twice.
     """
-    groups: dict[tuple[Any, ...], list[float]] = {}
-    for trial in trials:
-        groups.setdefault(trial.setting, []).append(float(trial.row["output_throughput"]))
-    distances = [
-        100 * abs(value / float(np.median(values)) - 1)
-        for values in groups.values()
-        if len(values) > 1
-        for value in values
-    ]
-    return float(np.median(distances)) if distances else None
+    rates = pd.DataFrame(
+        {"setting": [trial.setting for trial in trials], "rate": [trial.row["output_throughput"] for trial in trials]}
+    )
+    by_setting = rates.groupby("setting", sort=False)["rate"]
+    distances = 100 * (rates["rate"] / by_setting.transform("median") - 1).abs()
+    repeated = distances[by_setting.transform("size") > 1]
+    return None if repeated.empty else float(repeated.median())

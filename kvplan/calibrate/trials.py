@@ -1,4 +1,4 @@
-"""The rows of sweep directories as trials that can be played again: requests, limits, shape and what was measured."""
+"""The rows of sweep directories as trials that can be simulated: requests, limits, model shape, measured figures."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
@@ -18,32 +18,34 @@ from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.speed.simulation import BatchLimits
 from kvplan.estimate.speed.step_time import StepShape, step_shape
-from kvplan.runs.directory import MANIFEST, TRIALS, read_manifest, read_trials
+from kvplan.runs.columns import Row
+from kvplan.runs.directory import MANIFEST, TRIALS, Manifest, Series, TrialRecord, read_manifest, read_trials
+from kvplan.runs.rows import cell
 from kvplan.runs.statuses import MEASURED_STATUSES
 from kvplan.runs.trials import SETTING_NAMES
 from kvplan.workload.requests import RequestSpec, WorkloadSpec, clip_requests, generate_requests
 
-Row = Mapping[str, Any]
+Setting = tuple[object, ...]
 
 MOST_OTHER_CPU_PCT: Final = 25
-"""A row of a CPU that was shared more than that says what the others left, not what the device does."""
+"""A trial on a CPU that other processes used more than this does not show the speed of the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTrial:
-    """One served trial. ``setting`` is the same for repetitions of one setting under one load.
+    """One served trial. ``setting`` is equal for repetitions of one setting under one load.
 
-    series: per-step records of the trial (see kvplan.runs.columns), None where the row has none.
+    series: the trial over time, None where the row has none.
     """
 
-    setting: tuple[Any, ...]
+    setting: Setting
     model_id: str
     row: Row
     requests: tuple[RequestSpec, ...]
     limits: BatchLimits
     max_concurrency: int | None
     shape: StepShape
-    series: Mapping[str, Sequence[float]] | None
+    series: Series | None
 
     @property
     def arrives_over_time(self) -> bool:
@@ -52,7 +54,7 @@ class MeasuredTrial:
 
 @dataclass(frozen=True, slots=True)
 class DeviceIdentity:
-    """What the rows were measured on. num_cores of a CPU, else None."""
+    """What the rows were measured on. num_cores: of a CPU, else None."""
 
     kind: str
     name: str
@@ -66,7 +68,7 @@ class DeviceIdentity:
 
 @dataclass(slots=True)
 class TrialSet:
-    """Trials of one device. ``excluded`` counts rows that cannot be used, by reason; ``sources`` is the provenance."""
+    """Trials of one device. excluded: number of unusable rows by reason. sources: provenance of each directory."""
 
     device: DeviceIdentity
     trials: list[MeasuredTrial]
@@ -77,20 +79,20 @@ class TrialSet:
     sources: list[dict[str, str]] = field(default_factory=list)
 
     @property
-    def settings(self) -> list[tuple[Any, ...]]:
+    def settings(self) -> list[Setting]:
         """The distinct settings in order of appearance."""
         return list(dict.fromkeys(trial.setting for trial in self.trials))
 
 
 def read_trial_sets(directories: Sequence[Path]) -> TrialSet:
-    """The rows of all directories. KvplanError where they are of several devices or dtypes, or none was served."""
+    """The rows of all directories. KvplanError if they are of several devices or dtypes, or none was served."""
     sets = [_read_directory(directory) for directory in directories]
     first = sets[0]
     for other in sets[1:]:
         if other.device != first.device:
             raise KvplanError(
                 f"The rows are of different devices: {first.device.as_text()}; and {other.device.as_text()}.",
-                hint="calibrate each device by itself",
+                hint="calibrate each device separately",
             )
         first.trials += other.trials
         first.models |= other.models
@@ -110,8 +112,8 @@ def _read_directory(directory: Path) -> TrialSet:
         )
     device = _device_of([record["row"] for record in served], manifest)
     spec = resolve_model(str(manifest["options"]["model"]))
-    requests = _Requests(WorkloadSpec.from_json(manifest["workload"]["spec"]))
-    trials = [_trial(record, spec, requests, device.kind) for record in served]
+    requests = _RequestsByLoad(WorkloadSpec.from_json(manifest["workload"]["spec"]))
+    trials = [_trial(record, spec, requests) for record in served]
     return TrialSet(
         device=device,
         trials=trials,
@@ -123,8 +125,8 @@ def _read_directory(directory: Path) -> TrialSet:
     )
 
 
-def _served(records: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], Counter[str]]:
-    """Records with figures, and how many were left out for which reason."""
+def _served(records: Sequence[TrialRecord]) -> tuple[list[TrialRecord], Counter[str]]:
+    """Records with figures, and the number of others by reason."""
     served, excluded = [], Counter[str]()
     for record in records:
         row = record["row"]
@@ -133,26 +135,26 @@ def _served(records: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any
         elif row.get("failed"):
             excluded["some requests were refused"] += 1
         elif row["device"] == "cpu" and (row.get("other_cpu_pct") or 0) > MOST_OTHER_CPU_PCT:
-            excluded[f"others took more than {MOST_OTHER_CPU_PCT} % of the processor time"] += 1
+            excluded[f"other processes used more than {MOST_OTHER_CPU_PCT} % of the CPU"] += 1
         else:
             served.append(record)
     return served, excluded
 
 
-def _device_of(rows: Sequence[Row], manifest: Mapping[str, Any]) -> DeviceIdentity:
-    found = sorted({(str(row["device"]), str(row["device_name"]), str(row["dtype"])) for row in rows})
-    if len(found) > 1:
-        texts = "; ".join(f"{name}, {dtype}" for _, name, dtype in found)
+def _device_of(rows: Sequence[Row], manifest: Manifest) -> DeviceIdentity:
+    devices = sorted({(str(row["device"]), str(row["device_name"]), str(row["dtype"])) for row in rows})
+    if len(devices) > 1:
+        texts = "; ".join(f"{name}, {dtype}" for _, name, dtype in devices)
         raise KvplanError(
             f"The rows are of different devices or dtypes: {texts}.", hint="calibrate one device and dtype at a time"
         )
-    kind, name, dtype = found[0]
+    kind, name, dtype = devices[0]
     cores = int(manifest["device"].get("num_cores") or os.cpu_count() or 1) if kind == "cpu" else None
     return DeviceIdentity(kind, name, cores, dtype)
 
 
-class _Requests:
-    """The sweep's requests, also under the loads that single trials had of their own."""
+class _RequestsByLoad:
+    """The sweep's requests, under its load and under those that single trials had of their own."""
 
     def __init__(self, spec: WorkloadSpec) -> None:
         self._spec = spec
@@ -170,28 +172,29 @@ def _rate(row: Row, spec: WorkloadSpec) -> float:
     return math.inf if rate in ("inf", None) else float(rate)
 
 
-def _trial(record: Mapping[str, Any], spec: ModelSpec, requests: _Requests, device_kind: str) -> MeasuredTrial:
+def _trial(record: TrialRecord, spec: ModelSpec, requests: _RequestsByLoad) -> MeasuredTrial:
     row = record["row"]
+    num_blocks, block_bytes = row["num_blocks_total"], row["block_bytes"]
+    assert num_blocks is not None and block_bytes is not None, "a served trial has a pool"
+    load = (str(row["request_rate"]), row["max_concurrency"])
     return MeasuredTrial(
-        setting=(spec.id, *(row[name] for name in SETTING_NAMES), str(row["request_rate"]), row["max_concurrency"]),
+        setting=(spec.id, *(cell(row, name) for name in SETTING_NAMES), *load),
         model_id=spec.id,
         row=row,
         requests=requests.of(row),
-        limits=BatchLimits(
-            row["max_num_seqs"], row["max_num_batched_tokens"], row["block_size"], row["num_blocks_total"]
-        ),
+        limits=BatchLimits(row["max_num_seqs"], row["max_num_batched_tokens"], row["block_size"], num_blocks),
         max_concurrency=row["max_concurrency"],
         shape=step_shape(
             spec,
             element_bytes=element_bytes(row["dtype"]),
-            kv_bytes_per_token=row["block_bytes"] / row["block_size"],
+            kv_bytes_per_token=block_bytes / row["block_size"],
         ),
         series=record.get("series"),
     )
 
 
-def _provenance(directory: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Which run, and the hashes that say whether a directory is that very run."""
+def _provenance(directory: Path, manifest: Manifest) -> dict[str, str]:
+    """The run, and hashes by which its directory is recognised."""
     return {
         "run_id": str(manifest.get("run_id")),
         "created_at": str(manifest.get("created_at")),

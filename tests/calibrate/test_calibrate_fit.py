@@ -8,15 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic_sweep import TRUTH, WORKLOAD, tied, write_sweep
 
 from kvplan.calibrate.calibration import calibrate_directories
+from kvplan.calibrate.coefficients import readable_coefficients
 from kvplan.calibrate.fit import step_seconds
 from kvplan.calibrate.observations import observe
-from kvplan.calibrate.scoring import score_trials, split_by_settings, summarize_errors
+from kvplan.calibrate.peaks import Peaks, shares_of_peaks
+from kvplan.calibrate.scoring import repetition_spread_pct, score_trials, split_by_settings, summarize_errors
 from kvplan.calibrate.trials import read_trial_sets
-from kvplan.catalog.measured import COEFFICIENTS
+from kvplan.catalog.measured import COEFFICIENTS, HeldOutError
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.step_time import Speed, StepTimes
 
@@ -120,7 +123,7 @@ def test_the_split_is_by_settings(tmp_path: Path) -> None:
 
 def test_few_rows_are_refused(tmp_path: Path) -> None:
     path = write_sweep(tmp_path / "a", seqs=(1, 2), tokens=(64, 128), num_runs=4)
-    with pytest.raises(KvplanError, match="The rows hold 4 settings, and a calibration takes at least 6"):
+    with pytest.raises(KvplanError, match="The rows cover 4 settings, but a calibration needs at least 6"):
         calibrate_directories([path], held_out=0.5, seed=0)
 
 
@@ -145,3 +148,30 @@ def test_the_other_model_is_predicted(tmp_path: Path) -> None:
 def test_the_coefficients_are_named_once() -> None:
     assert tuple(each.name for each in dataclasses.fields(Speed)) == COEFFICIENTS
     assert all(math.isfinite(value) for value in TRUTH.as_json().values())
+
+
+def test_the_spread_of_repetitions_is_their_distance_from_the_median(tmp_path: Path) -> None:
+    trials = read_trial_sets([write_sweep(tmp_path / "a", num_runs=3)]).trials
+    for trial in trials:
+        trial.row["output_throughput"] = {1: 90.0, 2: 100.0, 3: 120.0}[trial.row["run_number"]]
+    assert repetition_spread_pct(trials) == pytest.approx(10)
+    assert repetition_spread_pct([trial for trial in trials if trial.row["run_number"] == 1]) is None
+
+
+def test_errors_without_a_measured_figure_are_left_out() -> None:
+    errors = pd.DataFrame({"output_throughput": [-10.0, 20.0], "tpot": [math.nan, 5.0], "ttft": [math.nan] * 2})
+    assert summarize_errors(errors) == {"output_throughput": HeldOutError(15, 19), "tpot": HeldOutError(5, 5)}
+
+
+def test_coefficients_are_scaled_for_people() -> None:
+    shares = shares_of_peaks(TRUTH, Peaks(bandwidth=34e9, flops=220e9, source="test"))
+    found = {each.label: (each.value, each.unit) for each in readable_coefficients(TRUTH, shares)}
+    assert found["overhead per step"] == ("900.0", "us")
+    assert found["weights and activations"] == ("17.00", "GB/s")
+    assert found["attention"] == ("35.0", "GFLOP/s")
+    assert [each.share_of_peak.share for each in readable_coefficients(TRUTH, shares) if each.share_of_peak] == [
+        pytest.approx(0.5),
+        pytest.approx(0.5),
+        pytest.approx(9 / 34),
+        pytest.approx(35 / 220),
+    ]

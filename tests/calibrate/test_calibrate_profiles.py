@@ -61,8 +61,8 @@ def test_the_command_prints_its_error_and_keeps_the_profile(
     assert main(["calibrate", str(sweep), "--score", str(other)]) == 0
     printed = capsys.readouterr()
     assert "15 rows (15 settings) of openai-community/gpt2 on Test CPU, 2 cores, float32" in printed.out
-    assert "Held-out error: fit on 7 settings, scored on 8 others (8 rows, seed 0)" in printed.out
-    assert "Carried over to HuggingFaceTB/SmolLM2-135M-Instruct: 15 rows" in printed.out
+    assert "Held-out error: fitted on 7 settings, scored on 8 others (8 rows, seed 0)" in printed.out
+    assert "Transfer to HuggingFaceTB/SmolLM2-135M-Instruct: 15 rows" in printed.out
     assert [path.name for path in own_profiles.iterdir()] == ["test-cpu-2-cores-float32.json"]
     assert "test-cpu-2-cores-float32.json" in printed.err
 
