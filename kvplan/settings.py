@@ -278,7 +278,9 @@ class ServingSettings:
     def check(self, *, as_options: bool = False) -> None:
         """UsageError for the first value out of range; ``as_options``: the message names the command-line option."""
         for name, knob in KNOBS.items():
-            knob.check(getattr(self, name), label=knob.option if as_options else name)
+            value = getattr(self, name)
+            if value is not knob.default:
+                knob.check(value, label=knob.option if as_options else name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +297,7 @@ class FilledSettings(ServingSettings):
     @staticmethod
     def of(asked: ServingSettings, **decided: Any) -> FilledSettings:
         """``asked`` with what the engine ``decided`` in its place."""
-        return FilledSettings(**{each.name: getattr(asked, each.name) for each in fields(ServingSettings)} | decided)
+        return FilledSettings(**{name: getattr(asked, name) for name in KNOBS} | decided)
 
 
 KNOBS: Final[Mapping[str, Knob]] = MappingProxyType(

@@ -40,7 +40,7 @@ class ConfigView:
 
     def _missing(self, key: str) -> KvplanError:
         return KvplanError(
-            f"The config has no '{self.path}{key}', and it cannot be sized without it.",
+            f"The config has no '{self.path}{key}', which is needed to size the model.",
             hint=f"give it with --assume {self.path}{key}=VALUE",
         )
 
@@ -48,7 +48,7 @@ class ConfigView:
         shown = repr(value)
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
         return KvplanError(
-            f"The config's '{self.path}{key}' is {shown}, but {expected} is expected.",
+            f"The config's '{self.path}{key}' is {shown}; expected {expected}.",
             hint="correct the config.json, or pass the published one",
         )
 

@@ -73,7 +73,7 @@ def _fetch_config(repository: str) -> Path:
         )
     except ImportError as error:
         raise KvplanError(
-            f"{repository} is no shipped profile, and huggingface_hub is missing.", hint=_ELSEWHERE
+            f"{repository} is not a shipped profile, and huggingface_hub is not installed.", hint=_ELSEWHERE
         ) from error
     cached = try_to_load_from_cache(repository, "config.json")
     if isinstance(cached, str):

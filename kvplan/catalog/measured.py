@@ -130,7 +130,7 @@ def load_measured(calibration: str | None = None) -> MeasuredProfiles:
         return MeasuredProfiles((read_measured(path),))
     except (OSError, ValueError) as error:
         raise KvplanError(
-            f"{path} is no measured profile: {_reason(error)}.", hint="`kvplan calibrate DIR --out FILE` writes one"
+            f"{path} is not a measured profile: {_reason(error)}.", hint="`kvplan calibrate DIR --out FILE` writes one"
         ) from error
 
 

@@ -45,7 +45,7 @@ def _read_path(path: Path, assumptions: Mapping[str, str] | None) -> ModelSpec:
     try:
         content = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise KvplanError(f"There is no {path}.", hint="pass a directory with a config.json") from error
+        raise KvplanError(f"{path} does not exist.", hint="pass a directory with a config.json") from error
     except (OSError, UnicodeDecodeError) as error:
         raise KvplanError(f"{path} cannot be read ({error}).", hint="pass a readable config.json") from error
     config = parse_config(content, where=str(path))
@@ -60,8 +60,8 @@ def _no_such_model(name: str) -> UsageError:
     close = get_close_matches(name.rsplit("/", 1)[-1].casefold(), names, n=3, cutoff=0.5)
     suggestion = f"did you mean {', '.join(close)}? " if close else ""
     return UsageError(
-        f"No model is known as '{name}'.",
-        hint=f"{suggestion}kvplan models lists the shipped ones; a directory or a config.json works too",
+        f"Unknown model '{name}'.",
+        hint=f"{suggestion}kvplan models lists the known ones; a directory or a config.json works too",
     )
 
 

@@ -30,7 +30,7 @@ def read_quantization(view: ConfigView) -> QuantizationSpec | None:
     reader = _READERS.get(method)
     if reader is None:
         raise KvplanError(
-            f"The weight format '{method}' is not known.",
+            f"Unknown weight format '{method}'.",
             hint="--assume quantization_config=null sizes the weights as if they were not quantized",
         )
     found = reader(section)

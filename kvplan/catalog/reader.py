@@ -44,7 +44,7 @@ def parse_config(text: str, *, where: str) -> dict[str, Any]:
         detail = f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "too deep"
         raise KvplanError(f"{where} is not valid JSON ({detail}).", hint="pass a published config.json") from error
     if not isinstance(config, dict):
-        raise KvplanError(f"{where} holds no JSON object.", hint="pass a published config.json")
+        raise KvplanError(f"{where} is not a JSON object.", hint="pass a published config.json")
     return config
 
 
@@ -136,7 +136,7 @@ def _not_causal(what: str) -> KvplanError:
 def _unknown(architecture: str, view: ConfigView) -> UnknownArchitectureError:
     missing = "what each of its layers caches and which weights it has"
     return UnknownArchitectureError(
-        f"The architecture {architecture} is not known: kvplan does not know {missing}.",
+        f"Unknown architecture {architecture}: kvplan does not know {missing}.",
         hint="if its layers are like those of a known architecture, say so: --assume architectures=LlamaForCausalLM "
         f"({len(known_architectures())} are known: kvplan models --architectures)",
     )

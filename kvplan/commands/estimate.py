@@ -65,10 +65,10 @@ _QUANTIZATION_HELP = "Weight format: auto (as published), none, " + ", ".join(NA
 )
 def estimate(
     model: Model,
-    settings: ServingSettings,
     ctx: Context = None,
     assume: Assumptions = None,
     gpu: Gpus = None,
+    settings: ServingSettings = ServingSettings(),
     engine: Engine = DEFAULT_ENGINE,
     calibration: Calibration = None,
     no_calibration: NoCalibration = False,

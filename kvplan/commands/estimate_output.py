@@ -79,7 +79,7 @@ def _print_weights(answer: Estimate, *, explain: bool) -> None:
             print(f"            {each.kind}: {format_bytes(each.num_bytes)} = {each.formula}")
     for extra in answer.spec.extras:
         count = "not counted" if extra.num_parameters is None else f"{extra.num_parameters:,} parameters"
-        print(f"            beside it, {extra.name}: {count}")
+        print(f"            in addition, {extra.name}: {count}")
 
 
 def _is_large(answer: Estimate, num_bytes: int) -> bool:

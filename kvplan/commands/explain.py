@@ -23,15 +23,15 @@ _LARGEST_LOG_BYTES = 200 * 1024**2
 
 def explain(
     log: Annotated[Path, typer.Argument(help="Start-up log of vLLM or SGLang; - reads standard input.", metavar="LOG")],
-    model: Annotated[str | None, typer.Option(help="The model, where the log names a private path.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="The GPU; default: by the memory that the log names.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document, schema kvplan.explain/1.")] = False,
+    model: Annotated[str | None, typer.Option(help="The model, if the log only has a private path.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="The GPU. Default: the one whose memory size is in the log.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, schema kvplan.explain/1.")] = False,
 ) -> None:
     """Read an engine's start-up log: where each GiB went, and what to change."""
     found = parse_startup_log(_read(log))
     if not found.has_figures:
         raise KvplanError(
-            f"{log} says nothing about memory or KV cache.", hint="pass the log of a vLLM or SGLang server's start"
+            f"{log} has nothing about memory or KV cache.", hint="pass the log of a vLLM or SGLang server's start"
         )
     profile = find_gpu(gpu) if gpu is not None else None
     answer = explain_log(found, _model(model, found.model), profile)

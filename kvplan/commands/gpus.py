@@ -13,8 +13,8 @@ from kvplan.units import format_gib
 
 def gpus(
     search: Annotated[str | None, typer.Argument(help="Only devices whose name contains this.")] = None,
-    output_format: Annotated[OutputFormat, typer.Option("--format", help="How to print.")] = OutputFormat.table,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    output_format: Annotated[OutputFormat, typer.Option("--format", help="Output format.")] = OutputFormat.table,
+    as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:
     """List the GPUs that are known by name."""
     chosen = OutputFormat.json if as_json else output_format

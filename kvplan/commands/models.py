@@ -17,8 +17,8 @@ from kvplan.units import format_tokens
 def models(
     search: Annotated[str | None, typer.Argument(help="Only models whose name contains this.")] = None,
     architectures: Annotated[bool, typer.Option("--architectures", help="List known architectures instead.")] = False,
-    output_format: Annotated[OutputFormat, typer.Option("--format", help="How to print.")] = OutputFormat.table,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    output_format: Annotated[OutputFormat, typer.Option("--format", help="Output format.")] = OutputFormat.table,
+    as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:
     """List the models that are known by name."""
     chosen = OutputFormat.json if as_json else output_format

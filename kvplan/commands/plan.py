@@ -93,7 +93,6 @@ AsJson = Annotated[
 @takes_settings("gpu_memory_utilization", "dtype")
 def plan(
     model: Model,
-    settings: ServingSettings,
     more: More = None,
     users: Users = None,
     request_rate: Rate = None,
@@ -107,6 +106,7 @@ def plan(
     max_gpus: MaxGpus = DEFAULTS.max_gpus,
     quantization: Formats = None,
     kv_cache_dtype: KvFormats = None,
+    settings: ServingSettings = ServingSettings(),
     engine: Engine = "vllm",
     calibration: Calibration = None,
     no_calibration: NoCalibration = False,
@@ -194,7 +194,7 @@ def _nothing_fits(found: Plan) -> KvplanError:
     if found.fix is not None:
         answer = found.fix.deployment
         hint = f"{found.fix.sentence}: then {answer.num_gpus} x {answer.choice.gpu.id} serve it"
-    return KvplanError(f"Nothing serves this. Nearest: {where}{lacks}. {miss.sentence}", hint=hint)
+    return KvplanError(f"No deployment serves this load. Nearest: {where}{lacks}. {miss.sentence}", hint=hint)
 
 
 _HEAD = (
@@ -249,13 +249,13 @@ def _origin_sentence(found: Plan) -> str:
     """Where the shown speeds come from."""
     origins = dict.fromkeys(deployment.speed.origin for deployment in found.deployments[:_SHOWN])
     words = {
-        "roofline": "a roofline",
-        "measured": "measured on this model",
-        "calibrated": "measured on another model or dtype",
+        "roofline": "roofline estimates",
+        "measured": "based on measurements of this model",
+        "calibrated": "based on measurements of another model or dtype",
     }
     if len(origins) == 1:
         return f"TTFT, TPOT and tokens/s are {words[next(iter(origins))]}."
-    return "TTFT, TPOT and tokens/s are a roofline where nothing else is said below."
+    return "TTFT, TPOT and tokens/s are roofline estimates unless noted below."
 
 
 def _settings_line(deployment: Deployment) -> str:

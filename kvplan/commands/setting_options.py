@@ -20,6 +20,8 @@ from kvplan.settings import KNOBS, Knob, ServingSettings
 from kvplan.units import parse_bytes, parse_tokens
 
 Result = TypeVar("Result")
+_WRITTEN = {"share": float, "count": int, "tokens": str, "bytes": str, "name": str, "flag": bool}
+"""What typer reads of each kind."""
 _METAVARS = {"tokens": "TOKENS", "bytes": "BYTES", "share": "SHARE", "name": "NAME"}
 
 
@@ -63,26 +65,23 @@ def _read(knob: Knob, value: Any) -> Any:
     if knob.kind == "bytes":
         return parse_bytes(value)
     if knob.kind == "tokens":
-        return int(value) if value.strip().lstrip("-").isdigit() else parse_tokens(value)
+        text = str(value).strip()  # a whole number is left to the check, which names the option
+        return int(text) if text.lstrip("-").isdigit() else parse_tokens(text)
     return knob.canonical_name(value) if knob.kind == "name" else value
 
 
 def _parameter(knob: Knob, help: str | None) -> inspect.Parameter:
-    written = {"share": float, "count": int, "tokens": str, "bytes": str, "name": str, "flag": bool}[knob.kind]
-    annotation = option_of(knob, written if knob.default is not None else written | None, help=help)
-    default = str(knob.default) if written is str and knob.default is not None else knob.default
-    return inspect.Parameter(knob.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def option_of(knob: Knob, written: Any, *, help: str | None = None) -> Any:
-    """A parameter's annotation: the option of ``knob``, whose value typer reads as the type ``written``.
-
-    ``help`` replaces the knob's text, for commands that take lists of values.
-    """
+    """The knob's option as typer reads it from a signature; ``help`` replaces the knob's text and its choices."""
     text = help or knob.help
     if help is None and knob.choices:
         text = f"{knob.help} One of {', '.join(knob.choices)}."
     option = typer.Option(
         knob.option, *knob.aliases, help=text, metavar=_METAVARS.get(knob.kind), rich_help_panel=knob.panel
     )
-    return Annotated[written, option]
+    written: Any = _WRITTEN[knob.kind]
+    return inspect.Parameter(
+        knob.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=knob.default,
+        annotation=Annotated[written if knob.default is not None else written | None, option],
+    )

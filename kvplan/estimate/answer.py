@@ -110,8 +110,8 @@ def _context(spec: ModelSpec, request: EstimateRequest, notes: list[str]) -> int
     longest = spec.max_position_embeddings
     if request.context_tokens is None:
         if longest is None:
-            raise UsageError(f"The config of {spec.id} states no longest context.", hint="say how long: --ctx 32k")
-        notes.append(f"No --ctx was given: {format_tokens(longest)}, the model's longest context.")
+            raise UsageError(f"The config of {spec.id} gives no maximum length.", hint="give one: --ctx 32k")
+        notes.append(f"--ctx {format_tokens(longest)}: the model's longest context.")
         return longest
     if longest is not None and request.context_tokens > longest:
         if spec.rope is None and not spec.has_state:
@@ -168,13 +168,13 @@ def _pages(
     except UsageError:
         raise
     except KvplanError as error:
-        notes.append(f"No paged figure: {error.message}")
+        notes.append(f"No paged size: {error.message}")
         return None
 
 
 def _note_dtypes(spec: ModelSpec, asked: ServingSettings, dtype: str, notes: list[str]) -> None:
     if asked.dtype == "auto" and dtype != spec.dtype:
-        notes.append(f"The weights are published in {spec.dtype} and taken to be served in {dtype} (--dtype).")
+        notes.append(f"The weights are published in {spec.dtype} and assumed to be served in {dtype} (--dtype).")
     for extra in spec.extras:
         if extra.num_parameters is None and extra.kind != "multi_token_prediction":
-            notes.append(f"The {extra.name} is not counted: its config does not say enough, or is not known.")
+            notes.append(f"The {extra.name} is not counted: its config does not say enough, or its kind is unknown.")

@@ -118,8 +118,8 @@ def _kvplan_notes(found: EnginePrediction) -> tuple[str, ...]:
     if found.graphs is None:
         return ()
     reserve = (
-        f"{format_bytes(found.overhead_bytes, digits=0)} of the overhead are the engine's reserve for the driver and "
-        "libraries: not measured; the engine raises it to what it finds when it starts."
+        f"{format_bytes(found.overhead_bytes, digits=0)} of the overhead is reserved for the driver and libraries. Not "
+        "measured: the engine raises it at start-up where it finds more."
     )
     return found.graphs.sentence(), reserve
 

@@ -258,8 +258,8 @@ def _cross_entry(cross: CrossAttention, settings: CacheSettings) -> CacheEntry:
     tokens = settings.encoder_tokens if settings.encoder_tokens is not None else cross.encoder_tokens
     if tokens is None:
         raise UsageError(
-            "This model attends to an encoder, and how many tokens that holds depends on the input.",
-            hint="say it with --encoder-tokens N",
+            "This model attends to encoder tokens, and their number depends on the input.",
+            hint="give it with --encoder-tokens N",
         )
     state = tokens * heads * (cross.head_size_k + cross.head_size_v) * size
     formula = f"{_heads_formula(heads, cross.head_size_k, cross.head_size_v, size)} x {tokens:,} encoder tokens"

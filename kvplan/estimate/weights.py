@@ -55,7 +55,7 @@ def named_format(name: str) -> QuantizationSpec | None:
     if folded in ("none", "auto"):
         return None
     if folded not in NAMED_FORMATS:
-        raise UsageError(f"--quantization does not know '{name}'.", hint="one of none, " + ", ".join(NAMED_FORMATS))
+        raise UsageError(f"Unknown --quantization '{name}'.", hint="one of none, " + ", ".join(NAMED_FORMATS))
     return NAMED_FORMATS[folded]
 
 

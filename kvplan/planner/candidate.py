@@ -252,7 +252,7 @@ def _capacity_miss(
     context = trial.workload.longest_context if worst else trial.workload.average_context
     sentence = (
         f"{replicas} x {choice.tensor_parallel_size} GPUs hold {replicas * room:,} sequences of {context:,} tokens "
-        f"at once; {math.ceil(users) * replicas:,} are asked for."
+        f"at once; {math.ceil(users) * replicas:,} are needed."
     )
     return Miss(choice, "kv", max(missing, 0), sentence, prediction)
 

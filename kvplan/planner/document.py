@@ -69,7 +69,7 @@ def plan_assumptions(plan: Plan) -> list[str]:
     sentences = [USERS_ASSUMPTION]
     if rooflines:
         sentences.append(
-            "Memory is that of vLLM; times are a roofline between well-tuned and ordinary kernels, not a measurement."
+            "Memory is vLLM's; times are roofline estimates, from well-tuned to ordinary kernels, not measurements."
         )
     return sentences + calibration_notes(deployments)
 
@@ -81,7 +81,7 @@ def calibration_notes(deployments: Iterable[Deployment]) -> list[str]:
         for deployment in deployments
         if deployment.speed.note is not None
     )
-    return [f"Times on {gpu} are those of kvplan's engine ({origin}): {note}." for gpu, origin, note in found]
+    return [f"Times on {gpu} come from kvplan's engine ({origin}): {note}." for gpu, origin, note in found]
 
 
 def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb | None = None) -> dict[str, Any]:

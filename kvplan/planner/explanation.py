@@ -65,11 +65,11 @@ def explain_log(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None)
     total = _total_bytes(log)
     if gpu is None and total is not None:
         gpu = _nearest_gpu(total)
-        notes.append(f"The GPU is taken to be {gpu.id}, by the memory that the log names.")
+        notes.append(f"GPU assumed to be {gpu.id}, from the memory size in the log.")
     if spec is None:
-        notes.append("The model is not known, so there is no prediction: name it with --model.")
+        notes.append("No prediction: the log does not tell the model. Name it with --model.")
     elif gpu is None:
-        notes.append("The log does not tell the GPU, so there is no prediction: name it with --gpu.")
+        notes.append("No prediction: the log does not tell the GPU. Name it with --gpu.")
     explain = _explain_sglang if log.engine == "sglang" else _explain_vllm
     parts, predicted, changes = explain(log, spec, gpu, notes)
     worded = tuple(in_words_of(log.engine, change) for change in (*_ways_out(log), *changes))
@@ -97,7 +97,7 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
     try:
         found = predict_sglang(spec, gpu, log.settings, free)
     except KvplanError as error:
-        notes.append(f"There is no prediction: {error.message}")
+        notes.append(f"No prediction: {error.message}")
         return empty, Counts(), ()
     known = {
         "GPU in all": found.device_memory_bytes,
@@ -110,7 +110,7 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
         left = format_bytes(log.memory.left_bytes)
         changes.append(
             Change(
-                f"only {left} are left for long prompts: if they run out of memory, lower --gpu-memory-utilization or "
+                f"only {left} is left for long prompts: if they run out of memory, lower --gpu-memory-utilization or "
                 "--max-num-batched-tokens"
             )
         )
@@ -157,13 +157,13 @@ def _predict(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, notes: list[str]
     try:
         found = predict_vllm(spec, gpu, log.settings, _version(log))
     except KvplanError as error:
-        notes.append(f"There is no prediction: {error.message}")
+        notes.append(f"No prediction: {error.message}")
         return None
     notes.extend(found.settings.notes)
     if log.version is None:
-        notes.append(f"The log does not print a version: it is compared with vLLM {found.version}.")
+        notes.append(f"The log has no version; it is compared with vLLM {found.version}.")
     if is_modified_build(log.version or ""):
-        notes.append(f"vLLM {log.version} is neither a release nor a commit of vLLM: what it changed is not modelled.")
+        notes.append(f"vLLM {log.version} is neither a release nor a commit of vLLM: its changes are not modelled.")
     return found
 
 
@@ -218,7 +218,7 @@ def _variants(settings: ServingSettings, prediction: VllmPrediction) -> Iterator
     if resolved.kv_cache_dtype in ("bfloat16", "float16", "float32"):
         yield "keep the KV cache in 8 bits: --kv-cache-dtype fp8", replace(settings, kv_cache_dtype="fp8")
     if rank.subtracted_graph_bytes:
-        yield "give up CUDA graphs: --enforce-eager (slower)", replace(settings, enforce_eager=True)
+        yield "disable CUDA graphs: --enforce-eager (slower)", replace(settings, enforce_eager=True)
     more = settings.tensor_parallel_size * 2
     yield f"use {more} GPUs: --tensor-parallel-size {more}", replace(settings, tensor_parallel_size=more)
 
@@ -237,15 +237,15 @@ def _ways_out(log: StartupLog) -> Iterator[Change]:
         yield Change(f"lower --max-model-len to {log.kv_cache_tokens} or less, or make room for the cache:")
     if memory.needed_kv_bytes and memory.kv_pool_bytes is not None:
         missing = memory.needed_kv_bytes - memory.kv_pool_bytes
-        yield Change(f"{format_bytes(missing)} more of KV cache are needed on each GPU for one longest request")
+        yield Change(f"one request of the maximum length needs {format_bytes(missing)} more KV cache on each GPU")
     if "is less than desired" in log.failure and memory.free_bytes and memory.total_bytes:
         share = int(memory.free_bytes / memory.total_bytes * 100) / 100
         yield Change(
-            f"other programs hold {format_bytes(memory.total_bytes - memory.free_bytes)} of the GPU: stop them, "
+            f"other programs use {format_bytes(memory.total_bytes - memory.free_bytes)} of the GPU: stop them, "
             f"or lower --gpu-memory-utilization to {share}"
         )
     if memory.kv_pool_bytes is not None and memory.kv_pool_bytes <= 0:
-        yield Change(f"{format_bytes(-memory.kv_pool_bytes)} more are needed before there is any KV cache")
+        yield Change(f"{format_bytes(-memory.kv_pool_bytes)} more is needed before there is any KV cache")
     if "No available memory" in log.failure or "Not enough memory" in log.failure:
         yield Change(
             "raise --gpu-memory-utilization if nothing else uses the GPU, lower --max-num-seqs or "

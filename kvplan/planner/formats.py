@@ -35,7 +35,7 @@ def weight_formats(spec: ModelSpec, wanted: tuple[str, ...] | None, dtype: str =
         if name == PUBLISHED:
             continue
         if name not in NAMED_FORMATS:
-            raise UsageError(f"--quantization does not know '{name}'.", hint="one of " + ", ".join(FORMAT_NAMES))
+            raise UsageError(f"Unknown --quantization '{name}'.", hint="one of " + ", ".join(FORMAT_NAMES))
         if spec.quantization is None:
             formats.append(WeightFormat(name, replace(spec, quantization=NAMED_FORMATS[name]), False))
     if wanted and PUBLISHED not in wanted and len(formats) > 1:

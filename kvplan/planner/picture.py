@@ -68,7 +68,7 @@ def concurrency_curve(deployment: Deployment) -> tuple[list[int], list[int]]:
 def draw_plan(plan: Plan, path: Path) -> None:
     """Write the picture to ``path``. KvplanError when nothing fits or the file cannot be written."""
     if not plan.deployments:
-        raise KvplanError("Nothing fits, so there is nothing to draw.", hint="see the fix that the plan names")
+        raise KvplanError("Nothing fits: there is nothing to draw.", hint="see the fix that the plan suggests")
     import matplotlib
 
     matplotlib.use("Agg")

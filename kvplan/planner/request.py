@@ -56,7 +56,7 @@ def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
     """Fill what was not said. UsageError for contradictions, KvplanError for more than the model's positions."""
     notes: list[str] = []
     if request.num_users is None and request.requests_per_second is None:
-        raise UsageError("A plan needs to know for how many.", hint="say --users 40, or --request-rate 2")
+        raise UsageError("A plan needs a load.", hint="give --users 40 or --request-rate 2")
     longest = _longest(request, spec, notes)
     if request.average_context is not None:
         average = request.average_context
@@ -65,7 +65,7 @@ def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
         notes.append(f"--ctx-avg {average:,}: the prompt and half of the answer.")
     else:
         average = longest
-        notes.append(f"--ctx-avg {average:,}: as the longest, so the average case is the worst.")
+        notes.append(f"--ctx-avg {average:,}: same as --ctx-max, so the average case is the worst case.")
     output = request.output_tokens
     if output is None:
         output = max(min(_DEFAULT_OUTPUT_TOKENS, average // 2), 1)
@@ -73,15 +73,15 @@ def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
     prompt = request.input_tokens
     if prompt is None:
         prompt = max(min(average - output // 2, longest - output), 1)
-        notes.append(f"--input-len {prompt:,}: --ctx-avg less half of the answer, as far as --ctx-max allows.")
+        notes.append(f"--input-len {prompt:,}: --ctx-avg minus half of the answer, within --ctx-max.")
     if average > longest:
         raise UsageError(
-            f"--ctx-avg {average:,} is longer than --ctx-max {longest:,}.", hint=f"say --ctx-max {average} or more"
+            f"--ctx-avg {average:,} is longer than --ctx-max {longest:,}.", hint=f"use --ctx-max {average} or more"
         )
     if prompt + output > longest:
         raise UsageError(
             f"A prompt of {prompt:,} and an answer of {output:,} tokens do not fit --ctx-max {longest:,}.",
-            hint=f"say --ctx-max {prompt + output} or more",
+            hint=f"use --ctx-max {prompt + output} or more",
         )
     return Workload(request.num_users, request.requests_per_second, average, longest, prompt, output, tuple(notes))
 
@@ -94,7 +94,7 @@ def _longest(request: PlanRequest, spec: ModelSpec, notes: list[str]) -> int:
         longest = max(request.average_context or 0, wanted)
         if not longest:
             longest = min(positions or _DEFAULT_CONTEXT_TOKENS, _DEFAULT_CONTEXT_TOKENS)
-        notes.append(f"--ctx-max {longest:,}: as long as what was said, or kvplan's default.")
+        notes.append(f"--ctx-max {longest:,}: the longest length given, or kvplan's default.")
     if positions is not None and longest > positions:
         raise KvplanError(
             f"{spec.id} has {positions:,} positions; --ctx-max {longest:,} is beyond them.",

@@ -56,7 +56,7 @@ def parse_slo(texts: Sequence[str]) -> Slo:
 
 def _mlperf(name: str) -> Slo:
     if name not in MLPERF:
-        raise UsageError(f"There is no MLPerf scenario '{name}'.", hint="one of " + ", ".join(sorted(MLPERF)))
+        raise UsageError(f"Unknown MLPerf scenario '{name}'.", hint="one of " + ", ".join(sorted(MLPERF)))
     ttft, tpot = MLPERF[name]
     return Slo(ttft / 1000, tpot / 1000)
 

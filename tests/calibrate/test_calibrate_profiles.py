@@ -171,7 +171,7 @@ def test_what_is_no_profile_is_left_out_in_one_line(
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "foreign.json" in line]
     assert line.startswith("note: the measured profile foreign.json is left out: " + reason)
     assert len(load_measured().profiles) == 1
-    with pytest.raises(KvplanError, match="is no measured profile"):
+    with pytest.raises(KvplanError, match="is not a measured profile"):
         load_measured(str(own_profiles / "foreign.json"))
 
 

@@ -89,7 +89,7 @@ def test_damaged_counts_are_refused(tmp_path):
 
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path):
-    with pytest.raises(UnknownArchitectureError, match="'wizard' is not known"):
+    with pytest.raises(UnknownArchitectureError, match="Unknown GGUF architecture 'wizard'"):
         resolve_model(str(write(tmp_path / "small.gguf", "wizard")))
 
 

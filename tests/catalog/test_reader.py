@@ -131,7 +131,7 @@ def test_layers_of_other_kinds():
         ({"architectures": ["CLIPModel"], "model_type": "clip"}, "CLIPModel is not a causal language model"),
         ({"model_type": "siglip"}, "model_type 'siglip' is not a causal language model"),
         ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"}, "is not a causal"),
-        ({"architectures": "LlamaForCausalLM"}, "'architectures' is 'LlamaForCausalLM', but a list"),
+        ({"architectures": "LlamaForCausalLM"}, "'architectures' is 'LlamaForCausalLM'; expected a list"),
         ({"architectures": [7]}, "a list of texts"),
         ({}, "neither 'architectures' nor 'model_type'"),
     ],
@@ -144,7 +144,7 @@ def test_what_is_no_causal_language_model_is_refused(config, sentence):
 
 def test_an_unknown_architecture_is_refused_by_name_and_can_be_supplied():
     config = {**config_of("llama-3.1-8b"), "architectures": ["BrandNewForCausalLM"], "model_type": "brand_new"}
-    with pytest.raises(UnknownArchitectureError, match="BrandNewForCausalLM is not known") as caught:
+    with pytest.raises(UnknownArchitectureError, match="Unknown architecture BrandNewForCausalLM") as caught:
         read(config)
     assert "--assume architectures=LlamaForCausalLM" in (caught.value.hint or "")
     spec = read(config, architectures="LlamaForCausalLM")
@@ -154,7 +154,7 @@ def test_an_unknown_architecture_is_refused_by_name_and_can_be_supplied():
 
 def test_an_unknown_weight_format_is_refused_by_name():
     config = {**config_of("llama-3.1-8b"), "quantization_config": {"quant_method": "abracadabra", "bits": 3}}
-    with pytest.raises(KvplanError, match="'abracadabra' is not known"):
+    with pytest.raises(KvplanError, match="Unknown weight format 'abracadabra'"):
         read(config)
     assert read(config, quantization_config="null").quantization is None
 

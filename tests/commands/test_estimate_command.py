@@ -59,7 +59,7 @@ def test_no_heavy_module_is_imported():
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["gpt3"], 2, "No model is known as 'gpt3'."),
+        (["gpt3"], 2, "Unknown model 'gpt3'."),
         (["gpt2", "--ctx", "banana"], 2, "'banana' is not a number of tokens."),
         (
             ["gpt2", "--gpu-memory-utilization", "1.7"],
@@ -71,11 +71,11 @@ def test_no_heavy_module_is_imported():
         (["gpt2", "--dtype", "float7"], 2, "Unknown --dtype 'float7'."),
         (["gpt2", "--ctx", "32k"], 1, "has 1,024 positions"),
         (["gpt2", "--kv-cache-dtype", "fp8_ds_mla"], 2, "a layout of latent attention"),
-        (["gpt2", "--quantization", "origami"], 2, "--quantization does not know 'origami'."),
+        (["gpt2", "--quantization", "origami"], 2, "Unknown --quantization 'origami'."),
         (["gpt2", "--engine", "abacus"], 2, "Unknown --engine 'abacus'."),
         (["gpt2", "--device-memory", "much"], 2, "'much' is not an amount of memory."),
         (["gpt2", "--assume", "novalue"], 2, "--assume 'novalue' is not KEY=VALUE."),
-        (["t5-base", "--ctx", "128"], 2, "how many tokens that holds depends on the input"),
+        (["t5-base", "--ctx", "128"], 2, "their number depends on the input"),
         (["llama-3.1-70b", "--tp", "3"], 2, "cannot be divided over 3 GPUs"),
         (["llama-3.1-8b", "--engine", "kvplan", "--tp", "2"], 2, "kvplan's engine runs on one device."),
         (["gpt2", "--frobnicate"], 2, "No such option: --frobnicate"),
@@ -95,12 +95,12 @@ def test_bad_input_is_one_sentence_and_a_hint(capsys, arguments, code, sentence)
     ("content", "sentence"),
     [
         ("{", "is not valid JSON"),
-        ("[]", "holds no JSON object"),
+        ("[]", "is not a JSON object"),
         ("{}", "neither 'architectures' nor 'model_type'"),
         ('{"architectures": ["BertForMaskedLM"], "model_type": "bert"}', "not a causal language model"),
         (
             '{"architectures": ["NeverHeardOfForCausalLM"], "model_type": "never"}',
-            "NeverHeardOfForCausalLM is not known",
+            "Unknown architecture NeverHeardOfForCausalLM",
         ),
         ('{"architectures": ["LlamaForCausalLM"], "hidden_size": -4096}', "'hidden_size' is -4096"),
         ('{"architectures": ["LlamaForCausalLM"], "hidden_size": "4096"}', "'hidden_size' is '4096'"),
@@ -132,7 +132,7 @@ def test_explain_shows_every_formula_and_every_assumption(capsys):
         "81,920 B per token = 10 layers x 2 (K, V) x 16 KV heads x 128 x 2 B",
         "425,984 B per token up to 1,024 tokens = 52 layers x 2 (K, V) x 16 KV heads x 128 x 2 B",
         "admission: 3,206 blocks in 7 groups x 1,310,720 B = 4,202,168,320 B (with 2,048 tokens in flight)",
-        "beside it, vision tower: 416,866,032 parameters",
+        "in addition, vision tower: 416,866,032 parameters",
         "Assumptions:",
     ):
         assert line in text, line

@@ -160,7 +160,7 @@ def test_sglang_account_and_its_own_words() -> None:
     assert answer.predicted.kv_cache_tokens == pytest.approx(46611, rel=0.05)
     sentences = " ".join(change.sentence for change in answer.changes)
     assert "--kv-cache-dtype fp8_e4m3" in sentences and "--tp 8" in sentences
-    assert "only 542.72 MiB are left" in sentences and "raise --mem-fraction-static" not in sentences
+    assert "only 542.72 MiB is left" in sentences and "raise --mem-fraction-static" not in sentences
     assert "gpu-memory-utilization" not in sentences
 
 

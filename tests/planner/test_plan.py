@@ -117,7 +117,7 @@ def test_capacity_miss_counts_what_would_be_needed() -> None:
     found = plan("rtx-4090", num_users=500, max_gpus=1)
     miss = found.nearest_miss
     assert miss is not None and miss.reason == "kv"
-    assert "500 are asked for" in miss.sentence or "does not fit" in miss.sentence
+    assert "500 are needed" in miss.sentence or "does not fit" in miss.sentence
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_mlperf_presets_are_in_milliseconds() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "for how many"),
+        ({}, "needs a load"),
         ({"num_users": 1, "average_context": 9000, "longest_context": 8000}, "longer than"),
         ({"num_users": 1, "input_tokens": 9000, "output_tokens": 1, "longest_context": 8000}, "is longer|do not fit"),
     ],
@@ -251,7 +251,7 @@ def test_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_command_exits_1_with_a_fix(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "llama-3.1-70b", "--users", "4", "--ctx-max", "8k", "--gpu", "l4", "--max-gpus", "2"]) == 1
     shown = capsys.readouterr().err
-    assert shown.startswith("error: Nothing serves this.") and "hint: " in shown
+    assert shown.startswith("error: No deployment serves this load.") and "hint: " in shown
 
 
 @pytest.mark.parametrize(

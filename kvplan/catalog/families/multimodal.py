@@ -57,7 +57,7 @@ def read_multimodal(view: ConfigView) -> Body:
     reader = find_reader(architecture)
     if reader is None or reader is read_multimodal:
         raise UnknownArchitectureError(
-            f"The language model inside, {architecture}, is not known.",
+            f"Unknown language model {architecture} inside the config.",
             hint="if its layers are like those of a known one: --assume text_config.architectures=LlamaForCausalLM",
         )
     body = reader(inner)

@@ -120,8 +120,8 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in _ARCHITECTURES:
         raise UnknownArchitectureError(
-            f"The GGUF architecture '{name}' is not known.",
-            hint="pass the config.json of the model it was made of; known are " + ", ".join(sorted(_ARCHITECTURES)),
+            f"Unknown GGUF architecture '{name}'.",
+            hint="pass the config.json of the original model; known: " + ", ".join(sorted(_ARCHITECTURES)),
         )
     config: dict[str, Any] = {"architectures": [_ARCHITECTURES[name]], "torch_dtype": _dtype(header)}
     for key, meant in _KEYS.items():

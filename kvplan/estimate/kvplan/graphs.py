@@ -52,10 +52,9 @@ class GraphMemory:
     def sentence(self) -> str:
         """The figure, how it is made, and that it has not been measured."""
         return (
-            f"Decode steps captured as graphs take about {format_bytes(self.num_bytes, digits=0)} of the overhead: not "
-            f"measured, but {self.num_sizes} batch sizes x {self.num_launches} launches x the "
-            f"{BYTES_PER_LAUNCH // KIB} KiB that vLLM's logs come to, and cuBLAS's "
-            f"{format_bytes(self.workspace_bytes, digits=0)}."
+            f"CUDA graphs of decode steps take about {format_bytes(self.num_bytes, digits=0)} of the overhead. Not "
+            f"measured: {self.num_sizes} batch sizes x {self.num_launches} launches x {BYTES_PER_LAUNCH // KIB} KiB "
+            f"(from vLLM's logs) + {format_bytes(self.workspace_bytes, digits=0)} for cuBLAS."
         )
 
 

@@ -40,7 +40,7 @@ def resolve_settings(spec: ModelSpec, asked: ServingSettings, device: EngineDevi
         raise UsageError("kvplan's engine runs on one device.", hint="use --engine vllm for more than one GPU")
     max_model_len = asked.max_model_len or spec.max_position_embeddings
     if max_model_len is None:
-        raise KvplanError(f"The config of {spec.id} states no maximum length.", hint="give one: --max-model-len 4096")
+        raise KvplanError(f"The config of {spec.id} gives no maximum length.", hint="give one: --max-model-len 4096")
     dtype = engine_dtype(spec, asked.dtype, device)
     defaults = KVPLAN_DEFAULTS
     serving = FilledSettings.of(

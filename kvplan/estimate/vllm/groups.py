@@ -176,7 +176,7 @@ def _enlarged(page: LayerPage, largest: int, release: VllmRelease) -> LayerPage:
         return replace(page, page_bytes=largest)
     sizes = f"{page.page_bytes:,} and {largest:,} bytes"
     raise KvplanError(
-        f"How vLLM {release.text} shares blocks between layers with pages of {sizes} is not known.",
+        f"It is not known how vLLM {release.text} shares blocks between layers with pages of {sizes}.",
         hint="try a later release: vllm@0.32",
     )
 

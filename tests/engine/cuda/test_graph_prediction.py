@@ -109,8 +109,8 @@ def test_an_estimate_says_the_figure_and_that_it_is_not_measured() -> None:
     placement = place(resolve_model("llama-3.1-8b"), find_gpu("h100"), EngineChoice("kvplan"), settings)
     assert placement.deployment.overhead_bytes == CUDA_OVERHEAD_BYTES + 20 * 294 * BYTES_PER_LAUNCH + 32 * MIB
     assert placement.notes == (
-        "Decode steps captured as graphs take about 164 MiB of the overhead: not measured, but 20 batch sizes x 294 "
-        "launches x the 23 KiB that vLLM's logs come to, and cuBLAS's 32 MiB.",
-        "640 MiB of the overhead are the engine's reserve for the driver and libraries: not measured; the engine "
-        "raises it to what it finds when it starts.",
+        "CUDA graphs of decode steps take about 164 MiB of the overhead. Not measured: 20 batch sizes x 294 launches x "
+        "23 KiB (from vLLM's logs) + 32 MiB for cuBLAS.",
+        "640 MiB of the overhead is reserved for the driver and libraries. Not measured: the engine raises it at "
+        "start-up where it finds more.",
     )
