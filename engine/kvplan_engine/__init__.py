@@ -1,4 +1,21 @@
-"""kvplan's paged engine: PagedAttention kernels, block tables, continuous batching."""
+"""kvplan's own engine: paged KV, block tables, continuous batching, on a CPU or a GPU.
+
+The life of a request:
+
+1. ``llm`` encodes the prompt; ``engine`` makes a Request (``requests``), which waits in the scheduler (``scheduling``).
+2. Each ``Engine.step`` asks the scheduler for a StepPlan: running sequences first, then swapped, then waiting ones.
+3. A sequence takes its blocks (``blocks``), sharing those whose tokens the prefix cache knows; ``offload`` brings back
+   swapped or evicted KV, and takes away that of sequences preempted for want of blocks.
+4. ``execution`` turns the plan into the tensors of a batch: token ids, positions, slots, block tables.
+5. ``models`` runs the decoder over it with ``layers``, ``attention`` and ``kernels``; new K and V go into the pool.
+6. ``sampling`` chooses a token for each sequence from its logits.
+7. The output processor (``execution``) appends the tokens and ends sequences at a stop token, a stop string or length.
+8. The blocks return to the pool, still to be found by their hashes, and ``llm`` returns the text.
+
+Before all that ``checkpoints`` reads config and weights, and ``memory`` divides what ``device`` has, so that the pool's
+size is known before the first request. ``config`` declares every setting, ``errors`` what a user can meet. Rooms only
+import rooms below them: the order is in pyproject.toml.
+"""
 
 from kvplan_engine import thread_settings as thread_settings
 

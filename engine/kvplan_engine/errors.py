@@ -1,13 +1,10 @@
-"""What a user of the engine can run into: each is one sentence, with a hint where there is a way out."""
+"""The errors that a user of the engine can meet: each is one sentence, with a hint if there is a way out."""
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """Base of everything the engine refuses or fails at because of its input or its device.
-
-    ``status`` is the word a sweep records for it.
-    """
+    """Base of every error that is due to the input or the device. status: the word that a sweep records for it."""
 
     status = "crash"
 
@@ -17,14 +14,15 @@ class EngineError(Exception):
         self.hint = hint
 
 
-# The word that a sweep records, where it is not the phase itself: a start that failed is a start that failed.
+# Statuses that are not named after the phase: a sweep counts a failed capture as a failed start.
 _STATUS_OF_PHASE = {"graph_capture": "oom_kv_init"}
 
 
 class OutOfDeviceMemory(EngineError):
-    """The device's memory is used up. ``phase`` says when: ``weights``, ``kv_init``, ``graph_capture`` or ``runtime``.
+    """The device is out of memory.
 
-    requested_bytes: what was asked for, where known. free_bytes: what was left, where known.
+    phase: "weights", "kv_init", "kv_host", "graph_capture" or "runtime". requested_bytes, free_bytes: what was
+    requested and what was left, if known.
     """
 
     def __init__(
@@ -47,7 +45,7 @@ class OutOfDeviceMemory(EngineError):
 
 
 class ContextTooLong(EngineError):
-    """One sequence of ``max_model_len`` tokens does not fit the KV pool (or the model's positions)."""
+    """One sequence of ``max_model_len`` tokens does not fit the KV pool, or exceeds the model's positions."""
 
     status = "rejected_ctx"
 
@@ -58,6 +56,6 @@ class ContextTooLong(EngineError):
 
 
 class CudaOutOfMemory(EngineError):
-    """The CUDA driver itself refused memory (for a module, a graph, a launch). ``allocating`` says in which phase."""
+    """The CUDA driver is out of memory (for a module, a graph, a launch); ``allocating`` adds the phase."""
 
     status = "oom_runtime"

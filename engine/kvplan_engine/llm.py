@@ -1,4 +1,4 @@
-"""``LLM``: the engine for people. Names and defaults follow vLLM's offline interface."""
+"""``LLM``: prompts as text in, answers as text out. Names and defaults follow vLLM's offline interface."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LLM:
         self.engine = Engine(config, source=self._source.loadable, tokenizer=_LazyTokenizer(self))
 
     def close(self) -> None:
-        """Give all memory back (see :meth:`Engine.close`); any later use but another close is an EngineError."""
+        """Free all memory (see :meth:`Engine.close`). Any later use is an EngineError, except closing again."""
         self.engine.close()
         self._tokenizer = None
 
@@ -58,7 +58,7 @@ class LLM:
 
     @property
     def tokenizer(self) -> Any:
-        """The model's tokenizer (transformers); EngineError where the model came without one."""
+        """The model's tokenizer (transformers); EngineError if the model has none."""
         if self._tokenizer is None:
             self._tokenizer = _load_tokenizer(self._source.tokenizer_path)
         return self._tokenizer
@@ -68,7 +68,7 @@ class LLM:
         path = self._source.tokenizer_path
         return path is not None and (path.suffix == ".gguf" or (path / "tokenizer_config.json").is_file())
 
-    # ---- answering
+    # ---- requests
 
     def generate(
         self,
@@ -77,32 +77,32 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer every prompt; outputs are in the order of the prompts.
 
-        prompts: a text, a list of texts, or a list of ``{"prompt_token_ids": [...]}``. sampling_params: one for all or
-        one for each. EngineError when one of them can never run, and then none is started.
+        prompts: a text, a list of texts, or a list of ``{"prompt_token_ids": [...]}``. sampling_params: one for all, or
+        one for each. EngineError when one of them can never run; then none is started.
         """
         if isinstance(prompts, (str, Mapping)):
             prompts = [prompts]
-        params = _per_prompt(sampling_params, len(prompts))
-        work = [(self.engine.add_request, prompt, wanted) for prompt, wanted in zip(prompts, params, strict=True)]
+        per_prompt = _per_prompt(sampling_params, len(prompts))
+        work = [(self.engine.add_request, prompt, params) for prompt, params in zip(prompts, per_prompt, strict=True)]
         requests = self._run_all(work)
         return [self._output(request) for request in requests]
 
     def beam_search(
         self, prompts: str | Sequence[Prompt] | Prompt, params: BeamSearchParams | None = None
     ) -> list[BeamSearchOutput]:
-        """The likeliest answers to every prompt, as transformers' beam search finds them; best first.
+        """The likeliest answers to every prompt, best first, as transformers' beam search finds them.
 
         prompts: as for :meth:`generate`; all are searched at the same time.
         """
         if isinstance(prompts, (str, Mapping)):
             prompts = [prompts]
-        wanted = params or BeamSearchParams()
-        requests = self._run_all([(self.engine.add_beam_search, prompt, wanted) for prompt in prompts])
+        params = params or BeamSearchParams()
+        requests = self._run_all([(self.engine.add_beam_search, prompt, params) for prompt in prompts])
         tokenizer = self.tokenizer if self._has_tokenizer else None
         return [beam_output(request.beams, tokenizer) for request in requests if request.beams is not None]
 
     def _run_all(self, work: list[tuple[Callable[..., Request], Prompt, Any]]) -> list[Request]:
-        """Queue every prompt by its own method of the engine, and step until all are answered. All or none is run."""
+        """Queue every prompt with its method of the engine, and step until all are answered. Runs all or none."""
         requests: list[Request] = []
         try:
             for add, prompt, params in work:
@@ -121,8 +121,8 @@ class LLM:
             return list(prompt["prompt_token_ids"]), prompt.get("prompt")
         if self.engine.model.is_dummy:
             raise EngineError(
-                "this model has dummy weights, so an answer to a text would be noise.",
-                hint="give a directory with weights, or prompts as {'prompt_token_ids': [...]} to measure speed",
+                "this model has dummy weights, so its answer to a text would be noise.",
+                hint="use a directory with weights, or prompts as {'prompt_token_ids': [...]} to measure speed",
             )
         return self.tokenizer.encode(prompt), prompt
 
@@ -147,13 +147,13 @@ class LLM:
     def _text(self, sequence: TokenSequence) -> str:
         if not self._has_tokenizer:
             return ""
-        if sequence.detokenizer is not None:  # it has looked for stop strings and cut the text at the one it found
+        if sequence.detokenizer is not None:  # it searched for stop strings and cut the text at the first
             if not isinstance(sequence.stop_match, str):
                 sequence.detokenizer.flush()
             return sequence.detokenizer.text
         token_ids = sequence.output_token_ids
         if sequence.finish_reason is FinishReason.STOP:
-            token_ids.pop()  # the token that ended the answer is no part of its text
+            token_ids.pop()  # the token that ended the answer is not part of its text
         return answer_text(self.tokenizer, sequence.request.prompt_token_ids, token_ids)
 
     def get_stats(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class LLM:
 
 
 class _LazyTokenizer:
-    """Loads the tokenizer when the first stop string needs it."""
+    """The tokenizer of ``llm``, loaded when the first stop string needs it."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -174,7 +174,7 @@ class _LazyTokenizer:
 
 def _load_tokenizer(path: Path | None) -> Any:
     if path is None:
-        raise EngineError("this model came without a tokenizer.", hint="give prompts as {'prompt_token_ids': [...]}")
+        raise EngineError("this model has no tokenizer.", hint="give prompts as {'prompt_token_ids': [...]}")
     from transformers import AutoTokenizer
 
     try:
@@ -193,7 +193,7 @@ def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, num_pr
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
     if len(params) != num_prompts:
-        raise EngineError(f"{num_prompts} prompts came with {len(params)} sampling parameters.")
+        raise EngineError(f"{num_prompts} prompts need as many sampling parameters, got {len(params)}.")
     return list(params)
 
 

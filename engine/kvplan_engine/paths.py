@@ -1,4 +1,4 @@
-"""Where the engine's data lies: inside the package (wheel), else in the checkout (editable install)."""
+"""Where the engine's data is: inside the package (wheel), or in the checkout (editable install)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _PACKAGE = Path(__file__).resolve().parent
 
 @cache
 def source_dir() -> Path:
-    """The folder csrc/ with the kernels' sources."""
+    """The folder csrc/ with the kernels' sources; EngineError when it is missing."""
     for candidate in (_PACKAGE / "csrc", _PACKAGE.parents[1] / "csrc"):
         if (candidate / "cpu").is_dir() and (candidate / "cuda").is_dir():
             return candidate
-    raise EngineError("the kernels' sources are missing from this installation", hint="reinstall kvplan")
+    raise EngineError("the kernels' sources are missing from this installation.", hint="reinstall kvplan")
 
 
 def model_profile_folders() -> list[Path]:
-    """Folders with the shipped models' configs: data that both sides read, never the planner's code."""
+    """Folders with the shipped models' configs: data that planner and engine both read. Imports no planner code."""
     folders = [_PACKAGE.parents[1] / "profiles" / "models"]
     planner = importlib.util.find_spec("kvplan")
     if planner is not None and planner.submodule_search_locations:
@@ -31,7 +31,7 @@ def model_profile_folders() -> list[Path]:
 
 
 def kernel_cache_dir() -> Path:
-    """Where compiled kernels are kept: $KVPLAN_CACHE_DIR/kernels, else kvplan/kernels in the user's cache folder."""
+    """Compiled kernels are kept in $KVPLAN_CACHE_DIR/kernels, or in kvplan/kernels in the user's cache folder."""
     explicit = os.environ.get("KVPLAN_CACHE_DIR")
     if explicit:
         return Path(explicit) / "kernels"

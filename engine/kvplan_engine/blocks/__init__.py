@@ -1,0 +1,9 @@
+"""Paging: the pool of KV blocks, the block tables of sequences, and what is shared between them. No tensors, no torch.
+
+The scheduler and the offload room take and return blocks here; the model runner only reads the block tables.
+
+    block_pool     reference counts and the free queue; which cached block is evicted next
+    block_table    logical block of a sequence -> physical block; copy-on-write when sequences fork
+    prefix_cache   full blocks found again by a chained hash of their tokens
+    transfers      the copies (within the pool, to and from host memory and disk) that a step begins with
+"""

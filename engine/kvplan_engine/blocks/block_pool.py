@@ -1,9 +1,9 @@
-"""The pool of KV blocks: who owns which block, and which block goes next. No tensors, no torch.
+"""The pool of KV blocks: who holds which block, and which one is handed out next. No tensors, no torch.
 
     free queues    uncached, last freed first    then    cached, least recently used first, deepest block first
                    ^ taken from this end                 a cached block that is looked up again leaves in O(1)
 A block is free when nobody references it. A free block may still hold KV that is worth finding again (prefix
-cache): it keeps its hash until it is taken for something else.
+cache): it keeps its hash until it is handed out for something else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.on_evict: Callable[[int, BlockHash], None] | None = None  # told of cached blocks that go
+        self.on_evict: Callable[[int, BlockHash], None] | None = None  # called with a cached block and its hash
         self.reset()
 
     def reset(self) -> None:
@@ -40,7 +40,7 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks nobody references, those that still hold cached KV among them."""
+        """Blocks that nobody references, including those that still hold cached KV."""
         return len(self._free_uncached) + len(self._free_cached)
 
     @property
@@ -56,16 +56,16 @@ class BlockPool:
         return self._reference_counts[block]
 
     def generation(self, block: int) -> int:
-        """How often ``block`` has been handed out: while this stays, so does the content of a full block."""
+        """How often ``block`` has been handed out. A full block's content stays the same as long as this does."""
         return self._generations[block]
 
     def num_unused_among(self, blocks: Iterable[int]) -> int:
-        """How many of ``blocks`` nobody references: sharing these takes free ones away."""
+        """How many of ``blocks`` nobody references: sharing these uses up free ones."""
         counts = self._reference_counts
         return sum(not counts[block] for block in blocks)
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Take ``num_blocks`` free blocks, one reference each; NoFreeBlocks, and nothing taken, if there are fewer."""
+        """Take ``num_blocks`` free blocks, one reference each. NoFreeBlocks if there are fewer: then none is taken."""
         if num_blocks > self.num_free_blocks:
             raise NoFreeBlocks
         num_uncached = min(num_blocks, len(self._free_uncached))
@@ -82,7 +82,7 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """One more reference to each block; a free one, whose content is still there, comes back into use."""
+        """Add a reference to each block; a free one, whose content is still there, is in use again."""
         self.num_references += len(blocks)
         for block in blocks:
             if self._reference_counts[block] == 0:
@@ -90,9 +90,9 @@ class BlockPool:
             self._reference_counts[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Drop one reference to each block, given in the order of the sequence.
+        """Drop a reference to each block; ``blocks`` are in the order of their sequence.
 
-        Released deepest first, so that a long prefix loses its tail before its head when blocks are evicted.
+        They are released deepest first, so that eviction takes the tail of a long prefix before its head.
         """
         self.num_references -= len(blocks)
         for block in reversed(blocks):
@@ -101,17 +101,17 @@ class BlockPool:
                 (self._free_cached if block in self._hash_of_block else self._free_uncached)[block] = None
 
     def cache(self, block: int, block_hash: BlockHash) -> None:
-        """Let ``block``, in use, be found by ``block_hash``. The first block with some content keeps the name."""
+        """Register ``block``, in use, under ``block_hash``, unless another block with this content already is."""
         if block_hash not in self._block_of_hash and block not in self._hash_of_block:
             self._block_of_hash[block_hash] = block
             self._hash_of_block[block] = block_hash
 
     def find(self, block_hash: BlockHash) -> int | None:
-        """The block that holds this content, or None."""
+        """The block with the content of ``block_hash``, or None."""
         return self._block_of_hash.get(block_hash)
 
     def cached_blocks(self) -> list[tuple[int, BlockHash]]:
-        """Cached blocks with their hashes: in the order in which they would be evicted, then those in use."""
+        """Cached blocks with their hashes: free ones in the order of their eviction, then those in use."""
         known = self._hash_of_block
         free = [(block, known[block]) for block in self._free_cached]
         return free + [(block, name) for block, name in known.items() if self._reference_counts[block]]
@@ -124,13 +124,13 @@ class BlockPool:
             self.on_evict(block, block_hash)
 
     def check(self, tables: Iterable[Sequence[int]] = ()) -> None:
-        """Assert every invariant; ``tables``: all block tables that hold references (or none, to skip that part)."""
+        """Assert every invariant. tables: all block tables that hold references; without them that part is skipped."""
         counts = self._reference_counts
-        assert sum(counts) == self.num_references, "references are counted wrong"
+        assert sum(counts) == self.num_references, "the sum of references is wrong"
         assert all(count >= 0 for count in counts), "negative reference count"
         unreferenced = {block for block, count in enumerate(counts) if count == 0}
         assert unreferenced == {*self._free_uncached, *self._free_cached}, "free queues != unreferenced"
-        assert unreferenced & self._hash_of_block.keys() == set(self._free_cached), "free but not cached, or cached"
+        assert unreferenced & self._hash_of_block.keys() == set(self._free_cached), "a free block is in the wrong queue"
         assert len(unreferenced) == self.num_free_blocks, "a block is in both free queues"
         assert len(self._block_of_hash) == len(self._hash_of_block), "hash maps differ in size"
         for block, block_hash in self._hash_of_block.items():

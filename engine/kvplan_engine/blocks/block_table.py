@@ -1,7 +1,7 @@
 """One sequence's block table: logical block i of the sequence -> physical block of the pool. No torch.
 
 block_size 4, 10 tokens:    logical   0        1        2
-                            tokens    0 1 2 3  4 5 6 7  8 9 . .      <- two empty slots: the only waste paging has
+                            tokens    0 1 2 3  4 5 6 7  8 9 . .      <- two empty slots: all that paging wastes
                             physical  7        2        9
 """
 
@@ -14,16 +14,16 @@ from kvplan_engine.blocks.block_pool import BlockPool
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """A copy-on-write that the model runner carries out before the step: all layers of one block."""
+    """A copy-on-write of one block, all layers, which is carried out before the step."""
 
     source: int
     target: int
 
 
 class BlockTable:
-    """The blocks of one sequence, in order. It owns one reference to each of them.
+    """The blocks of one sequence, in order; it owns one reference to each of them.
 
-    version: changes whenever a block is replaced; new blocks at the end leave it as it is.
+    version: changes whenever a block is replaced, but not when blocks are appended.
     """
 
     __slots__ = ("_pool", "blocks", "version")
@@ -44,8 +44,8 @@ class BlockTable:
     def reserve(self, first_token: int, num_tokens: int) -> BlockCopy | None:
         """Make room for ``num_tokens`` tokens in all, of which those from ``first_token`` on are written now.
 
-        A block that others share too is replaced by an own one before it is written (copy-on-write); the copy to
-        make is returned. NoFreeBlocks when the pool has too few, and then nothing changed.
+        A shared block is replaced by one of its own before it is written (copy-on-write): the copy to make is
+        returned. NoFreeBlocks when the pool has too few; then nothing has changed.
         """
         shared = self._shared_block_to_write(first_token)
         new_blocks = self._pool.allocate(self.num_new_blocks(first_token, num_tokens))
@@ -59,19 +59,19 @@ class BlockTable:
         return copy
 
     def _shared_block_to_write(self, first_token: int) -> int | None:
-        """Only a partly filled block can be shared and still be written to: full blocks are never rewritten."""
+        """Index of the block to copy, if any. Only a partly filled one can be: full blocks are never written again."""
         logical = first_token // self._pool.block_size
         if first_token % self._pool.block_size == 0 or logical >= len(self.blocks):
             return None
         return logical if self._pool.reference_count(self.blocks[logical]) > 1 else None
 
     def fork(self) -> BlockTable:
-        """A second table over the same blocks, each with one more reference."""
+        """A second table over the same blocks; each gets another reference."""
         self._pool.share(self.blocks)
         return BlockTable(self._pool, list(self.blocks))
 
     def adopt(self, blocks: list[int]) -> None:
-        """Start with blocks found in the prefix cache; takes a reference to each. Only for an empty table."""
+        """Start an empty table with blocks from the prefix cache; takes a reference to each."""
         assert not self.blocks
         self._pool.share(blocks)
         self.blocks = list(blocks)

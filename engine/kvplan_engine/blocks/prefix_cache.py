@@ -1,7 +1,7 @@
-"""Finding KV that is already in the pool: full blocks are known by a chained hash of their tokens. No torch.
+"""Reusing KV that is already in the pool: full blocks are identified by a chained hash of their tokens. No torch.
 
 hash(block i) = blake2b(hash(block i-1) + the block's token ids), so equal hashes mean equal tokens from position 0 on,
-which is what makes their KV equal. The chain starts from a salt (whatever else changes the KV).
+which is what makes their KV equal. The chain starts from a salt: a digest of whatever else the KV depends on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DIGEST_BYTES = 16  # 2**-64 chance of any collision among four billion blocks
 
 
 class HashedTokens(Protocol):
-    """Whose blocks are registered: a token stream with its table and the hashes of its full blocks."""
+    """What the cache needs of a sequence: its tokens, its block table and the hashes of its full blocks."""
 
     token_ids: list[int]
     table: BlockTable
@@ -28,12 +28,12 @@ class HashedTokens(Protocol):
 
 
 def chain_hash(parent: BlockHash, packed_token_ids: bytes) -> BlockHash:
-    """The hash of one full block behind ``parent``."""
+    """The hash of a full block that follows the block with hash ``parent``."""
     return hashlib.blake2b(parent + packed_token_ids, digest_size=_DIGEST_BYTES).digest()
 
 
 class PrefixCache:
-    """Looks up and registers full blocks of sequences; counts queries and hits in tokens, as vLLM does."""
+    """Looks up and registers full blocks of sequences; counts queried and hit tokens, as vLLM does."""
 
     def __init__(self, pool: BlockPool, *, enabled: bool = True, salt: bytes = b"") -> None:
         self.enabled = enabled
@@ -51,7 +51,7 @@ class PrefixCache:
             hashes.append(chain_hash(parent, self._pack(*token_ids[index * size : (index + 1) * size])))
 
     def register_next(self, sequences: Iterable[HashedTokens]) -> None:
-        """The next block of each of ``sequences`` has become full: let it be found. What a step of decoding does."""
+        """Register the next block of each of ``sequences``, which has just become full; runs in every decode step."""
         pack, size, cache = self._pack, self._pool.block_size, self._pool.cache
         for sequence in sequences:
             index, hashes = sequence.num_registered_blocks, sequence.block_hashes
@@ -64,9 +64,9 @@ class PrefixCache:
             sequence.num_registered_blocks = index + 1
 
     def usable_hashes(self, hashes: list[BlockHash], token_ids: Rows[int]) -> list[BlockHash]:
-        """Hashes of the full blocks of a prompt, all but the last token of it: extends ``hashes`` as needed.
+        """Hashes of the full blocks among all but the last token of a prompt; extends ``hashes`` as needed.
 
-        At least one token is left to compute: without it there would be no logits to sample from.
+        At least one token must be computed: otherwise there would be no logits to sample from.
         """
         if not self.enabled:
             return []
@@ -76,22 +76,22 @@ class PrefixCache:
 
     def lookup(self, hashes: Rows[BlockHash]) -> list[int]:
         """The longest run of cached blocks, from the first hash on."""
-        found: list[int] = []
+        blocks: list[int] = []
         for block_hash in hashes:
             block = self._pool.find(block_hash)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def record_lookup(self, num_tokens: int, num_hit_tokens: int) -> None:
-        """Count one admitted prompt; lookups that were retried because the pool was full are counted once."""
+        """Count an admitted prompt once, however often it was looked up while the pool was full."""
         if self.enabled:
             self.num_queried_tokens += num_tokens
             self.num_hit_tokens += num_hit_tokens
 
     def register(self, hashes: Rows[BlockHash], blocks: Rows[int], first: int, last: int) -> None:
-        """Let blocks ``first`` to ``last`` - 1 of a sequence, now full, be found by their hashes."""
+        """Register blocks ``first`` to ``last`` - 1 of a sequence, which are full, under their hashes."""
         if self.enabled:
             for index in range(first, last):
                 self._pool.cache(blocks[index], hashes[index])

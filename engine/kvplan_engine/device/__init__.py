@@ -1,0 +1,11 @@
+"""The hardware: a CPU or a GPU with an amount of memory, a queue of work, and errors when memory runs out.
+
+The engine opens a device; the execution room measures memory and queues work on it.
+
+    device           what a device offers; the CPU as a device; the choice between CPU and GPU
+    cuda             an NVIDIA GPU
+    cuda_absence     why no GPU can be used, in one sentence
+    allocation       out-of-memory errors, recognised and reported by phase
+    overhead         memory reserved for what is not a tensor
+    process_memory   readings and limits of this process's memory
+"""

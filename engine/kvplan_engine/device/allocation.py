@@ -1,4 +1,4 @@
-"""Telling an out-of-memory apart from every other failure, and saying when it happened."""
+"""Recognising out-of-memory errors, and reporting in which phase they happened."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 from kvplan_engine.errors import CudaOutOfMemory, OutOfDeviceMemory
 
-# What torch's CPU allocator says when mmap or malloc refuses; its CUDA allocator has a type of its own. Beside that
-# allocator a GPU's memory runs out in the driver (graphs, modules) and in libraries that make their handles.
+# Messages of torch's CPU allocator when mmap or malloc fails; its CUDA allocator has an exception type of its own. A
+# GPU's memory also runs out in the driver (graphs, modules) and in libraries that create their handles.
 _MESSAGES = (
     "can't allocate memory",
     "not enough memory",
@@ -18,7 +18,7 @@ _MESSAGES = (
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
-# After these a process can do nothing more with its GPU: every later call fails with the same words.
+# After one of these a process cannot use its GPU any more: every later call fails with the same message.
 _LOST_CONTEXT = (
     "an illegal memory access was encountered",
     "device-side assert triggered",
@@ -45,20 +45,20 @@ _HINTS = {
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` means that memory is used up, on the CPU or on a GPU."""
+    """Whether ``error`` means out of memory, on the CPU or on a GPU."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError, CudaOutOfMemory)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
 
 
 def is_context_lost(error: BaseException) -> bool:
-    """Whether ``error`` leaves this process's GPU unusable, so that only a new process can go on."""
+    """Whether ``error`` leaves the GPU unusable for this process, so that only a new process can continue."""
     return any(text in str(error) for text in _LOST_CONTEXT)
 
 
 @contextmanager
 def allocating(phase: str, requested_bytes: int | None = None) -> Iterator[None]:
-    """Turn an out-of-memory in the block into OutOfDeviceMemory of ``phase``."""
+    """Turn an out-of-memory error in the block into OutOfDeviceMemory of ``phase`` (a key of _WHAT_FAILED)."""
     try:
         yield
     except (RuntimeError, MemoryError, CudaOutOfMemory) as error:

@@ -1,4 +1,4 @@
-"""A CUDA device as the driver reports it."""
+"""An NVIDIA GPU: its memory as the driver reports it, its queue of work, graphs."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from kvplan_engine.errors import EngineError
 
 logger = logging.getLogger("kvplan_engine")
 
-# What libraries set up in the first steps beside the context that exists when the device is opened: cuBLAS's
-# workspace, the kernels' modules. The profile step measures it and raises the reserve where it is more.
+# What libraries allocate in the first steps, after the context: cuBLAS's workspace, the kernels' modules. The profile
+# step measures it and raises the reserve if it is more.
 _LIBRARY_BYTES = 256 * 1024**2
 
 
 class CudaDevice:
-    """torch's current GPU. total_bytes: what the driver reports, or less where the engine is told to take less.
+    """torch's current GPU. total_bytes: what the driver reports, or less if ``device_memory`` says so.
 
-    overhead_bytes: at least what is taken when the device is opened (this process's context and whatever other
-    processes hold) and what libraries will take.
+    overhead_bytes: at least what is in use when the device is opened (this process's context and whatever other
+    processes hold) plus what libraries will take.
     """
 
     def __init__(self, total_bytes: int | None) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
-        # What an engine of this process left behind, in cycles of objects or in torch's cache, is nobody else's memory.
+        # Memory that an earlier engine of this process left in reference cycles or torch's cache would count as used.
         gc.collect()
         torch.cuda.empty_cache()
         _make_context(self.torch_device)
         free, driver_total = torch.cuda.mem_get_info(self.torch_device)
         if total_bytes is not None and total_bytes > driver_total:
-            wanted, there = total_bytes / 1024**3, driver_total / 1024**3
+            asked_gib, total_gib = total_bytes / 1024**3, driver_total / 1024**3
             raise EngineError(
-                f"device_memory {wanted:.2f} GiB is more than the GPU has: {there:.2f} GiB.",
+                f"device_memory {asked_gib:.2f} GiB is more than the GPU has: {total_gib:.2f} GiB.",
                 hint="lower device_memory",
             )
         self.name = torch.cuda.get_device_name(self.torch_device)
@@ -47,7 +47,7 @@ class CudaDevice:
         self._capture_stream: torch.cuda.Stream | None = None
 
     def used_bytes(self) -> int:
-        """Everything the driver counts as taken, other processes' memory included."""
+        """Everything that the driver counts as used, including by other processes."""
         free, driver_total = torch.cuda.mem_get_info(self.torch_device)
         return driver_total - free
 
@@ -58,7 +58,7 @@ class CudaDevice:
         torch.cuda.empty_cache()
 
     def auto_dtype(self, model_dtype: str) -> str:
-        """The model's own dtype; float16 for bfloat16 on GPUs before compute capability 8.0, which lack it."""
+        """The model's own dtype; float16 instead of bfloat16 on GPUs before compute capability 8.0, which lack it."""
         if model_dtype == "bfloat16" and torch.cuda.get_device_capability(self.torch_device) < (8, 0):
             logger.warning("%s has no bfloat16: running in float16", self.name)
             return "float16"
@@ -76,7 +76,7 @@ class CudaDevice:
         return torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], None], memory: object) -> torch.cuda.CUDAGraph:
-        """``work`` as a graph. torch.cuda.graph() would collect garbage and empty its caches before each."""
+        """``work`` as a graph. torch.cuda.graph() would collect garbage and empty its caches before each one."""
         if self._capture_stream is None:
             self._capture_stream = torch.cuda.Stream(self.torch_device)
         graph = torch.cuda.CUDAGraph()
@@ -86,14 +86,14 @@ class CudaDevice:
             try:
                 work()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # that the capture is void: the first error says why
+                with contextlib.suppress(RuntimeError):  # that the capture is invalid: the first error says why
                     graph.capture_end()
                 raise
             graph.capture_end()
         return graph
 
     def is_usable(self) -> bool:
-        """A small piece of work, waited for: after a sticky error this fails like everything else."""
+        """Whether a small piece of work succeeds: after a sticky error it fails like everything else."""
         try:
             torch.ones(1, device=self.torch_device).add_(1)
             torch.cuda.synchronize(self.torch_device)
@@ -103,7 +103,7 @@ class CudaDevice:
 
 
 class CudaMark:
-    """An event behind what is queued on the current stream."""
+    """An event after what is now queued on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event()
@@ -114,7 +114,7 @@ class CudaMark:
 
 
 class CudaPeak:
-    """The most that tensors took in a block of code above what they held when it began."""
+    """The peak of tensor memory in a block of code, in bytes above its level at the start."""
 
     bytes_above_start = 0
 
@@ -132,16 +132,16 @@ class CudaPeak:
 
 
 def _make_context(device: torch.device) -> None:
-    """The context and cuBLAS's handle, which take memory: now, so that they are counted and cannot fail later."""
+    """Create the context and cuBLAS's handle now, so that their memory is counted and they cannot fail later."""
     small = torch.ones(1, 1, device=device)
     torch.mm(small, small)
     torch.cuda.synchronize(device)
 
 
 def open_cuda(memory_bytes: int | None) -> CudaDevice:
-    """The current GPU; EngineError in one line when there is none, or none that can be used."""
+    """The current GPU; EngineError in one line when there is none, or it cannot be used."""
     if not torch.cuda.is_available():
         reason = why_no_gpu()
-        raise EngineError(reason.sentence, hint=reason.hint or "use device='cpu', or 'auto' to take what there is")
+        raise EngineError(reason.sentence, hint=reason.hint or "use device='cpu', or 'auto' to use what is available")
     refuse_unusable_gpu()
     return CudaDevice(memory_bytes)

@@ -1,4 +1,4 @@
-"""Why there is no GPU to run on, or why the one that is there cannot be used: each a sentence and a way out."""
+"""Why no GPU is found, or why the one present cannot be used: each a sentence and a way out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvplan_engine.kernels.cuda.variants import CudaKernelError
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """sentence: why torch has no GPU. hint: what would change that. gpu: the name of one that is there all the same."""
+    """sentence: why torch has no GPU. hint: what would change that. gpu: name of one that is present nevertheless."""
 
     sentence: str
     hint: str | None = None
@@ -26,7 +26,7 @@ def why_no_gpu() -> Absence:
     gpu = visible_gpu()
     if torch.version.cuda is None:
         if gpu is None:
-            return Absence("there is no CUDA device here.")
+            return Absence("no CUDA device found.")
         return Absence(
             f"there is a GPU ({gpu}), but the installed torch {torch.__version__} is built without CUDA.",
             "install torch's CUDA build (https://pytorch.org/get-started/locally)",
@@ -39,21 +39,21 @@ def why_no_gpu() -> Absence:
 
 def _why_cuda_torch_finds_none(built_for: str, gpu: str | None) -> Absence:
     try:
-        serves = load_driver().version()
+        supported = load_driver().version()
     except CudaKernelError:
-        return Absence("there is no NVIDIA driver here (no libcuda.so.1).", "install the NVIDIA driver", gpu)
-    if int(serves.split(".")[0]) < int(built_for.split(".")[0]):
+        return Absence("no NVIDIA driver found (no libcuda.so.1).", "install the NVIDIA driver", gpu)
+    if int(supported.split(".")[0]) < int(built_for.split(".")[0]):
         return Absence(
-            f"the NVIDIA driver serves CUDA {serves}, too old for the installed torch, which is built for {built_for}.",
-            f"update the driver, or install a torch built for CUDA {serves.split('.')[0]}",
+            f"the NVIDIA driver supports CUDA {supported}, too old for the installed torch, built for {built_for}.",
+            f"update the driver, or install a torch built for CUDA {supported.split('.')[0]}",
             gpu,
         )
-    seen = f" ({gpu} is there)" if gpu else ""
-    return Absence(f"torch finds no CUDA device{seen}.", "see what nvidia-smi says", gpu)
+    present = f", although {gpu} is present" if gpu else ""
+    return Absence(f"torch finds no CUDA device{present}.", "check the output of nvidia-smi", gpu)
 
 
 def why_no_usable_gpu() -> Absence | None:
-    """Why ``auto`` should take the CPU; None when there is a GPU that everything runs on."""
+    """Why ``auto`` takes the CPU; None when there is a GPU on which everything runs."""
     if not torch.cuda.is_available():
         return why_no_gpu()
     try:
@@ -64,8 +64,8 @@ def why_no_usable_gpu() -> Absence | None:
 
 
 def refuse_unusable_gpu() -> None:
-    """EngineError in one line when torch's GPU cannot run torch's kernels or ours; before anything is loaded."""
-    runtime = current_runtime()  # says itself: older than 7.0, no NVRTC, an NVRTC that does not know it
+    """EngineError in one line when the GPU cannot run torch's kernels or the engine's; called before loading."""
+    runtime = current_runtime()  # raises for: older than 7.0, no NVRTC, an NVRTC that does not know the GPU
     capability = runtime.properties.capability
     known = torch.cuda.get_arch_list()
     if known and not any(_runs_on(architecture, capability) for architecture in known):
@@ -77,7 +77,7 @@ def refuse_unusable_gpu() -> None:
 
 
 def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
-    """sm_86 runs on 8.6 and on newer ones of its family, compute_86 (which the driver compiles) on all newer ones."""
+    """sm_86 runs on 8.6 and newer GPUs of its family; compute_86, which the driver compiles, on all newer ones."""
     kind, _, digits = architecture.partition("_")
     digits = digits.rstrip("abcdefghijklmnopqrstuvwxyz")
     if not digits.isdigit():
@@ -87,7 +87,7 @@ def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
 
 
 def visible_gpu() -> str | None:
-    """The first GPU that the NVIDIA driver knows (as nvidia-smi lists it), whatever torch can do with it."""
+    """Name of the first GPU that the NVIDIA driver lists (as nvidia-smi does), whether torch can use it or not."""
     try:
         import pynvml
     except ImportError:

@@ -1,4 +1,4 @@
-"""The device an engine runs on: how much memory it has, how much of it is taken, and what computes on it."""
+"""The device that an engine runs on: its memory, its queue of work, and the CPU as a device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFAULT_CPU_BYTES = 4 * 1024**3
 
 
 class PeakMeter(Protocol):
-    """A context manager that tells the most memory its block took above what was held when it began."""
+    """A context manager that measures the peak of memory in its block, in bytes above the level at its start."""
 
     bytes_above_start: int
 
@@ -31,15 +31,15 @@ class PeakMeter(Protocol):
 
 
 class Mark(Protocol):
-    """A place in the device's queue of work."""
+    """A position in the device's queue of work."""
 
     def wait(self) -> None:
-        """Until all work before it is done."""
+        """Return when all work before it is done."""
         ...
 
 
 class Graph(Protocol):
-    """Work that was captured once and is queued again as a whole."""
+    """Work that has been captured once and can be queued again as a whole."""
 
     def replay(self) -> None:
         """Queue it; returns at once."""
@@ -47,10 +47,10 @@ class Graph(Protocol):
 
 
 class Device(Protocol):
-    """``total_bytes`` of memory on ``torch_device``; ``overhead_bytes`` of them are kept back for what is no tensor.
+    """``total_bytes`` of memory on ``torch_device``; ``overhead_bytes`` of it are reserved for what is not a tensor.
 
-    is_asynchronous: work is queued and done later, in the order of the queue. Then inputs are filled in host memory and
-    copied, results are waited for, and work can be captured as a graph.
+    is_asynchronous: work is queued and done later, in the order of the queue. Inputs are then written to host memory
+    and copied, results must be waited for, and work can be captured as a graph.
     """
 
     torch_device: torch.device
@@ -60,54 +60,53 @@ class Device(Protocol):
     is_asynchronous: bool
 
     def used_bytes(self) -> int:
-        """Memory taken now, of the device's account."""
+        """Memory of the device that is in use now."""
         ...
 
     def peak(self) -> PeakMeter:
-        """Measures the peak of a block of code."""
+        """A meter of the memory that a block of code takes."""
         ...
 
     def release_unused(self) -> None:
-        """Give memory that freed tensors left in the allocator back to the device."""
+        """Return memory of freed tensors that the allocator has kept to the device."""
         ...
 
     def auto_dtype(self, model_dtype: str) -> str:
-        """The dtype to compute a model in that was published in ``model_dtype``."""
+        """The dtype in which to compute a model that was published in ``model_dtype``."""
         ...
 
     def host_buffer(self, like: torch.Tensor) -> torch.Tensor:
-        """Host memory of this shape and dtype that copies run to and from without the host waiting."""
+        """Host memory of this shape and dtype; copies to and from it need not block the host."""
         ...
 
     def mark(self) -> Mark:
-        """The place in the queue where it ends now."""
+        """The current end of the queue."""
         ...
 
     def graph_memory(self) -> object:
-        """A handle of memory that graphs captured with it share: no two of them run at once."""
+        """A handle of memory that graphs captured with it share; no two of them may run at once."""
         ...
 
     def capture(self, work: Callable[[], None], memory: object) -> Graph:
-        """``work``, not done now but ready to be replayed. It must have been done once before, and may not wait."""
+        """``work``, not done now but ready for replay. It must have run once before, and must not synchronise."""
         ...
 
     def is_usable(self) -> bool:
-        """Whether the device still takes work, after a failure."""
+        """Whether the device still accepts work, after a failure."""
         ...
 
 
 class _Now:
-    """The mark of a device that does everything at once."""
+    """The mark of a device that does all work at once."""
 
     def wait(self) -> None:
         """There is nothing to wait for."""
 
 
 class CpuDevice:
-    """The machine's processors with a share of its memory as the device's.
+    """The machine's processors, with a share of its memory as device memory.
 
-    What the process held before (interpreter, libraries) is not part of the account, as a GPU's memory does not hold
-    the process that drives it.
+    What the process held before (interpreter, libraries) does not count, as it would not be in a GPU's memory either.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -125,7 +124,7 @@ class CpuDevice:
         return PeakMemory()
 
     def release_unused(self) -> None:
-        """Large tensors are mapped one by one: freeing one unmaps it."""
+        """Nothing to do: large tensors are mapped one by one, and freeing one unmaps it."""
 
     def auto_dtype(self, model_dtype: str) -> str:
         """The model's own dtype where the CPU has units for it, float32 otherwise."""
@@ -148,7 +147,7 @@ class CpuDevice:
 
 
 def open_device(kind: str, memory_bytes: int | None) -> Device:
-    """``auto`` takes a GPU that can be used, else the CPU, and says which. EngineError when ``kind`` cannot be had."""
+    """``auto`` takes a usable GPU, otherwise the CPU, and logs which. EngineError when ``kind`` is not available."""
     if kind == "cuda":
         return open_cuda(memory_bytes)
     if kind == "auto":
@@ -157,7 +156,7 @@ def open_device(kind: str, memory_bytes: int | None) -> Device:
             device = open_cuda(memory_bytes)
             logger.info("device auto takes the GPU: %s", device.name)
             return device
-        # a GPU that is there and not used is worth a warning; a machine without one is not
+        # a GPU that is present but not used deserves a warning; a machine without one does not
         level = logging.WARNING if reason.gpu else logging.INFO
         logger.log(level, "device auto takes the CPU: %s", reason.sentence)
     return _open_cpu(memory_bytes)
@@ -168,7 +167,7 @@ def _open_cpu(memory_bytes: int | None) -> CpuDevice:
     total = memory_bytes or min(_DEFAULT_CPU_BYTES, available // 2)
     if total > available:
         raise EngineError(
-            f"device_memory {total / 1024**3:.2f} GiB is more than is free here: {available / 1024**3:.2f} GiB.",
+            f"device_memory {total / 1024**3:.2f} GiB is more than is free: {available / 1024**3:.2f} GiB.",
             hint="lower device_memory",
         )
     if memory_bytes is None:
@@ -177,7 +176,7 @@ def _open_cpu(memory_bytes: int | None) -> CpuDevice:
 
 
 def cpu_name() -> str:
-    """The processor's name, as Linux tells it."""
+    """The processor's name, from /proc/cpuinfo."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -185,7 +184,7 @@ def cpu_name() -> str:
 
 
 def resolve_dtype(dtype: str, model_dtype: str, device: Device) -> str:
-    """``dtype`` as asked for, or what suits model and device when it is ``auto``."""
+    """``dtype``, or what suits the model and the device if it is ``auto``."""
     return device.auto_dtype(model_dtype) if dtype == "auto" else dtype
 
 

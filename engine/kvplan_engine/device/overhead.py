@@ -1,7 +1,7 @@
-"""What a process takes of a device beside its tensors, kept back before anything is measured.
+"""Memory that a process takes of a device besides its tensors, reserved before anything is measured.
 
 Allocator slack, BLAS scratch, thread stacks; on a GPU also the context and the libraries' code. The profile step checks
-it and raises it where it was too small.
+it and raises it if it was too small.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Real limits and real readings of this process's private memory, from Linux.
+"""This process's memory, read from Linux, and a limit on it that Linux enforces.
 
-``RLIMIT_DATA`` bounds private writable memory (the kernel's ``VmData``): an allocation beyond it fails in ``mmap``
-or ``brk``, torch's CPU allocator raises, and the process works on after freeing. File mappings do not count.
+``RLIMIT_DATA`` bounds private writable memory (the kernel's ``VmData``): an allocation beyond it fails in ``mmap`` or
+``brk``, torch's CPU allocator raises, and after freeing memory the process can continue. File mappings do not count.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ _STATUS = Path("/proc/self/status")
 
 
 def private_memory_bytes() -> int:
-    """Private writable memory this process has mapped (VmData), which is what RLIMIT_DATA bounds."""
+    """Private writable memory that this process has mapped (VmData): what RLIMIT_DATA bounds."""
     return _status_bytes("VmData")
 
 
 def resident_memory_bytes() -> int:
-    """Physical memory this process holds now (VmRSS)."""
+    """Physical memory that this process holds now (VmRSS)."""
     return _status_bytes("VmRSS")
 
 
 def available_memory_bytes() -> int:
-    """What the machine can still give without swapping (MemAvailable)."""
+    """Memory that the machine can still provide without swapping (MemAvailable)."""
     return _field_bytes(Path("/proc/meminfo").read_text(encoding="ascii"), "MemAvailable")
 
 
 def limit_private_memory(bytes_above_now: int) -> int:
-    """Let this process map at most ``bytes_above_now`` more private memory from here on; returns the limit set."""
+    """Let this process map at most ``bytes_above_now`` more private memory; returns the limit, in bytes."""
     limit = private_memory_bytes() + bytes_above_now
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard != resource.RLIM_INFINITY:
@@ -49,9 +49,9 @@ def _field_bytes(text: str, field: str) -> int:
 
 
 class PeakMemory:
-    """The most physical memory a block of code took above what was held when it began (VmHWM, reset at entry).
+    """The peak of physical memory in a block of code, in bytes above its start (VmHWM, reset at entry).
 
-    Where the kernel does not let the mark be reset, ``bytes_above_start`` is what the block left behind.
+    If the kernel does not allow a reset, ``bytes_above_start`` is the growth from start to end.
     """
 
     bytes_above_start = 0

@@ -1,11 +1,11 @@
 """Where the device's memory goes: the engine's own account of it. No torch.
 
-The workspace (every buffer a step writes to) is allocated once, before the pool, at sizes that follow from the
-settings alone. So the pool's size is known from the settings too, instead of depending on what one run peaked at.
+The workspace (every buffer that a step writes to) is allocated once, before the pool, at sizes that follow from the
+settings alone. So the pool's size is known from the settings too, instead of depending on the peak of a trial run.
 
     device total x gpu_memory_utilization = weights + workspace + overhead + graphs + KV pool
 
-Graphs, on a GPU only, are the decode steps captured for replay: what they take is measured.
+Graphs, on a GPU only, are decode steps captured for replay: their memory is measured.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kvplan_engine.checkpoints.config import ModelConfig
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 _ALIGNMENT_BYTES = 64  # a cache line: buffers never share one
 
-# Rows of logits the sampler works on at a time, and what it needs for each element of such a row:
-# six float32: a copy, raw log-probabilities, probabilities, sorted values, cumulative sum, noise.
+# Rows of logits that the sampler works on at a time, and its bytes per logit of such a row, six float32: a copy of the
+# logits, raw log-probabilities, probabilities, sorted probabilities, cumulative sum, noise (see sampling.sampler).
 SAMPLER_ROWS = 16
 SAMPLER_ELEMENT_BYTES = 24
 
@@ -48,9 +48,9 @@ def workspace_buffers(
     max_model_len: int,
     block_size: int,
 ) -> list[BufferSpec]:
-    """Every buffer of one step at its largest.
+    """Every buffer of a step, for the largest step that the settings allow.
 
-    ``scratch`` holds qkv and the attention's output, later the MLP's inner activations: never both.
+    ``scratch`` holds qkv and the attention's output, later the MLP's inner activations, never both.
     """
     tokens = max_num_batched_tokens
     seqs = min(max_num_seqs, tokens)
@@ -83,11 +83,11 @@ def kv_block_bytes(model: ModelConfig, kv_dtype: str, block_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBreakdown:
-    """What an engine's memory went to, in bytes.
+    """What an engine's memory is used for, in bytes.
 
-    activation_bytes: the workspace. activation_peak_bytes: what the profile step used of workspace and overhead
-    together, measured. overhead_bytes: kept back for what is not a tensor. graph_bytes: kept back for the decode steps
-    captured as graphs (as measured when they were captured first), 0 without.
+    activation_bytes: the workspace. activation_peak_bytes: the workspace and what the profile step took on top,
+    measured. overhead_bytes: reserved for what is not a tensor. graph_bytes: reserved for decode steps captured as
+    graphs, as measured when they were first captured; 0 without.
     """
 
     device_total_bytes: int

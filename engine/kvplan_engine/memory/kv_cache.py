@@ -1,4 +1,4 @@
-"""The KV pool: one allocation, cut into blocks."""
+"""The KV pool, and its counterpart in host memory: each one allocation, divided into blocks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def allocate_kv_pool(
 ) -> torch.Tensor:
     """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]; index 0 of the third axis holds keys, 1 values.
 
-    A block is one contiguous run of bytes with all layers in it, so that copying, swapping or storing a block is one
-    copy. OutOfDeviceMemory(phase="kv_init") when the device refuses.
+    A block is contiguous, with all layers in it, so that copying, swapping or storing it is one copy.
+    OutOfDeviceMemory(phase="kv_init") when the allocation fails.
     """
     shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, block_size, config.head_size)
     num_bytes = num_blocks * kv_block_bytes(config, str(dtype).removeprefix("torch."), block_size)
@@ -28,9 +28,10 @@ def allocate_kv_pool(
 
 
 def allocate_host_pool(device_pool: torch.Tensor, num_slots: int) -> torch.Tensor | None:
-    """``num_slots`` slots of host memory with the layout of ``device_pool``; None for none.
+    """``num_slots`` slots of host memory, laid out like the blocks of ``device_pool``; None for 0.
 
-    Pinned beside a GPU, so that copies run at the link's full speed. Pages are taken when they are first written.
+    Pinned for a GPU, so that copies run at the link's full speed. Pages are committed when they are first written.
+    OutOfDeviceMemory(phase="kv_host") when the allocation fails.
     """
     if not num_slots:
         return None

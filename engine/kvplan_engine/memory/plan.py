@@ -1,4 +1,4 @@
-"""From the device's memory to a number of blocks, or to the refusal that says what is missing. No torch."""
+"""From the device's memory to a number of KV blocks, or to an error that says what is missing. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GIB = 1024**3
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    """The context length to serve; ContextTooLong when it exceeds the positions the model has."""
+    """The context length to serve, in tokens; ContextTooLong when it exceeds the model's positions."""
     limit = model.max_position_embeddings
     if config.max_model_len is None:
         return limit
@@ -37,7 +37,7 @@ def plan_memory(
     overhead_bytes: int,
     graph_bytes: int = 0,
 ) -> MemoryBreakdown:
-    """Give the KV pool what the budget leaves. Raises OutOfDeviceMemory or ContextTooLong when that is too little."""
+    """Give the KV pool what is left of the budget; OutOfDeviceMemory or ContextTooLong when that is too little."""
     budget = int(device_total_bytes * config.gpu_memory_utilization)
     if weight_bytes > budget:
         raise OutOfDeviceMemory(

@@ -1,4 +1,4 @@
-"""Every buffer a step writes to, allocated once: no step allocates, and the peak is known beforehand."""
+"""Every buffer that a step writes to, allocated once: no step allocates, and the peak is known beforehand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from kvplan_engine.memory.breakdown import BufferSpec
 
 
 class Workspace:
-    """The buffers of one step at its largest, by name (see ``memory.workspace_buffers`` for their shapes)."""
+    """The buffers of the largest step, by name; ``breakdown.workspace_buffers`` has their shapes.
+
+    OutOfDeviceMemory(phase="kv_init") when the allocation fails.
+    """
 
     def __init__(self, specs: list[BufferSpec], device: torch.device) -> None:
         self.num_bytes = sum(spec.num_bytes for spec in specs)
@@ -25,14 +28,14 @@ class Workspace:
             start += spec.num_bytes
 
     def touch(self) -> None:
-        """Write to every page, so that the operating system backs it with memory now and not inside a step."""
+        """Write to every page, so that the operating system commits it now and not during a step."""
         self._memory.zero_()
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._buffers[name]
 
     def scratch(self, *shapes: tuple[int, int]) -> list[torch.Tensor]:
-        """Adjacent contiguous matrices inside the scratch buffer. They share it with whatever used it before."""
+        """Adjacent contiguous matrices [rows, columns] in the scratch buffer, overwriting whatever used it before."""
         flat = self._buffers["scratch"].view(-1)
         views, start = [], 0
         for rows, columns in shapes:

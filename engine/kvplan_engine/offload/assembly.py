@@ -1,4 +1,4 @@
-"""Puts an engine's offloading together: host memory, who keeps what in it, and who moves it."""
+"""Creates the parts of an engine's offloading: host memory, swap space, tiers, and the mover of blocks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from kvplan_engine.offload.tiers import KvTiers
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """log: what moves before the next step. mover: moves it. preemption: with the swap space. tiers: what was evicted.
+    """One engine's offloading.
 
-    One host pool serves both: its first slots are swap space, the others the host tier.
+    log: transfers before the next step. mover: carries them out. preemption: owns the swap space. tiers: what the pool
+    evicted. Swap space and host tier share a host pool: the first slots are swap space.
     """
 
     log: TransferLog
@@ -35,7 +36,7 @@ class Offload:
     tiers: KvTiers
 
     def store_all(self) -> None:
-        """Write what is cached in pool and host memory to disk, where there is a tier for it."""
+        """Write what is cached in pool and host memory to disk, if there is a disk tier."""
         self.tiers.store_all()
         self.mover.run(self.log.take())
 
@@ -60,9 +61,10 @@ def make_offload(
     kv: torch.Tensor,
     seconds_per_token: float,
 ) -> Offload:
-    """Host memory is taken here, beside the device's account.
+    """Allocates the host memory, which does not count towards the device's.
 
-    OutOfDeviceMemory when there is not enough, EngineError when the directory for the disk tier cannot be used.
+    kv: the device pool. seconds_per_token: of a large prefill step. OutOfDeviceMemory(phase="kv_host") when there is
+    not enough, EngineError when the directory of the disk tier cannot be used.
     """
     log = TransferLog()
     cost = CostModel(memory.block_bytes, memory.block_size, seconds_per_token)
@@ -83,7 +85,7 @@ def make_offload(
 
 
 def kv_identity(model: LoadedModel, kv_dtype: str, block_size: int) -> bytes:
-    """16 bytes that differ when KV blocks differ: config, dtypes, block size and a sample of every weight."""
+    """16 bytes that differ if KV blocks do: a hash of config, dtypes, block size and a sample of every weight."""
     digest = hashlib.blake2b(repr((model.config, model.dtype, kv_dtype, block_size)).encode(), digest_size=16)
     digest.update(model.weight_fingerprint)
     return digest.digest()

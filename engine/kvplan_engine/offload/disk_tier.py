@@ -4,9 +4,9 @@
     header    magic, format version, key, block hash, payload bytes, checksum of the payload
     payload   the block as it lies in the pool: [num_layers, 2, num_kv_heads, block_size, head_size]
 
-A file is written under another name and renamed, so that none is ever half there. What cannot be read, is damaged or
-belongs to something else is left where it is and never served: one line in the log says so. When a write fails (the
-disk is full, the directory is gone), the tier says so once and switches itself off.
+A file is written under another name and then renamed, so no file is ever incomplete. A file that cannot be read, is
+damaged or belongs to something else is left alone and never served; a warning in the log says so. When a write fails
+(the disk is full, the directory is gone), the tier logs it once and switches itself off.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VERSION = 1
 _DIGEST_BYTES = 16
 _HEADER = struct.Struct(f"<8sI{_DIGEST_BYTES}s{_DIGEST_BYTES}sQ{_DIGEST_BYTES}s")
 _SUFFIX = ".kv"
-_STALE_SECONDS = 3600.0  # a file being written that is older than this was left by a process that died
+_STALE_SECONDS = 3600.0  # a temporary file older than this was left behind by a process that died
 
 
 class _BadFile(Exception):
@@ -37,9 +37,9 @@ class _BadFile(Exception):
 
 
 class DiskTier:
-    """At most ``limit_bytes`` of files for blocks of ``block_bytes``; EngineError when the directory cannot be used.
+    """Files of at most ``limit_bytes`` together. EngineError when the directory cannot be used.
 
-    key: 16 bytes that differ whenever the blocks of two engines are not interchangeable.
+    block_bytes: of one block. key: 16 bytes that differ if the blocks of two engines are not interchangeable.
     """
 
     def __init__(self, directory: str | Path, limit_bytes: int, block_bytes: int, key: bytes) -> None:
@@ -76,19 +76,19 @@ class DiskTier:
     # ---- what is there
 
     def _scan(self) -> None:
-        """Index the files that are whole and ours, oldest use first."""
-        found: list[tuple[float, BlockHash]] = []
+        """Index the files that are valid, least recently used first."""
+        valid: list[tuple[float, BlockHash]] = []
         bad: list[str] = []
         for entry in os.scandir(self._folder):
             modified = entry.stat().st_mtime
             if entry.name.endswith(_SUFFIX):
                 try:
-                    found.append((modified, self._check_entry(Path(entry.path))))
+                    valid.append((modified, self._check_entry(Path(entry.path))))
                 except (_BadFile, OSError) as problem:
                     bad.append(f"{entry.name}: {problem}")
             elif entry.name.endswith(".tmp") and modified < time.time() - _STALE_SECONDS:
                 os.unlink(entry.path)
-        self._used = OrderedDict((block_hash, None) for _, block_hash in sorted(found))
+        self._used = OrderedDict((block_hash, None) for _, block_hash in sorted(valid))
         if bad:
             logger.warning("ignored %d damaged or foreign KV file(s) in %s, %s", len(bad), self._folder, bad[0])
         self._make_room(0)
@@ -97,13 +97,13 @@ class DiskTier:
         try:
             block_hash = bytes.fromhex(path.stem)
         except ValueError:
-            raise _BadFile("its name is no hash") from None
+            raise _BadFile("its name is not a hash") from None
         with path.open("rb") as file:
             self._check_header(file.read(_HEADER.size), os.fstat(file.fileno()).st_size, block_hash)
         return block_hash
 
     def _check_header(self, header: bytes, file_bytes: int, block_hash: BlockHash) -> bytes:
-        """The payload's checksum. _BadFile when this is not a whole file of ours for ``block_hash``."""
+        """The payload's checksum. _BadFile unless this is a complete file for ``block_hash`` and this engine."""
         if len(header) < _HEADER.size:
             raise _BadFile("truncated")
         magic, version, key, stored_hash, payload_bytes, checksum = _HEADER.unpack(header)
@@ -124,14 +124,14 @@ class DiskTier:
     # ---- reading
 
     def touch(self, block_hash: BlockHash) -> bool:
-        """Mark as just used; whether it is here."""
+        """Mark as just used; returns whether it is here."""
         if block_hash not in self._used:
             return False
         self._used.move_to_end(block_hash)
         return True
 
     def read(self, block_hash: BlockHash) -> bytearray | None:
-        """The block's bytes, checked; None, and the block is forgotten, when they cannot be trusted."""
+        """The block's bytes, checked; None if they cannot be trusted, and then the block is dropped from the index."""
         path = self._path(block_hash)
         started = time.perf_counter()
         try:
@@ -159,7 +159,7 @@ class DiskTier:
     # ---- writing
 
     def write(self, block_hash: BlockHash, payload: memoryview) -> None:
-        """Keep a block, dropping the least recently used ones beyond the limit."""
+        """Store a block; the least recently used ones make room for it."""
         if not self.is_on or self._file_bytes > self.limit_bytes or self.touch(block_hash):
             return
         path = self._path(block_hash)
@@ -189,4 +189,4 @@ class DiskTier:
         try:
             temporary.unlink(missing_ok=True)
         except OSError as leftover:
-            logger.debug("%s stays behind: %s", temporary, leftover)
+            logger.debug("%s could not be removed: %s", temporary, leftover)

@@ -1,4 +1,4 @@
-"""Evicted blocks in host memory, found by hash, least recently used first out. No torch."""
+"""Evicted blocks in host memory, found by hash; the least recently used is dropped first. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvplan_engine.blocks.block_pool import BlockHash
 
 @dataclass(frozen=True, slots=True)
 class HostSlot:
-    """Slot ``slot`` of the host pool for new content; ``evicted``: the hash of what is in it until then, or None."""
+    """A slot of the host pool for new content. evicted: the hash of the content it replaces, if any."""
 
     slot: int
     evicted: BlockHash | None
@@ -32,14 +32,14 @@ class HostTier:
         return self._slot_of_hash.get(block_hash)
 
     def touch(self, block_hash: BlockHash) -> bool:
-        """Mark as just used; whether it is here."""
+        """Mark as just used; returns whether it is here."""
         if block_hash not in self._slot_of_hash:
             return False
         self._slot_of_hash.move_to_end(block_hash)
         return True
 
     def put(self, block_hash: BlockHash) -> HostSlot | None:
-        """A slot for new content, the least recently used one if none is free; None when all are pinned."""
+        """A slot for new content: a free one, or the least recently used; None when all are pinned."""
         if self._free:
             room = HostSlot(self._free.pop(), None)
         else:
@@ -51,7 +51,7 @@ class HostTier:
         return room
 
     def pin(self, block_hash: BlockHash) -> None:
-        """Keep the content until ``unpin_all``: a transfer that reads it is being planned."""
+        """Protect the content until ``unpin_all``: a transfer that reads it is being planned."""
         self._pinned.add(block_hash)
         self._slot_of_hash.move_to_end(block_hash)
 
@@ -66,4 +66,4 @@ class HostTier:
         """Assert that every slot below ``last_slot`` is free or holds one hash, and that nothing is pinned."""
         slots = sorted([*self._free, *self._slot_of_hash.values()])
         assert slots == list(range(last_slot - self.num_slots, last_slot)), "host slots are lost or held twice"
-        assert not self._pinned, "content is pinned between two steps"
+        assert not self._pinned, "content is still pinned between two steps"

@@ -1,4 +1,4 @@
-"""Carries out the transfers of a step with the engine's block-copy kernel."""
+"""Carries out the block transfers of a step with the engine's block-copy kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvplan_engine.offload.disk_tier import DiskTier
 class BlockMover:
     """Moves blocks between the device pool, a host pool of the same layout, and files.
 
-    device_kv, host_kv: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]; host_kv None without slots.
+    device_kv, host_kv: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]; host_kv: None without slots.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class BlockMover:
         self._disk = disk
 
     def run(self, transfers: list[Transfer]) -> None:
-        """Do all of them, as if one after another."""
+        """Carry out all of them, with the same result as one after another."""
         for group in group_transfers(transfers):
             first = group[0]
             if isinstance(first, ToDisk):
@@ -39,17 +39,17 @@ class BlockMover:
 
     def _copy(self, group: list[Transfer]) -> None:
         pairs = torch.tensor([_ends(transfer) for transfer in group], dtype=torch.int64)
-        pairs = pairs.to(self._device_kv.device, non_blocking=True)  # waiting would wait for the step under way
+        pairs = pairs.to(self._device_kv.device, non_blocking=True)  # a blocking copy would wait for the running step
         kind = type(group[0])
         source = self._host_kv if kind is FromHost else self._device_kv
         target = self._host_kv if kind is ToHost else self._device_kv
-        assert source is not None and target is not None, "a transfer to or from a host pool that there is not"
+        assert source is not None and target is not None, "a transfer to or from host memory, but there is no host pool"
         self._ops.copy_blocks(source, target, pairs)
 
     def _store(self, transfer: ToDisk) -> None:
         pool = self._host_kv if transfer.from_host else self._device_kv
-        assert pool is not None and self._disk is not None, "a transfer to a tier that there is not"
-        if self._device_kv.is_cuda:  # copies to host memory may still be under way
+        assert pool is not None and self._disk is not None, "a transfer to disk, but there is no disk tier"
+        if self._device_kv.is_cuda:  # copies to host memory may still be running
             torch.cuda.synchronize()
         content = pool[transfer.index].cpu().view(-1).view(torch.uint8)
         self._disk.write(transfer.block_hash, content.numpy().data)
@@ -60,7 +60,7 @@ class BlockMover:
 
 
 def group_transfers(transfers: Iterable[Transfer]) -> Iterator[list[Transfer]]:
-    """Neighbours of one kind that may be copied at once: none writes what another one of the group reads or writes."""
+    """Neighbours of one kind that may be copied at once: none writes what another in the group reads or writes."""
     group: list[Transfer] = []
     sources: set[int] = set()
     targets: set[int] = set()
@@ -85,7 +85,7 @@ def group_transfers(transfers: Iterable[Transfer]) -> Iterator[list[Transfer]]:
 
 
 def _ends(transfer: Transfer) -> tuple[int, int]:
-    """Source and target of a copy between pools."""
+    """Source and target block (or slot) of a copy within or between pools."""
     if isinstance(transfer, BlockCopy):
         return transfer.source, transfer.target
     if isinstance(transfer, ToHost):

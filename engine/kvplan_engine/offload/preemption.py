@@ -1,4 +1,4 @@
-"""How a preempted sequence keeps what it computed: in host memory, or not at all. No torch."""
+"""What becomes of a preempted sequence's KV: it is swapped to host memory, or recomputed later. No torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from kvplan_engine.requests.request import Sequence
 
 
 class PreemptionPolicy:
-    """``recompute``: always computed again. ``swap``: swapped out whenever the swap space has room.
+    """mode: "recompute" never swaps, "swap" swaps whenever the swap space has room.
 
-    ``auto``: swapped out when there is room and copying out and back in costs less than computing again.
+    "auto" swaps if there is room and copying out and back in costs less than recomputing.
     """
 
     def __init__(self, mode: str, swap: SwapSpace, cost: CostModel) -> None:
@@ -19,7 +19,7 @@ class PreemptionPolicy:
         self._cost = cost
 
     def try_swap_out(self, sequence: Sequence) -> bool:
-        """Swap ``sequence`` out if that is the way; otherwise nothing changes."""
+        """Swap ``sequence`` out if the mode says so and there is room; returns whether that was done."""
         if self.mode == "recompute" or not self.swap.num_slots or not sequence.num_computed_tokens:
             return False
         if self.mode == "auto" and not self._is_cheaper(sequence):

@@ -1,13 +1,13 @@
-"""Swap space: the KV of preempted sequences in host memory, so that it need not be computed again. No torch.
+"""Swap space: the KV of preempted sequences in host memory, so that it need not be recomputed. No torch.
 
-A swapped sequence holds host slots and no pool blocks. What it shared with others stays with them; it takes a copy.
-Full blocks never change while they live, so a copy of one stays good for everybody who had it:
+A swapped sequence holds host slots and no pool blocks. Blocks it shared with others stay with them; it takes a copy.
+A full block never changes as long as it lives, so one copy of it serves every sequence that had it:
 
     samples A and B share block 4          A goes:  4 -> slot 0                 B keeps block 4
                                            B goes:  nothing to copy             slot 0 is held twice, block 4 is free
-                                           A comes: slot 0 -> block 6           (or block 4 itself, if nobody took it)
+                                           A comes: slot 0 -> block 6           (or block 4 itself, if still free)
                                            B comes: nothing to copy             block 6 is shared again
-A pool block is known by its number and its generation, which counts how often the pool has handed it out: the same
+A pool block is identified by its number and its generation, which counts how often the pool has handed it out: the same
 generation means the same content.
 """
 
@@ -22,14 +22,14 @@ from kvplan_engine.blocks.transfers import FromHost, ToHost, TransferLog
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """A full block of the pool, as it was when it was handed out for the ``generation``-th time."""
+    """The content of a full pool block since the pool handed it out for the ``generation``-th time."""
 
     block: int
     generation: int
 
 
 class SwapSpace:
-    """``num_slots`` host slots, the first ones of the host pool; takes tables out of ``pool`` and brings them back."""
+    """The first ``num_slots`` slots of the host pool; moves block tables out of ``pool`` and back in."""
 
     def __init__(self, pool: BlockPool, num_slots: int, log: TransferLog) -> None:
         self.num_slots = num_slots
@@ -53,9 +53,9 @@ class SwapSpace:
         return sum(slot is None for slot in self._known_slots(table, num_tokens))
 
     def swap_out(self, table: BlockTable, num_tokens: int) -> list[int] | None:
-        """Copy what holds the first ``num_tokens`` tokens to slots and release the table; the slots, in order.
+        """Copy the blocks of the first ``num_tokens`` tokens to slots and release the table; returns the slots.
 
-        None, and nothing changed, when too few slots are free.
+        None when too few slots are free; then nothing has changed.
         """
         slots: list[int] = []
         known = self._known_slots(table, num_tokens)
@@ -71,7 +71,7 @@ class SwapSpace:
         return slots
 
     def _known_slots(self, table: BlockTable, num_tokens: int) -> list[int | None]:
-        """For each block with one of the tokens, the slot that holds a copy of it already, or None."""
+        """For each block of the first ``num_tokens`` tokens: the slot that already holds a copy of it, or None."""
         size = self._pool.block_size
         num_blocks, num_full = -(-num_tokens // size), num_tokens // size
         full = table.blocks[:num_full]
@@ -89,12 +89,12 @@ class SwapSpace:
     # ---- back in
 
     def num_blocks_to_take(self, slots: list[int]) -> int:
-        """How many of the pool's free blocks bringing ``slots`` back would use."""
+        """How many of the pool's free blocks swapping ``slots`` in would use."""
         kept = [self._kept_block(slot) for slot in slots]
         return sum(block is None or self._pool.reference_count(block) == 0 for block in kept)
 
     def swap_in(self, table: BlockTable, slots: list[int]) -> None:
-        """Fill an empty ``table`` with the content of ``slots`` and give these back. NoFreeBlocks: nothing changed."""
+        """Fill an empty ``table`` from ``slots`` and release these. NoFreeBlocks: nothing has changed."""
         kept = [self._kept_block(slot) for slot in slots]
         still_there = [block for block in kept if block is not None]
         self._pool.share(still_there)
@@ -114,7 +114,7 @@ class SwapSpace:
         self.release(slots)
 
     def _kept_block(self, slot: int) -> int | None:
-        """The pool block that holds the same content as ``slot``, in use or free, or None."""
+        """The pool block, in use or free, that still holds the content of ``slot``; None if there is none."""
         origin = self._origin_of_slot.get(slot)
         if origin is None or self._pool.generation(origin.block) != origin.generation:
             return None
@@ -130,7 +130,7 @@ class SwapSpace:
                     del self._slot_of_origin[origin]
                 self._free.append(slot)
 
-    # ---- who is whose copy
+    # ---- which slot is a copy of which block
 
     def _origin(self, block: int) -> _Origin:
         return _Origin(block, self._pool.generation(block))

@@ -1,9 +1,9 @@
-"""Blocks that the pool evicted, in host memory and then on disk, found again by their hash. No torch.
+"""Blocks that the pool evicted, kept in host memory and then on disk, found again by their hash. No torch.
 
     pool --evicted--> host memory --evicted--> disk --evicted--> gone
       ^---- loaded when cheaper than computing ---'
 
-A block that is loaded stays where it was found too: evicting it again costs nothing then.
+A block that is loaded also stays where it was, so evicting it again costs nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.host_tier import HostTier
 
-_FEW_READS = 8  # from so many on the disk's speed is taken from them
+_FEW_READS = 8  # after this many reads the disk's speed is taken from them
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class FetchedBlock:
 
 
 class KvTiers:
-    """Keeps what ``pool`` evicts. ``policy``: "auto" loads what is cheaper to load than to compute, "always" all."""
+    """Keeps what ``pool`` evicts. policy: "always" load blocks, or "auto": if that is cheaper than computing."""
 
     def __init__(
         self, pool: BlockPool, host: HostTier, disk: DiskTier | None, cost: CostModel, log: TransferLog, policy: str
@@ -48,7 +48,7 @@ class KvTiers:
     # ---- out of the pool
 
     def _keep(self, block: int, block_hash: BlockHash) -> None:
-        """The pool takes ``block`` for something else: keep its content, unless computing it again costs less."""
+        """The pool is about to reuse ``block``: keep its content, unless recomputing it costs less."""
         if not self.host.num_slots:
             self._keep_on_disk(block, block_hash, from_host=False)
         elif self._pays_from_host and not self.host.touch(block_hash):
@@ -76,7 +76,7 @@ class KvTiers:
 
     @property
     def _disk_seconds(self) -> float:
-        """For one block: measured once some have been read, estimated before."""
+        """Of one block: measured once enough have been read, estimated before."""
         assert self.disk is not None
         num_read = self.disk.num_read
         return self.disk.read_seconds / num_read if num_read >= _FEW_READS else self._cost.disk_seconds(1)
@@ -84,7 +84,7 @@ class KvTiers:
     # ---- back into the pool
 
     def find_run(self, hashes: Sequence[BlockHash]) -> int:
-        """How many of ``hashes``, from the first on, can be loaded and are worth it."""
+        """How many of ``hashes``, from the first on, can be loaded and are worth loading."""
         pays_from_host, pays_from_disk = self._pays_from_host, self._pays_from_disk
         for number, block_hash in enumerate(hashes):
             if pays_from_host and self.host.find(block_hash) is not None:
@@ -94,9 +94,9 @@ class KvTiers:
         return len(hashes)
 
     def fetch(self, hashes: Sequence[BlockHash]) -> list[FetchedBlock] | None:
-        """Get hold of the content of ``hashes``; ``place`` must follow. None when a file turned out to be bad.
+        """The content of ``hashes``; ``place`` must follow. None when a file turns out to be bad.
 
-        After None the same run is found shorter.
+        After None, ``find_run`` returns a shorter run for the same hashes.
         """
         fetched: list[FetchedBlock] = []
         for block_hash in hashes:
@@ -113,7 +113,7 @@ class KvTiers:
         return fetched
 
     def place(self, fetched: Sequence[FetchedBlock], blocks: Sequence[int]) -> None:
-        """Have the content copied to ``blocks`` before the next step."""
+        """Queue transfers of the content to ``blocks`` before the next step."""
         size = self._pool.block_size
         for content, block in zip(fetched, blocks, strict=True):
             if content.slot is not None:
@@ -127,7 +127,7 @@ class KvTiers:
     # ---- the end
 
     def store_all(self) -> None:
-        """Have everything that pool and host memory know written to disk, so that the next engine finds it."""
+        """Queue writes to disk of all that pool and host memory have cached, so that the next engine finds it."""
         if self.disk is None or not self.disk.is_on:
             return
         for block_hash, slot in self.host.items():

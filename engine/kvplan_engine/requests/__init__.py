@@ -1,0 +1,15 @@
+"""What a user asks for and what comes back: requests, their sequences, sampling parameters, outputs. No torch.
+
+``LLM`` and ``Engine`` create requests, the scheduler moves their sequences, the output processor appends their tokens.
+
+    request           Request and Sequence: a prompt, its token streams, and how far their KV is computed
+    sampling_params   how a request's tokens are chosen
+    status            states of a sequence, finish reasons
+    step_plan         what one step computes: passed from the scheduler to the model runner and the output processor
+    stop              when a sequence ends
+    detokenizer       tokens to text, piece by piece, with stop strings
+    token_counts      occurrences of tokens, for penalties
+    beams             beam search: how the beams of a prompt are ranked
+    outputs           what a step and a finished request return
+    stats             counts and times of a step
+"""

@@ -1,14 +1,14 @@
 """Beam search as transformers defines it, on forked block tables. No torch.
 
-A round of one prompt with beam_width 3. Every beam is a sequence of the same request; each reports its likeliest next
-tokens, and when all have, the likeliest continuations of all beams together are the next beams:
+Every beam is a sequence of the same request. In each round a beam reports its likeliest next tokens; when all have, the
+likeliest continuations of all beams together become the next beams. One round with beam_width 3:
 
     beam A  .5 -> a .2, b .1          A a    A goes on in place
     beam B  .3 -> a .15               A b    forked from A: the same blocks, copied when written to
     beam C  .1                        B a    B goes on in place; C ends and returns its blocks
 
-A beam that has reported waits in the pool for its siblings. When memory is short it gives its blocks back ("parked")
-and, if it has continuations, these are computed again from their tokens: what it reported stays with its group.
+A beam that has reported waits in the pool for its siblings. When memory is short it gives its blocks back ("parked");
+if it has continuations, their KV is recomputed from their tokens. What it reported stays with its group.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kvplan_engine.requests.status import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchParams:
-    """Names are vLLM's, meanings transformers'.
+    """Names are vLLM's, semantics transformers'.
 
     beam_width: beams kept per round, and sequences returned. length_penalty: a sequence's score is its summed
     log-probability divided by (number of generated tokens, the end token included) ** length_penalty, so values above
-    0 favour long answers. early_stopping: end as soon as ``beam_width`` answers are complete; otherwise when no running
-    beam scores better than the worst of them. EngineError when a value is out of range.
+    0 favour long answers. early_stopping: stop as soon as ``beam_width`` answers are complete; otherwise, when no
+    running beam scores better than the worst of them. EngineError when a value is out of range.
     """
 
     beam_width: int = 4
@@ -47,7 +47,7 @@ class BeamSearchParams:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
-    """One answer. tokens: prompt and answer, its end token included. text: all of it, as far as there is a tokenizer.
+    """One answer. tokens: prompt and answer, with the end token. text: of all these; "" without a tokenizer.
 
     cum_logprob: summed natural log-probability of the answer. score: what it was ranked by (see length_penalty).
     """
@@ -67,7 +67,7 @@ class BeamSearchOutput:
 
 
 class Beam(Protocol):
-    """What a search asks of the sequences that it ranks."""
+    """What a search needs of the sequences it ranks."""
 
     token_ids: list[int]
     num_prompt_tokens: int
@@ -89,7 +89,7 @@ class Continuation(Generic[BeamT]):
 
 
 class BeamGroup(Generic[BeamT]):
-    """The beams of one prompt: their scores, what they have reported in this round, and the finished answers.
+    """The beams of one prompt: their scores, what they have reported in this round, and the complete answers.
 
     end_token_ids: tokens that complete an answer. max_length: longest sequence, prompt included.
     """
@@ -104,16 +104,16 @@ class BeamGroup(Generic[BeamT]):
         self._reports: dict[BeamT, dict[int, float]] = {}
 
     def start(self, beams: Iterable[BeamT]) -> None:
-        """The search begins with ``beams``."""
+        """Begin the search with ``beams``."""
         self.scores = dict.fromkeys(beams, np.float32(0))
 
     @property
     def num_candidates(self) -> int:
-        """Continuations looked at per round, and so reported per beam: enough if all beams could end here."""
+        """Continuations considered per round, and so reported per beam: enough even if every beam ends here."""
         return max(2, 1 + len(self._end_token_ids)) * self.params.beam_width
 
     def report(self, beam: BeamT, logprobs: dict[int, float]) -> None:
-        """The likeliest next tokens of ``beam``; again after a preemption, with the same values."""
+        """Note the likeliest next tokens of ``beam``; after a preemption it reports the same again."""
         self._reports[beam] = logprobs
 
     @property
@@ -121,7 +121,7 @@ class BeamGroup(Generic[BeamT]):
         return len(self._reports) == len(self.scores)
 
     def next_beams(self) -> list[Continuation[BeamT]]:
-        """Close the round: complete answers are kept, the beams to go on with are returned; none when it is over."""
+        """Close the round: keeps complete answers, returns the next beams; [] when the search is over."""
         ranked = self._ranked_continuations()
         length = ranked[0].beam.num_tokens + 1
         num_generated = length - ranked[0].beam.num_prompt_tokens
@@ -161,7 +161,7 @@ class BeamGroup(Generic[BeamT]):
         del self.finished[self.params.beam_width :]
 
     def _may_improve(self, best_running: np.float32, num_generated: int) -> bool:
-        """Whether going on may change the result, by transformers' heuristic: the best beam at its present length."""
+        """Whether another round may change the result: transformers' heuristic, on the best beam's present length."""
         if len(self.finished) < self.params.beam_width:
             return True
         if self.params.early_stopping:
@@ -170,7 +170,7 @@ class BeamGroup(Generic[BeamT]):
 
 
 def beam_output(group: BeamGroup[Any], tokenizer: Any) -> BeamSearchOutput:
-    """The answers of a finished search; texts where there is a tokenizer."""
+    """The answers of a finished search, with their texts if there is a tokenizer."""
     if tokenizer is None:
         return BeamSearchOutput(group.finished)
     return BeamSearchOutput(

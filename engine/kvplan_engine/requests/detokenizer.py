@@ -1,27 +1,31 @@
-"""Tokens to text as they come in: the cost of a token does not depend on how long the answer is. No torch.
+"""Tokens to text as they arrive, at a cost per token that does not depend on the length of the answer. No torch.
 
-A tokenizer decodes a token differently by what stands before it (a leading space, half a character), so a few tokens
-are always decoded together:
+The text of a token depends on the tokens before it (a leading space, half a character), so a few tokens of context are
+always decoded with it:
 
-    prompt and answer   . . . . c c c c n n        c: context, decoded before; n: new
-    text of the step        decode(c n) - decode(c), held back while it ends in half a character
+    prompt and answer   . . . . c c c c n n        c: context, already decoded; n: new
+    text of the step        decode(c n) - decode(c), held back while it ends in an incomplete character
+
+Unlike ``tokenizers.decoders.DecodeStream``, this works with any tokenizer that can decode, returns what is held back at
+the end of an answer, and does not hold back more than one character's bytes.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# Tokens of context. Tokenizers look back by one token, or to the start of a character of at most four bytes.
+# Tokens of context: a tokenizer looks back one token, or to the start of a character of at most four bytes.
 _NUM_CONTEXT_TOKENS = 5
-# A character has at most four bytes: what is still half a character after as many tokens is no character.
+# A character has at most four bytes: what is still incomplete after as many tokens is not a character.
 _MAX_HELD_TOKENS = 4
 _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """The text of one answer, and where a stop string cuts it.
+    """The text of one answer, cut where a stop string begins.
 
-    tokenizer: anything with ``decode(token_ids, skip_special_tokens=True)``. prompt_token_ids: what the answer follows.
+    tokenizer: anything with ``decode(token_ids, skip_special_tokens=True)``. prompt_token_ids: what comes before the
+    answer.
     """
 
     __slots__ = ("_context", "_held", "_pieces", "_tail", "_tokenizer", "num_tokens")
@@ -36,19 +40,19 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        """The answer so far, without half characters at its end."""
+        """The answer so far, without an incomplete character at its end."""
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
 
     def add(self, token: int) -> str:
-        """The text that ``token`` adds, possibly none yet."""
+        """The text that ``token`` adds; "" while its character is incomplete."""
         self._held.append(token)
         self.num_tokens += 1
         return self._release(at_least=_MAX_HELD_TOKENS)
 
     def flush(self) -> str:
-        """The text that is still held back, half characters replaced, at the end of an answer."""
+        """At the end of an answer: the text that is still held back, with U+FFFD for incomplete characters."""
         return self._release(at_least=0) if self._held else ""
 
     def _release(self, at_least: int) -> str:
@@ -69,14 +73,15 @@ class Detokenizer:
     # ---- stop strings
 
     def find_stop(self, piece: str, stops: tuple[str, ...], *, may_stop: bool = True) -> str | None:
-        """The stop string that ``piece``, the newest text, has completed; the text is cut before it.
+        """The stop string that ``piece``, the newest text, completes, if any; the text is cut before it.
 
-        Of several the one that begins first. may_stop: False looks for none, but remembers where one may have begun.
+        Of several, the one that begins first. may_stop: if False, none is returned, but one that has begun may be
+        completed later.
         """
         window = self._tail + piece
-        found = [(start, stop) for stop in stops if (start := window.find(stop)) >= 0] if may_stop else []
-        if found:
-            start, stop = min(found)
+        matches = [(start, stop) for stop in stops if (start := window.find(stop)) >= 0] if may_stop else []
+        if matches:
+            start, stop = min(matches)
             text = self.text
             self._pieces = [text[: len(text) - len(window) + start]]
             self._held = []
@@ -86,7 +91,7 @@ class Detokenizer:
 
 
 def answer_text(tokenizer: Any, prompt_token_ids: list[int], token_ids: list[int]) -> str:
-    """The text of a whole answer at once; what a :class:`Detokenizer` gives piece by piece."""
+    """The text of a whole answer at once: what a :class:`Detokenizer` returns piece by piece."""
     context = list(prompt_token_ids[-_NUM_CONTEXT_TOKENS:])
     before = tokenizer.decode(context, skip_special_tokens=True)
     after: str = tokenizer.decode(context + token_ids, skip_special_tokens=True)
@@ -94,7 +99,7 @@ def answer_text(tokenizer: Any, prompt_token_ids: list[int], token_ids: list[int
 
 
 def _common_length(before: str, after: str) -> int:
-    """How much of ``after`` was there before: all of it, but for half a character that has now become whole."""
+    """Length of the common prefix: all of ``before``, unless it ended in a character that ``after`` completes."""
     if after.startswith(before):
         return len(before)
     shorter = min(len(before), len(after))

@@ -1,4 +1,4 @@
-"""What the engine hands back. No torch."""
+"""What the engine returns: new tokens per step, and finished requests. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvplan_engine.requests.request import Sequence
 
 @dataclass(slots=True, eq=False)
 class StepOutput:
-    """New tokens of one sequence in one step. Not frozen: so many are made, and it takes a third of the time."""
+    """New tokens of one sequence in one step. Not frozen: creating one then takes a third of the time."""
 
     sequence: Sequence
     new_token_ids: list[int]
@@ -32,9 +32,10 @@ class StepOutput:
 
 
 class PlainOutputs(abc.Sequence[StepOutput]):
-    """The outputs of a step with one token each: row i is ``token_ids[i]`` for ``sequences[i]``.
+    """The outputs of a step with one token each: ``token_ids[i]`` is for ``sequences[i]``.
 
-    reasons: why, by row, for those that ended. Made when they are looked at, because a batch run to its end never does.
+    reasons: the finish reason, by row, of those that ended. Outputs are created when they are accessed: an offline
+    batch never looks at them.
     """
 
     def __init__(self, sequences: list[Sequence], token_ids: list[int], reasons: dict[int, str]) -> None:
@@ -66,8 +67,8 @@ class PlainOutputs(abc.Sequence[StepOutput]):
 class CompletionOutput:
     """One answer.
 
-    logprobs: per token, the alternatives' natural log-probabilities by token id (where asked for), of the model's raw
-    logits. stop_reason: the stop string or stop token it ended with; None at the model's own end token.
+    logprobs: if requested, for each token the natural log-probabilities of its alternatives by token id, from the
+    model's raw logits. stop_reason: the stop string or stop token that ended it; None for the model's own end token.
     """
 
     index: int

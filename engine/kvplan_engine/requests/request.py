@@ -29,25 +29,26 @@ class Request:
         self.arrival_seconds = time.perf_counter()
         self.num_cached_tokens = 0
         self.stop_ids: frozenset[int] = frozenset()  # the tokens that end it
+        # each of its tokens is looked at by itself: for log-probabilities or stop strings
         self.needs_token_details = params.logprobs is not None or bool(params.stop_strings)
         self.sequences: list[Sequence] = []
         self.beams: BeamGroup[Sequence] | None = None  # the sequences are beams of a search
 
     @property
     def is_plainly_greedy(self) -> bool:
-        """Whether its tokens are the likeliest ones, and nothing else is asked for."""
+        """Whether its tokens are simply the likeliest ones, and nothing else is requested."""
         params = self.params
         is_plain = self.beams is None and params.logprobs is None and not params.changes_logits
         return is_plain and params.is_greedy and not params.min_tokens
 
     @property
     def needs_values(self) -> bool:
-        """Whether a step of it cannot start before the tokens of the step before are known."""
+        """Whether its next step cannot start before the tokens of the last one are known."""
         return self.beams is not None or self.params.has_penalties or self.needs_token_details
 
     @property
     def num_pending_forks(self) -> int:
-        """Samples that do not run yet because the prompt they share is still being computed."""
+        """Samples that do not run yet, because the prompt they share is still being computed."""
         return 0 if self.beams is not None else self.params.n - len(self.sequences)
 
     @property
@@ -57,9 +58,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduledSequence:
-    """``num_new_tokens`` tokens of ``sequence`` from its ``num_computed_tokens`` on are computed in a step.
+    """In a step, ``num_new_tokens`` tokens of ``sequence`` are computed, from its ``num_computed_tokens`` on.
 
-    needs_sampling: the step reaches the sequence's last known token, so that its successor can be chosen.
+    needs_sampling: the step reaches the sequence's last token, so its successor can be chosen.
     """
 
     sequence: Sequence
@@ -71,7 +72,7 @@ _sequence_numbers = count()
 
 
 class StepClock:
-    """Counts steps for the sequences that follow it: each tick is one more token, computed and known of.
+    """Counts steps for the sequences that follow it: each tick is one more token and one more computed token.
 
     token_seconds: when those sequences last got a token.
     """
@@ -93,11 +94,11 @@ class Sequence:
         num_computed_tokens                    ^ 10   KV of the first 10 is in the pool; the last token has none yet,
                                                       its KV is written in the step that predicts its successor
     There is no prefill and no decode phase: a step computes the next ``num_tokens - num_computed_tokens`` tokens, or
-    as many of them as the token budget leaves.
+    as many of them as the token budget allows.
 
     ``token_ids`` are the tokens whose values are known; ``num_tokens`` also counts those on their way, which a step
-    that has been started will choose. What a step computes follows from counts, not from values. A sequence that
-    decodes follows a clock: each tick adds one to both counts.
+    that has already started will choose. What a step computes follows from counts, not values. A decoding sequence
+    follows a clock: each tick adds one to both counts.
     """
 
     __slots__ = (
@@ -133,22 +134,22 @@ class Sequence:
         self.index = index
         self.token_ids = token_ids
         self._clock = STOPPED_CLOCK
-        self._num_tokens = len(token_ids)  # both when the clock started
+        self._num_tokens = len(token_ids)  # this and the next: when the clock stood at 0
         self._num_computed = 0
-        self.row = -1  # among the decoding sequences, or -1
+        self.row = -1  # among the decoding sequences; -1 if it is not one of them
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.max_num_tokens = sys.maxsize  # the length at which it ends
         self.table = table
         self.has_shared_tail = False
         self.block_hashes: list[BlockHash] = []
         self.num_registered_blocks = 0
-        self.last_token_seconds: float | None = None  # since it last started or resumed to run
-        self.swap_slots: list[int] = []  # where its KV is while it is swapped out
-        self.high_water_tokens = 0  # what was computed before a preemption: computing it again is recomputation
+        self.last_token_seconds: float | None = None  # None: no token since it last started or resumed
+        self.swap_slots: list[int] = []  # the host slots of its KV while it is swapped out
+        self.high_water_tokens = 0  # computed before a preemption: up to here it is recomputation
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.stop_match: str | int | None = None  # the stop string or the stop token it ended with
-        # made by whoever needs them, from the tokens alone; a fork makes its own
+        # created when needed, from the tokens alone, so a fork creates its own
         self.detokenizer: Detokenizer | None = None
         self.token_counts: TokenCounts | None = None
         self.cumulative_logprob = 0.0
@@ -171,7 +172,7 @@ class Sequence:
         self._num_computed = number - self._clock.ticks
 
     def follow(self, clock: StepClock) -> None:
-        """Let ``clock`` move the counts from now on."""
+        """Let ``clock`` advance the counts from now on."""
         passed = self._clock.ticks - clock.ticks
         self._clock = clock
         self._num_tokens += passed
@@ -179,7 +180,7 @@ class Sequence:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens that a started step will choose: they are counted, their values are not known yet."""
+        """Tokens that a started step will choose: counted, but with values not known yet."""
         return self.num_tokens - len(self.token_ids)
 
     @property
@@ -189,11 +190,11 @@ class Sequence:
 
     @property
     def num_drawn_tokens(self) -> int:
-        """Generated tokens before the one that is chosen now, known or not."""
+        """Generated tokens before the one that is being chosen, known or not."""
         return self.num_tokens - self.num_prompt_tokens - (1 if self.num_pending_tokens else 0)
 
     def append_token(self, token_id: int) -> None:
-        """A token that no step has announced: a search decides what its beams go on with."""
+        """Append a token that no step has counted: a search chooses how its beams continue."""
         self.token_ids.append(token_id)
         self.num_tokens += 1
 
@@ -202,7 +203,7 @@ class Sequence:
         return self.token_ids[self.num_prompt_tokens :]
 
     def fork(self, index: int) -> Sequence:
-        """A sibling with the same tokens and, by reference, the same blocks."""
+        """A sibling with the same tokens and references to the same blocks."""
         child = Sequence(self.request, index, list(self.token_ids), self.table.fork())
         child.num_tokens = self.num_tokens
         child.max_num_tokens = self.max_num_tokens

@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen. Names and defaults are vLLM's. No torch here."""
+"""How a request's tokens are chosen. Names and defaults are vLLM's. No torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kvplan_engine.errors import EngineError
 class SamplingParams:
     """One request's sampling settings. ``temperature=0`` is greedy.
 
-    n: parallel samples of one prompt. top_k=0 (or -1) and top_p=1.0 keep the whole vocabulary.
-    min_p: drop tokens less likely than ``min_p`` times the likeliest. seed: makes this request's tokens
-    the same whatever else is in the batch. logprobs: how many alternatives to report per token.
-    Penalties are OpenAI's (presence, frequency: over generated tokens) and Hugging Face's (repetition: over prompt
-    and generated tokens). EngineError when a value is out of range.
+    n: parallel samples of one prompt. top_k=0 (or -1) and top_p=1.0 keep the whole vocabulary. min_p: drop tokens less
+    likely than ``min_p`` times the likeliest. seed: makes this request's tokens independent of what else is in the
+    batch. logprobs: how many alternatives to report per token. Penalties are OpenAI's (presence and frequency, over
+    generated tokens) and Hugging Face's (repetition, over prompt and generated tokens).
+    EngineError when a value is out of range.
     """
 
     n: int = 1
@@ -81,7 +81,7 @@ class SamplingParams:
         return self.has_penalties or bool(self.logit_bias)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """EngineError when a token that is named here is none of the model's, or more are asked for than there are."""
+        """EngineError when a token named here is outside the vocabulary, or logprobs exceeds its size."""
         for name, token_ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
             for token in token_ids:
                 if not 0 <= token < vocab_size:

@@ -1,4 +1,4 @@
-"""What a step saw: the numbers that a server's metrics and a sweep's rows are made of. No torch."""
+"""Counts and times of a step: the source of a server's metrics and of a sweep's rows. No torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class StepStats:
-    """One step. Block and token counts are taken when the step's tokens are in, before finished sequences leave.
+    """One step. Blocks and tokens are counted once the step has been started, before finished sequences leave.
 
     num_used_tokens: token slots of used blocks that hold KV; the other slots are internal fragmentation.
-    num_swaps: those of the num_preemptions that went to host memory.
-    longest_stall_seconds: the longest that a sequence which got a token in this step had waited since its last one;
-    sequences that were preempted meanwhile do not count.
+    num_swaps: preemptions, among num_preemptions, that swapped to host memory.
+    longest_stall_seconds: of the sequences that got a token in this step, the longest time since the last one; those
+    preempted in between do not count.
     num_preemptions, num_swaps, recomputed_tokens, num_blocked_admissions: since the pool was made.
     """
 

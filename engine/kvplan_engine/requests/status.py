@@ -1,4 +1,4 @@
-"""Where a sequence stands, and why it ended."""
+"""The state of a sequence, and why it ended. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class SequenceStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     SWAPPED = "swapped"  # preempted, its KV in host memory
-    PARKED = "parked"  # a beam without blocks and with nothing to compute, until its siblings have caught up
+    PARKED = "parked"  # a beam without blocks that waits, with nothing to compute, until its siblings have reported
     FINISHED = "finished"
 
 

@@ -1,8 +1,8 @@
-"""What one step does: which sequences compute which tokens, and which blocks change place before. No torch.
+"""What one step does: which sequences compute which tokens, and which blocks are copied before. No torch.
 
-A plan is made from counts alone, so it can be made before the tokens of the step before are known. Where a sequence's
-last token is still on its way (``num_pending_tokens`` is 1 when the plan is made), its value is what the step before
-chose: row i of ``decodes`` reads what row i of the ``sampled`` of that step got, except for ``fresh_rows``.
+A plan is made from counts alone, so it can be made before the tokens of the last step are known. Where a sequence's
+last token is still on its way (``num_pending_tokens`` is 1 when the plan is made), its value is what that step chose:
+row i of ``decodes`` reads what row i of that step's ``sampled`` got, except for ``fresh_rows``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class StepPlan:
     """A step's sequences in the order of the batch's rows: first ``decodes``, then ``chunks``.
 
     decodes: sequences that compute their last token and get another. known: their lists of tokens, by row.
-    fresh_rows: rows of ``decodes`` that held something else in the plan before; all others hold the same sequence as
-    there, one token further. grown_rows, grown_blocks: rows of ``decodes`` whose table has got a block, and these.
-    chunks: everything else: pieces of prompts, and any sequence whose tokens are counted one by one.
-    transfers: carried out in this order before the step writes.
+    fresh_rows: rows of ``decodes`` that held a different sequence in the last plan; all others hold the same one,
+    advanced by a token. grown_rows, grown_blocks: rows of ``decodes`` whose table has got a block, and these blocks.
+    chunks: everything else: pieces of prompts, and sequences that do not decode in a row. transfers: carried out in
+    this order before the step writes.
 
-    From ``Scheduler.commit`` on, which adds the samples that fork from a completed prompt:
-    sampled: the sequences that get a token. logits_rows: which row of the logits each of them draws from; None when
+    Filled in by ``Scheduler.commit``, which also forks the samples of completed prompts:
+    sampled: the sequences that get a token. logits_rows: the row of the logits that each of them draws from; None if
     it is their own. ending: the rows of ``sampled`` whose token is their last, by length. stop_ids: the tokens that
     may end one of them. needs_token_details: some report log-probabilities or look for stop strings. is_plainly_greedy:
     all of them get their likeliest token and nothing else.
@@ -48,7 +48,7 @@ class StepPlan:
 
     @property
     def scheduled(self) -> list[ScheduledSequence]:
-        """All rows of the batch, made anew in every call."""
+        """All rows of the batch, created anew in every call."""
         return [ScheduledSequence(sequence, 1, True) for sequence in self.decodes] + self.chunks
 
     @property
@@ -56,7 +56,7 @@ class StepPlan:
         return len(self.decodes) + len(self.chunks)
 
     def add(self, sequence: Sequence, num_new_tokens: int) -> None:
-        """One more chunk, behind the others."""
+        """Append a chunk."""
         reaches_end = sequence.num_computed_tokens + num_new_tokens == sequence.num_tokens
         self.chunks.append(ScheduledSequence(sequence, num_new_tokens, reaches_end))
         self.num_tokens += num_new_tokens

@@ -1,4 +1,4 @@
-"""When a sequence ends: end-of-sequence token, stop tokens, stop strings, length."""
+"""When a sequence ends: end-of-sequence token, stop tokens, stop strings, length. No torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StopChecker:
         return end_tokens.union(params.stop_token_ids) if params.stop_token_ids else end_tokens
 
     def check(self, sequence: Sequence, max_model_len: int) -> FinishReason | None:
-        """Why ``sequence`` ends with its last token, or None."""
+        """Why ``sequence`` ends with its last token; None if it does not."""
         params = sequence.request.params
         num_output = len(sequence.token_ids) - sequence.num_prompt_tokens
         may_stop = num_output >= params.min_tokens
@@ -38,7 +38,7 @@ class StopChecker:
         if may_stop and token in self.stop_ids(params):
             sequence.stop_match = token if token in params.stop_token_ids else None
             return FinishReason.STOP
-        # a stop token may be drawn, and so a stop string completed, as the first token beyond min_tokens
+        # a stop token may first be drawn, and so a stop string first be completed, after min_tokens tokens
         if params.stop is not None and self._completes_stop_string(sequence, num_output > params.min_tokens):
             return FinishReason.STOP
         if num_output >= params.max_tokens or len(sequence.token_ids) >= max_model_len:

@@ -1,0 +1,6 @@
+"""Logits to tokens. The model runner and the step loop call the sampler; sampling parameters are in ``requests``.
+
+sampler      greedy and random tokens, log-probabilities, seeds
+logits       minimum length, bias and penalties, applied to a row of logits
+truncation   min-p, top-k and top-p
+"""

@@ -1,4 +1,4 @@
-"""What a request does to the logits before a token is chosen: tokens that may not come yet, bias, penalties."""
+"""Changes to a row of logits before a token is chosen: excluded stop tokens, bias, penalties."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def adjusts_logits(sequence: Sequence, stop_ids: frozenset[int]) -> bool:
 
 
 def adjust_logits(row: torch.Tensor, sequence: Sequence, stop_ids: frozenset[int]) -> None:
-    """Apply the request's bias and penalties to ``row`` [vocab_size] float32, in place.
+    """Apply the request's minimum length, bias and penalties to ``row`` [vocab_size] float32, in place.
 
-    Order as in vLLM: minimum length, bias, then penalties. Repetition penalty over prompt and answer: positive logits
-    divided, negative multiplied (Keskar et al., CTRL, 2019). Frequency and presence penalties over the answer alone:
-    subtracted (OpenAI's API).
+    Order as in vLLM: minimum length, bias, then penalties. The repetition penalty, over prompt and answer, divides
+    positive logits and multiplies negative ones (Keskar et al., CTRL, 2019). Frequency and presence penalties, over the
+    answer alone, are subtracted (OpenAI's API).
     """
     params = sequence.request.params
     if stop_ids and sequence.num_drawn_tokens < params.min_tokens:

@@ -1,8 +1,8 @@
-"""Logits to tokens. Rows are worked on a few at a time, in memory that was set aside for it.
+"""Logits to tokens, a few rows at a time, in memory allocated beforehand.
 
-Order of the steps, as in vLLM: log-probabilities of the raw logits (where asked for), minimum length and bias,
-penalties, temperature, min-p, top-k, top-p, draw. A draw is a function of (seed, sample, position) and the logits, so
-a request with a seed gets the same tokens whatever else runs, and again after a preemption.
+Order of the steps, as in vLLM: log-probabilities of the raw logits (if requested), minimum length and bias, penalties,
+temperature, min-p, top-k, top-p, draw. A draw is a function of (seed, sample, position) and the logits, so a request
+with a seed gets the same tokens whatever else runs, and again after a preemption.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A chosen token. logprob and top_logprobs (token id -> natural log-probability) only where asked for."""
+    """A chosen token. logprob and top_logprobs (token id -> natural log-probability): if requested."""
 
     token_id: int
     logprob: float | None = None
@@ -41,7 +41,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The tokens of a step, by row of ``plan.sampled``. array: the same as int64. details: where asked for."""
+    """The tokens of a step, by row of ``plan.sampled``. array: the same, int64. details: see SampledToken."""
 
     token_ids: list[int]
     array: np.ndarray
@@ -49,7 +49,7 @@ class SampledTokens:
 
 
 class Sampler:
-    """Chooses tokens for a step. ``memory``: the workspace's sampler buffer, uint8."""
+    """Chooses tokens for a step. memory: the workspace's sampler buffer, uint8: six float32 matrices of a few rows."""
 
     def __init__(self, memory: torch.Tensor, vocab_size: int, ops: Ops, *, engine_seed: int) -> None:
         self._ops = ops
@@ -63,7 +63,7 @@ class Sampler:
         self._logits, self._raw_logprobs, self._probabilities, self._ranked, self._cumulative, self._noise = matrices
 
     def sample(self, logits: torch.Tensor, draws: list[Draw], stop_ids: list[frozenset[int]]) -> list[SampledToken]:
-        """A token for each draw from logits [rows, vocab_size]; ``stop_ids[i]`` may not be drawn before min_tokens."""
+        """A token for each draw from logits [rows, vocab_size]; ``stop_ids[i]`` are excluded before min_tokens."""
         if all(_is_plain_greedy(draw.sequence, stops) for draw, stops in zip(draws, stop_ids, strict=True)):
             tokens = self.likeliest(logits).tolist()
             return [SampledToken(tokens[draw.row]) for draw in draws]
@@ -113,7 +113,7 @@ class Sampler:
         return sampled
 
     def _load(self, logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
-        """The draws' rows in float32, ours to change."""
+        """The draws' rows, copied to float32."""
         rows, first = self._logits[: len(draws)], draws[0].row
         if all(draw.row == first + index for index, draw in enumerate(draws)):
             return rows.copy_(logits[first : first + len(draws)])
@@ -125,41 +125,41 @@ class Sampler:
 
     def _draw_tokens(self, rows: torch.Tensor, sequences: list[Sequence]) -> list[int]:
         params = [sequence.request.params for sequence in sequences]
-        greedy = [index for index, wanted in enumerate(params) if wanted.is_greedy]
+        greedy = [index for index, own in enumerate(params) if own.is_greedy]
         best = dict(zip(greedy, rows[greedy].argmax(dim=-1).tolist(), strict=True)) if greedy else {}
-        temperatures = [[1.0 if wanted.is_greedy else wanted.temperature] for wanted in params]
+        temperatures = [[1.0 if own.is_greedy else own.temperature] for own in params]
         if any(temperature != 1.0 for (temperature,) in temperatures):
             rows.div_(torch.tensor(temperatures, device=rows.device))
         probabilities = torch.softmax(rows, dim=-1, out=self._probabilities[: len(sequences)])
-        for index, wanted in enumerate(params):
-            if index not in best and truncates(wanted):
-                truncate_row(probabilities[index], wanted, self._ranked[index], self._cumulative[index])
-        unseeded = any(wanted.seed is None and index not in best for index, wanted in enumerate(params))
+        for index, own in enumerate(params):
+            if index not in best and truncates(own):
+                truncate_row(probabilities[index], own, self._ranked[index], self._cumulative[index])
+        unseeded = any(own.seed is None and index not in best for index, own in enumerate(params))
         tokens = self._by_inversion(probabilities, sequences) if unseeded else [0] * len(sequences)
-        for index, wanted in enumerate(params):
+        for index, own in enumerate(params):
             if index in best:
                 tokens[index] = best[index]
-            elif wanted.seed is not None:
+            elif own.seed is not None:
                 tokens[index] = self._by_race(index, sequences[index])
         return tokens
 
     def _by_inversion(self, probabilities: torch.Tensor, sequences: list[Sequence]) -> list[int]:
-        """The tokens at which the cumulative probabilities pass a uniform number: the cheapest way."""
+        """Draw by inversion, the cheapest way: where the cumulative probability passes a uniform number."""
         cumulative = torch.cumsum(probabilities, dim=-1, out=self._cumulative[: len(sequences)])
         numbers = [[self._random_bits(sequence) * 2.0**-64] for sequence in sequences]
         points = torch.tensor(numbers, device=cumulative.device) * cumulative[:, -1:]
         # right=True: a token with no probability is never hit, not even by a draw of exactly 0
         tokens: list[int] = torch.searchsorted(cumulative, points, right=True).squeeze(-1).tolist()
         for index, token in enumerate(tokens):
-            if token >= probabilities.shape[-1]:  # rounding put the point on the very end
+            if token >= probabilities.shape[-1]:  # rounding put the point at the very end
                 tokens[index] = int(probabilities[index].nonzero()[-1])
         return tokens
 
     def _by_race(self, index: int, sequence: Sequence) -> int:
-        """The token that comes first when each arrives after an exponential time with its probability as the rate.
+        """Draw by an exponential race: each token arrives after an exponential time with its probability as the rate.
 
-        Ten times the work of an inversion, but logits that differ in their last bits, as they do with the size of a
-        batch, practically never change the winner; with an inversion they shift the borders of all tokens.
+        Ten times the work of an inversion. But when logits differ in their last bits, as they do between batch sizes,
+        the winner practically never changes, whereas an inversion shifts the borders of all tokens.
         """
         generator = np.random.Generator(np.random.SFC64(self._random_bits(sequence)))
         noise = self._noise[index]
@@ -171,7 +171,7 @@ class Sampler:
         return int(arrivals.argmax())
 
     def _random_bits(self, sequence: Sequence) -> int:
-        """64 bits from the request's seed (or the engine's and the sequence) and the position."""
+        """64 bits from the position and the request's seed, or else the engine's seed and the sequence's number."""
         seed = sequence.request.params.seed
         origin = (
             ("request", seed, sequence.index) if seed is not None else ("engine", self._engine_seed, sequence.number)

@@ -1,7 +1,7 @@
-"""Which tokens may be drawn at all: min-p, top-k and top-p, each as the least probability that a token must have.
+"""Which tokens may be drawn: min-p, top-k and top-p, each as the smallest probability that a token must have.
 
-Tokens as likely as the last one kept are kept too. So the result does not depend on how a sort orders equals, which
-would make a draw depend on what else is in the batch.
+Tokens as likely as the last one kept are kept too. So the result does not depend on how a sort orders ties, which would
+make a draw depend on what else is in the batch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 from kvplan_engine.requests.sampling_params import SamplingParams
 
-# Most nuclei lie within the likeliest few; finding these takes a third of the time that sorting a vocabulary takes.
+# Most top-p nuclei lie within the likeliest few; finding these takes a third of the time of sorting a vocabulary.
 _NUM_LIKELIEST = 256
 
 
@@ -22,9 +22,9 @@ def truncates(params: SamplingParams) -> bool:
 def truncate_row(
     probabilities: torch.Tensor, params: SamplingParams, ranked: torch.Tensor, cumulative: torch.Tensor
 ) -> None:
-    """Zero what min-p, then top-k, then top-p drop from ``probabilities`` [vocab_size], in place, in that order.
+    """Zero in ``probabilities`` [vocab_size], in place, what min-p, then top-k, then top-p drop.
 
-    top-p is a share of what min-p and top-k have left. ranked, cumulative [vocab_size] float32: memory to work in.
+    top-p is a share of what min-p and top-k have left. ranked, cumulative: [vocab_size] float32, scratch memory.
     """
     if params.min_p > 0:
         _drop_below(probabilities, params.min_p * float(probabilities.max()))
@@ -44,14 +44,14 @@ def _drop_below(probabilities: torch.Tensor, threshold: float) -> None:
 
 
 def _among_likeliest(probabilities: torch.Tensor, params: SamplingParams, total: float) -> float | None:
-    """The probability of the last of the fewest tokens whose share reaches ``top_p``; None where that takes more."""
+    """The least probability among the fewest tokens that reach top-p; None if the likeliest few do not reach it."""
     likeliest = probabilities.topk(min(max(_NUM_LIKELIEST, params.top_k), probabilities.numel())).values
     position = int(torch.searchsorted(likeliest.cumsum(-1), params.top_p * total))
     return float(likeliest[position]) if position < likeliest.numel() else None
 
 
 def _among_all(probabilities: torch.Tensor, dropped: float, ranked: torch.Tensor, cumulative: torch.Tensor) -> float:
-    """The same from the other end: the first token behind the unlikeliest ones that share ``dropped`` among them."""
+    """The same from the other end: the first token after the least likely ones, which together have ``dropped``."""
     if ranked.device.type == "cpu":  # NumPy sorts with vector instructions and no indices: 15 times torch's speed
         ranked.copy_(probabilities)
         ranked.numpy().sort()

@@ -25,7 +25,7 @@ CPU_OVERHEAD_BYTES = 128 * MIB
 CUDA_OVERHEAD_BYTES = 640 * MIB
 SAMPLER_ROWS = 16
 SAMPLER_BYTES_PER_LOGIT = 24
-"""Per logit of a row being sampled: float32 copy, sorted values and int64 indices, softmax, cumulative sum."""
+"""Per logit of a sampled row, six float32: logits, log-probabilities, probabilities, sorted, cumulative sum, noise."""
 _ALIGNMENT = 64
 
 

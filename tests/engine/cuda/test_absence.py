@@ -61,11 +61,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 @pytest.mark.parametrize(
     ("built_for", "driver", "gpu", "words"),
     [
-        (None, None, None, "there is no CUDA device here"),
+        (None, None, None, "no CUDA device found"),
         (None, "13.0", "NVIDIA L4", r"a GPU \(NVIDIA L4\), but the installed torch .* is built without CUDA"),
-        ("12.8", None, None, "no NVIDIA driver here"),
-        ("13.0", "12.4", "NVIDIA L4", r"driver serves CUDA 12\.4, too old for the installed torch, .* for 13\.0"),
-        ("12.8", "12.4", "NVIDIA L4", r"torch finds no CUDA device \(NVIDIA L4 is there\)"),
+        ("12.8", None, None, "no NVIDIA driver found"),
+        ("13.0", "12.4", "NVIDIA L4", r"driver supports CUDA 12\.4, too old for the installed torch, .* for 13\.0"),
+        ("12.8", "12.4", "NVIDIA L4", "torch finds no CUDA device, although NVIDIA L4 is present"),
     ],
     ids=["no GPU", "CPU torch beside a GPU", "no driver", "old driver", "driver of the same CUDA"],
 )
@@ -135,7 +135,7 @@ def test_a_machine_without_a_gpu_is_no_reason_to_warn(machine: Machine, caplog: 
     machine.says(available=False, built_for=None, driver=None, gpu=None)
     with caplog.at_level(logging.INFO, "kvplan_engine"):
         open_device("auto", 64 * 1024**2)
-    assert "device auto takes the CPU: there is no CUDA device here" in caplog.text
+    assert "device auto takes the CPU: no CUDA device found" in caplog.text
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
