@@ -23,6 +23,7 @@ from kvplan.catalog.measured import FOLDER, SCHEMA, HeldOutError
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.step_time import SPEED_UNITS, Speed
 from kvplan.paths import user_profiles_dir
+from kvplan.runs.files import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +166,11 @@ def default_profile_path(calibration: Calibration) -> Path:
 
 
 def write_profile(calibration: Calibration, path: Path) -> None:
-    """Write the profile whole or not at all. KvplanError where the folder cannot be written."""
-    text = json.dumps(profile_document(calibration), indent=2, ensure_ascii=False) + "\n"
-    temporary = path.with_name(f".{path.name}.part")
+    """Write the profile, and its folder if that is missing. KvplanError if either cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
     except OSError as error:
         raise KvplanError(
-            f"{path} cannot be written: {error.strerror}.", hint="name another file with --out"
+            f"The directory {path.parent} cannot be created: {error.strerror}.", hint="choose another --out"
         ) from error
+    write_whole(path, json.dumps(profile_document(calibration), indent=2, ensure_ascii=False) + "\n")

@@ -1,4 +1,4 @@
-"""``kvplan report``: a sweep's directory as page, tables or pictures; two directories compared."""
+"""``kvplan report``: a sweep as a page, tables or plots, or two sweeps compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 
 class ReportFormat(str, Enum):
-    """What ``--format`` takes."""
+    """Values of ``--format``."""
 
     html = "html"
     md = "md"
@@ -21,26 +21,27 @@ class ReportFormat(str, Enum):
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a sweep.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a sweep.")],
     other: Annotated[
-        Path | None, typer.Argument(metavar="DIR2", help="A second one to compare with the first.")
+        Path | None, typer.Argument(metavar="DIR2", help="Second directory, to compare with the first.")
     ] = None,
     output_format: Annotated[
-        ReportFormat, typer.Option("--format", help="Page, Markdown, table, document or pictures.")
+        ReportFormat, typer.Option("--format", help="HTML page, Markdown, CSV, JSON, or plots as PNG files.")
     ] = ReportFormat.html,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="A file, or for png a directory. Default: DIR for html and png, stdout for the others; - is stdout.",
+            help="File to write, or directory for png; - is stdout. Default: DIR for html and png, else stdout.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Draw tables, plots and a page from a sweep's directory, or compare two.
+    """Make an HTML page, tables or plots of a sweep, or compare two sweeps.
 
-    Paths of files that were written, or the text itself, go to stdout.
+    Prints the paths of the files it wrote, or the text itself.
     """
-    from kvplan.reports.writing import report_text, write_file, write_png_files
+    from kvplan.reports.writing import report_text, write_png_files
+    from kvplan.runs.files import write_whole
 
     if output_format is ReportFormat.png:
         for path in write_png_files(directory, other, _png_directory(directory, out)):
@@ -55,12 +56,13 @@ def report(
     if target is None or str(target) == "-":
         sys.stdout.write(made.text)
     else:
-        print(write_file(target, made.text.encode()))
+        write_whole(target, made.text)
+        print(target)
 
 
 def _png_directory(directory: Path, out: Path | None) -> Path:
     from kvplan.errors import UsageError
 
     if out is not None and str(out) == "-":
-        raise UsageError("Several pictures cannot go to stdout.", hint="give --out a directory")
+        raise UsageError("PNG files cannot be written to stdout.", hint="give --out a directory")
     return out or directory

@@ -1,9 +1,8 @@
-"""Reports onto disk: each file whole or not at all."""
+"""Reports as files and as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from kvplan.reports.html.comparison_page import comparison_page
 from kvplan.reports.html.page import report_page
 from kvplan.reports.pictures import Picture, draw_comparison, draw_pictures
 from kvplan.reports.tables import comparison_markdown, csv_text, frame_csv, json_document, json_text, markdown_text
+from kvplan.runs.files import write_whole
 from kvplan.runs.reader import Run, load_run
 
 PAGE_FILE: Final = "report.html"
@@ -30,10 +30,11 @@ class ReportText:
 
 
 def write_all(directory: Path) -> list[Path]:
-    """Pictures and page of a run, into its own directory."""
+    """Pictures and page of a run, in its own directory. KvplanError if it cannot be read or written."""
     run = load_run(directory)
     pictures = draw_pictures(run)
-    page = write_file(directory / PAGE_FILE, report_page(run, pictures).encode())
+    page = directory / PAGE_FILE
+    write_whole(page, report_page(run, pictures))
     return [*write_pictures(pictures, directory), page]
 
 
@@ -72,9 +73,12 @@ def _comparison_text(comparison: Comparison, kind: str) -> str:
 
 
 def write_pictures(pictures: Sequence[Picture], directory: Path) -> list[Path]:
-    """One ``<name>.png`` per picture."""
+    """One ``<name>.png`` per picture. KvplanError if a file cannot be written."""
     make_directory(directory)
-    return [write_file(directory / f"{picture.name}.png", picture.png) for picture in pictures]
+    paths = [directory / f"{picture.name}.png" for picture in pictures]
+    for path, picture in zip(paths, pictures, strict=True):
+        write_whole(path, picture.png)
+    return paths
 
 
 def make_directory(directory: Path) -> None:
@@ -83,16 +87,3 @@ def make_directory(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise KvplanError(f"'{directory}' cannot be created: {error.strerror}.", hint="choose another --out") from error
-
-
-def write_file(path: Path, content: bytes) -> Path:
-    """Write next to the target and rename over it, so that no reader sees half a file. KvplanError if it fails."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise KvplanError(f"'{path}' cannot be written: {error.strerror}.", hint="choose another --out") from error
-    return path

@@ -58,7 +58,7 @@ def test_the_page_goes_beside_the_rows(tmp_path, capsys):
     assert main(["report", str(directory)]) == 0
     assert capsys.readouterr().out == f"{directory / 'report.html'}\n"
     assert (directory / "report.html").read_text().startswith("<!doctype html>")
-    assert not list(directory.glob(".*.partial"))
+    assert not list(directory.glob(".*.tmp"))
 
 
 def test_pictures_go_where_out_says(tmp_path, capsys):
@@ -85,9 +85,9 @@ def test_a_torn_line_is_a_note_on_stderr(tmp_path, capsys):
         (["{tmp}/nowhere"], 1, "There is no directory"),
         (["{tmp}/empty"], 1, "holds no finished trial"),
         (["{tmp}/run", "{tmp}/nowhere"], 1, "There is no directory"),
-        (["{tmp}/run", "--format", "csv", "--out", "{tmp}/run/trials.jsonl/x"], 1, "cannot be written"),
+        (["{tmp}/run", "--format", "csv", "--out", "{tmp}/run/trials.jsonl/x"], 1, "could not be written"),
         (["{tmp}/run", "--format", "png", "--out", "{tmp}/run/trials.jsonl"], 1, "cannot be created"),
-        (["{tmp}/run", "--format", "png", "--out", "-"], 2, "cannot go to stdout"),
+        (["{tmp}/run", "--format", "png", "--out", "-"], 2, "cannot be written to stdout"),
         (["{tmp}/run", "--format", "pdf"], 2, "pdf"),
         ([], 2, "DIR"),
     ],

@@ -1,1 +1,10 @@
-"""The page: one file that needs nothing else, read on a phone, a screen or paper."""
+"""The HTML pages: one self-contained file, for a phone, a screen or paper.
+
+page.py             report.html: what its template is given
+comparison_page.py  comparison.html, likewise
+tables.py           the cells of the tables
+rendering.py        the Jinja2 environment: escaping, filters
+templates/          the markup (report, comparison, document around both, macros), style.css and script.js
+
+``kvplan.reports.writing`` calls ``report_page`` and ``comparison_page``.
+"""
