@@ -25,13 +25,9 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.on_evict: Callable[[int, BlockHash], None] | None = None  # called with a cached block and its hash
-        self.reset()
-
-    def reset(self) -> None:
-        """Everything free, nothing cached."""
-        self._reference_counts = [0] * self.num_blocks
-        self._generations = [0] * self.num_blocks
-        self._free_uncached: dict[int, None] = dict.fromkeys(reversed(range(self.num_blocks)))  # taken from its end
+        self._reference_counts = [0] * num_blocks
+        self._generations = [0] * num_blocks
+        self._free_uncached: dict[int, None] = dict.fromkeys(reversed(range(num_blocks)))  # taken from its end
         self._free_cached: OrderedDict[int, None] = OrderedDict()  # taken from its beginning
         self._hash_of_block: dict[int, BlockHash] = {}
         self._block_of_hash: dict[BlockHash, int] = {}

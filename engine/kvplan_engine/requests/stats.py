@@ -31,9 +31,3 @@ class StepStats:
     num_blocked_admissions: int = 0
     step_seconds: float = 0.0
     longest_stall_seconds: float = 0.0
-
-    @property
-    def kv_cache_usage_perc(self) -> float:
-        """Share of the pool's blocks in use, 0 to 1 (vLLM's name for it)."""
-        total = self.num_used_blocks + self.num_free_blocks
-        return self.num_used_blocks / total if total else 0.0

@@ -32,7 +32,7 @@ class StopChecker:
     def check(self, sequence: Sequence, max_model_len: int) -> FinishReason | None:
         """Why ``sequence`` ends with its last token; None if it does not."""
         params = sequence.request.params
-        num_output = len(sequence.token_ids) - sequence.num_prompt_tokens
+        num_output = sequence.num_output_tokens
         may_stop = num_output >= params.min_tokens
         token = sequence.token_ids[-1]
         if may_stop and token in self.stop_ids(params):
