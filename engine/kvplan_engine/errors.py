@@ -14,8 +14,8 @@ class EngineError(Exception):
         self.hint = hint
 
 
-# Statuses that are not named after the phase: a sweep counts a failed capture as a failed start.
-_STATUS_OF_PHASE = {"graph_capture": "oom_kv_init"}
+# Statuses that are not named after the phase: a sweep counts both as a start that failed.
+_STATUS_OF_PHASE = {"graph_capture": "oom_kv_init", "kv_host": "oom_kv_init"}
 
 
 class OutOfDeviceMemory(EngineError):

@@ -17,7 +17,7 @@ from kvplan.bench.options import EXPERIMENTS, BenchOrder
 from kvplan.bench.protocol import Message
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import KvplanError, UsageError
-from kvplan.machine.device import SweepDevice, detect_device
+from kvplan.machine.device import Device, detect_device
 from kvplan.workers.process import WorkerDied, WorkerProcess
 
 SCHEMA: Final = "kvplan.bench/1"
@@ -31,7 +31,7 @@ class BenchPlan:
     """A bench that is ready to run."""
 
     order: BenchOrder
-    device: SweepDevice
+    device: Device
 
 
 @dataclass(frozen=True, slots=True)

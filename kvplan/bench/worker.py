@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kvplan.bench.options import BenchOrder
 from kvplan.bench.protocol import DoneMessage, ErrorMessage, ResultMessage, StartMessage
-from kvplan.machine.device import CpuMeter
+from kvplan.machine.cpu_meter import CpuMeter
 from kvplan.workers.channel import WorkerChannel
 
 

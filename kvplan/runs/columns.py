@@ -102,7 +102,7 @@ class Row(TypedDict, total=False):
     error: Annotated[
         str | None, About("status", "the reason in one sentence, for a trial that did not serve its requests")
     ]
-    oom_phase: Annotated[str | None, About("status", "weights, kv_init, graph_capture or runtime")]
+    oom_phase: Annotated[str | None, About("status", "weights, kv_init, kv_host, graph_capture or runtime")]
     oom_requested_bytes: Annotated[int | None, About("status", "size of the allocation that failed", unit="bytes")]
     oom_free_bytes: Annotated[int | None, About("status", "memory free at that moment", unit="bytes")]
     largest_max_model_len: Annotated[

@@ -1,4 +1,4 @@
-"""How a trial can end: the one list that rows, summary, reports and documentation name it from."""
+"""How a trial can end: the one list of names and descriptions, for rows, summary, reports and documentation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ StatusKind = Literal["measured", "out_of_memory", "broken", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class TrialStatus:
-    """One way to end. ``meaning`` is the whole sentence, ``brief`` what fits beside its colour in a legend."""
+    """One way to end. ``meaning`` is the whole sentence, ``brief`` what fits into a legend."""
 
     name: Status
     kind: StatusKind
@@ -42,31 +42,31 @@ STATUSES: Final[tuple[TrialStatus, ...]] = (
         "queued",
         "measured",
         "all served, some waited for blocks",
-        "every request was served, but at some step one waited only because the pool had too few free blocks",
+        "every request was served, but at least one had to wait because the pool had too few free blocks",
     ),
     TrialStatus(
         "preempted",
         "measured",
-        "all served, some lost blocks, redone",
-        "every request was served, but at least one running sequence lost its blocks and was computed again",
+        "all served, some preempted",
+        "every request was served, but at least one running sequence lost its blocks and was recomputed",
     ),
     TrialStatus(
         "rejected_ctx",
         "out_of_memory",
-        "pool holds no max_model_len sequence",
-        "the pool is smaller than one sequence of max_model_len, so the engine refuses to start",
+        "pool too small for max_model_len",
+        "the pool is smaller than one sequence of max_model_len tokens, so the engine refuses to start",
     ),
     TrialStatus(
         "oom_kv_init",
         "out_of_memory",
-        "no room left for a KV pool",
-        "the weights fit, but activations and overhead leave no room for a single block",
+        "no room for a KV pool",
+        "the weights fit, but the engine ran out of memory before it had a KV pool of at least one block",
     ),
     TrialStatus(
         "oom_weights",
         "out_of_memory",
         "weights exceed the budget",
-        "the weights do not fit into device memory x utilization",
+        "the weights do not fit into device memory x gpu_memory_utilization",
     ),
     TrialStatus(
         "oom_runtime",
@@ -77,20 +77,20 @@ STATUSES: Final[tuple[TrialStatus, ...]] = (
     TrialStatus(
         "timeout",
         "broken",
-        "ended long after its predicted time",
-        "the trial took many times its predicted time and was ended",
+        "stopped long after its predicted time",
+        "the trial took many times its predicted time and was stopped",
     ),
     TrialStatus(
         "crash",
         "broken",
         "the worker died",
-        "the worker process died, or its engine failed in a way that is none of the above",
+        "the worker process died, or its engine failed in another way",
     ),
     TrialStatus(
         "skipped_oom_dominated",
         "skipped",
-        "not run, a lighter trial failed",
-        "not run: a trial with no more memory need had already run out of memory",
+        "not run: a lighter trial failed",
+        "not run: a trial that needs no more memory had already run out of it",
     ),
 )
 """From best to worst."""

@@ -17,12 +17,12 @@ from kvplan.catalog.measured import MeasuredProfile, load_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.machine.device import SweepDevice, detect_device
+from kvplan.machine.commit import checkout_commit
+from kvplan.machine.device import Device, detect_device
 from kvplan.runs.columns import Row, columns_as_json
 from kvplan.runs.directory import MANIFEST_SCHEMA, Manifest
 from kvplan.runs.statuses import STATUS_MEANING
 from kvplan.runs.trials import Trial
-from kvplan.sweeps.commit import checkout_commit
 from kvplan.sweeps.design import Plane, base_settings, make_design
 from kvplan.sweeps.forecast.prediction import Predictor, TrialPrediction
 from kvplan.sweeps.forecast.slo_prediction import SloPrediction
@@ -48,7 +48,7 @@ class SweepPlan:
     created_at: str
     options: SweepOptions
     spec: ModelSpec
-    device: SweepDevice
+    device: Device
     workload: WorkloadSpec
     predictor: Predictor
     schedule: Schedule
@@ -285,14 +285,14 @@ def resolve_load_format(options: SweepOptions) -> str:
     return options.load_format
 
 
-def _notices(device: SweepDevice, load_format: str, options: SweepOptions) -> tuple[str, ...]:
+def _notices(device: Device, load_format: str, options: SweepOptions) -> tuple[str, ...]:
     notices = [device.notice] if device.notice else []
     if load_format == "dummy" and options.load_format == "auto":
         notices.append(DUMMY_NOTICE)
     return tuple(notices)
 
 
-def _calibration(options: SweepOptions, device: SweepDevice) -> tuple[MeasuredProfile | None, tuple[str, ...]]:
+def _calibration(options: SweepOptions, device: Device) -> tuple[MeasuredProfile | None, tuple[str, ...]]:
     """What this device reached in an earlier sweep, with what is to be said about it."""
     found = load_measured()
     dtype = next((str(value) for value in options.parsed_axes().get("dtype", ()) if value != "auto"), None)

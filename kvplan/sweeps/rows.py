@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from kvplan.machine.device import SweepDevice
+from kvplan.machine.device import Device
 from kvplan.runs.columns import COLUMN_NAMES, Row
 from kvplan.runs.directory import TRIAL_SCHEMA, Series, TrialRecord
 from kvplan.runs.rows import empty_row
@@ -22,7 +22,7 @@ class SweepIdentity:
 
     run_id: str
     model_id: str
-    device: SweepDevice
+    device: Device
     workload: WorkloadSpec
     load_format: str
     slo_seconds: Mapping[str, float] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from types import FrameType
 
 from kvplan.catalog.gpus import find_gpu
 from kvplan.errors import KvplanError, UsageError
-from kvplan.machine.device import SweepDevice
+from kvplan.machine.device import Device
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MODEL, WORKER_LOG, read_manifest
 from kvplan.runs.files import write_whole
@@ -106,7 +106,7 @@ def _identity(plan: SweepPlan) -> SweepIdentity:
     )
 
 
-def price_per_hour(device: SweepDevice) -> float | None:
+def price_per_hour(device: Device) -> float | None:
     """What the catalog says a GPU of this name costs in an hour, in US dollars; None for CPUs and unknown GPUs."""
     if device.kind != "cuda":
         return None

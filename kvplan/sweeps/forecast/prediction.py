@@ -14,7 +14,8 @@ from kvplan.estimate.kvplan.settings import EngineDevice, engine_dtype
 from kvplan.estimate.speed.simulated_figures import PlayFigures, play_figures
 from kvplan.estimate.speed.step_time import Speed, StepTimes, step_shape
 from kvplan.estimate.vllm.settings import compute_capability
-from kvplan.machine.device import SweepDevice, has_bfloat16_units
+from kvplan.machine.device import Device
+from kvplan.machine.host import has_bfloat16_units
 from kvplan.runs.columns import Row
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.forecast.step_cost import guess_speed
@@ -61,7 +62,7 @@ class Predictor:
     """
 
     spec: ModelSpec
-    device: SweepDevice
+    device: Device
     requests: tuple[RequestSpec, ...]
     max_concurrency: int | None = None
     time_scale: float = 1.0
@@ -140,7 +141,7 @@ class Predictor:
         )
 
 
-def _known_gpu(device: SweepDevice) -> GpuProfile | None:
+def _known_gpu(device: Device) -> GpuProfile | None:
     """The catalog's data sheet of the sweep's GPU; None for a CPU and for a GPU it does not know."""
     if device.kind != "cuda":
         return None

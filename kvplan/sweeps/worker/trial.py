@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import kvplan_engine
-from kvplan.machine.device import CpuMeter
+from kvplan.machine.cpu_meter import CpuMeter
 from kvplan.runs.columns import Row
 from kvplan.sweeps.worker.load_generator import LoadGenerator, Recording, TimedRequest
 from kvplan.sweeps.worker.metrics import (

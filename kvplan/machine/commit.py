@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def checkout_commit() -> str | None:
-    """The commit hash, with ``-dirty`` when tracked files differ from it; None outside a git checkout."""
+    """The commit hash, with ``-dirty`` if tracked files differ from it; None outside a git checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

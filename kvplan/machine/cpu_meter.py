@@ -1,0 +1,39 @@
+"""How busy other processes keep the CPU while something is measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+
+class CpuMeter:
+    """CPU time of other processes since this object was made."""
+
+    def __init__(self) -> None:
+        self._busy = _busy_seconds()
+        self._own = _own_seconds()
+        self._started = time.perf_counter()
+
+    def other_cpu_pct(self) -> float | None:
+        """Percent of all cores' time; None if the system does not tell."""
+        busy, elapsed = _busy_seconds(), time.perf_counter() - self._started
+        if busy is None or self._busy is None or elapsed <= 0:
+            return None
+        others = busy - self._busy - (_own_seconds() - self._own)
+        return max(0.0, 100 * others / (elapsed * (os.cpu_count() or 1)))
+
+
+def _own_seconds() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def _busy_seconds() -> float | None:
+    """Time that all cores have worked (user, nice, system, interrupts), from /proc/stat."""
+    try:
+        fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+    except OSError:
+        return None
+    user, nice, system, _idle, _waiting, interrupts, soft_interrupts = (int(value) for value in fields[:7])
+    return (user + nice + system + interrupts + soft_interrupts) / os.sysconf("SC_CLK_TCK")
