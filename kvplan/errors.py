@@ -1,4 +1,4 @@
-"""The one error type a user can cause, with the exit code it ends in."""
+"""Errors that a user can cause, with the exit code each ends in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 class KvplanError(Exception):
-    """Something a user can mend: one clear sentence and, where there is a way out, a hint.
+    """Something a user can fix: one clear sentence and, where there is a way out, a hint.
 
     Exit code 1: the request was understood and cannot be met (infeasible, failed, unreadable file).
     """
@@ -20,13 +20,13 @@ class KvplanError(Exception):
 
 
 class UsageError(KvplanError):
-    """The command line itself is wrong (unknown name, malformed or out-of-range value). Exit code 2."""
+    """A wrong command line (unknown name, malformed or out-of-range value). Exit code 2."""
 
     exit_code = 2
 
 
 class UnknownArchitectureError(KvplanError):
-    """A config whose attention we do not know how to size: refused by name, never guessed."""
+    """A config whose attention kvplan cannot size: refused by name, never guessed."""
 
 
 def unhandled_kind(kind: NoReturn, question: str) -> KvplanError:

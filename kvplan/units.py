@@ -1,4 +1,4 @@
-"""Bytes and tokens as people write them, turned into integers and back. Inside kvplan all is bytes and tokens."""
+"""Bytes and tokens as people write them, turned into integers and back. Inside kvplan all are bytes and tokens."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def parse_tokens(text: str) -> int:
 
 
 def format_bytes(number: float, *, digits: int = 2) -> str:
-    """Binary units with their honest names: 1610612736 -> '1.50 GiB'. Exact small numbers stay plain bytes."""
+    """Binary units under their own names: 1610612736 -> '1.50 GiB'. Exact small numbers stay plain bytes."""
     sign = "-" if number < 0 else ""
     size = abs(number)
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
@@ -62,7 +62,7 @@ def format_bytes(number: float, *, digits: int = 2) -> str:
 
 
 def format_gib(number: float, *, digits: int = 2) -> str:
-    """A number of bytes in GiB without the unit, for a column whose head says GiB."""
+    """A number of bytes in GiB without the unit, for a column headed GiB."""
     return f"{number / GIB:,.{digits}f}"
 
 

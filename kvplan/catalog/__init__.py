@@ -1,0 +1,16 @@
+"""What is known of models, devices and engines: facts with their sources, no arithmetic of serving.
+
+Everything above reads it; it imports nothing of kvplan but units, paths, errors and settings.
+
+spec, tensors    a model, layer by layer (``ModelSpec``), and its weights, tensor by tensor
+models           from what a user types to a ModelSpec: profile, directory, config.json, GGUF file, hub id
+reader, registry from a config.json to a ModelSpec: which reader knows which architecture
+config_view      checked access to a config's keys
+parts            attention, feed-forward, mixture: the parts that the readers assemble
+families/        one module per kind of architecture
+gguf/            the same from a GGUF file's header
+quantization     ``quantization_config``: which weights are stored how
+hub              config.json and safetensors headers from the Hugging Face hub
+gpus, measured   device profiles: data sheets, and what sweeps measured
+engines          releases of vLLM and kvplan's engine: their defaults
+"""

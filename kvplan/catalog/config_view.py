@@ -1,4 +1,4 @@
-"""Reading a published config.json with distrust: every value is checked, every complaint names its key."""
+"""Checked reading of a published config.json: every value is validated, every error names its key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ConfigView:
         return self.config.get(key) is not None
 
     def names(self, key: str) -> bool:
-        """True when the key stands in the config, be it with null."""
+        """True when the config has the key, even if its value is null."""
         return key in self.config
 
     def _first(self, keys: tuple[str, ...]) -> tuple[str, Any]:

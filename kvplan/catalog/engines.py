@@ -34,7 +34,7 @@ class EngineChoice:
 
     @classmethod
     def parse(cls, text: str, known: Sequence[str] = ENGINES) -> EngineChoice:
-        """``vllm``, ``vllm@0.19`` or ``kvplan``, as far as they are ``known``. UsageError otherwise."""
+        """``vllm``, ``vllm@0.19`` or ``kvplan``, if ``known`` has that engine. UsageError otherwise."""
         name, _, version = text.strip().casefold().partition("@")
         if name not in known or (version and name == "kvplan"):
             others = "kvplan, " if "kvplan" in known else ""
@@ -159,7 +159,7 @@ def is_modified_build(version: str) -> bool:
     """Whether ``version`` names a build that is neither a release nor a commit of vllm-project/vllm.
 
     After the ``+`` of its versions vLLM itself puts the commit (``g0eec856cc``), the date of an edited tree and the
-    platform (``cu129``). Anything else was put there by somebody who built something else.
+    platform (``cu129``). Anything else marks a build of changed sources.
     """
     _, _, local = version.partition("+")
     return any(not _OWN_LABEL.match(part) for part in local.split(".") if part)

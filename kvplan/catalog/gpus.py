@@ -96,7 +96,7 @@ def load_gpus() -> tuple[GpuProfile, ...]:
 
 
 def find_gpu(name: str) -> GpuProfile:
-    """The profile whose id, name or alias is exactly ``name``, letter case aside. UsageError with close matches."""
+    """The profile whose id, name or alias is exactly ``name``, ignoring case. UsageError with close matches."""
     index = _index(load_gpus())
     profile = index.get(_key(name))
     if profile is not None:

@@ -40,7 +40,10 @@ class StoredCount:
 
 
 def fetch_model(repository: str, *, assumptions: Mapping[str, str] | None = None) -> ModelSpec:
-    """The model of a hub repository. KvplanError where the hub cannot be reached, UsageError where it has none such."""
+    """The model of a hub repository.
+
+    KvplanError where the hub cannot be reached, UsageError where it has no such repository.
+    """
     config_path = _fetch_config(repository)
     config = parse_config(config_path.read_text(encoding="utf-8"), where=f"The config.json of {repository}")
     source = f"https://huggingface.co/{repository}"
@@ -98,7 +101,7 @@ def _fetch_config(repository: str) -> Path:
 def _hub_answers() -> bool:
     """Whether the hub's host can be connected to: without a network, huggingface_hub would retry for half a minute.
 
-    Behind a proxy nothing can be said, and so nothing is refused.
+    Behind a proxy this cannot be told, so nothing is refused.
     """
     from huggingface_hub import constants
 

@@ -157,7 +157,7 @@ def _reason(error: Exception) -> str:
 
 
 def read_measured(path: Path) -> MeasuredProfile:
-    """One file. OSError where it cannot be read, ValueError (one phrase) where it is no profile of this schema."""
+    """One file. OSError where it cannot be read, ValueError (one phrase) where it is not a profile of this schema."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

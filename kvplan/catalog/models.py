@@ -83,7 +83,7 @@ def _load_profile(path: Path) -> dict[str, Any]:
 
 
 def find_profile(name: str) -> dict[str, Any] | None:
-    """The profile with this short name, id or alias: exact, letters' case apart. None when there is none."""
+    """The profile with this short name, id or alias: an exact match, ignoring case; None when there is none."""
     folded = name.casefold()
     if "/" not in folded:
         path = profiles_dir() / "models" / f"{folded}.json"

@@ -1,4 +1,4 @@
-"""The parts models are built of, with the weights each has: readers of configs put them together.
+"""The parts that models are built of, with the weights of each; the readers of configs assemble them.
 
 Shapes are (out, in). Facts about which part has which weight are those of the published modelling code; every family
 is checked against an independent count (tests/catalog).

@@ -19,7 +19,7 @@ _MAX_NAMES = 100_000
 
 
 def read_quantization(view: ConfigView) -> QuantizationSpec | None:
-    """The format of the published weights, or None where they are plain. KvplanError for a format nobody told us of."""
+    """The format of the published weights, or None where they are plain. KvplanError for an unknown format."""
     inner = view.section("text_config")
     section = view.section("quantization_config") or view.section("compression_config")
     if section is None and inner is not None:

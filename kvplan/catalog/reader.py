@@ -1,4 +1,4 @@
-"""From the text of a config.json to a ``ModelSpec``: pick the architecture, refuse what is not one we know."""
+"""From the text of a config.json to a ``ModelSpec``: pick the architecture, refuse an unknown one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_config(
 ) -> ModelSpec:
     """Everything a published config says about a causal language model.
 
-    KvplanError for values that cannot be, UnknownArchitectureError for architectures that no reader knows.
+    KvplanError for impossible values, UnknownArchitectureError for architectures that no reader knows.
     """
     view = ConfigView(_with_assumptions(config, assumptions or {}))
     for key, value in (assumptions or {}).items():

@@ -1,4 +1,4 @@
-"""``kvplan gpus``: the devices that are known by name, with what their drivers report."""
+"""``kvplan gpus``: the devices known by name, with the memory their drivers report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def gpus(
     output_format: Annotated[OutputFormat, typer.Option("--format", help="Output format.")] = OutputFormat.table,
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:
-    """List the GPUs that are known by name."""
+    """List the GPUs known by name."""
     chosen = OutputFormat.json if as_json else output_format
     found = [profile for profile in load_gpus() if _matches(profile, search)]
     if chosen is OutputFormat.json:

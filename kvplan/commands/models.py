@@ -1,4 +1,4 @@
-"""``kvplan models``: what is known by name, with the figures people look a model up for."""
+"""``kvplan models``: the models known by name, with their main figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def models(
     output_format: Annotated[OutputFormat, typer.Option("--format", help="Output format.")] = OutputFormat.table,
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:
-    """List the models that are known by name."""
+    """List the models known by name."""
     chosen = OutputFormat.json if as_json else output_format
     if architectures:
         _print_architectures(chosen)

@@ -55,7 +55,7 @@ def print_table(
 
 
 def print_notes(*notes: str | None) -> None:
-    """What the user should know beside the answer, a line each on stderr; None says nothing."""
+    """Notes to the answer, one line each on stderr; None is skipped."""
     for note in notes:
         if note:
             print(f"note: {note}", file=sys.stderr)

@@ -1,0 +1,14 @@
+"""How much memory a model takes on a device under an engine, and how fast it is served there. No printing, no torch.
+
+``make_estimate`` (answer) answers ``kvplan estimate``; the planner and the sweeps' forecasts call the rooms below it.
+A question is a ModelSpec, devices, an engine and one ServingSettings; each engine fills in its own defaults once.
+
+answer, document     the whole answer, and its JSON
+deployments          one model on one kind of GPU under vLLM or kvplan's engine
+vllm/, kvplan/       each engine's memory: settings, prediction
+sglang               SGLang's pools, for explaining its logs
+sequence_pages       what one sequence takes of an engine's pool
+kv_cache, mixers     what each kind of attention and state caches, and what it costs a step
+weights, dtypes      bytes of a checkpoint, bytes of an element
+speed/               time to first token, time per output token, throughput
+"""

@@ -1,4 +1,4 @@
-"""What ``kvplan estimate`` answers: one model, one context, and what fits on which GPU. Pure; printing is elsewhere."""
+"""What ``kvplan estimate`` answers: one model, one context, and what fits on which GPU. No printing here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EstimateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The answer. ``assumptions``: everything that was taken because nobody said it, one sentence each.
+    """The answer. ``assumptions``: every default that was taken, one sentence each.
 
     ``pages`` is None where the engine cannot hold this mixture of caches; ``in_flight_tokens`` is what its admission
     figure assumes. ``extra_weight_bytes`` are towers beside the language model.

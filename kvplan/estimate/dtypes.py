@@ -1,4 +1,4 @@
-"""Number formats by name: bytes per element, and which one a model is served in when nobody says."""
+"""Number formats by name: bytes per element, and which one a model is served in by default."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ DS_MLA_BYTES_PER_TOKEN = 656
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Everything that decides the size of a cache beside the model."""
+    """Everything but the model that decides the size of a cache."""
 
     model_dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
@@ -119,7 +119,7 @@ class KvComponent:
 
 
 def rank_kv_heads(num_kv_heads: int, tensor_parallel_size: int) -> int:
-    """KV heads on one rank: divided evenly, or one (a replica) when there are more ranks than heads."""
+    """KV heads on one rank: divided evenly, or one replicated head when there are more ranks than heads."""
     if num_kv_heads >= tensor_parallel_size:
         if num_kv_heads % tensor_parallel_size:
             raise UsageError(

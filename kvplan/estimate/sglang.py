@@ -2,12 +2,12 @@
 
     rest = free after loading - free before loading x (1 - mem_fraction_static)
 
-(srt/mem_cache/kv_cache_configurator.py of SGLang 0.5.23.) Nothing is profiled: activations and CUDA graphs must get by
-with what is left. The rest is divided once, at the start:
+(srt/mem_cache/kv_cache_configurator.py of SGLang 0.5.23.) Nothing is profiled: activations and CUDA graphs must fit
+into what is left. The rest is divided once, at the start:
 
 * layers that keep every token share one pool; ``max_total_num_tokens`` is its size;
-* windows have a pool of their own of ``swa_full_tokens_ratio`` (0.8) times as many tokens;
-* recurrent states have slots of their own: ``mamba_full_memory_ratio`` (0.9) times the memory of the KV pool.
+* windows have their own pool of ``swa_full_tokens_ratio`` (0.8) times as many tokens;
+* recurrent states have their own slots: ``mamba_full_memory_ratio`` (0.9) times the memory of the KV pool.
 
 Checked against published logs: tests/data/startup_logs.
 """
@@ -106,7 +106,7 @@ def predict_sglang(
 
 
 def default_static_fraction(memory_bytes: int, tensor_parallel_size: int) -> float:
-    """``mem_fraction_static`` where nobody gives one (server_args.py since pull request 10975 of sgl-project/sglang).
+    """The default ``mem_fraction_static`` (server_args.py since pull request 10975 of sgl-project/sglang).
 
     What is left out is meant for attention's own buffers, the activations of a prefill chunk, CUDA graphs, and more
     with every GPU; at least 10 GiB on GPUs of more than 60. Models that see images get less, which is not modelled.

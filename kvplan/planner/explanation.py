@@ -60,7 +60,7 @@ class Explanation:
 
 
 def explain_log(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None) -> Explanation:
-    """Put log and prediction side by side. ``gpu`` None: the profile whose memory is nearest the logged total."""
+    """Compare the log with the prediction. ``gpu`` None: the profile whose memory is nearest the logged total."""
     notes: list[str] = []
     total = _total_bytes(log)
     if gpu is None and total is not None:
@@ -224,7 +224,7 @@ def _variants(settings: ServingSettings, prediction: VllmPrediction) -> Iterator
 
 
 def _ways_out(log: StartupLog) -> Iterator[Change]:
-    """What the log itself calls for."""
+    """Changes that the log itself suggests."""
     memory = log.memory
     if log.failure is None:
         rows, concurrency = log.settings.max_num_seqs, log.max_concurrency
@@ -267,7 +267,7 @@ _SGLANG_WORDS = {
 
 
 def in_words_of(engine: str, change: Change) -> Change:
-    """The change with the engine's own option names."""
+    """The change in the engine's own option names."""
     sentence = change.sentence
     if engine == "sglang":
         for ours, theirs in _SGLANG_WORDS.items():

@@ -1,4 +1,4 @@
-"""Command lines to paste: one deployment in the words of each engine.
+"""Command lines to paste: one deployment in each engine's own options.
 
 Option names are those of the engines' current documentation. Where an engine counts something else (llama.cpp's context
 is that of all slots together) the number is converted, never just renamed.
@@ -29,7 +29,7 @@ def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:
 
 
 def checkpoint_name(deployment: Deployment, model_id: str) -> str:
-    """What to load: the model itself, or a placeholder for a build in a format that must be made beforehand."""
+    """What to load: the model itself, or a placeholder for a checkpoint that must be quantized beforehand."""
     weights = deployment.choice.weights
     if weights.is_published or weights.name == "fp8":
         return model_id

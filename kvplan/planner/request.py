@@ -1,4 +1,4 @@
-"""What a plan is asked for, with the gaps filled and every filling said."""
+"""What a plan is asked for, with the gaps filled and every default named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEFAULT_CONTEXT_TOKENS = 4096
 class PlanRequest:
     """The question. ``num_users`` requests at once, or ``requests_per_second`` of them; lengths in tokens.
 
-    ``settings``: those that every deployment shares. What the search varies stands beside them: ``quantizations`` and
+    ``settings``: those that every deployment shares. The search varies the rest: ``quantizations`` and
     ``kv_cache_dtypes`` to try, and the GPUs.
     """
 
@@ -53,7 +53,7 @@ class Workload:
 
 
 def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
-    """Fill what was not said. UsageError for contradictions, KvplanError for more than the model's positions."""
+    """Fill in the defaults. UsageError for contradictions, KvplanError for more than the model's positions."""
     notes: list[str] = []
     if request.num_users is None and request.requests_per_second is None:
         raise UsageError("A plan needs a load.", hint="give --users 40 or --request-rate 2")

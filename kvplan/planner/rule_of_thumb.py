@@ -1,4 +1,4 @@
-"""The rule of thumb that circulates for sizing vLLM: weights + 1.2 GB for each user + 5 GB. Shown beside our answer."""
+"""A rule of thumb in wide use for sizing vLLM: weights + 1.2 GB per user + 5 GB. Shown for comparison."""
 
 from __future__ import annotations
 

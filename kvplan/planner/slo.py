@@ -1,4 +1,4 @@
-"""Service levels: what a user must see at most, in milliseconds, as written after ``--slo``."""
+"""Service levels: upper bounds on latency. Written after ``--slo`` in milliseconds, in seconds everywhere else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MLPERF: dict[str, tuple[float, float]] = {
     "llama3.1-405b": (6000, 175),
     "deepseek-r1": (2000, 80),
 }
-"""MLPerf Inference's server scenarios: p99 of time to first token and of time per output token, in milliseconds."""
+"""MLPerf Inference's server scenarios as published: p99 of time to first token and per output token, milliseconds."""
 
 _FIELDS = {"ttft": "ttft_seconds", "tpot": "tpot_seconds", "e2el": "e2el_seconds"}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(ms|s)?")
@@ -63,9 +63,9 @@ def _mlperf(name: str) -> Slo:
 
 @dataclass(frozen=True, slots=True)
 class SloCheck:
-    """How a predicted speed stands to the bounds. ``possible``: by the middle of the range; ``sure``: by its high end.
+    """A predicted speed against the bounds. ``possible``: by the middle of the range; ``sure``: by its high end.
 
-    ``broken`` names the bound that is missed by most, with what it would take.
+    ``broken`` names the bound that is missed by most, ``excess`` by what share.
     """
 
     possible: bool

@@ -42,7 +42,7 @@ class StartupLog:
     """One start of an engine. ``failure`` is the sentence it stopped with, None when it came up.
 
     ``settings``: those that were printed, the others open; SGLang's under vLLM's names. ``wording``: a release of vLLM
-    that words its lines like this log, for logs that do not print their version.
+    that words its lines like this log, for logs without a version.
     """
 
     engine: Engine
@@ -152,7 +152,7 @@ _NOTHING = ("None", "none", "null")
 
 
 def parse_startup_log(text: str) -> StartupLog:
-    """Everything the log says. Lines of other programs are passed over."""
+    """Everything the log says. Lines of other programs are ignored."""
     is_sglang = "sglang" in text.lower() or "ServerArgs(" in text or "KV Cache is allocated" in text
     counts = {name: _count(text, name) for name in ("num_blocks", "kv_cache_tokens", "largest_max_model_len")}
     names, memory = _names(text), _memory(text)

@@ -74,7 +74,7 @@ def _hyper_connections(hidden: int, streams: int) -> tuple[Tensor, ...]:
 
 
 def _mixture(view: ConfigView, hidden: int, *, hashed: bool) -> MoeFeedForward:
-    """The first layers route by a table of token ids, which needs no correction of the load."""
+    """The first layers route by a table of token ids, which needs no load-balancing bias."""
     size = view.integer("moe_intermediate_size")
     return mixture(
         hidden,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, layer_types, read_sizes
 from kvplan.catalog.families.hybrid import hybrid_body
-from kvplan.catalog.families.latent import LatentFamily, latent_attention, multi_token_layers, read_latent_sizes
+from kvplan.catalog.families.latent import latent_attention, multi_token_layers, read_latent_sizes
 from kvplan.catalog.families.mixtures import MixtureFamily, after_first_layer, read_feed_forwards, stepped
 from kvplan.catalog.families.plain import PlainFamily
 from kvplan.catalog.families.state import (
@@ -33,7 +33,6 @@ _KIMI_MIXTURE = MixtureFamily(
     router_bias=True,
     traits=MoeTraits(name="block_sparse_moe", shared_name="shared_experts"),
 )
-KIMI_LINEAR = LatentFamily(_KIMI_MIXTURE)
 
 
 def _linear_layers(view: ConfigView, num_layers: int) -> list[bool]:

@@ -20,7 +20,7 @@ def cross_attention(own: SoftmaxAttention, encoder_tokens: int | None) -> CrossA
 
 
 def read_t5(view: ConfigView) -> Body:
-    """T5 and its kin: relative positions in the first layer of each stack; the encoder counts as part of the model."""
+    """T5 and its relatives: relative positions in each stack's first layer; the encoder counts as part of the model."""
     hidden, inner = view.integer("d_model"), view.integer("d_ff")
     heads, head = view.integer("num_heads"), view.integer("d_kv")
     vocab = view.integer("vocab_size")

@@ -87,7 +87,7 @@ def _decilm_width(multiple: float, hidden: int) -> int:
 
 
 def read_mimo_v2(view: ConfigView) -> Body:
-    """MiMo V2 Flash: sliding layers have KV heads of their own number and attention sinks; values are narrower."""
+    """MiMo V2 Flash: sliding layers have their own number of KV heads, and attention sinks; values are narrower."""
     sizes = read_sizes(view)
     value = view.integer("v_head_dim", default=sizes.head)
     tokens = view.integer("sliding_window", "sliding_window_size", default=128)

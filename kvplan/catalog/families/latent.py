@@ -1,4 +1,4 @@
-"""Models with latent attention: DeepSeek V2 and V3, Kimi K2, GLM 5, MiniCPM 3, Mistral Small 4, LongCat and alike."""
+"""Models with latent attention: DeepSeek V2 and V3, Kimi K2, GLM 5, MiniCPM 3, Mistral Small 4, LongCat and similar."""
 
 from __future__ import annotations
 

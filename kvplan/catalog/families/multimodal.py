@@ -1,4 +1,4 @@
-"""Models for pictures and sound around a language model: the text config is read as that model, the towers apart."""
+"""Multimodal models: the text config is read as a language model, the vision and audio towers are counted apart."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def text_section(view: ConfigView) -> ConfigView | None:
 
 
 def _text_view(view: ConfigView) -> ConfigView:
-    """The text config with the wrapper's own word on tied embeddings and the defaults of its type."""
+    """The text config with the wrapper's setting for tied embeddings and the defaults of its type."""
     section = text_section(view)
     if section is None:
         return view

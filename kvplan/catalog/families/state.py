@@ -1,4 +1,4 @@
-"""Mixers whose memory does not grow with the sequence, and models made of nothing else (Mamba, Mamba 2)."""
+"""Mixers whose memory does not grow with the sequence, and models made only of them (Mamba, Mamba 2)."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def mamba2(hidden: int, sizes: Mamba2Sizes, *, state_dtype: str | None = None, n
 
 @dataclass(frozen=True, slots=True)
 class DeltaSizes:
-    """Sizes of a gated delta net: few key heads, more value heads, one square-ish state per value head."""
+    """Sizes of a gated delta net: few key heads, more value heads, one state matrix per value head."""
 
     key_heads: int
     key_head: int

@@ -1,6 +1,6 @@
-"""Vision and audio towers: how many parameters stand beside the language model. Counted apart, never cached.
+"""Vision and audio towers: their parameters, counted apart from the language model's; they cache nothing.
 
-A tower that is not known here is named with no count, and whoever sums up weights says so.
+An unknown tower is named without a count, and outputs say so.
 """
 
 from __future__ import annotations

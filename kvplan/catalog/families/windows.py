@@ -1,4 +1,4 @@
-"""Which layers of a plain decoder look through a window: the rule of each family, for configs without layer_types."""
+"""Which layers of a plain decoder use a sliding window: each family's rule, for configs without layer_types."""
 
 from __future__ import annotations
 

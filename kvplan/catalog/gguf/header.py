@@ -133,7 +133,7 @@ class _Reader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Metadata and tensors of ``path``. KvplanError when it is no GGUF file, or a damaged one."""
+    """Metadata and tensors of ``path``. KvplanError when it is not a GGUF file, or a damaged one."""
     try:
         with path.open("rb") as file:
             return _read(_Reader(file, path))

@@ -73,7 +73,7 @@ def read_gguf(path: Path, *, assumptions: Mapping[str, str] | None = None) -> Mo
     config = gguf_config(GgufHeader(metadata, tensors))
     name = str(metadata.get("general.name") or path.stem)
     spec = read_config(config, model_id=name, source=str(path), assumptions=assumptions)
-    # A rotary table is no parameter: some converters store one, none of the formulas counts it.
+    # A rotary table is not a parameter: some converters store one, and no formula counts it.
     weights = [tensor for tensor in tensors if not tensor.name.startswith("rope_")]
     counted = sum(tensor.num_elements for tensor in weights)
     notes = spec.assumptions
@@ -160,7 +160,7 @@ def _complete(config: dict[str, Any], name: str, tensors: Mapping[str, GgufTenso
 
 
 def _complete_latent(config: dict[str, Any]) -> None:
-    """Latent attention: the key length holds the rotary part, and a correction of the load makes it DeepSeek V3."""
+    """Latent attention: the key length holds the rotary part, and a load-balancing bias makes it DeepSeek V3."""
     rope = config.get("rotary_dim", 64)
     key, value = config.get("head_dim"), config.get("v_head_dim")
     if isinstance(key, int) and isinstance(rope, int) and key <= 256:

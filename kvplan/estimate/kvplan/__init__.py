@@ -1,0 +1,8 @@
+"""The memory of kvplan's own engine, predicted from config and settings alone, to the byte (tests/agreement).
+
+It shares no code with the engine: kvplan_engine derives the same figures from its own.
+
+memory     ``predict``: buffers, budget, blocks, outcome
+settings   the engine's defaults and device (``ResolvedSettings``, ``EngineDevice``)
+graphs     what CUDA graphs of decode steps take
+"""

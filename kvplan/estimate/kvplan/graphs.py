@@ -1,9 +1,9 @@
-"""What kvplan's own engine keeps back on a GPU for decode steps captured as graphs. No run has measured it yet.
+"""What kvplan's own engine reserves on a GPU for CUDA graphs of decode steps. No run has measured it yet.
 
 A captured step allocates nothing that grows with the batch: every operation writes into the workspace. What is left is
 the driver's memory for each launch of each graph, and the workspace that cuBLAS takes for the stream of the capture.
 
-The launches are counted from the engine's code (tests/engine/cuda holds both counts together). The driver's share is
+The launches are counted from the engine's code (tests/engine/cuda checks one against the other). The driver's share is
 from elsewhere: vLLM's first engine captured whole decode steps too, 35 sizes of some 10 launches a layer, and logged
 0.21 GiB for 28 layers (0.6.6, Qwen2.5 1.5B, L40S: github.com/lennonYe/6998_project) and 0.38 GiB for 48 layers (0.7.3,
 Qwen2.5 14B, A100: github.com/baodangtrandev/RAG-): 22 and 23 KiB for each launch. NVIDIA's own cccl (pull request 3768)

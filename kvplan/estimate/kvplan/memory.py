@@ -1,7 +1,7 @@
 """The memory of kvplan's own engine, predicted from the config and the settings alone.
 
 The engine preallocates its workspace, so its activation peak is a sum over buffers (``workspace_buffers``). The engine
-computes the same figures from its own code; tests/agreement demands that both agree to the byte.
+computes the same figures from its own code; tests/agreement checks that both agree to the byte.
 """
 
 from __future__ import annotations

@@ -1,0 +1,9 @@
+"""How fast a model is served: ranges from data sheets or measured profiles, and simulations of whole workloads.
+
+latency             TTFT, TPOT and throughput of a steady state; called by estimate and plan
+device_speed        the same for an estimate's deployments
+step_time           seconds of one step, in coefficients that ``kvplan calibrate`` fits
+batching            continuous batching simulated request by request; called by sweeps' forecasts
+simulation          the inputs and results of that simulation
+simulated_figures   its TTFT, TPOT, ITL and throughput
+"""

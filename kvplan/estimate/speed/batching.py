@@ -1,4 +1,4 @@
-"""Continuous batching played through on lengths alone: which step computes what, and when each token appears.
+"""Continuous batching simulated on lengths alone: which step computes what, and when each token appears.
 
 The rules are those of the engine's scheduler (and of vLLM's): running sequences first, oldest first, one token each
 when they decode; then waiting ones in order of arrival while the token budget, max_num_seqs and the free blocks allow,
@@ -9,11 +9,11 @@ at the front to be computed again, and nobody is admitted in that step. Requests
     num_known     tokens of the sequence: prompt and what was generated
     num_computed  tokens whose K and V lie in the pool; num_known - num_computed are still to compute
 
-Requests may begin with a shared prefix: once somebody has computed it, its whole blocks are found and held in common.
-Not played: blocks of a preempted sequence that are found again when it returns, and eviction of a prefix nobody uses.
+Requests may begin with a shared prefix: once one of them has computed it, its whole blocks are found and shared.
+Not simulated: blocks of a preempted sequence that are found again when it returns, and eviction of unused prefixes.
 
-While nobody comes, leaves or runs out of blocks, steps differ only in the length of the sequences: they are played in
-one go. What the play takes and what it gives are the types of ``playback``.
+While no request arrives, ends or runs out of blocks, steps differ only in the length of the sequences and are
+simulated in one go. Inputs and results are the types of ``simulation``.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _OTHER_MODEL = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares of the data sheet that kernels reach, and what each step and each all-reduce costs besides."""
+    """Shares of the data sheet that kernels reach, and what each step and each all-reduce costs on top."""
 
     bandwidth: float
     flops: float
@@ -59,7 +59,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """What one rank does. ``dense_bytes`` are read in every step, ``expert_bytes`` as far as tokens meet experts.
+    """What one rank does. ``dense_bytes`` are read in every step, ``expert_bytes`` as far as tokens are routed to them.
 
     ``active_parameters`` are multiplied with each token, and ``attention`` is what it attends to (both over all ranks).
     """
@@ -265,7 +265,7 @@ def _steady_state(step: float, prefill: float, users: float, output_tokens: int)
     """
     cycle = output_tokens * step + users * prefill
     busy = min(users * prefill / cycle, 0.95)
-    # Prompts arrive independently: one waits for those before it as in a queue with fixed service times.
+    # Prompts arrive independently: one waits for those before it, as in an M/D/1 queue.
     waiting = prefill * busy / (2 * (1 - busy)) if users > 1 else 0.0
     first = prefill + waiting + step
     each = step + max(users - 1, 0) * prefill / output_tokens
@@ -294,7 +294,7 @@ def _calibrated_speed(
         return seconds + _reduce(work, gpu, users + new_tokens, USUAL)
 
     alone = step(0, input_tokens)
-    # A prompt shares its steps with those who decode: what it adds is less than what it costs alone.
+    # A prompt shares its steps with decoding sequences: what it adds is less than what it costs alone.
     prefill = step(others, input_tokens) - step(others, 0) if others else alone
     first, each, whole = _steady_state(step(num_users, 0), prefill, num_users, output_tokens)
     throughput = device.around(num_users * output_tokens / whole, "output_throughput")

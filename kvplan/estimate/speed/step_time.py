@@ -9,7 +9,7 @@
 
 The operations of the layers are those of the rows that a product works on: the step's tokens, or the next multiple of
 the row step (``padded_rows``). The bandwidths and speeds are what is reached, not what the data sheet says: they belong
-to a device and an engine, not to a model, so those found with one model predict another.
+to a device and an engine, not to a model, so coefficients found with one model predict another.
 """
 
 from __future__ import annotations

@@ -1,0 +1,11 @@
+"""vLLM's start-up predicted, release by release: the memory of each rank, blocks, and what it prints or fails with.
+
+prediction       ``predict_vllm``: everything put together
+settings         what a release makes of the user's settings on a GPU (``ResolvedSettings``)
+weights          a rank's share of the weights
+activation       the peak of the profile run: encoder, decoder, sampler
+vision           what the profile run feeds a vision encoder
+budget, kernels  memory outside torch, CUDA graphs, kernels' workspaces and paddings
+groups           how layers of several kinds share one pool of blocks
+first_awq, torch_allocator   AWQ before 0.3.0, and PyTorch's allocator, which decided its peak
+"""

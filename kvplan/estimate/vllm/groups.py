@@ -20,9 +20,18 @@ from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.spec import CrossAttention, LayerSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import element_bytes
-from kvplan.estimate.kv_cache import CacheEntry, CacheSettings, layer_entries, rank_kv_heads
+from kvplan.estimate.kv_cache import KIND_NAMES, CacheEntry, CacheSettings, EntryKind, layer_entries, rank_kv_heads
 
 PageKind = Literal["full", "sliding", "chunked", "state", "cross"]
+_PAGE_KINDS: dict[EntryKind, PageKind] = {
+    "full": "full",
+    "latent": "full",
+    "compressed": "full",
+    "indexer": "full",
+    "sliding": "sliding",
+    "chunked": "chunked",
+}
+"""How vLLM keeps each kind of entry that is made of tokens; states and cross attention have pages of their own."""
 _ALIGNMENT_TOKENS = 16
 _LATENT_ALIGNMENT_TOKENS = 64
 
@@ -135,15 +144,13 @@ def _layer_pages(
 
 
 def _state_bytes(entries: Sequence[CacheEntry]) -> int:
-    return sum(entry.state_bytes for entry in entries if entry.kind in ("conv_state", "recurrent_state"))
+    return sum(entry.state_bytes for entry in entries)
 
 
 def _page(entry: CacheEntry, block_size: int) -> LayerPage:
-    kind: PageKind = "full"
-    if entry.kind == "sliding":
-        kind = "sliding"
-    elif entry.kind == "chunked":
-        kind = "chunked"
+    kind = _PAGE_KINDS.get(entry.kind)
+    if kind is None:
+        raise KvplanError(f"It is not known how vLLM keeps {KIND_NAMES[entry.kind]}.", hint="try --engine kvplan")
     return LayerPage(kind, block_size, entry.token_bytes * block_size, entry.window_tokens)
 
 

@@ -52,8 +52,8 @@ class RankMemory:
 class VllmPrediction:
     """What vLLM prints at start-up, or why it stops. Bytes are those of ``rank``, the smallest.
 
-    ``kv_cache_tokens`` is what this release prints as "GPU KV cache size"; ``usable_tokens`` counts every block once
-    (blocks x block size over the groups a request needs). ``missing_bytes``: how much more one request would need.
+    ``kv_cache_tokens`` is what this release prints as "GPU KV cache size". ``missing_bytes``: how much more one request
+    would need.
     """
 
     version: str
@@ -218,7 +218,7 @@ def _drafter_layers(spec: ModelSpec) -> tuple[LayerSpec, ...]:
 
 
 def _distinct(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
-    """One layer of each kind: what a peak is taken over."""
+    """One layer of each kind: a peak is the maximum over them."""
     found: list[LayerSpec] = []
     for layer in layers:
         if layer not in found:

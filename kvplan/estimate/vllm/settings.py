@@ -47,7 +47,7 @@ def runs_flashinfer(gpu: GpuProfile) -> bool:
 def resolve_settings(
     spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease
 ) -> ResolvedSettings:
-    """The settings vLLM would run with. UsageError for one out of range, KvplanError for no longest sequence."""
+    """The settings vLLM would run with. UsageError for one out of range, KvplanError without a maximum length."""
     asked.check()
     notes: list[str] = []
     max_model_len = asked.max_model_len or spec.max_position_embeddings
@@ -138,7 +138,7 @@ def _batch_defaults(
         if chunks:
             return (_V0_DEFAULT_CONTEXT_TOKENS if release.version >= (0, 6, 2) else 512), 256
         return max(max_model_len, _V0_DEFAULT_CONTEXT_TOKENS), 256
-    # The driver does not tell the memory of a GPU that shares its host's, so vLLM takes such a GPU for a small one.
+    # The driver does not report the memory of a GPU that shares its host's, so vLLM treats such a GPU as a small one.
     is_told = not gpu.unified_memory
     is_meant = release.large_gpu_defaults and (release.a100_is_large or "a100" not in gpu.id)
     is_large = is_meant and is_told and total_bytes >= _LARGE_GPU_BYTES

@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator, played through on sizes: what a sequence of allocations leaves reserved.
+"""PyTorch's caching allocator, simulated on sizes: what a sequence of allocations leaves reserved.
 
 Only the pool for large tensors, which decides at the sizes that matter here. A request takes the smallest free piece
 that holds it, else a new segment; what is left of a piece stays a piece of its own, and neighbours that are both free

@@ -56,7 +56,7 @@ class VisionProfile:
 
 
 def vision_profile(spec: ModelSpec, settings: FilledSettings) -> VisionProfile | None:
-    """The encoder's part of the profile run; None for models without one, or whose images we do not know."""
+    """The encoder's part of the profile run; None for models without one, or whose image sizes are unknown."""
     config = spec.raw_config
     section = config.get("vision_config")
     if not isinstance(section, Mapping) or settings.language_model_only:
