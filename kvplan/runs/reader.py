@@ -230,14 +230,14 @@ def _is_numeric_list(values: object, length: int) -> bool:
 def _read_object(path: Path, notes: list[str]) -> Document:
     text = _read_text(path)
     if not text:
-        notes.append(f"{path.name} is missing: the report lacks what only this file says.")
+        notes.append(f"{path.name} is missing, so the report lacks what only that file says.")
         return {}
     try:
         value = json.loads(text)
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        notes.append(f"{path.name} is not readable JSON: the report lacks what only this file says.")
+        notes.append(f"{path.name} is not readable JSON, so the report lacks what only that file says.")
         return {}
     return value
 

@@ -34,7 +34,7 @@ def test_the_page_shows_the_level_the_hole_and_what_is_left_out(run: Run) -> Non
     assert "other processes used 64 % of the CPU; run 101 replaces it" in page
     assert "Not monotonic: gpu_memory_utilization 0.3 failed although 0.19 worked" in page
     finding = next(picture.finding for picture in pictures if picture.name == "slo")
-    assert finding == "ttft 1,500 ms and tpot 60 ms (p99) is met up to max_concurrency 9, in 2 of 3 runs there"
+    assert finding == "SLO of ttft 1,500 ms and tpot 60 ms (p99) met up to max_concurrency 9 (2 of 3 runs)"
 
 
 def test_the_hole_is_flagged_on_the_map(run: Run) -> None:

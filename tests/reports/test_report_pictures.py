@@ -55,10 +55,10 @@ def test_a_picture_has_ink_and_nothing_is_cut_off(drawn, name):
         ("outcomes", "18 of 27 settings could be served; the prediction was right for all 27"),
         (
             "throughput",
-            "Throughput is still rising at the largest batch tried: 216 tokens/s at max_num_seqs 32, block_size 8",
+            "Still rising at the largest batch: 216 tokens/s (max_num_seqs 32, block_size 8)",
         ),
-        ("predicted_vs_measured", "The number of blocks was predicted exactly in 33 trials"),
-        ("memory", "At utilization 0.9 the KV pool gets 2.89 GiB of 4.00 GiB; 9 % of it was used at the peak"),
+        ("predicted_vs_measured", "Blocks predicted exactly in 33 trials"),
+        ("memory", "Utilization 0.9: KV pool 2.89 GiB of 4.00 GiB, 9 % used at the peak"),
     ],
 )
 def test_titles_say_the_finding(drawn, name, finding):

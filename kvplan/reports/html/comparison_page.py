@@ -33,7 +33,7 @@ def comparison_page(comparison: Comparison, pictures: Sequence[Picture]) -> str:
         differences=comparison.differences,
         pictures=pictures,
         recommendations={name: next(iter(recommendations(run)), None) for name, run in runs.items()},
-        shared=", ".join(f"{name} {setting(matches[name].iloc[0])}" for name in fixed),
+        shared=", ".join(f"{name} {setting(comparison.records()[0][name])}" for name in fixed),
         settings=_settings_table(matches, varying),
         statuses=status_meanings(comparison.runs[0]),
     )
@@ -47,15 +47,18 @@ def _coverage(comparison: Comparison) -> str:
 
 
 def _settings_table(matches: pd.DataFrame, names: Sequence[str]) -> Table:
-    heads = [*names, "status first", "status second"]
-    heads += [f"{column} {part}" for column in COMPARED_COLUMNS for part in ("first", "second", "ratio")]
+    heads = [Heading(name) for name in names]
+    heads += [Heading(f"status {side}", is_text=True) for side in ("first", "second")]
+    heads += [Heading(f"{column} {part}") for column in COMPARED_COLUMNS for part in ("first", "second", "ratio")]
     rows = [_cells(match, names) for match in matches.to_dict("records")]
-    return Table("shared settings", [Heading(name) for name in heads], rows)
+    return Table("shared settings", heads, rows)
 
 
 def _cells(match: dict[str, Any], names: Sequence[str]) -> list[Cell]:
     cells = [Cell(setting(match[name]), match[name]) for name in names]
-    cells += [Cell(status, status, is_status=True) for status in (match["status_first"], match["status_second"])]
+    cells += [
+        Cell(status, status, css="text", is_status=True) for status in (match["status_first"], match["status_second"])
+    ]
     for column in COMPARED_COLUMNS:
         cells += [_figure(match, column, "first"), _figure(match, column, "second")]
         ratio = match[f"{column}_ratio"]

@@ -65,6 +65,6 @@ def _finding(wasted: pd.DataFrame, served: pd.DataFrame) -> str:
         return f"block_size {short_number(small)} wastes {short_number(waste[small])} % of the KV memory it allocates"
     gap = 100 * (rates.max() / rates.min() - 1) if rates.min() else 0
     return (
-        f"KV waste rises from {short_number(waste[small])} % at block_size {short_number(small)} to "
+        f"KV waste {short_number(waste[small])} % at block_size {short_number(small)}, "
         f"{short_number(waste[large])} % at {short_number(large)}; throughput varies by {gap:.0f} %"
     )

@@ -69,7 +69,7 @@ def _finding(trials: pd.DataFrame) -> str:
     if low == high or each.empty:
         tpot = "" if each.empty else f", TPOT {short_number(each.iloc[0])} ms"
         return f"Median TTFT {_ends(first)} ms{tpot} at max_num_seqs {low}"
-    return f"max_num_seqs {low} to {high}: median TTFT {_ends(first)} ms, median TPOT {_ends(each)} ms"
+    return f"Median TTFT {_ends(first)} ms, TPOT {_ends(each)} ms (max_num_seqs {low} to {high})"
 
 
 def _ends(points: pd.Series) -> str:

@@ -135,9 +135,9 @@ def _bar(axes: Axes, place: int, trial: Trial, unit: Scale) -> None:
 
 
 def _finding(trial: Trial) -> str:
-    pool = trial.number("kv_pool_bytes") or 0
+    pool = format_bytes(trial.number("kv_pool_bytes") or 0)
     used = trial.number("kv_usage_max") or 0
     total = trial.number("device_memory_bytes")
     share = f" of {format_bytes(total)}" if total else ""
-    where = f"At utilization {setting(trial.number('gpu_memory_utilization'))}"
-    return f"{where} the KV pool gets {format_bytes(pool)}{share}; {100 * used:.0f} % of it was used at the peak"
+    utilization = setting(trial.number("gpu_memory_utilization"))
+    return f"Utilization {utilization}: KV pool {pool}{share}, {100 * used:.0f} % used at the peak"

@@ -31,7 +31,7 @@ def draw(run: Run, figure: Figure) -> str:
         handles, labels = grid[row][0].get_legend_handles_labels()
         grid[row][-1].legend(handles, labels, loc="upper right", ncols=2, borderaxespad=0.1, columnspacing=1.2)
     _scale_blocks(grid[0][0], max(_peak_pct(trial) for _, trial in shown))
-    grid[0][0].set_ylabel("blocks of the pool (%)")
+    grid[0][0].set_ylabel("share of the pool (%)")
     grid[1][0].set_ylabel("sequences")
     grid[1][0].set_ylim(0, 1.5 * max([1.0, *(_longest_queue(trial) for _, trial in shown)]))
     return finish(figure, run, _finding(shown))
@@ -44,10 +44,10 @@ def chosen_trials(run: Run) -> list[tuple[str, Trial]]:
     if best is not None and best.series is not None:
         goals = [entry.get("goal") for entry in run.entries("best") if entry.get("trial_id") == best.trial_id]
         is_slo = "slo" in goals and "output_throughput" not in goals
-        chosen.append(("Best: fastest within the SLO" if is_slo else "Best: highest throughput", best))
-    worst, why = most_preempted_trial(run), "Worst: most preemptions"
+        chosen.append(("Best (fastest within the SLO)" if is_slo else "Best (highest throughput)", best))
+    worst, why = most_preempted_trial(run), "Worst (most preemptions)"
     if worst is None or worst is best:
-        worst, why = slowest_trial(run), "Worst: lowest throughput"
+        worst, why = slowest_trial(run), "Worst (lowest throughput)"
     if worst is not None and worst.series is not None and worst is not best:
         chosen.append((why, worst))
     return chosen
@@ -63,7 +63,8 @@ def _blocks(axes: Axes, trial: Trial, name: str) -> None:
     if "used_tokens" in series and slots:
         axes.fill_between(series["seconds"], 100 * series["used_tokens"] / slots, color=BLUE, alpha=0.85, linewidth=0,
                           label="slots that hold a token")  # fmt: skip
-    axes.set_title(f"{name} ({trial.status})\n{_two_lines(trial)}", fontsize=8.5)
+    rate = short_number(trial.number("output_throughput"))
+    axes.set_title(f"{name}: {rate} tokens/s ({trial.status})\n{_two_lines(trial)}", fontsize=8.5)
 
 
 def _two_lines(trial: Trial) -> str:
@@ -109,9 +110,5 @@ def _sequences(axes: Axes, trial: Trial) -> None:
 def _finding(shown: list[tuple[str, Trial]]) -> str:
     peaks = [f"{short_number(round(_peak_pct(trial), 1))} %" for _, trial in shown]
     if len(shown) == 1:
-        return f"Peak KV pool usage {peaks[0]}"
-    rates = [short_number(trial.number("output_throughput")) for _, trial in shown]
-    return (
-        f"Peak KV pool usage: {peaks[0]} in the best trial ({rates[0]} tokens/s), "
-        f"{peaks[1]} in the worst ({rates[1]} tokens/s)"
-    )
+        return f"The KV pool peaks at {peaks[0]}"
+    return f"The KV pool peaks at {peaks[0]} in the best trial, {peaks[1]} in the worst"

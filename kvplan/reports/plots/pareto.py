@@ -76,4 +76,4 @@ def _finding(front: pd.DataFrame, num_settings: int) -> str:
     if len(front) == 1:
         return f"One of {plural(num_settings, 'setting')} is best at both: {all_users} tokens/s, {one_user} per user"
     fewer, faster = short_number(fast["all_users"]), short_number(fast["one_user"])
-    return f"From {all_users} tokens/s in total with {one_user} per user to {fewer} in total with {faster} per user"
+    return f"From {all_users} tokens/s at {one_user} per user to {fewer} tokens/s at {faster} per user"

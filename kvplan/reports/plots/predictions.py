@@ -112,7 +112,7 @@ def _finding(run: Run, shown: Sequence[tuple[Pair, pd.DataFrame]]) -> str:
     if pair is not PAIRS[0]:
         return f"{pair.title}: {_error_phrase(points)}{origins}"
     if not worst:
-        return f"The number of blocks was predicted exactly in {plural(len(points), 'trial')}{origins}"
+        return f"Blocks predicted exactly in {plural(len(points), 'trial')}{origins}"
     return f"Predicted blocks are off by at most {short_number(worst)} % in {plural(len(points), 'trial')}{origins}"
 
 

@@ -12,7 +12,7 @@ from kvplan.reports.looks import GREEN, VERMILION
 from kvplan.reports.plots.canvas import FAINT, finish, from_zero, say, thousands
 from kvplan.reports.plots.throughput import LINE_LOOKS
 from kvplan.reports.searches import LOAD_UNITS, Search, objectives_phrase, searches
-from kvplan.reports.wording import plural, short_number
+from kvplan.reports.wording import plural, setting, short_number
 from kvplan.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _load_axis(axes: Axes, found: Sequence[Search]) -> None:
 def _label(search: Search, found: Sequence[Search]) -> str:
     """The settings in which the searches differ, '' for a single one."""
     differing = [name for name in search.settings if len({str(other.settings.get(name)) for other in found}) > 1]
-    return ", ".join(f"{name} {search.settings[name]}" for name in differing)
+    return ", ".join(f"{name} {setting(search.settings[name])}" for name in differing)
 
 
 def _shares(axes: Axes, points: pd.DataFrame, colour: str, marker: str, label: str) -> None:
@@ -90,14 +90,14 @@ def _held(found: Sequence[Search]) -> str:
         for name, value in first.items()
         if value is not None and all(other.get(name) == value for other in others)
     }
-    return ", ".join(f"{name} {value}" for name, value in shared.items())
+    return ", ".join(f"{name} {setting(value)}" for name, value in shared.items())
 
 
 def _finding(run: Run, found: Sequence[Search]) -> str:
     slo = objectives_phrase(run)
     best = max(found, key=lambda search: search.keeps or 0.0)
     if best.keeps is None:
-        return f"{slo} (p99) is not met at any {best.variable} tried"
+        return f"SLO of {slo} (p99) not met at any {best.variable} tried"
     point = best.points[best.points["value"] == best.keeps].iloc[0]
     runs = f"{point['num_keeping']} of {plural(point['num_runs'], 'run')}"
-    return f"{slo} (p99) is met up to {best.variable} {short_number(best.keeps)}, in {runs} there"
+    return f"SLO of {slo} (p99) met up to {best.variable} {short_number(best.keeps)} ({runs})"

@@ -66,12 +66,14 @@ def _finding(lines: Mapping[float, pd.DataFrame]) -> str:
     block_size = max(lines, key=lambda size: lines[size]["median"].max())
     medians = lines[block_size]["median"]
     best = (
-        f"{short_number(medians.max())} tokens/s at max_num_seqs {short_number(medians.idxmax())}, "
-        f"block_size {short_number(block_size)}"
+        f"{short_number(medians.max())} tokens/s "
+        f"(max_num_seqs {short_number(medians.idxmax())}, block_size {short_number(block_size)})"
     )
     bend = knee(medians)
     if bend is None or len(medians) < 3:
-        return f"Highest output throughput: {best}"
+        return f"Highest throughput: {best}"
     if bend >= medians.index.max():
-        return f"Throughput is still rising at the largest batch tried: {best}"
-    return f"Throughput levels off at max_num_seqs {short_number(bend)}; highest: {best}"
+        return f"Still rising at the largest batch: {best}"
+    if bend == medians.idxmax():
+        return f"Throughput peaks at {best}"
+    return f"Throughput levels off at max_num_seqs {short_number(bend)}; best {best}"
