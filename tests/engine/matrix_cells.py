@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from test_equality import shrink_pool
+from engine_answers import shrink_pool
 
 from kvplan_engine import LLM, BeamSearchParams, BeamSearchSequence, Engine, SamplingParams
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Checkpoint
+from small_models import Checkpoint
 
 from kvplan_engine import LLM, BeamSearchParams, EngineError, SamplingParams
 from kvplan_engine.device.process_memory import private_memory_bytes, resident_memory_bytes

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ARCHITECTURES, Checkpoint, greedy
+from beam_reference import END_TOKENS, assert_same, reference
 from matrix_cells import ALL_CELLS, CELLS, Cell, Watch, add_beams, add_greedy, beam_answers, greedy_tokens, set_up
-from test_beam_search import END_TOKENS, assert_same, reference
+from small_models import ARCHITECTURES, Checkpoint, greedy
 
 from kvplan_engine import LLM, BeamSearchParams, EngineError
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import greedy
 from fake_gpu import FakeGpu, take_gpu
+from small_models import greedy
 
 from kvplan_engine import LLM, SamplingParams
 

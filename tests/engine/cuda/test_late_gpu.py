@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import greedy
 from fake_gpu import take_gpu
 from late_gpu import LateGpu
+from small_models import greedy
 
 from kvplan_engine import LLM, SamplingParams
 from kvplan_engine.execution import staging

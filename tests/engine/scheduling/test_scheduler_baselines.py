@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Checkpoint, greedy
+from engine_answers import answer, shrink_pool
 from scheduler_harness import SchedulerHarness
-from test_equality import answer, shrink_pool
+from small_models import Checkpoint, greedy
 
 from kvplan_engine import LLM, EngineError, SamplingParams
 

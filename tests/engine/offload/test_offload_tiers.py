@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Checkpoint, greedy
-from test_equality import answer, shrink_pool
+from engine_answers import answer, shrink_pool
+from small_models import Checkpoint, greedy
 
 from kvplan_engine import LLM, EngineError, SamplingParams
 from kvplan_engine.blocks.block_pool import BlockPool

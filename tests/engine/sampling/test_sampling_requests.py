@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Checkpoint
+from small_models import Checkpoint
 
 from kvplan_engine import LLM, EngineError, RequestOutput, SamplingParams
 from kvplan_engine.requests.detokenizer import Detokenizer, answer_text

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Checkpoint
-from test_equality import answer, shrink_pool
+from engine_answers import answer, shrink_pool
+from small_models import Checkpoint
 
 from kvplan_engine import LLM, EngineConfig, EngineError, SamplingParams
 

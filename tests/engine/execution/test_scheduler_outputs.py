@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import Checkpoint
+from small_models import Checkpoint
 
 from kvplan_engine import LLM, SamplingParams
 from kvplan_engine.requests.outputs import PlainOutputs

@@ -6,12 +6,10 @@ Inputs whose values the host does not know yet really come from the step before:
 from __future__ import annotations
 
 import pytest
-from conftest import ARCHITECTURES, Checkpoint
-from test_equality import NUM_TOKENS, _prompts, answer, expected, shrink_pool
+from engine_answers import NUM_TOKENS, answer, ragged_prompts, shrink_pool
+from small_models import ARCHITECTURES, Checkpoint
 
 from kvplan_engine import LLM, BeamSearchParams, SamplingParams
-
-__all__ = ["expected"]  # the fixture of test_equality
 
 
 def start(checkpoint: Checkpoint, **settings: object) -> LLM:
@@ -29,7 +27,7 @@ def greedy_params(num_tokens: int = NUM_TOKENS, **settings: object) -> SamplingP
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_ragged_batches_answer_as_without(
     checkpoints: dict[str, Checkpoint],
-    expected: dict[str, list[list[int]]],
+    expected_tokens: dict[str, list[list[int]]],
     name: str,
     block_size: int,
     prefix_caching: bool,
@@ -37,8 +35,8 @@ def test_ragged_batches_answer_as_without(
     """More prompts than may run, chunked prompts, prefill and decode in one step; twice, with cached blocks or not."""
     llm = start(checkpoints[name], block_size=block_size, enable_prefix_caching=prefix_caching)
     shrink_pool(llm, num_tokens=1024)
-    assert answer(llm, _prompts(384), NUM_TOKENS) == expected[name]
-    assert answer(llm, _prompts(384), NUM_TOKENS) == expected[name]
+    assert answer(llm, ragged_prompts(), NUM_TOKENS) == expected_tokens[name]
+    assert answer(llm, ragged_prompts(), NUM_TOKENS) == expected_tokens[name]
     stats = llm.get_stats()
     assert stats["num_steps_ahead"] > 0.9 * stats["num_steps"] - 2
     assert (stats["prefix_cache_hits"] > 0) == prefix_caching
@@ -50,7 +48,7 @@ def test_ragged_batches_answer_as_without(
 @pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3"])
 def test_sequences_that_are_preempted_with_a_token_on_its_way(
     checkpoints: dict[str, Checkpoint],
-    expected: dict[str, list[list[int]]],
+    expected_tokens: dict[str, list[list[int]]],
     name: str,
     block_size: int,
     swap_space: object,
@@ -59,7 +57,7 @@ def test_sequences_that_are_preempted_with_a_token_on_its_way(
     settings = {"max_num_batched_tokens": 64, "max_num_seqs": 6, "max_model_len": 96, "block_size": block_size}
     llm = start(checkpoints[name], **settings, swap_space=swap_space, preemption_mode=mode)
     shrink_pool(llm, num_tokens=128)
-    assert answer(llm, _prompts(384), NUM_TOKENS) == expected[name]
+    assert answer(llm, ragged_prompts(), NUM_TOKENS) == expected_tokens[name]
     stats = llm.get_stats()
     assert stats["num_preemptions"] > 0
     assert (stats["num_swaps"] > 0) == bool(swap_space)
@@ -68,13 +66,13 @@ def test_sequences_that_are_preempted_with_a_token_on_its_way(
 
 
 def test_a_stop_token_ends_an_answer_although_one_token_more_was_computed(
-    checkpoints: dict[str, Checkpoint], expected: dict[str, list[list[int]]]
+    checkpoints: dict[str, Checkpoint], expected_tokens: dict[str, list[list[int]]]
 ) -> None:
     """Each prompt stops at its own fifth token; the next prompts take the blocks and rows that become free."""
-    llm, wanted = start(checkpoints["llama"]), expected["llama"]
+    llm, wanted = start(checkpoints["llama"]), expected_tokens["llama"]
     stops = [next(token for place, token in enumerate(one) if place >= 4) for one in wanted]
     params = [greedy_params(stop_token_ids=[stop]) for stop in stops]
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in _prompts(384)], params)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in ragged_prompts()], params)
     for output, one, stop in zip(outputs, wanted, stops, strict=True):
         assert output.outputs[0].token_ids == one[: one.index(stop) + 1]
         assert output.outputs[0].finish_reason == "stop"
@@ -84,9 +82,9 @@ def test_a_stop_token_ends_an_answer_although_one_token_more_was_computed(
 
 
 def test_a_request_aborted_with_a_token_on_its_way_leaves_the_others_alone(
-    checkpoints: dict[str, Checkpoint], expected: dict[str, list[list[int]]]
+    checkpoints: dict[str, Checkpoint], expected_tokens: dict[str, list[list[int]]]
 ) -> None:
-    llm, prompts, wanted = start(checkpoints["gpt2"]), _prompts(384), expected["gpt2"]
+    llm, prompts, wanted = start(checkpoints["gpt2"]), ragged_prompts(), expected_tokens["gpt2"]
     engine = llm.engine
     requests = [engine.add_request(f"r{i}", prompt, greedy_params()) for i, prompt in enumerate(prompts)]
     for _ in range(4):
@@ -103,9 +101,11 @@ def test_a_request_aborted_with_a_token_on_its_way_leaves_the_others_alone(
     assert answer(llm, prompts[:2], NUM_TOKENS) == wanted[:2]
 
 
-def test_every_token_is_reported_once(checkpoints: dict[str, Checkpoint], expected: dict[str, list[list[int]]]) -> None:
+def test_every_token_is_reported_once(
+    checkpoints: dict[str, Checkpoint], expected_tokens: dict[str, list[list[int]]]
+) -> None:
     engine = start(checkpoints["qwen2"]).engine
-    for number, prompt in enumerate(_prompts(384)):
+    for number, prompt in enumerate(ragged_prompts()):
         engine.add_request(f"r{number}", prompt, greedy_params())
     reported: dict[str, list[int]] = {}
     finished: list[str] = []
@@ -114,7 +114,7 @@ def test_every_token_is_reported_once(checkpoints: dict[str, Checkpoint], expect
             reported.setdefault(output.request_id, []).extend(output.new_token_ids)
             if output.finished:
                 finished.append(output.request_id)
-    assert [reported[f"r{number}"] for number in range(len(reported))] == expected["qwen2"]
+    assert [reported[f"r{number}"] for number in range(len(reported))] == expected_tokens["qwen2"]
     assert sorted(finished) == sorted(reported)
 
 
@@ -134,7 +134,7 @@ def test_every_token_is_reported_once(checkpoints: dict[str, Checkpoint], expect
 def test_what_depends_on_values_is_the_same(checkpoints: dict[str, Checkpoint], settings: dict) -> None:
     """Beside plain greedy requests that come and go; some of these make every step wait, and the answers are equal."""
     params = [SamplingParams(**({"temperature": 0.0, "max_tokens": 9} | settings)), greedy_params(5), greedy_params(14)]
-    prompts = [{"prompt_token_ids": prompt} for prompt in _prompts(384)[1:4]]
+    prompts = [{"prompt_token_ids": prompt} for prompt in ragged_prompts()[1:4]]
 
     def tokens(ahead: bool) -> list[list[list[int]]]:
         outputs = start(checkpoints["llama"], max_num_seqs=6, async_scheduling=ahead).generate(prompts, params)
@@ -146,7 +146,7 @@ def test_what_depends_on_values_is_the_same(checkpoints: dict[str, Checkpoint], 
 def test_a_search_beside_greedy_requests(checkpoints: dict[str, Checkpoint]) -> None:
     """While it runs, every step waits for its tokens, and the stats say so."""
     llm = start(checkpoints["llama"], max_num_seqs=8)
-    prompt = _prompts(384)[1]
+    prompt = ragged_prompts()[1]
     alone = llm.beam_search([{"prompt_token_ids": prompt}], BeamSearchParams(beam_width=3, max_tokens=8))
     stats = llm.get_stats()
     assert stats["num_steps_ahead"] <= 1 < stats["num_steps"]
