@@ -16,7 +16,7 @@ from report_helpers import failed_records, records, sample_directory, sample_run
 
 from kvplan.reports.comparison import compare_runs
 from kvplan.reports.pictures import PICTURES, Picture, draw_comparison, draw_pictures
-from kvplan.reports.plots import outcomes
+from kvplan.reports.plots import canvas, outcomes
 from kvplan.reports.plots.canvas import drawing, new_figure
 from kvplan.runs.reader import load_run
 
@@ -154,3 +154,9 @@ def test_reading_a_run_imports_no_matplotlib():
     script = f"import sys, {modules}; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n"
+
+
+def test_titles_are_broken_into_lines_of_equal_length():
+    assert canvas.balanced("four short words here", 40) == "four short words here"
+    assert canvas.balanced("a title that is one word too long", 28) == "a title that is\none word too long"
+    assert canvas.balanced("as much as 9 %", 13).splitlines()[-1].endswith("9\N{NO-BREAK SPACE}%")

@@ -81,9 +81,8 @@ def png_bytes(figure: Figure) -> bytes:
 def finish(figure: Figure, run: Run, finding: str, held: str = "") -> str:
     """Write the finding above the figure and the run's circumstances below it; returns the finding."""
     width = figure.get_figwidth()
-    figure.suptitle(
-        textwrap.fill(printable(finding), int(width * 8.7)), x=0.01, ha="left", fontsize=12, fontweight="bold"
-    )
+    title = balanced(printable(finding), int(width * 8.7))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     foot = "\n".join(
         textwrap.fill(printable(line), int(width * 15.2))
         for line in (run_phrase(run), held and f"at {held}", exclusion_phrase(run))
@@ -91,6 +90,14 @@ def finish(figure: Figure, run: Run, finding: str, held: str = "") -> str:
     )
     figure.supxlabel(foot, x=0.01, ha="left", fontsize=8, color=FAINT)
     return finding
+
+
+def balanced(text: str, width: int) -> str:
+    """As few lines as ``width`` allows, of about equal length, so that no word is alone on the last one."""
+    text = text.replace(" %", "\N{NO-BREAK SPACE}%")
+    num_lines = len(textwrap.wrap(text, width))
+    narrowest = next(w for w in range(len(text) // num_lines, width + 1) if len(textwrap.wrap(text, w)) == num_lines)
+    return textwrap.fill(text, narrowest)
 
 
 def say(figure: Figure, run: Run, message: str) -> str:
