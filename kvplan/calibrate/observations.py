@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvplan.calibrate.trials import MeasuredTrial
-from kvplan.estimate.speed.batching import play_requests
-from kvplan.estimate.speed.simulation import Playback
+from kvplan.estimate.speed.batching import simulate_requests
+from kvplan.estimate.speed.simulation import Simulation
 from kvplan.estimate.speed.step_time import StepShape
 
 
@@ -71,13 +71,13 @@ def observe(trial: MeasuredTrial) -> Observation | None:
         if trial.arrives_over_time:
             return None
         mean_seconds = _duration(trial) / num_steps
-        return _observation(trial, _play(trial, [mean_seconds]), None)
+        return _observation(trial, _simulate(trial, [mean_seconds]), None)
     stride = -(-num_steps // len(points))
     steps = np.repeat(points / stride, stride)[:num_steps]
-    played = _play(trial, steps)
-    if len(played.loads) == num_steps:
-        return _observation(trial, played, points)
-    return None if trial.arrives_over_time else _observation(trial, played, None)
+    simulated = _simulate(trial, steps)
+    if len(simulated.loads) == num_steps:
+        return _observation(trial, simulated, points)
+    return None if trial.arrives_over_time else _observation(trial, simulated, None)
 
 
 def _duration(trial: MeasuredTrial) -> float:
@@ -98,19 +98,19 @@ def _point_seconds(trial: MeasuredTrial) -> np.ndarray | None:
     return np.diff(np.asarray(series["seconds"], dtype=np.float64), prepend=0.0)
 
 
-def _play(trial: MeasuredTrial, durations: Sequence[float] | np.ndarray) -> Playback:
-    return play_requests(
+def _simulate(trial: MeasuredTrial, durations: Sequence[float] | np.ndarray) -> Simulation:
+    return simulate_requests(
         trial.requests, trial.limits, _RecordedClock(list(durations)), max_concurrency=trial.max_concurrency
     )
 
 
-def _observation(trial: MeasuredTrial, played: Playback, points: np.ndarray | None) -> Observation:
-    num_steps = len(played.loads)
-    weights, seconds = _figures(trial, played)
+def _observation(trial: MeasuredTrial, simulated: Simulation, points: np.ndarray | None) -> Observation:
+    num_steps = len(simulated.loads)
+    weights, seconds = _figures(trial, simulated)
     stride = 1 if points is None else -(-num_steps // len(points))
     return Observation(
         shape=trial.shape,
-        loads=loads_of(played),
+        loads=loads_of(simulated),
         group_starts=np.arange(0, num_steps, stride) if points is not None else np.empty(0, dtype=np.int64),
         group_seconds=points if points is not None else np.empty(0),
         figure_weights=weights,
@@ -118,29 +118,29 @@ def _observation(trial: MeasuredTrial, played: Playback, points: np.ndarray | No
     )
 
 
-def loads_of(played: Playback) -> Loads:
+def loads_of(simulated: Simulation) -> Loads:
     """The loads of the simulated steps as arrays."""
-    steps = played.loads
+    steps = simulated.loads
     columns = (steps.num_tokens, steps.num_sequences, steps.num_sampled, steps.num_kv_tokens, steps.num_pairs)
     return Loads(*(np.asarray(column, dtype=np.float64) for column in columns))
 
 
-def _figures(trial: MeasuredTrial, played: Playback) -> tuple[np.ndarray, np.ndarray]:
+def _figures(trial: MeasuredTrial, simulated: Simulation) -> tuple[np.ndarray, np.ndarray]:
     """Weights [F, N] and measured seconds [F] of the whole trial, the mean TTFT and, if there is one, the mean TPOT."""
-    num_steps, row = len(played.loads), trial.row
-    idle = played.seconds - sum(played.loads.step_seconds)
+    num_steps, row = len(simulated.loads), trial.row
+    idle = simulated.seconds - sum(simulated.loads.step_seconds)
     weights = [np.ones(num_steps)]
     seconds = [_duration(trial) - idle]
     first, later = np.zeros(num_steps + 1), np.zeros(num_steps + 1)
-    with_more = [request for request in played.requests if request.num_output_tokens > 1]
-    for request in played.requests:
+    with_more = [request for request in simulated.requests if request.num_output_tokens > 1]
+    for request in simulated.requests:
         first[request.arrival_step] += 1
         first[request.token_steps[0][0] + 1] -= 1
     for request in with_more:
         share = 1 / (request.num_output_tokens - 1)
         later[request.token_steps[0][0] + 1] += share
         later[request.token_steps[-1][1]] -= share
-    weights.append(np.cumsum(first)[:-1] / len(played.requests))
+    weights.append(np.cumsum(first)[:-1] / len(simulated.requests))
     mean_ttft_ms, mean_tpot_ms = row["mean_ttft_ms"], row["mean_tpot_ms"]
     assert mean_ttft_ms is not None, "a served trial has a TTFT"
     seconds.append(mean_ttft_ms / 1000)

@@ -14,8 +14,8 @@ from kvplan.calibrate.observations import observe
 from kvplan.calibrate.trials import MeasuredTrial
 from kvplan.catalog.measured import HeldOutError
 from kvplan.errors import KvplanError
-from kvplan.estimate.speed.batching import play_requests
-from kvplan.estimate.speed.simulated_figures import play_figures
+from kvplan.estimate.speed.batching import simulate_requests
+from kvplan.estimate.speed.simulated_figures import simulated_figures
 from kvplan.estimate.speed.step_time import Speed, StepTimes
 
 FIGURES: Final = ("output_throughput", "tpot", "ttft")
@@ -56,7 +56,9 @@ def fit_trials(trials: Sequence[MeasuredTrial], expected: Speed) -> Speed:
 def predicted_figures(trial: MeasuredTrial, speed: Speed) -> dict[str, float | None]:
     """Output throughput (tokens/s), median TPOT and TTFT (seconds) from lengths, limits and coefficients alone."""
     times = StepTimes(trial.shape, speed)
-    figures = play_figures(play_requests(trial.requests, trial.limits, times, max_concurrency=trial.max_concurrency))
+    figures = simulated_figures(
+        simulate_requests(trial.requests, trial.limits, times, max_concurrency=trial.max_concurrency)
+    )
     return {
         "output_throughput": figures.output_throughput,
         "tpot": figures.median_tpot_seconds,

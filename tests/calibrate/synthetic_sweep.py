@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimate.speed.batching import play_requests
-from kvplan.estimate.speed.simulation import BatchLimits, Playback
+from kvplan.estimate.speed.batching import simulate_requests
+from kvplan.estimate.speed.simulation import BatchLimits, Simulation
 from kvplan.estimate.speed.step_time import Speed, StepTimes, step_shape
 from kvplan.runs.rows import empty_row
 from kvplan.sweeps.worker.metrics import RequestTrace, serving_figures
@@ -35,11 +35,11 @@ WORKLOAD = WorkloadSpec(12, Lengths(16, 200), Lengths(4, 24), seed=3)
 SEQS, TOKENS = (1, 2, 4, 9, 16), (48, 96, 512)
 
 
-def traces_of(played: Playback) -> list[RequestTrace]:
-    """The play as a recording: when each token came."""
-    ends = played.loads.end_seconds
+def traces_of(simulated: Simulation) -> list[RequestTrace]:
+    """The simulation as a recording: when each token came."""
+    ends = simulated.loads.end_seconds
     traces = []
-    for index, request in enumerate(played.requests):
+    for index, request in enumerate(simulated.requests):
         times = [ends[step] for first, stop in request.token_steps for step in range(first, stop)]
         traces.append(RequestTrace(str(index), request.num_prompt_tokens, request.arrival_seconds, times, True))
     return traces
@@ -115,8 +115,8 @@ def _record(
     limits = BatchLimits(settings["max_num_seqs"], settings["max_num_batched_tokens"], block_size, num_blocks)
     requests = clip_requests(generate_requests(workload), max_model_len).requests
     clock = _NoisyClock(StepTimes(shape, speed), noise, slow_share, rng)
-    played = play_requests(requests, limits, clock, max_concurrency=workload.max_concurrency)
-    row = empty_row() | serving_figures(traces_of(played), played.seconds)
+    simulated = simulate_requests(requests, limits, clock, max_concurrency=workload.max_concurrency)
+    row = empty_row() | serving_figures(traces_of(simulated), simulated.seconds)
     row |= settings
     row |= {
         "trial_id": f"{settings['max_num_seqs']}-{settings['max_num_batched_tokens']}-{run}",
@@ -127,7 +127,7 @@ def _record(
         "device_memory_bytes": 4 << 30,
         "dtype": "float32",
         "kv_cache_dtype": "float32",
-        "status": played.status,
+        "status": simulated.status,
         "gpu_memory_utilization": 0.9,
         "block_size": block_size,
         "max_model_len": max_model_len,
@@ -135,18 +135,18 @@ def _record(
         "block_bytes": block_bytes,
         "request_rate": "inf" if math.isinf(workload.request_rate) else workload.request_rate,
         "max_concurrency": workload.max_concurrency,
-        "num_steps": len(played.loads),
+        "num_steps": len(simulated.loads),
         "other_cpu_pct": 1.0,
     }
-    return {"schema": "kvplan.trial/1", "row": row, "series": _series(played)}
+    return {"schema": "kvplan.trial/1", "row": row, "series": _series(simulated)}
 
 
-def _series(played: Playback, most_points: int = 400) -> dict[str, list[float]]:
+def _series(simulated: Simulation, most_points: int = 400) -> dict[str, list[float]]:
     """Points of a trial as the sweep stores them: long trials have several steps in one."""
-    stride = -(-len(played.loads) // most_points)
-    starts = np.arange(0, len(played.loads), stride)
-    steps = np.add.reduceat(np.asarray(played.loads.step_seconds), starts)
-    ends = [played.loads.end_seconds[min(start + stride, len(played.loads)) - 1] for start in starts]
+    stride = -(-len(simulated.loads) // most_points)
+    starts = np.arange(0, len(simulated.loads), stride)
+    steps = np.add.reduceat(np.asarray(simulated.loads.step_seconds), starts)
+    ends = [simulated.loads.end_seconds[min(start + stride, len(simulated.loads)) - 1] for start in starts]
     return {"seconds": ends, "step_seconds": [float(value) for value in steps]}
 
 

@@ -16,9 +16,9 @@ from kvplan.catalog.measured import load_measured, read_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import KvplanError
-from kvplan.estimate.speed.batching import play_requests
+from kvplan.estimate.speed.batching import simulate_requests
 from kvplan.estimate.speed.latency import DeviceSpeed, model_work, serving_speed
-from kvplan.estimate.speed.simulated_figures import play_figures
+from kvplan.estimate.speed.simulated_figures import simulated_figures
 from kvplan.estimate.speed.simulation import BatchLimits
 from kvplan.estimate.speed.step_time import Speed, StepTimes, step_shape
 from kvplan.machine.host import cpu_name
@@ -128,20 +128,20 @@ def test_plan_uses_it_and_says_so(
     assert explicit["deployments"][0]["performance"]["origin"] == "measured"
 
 
-def test_plan_and_play_agree(profile: Path) -> None:
-    """The plan's closed form against requests played one by one: eight users, each with the next request at hand."""
+def test_plan_and_simulation_agree(profile: Path) -> None:
+    """The plan's closed form against requests simulated one by one: eight users, each with the next request at hand."""
     found = read_measured(profile)
     spec, speed = resolve_model("gpt2"), Speed.from_json(found.coefficients)
     kv_bytes = spec.num_layers * spec.layers[0].mixer.cache_elements_per_token * 4  # type: ignore[union-attr]
     shape = step_shape(spec, element_bytes=4, kv_bytes_per_token=kv_bytes)
     requests = [RequestSpec(index, 96 + index % 64, 24 + index % 17) for index in range(96)]
     limits = BatchLimits(8, 2048, 16, 4000)
-    played = play_figures(play_requests(requests, limits, StepTimes(shape, speed), max_concurrency=8))
+    simulated = simulated_figures(simulate_requests(requests, limits, StepTimes(shape, speed), max_concurrency=8))
     work = model_work(spec, 4 * spec.num_parameters, "float32", 1)
     device = DeviceSpeed.of(found, spec.id, "float32")
     planned = serving_speed(work, find_gpu("cpu"), 8, 127, 32, (127 + 16) * kv_bytes, device)
-    assert planned.output_tokens_per_second.middle == pytest.approx(played.output_throughput, rel=0.15)
-    assert planned.tpot_seconds.middle == pytest.approx(played.median_tpot_seconds, rel=0.15)
+    assert planned.output_tokens_per_second.middle == pytest.approx(simulated.output_throughput, rel=0.15)
+    assert planned.tpot_seconds.middle == pytest.approx(simulated.median_tpot_seconds, rel=0.15)
 
 
 def test_a_sweep_predicts_with_it(profile: Path) -> None:

@@ -1,4 +1,4 @@
-"""Continuous batching on lengths alone: steps played in one go equal steps played one by one; prefixes; figures."""
+"""Continuous batching on lengths alone: steps simulated in one go equal those simulated one by one; prefixes; figures."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import random
 import pytest
 
 from kvplan.estimate.speed import batching
-from kvplan.estimate.speed.batching import play_requests
-from kvplan.estimate.speed.simulated_figures import play_figures
-from kvplan.estimate.speed.simulation import BatchLimits, Playback
+from kvplan.estimate.speed.batching import simulate_requests
+from kvplan.estimate.speed.simulated_figures import simulated_figures
+from kvplan.estimate.speed.simulation import BatchLimits, Simulation
 from kvplan.sweeps.worker.metrics import RequestTrace, serving_figures
 from kvplan.workload.requests import RequestSpec
 
@@ -24,7 +24,7 @@ class Clock:
         return 0.01 + 1e-4 * load
 
 
-def random_play(seed: int, prefixes: bool = False) -> Playback:
+def random_simulation(seed: int, prefixes: bool = False) -> Simulation:
     rng = random.Random(seed)
     block_size = rng.choice([1, 4, 16])
     needed = -(-64 // block_size)
@@ -36,14 +36,14 @@ def random_play(seed: int, prefixes: bool = False) -> Playback:
         RequestSpec(index, rng.randint(30, 48), rng.randint(1, 16), seconds, index % 3, 24 if prefixes else 0)
         for index, seconds in enumerate(arrivals)
     ]
-    return play_requests(requests, limits, Clock(), max_concurrency=rng.choice([None, 3]))
+    return simulate_requests(requests, limits, Clock(), max_concurrency=rng.choice([None, 3]))
 
 
 @pytest.mark.parametrize("prefixes", [False, True])
 def test_many_steps_at_once_equal_single_steps(monkeypatch: pytest.MonkeyPatch, prefixes: bool) -> None:
-    at_once = [random_play(seed, prefixes) for seed in range(200)]
-    monkeypatch.setattr(batching._Play, "_decode_on", lambda self: False)
-    one_by_one = [random_play(seed, prefixes) for seed in range(200)]
+    at_once = [random_simulation(seed, prefixes) for seed in range(200)]
+    monkeypatch.setattr(batching._SimulatedScheduler, "_decode_on", lambda self: False)
+    one_by_one = [random_simulation(seed, prefixes) for seed in range(200)]
     for fast, slow in zip(at_once, one_by_one, strict=True):
         assert fast.loads == slow.loads
         assert fast.requests == slow.requests
@@ -52,22 +52,22 @@ def test_many_steps_at_once_equal_single_steps(monkeypatch: pytest.MonkeyPatch, 
             slow.max_running,
             slow.num_preemptions,
         )
-    assert {play.status for play in at_once} == {"ok", "queued", "preempted"}
+    assert {simulated.status for simulated in at_once} == {"ok", "queued", "preempted"}
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_token_comes_once_and_every_block_returns(seed: int) -> None:
     for prefixes in (False, True):
-        played = random_play(seed, prefixes)
-        for request in played.requests:
+        simulated = random_simulation(seed, prefixes)
+        for request in simulated.requests:
             assert sum(stop - first for first, stop in request.token_steps) == request.num_output_tokens
 
 
 def test_figures_are_those_of_the_sweep() -> None:
     """The same definitions as for measured traces (which are vLLM's)."""
     for seed in range(20):
-        played = random_play(seed)
-        ends = played.loads.end_seconds
+        simulated = random_simulation(seed)
+        ends = simulated.loads.end_seconds
         traces = [
             RequestTrace(
                 str(index),
@@ -76,9 +76,9 @@ def test_figures_are_those_of_the_sweep() -> None:
                 [ends[step] for first, stop in request.token_steps for step in range(first, stop)],
                 finished=True,
             )
-            for index, request in enumerate(played.requests)
+            for index, request in enumerate(simulated.requests)
         ]
-        measured, found = serving_figures(traces, played.seconds), play_figures(played)
+        measured, found = serving_figures(traces, simulated.seconds), simulated_figures(simulated)
         assert found.output_throughput == pytest.approx(measured["output_throughput"])
         for name in ("ttft", "tpot", "itl"):
             seconds, expected = getattr(found, f"median_{name}_seconds"), measured[f"median_{name}_ms"]
@@ -90,14 +90,14 @@ def test_figures_are_those_of_the_sweep() -> None:
 def test_a_shared_prefix_is_computed_once() -> None:
     limits = BatchLimits(max_num_seqs=1, max_num_batched_tokens=256, block_size=16, num_blocks=64)
     requests = [RequestSpec(index, 100, 1, 0.0, 0, 64) for index in range(3)]
-    played = play_requests(requests, limits, Clock())
-    assert played.loads.num_tokens == [100, 36, 36]
-    assert played.loads.num_kv_tokens == [100, 100, 100]
+    simulated = simulate_requests(requests, limits, Clock())
+    assert simulated.loads.num_tokens == [100, 36, 36]
+    assert simulated.loads.num_kv_tokens == [100, 100, 100]
 
 
 def test_a_shared_prefix_is_held_once() -> None:
     """Three sequences of 7 blocks, 4 of them in common: 4 + 3 x 3 blocks hold them, 21 are not needed."""
     requests = [RequestSpec(0, 100, 12, 0.0, 0, 64), *(RequestSpec(index, 100, 8, 0.03, 0, 64) for index in (1, 2))]
     for num_blocks, num_running in ((13, 3), (12, 2)):
-        played = play_requests(requests, BatchLimits(4, 256, 16, num_blocks), Clock())
-        assert (played.max_running, played.num_preemptions) == (num_running, 0)
+        simulated = simulate_requests(requests, BatchLimits(4, 256, 16, num_blocks), Clock())
+        assert (simulated.max_running, simulated.num_preemptions) == (num_running, 0)

@@ -22,7 +22,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvplan.estimate.speed.simulation import BatchLimits, Playback, PlayedRequest, RequestLengths, StepClock, StepLoads
+from kvplan.estimate.speed.simulation import (
+    BatchLimits,
+    RequestLengths,
+    SimulatedRequest,
+    Simulation,
+    StepClock,
+    StepLoads,
+)
 
 # Share of the pool that stays free when a sequence is admitted beside running ones.
 _WATERMARK = 0.01
@@ -43,7 +50,7 @@ class _Prefix:
 class _Sequence:
     """num_blocks: its own; num_shared_blocks: those of its prefix, which are counted once for all."""
 
-    played: PlayedRequest
+    simulated: SimulatedRequest
     num_known: int
     num_output_left: int
     prefix: _Prefix
@@ -53,7 +60,7 @@ class _Sequence:
     num_shared_blocks: int = 0
 
     def got_tokens(self, first_step: int, num_steps: int) -> None:
-        runs = self.played.token_steps
+        runs = self.simulated.token_steps
         if runs and runs[-1][1] == first_step:
             runs[-1] = (runs[-1][0], first_step + num_steps)
         else:
@@ -62,7 +69,7 @@ class _Sequence:
         self.num_output_left -= num_steps
 
 
-class _Play:
+class _SimulatedScheduler:
     """The state: who runs, who waits, what is free, what time it is."""
 
     def __init__(
@@ -79,7 +86,7 @@ class _Play:
         self._seconds = 0.0
         self._prefixes: dict[int, _Prefix] = {}
         self.loads = StepLoads()
-        self.played: list[PlayedRequest] = []
+        self.simulated: list[SimulatedRequest] = []
         self.num_preemptions = 0
         self.max_running = 0
         self.was_blocked = False
@@ -98,10 +105,12 @@ class _Play:
     def _send_due(self) -> None:
         while self._is_next_due():
             request = self._pending.popleft()
-            played = PlayedRequest(request.num_prompt_tokens, request.num_output_tokens, self._seconds, len(self.loads))
-            self.played.append(played)
+            simulated = SimulatedRequest(
+                request.num_prompt_tokens, request.num_output_tokens, self._seconds, len(self.loads)
+            )
+            self.simulated.append(simulated)
             prefix = self._prefixes.setdefault(request.prefix_index, _Prefix())
-            sequence = _Sequence(played, request.num_prompt_tokens, request.num_output_tokens, prefix)
+            sequence = _Sequence(simulated, request.num_prompt_tokens, request.num_output_tokens, prefix)
             sequence.num_prefix_tokens = min(request.num_prefix_tokens, request.num_prompt_tokens)
             self._waiting.append(sequence)
 
@@ -198,7 +207,7 @@ class _Play:
     # ---- many steps in which only lengths change
 
     def _decode_on(self) -> bool:
-        """Play the steps until somebody ends, comes or lacks a block; False where the next step is not of that kind."""
+        """Simulate steps until a request ends, arrives or lacks a block; False where the next step is of another kind."""
         running, count = self._running, len(self._running)
         if not count or count > self._limits.max_num_batched_tokens or self._may_admit(count):
             return False
@@ -214,11 +223,11 @@ class _Play:
             self._record(count, count, count, num_kv_tokens, float(num_kv_tokens))
             if self._is_next_due():
                 break
-        num_played = len(self.loads) - first
+        num_simulated = len(self.loads) - first
         for sequence in running:
-            sequence.got_tokens(first, num_played)
-            self._take_blocks(sequence, num_played)
-            sequence.num_computed += num_played
+            sequence.got_tokens(first, num_simulated)
+            self._take_blocks(sequence, num_simulated)
+            sequence.num_computed += num_simulated
         self._let_finished_go()
         return True
 
@@ -229,7 +238,7 @@ class _Play:
         budget = self._limits.max_num_batched_tokens - num_running
         if budget <= 0:
             return False
-        # blocks only become fewer while sequences decode; a step that takes the last ones is played by itself
+        # blocks only become fewer while sequences decode; a step that takes the last ones is simulated by itself
         return not self.was_blocked or self._has_room_for(self._waiting[0], budget)
 
     def _steps_with_blocks(self, most: int) -> int:
@@ -299,17 +308,23 @@ class _Play:
         self.num_preemptions += 1
 
 
-def play_requests(
+def simulate_requests(
     requests: Sequence[RequestLengths],
     limits: BatchLimits,
     clock: StepClock,
     *,
     max_concurrency: int | None = None,
-) -> Playback:
-    """Play the requests (in order of arrival) through a pool.
+) -> Simulation:
+    """Simulate the requests (in order of arrival) on a pool.
 
     The pool must hold the longest of them alone, as an engine demands before it starts: then every request ends.
     """
-    play = _Play(requests, limits, clock, max_concurrency)
-    play.run()
-    return Playback(play.loads, tuple(play.played), play.max_running, play.num_preemptions, play.was_blocked)
+    scheduler = _SimulatedScheduler(requests, limits, clock, max_concurrency)
+    scheduler.run()
+    return Simulation(
+        scheduler.loads,
+        tuple(scheduler.simulated),
+        scheduler.max_running,
+        scheduler.num_preemptions,
+        scheduler.was_blocked,
+    )

@@ -1,7 +1,6 @@
-"""What a play of requests takes (their lengths, limits, a clock) and what it gives: a record of every step and request.
+"""The inputs of a simulation (lengths, limits, a clock) and its result: a record of every step and request.
 
-Apart from the play itself (``batching``), which holds the rules and the state that they change: these types are all
-that those who ask for a play, or read one, have to know.
+The simulation itself, its rules and its state, is in ``batching``; callers need only these types.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Protocol
 
 
 class RequestLengths(Protocol):
-    """What the play needs to know of a request."""
+    """What the simulation needs to know of a request."""
 
     @property
     def num_prompt_tokens(self) -> int: ...
@@ -52,7 +51,7 @@ class BatchLimits:
 
 @dataclass(slots=True)
 class StepLoads:
-    """One entry per step, in order. ``end_seconds`` counts from the play's start, waiting for arrivals included."""
+    """One entry per step, in order. ``end_seconds`` counts from the start, waiting for arrivals included."""
 
     num_tokens: list[int] = field(default_factory=list)
     num_sequences: list[int] = field(default_factory=list)
@@ -67,7 +66,7 @@ class StepLoads:
 
 
 @dataclass(slots=True)
-class PlayedRequest:
+class SimulatedRequest:
     """token_steps: (first, last + 1) of consecutive steps that each gave the request a token; several runs of them
     where it was preempted or left out. arrival_step: steps that had ended when it was sent."""
 
@@ -79,11 +78,11 @@ class PlayedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Playback:
+class Simulation:
     """The whole run. ``was_blocked``: at some step one waited only because the pool had too few free blocks."""
 
     loads: StepLoads
-    requests: tuple[PlayedRequest, ...]
+    requests: tuple[SimulatedRequest, ...]
     max_running: int
     num_preemptions: int
     was_blocked: bool
@@ -101,7 +100,7 @@ class Playback:
 
     @property
     def seconds(self) -> float:
-        """From the start of the play to the last token."""
+        """From the start to the last token."""
         return self.loads.end_seconds[-1] if len(self.loads) else 0.0
 
     @property

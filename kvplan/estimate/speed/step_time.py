@@ -133,7 +133,7 @@ def padded_rows(num_tokens: float, row_step: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """A model on a device: the clock of a play. ``scale`` multiplies every step."""
+    """A model on a device: the clock of a simulation. ``scale`` multiplies every step."""
 
     shape: StepShape
     speed: Speed

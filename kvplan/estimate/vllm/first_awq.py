@@ -3,7 +3,7 @@
 The kernel wrote 8 x tokens x outputs in the model's dtype and summed over the first axis (csrc/quantization/awq,
 ``split_k_iters`` = 8); pull request 2566 of vllm-project/vllm ended it for large batches. Beyond 2 GiB PyTorch sums
 through a buffer in float32 as well (ATen/native/cuda/Reduce.cuh, AccumulationBuffer). These releases counted what
-PyTorch had reserved, fragments included, so the layers are played through on a model of its allocator.
+PyTorch had reserved, fragments included, so the layers are simulated on a model of its allocator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvplan.settings import FilledSettings
 _PARTIAL_SUMS = 8
 _INDEXABLE_BYTES = 2**31 - 1
 _SUM_BYTES = 4
-_LAYERS_PLAYED = 3
+_LAYERS_SIMULATED = 3
 """Enough for the pool to stop growing: the same sizes come and go in every layer."""
 
 
@@ -33,21 +33,21 @@ def first_awq_bytes(
     layer = next((layer for layer in layers if isinstance(layer.mixer, SoftmaxAttention)), None)
     if layer is None:
         return 0
-    play = _Play(CachingAllocator(), settings, spec.hidden_size)
-    hidden = play.vector()
+    step = _Step(CachingAllocator(), settings, spec.hidden_size)
+    hidden = step.vector()
     residual = hidden
-    for index in range(_LAYERS_PLAYED):
-        normed = play.vector()
+    for index in range(_LAYERS_SIMULATED):
+        normed = step.vector()
         if index:
-            play.memory.release(hidden)
-        attended = play.attention(layer, normed)
-        hidden = play.feed_forward(layer, attended)
-    play.memory.release(residual)
-    return play.memory.reserved_bytes if release.counts_non_torch else play.memory.peak_bytes
+            step.memory.release(hidden)
+        attended = step.attention(layer, normed)
+        hidden = step.feed_forward(layer, attended)
+    step.memory.release(residual)
+    return step.memory.reserved_bytes if release.counts_non_torch else step.memory.peak_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Play:
+class _Step:
     """Allocations of one step, in the order in which the release's Python code made and dropped them."""
 
     memory: CachingAllocator

@@ -11,7 +11,7 @@ from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan.memory import EnginePrediction, predict
 from kvplan.estimate.kvplan.settings import EngineDevice, engine_dtype
-from kvplan.estimate.speed.simulated_figures import PlayFigures, play_figures
+from kvplan.estimate.speed.simulated_figures import SimulatedFigures, simulated_figures
 from kvplan.estimate.speed.step_time import Speed, StepTimes, step_shape
 from kvplan.estimate.vllm.settings import compute_capability
 from kvplan.machine.device import Device
@@ -38,7 +38,7 @@ class TrialPrediction:
     num_blocks: int
     largest_context: int
     max_concurrency: int
-    figures: PlayFigures | None
+    figures: SimulatedFigures | None
     seconds: float
     origin: Origin
     time_scale: float
@@ -80,15 +80,15 @@ class Predictor:
         clipped = clip_requests(self.requests, settings.max_model_len)
         status, concurrency, figures, seconds = str(memory.outcome), 0, None, 0.0
         if memory.outcome == "ok":
-            played = forecast_trial(
+            simulated = forecast_trial(
                 clipped.requests,
                 settings,
                 num_blocks=memory.num_blocks,
                 cost=self.step_times(settings, memory),
                 max_concurrency=self.max_concurrency,
             )
-            status, concurrency = played.status, played.max_running
-            figures, seconds = play_figures(played), played.seconds
+            status, concurrency = simulated.status, simulated.max_running
+            figures, seconds = simulated_figures(simulated), simulated.seconds
         return TrialPrediction(
             requests=clipped,
             status=status,

@@ -1,4 +1,4 @@
-"""Whether a load is expected to keep the service level: the p99 of a played-through trial against the bounds."""
+"""Whether a load is expected to keep the service level: the p99 of a simulated trial against the bounds."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class SloPrediction:
         memory = predictor.memory(settings)
         if memory.outcome != "ok":
             return False
-        played = forecast_trial(
+        simulated = forecast_trial(
             clip_requests(predictor.requests, settings.max_model_len).requests,
             settings,
             num_blocks=memory.num_blocks,
             cost=predictor.step_times(settings, memory),
             max_concurrency=predictor.max_concurrency,
         )
-        ends = played.loads.end_seconds
+        ends = simulated.loads.end_seconds
         seconds = {
-            "ttft": [ttft_seconds(request, ends) for request in played.requests],
-            "tpot": [tpot_seconds(request, ends) or 0.0 for request in played.requests],
-            "e2el": [ends[request.token_steps[-1][1] - 1] - request.arrival_seconds for request in played.requests],
+            "ttft": [ttft_seconds(request, ends) for request in simulated.requests],
+            "tpot": [tpot_seconds(request, ends) or 0.0 for request in simulated.requests],
+            "e2el": [ends[request.token_steps[-1][1] - 1] - request.arrival_seconds for request in simulated.requests],
         }
         return all(_p99(seconds[name]) <= bound for name, bound in self.slo_seconds.items())
 

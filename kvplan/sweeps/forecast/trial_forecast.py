@@ -1,11 +1,11 @@
-"""How a trial will go, from lengths alone: continuous batching played through without a model."""
+"""How a trial will go, from lengths alone: continuous batching simulated without a model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvplan.estimate.speed.batching import play_requests
-from kvplan.estimate.speed.simulation import BatchLimits, Playback, StepClock
+from kvplan.estimate.speed.batching import simulate_requests
+from kvplan.estimate.speed.simulation import BatchLimits, Simulation, StepClock
 from kvplan.runs.trials import TrialSettings
 from kvplan.workload.requests import RequestSpec
 
@@ -17,10 +17,10 @@ def forecast_trial(
     num_blocks: int,
     cost: StepClock,
     max_concurrency: int | None = None,
-) -> Playback:
-    """Play the requests (already clipped to max_model_len) through a pool of ``num_blocks`` blocks.
+) -> Simulation:
+    """Simulate the requests (already clipped to max_model_len) on a pool of ``num_blocks`` blocks.
 
     The pool must hold one sequence of max_model_len tokens, as the engine demands: then every request ends.
     """
     limits = BatchLimits(settings.max_num_seqs, settings.max_num_batched_tokens, settings.block_size, num_blocks)
-    return play_requests(requests, limits, cost, max_concurrency=max_concurrency)
+    return simulate_requests(requests, limits, cost, max_concurrency=max_concurrency)
