@@ -18,10 +18,12 @@ from kvplan.runs.directory import MODEL, WORKER_LOG, read_manifest
 from kvplan.runs.files import write_whole
 from kvplan.runs.store import SweepStore
 from kvplan.runs.summary import Summary, summarize
-from kvplan.sweeps.plan import SweepPlan, manifest_of, plan_from_manifest, weights_path
+from kvplan.sweeps.manifest import manifest_of, plan_from_manifest
+from kvplan.sweeps.plan import SweepPlan
 from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.rows import SweepIdentity
 from kvplan.sweeps.runner import EngineSource, Runner
+from kvplan.sweeps.weights import weights_path
 from kvplan.sweeps.worker.client import WORKER_COMMAND, Worker
 
 

@@ -23,7 +23,7 @@ from kvplan.cli import main
         (["--model", "gpt2", "--request-rate", "-1"], 2, "--request-rate must be above 0"),
         (["--model", "gpt2", "--device", "tpu"], 2, "--device 'tpu'"),
         (["--model", "gpt2", "--device-memory", "lots"], 2, "'lots' is not an amount of memory"),
-        (["--model", "gpt2", "--device", "cpu", "--device-memory", "900TiB"], 1, "more than the"),
+        (["--model", "gpt2", "--device", "cpu", "--device-memory", "900TiB"], 1, "exceeds the"),
         (["--model", "gpt2", "--load-format", "gguf"], 1, "no gguf weights"),
         (["--model", "gpt2", "--workload", "/nowhere/at-all.jsonl"], 1, "cannot be read"),
         (["--resume", "/nowhere/at-all"], 1, "holds no sweep"),

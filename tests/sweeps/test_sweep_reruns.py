@@ -17,9 +17,9 @@ from kvplan.runs.outliers import excluded_runs, noise_reason, without_excluded
 from kvplan.runs.rows import empty_row
 from kvplan.runs.summary import summarize
 from kvplan.runs.trials import SETTING_NAMES, Trial, TrialSettings
+from kvplan.sweeps.schedules.lines import make_search
 from kvplan.sweeps.schedules.reruns import WithReruns
-from kvplan.sweeps.schedules.schedule import FixedSchedule, Step, play
-from kvplan.sweeps.schedules.search import make_search
+from kvplan.sweeps.schedules.schedule import FixedSchedule, Step, simulate
 
 BASE = TrialSettings(0.9, 8, 16, 256, 512)
 MANIFEST: dict[str, Any] = {
@@ -46,7 +46,7 @@ def row_of(step: Step, throughput: float = 100.0, others_pct: float = 1.0) -> di
 
 
 def played(trials: tuple[Trial, ...], answer: Callable[[Step], dict[str, Any]]) -> list[dict[str, Any]]:
-    return [answer(step) for step in play(WithReruns(FixedSchedule(trials)), answer)]
+    return [answer(step) for step in simulate(WithReruns(FixedSchedule(trials)), answer)]
 
 
 def test_a_noisy_run_is_run_again_at_once_and_left_out() -> None:
@@ -145,7 +145,7 @@ def test_boundaries_with_several_runs_need_every_run(tmp_path: Path) -> None:
         is_good = step.trial.settings.max_model_len <= limit and step.skip_sentence is None
         return row_of(step) | {"status": "ok" if is_good else "oom_runtime"}
 
-    rows = [answer(step) for step in play(search, answer) if step.skip_sentence is None]
+    rows = [answer(step) for step in simulate(search, answer) if step.skip_sentence is None]
     (boundary,) = summarize(MANIFEST | {"options": {"boundary": ["max_model_len"]}}, rows)["boundaries"]
     assert (boundary["starts"], boundary["fails"]) == (512, 544)
     runs = Counter(row["max_model_len"] for row in rows if row["planes"] == "grid")

@@ -161,5 +161,5 @@ def test_resume_refuses_another_model_of_the_same_name(tmp_path: Path, monkeypat
     run(tmp_path, monkeypatch, {}, axes={"max_num_seqs": "1"})
     config = tmp_path / "tiny-model" / "config.json"
     config.write_text(config.read_text().replace('"n_layer": 2', '"n_layer": 3'))
-    with pytest.raises(KvplanError, match="not the one this sweep was started with"):
+    with pytest.raises(KvplanError, match="has changed since this sweep was started"):
         resume_sweep(tmp_path / "run", SilentProgress(), worker_command=FAKE_WORKER)

@@ -13,7 +13,9 @@ from kvplan.runs.directory import read_trials
 from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import run_new_sweep
-from kvplan.sweeps.worker.trial import EngineHost, TrialOrder, run_trial
+from kvplan.sweeps.worker.engine_host import EngineHost
+from kvplan.sweeps.worker.protocol import TrialOrder
+from kvplan.sweeps.worker.trial import run_trial
 from kvplan.workload.requests import prompt_token_ids
 from kvplan_engine import LLM, Engine, SamplingParams
 
@@ -48,7 +50,7 @@ def order_of(directory: Path, **options: Any) -> TrialOrder:
         trial_id=Trial(1, SETTINGS).trial_id,
         engine={"model": str(directory / "tiny-model" / "config.json"), "device": "cpu", "device_memory": 1 << 30,
                 "load_format": "dummy", "seed": 5},
-        settings={name: getattr(SETTINGS, name) for name in SETTINGS.__dataclass_fields__},
+        settings=SETTINGS.as_json(),
         requests=plan.predictor.requests,
         max_concurrency=3,
         seed=5,

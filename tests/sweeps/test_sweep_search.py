@@ -20,8 +20,9 @@ from kvplan.runs.rows import empty_row
 from kvplan.runs.trials import SETTING_NAMES, TrialSettings
 from kvplan.runs.violations import find_violations
 from kvplan.sweeps.progress import SilentProgress
-from kvplan.sweeps.schedules.schedule import Step, play
-from kvplan.sweeps.schedules.search import AUDIT_SHARE, BoundarySearch, make_search
+from kvplan.sweeps.schedules.lines import make_search
+from kvplan.sweeps.schedules.schedule import Step, simulate
+from kvplan.sweeps.schedules.search import AUDIT_SHARE, BoundarySearch
 from kvplan.sweeps.session import resume_sweep, run_new_sweep
 
 BASE = TrialSettings(0.9, 8, 4, 64, 512)
@@ -48,7 +49,7 @@ def line_of(count: int) -> tuple[TrialSettings, ...]:
 
 def rows_of(search: BoundarySearch, works: Callable[[int], bool]) -> list[dict[str, Any]]:
     """The rows of a search in a world where contexts work or not as ``works`` says."""
-    return [row_of(step, works) for step in play(search, lambda step: row_of(step, works))]
+    return [row_of(step, works) for step in simulate(search, lambda step: row_of(step, works))]
 
 
 def row_of(step: Step, works: Callable[[int], bool]) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def test_every_boundary_is_found_in_log2_plus_three_probes_whatever_was_predicte
 def test_audits_find_failures_and_successes_that_break_monotony() -> None:
     """A hole in the good part and a success in the bad one: found where an audit is drawn, and then flagged."""
     search = search_of(64, 40, audit_share=0.2)
-    steps = play(search, lambda step: row_of(step, lambda context: context <= 640))
+    steps = simulate(search, lambda step: row_of(step, lambda context: context <= 640))
     audited = [step.trial.settings.max_model_len for step in steps if "audit" in step.trial.planes]
     assert 4 <= len(audited) <= 25
     hole, island = min(audited), max(audited)
@@ -97,7 +98,7 @@ def test_the_knee_is_found_by_halving(tmp_path: Path) -> None:
             "output_throughput": 10.0 * min(step.trial.settings.max_num_seqs, 12)
         }
 
-    steps = play(search, answer)
+    steps = simulate(search, answer)
     assert len(steps) <= 5
     (knee,) = find_boundaries([answer(step) for step in steps])
     assert (knee.kind, knee.starts) == ("knee_max_num_seqs", 16)
@@ -109,7 +110,7 @@ def test_lines_are_the_other_axes_and_settings_run_once(tmp_path: Path) -> None:
     search = make_search(["max_model_len"], axes, BASE, predictor, 0)
     assert [len(line) for line in search.searches[0].lines] == [5, 5]
     both = make_search(["max_model_len", "gpu_memory_utilization"], axes, BASE, predictor, 0)
-    steps = play(both, lambda step: row_of(step, lambda context: True))
+    steps = simulate(both, lambda step: row_of(step, lambda context: True))
     ids = [step.trial.trial_id for step in steps]
     assert len(ids) == len(set(ids))
     assert [step.trial.number for step in steps] == list(range(1, len(steps) + 1))
@@ -199,7 +200,7 @@ def utilization_rows(works: Callable[[float], bool], predicted_lowest: float) ->
         too_much = step.trial.settings.gpu_memory_utilization > 0.5
         return row | ({"status": "oom_runtime"} if row["status"] == "rejected_ctx" and too_much else {})
 
-    return [answer(step) for step in play(search, answer)]
+    return [answer(step) for step in simulate(search, answer)]
 
 
 def test_the_highest_utilization_that_survives_load_is_a_boundary_of_its_own() -> None:
@@ -228,7 +229,7 @@ def test_where_a_larger_batch_hurts_is_found_too(tmp_path: Path) -> None:
     def answer(step: Step) -> dict[str, Any]:
         return row_of(step, lambda _: True) | {"output_throughput": float(speed[step.trial.settings.max_num_seqs])}
 
-    steps = play(make_search(["max_num_seqs"], batches, BASE, predictor, 0), answer)
+    steps = simulate(make_search(["max_num_seqs"], batches, BASE, predictor, 0), answer)
     (knee,) = find_boundaries([answer(step) for step in steps])
     assert (knee.starts, knee.fails) == (8, 64)
     assert "slower again from 64" in knee.sentence

@@ -19,7 +19,7 @@ from kvplan.runs.slo_result import ShareInterval, slo_results
 from kvplan.runs.trials import SETTING_NAMES, Load, TrialSettings, rate_as_json
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.progress import SilentProgress
-from kvplan.sweeps.schedules.schedule import Step, play
+from kvplan.sweeps.schedules.schedule import Step, simulate
 from kvplan.sweeps.schedules.slo_search import LoadRange, SloSearch, rates_around
 from kvplan.sweeps.session import resume_sweep, run_new_sweep
 
@@ -56,7 +56,7 @@ def test_largest_concurrency_is_found_whatever_was_predicted(num_runs: int) -> N
         def keeps(load: Load, _: int, true: int = true) -> bool:
             return (load.max_concurrency or 0) <= true
 
-        rows = [row_of(step, keeps) for step in play(search, lambda step, keeps=keeps: row_of(step, keeps))]
+        rows = [row_of(step, keeps) for step in simulate(search, lambda step, keeps=keeps: row_of(step, keeps))]
         probed = {row["max_concurrency"] for row in rows}
         assert len(probed) <= (2 if true == expected else math.log2(32) + 3)
         result = slo_results(rows, LEVEL)["searches"][0]
@@ -73,7 +73,7 @@ def test_one_lucky_run_decides_nothing() -> None:
         concurrency = load.max_concurrency or 0
         return concurrency < 7 or (concurrency in (7, 8) and run_number != 2) or (concurrency == 9 and run_number == 1)
 
-    rows = [row_of(step, keeps) for step in play(search_of("max_concurrency", 8), lambda step: row_of(step, keeps))]
+    rows = [row_of(step, keeps) for step in simulate(search_of("max_concurrency", 8), lambda step: row_of(step, keeps))]
     result = slo_results(rows, LEVEL)["searches"][0]
     assert (result["keeps"], result["misses"]) == (8, 9)
     at = next(point for point in result["points"] if point["value"] == 8)
@@ -86,7 +86,7 @@ def test_one_lucky_run_decides_nothing() -> None:
 
 def test_rates_lie_around_the_capacity_that_was_measured() -> None:
     search = search_of("request_rate", 2.0)
-    steps = play(search, lambda step: row_of(step, lambda load, _: (load.request_rate or 0) <= 3.3))
+    steps = simulate(search, lambda step: row_of(step, lambda load, _: (load.request_rate or 0) <= 3.3))
     assert steps[0].trial.load.request_rate == math.inf
     rows = [row_of(step, lambda load, _: (load.request_rate or 0) <= 3.3) for step in steps]
     result = slo_results(rows, LEVEL)["searches"][0]
@@ -102,7 +102,7 @@ def test_nothing_keeps_it_or_everything_does() -> None:
     for world, expected in ((False, "is missed even at"), (True, "the highest load tried")):
         rows = [
             row_of(step, lambda load, _, world=world: world)
-            for step in play(
+            for step in simulate(
                 search_of("max_concurrency", 4), lambda step, world=world: row_of(step, lambda load, _: world)
             )
         ]

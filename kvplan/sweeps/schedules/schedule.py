@@ -1,7 +1,7 @@
-"""In which order a sweep runs its trials: a list that is known beforehand, or a search that looks at each result.
+"""The order in which a sweep runs its trials: a list known beforehand, or a search that looks at each result.
 
 A schedule is a generator of steps that is sent the row of each step before it yields the next. A sweep that is
-continued sends it the rows that are stored already, so that a search takes the same way again and runs only what is
+continued sends it the rows that are already stored, so that a search takes the same path again and runs only what is
 missing.
 """
 
@@ -27,14 +27,14 @@ Steps = Generator[Step, Row, None]
 
 
 class Schedule(Protocol):
-    """What a runner follows."""
+    """What a runner follows: a list of trials, a search, or one wrapped in reruns."""
 
     def steps(self) -> Steps: ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedSchedule:
-    """Every trial of a design, in its order."""
+    """Every trial of a design, in order."""
 
     trials: tuple[Trial, ...]
 
@@ -43,8 +43,8 @@ class FixedSchedule:
             yield Step(trial)
 
 
-def play(schedule: Schedule, answer: Callable[[Step], Row]) -> list[Step]:
-    """The steps that a schedule takes when ``answer`` makes the rows, for instance from predictions."""
+def simulate(schedule: Schedule, answer: Callable[[Step], Row]) -> list[Step]:
+    """The steps that a schedule takes if ``answer`` makes the rows, for example from predictions."""
     taken: list[Step] = []
     steps = schedule.steps()
     try:

@@ -24,18 +24,16 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Final
 
-from kvplan.errors import UsageError
 from kvplan.runs.boundaries import SAME_THROUGHPUT
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import is_measured, throughput_of
 from kvplan.runs.statuses import OUT_OF_MEMORY_STATUSES
 from kvplan.runs.trials import Trial, TrialSettings
-from kvplan.sweeps.axes import AXES, AxisValue
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.schedules.schedule import Step, Steps
 
@@ -43,8 +41,7 @@ _Narrowing = Generator[Step, Row, tuple[int, int]]
 _Bisection = Generator[Step, Row, int]
 _Probing = Generator[Step, Row, Row]
 
-BOUNDARY_AXES = ("max_model_len", "gpu_memory_utilization", "max_num_seqs")
-AUDIT_SHARE = 1 / 12
+AUDIT_SHARE: Final = 1 / 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,68 +205,3 @@ def _merged(runs: Sequence[Row]) -> Row:
 
 def _speed(row: Row) -> float:
     return throughput_of(row) if is_measured(row) else 0.0
-
-
-def make_search(
-    axes_to_search: Sequence[str],
-    axes: Mapping[str, Sequence[AxisValue]],
-    base: TrialSettings,
-    predictor: Predictor,
-    seed: int,
-    num_runs: int = 1,
-) -> SearchSequence:
-    """A search along each of ``axes_to_search``, on a line for every combination of the other axes that were given.
-
-    An axis that is searched without values of its own gets a fine default range; while another axis is searched it
-    stands at its base value. ``first*second`` is a pair: lines along the first for every value of the second, in a few
-    steps where none were given.
-    """
-    names = [axis.split("*") for axis in axes_to_search]
-    searched = {name for pair in names for name in pair}
-    others = {name: axes[name] for name in AXES if name in axes and name not in searched}
-    searches = []
-    for axis, *seconds in names:
-        _check_axes((axis, *seconds))
-        values = list(axes.get(axis) or default_values(axis, predictor))
-        beside = others | {name: axes.get(name) or coarse_values(name, predictor) for name in seconds}
-        lines = [
-            _line(axis, values, base.with_changes(**dict(zip(beside, combination, strict=True))))
-            for combination in itertools.product(*beside.values())
-        ]
-        searches.append(BoundarySearch(axis, tuple(lines), predictor, seed, num_runs=num_runs))
-    return SearchSequence(tuple(searches))
-
-
-def _check_axes(names: Sequence[str]) -> None:
-    for name in names:
-        if name not in BOUNDARY_AXES:
-            raise UsageError(f"--boundary '{name}' cannot be searched.", hint="one of " + ", ".join(BOUNDARY_AXES))
-    if len(names) > 2 or len(set(names)) < len(names):
-        raise UsageError(
-            f"--boundary '{'*'.join(names)}' is no pair of axes.", hint="like max_model_len*gpu_memory_utilization"
-        )
-
-
-def _line(axis: str, values: Sequence[AxisValue], fixed: TrialSettings) -> tuple[TrialSettings, ...]:
-    # More context is harder, more utilization is easier; batches go from small to large.
-    ordered = sorted(set(values), reverse=axis == "gpu_memory_utilization")
-    return tuple(fixed.with_changes(**{axis: value}) for value in ordered)
-
-
-def default_values(axis: str, predictor: Predictor) -> list[Any]:
-    """Sixty-four contexts up to the model's positions, utilizations in steps of 0.01, batches in powers of two up to
-    the first that takes the whole workload."""
-    if axis == "gpu_memory_utilization":
-        return [round(step / 100, 2) for step in range(1, 101)]
-    if axis == "max_num_seqs":
-        return [1 << exponent for exponent in range((len(predictor.requests) - 1).bit_length() + 1)]
-    limit = predictor.spec.max_position_embeddings or 32768
-    step = max(1, limit // 64)
-    return list(range(step, limit + 1, step))
-
-
-def coarse_values(axis: str, predictor: Predictor) -> list[Any]:
-    """About eight values of the second axis of a pair, over the whole of its default range."""
-    values = default_values(axis, predictor)
-    step = max(1, len(values) // 8)
-    return values[step - 1 :: step]

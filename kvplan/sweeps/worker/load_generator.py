@@ -1,6 +1,6 @@
-"""Drives an engine with a trial's requests on the wall clock and records what happens, step by step.
+"""Drives an engine with a trial's requests in real time and records what happens, step by step.
 
-Knows nothing of kvplan_engine but four methods, so that a test can hand it an engine of its own making.
+All it needs of an engine is ``ServingEngine``, so that a test can pass one of its own.
 """
 
 from __future__ import annotations
@@ -14,21 +14,44 @@ from typing import Any, Protocol
 from kvplan.sweeps.worker.metrics import RequestTrace, StepSample
 
 
+class ServingStats(Protocol):
+    """The engine's counts after a step."""
+
+    num_running: int
+    num_waiting: int
+    num_used_blocks: int
+    num_used_tokens: int
+    num_running_tokens: int
+
+
+class StepOutput(Protocol):
+    """What a step generated for one request."""
+
+    new_token_ids: list[int]
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def finished(self) -> bool: ...
+
+
 class ServingEngine(Protocol):
     """What the generator needs of an engine."""
 
-    stats: Any
+    @property
+    def stats(self) -> ServingStats: ...
 
-    def add_request(self, request_id: str, prompt_token_ids: list[int], params: Any) -> None: ...
+    def add_request(self, request_id: str, prompt_token_ids: list[int], params: Any) -> object: ...
 
-    def step(self) -> Sequence[Any]: ...
+    def step(self) -> Sequence[StepOutput]: ...
 
     def has_unfinished_requests(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TimedRequest:
-    """A request ready to be sent. ``params`` are the engine's sampling parameters."""
+    """A request that is ready to be sent. ``params`` are the engine's sampling parameters."""
 
     request_id: str
     arrival_seconds: float
@@ -39,7 +62,7 @@ class TimedRequest:
 
 @dataclass(slots=True)
 class Recording:
-    """What one run of the workload left behind. Times in seconds since its start."""
+    """What happened during one run of the workload. Times in seconds since its start."""
 
     traces: list[RequestTrace] = field(default_factory=list)
     samples: list[StepSample] = field(default_factory=list)
@@ -53,8 +76,8 @@ OnStep = Callable[[StepSample], None]
 class LoadGenerator:
     """Sends requests when they are due (at most ``max_concurrency`` in flight) and steps the engine until all are done.
 
-    A request counts as arrived when it is sent, as in vLLM's benchmark: the wait for a free place in a closed loop is
-    not part of its latency. count_cached_tokens: prompt tokens found in the prefix cache since the run began.
+    A request counts as arrived when it is sent, as in vLLM's benchmark: waiting for a free place in a closed loop does
+    not count. count_cached_tokens: prompt tokens found in the prefix cache since the run began.
     """
 
     def __init__(
@@ -82,7 +105,7 @@ class LoadGenerator:
         self._recording = Recording()
 
     def run(self) -> Recording:
-        """Serve everything. What the engine raises while stepping is raised on."""
+        """Serve everything. Exceptions of the engine's steps are passed on."""
         start = self._clock()
         while self._pending or self._engine.has_unfinished_requests():
             self._send_due(start)

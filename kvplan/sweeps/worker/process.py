@@ -14,7 +14,8 @@ from kvplan.workers.channel import WorkerChannel
 def main() -> None:
     channel = WorkerChannel.open()
     # The engine and torch are imported here, after stdout is safe and while a thread watches for the parent's death.
-    from kvplan.sweeps.worker.trial import EngineHost, greeting, run_trial
+    from kvplan.sweeps.worker.engine_host import EngineHost, greeting
+    from kvplan.sweeps.worker.trial import run_trial
 
     channel.send(greeting())
     host = EngineHost()

@@ -12,8 +12,9 @@ import torch
 from fake_gpu import MIB, FakeGpu, take_gpu
 
 from kvplan.sweeps.worker import trial as worker_trial
-from kvplan.sweeps.worker.protocol import TrialOrder
-from kvplan.sweeps.worker.trial import EngineHost, TrialResult, run_trial
+from kvplan.sweeps.worker.engine_host import EngineHost
+from kvplan.sweeps.worker.protocol import TrialOrder, TrialResult
+from kvplan.sweeps.worker.trial import run_trial
 from kvplan.workload.requests import RequestSpec
 from kvplan_engine.models.decoder import Decoder
 

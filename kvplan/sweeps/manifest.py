@@ -1,0 +1,140 @@
+"""A sweep's plan as its manifest, and back: what ``--resume`` continues from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+from kvplan import __version__
+from kvplan.catalog.models import resolve_model
+from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import KvplanError
+from kvplan.machine.commit import checkout_commit
+from kvplan.machine.device import detect_device
+from kvplan.runs.columns import columns_as_json
+from kvplan.runs.directory import MANIFEST_SCHEMA, Manifest
+from kvplan.runs.statuses import STATUS_MEANING
+from kvplan.runs.trials import Trial
+from kvplan.sweeps.design import Plane
+from kvplan.sweeps.options import SweepOptions
+from kvplan.sweeps.plan import SweepPlan, make_predictor, make_schedule, notices_of
+from kvplan.workload.requests import RequestSpec, WorkloadSpec
+
+
+def manifest_of(plan: SweepPlan, command: str) -> Manifest:
+    """manifest.json when the sweep starts; the engine's versions are added once a worker has reported them."""
+    spec, device = plan.spec, plan.device
+    return {
+        "schema": MANIFEST_SCHEMA,
+        "run_id": plan.run_id,
+        "created_at": plan.created_at,
+        "command": command,
+        "model": {
+            "id": spec.id,
+            "architecture": spec.architecture,
+            "num_layers": spec.num_layers,
+            "num_parameters": spec.num_parameters,
+            "max_position_embeddings": spec.max_position_embeddings,
+            "config_sha256": config_hash(spec),
+        },
+        "device": {
+            "kind": device.kind,
+            "name": device.name,
+            "memory_bytes": device.memory_bytes,
+            "num_cores": device.num_cores,
+        },
+        "workload": {
+            "text": plan.workload.as_text(),
+            "spec": plan.workload.as_json(),
+            "sha256": requests_hash(plan.predictor.requests),
+        },
+        "settings": {
+            "seed": plan.options.seed,
+            "num_runs": plan.options.repetitions,
+            "load_format": plan.load_format,
+            "axes": {name: list(values) for name, values in plan.options.parsed_axes().items()},
+        },
+        "options": plan.options.as_json(),
+        "planes": [asdict(plane) for plane in plan.planes],
+        "trials": [trial.as_json() for trial in plan.trials],
+        "versions": {"kvplan": __version__, "python": platform.python_version()},
+        "platform": platform.platform(),
+        "commit": checkout_commit(),
+        "statuses": dict(STATUS_MEANING),
+        "columns": columns_as_json(),
+    }
+
+
+def plan_from_manifest(manifest: Manifest) -> SweepPlan:
+    """The plan of an earlier run, with its trials and its device. KvplanError if the model or the requests changed."""
+    _refuse_incomplete(manifest)
+    options = SweepOptions.from_json(manifest["options"])
+    spec = resolve_model(options.model)
+    if config_hash(spec) != manifest["model"]["config_sha256"]:
+        raise KvplanError(
+            f"The config of {options.model} has changed since this sweep was started.",
+            hint="start a new sweep with --out",
+        )
+    stored = manifest["device"]
+    memory_bytes = stored["memory_bytes"] if stored["kind"] == "cpu" else options.device_memory_bytes()
+    device = detect_device(stored["kind"], memory_bytes)
+    workload = WorkloadSpec.from_json(manifest["workload"]["spec"])
+    predictor, calibration_notices = make_predictor(options, spec, device, workload)
+    known_hash = manifest["workload"].get("sha256")  # the first manifests had none
+    if known_hash is not None and requests_hash(predictor.requests) != known_hash:
+        raise KvplanError(
+            f"The requests of {workload.file or 'this workload'} have changed since this sweep was started.",
+            hint="start a new sweep with --out",
+        )
+    load_format = manifest["settings"]["load_format"]
+    notices = notices_of(options, device, load_format) + calibration_notices
+    if device.name != stored["name"]:
+        notices += (f"this machine has a {device.name}, but the first rows were measured on a {stored['name']}",)
+    trials = tuple(Trial.from_json(record) for record in manifest["trials"])
+    return SweepPlan(
+        run_id=manifest["run_id"],
+        created_at=manifest["created_at"],
+        options=options,
+        workload=workload,
+        predictor=predictor,
+        schedule=make_schedule(options, predictor, workload, trials),
+        trials=trials,
+        planes=tuple(Plane(**plane) for plane in manifest["planes"]),
+        load_format=load_format,
+        notices=notices,
+    )
+
+
+def _refuse_incomplete(manifest: Manifest) -> None:
+    """KvplanError that names what a continued sweep needs and the manifest lacks."""
+    needed = {
+        "options": (), "planes": (), "trials": (), "run_id": (), "created_at": (), "settings": ("load_format",),
+        "model": ("config_sha256",), "device": ("kind", "name", "memory_bytes"), "workload": ("spec",),
+    }  # fmt: skip
+    missing = []
+    stored = cast(Mapping[str, Any], manifest)
+    for name, parts in needed.items():
+        part = stored.get(name)
+        missing += [name] if part is None else [f"{name}.{key}" for key in parts if key not in part]
+    if missing:
+        raise KvplanError(
+            f"This sweep cannot be continued: its manifest lacks {', '.join(missing)}.",
+            hint="start a new sweep with --out; `kvplan report` still reads the rows",
+        )
+
+
+def config_hash(spec: ModelSpec) -> str:
+    return hashlib.sha256(json.dumps(dict(spec.raw_config), sort_keys=True, default=str).encode()).hexdigest()
+
+
+def requests_hash(requests: Sequence[RequestSpec]) -> str:
+    """Lengths and arrivals of the requests; their tokens follow from the seed."""
+    records = [asdict(request) for request in requests]
+    for record in records:
+        if not record["num_prefix_tokens"]:  # as before there were shared prefixes
+            del record["num_prefix_tokens"], record["prefix_index"]
+    return hashlib.sha256(json.dumps(records).encode()).hexdigest()

@@ -1,0 +1,116 @@
+"""The engine of a worker process: loaded for the first trial, reconfigured for each of the next ones."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+
+import torch
+
+import kvplan_engine
+from kvplan.sweeps.worker.load_generator import LoadGenerator, TimedRequest
+from kvplan.sweeps.worker.protocol import Hello, Message, Stage, StageMessage, TrialOrder
+from kvplan.workload.requests import RequestSpec, prompt_token_ids
+from kvplan_engine import Engine, EngineConfig, SamplingParams
+from kvplan_engine.checkpoints.families import SUPPORTED_ARCHITECTURES
+from kvplan_engine.device import process_memory
+from kvplan_engine.kernels.cpu.library import cpu_kernels
+
+Send = Callable[[Message], None]
+_WARMUP = RequestSpec(index=1 << 30, num_prompt_tokens=16, num_output_tokens=3)
+
+
+def greeting() -> Hello:
+    """What this process runs and what its engine supports."""
+    engine_version = getattr(kvplan_engine, "__version__", None) or _distribution_version("kvplan")
+    return {
+        "type": "hello",
+        "pid": os.getpid(),
+        "engine_version": str(engine_version),
+        "torch_version": str(torch.__version__),
+        "architectures": list(SUPPORTED_ARCHITECTURES),
+    }
+
+
+def _distribution_version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def stage_message(stage: Stage, memory_share: float | None = None) -> StageMessage:
+    return {"type": "stage", "stage": stage, "memory_share": memory_share}
+
+
+@dataclass(slots=True)
+class EngineHost:
+    """The engine of this process. The weights stay from trial to trial; only pool and workspace are made anew."""
+
+    engine: Engine | None = None
+    is_limited: bool = False
+    is_warm: bool = False
+    resident_at_start: int = 0
+    private_at_start: int = 0
+
+    def make_ready(self, order: TrialOrder, send: Send) -> Engine:
+        """The engine, loaded on the first call and reconfigured on the next ones. Raises what the engine raises."""
+        settings = order.settings
+        if self.engine is not None:
+            send(stage_message("setup"))
+            changes = {name: settings[name] for name in settings if name not in ("dtype", "kv_cache_dtype")}
+            self.engine.reconfigure(**changes)
+            return self.engine
+        send(stage_message("loading"))
+        self._limit_memory(order)
+        self.engine = Engine(EngineConfig(**order.engine, **settings))
+        return self.engine
+
+    def _limit_memory(self, order: TrialOrder) -> None:
+        """On the CPU the device's total becomes a limit of the operating system, before any weights are loaded.
+
+        The kernels are built first: the compiler is not part of the device, and would inherit the limit.
+        """
+        if order.engine["device"] != "cpu" or self.is_limited:
+            return
+        cpu_kernels()
+        self.resident_at_start = process_memory.resident_memory_bytes()
+        self.private_at_start = process_memory.private_memory_bytes()
+        process_memory.limit_private_memory(order.engine["device_memory"])
+        self.is_limited = True
+
+    def recover(self, stage: Stage, *, on_gpu: bool) -> bool:
+        """Make this process ready for the next trial after one that failed; False if only a new process will do.
+
+        On a GPU the weights stay: the next trial carves a new pool, which drops everything of the failed one. On the
+        CPU a failure while serving may have left threads without memory, so the process is replaced.
+        """
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
+            return self.engine is None or bool(self.engine.device.is_usable())
+        if stage != "serving":
+            return True
+        self.engine = None
+        return False
+
+    def warm_up(self, engine: Engine, order: TrialOrder, send: Send) -> None:
+        """One short request, not measured, on an engine that has just been loaded."""
+        if not self.is_warm:
+            send(stage_message("warmup"))
+            LoadGenerator(engine, [timed_request(_WARMUP, order)], max_concurrency=1).run()
+            self.is_warm = True
+
+
+def timed_request(request: RequestSpec, order: TrialOrder) -> TimedRequest:
+    tokens = prompt_token_ids(order.seed, request, order.vocab_size)
+    num_output = request.num_output_tokens
+    if request is _WARMUP:
+        longest = order.settings["max_model_len"]
+        tokens = tokens[: max(1, longest - num_output)]
+        num_output = min(num_output, longest - len(tokens))
+    params = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
+    return TimedRequest(f"request-{request.index}", request.arrival_seconds, tokens, params, num_output)
