@@ -4,8 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvplan-installed
 STAMP_DEV := $(VENV)/.kvplan-installed-dev
+# processes that run tests side by side; each takes up to 3 GiB
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: sweep check lint types imports test clean
+.PHONY: sweep check quick lint types imports test clean
 
 # a virtual environment of its own: works where the system's Python is externally managed
 $(VENV)/bin/python:
@@ -29,6 +32,11 @@ sweep: $(STAMP)
 check: $(STAMP_DEV)
 	$(MAKE) lint types imports test
 
+# for one's own loop: everything but the tests marked slow
+quick: $(STAMP_DEV)
+	$(MAKE) lint types imports
+	$(PYTEST) -m "not slow"
+
 lint: $(STAMP_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,7 +48,7 @@ imports: $(STAMP_DEV)
 	$(BIN)/lint-imports
 
 test: $(STAMP_DEV)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,6 +1,6 @@
 """Bisected boundaries against an exhaustive grid at the same resolution, on the CPU device with 1 GiB.
 
-    PYTHONPATH=.:engine python tools/bisected_boundaries.py [MODEL] [DIRECTORY]
+    python tools/bisected_boundaries.py [MODEL] [DIRECTORY]
 
 Runs ``max_model_len`` over utilizations (and the other way round) twice, as a grid and as a search, with kvplan's own
 engine and two short requests a trial; prints the boundaries of both and how many trials each took. Ends with 1 where
