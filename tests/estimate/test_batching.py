@@ -1,4 +1,4 @@
-"""Continuous batching on lengths alone: steps simulated in one go equal those simulated one by one; prefixes; figures."""
+"""Continuous batching on lengths alone: steps simulated in one go equal those simulated singly; prefixes; figures."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ class _SimulatedScheduler:
     # ---- many steps in which only lengths change
 
     def _decode_on(self) -> bool:
-        """Simulate steps until a request ends, arrives or lacks a block; False where the next step is of another kind."""
+        """Simulate steps until a request ends, arrives or lacks a block; False where the next is of another kind."""
         running, count = self._running, len(self._running)
         if not count or count > self._limits.max_num_batched_tokens or self._may_admit(count):
             return False
