@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.errors import EngineError
+
+OPTION_NAMES = {"window": "sliding windows", "softcap": "soft-capped scores", "sinks": "attention sinks"}
+"""The options that a backend may lack, by the field of AttentionOptions."""
+ALL_OPTIONS = frozenset(OPTION_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +28,13 @@ class AttentionOptions:
     window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+    in_use: frozenset[str] = field(init=False)
+    """The options that are on, by field."""
 
     def __post_init__(self) -> None:
         if (self.window is not None and self.window < 1) or (self.softcap is not None and self.softcap <= 0.0):
             raise ValueError(f"window and softcap are positive or None, got {self.window} and {self.softcap}")
-
-
-OPTION_NAMES = {"window": "sliding windows", "softcap": "soft-capped scores", "sinks": "attention sinks"}
-"""The options that a backend may lack, by the field of AttentionOptions."""
-ALL_OPTIONS = frozenset(OPTION_NAMES)
+        object.__setattr__(self, "in_use", frozenset(name for name in OPTION_NAMES if getattr(self, name) is not None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,9 @@ class AttentionBackend(Protocol):
 
 def refuse_missing_options(backend: AttentionBackend, options: AttentionOptions) -> None:
     """EngineError that names an option in use which ``backend`` lacks."""
-    missing = [name for name in OPTION_NAMES if getattr(options, name) is not None and name not in backend.options]
-    if missing:
+    if not options.in_use <= backend.options:
+        missing = [OPTION_NAMES[name] for name in sorted(options.in_use - backend.options)]
         raise EngineError(
-            f"the {backend.name} attention backend has no {OPTION_NAMES[missing[0]]}.",
+            f"the {backend.name} attention backend has no {' and no '.join(missing)}.",
             hint="attention_backend='reference' has them all, slowly",
         )

@@ -52,13 +52,12 @@ class CpuBackend:
         check_pool(kv, layer)
         check_written_heads(key, value, kv, slots)
         num_blocks, _, _, num_kv_heads, block_size, head_size = kv.shape
-        keys_at, values_at = _layer_addresses(kv, layer)
         return KvWriteArgs(
             key.data_ptr(),
             value.data_ptr(),
             *key.stride()[:2],
             *value.stride()[:2],
-            *(keys_at, values_at, kv.stride(0), num_blocks),
+            *(*_layer_in_pool(kv, layer), num_blocks),
             *(slots.data_ptr(), key.shape[0], num_kv_heads, head_size, block_size),
             *_storage_codes(key, kv),
         )
@@ -77,16 +76,17 @@ class CpuBackend:
         tables = metadata.block_tables
         check_tables(tables, metadata.seq_lens, metadata.query_starts)
         num_blocks, _, _, num_kv_heads, block_size, head_size = kv.shape
-        keys_at, values_at = _layer_addresses(kv, inputs.layer)
+        num_tokens, num_heads, _ = query.shape
+        num_sequences, table_width = tables.shape
         return AttentionArgs(
             query.data_ptr(),
             out.data_ptr(),
             *query.stride()[:2],
             *out.stride()[:2],
-            *(keys_at, values_at, kv.stride(0), num_blocks),
-            *(tables.data_ptr(), tables.stride(0), tables.shape[1]),
+            *(*_layer_in_pool(kv, inputs.layer), num_blocks),
+            *(tables.data_ptr(), tables.stride(0), table_width),
             *(metadata.seq_lens.data_ptr(), metadata.query_starts.data_ptr()),
-            *(tables.shape[0], *query.shape[:2], num_kv_heads, head_size, block_size),
+            *(num_sequences, num_tokens, num_heads, num_kv_heads, head_size, block_size),
             *(options.window or 0, options.scale, options.softcap or 0.0),
             *_storage_codes(query, kv),
         )
@@ -108,10 +108,12 @@ def raise_for(status: int, num_blocks: int) -> None:
         raise RuntimeError("can't allocate memory for the attention kernel's scratch")
 
 
-def _layer_addresses(kv: torch.Tensor, layer: int) -> tuple[int, int]:
-    """Where the layer's keys and values of block 0 lie."""
-    keys_at = kv.data_ptr() + layer * kv.stride(1) * kv.itemsize
-    return keys_at, keys_at + kv.stride(2) * kv.itemsize
+def _layer_in_pool(kv: torch.Tensor, layer: int) -> tuple[int, int, int]:
+    """Where the layer's keys and values of block 0 lie, and how many elements further those of block 1."""
+    block_stride, layer_stride, values_offset, *_ = kv.stride()
+    itemsize = kv.itemsize
+    keys_at = kv.data_ptr() + layer * layer_stride * itemsize
+    return keys_at, keys_at + values_offset * itemsize, block_stride
 
 
 def _storage_codes(rows: torch.Tensor, kv: torch.Tensor) -> tuple[int, int]:

@@ -1,0 +1,11 @@
+"""Runs steps: a plan of the scheduler becomes tensors, the model runs over them, tokens come back.
+
+step_loop          the engine's steps, one ahead of the tokens where that is possible
+model_runner       the tensors of an engine and one step over them
+batch              a plan turned into the model's inputs
+staging            inputs to the device and tokens from it, without waiting
+graphs             decode steps captured as graphs
+output_processor   tokens to their sequences: appended, checked for an end, reported
+carving            how the device's memory is divided once the weights are loaded
+profile_step       one step at the largest batch, to measure what a step takes
+"""

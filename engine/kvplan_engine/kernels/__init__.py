@@ -1,0 +1,9 @@
+"""What computes a step's numbers outside attention's logic and the matrix products of torch. Knows tensors, no models.
+
+interface   Ops: the operations of a model, each declared once
+torch_ops   the definition of each in plain torch
+arguments   what all kernels ask of their arguments
+build       compiles csrc/cpu on first use
+cpu/        the compiled CPU kernels: operations, packed weights
+cuda/       the CUDA kernels: compiled by NVRTC on first use, launched through the driver
+"""

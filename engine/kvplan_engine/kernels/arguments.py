@@ -101,19 +101,21 @@ def check_pool(kv: torch.Tensor, layer: int) -> None:
 
 def check_written_heads(key: torch.Tensor, value: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
     """Keys and values [T, num_kv_heads, head_size] of the pool's heads, and a slot for each token."""
-    shape = (key.shape[0], kv.shape[3], kv.shape[5])
-    check_rows("key", key, shape, key.dtype)
-    check_rows("value", value, shape, key.dtype)
-    check_vector("slots", slots, key.shape[0], torch.int64)
+    _, _, _, num_kv_heads, _, head_size = kv.shape
+    num_tokens, dtype = key.shape[0], key.dtype
+    check_rows("key", key, (num_tokens, num_kv_heads, head_size), dtype)
+    check_rows("value", value, (num_tokens, num_kv_heads, head_size), dtype)
+    check_vector("slots", slots, num_tokens, torch.int64)
 
 
 def check_attending_heads(query: torch.Tensor, out: torch.Tensor, kv: torch.Tensor) -> None:
     """Queries and outputs [T, num_heads, head_size] whose heads share the pool's evenly."""
-    shape = (query.shape[0], query.shape[1], kv.shape[5])
-    check_rows("query", query, shape, query.dtype)
-    check_rows("out", out, shape, query.dtype)
-    if query.shape[1] % kv.shape[3]:
-        raise ValueError(f"{query.shape[1]} query heads cannot share {kv.shape[3]} KV heads evenly")
+    _, _, _, num_kv_heads, _, head_size = kv.shape
+    num_tokens, num_heads, _ = query.shape
+    check_rows("query", query, (num_tokens, num_heads, head_size), query.dtype)
+    check_rows("out", out, (num_tokens, num_heads, head_size), query.dtype)
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly")
 
 
 def check_tables(block_tables: torch.Tensor, seq_lens: torch.Tensor, query_starts: torch.Tensor) -> None:

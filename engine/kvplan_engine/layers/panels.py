@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels, PackedLinearArgs
-from kvplan_engine.kernels.cpu.packed import PackedWeight, packs_gated
+from kvplan_engine.kernels.cpu.packed import ACTIVATION_CODES, PackedWeight, packs_gated
 from kvplan_engine.layers.projection import StoredWeight
 
 
@@ -44,7 +44,11 @@ class Panels:
 
     def make(self, stored: StoredWeight) -> PanelLinear:
         """See ProjectionKind.make."""
-        activation = stored.activation
-        if activation == "silu_and_mul" and not packs_gated(self.kernels, stored.weight.shape[0]):
-            activation = None
+        activation = stored.activation if self._follows(stored) else None
         return PanelLinear(PackedWeight(self.kernels, stored.take(), stored.bias, activation))
+
+    def _follows(self, stored: StoredWeight) -> bool:
+        """Whether the wanted activation can be part of the product."""
+        if stored.activation == "silu_and_mul":
+            return packs_gated(self.kernels, stored.weight.shape[0])
+        return stored.activation in ACTIVATION_CODES

@@ -1,0 +1,7 @@
+"""The compiled CPU kernels (csrc/cpu).
+
+library      the C functions and their argument structures, typed
+ops          the operations of ``kernels.interface``
+packed       a weight packed once, and the product with it
+huge_pages   large pages for memory that every step reads
+"""

@@ -1,0 +1,13 @@
+"""The CUDA kernels (csrc/cuda).
+
+runtime     what a device has to offer: its properties, and kernels that can be launched
+driver      that, from the CUDA driver
+emulation   that, on the CPU, for tests
+variants    a source with its compile-time shape
+nvrtc       compiles one
+cache       keeps what was compiled
+params      the kernels' argument structures
+checks      what they ask of their arguments beyond ``kernels.arguments``
+ops         the operations of ``kernels.interface``
+attention   how the attention kernels are launched for a model's shape
+"""

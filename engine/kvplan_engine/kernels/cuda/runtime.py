@@ -1,6 +1,6 @@
 """What the CUDA backend needs from a device: its properties, and kernels that can be launched.
 
-Two things provide it: the driver (``cuda_driver``), and the emulation (``cuda_emulation``), which runs the same kernel
+Two things provide it: the driver (``driver``), and the emulation (``emulation``), which runs the same kernel
 sources on the CPU for the tests.
 """
 

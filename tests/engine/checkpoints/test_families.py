@@ -1,0 +1,106 @@
+"""What the families say: configs read from published keys, tensors under published names, the rest refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvplan_engine import EngineError
+from kvplan_engine.checkpoints.config_json import load_model_config
+from kvplan_engine.checkpoints.families import FAMILIES, SUPPORTED_ARCHITECTURES, family_of
+from kvplan_engine.checkpoints.parameters import decoder_parameters
+from kvplan_engine.checkpoints.weights import model_parameters, num_parameters
+
+PROFILES = {
+    "GPT2LMHeadModel": ("gpt2", 124_439_808),
+    "LlamaForCausalLM": ("llama-3.1-8b", 8_030_261_248),
+    "MistralForCausalLM": ("mistral-7b-v0.3", 7_248_023_552),
+    "Qwen2ForCausalLM": ("qwen2.5-7b", 7_615_616_512),
+    "Qwen3ForCausalLM": ("qwen3-8b", 8_190_735_360),
+}
+"""A shipped profile of each architecture and the number of parameters that its publisher states."""
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
+
+
+@pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
+def test_a_published_model_has_the_parameters_it_should(architecture: str) -> None:
+    name, expected = PROFILES[architecture]
+    config = load_model_config(name)
+    assert config.architecture == architecture
+    assert num_parameters(config) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.architecture)
+def test_every_name_is_used_once(family: Any) -> None:
+    """In safetensors and in GGUF: no tensor fills two parameters, and both fill the same ones."""
+    config = load_model_config(PROFILES[family.architecture][0])
+    for names in filter(None, (family.names, family.gguf and family.gguf.names)):
+        parameters = decoder_parameters(config, names)
+        sources = [source.name for parameter in parameters for source in parameter.sources]
+        assert len(set(sources)) == len(sources)
+        assert all(sum(source.num_rows for source in p.sources) == p.shape[0] for p in parameters)
+        assert [parameter.name for parameter in parameters] == [p.name for p in model_parameters(config)]
+
+
+def test_an_unknown_architecture_is_refused_by_name() -> None:
+    with pytest.raises(EngineError, match=r"does not run MambaForCausalLM yet") as caught:
+        load_model_config({"architectures": ["MambaForCausalLM"]})
+    assert caught.value.hint is not None
+    assert "Qwen3ForCausalLM" in caught.value.hint
+    with pytest.raises(EngineError, match=r"does not run \? yet"):
+        load_model_config({})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "the config of this LlamaForCausalLM is malformed"),
+        ({"num_key_value_heads": 3}, "4 query heads cannot share 3 KV heads evenly"),
+        ({"hidden_act": "gelu"}, "does not know the activation 'gelu' in an MLP with a gate"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "does not know the RoPE scaling 'yarn'"),
+    ],
+)
+def test_what_the_engine_does_not_compute_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        load_model_config(LLAMA | change)
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(EngineError, match=r"the config of this LlamaForCausalLM lacks 'vocab_size'"):
+        load_model_config({key: value for key, value in LLAMA.items() if key != "vocab_size"})
+
+
+def test_activations_without_a_gate() -> None:
+    gpt2 = {"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 4, "n_layer": 1, "vocab_size": 9}
+    gpt2["n_positions"] = 16
+    for published, ours in (("gelu", "gelu"), ("gelu_new", "gelu_new"), ("gelu_pytorch_tanh", "gelu_new")):
+        assert load_model_config(gpt2 | {"activation_function": published}).activation == ours
+    with pytest.raises(EngineError, match=r"the activation 'silu' in an MLP without a gate"):
+        load_model_config(gpt2 | {"activation_function": "silu"})
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_qwens_window_is_off_unless_it_is_used(architecture: str) -> None:
+    config = LLAMA | {"architectures": [architecture], "sliding_window": 32}
+    assert load_model_config(config).window_tokens is None
+    assert load_model_config(config | {"use_sliding_window": True}).window_tokens == 32
+    with pytest.raises(EngineError, match="mix windowed and full attention"):
+        load_model_config(config | {"use_sliding_window": True, "max_window_layers": 1})
+
+
+def test_features_follow_the_family() -> None:
+    assert load_model_config("qwen3-8b").head_norms
+    assert not load_model_config("llama-3.1-8b").head_norms
+    assert load_model_config("qwen2.5-7b").qkv_bias
+    assert load_model_config("gpt2").layer_norm
+    assert family_of("GPT2LMHeadModel").gguf is None

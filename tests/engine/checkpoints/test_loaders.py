@@ -1,0 +1,100 @@
+"""Which loader ``load_format`` takes for a source, and what it says about one that does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from kvplan_engine import EngineError
+from kvplan_engine.checkpoints.loaders import load_weights, read_config
+from kvplan_engine.checkpoints.weights import Weights, allocate_weights, model_parameters, weight_fingerprint
+
+CONFIG = {
+    "architectures": ["GPT2LMHeadModel"],
+    "n_embd": 16,
+    "n_head": 2,
+    "n_layer": 1,
+    "n_positions": 8,
+    "vocab_size": 20,
+}
+MODEL = read_config(CONFIG)
+
+
+def _empty_weights() -> Weights:
+    return allocate_weights(MODEL, torch.float32, torch.device("cpu"))
+
+
+def _published(prefix: str = "") -> dict[str, torch.Tensor]:
+    """Random tensors under a checkpoint's names."""
+    torch.manual_seed(0)
+    tensors = {}
+    for parameter in model_parameters(MODEL):
+        for source in parameter.sources:
+            shape = (source.num_rows, *parameter.shape[1:])
+            tensors[prefix + source.name] = torch.randn(tuple(reversed(shape)) if source.transposed else shape)
+    return tensors
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+@pytest.mark.parametrize("load_format", ["auto", "safetensors"])
+def test_safetensors_with_and_without_a_prefix(tmp_path: Path, prefix: str, load_format: str) -> None:
+    tensors = _published(prefix)
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights = _empty_weights()
+    assert not load_weights(weights, MODEL, str(tmp_path), load_format, seed=0)
+    assert torch.equal(weights["embedding"], tensors[f"{prefix}wte.weight"])
+    assert torch.equal(weights["layers.0.qkv.weight"], tensors[f"{prefix}h.0.attn.c_attn.weight"].t())
+
+
+def test_auto_without_weights_is_dummy_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, other = _empty_weights(), _empty_weights()
+    assert load_weights(one, MODEL, str(tmp_path), "auto", seed=0)
+    assert "dummy weights" in caplog.text
+    assert load_weights(other, MODEL, CONFIG, "dummy", seed=0)
+    assert weight_fingerprint(one) == weight_fingerprint(other)
+    assert (one["layers.0.mlp_norm.weight"] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("load_format", "message"),
+    [("gguf", "load_format 'gguf' needs a .gguf file"), ("safetensors", "needs a directory with safetensors")],
+)
+def test_a_source_that_does_not_fit_is_refused(tmp_path: Path, load_format: str, message: str) -> None:
+    for source in (CONFIG, str(tmp_path / "config.json")):
+        with pytest.raises(EngineError, match=message):
+            load_weights(_empty_weights(), MODEL, source, load_format, seed=0)
+
+
+def test_a_directory_without_weights(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="holds no safetensors"):
+        load_weights(_empty_weights(), MODEL, tmp_path, "safetensors", seed=0)
+
+
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    tensors = _published()
+    tensors["h.0.mlp.c_fc.weight"] = torch.zeros(3, 3)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(
+        EngineError, match=r"'h.0.mlp.c_fc.weight' .* has shape \[3, 3\], the config says \[64, 16\]"
+    ):
+        load_weights(_empty_weights(), MODEL, tmp_path, "auto", seed=0)
+    del tensors["h.0.mlp.c_fc.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(EngineError, match=r"holds no tensor 'h.0.mlp.c_fc.weight'"):
+        load_weights(_empty_weights(), MODEL, tmp_path, "auto", seed=0)
+
+
+def test_a_gguf_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    from gguf import GGUFWriter
+
+    path = tmp_path / "model.gguf"
+    writer = GGUFWriter(str(path), "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(EngineError, match=r"model.gguf is a GGUF of architecture 'mamba'") as caught:
+        read_config(str(path))
+    assert caught.value.hint == "it loads llama, qwen2, qwen3"
