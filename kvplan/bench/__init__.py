@@ -1,4 +1,14 @@
-"""`kvplan bench`: what paging, continuous batching, sharing and swapping are worth, each measured beside its baseline.
+"""`kvplan bench`: paging, batching, prefix caching, sharing and swapping, each measured against what it replaces.
 
-The command's process plans and prints; the engine lives in a child process (:mod:`kvplan.bench.worker`).
+The command's process plans and prints; the engine lives in a child process.
+
+    session               the parent's end: decide what to run, start the worker, collect the results
+    options               the names of the experiments, the order to the worker, the sizes of the workloads
+    protocol, worker      the messages, and the worker's main function
+    experiments           runs experiments by name, each with the engine it needs
+    memory_experiments    memory: reservation, sharing
+    speed_experiments     throughput: scheduling, prefix, swap, transformers
+    latency_experiments   waiting: tiers, chunking
+    serving               an engine set up anew for each side of a comparison
+    figures               a comparison's results
 """

@@ -1,4 +1,4 @@
-"""What an experiment found: figures of a baseline and of what is compared with it, and their ratio. No torch."""
+"""The results of an experiment: figures of the baseline and of what is compared with it, and their ratio. No torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One quantity, measured on both sides in alternation.
+    """One quantity, measured alternately on both sides.
 
-    baseline, measured: medians of the samples. ratio: the median of the ratios of neighbouring samples, larger over
-    smaller when ``higher_is_better`` is met, so that above 1 is a gain: measured / baseline, or the other way round.
+    baseline, measured: medians of the samples. ratio: median over pairs of neighbouring samples, measured / baseline if
+    ``higher_is_better`` and baseline / measured otherwise, so that more than 1 is a gain.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Figure:
 
     @property
     def cut_pct(self) -> float | None:
-        """By how many percent ``measured`` is below ``baseline``, as the median over neighbours."""
+        """By how many percent ``measured`` is below ``baseline``, as the median over neighbouring samples."""
         if self.ratio is None or self.higher_is_better:
             return None
         return 100 * (1 - 1 / self.ratio) if self.ratio else None
@@ -35,7 +35,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A comparison. workload: what both sides ran, in words. notes: what a reader must know of the figures."""
+    """A comparison. workload: what both sides ran, in words. notes: what a reader should know about the figures."""
 
     name: str
     title: str
@@ -69,7 +69,7 @@ def _figure(record: Mapping[str, Any]) -> Figure:
 def compare(
     name: str, unit: str, baseline: Sequence[float], measured: Sequence[float], *, higher_is_better: bool
 ) -> Figure:
-    """A figure from samples taken in alternation: baseline, measured, baseline, measured, ..."""
+    """A figure from samples taken alternately: baseline, measured, baseline, measured, ..."""
     ratios = []
     for before, after in zip(baseline, measured, strict=True):
         better, worse = (after, before) if higher_is_better else (before, after)

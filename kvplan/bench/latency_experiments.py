@@ -1,4 +1,4 @@
-"""What kept KV and chunked prefill are worth to somebody who waits, each side in turn. Runs in the worker process."""
+"""Latency: cached KV tiers and chunked prefill, each against its baseline. Runs in the worker process."""
 
 from __future__ import annotations
 
@@ -40,35 +40,35 @@ class _FirstTokens:
 def tiers(order: BenchOrder, scale: Scale, open_engine: Callable[[], Engine]) -> Experiment:
     """``open_engine`` is called once, and again for each restart."""
     rng = np.random.default_rng(order.seed)
-    found = _FirstTokens()
+    times = _FirstTokens()
     with tempfile.TemporaryDirectory(prefix="kvplan-bench-") as folder:
         engine = open_engine()
         started = time.perf_counter()
         for number in range(order.num_rounds):
             if time.perf_counter() - started > ENOUGH_SECONDS:
                 break
-            engine = _measure_tiers(engine, scale, rng, Path(folder) / str(number), found, open_engine)
+            engine = _measure_tiers(engine, scale, rng, Path(folder) / str(number), times, open_engine)
         engine.close()
-    computed = found.nowhere
+    computed = times.nowhere
     return Experiment(
         name="tiers",
-        title=f"KV tiers: time to first token behind a repeated prefix of {scale.prefix_tokens} tokens",
+        title=f"KV tiers: time to first token after a repeated prefix of {scale.prefix_tokens} tokens",
         baseline="computed",
         measured="kept",
         workload=(
-            f"one request at a time, the same {scale.prefix_tokens} tokens and {scale.question_tokens} of its own; the "
-            "pool holds one such request, so that another one evicts the prefix to host memory; closing the engine "
+            f"one request at a time: a prefix of {scale.prefix_tokens} tokens and {scale.question_tokens} others; "
+            "the pool holds one such request, so the next one evicts the prefix to host memory; closing the engine "
             "writes it to disk"
         ),
         figures=(
-            compare("still in the pool (prefix cache)", "ms", computed, found.pool, higher_is_better=False),
-            compare("in host memory", "ms", computed, found.host, higher_is_better=False),
-            compare("on disk, after a restart", "ms", computed, found.disk, higher_is_better=False),
+            compare("still in the pool (prefix cache)", "ms", computed, times.pool, higher_is_better=False),
+            compare("in host memory", "ms", computed, times.host, higher_is_better=False),
+            compare("on disk, after a restart", "ms", computed, times.disk, higher_is_better=False),
         ),
         notes=(
-            f"of the prefix {found.num_host_tokens} tokens were loaded from host memory and {found.num_disk_tokens} "
-            "from disk, in files that the operating system was told to drop from its cache; what the engine estimates "
-            "to be cheaper to compute is not loaded",
+            f"of the prefix, {times.num_host_tokens} tokens were loaded from host memory and {times.num_disk_tokens} "
+            "from disk, from files dropped from the page cache; the engine does not load what it estimates to be "
+            "cheaper to recompute",
         ),
     )
 
@@ -78,10 +78,10 @@ def _measure_tiers(
     scale: Scale,
     rng: np.random.Generator,
     folder: Path,
-    found: _FirstTokens,
+    times: _FirstTokens,
     open_engine: Callable[[], Engine],
 ) -> Engine:
-    """One round; the engine that goes on."""
+    """One round; returns the engine to go on with."""
     num_tokens = scale.prefix_tokens + scale.question_tokens
     num_blocks = -(-(num_tokens + 1) // _BLOCK_SIZE) + 1
     kept_bytes = 2 * num_blocks * engine.memory.block_bytes
@@ -100,25 +100,25 @@ def _measure_tiers(
         return 1000 * serve(engine, [BenchRequest(prompt, 1)]).first_token_seconds[0]
 
     set_up(engine, **pool, enable_prefix_caching=False, **_NO_TIERS)
-    found.nowhere.append(ask(prefix))
+    times.nowhere.append(ask(prefix))
     set_up(engine, **settings)
     ask(prefix)
-    found.pool.append(ask(prefix))
+    times.pool.append(ask(prefix))
     ask([])
-    found.host.append(ask(prefix))
-    found.num_host_tokens = engine.get_stats()["kv_host_cache_hits"]
+    times.host.append(ask(prefix))
+    times.num_host_tokens = engine.get_stats()["kv_host_cache_hits"]
     engine.close()
     drop_from_page_cache(folder)
     engine = open_engine()
     set_up(engine, **settings)
     warm_up(engine)
-    found.disk.append(ask(prefix))
-    found.num_disk_tokens = engine.get_stats()["kv_disk_cache_hits"]
+    times.disk.append(ask(prefix))
+    times.num_disk_tokens = engine.get_stats()["kv_disk_cache_hits"]
     return engine
 
 
 def drop_from_page_cache(folder: Path) -> None:
-    """Have the files of ``folder`` read from the device next time, as after a restart of the machine."""
+    """Have the files of ``folder`` read from the device next time, as after a reboot."""
     for path in folder.rglob("*.kv"):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -133,20 +133,20 @@ def drop_from_page_cache(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A long prompt among running answers: the longest any of them stood still, and when the prompt was answered."""
+    """A long prompt among running sequences: the longest stall of any of them, and the prompt's time to first token."""
 
     stall_seconds: float
     first_token_seconds: float
 
 
 def measure_arrival(engine: Engine, running: list[BenchRequest], late: BenchRequest, num_steps: int) -> Arrival:
-    """Let ``running`` decode for ``num_steps`` steps; then ``late`` comes, and is watched up to its first token."""
+    """Let ``running`` decode for ``num_steps`` steps; then add ``late`` and measure up to its first token."""
     for index, request in enumerate(running):
         engine.add_request(f"running-{index}", request.prompt_token_ids, request.params)
     last_token: dict[str, float] = {}
     for _ in range(num_steps):
         last_token |= {output.request_id: time.perf_counter() for output in engine.step()}
-    assert len(last_token) == len(running), "not all requests run"
+    assert len(last_token) == len(running), "not all requests are running"
     arrived = time.perf_counter()
     engine.add_request("late", late.prompt_token_ids, late.params)
     stall, first_token = 0.0, None
@@ -182,7 +182,7 @@ def chunking(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
     first = [[1000 * arrival.first_token_seconds for arrival in side] for side in (before, after)]
     return Experiment(
         name="chunking",
-        title=f"A prompt of {scale.prefix_tokens} tokens arrives while others are answered",
+        title=f"A prompt of {scale.prefix_tokens} tokens arrives while others are decoding",
         baseline="in one step",
         measured="in chunks",
         workload=(

@@ -1,7 +1,7 @@
-"""What paging and sharing save: memory held, counted in blocks. Runs in the worker process.
+"""The memory that paging and sharing save, counted in blocks. Runs in the worker process.
 
-The share of memory that is wasted depends on lengths and on the geometry of blocks, not on layers or vocabulary. So
-these run on one layer of the model, its feed-forward part cut down too, which allows workloads of realistic length.
+The share of memory that is wasted depends on lengths and block size, not on layers or vocabulary. So these experiments
+run on one layer of the model, with a small feed-forward part, which allows workloads of realistic length.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VOCAB_SIZE = 1024
 _MAX_MODEL_LEN = 2048
 _BLOCK_SIZE = 16
 _QUEUE_LENGTH = 64
-_SHORTENED = "run on one layer and a small vocabulary of the model: shares of memory depend on neither"
+_SHORTENED = "run with one layer and a small vocabulary: shares of memory depend on neither"
 
 
 def shortened_config(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,14 +50,14 @@ def make_short_engine(order: BenchOrder, **changes: Any) -> Engine:
 
 
 class _Occupancy:
-    """Averages over steps: share of held slots with KV in them, share of the pool with KV in it, sequences."""
+    """Per step: share of allocated slots that hold KV, share of the pool that holds KV, running sequences."""
 
     def __init__(self) -> None:
         self.held: list[float] = []
         self.pool: list[float] = []
         self.sequences: list[int] = []
 
-    def see(self, engine: Engine) -> None:
+    def record(self, engine: Engine) -> None:
         stats, size = engine.stats, engine.memory.block_size
         self.held.append(stats.num_used_tokens / (stats.num_used_blocks * size))
         self.pool.append(stats.num_used_tokens / (engine.memory.num_blocks * size))
@@ -65,7 +65,7 @@ class _Occupancy:
 
 
 def measure_occupancy(engine: Engine, scale: Scale, seed: int) -> _Occupancy:
-    """Keep more requests waiting than fit, and look at the pool once it is in its steady state."""
+    """Keep more requests waiting than fit, and observe the pool in its steady state."""
     rng = np.random.default_rng(seed)
     occupancy = _Occupancy()
     num_queued = 0
@@ -78,7 +78,7 @@ def measure_occupancy(engine: Engine, scale: Scale, seed: int) -> _Occupancy:
             num_queued += 1
         engine.step()
         if step >= scale.warm_steps:
-            occupancy.see(engine)
+            occupancy.record(engine)
     for number in range(num_queued):
         engine.abort(f"r{number}")
     return occupancy
@@ -96,7 +96,7 @@ def reservation(order: BenchOrder, scale: Scale) -> Experiment:
     sequences = [[_mean(side.sequences)] for side in sides]
     return Experiment(
         name="reservation",
-        title="KV memory: contiguous reservation against paging",
+        title="KV memory: contiguous reservation vs paging",
         baseline="contiguous",
         measured="paged",
         workload=(
@@ -121,7 +121,7 @@ def _mean(values: list[float] | list[int]) -> float:
 
 
 def measure_sharing(engine: Engine, prompt_token_ids: list[int], num_samples: int) -> tuple[int, int]:
-    """Blocks in use when ``num_samples`` answers to a prompt have their first token: as one request, as so many.
+    """Blocks in use when ``num_samples`` answers to a prompt have their first token: as one request, as separate ones.
 
     ``engine`` must take all prompts in one step (max_num_batched_tokens) and have its prefix cache off.
     """
@@ -134,7 +134,7 @@ def measure_sharing(engine: Engine, prompt_token_ids: list[int], num_samples: in
     for index in range(num_samples):
         engine.add_request(f"alone-{index}", alone.prompt_token_ids, alone.params)
     engine.step()
-    assert engine.stats.num_running == num_samples, "not all prompts fit one step"
+    assert engine.stats.num_running == num_samples, "not all prompts fit into one step"
     num_separate = engine.stats.num_used_blocks
     for index in range(num_samples):
         engine.abort(f"alone-{index}")

@@ -1,4 +1,4 @@
-"""What the parent asks of the worker, and how large each experiment is. No torch."""
+"""The experiments, the order that the parent sends to the worker, and the sizes of the workloads. No torch."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 EXPERIMENTS: dict[str, str] = {
-    "reservation": "paged against contiguous KV memory",
-    "scheduling": "continuous against static batching",
+    "reservation": "paged vs contiguous KV memory",
+    "scheduling": "continuous vs static batching",
     "prefix": "a repeated 900-token prefix with and without the prefix cache",
-    "tiers": "that prefix kept in the pool, in host memory and on disk",
-    "chunking": "running answers when a long prompt arrives, whole and in chunks",
-    "sharing": "eight samples of one prompt against eight requests",
-    "swap": "swapping against recomputing in an over-full pool",
-    "transformers": "kvplan's engine against transformers' generate",
+    "tiers": "the same prefix kept in the pool, in host memory and on disk",
+    "chunking": "running sequences while a long prompt arrives, in one step and in chunks",
+    "sharing": "eight samples of one prompt vs eight requests",
+    "swap": "swapping vs recomputing in an overfull pool",
+    "transformers": "kvplan's engine vs transformers' generate",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOrder:
-    """Everything the worker needs. engine: arguments of the engine, ``model`` (a config) among them."""
+    """Everything the worker needs. engine: engine arguments, including ``model`` (a config)."""
 
     engine: dict[str, Any]
     model_name: str
@@ -45,8 +45,8 @@ class Scale:
     Lengths of the reservation workload are ShareGPT's as the PagedAttention paper gives them (mean prompt 161, mean
     answer 338 tokens; Kwon et al., 2023, section 6.1). Answers of the scheduling workload are exponentially
     distributed and capped at twelve times their mean, as in Anyscale's comparison of batching policies (2023: mean 128,
-    cap 1,536), an eighth as long. Prompts are shorter still, 16 tokens for its 512: on a CPU a token of a prompt takes
-    as long as a token of an answer, on a GPU a small part of that.
+    cap 1,536), an eighth as long. Prompts are shorter still, 16 tokens instead of 512: on a CPU a
+    prompt token takes as long as an output token, on a GPU a small fraction of that.
     """
 
     mean_prompt: int = 161

@@ -1,4 +1,4 @@
-"""The engine in the worker process: made once, set up anew for each side of a comparison, and made to serve."""
+"""The engine in the worker process: created once, reconfigured for each side of a comparison, and driven."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvplan_engine import Engine, EngineConfig, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """A prompt and how many tokens shall answer it."""
+    """A prompt and the number of tokens to generate for it."""
 
     prompt_token_ids: list[int]
     num_output_tokens: int
@@ -32,7 +32,7 @@ class BenchRequest:
 
 @dataclass(slots=True)
 class Served:
-    """A served workload. first_token_seconds: per request, since its start."""
+    """A served workload. first_token_seconds: per request, since the start."""
 
     seconds: float = 0.0
     num_output_tokens: int = 0
@@ -44,23 +44,23 @@ class Served:
 
 
 def make_engine(settings: dict[str, Any], **changes: Any) -> Engine:
-    """An engine with the user's settings and those of an experiment."""
+    """An engine with the user's settings and an experiment's changes."""
     return Engine(EngineConfig(**{**settings, **changes}))
 
 
 def set_up(engine: Engine, *, num_blocks: int | None = None, **changes: Any) -> None:
-    """New settings and an empty pool; with ``num_blocks`` a pool of exactly so many."""
+    """New settings and an empty pool; with ``num_blocks``, a pool of exactly that many blocks."""
     engine.reconfigure(gpu_memory_utilization=0.9, **changes)
     if num_blocks is not None:
         memory = engine.memory
         held = memory.weight_bytes + memory.activation_bytes + memory.overhead_bytes + memory.graph_bytes
         budget = held + num_blocks * memory.block_bytes + memory.block_bytes // 2
         engine.reconfigure(gpu_memory_utilization=budget / memory.device_total_bytes)
-        assert engine.memory.num_blocks == num_blocks, "a pool of another size than wanted"
+        assert engine.memory.num_blocks == num_blocks, "the pool has a different size than requested"
 
 
 def serve(engine: Engine, requests: Sequence[BenchRequest]) -> Served:
-    """Queue everything at once and step until it is answered."""
+    """Queue everything at once and step until it is served."""
     served = Served()
     started = time.perf_counter()
     waiting_for_first = set()
@@ -78,16 +78,16 @@ def serve(engine: Engine, requests: Sequence[BenchRequest]) -> Served:
 
 
 def serve_under_load(engine: Engine, requests: Sequence[BenchRequest]) -> Served:
-    """A server whose queue is never empty: measured from when all seats are taken until nobody waits any more.
+    """A server whose queue is never empty: measured from a full batch until no request waits any more.
 
-    So as many prompts are computed in that time as answers are completed, whatever the scheduling: the first prompts
-    come before it, and the last answers, with ever fewer sequences beside them, are not waited for but aborted.
+    Whatever the scheduling, as many prompts are computed in that time as answers are completed: the first prompts come
+    before it, and the last answers, whose batch only shrinks, are aborted.
     """
     served = Served()
     for index, request in enumerate(requests):
         engine.add_request(str(index), request.prompt_token_ids, request.params)
     engine.step()
-    assert engine.stats.num_running == engine.config.max_num_seqs, "the first prompts take more than one step"
+    assert engine.stats.num_running == engine.config.max_num_seqs, "the first prompts took more than one step"
     started = time.perf_counter()
     while engine.stats.num_waiting:
         served.num_output_tokens += sum(len(output.new_token_ids) for output in engine.step())
@@ -98,7 +98,7 @@ def serve_under_load(engine: Engine, requests: Sequence[BenchRequest]) -> Served
 
 
 def warm_up(engine: Engine) -> None:
-    """A short request, so that what is done once has been done."""
+    """A short request, so that one-time work is done."""
     serve(engine, [BenchRequest([0] * 16, 4)])
 
 

@@ -1,4 +1,7 @@
-"""What scheduling, caching and swapping are worth in time, each side in turn. Runs in the worker process."""
+"""Throughput: scheduling, prefix caching, swapping and transformers, each against its baseline.
+
+Runs in the worker process.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def make_full_engine(order: BenchOrder) -> Engine:
 
 
 def alternate(num_rounds: int, baseline: Callable[[], Any], measured: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
-    """Both sides in turn, so that what disturbs the machine disturbs both; no further round when one took too long."""
+    """Both sides alternately, so that disturbances affect both; no further round once ENOUGH_SECONDS have passed."""
     before, after = [], []
     started = time.perf_counter()
     for _ in range(num_rounds):
@@ -71,17 +74,17 @@ def padded(requests: list[BenchRequest], batch_size: int) -> list[BenchRequest]:
 
 
 def scheduling(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
-    """Under load: for static batches that is as many steps as all of them but the last take."""
+    """Under load, which for static batches means all of them but the last."""
     requests = mixed_requests(engine, scale, scale.num_batches, order.seed)
     in_batches = padded(requests, scale.batch_size)
-    num_wanted = sum(request.num_output_tokens for request in requests[: -scale.batch_size])
+    num_requested_tokens = sum(request.num_output_tokens for request in requests[: -scale.batch_size])
 
     def run(mode: str, work: list[BenchRequest]) -> Served:
         set_up(engine, max_num_seqs=scale.batch_size, enable_prefix_caching=False, scheduling=mode)
         return serve_under_load(engine, work)
 
     def static() -> float:
-        return num_wanted / run("static", in_batches).seconds
+        return num_requested_tokens / run("static", in_batches).seconds
 
     def continuous() -> float:
         return run("continuous", requests).tokens_per_second
@@ -91,13 +94,13 @@ def scheduling(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
     set_up(engine, scheduling="continuous")
     return Experiment(
         name="scheduling",
-        title="Throughput: static against continuous batching",
+        title="Throughput: static vs continuous batching",
         baseline="static",
         measured="continuous",
         workload=(
             f"{len(requests)} requests, batches of {scale.batch_size}, prompts of {scale.batch_prompt} tokens, answers "
             f"exponentially distributed around {scale.batch_mean_answer} (at most {scale.batch_max_answer}); measured "
-            "from when all seats are taken until no request waits"
+            "from a full batch until no request waits"
         ),
         figures=(
             compare("output, static batches padded", "tokens/s", before, after, higher_is_better=True),
@@ -105,7 +108,7 @@ def scheduling(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
         ),
         notes=(
             "padded: a static batch computes all its rows until its longest answer is complete, as generate() does; "
-            "dropped: rows that are finished leave it, but none is admitted; only tokens that were asked for count",
+            "dropped: finished rows leave the batch, but no request joins it; only requested tokens count",
         ),
     )
 
@@ -121,7 +124,7 @@ def prefix(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
     def run(is_caching: bool) -> list[Served]:
         set_up(engine, enable_prefix_caching=is_caching)
         if is_caching:
-            serve(engine, [BenchRequest(prompts[0], 1)])  # the request that fills the cache is no repetition
+            serve(engine, [BenchRequest(prompts[0], 1)])  # the request that fills the cache is not a repetition
         return [serve(engine, [BenchRequest(prompt, 8)]) for prompt in prompts[1:]]
 
     before, after = alternate(order.num_rounds, lambda: run(False), lambda: run(True))
@@ -138,8 +141,8 @@ def prefix(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
         baseline="no prefix cache",
         measured="prefix cache",
         workload=(
-            f"requests one after the other ({scale.num_questions}), each of the same {scale.prefix_tokens} tokens and "
-            f"{scale.question_tokens} of its own, 8 tokens answered"
+            f"{scale.num_questions} requests one after the other, each with the same {scale.prefix_tokens} tokens and "
+            f"{scale.question_tokens} others, 8 output tokens"
         ),
         figures=(
             compare("time to first token", "ms", first_tokens(before), first_tokens(after), higher_is_better=False),
@@ -148,7 +151,7 @@ def prefix(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
     )
 
 
-# ---- an over-full pool
+# ---- an overfull pool
 
 
 def swap(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
@@ -183,7 +186,7 @@ def swap(order: BenchOrder, scale: Scale, engine: Engine) -> Experiment:
     recomputed = [counts[mode]["recomputed_tokens"] for mode in ("recompute", "swap")]
     return Experiment(
         name="swap",
-        title="An over-full pool: recomputing against swapping",
+        title="An overfull pool: recomputing vs swapping",
         baseline="recompute",
         measured="swap",
         workload=(
@@ -215,12 +218,12 @@ def against_transformers(order: BenchOrder, scale: Scale, engine: Engine) -> Exp
     before, after = alternate(order.num_rounds, lambda: _generate_speed(model, requests), ours)
     return Experiment(
         name="transformers",
-        title="Throughput: transformers' generate against kvplan's engine",
+        title="Throughput: transformers' generate vs kvplan's engine",
         baseline="transformers",
         measured="kvplan",
         workload=(
             f"{len(requests)} requests in one padded batch, prompts of {scale.batch_prompt} tokens, answers "
-            f"exponentially distributed around {scale.batch_mean_answer}; tokens that were asked for count"
+            f"exponentially distributed around {scale.batch_mean_answer}; only requested tokens count"
         ),
         figures=(compare("output throughput", "tokens/s", before, after, higher_is_better=True),),
     )

@@ -1,4 +1,4 @@
-"""``kvplan bench``: what paging, batching, sharing and swapping are worth, measured beside their baselines."""
+"""``kvplan bench``: benchmark paging, batching, caching, sharing and swapping against what each replaces."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _WIDTH = 110
 
 def bench(
     model: Annotated[
-        str, typer.Option(help="Short name, hub id, directory or config.json of a model the engine runs.")
+        str, typer.Option(help="Short name, Hugging Face id, directory or config.json of a supported model.")
     ] = "smollm2-135m",
-    quick: Annotated[bool, typer.Option("--quick", help="Small workloads, one round: figures are rough.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small workloads and one round, for rough figures.")] = False,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this experiment (repeatable): reservation, scheduling, prefix, tiers, chunking, sharing, swap, "
-            "transformers."
+            help="Run only this experiment (repeatable): reservation, scheduling, prefix, tiers, chunking, sharing, "
+            "swap or transformers."
         ),
     ] = None,
     num_rounds: Annotated[
-        int | None, typer.Option(min=1, help="Times each side is run, in turn.  [default: 2]")
+        int | None, typer.Option(min=1, help="How often each side runs, alternately. Default: 2, with --quick 1.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    device_memory: Annotated[str | None, typer.Option(help="The device's total memory, like 4GiB.")] = None,
+    device_memory: Annotated[str | None, typer.Option(help="Total memory of the device, such as 4GiB.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of requests and weights.")] = 0,
-    output_format: Annotated[OutputFormat, typer.Option("--format", help="How to print.")] = OutputFormat.table,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of requests and random weights.")] = 0,
+    output_format: Annotated[OutputFormat, typer.Option("--format", help="Output format.")] = OutputFormat.table,
+    as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
 ) -> None:
-    """Measure paged memory, batching, caching, chunks and swapping, each beside its baseline, in one run."""
+    """Benchmark paging, batching, caching, chunked prefill and swapping against what each replaces."""
     from kvplan.bench.session import make_plan, run_bench
     from kvplan.commands.render import print_csv, print_json
     from kvplan.units import parse_bytes
@@ -55,12 +55,12 @@ def bench(
         seed=seed,
     )
     _announce(plan)
-    wanted = OutputFormat.json if as_json else output_format
-    progress = _Progress(plan.order.experiments, wanted)
-    outcome = run_bench(plan, progress.say_start, progress.take)
-    if wanted is OutputFormat.json:
+    chosen = OutputFormat.json if as_json else output_format
+    progress = _Progress(plan.order.experiments, chosen)
+    outcome = run_bench(plan, progress.on_start, progress.on_result)
+    if chosen is OutputFormat.json:
         print_json(outcome.as_json())
-    elif wanted is OutputFormat.csv:
+    elif chosen is OutputFormat.csv:
         print_csv([row for experiment in outcome.experiments for row in _rows(experiment)])
     else:
         _print_conditions(outcome)
@@ -69,23 +69,23 @@ def bench(
 def _announce(plan: BenchPlan) -> None:
     if plan.device.notice:
         print(plan.device.notice, file=sys.stderr)
-    print(f"{plan.order.model_name} with random weights; speed does not depend on their values", file=sys.stderr)
+    print(f"{plan.order.model_name} with random weights (speed does not depend on their values)", file=sys.stderr)
 
 
 class _Progress:
-    """Says on stderr which experiment runs and how long it took, and prints tables as they come."""
+    """Reports on stderr which experiment runs and how long it took, and prints each table when it is ready."""
 
     def __init__(self, names: tuple[str, ...], output_format: OutputFormat) -> None:
         self._names = names
         self._format = output_format
 
-    def say_start(self, name: str) -> None:
+    def on_start(self, name: str) -> None:
         from kvplan.bench.options import EXPERIMENTS
 
         number = self._names.index(name) + 1
         print(f"[{number}/{len(self._names)}] {name}: {EXPERIMENTS[name]}", file=sys.stderr, flush=True)
 
-    def take(self, experiment: Experiment) -> None:
+    def on_result(self, experiment: Experiment) -> None:
         print(f"    {experiment.seconds:.0f} s", file=sys.stderr, flush=True)
         if self._format in (OutputFormat.table, OutputFormat.md):
             _print_experiment(experiment, as_markdown=self._format is OutputFormat.md)
@@ -128,12 +128,12 @@ def _print_conditions(outcome: BenchOutcome) -> None:
     from kvplan.bench.session import NOISY_PCT
 
     order, device = outcome.plan.order, outcome.plan.device
-    rounds = f"medians of up to {order.num_rounds} rounds in turn" if order.num_rounds > 1 else "one round"
+    rounds = f"medians of up to {order.num_rounds} alternating rounds" if order.num_rounds > 1 else "one round"
     print(f"{order.model_name} on {device.name}, {outcome.num_threads} threads, {rounds}, {outcome.seconds:.0f} s")
     others = outcome.other_cpu_pct
     if others is not None:
-        warning = ": too much to trust the times" if others > NOISY_PCT else ""
-        print(f"other processes took {others:.0f} % of the processors{warning}")
+        warning = ": too much for reliable times" if others > NOISY_PCT else ""
+        print(f"other processes used {others:.0f} % of the CPU{warning}")
 
 
 def _cells(figure: Figure) -> list[str]:

@@ -1,4 +1,4 @@
-"""What ``kvplan sweep`` prints: talk on stderr, the answer on stdout."""
+"""What ``kvplan sweep`` prints: progress on stderr, results on stdout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GOALS: Mapping[str, str] = {
 
 
 def make_progress() -> Progress:
-    """Live on a terminal, one line a trial elsewhere."""
+    """Live on a terminal, one line per trial elsewhere."""
     return RichProgress(sys.stderr) if sys.stderr.isatty() else PlainProgress(sys.stderr)
 
 
@@ -38,7 +38,7 @@ def announce(plan: SweepPlan, directory: Path) -> None:
 
 
 def print_dry_run(plan: SweepPlan, *, as_json: bool) -> None:
-    """The trials with what is expected of them."""
+    """The trials with their predictions."""
     predictions = plan.predictions()
     seconds = sum(prediction.seconds + SECONDS_PER_TRIAL for prediction in predictions) + SECONDS_PER_LOAD
     if as_json:
@@ -83,7 +83,7 @@ def _trial_cells(trial: Trial, prediction: TrialPrediction) -> list[str]:
 
 
 def print_written(directory: Path, pictures: Sequence[Path]) -> None:
-    """Where everything lies."""
+    """Which files were written."""
     names = ", ".join(["trials.jsonl", "results.csv", "summary.json", *sorted(path.name for path in pictures)])
     print(f"written to {directory}: {names}", file=sys.stderr)
 
@@ -103,8 +103,8 @@ def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
     if summary["slo"] is not None:
         _print_sentences("Within the service level", [str(search["sentence"]) for search in summary["slo"]["searches"]])
     _print_sentences("Boundaries", [str(boundary["sentence"]) for boundary in summary["boundaries"]])
-    _print_sentences("Not monotone", [violation["sentence"] for violation in summary["violations"]])
-    _print_sentences("Left out of every median", [str(excluded["sentence"]) for excluded in summary["excluded"]])
+    _print_sentences("Contradicting a boundary", [violation["sentence"] for violation in summary["violations"]])
+    _print_sentences("Excluded from all medians", [str(excluded["sentence"]) for excluded in summary["excluded"]])
     _print_waste(summary["kv_waste"])
     _print_predictions(summary["predictions"])
     counts = ", ".join(f"{count} {status}" for status, count in summary["status_counts"].items())
@@ -113,7 +113,7 @@ def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
 
 def _print_best(best: Sequence[Mapping[str, Any]]) -> None:
     if not best:
-        print("No setting could be measured.")
+        print("No trial served its requests.")
         return
     head = ["best", "utilization", "sequences", "block", "context", "tokens/s", "TTFT p99 ms", "TPOT ms", "KV waste %"]
     rows = []
@@ -156,8 +156,8 @@ def _print_predictions(predictions: Mapping[str, Any]) -> None:
     compared = predictions["num_compared"]
     if compared:
         print(
-            f"Predicted before the start: bytes of a block in {predictions['block_bytes_equal']} of {compared} trials, "
-            f"number of blocks in {predictions['num_blocks_equal']} (largest error "
-            f"{predictions['num_blocks_max_error_pct']:.2f} %), outcome in {predictions['outcomes_equal']} of "
+            f"Predicted correctly before the start: block size in bytes for {predictions['block_bytes_equal']} of "
+            f"{compared} trials, number of blocks for {predictions['num_blocks_equal']} (largest error "
+            f"{predictions['num_blocks_max_error_pct']:.2f} %), outcome for {predictions['outcomes_equal']} of "
             f"{predictions['num_outcomes_compared']}"
         )

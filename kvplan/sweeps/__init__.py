@@ -1,0 +1,19 @@
+"""A sweep: many settings measured one after the other with kvplan's own engine, each with its prediction.
+
+``kvplan sweep`` makes ``SweepOptions``, ``plan`` turns them into a ``SweepPlan``, and ``session`` runs it into a
+directory of ``kvplan.runs``. The parent process never imports the engine; a worker process holds it.
+
+    axes        settings that can vary, and the notation for their values
+    options     what the user asked for, as written
+    design      which settings a sweep measures if it does not search
+    weights     where the weights come from
+    plan        from options to model, device, requests and schedule
+    manifest    a plan as manifest.json, and back for --resume
+    schedules/  the order of the trials: a list, or a search that looks at each result
+    forecast/   what a trial is expected to do: memory, speed, and how long to wait for it
+    worker/     the process that holds the engine and serves the requests
+    rows        a row: what was known before the trial, and what the worker measured
+    runner      one trial after the other, whatever becomes of each of them
+    progress    what a running sweep shows
+    session     a whole sweep, new or continued
+"""

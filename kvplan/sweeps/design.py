@@ -1,11 +1,11 @@
-"""Which trials a sweep runs: the product of the axes that were given, or a default design that shows the boundaries.
+"""Which trials a sweep runs: the product of the given axes, or a default design that shows the boundaries.
 
-The default design has two planes that share their common point:
+The default design has two planes that share one point:
 
 * throughput: max_num_seqs x block_size, with memory to spare;
-* memory: gpu_memory_utilization x max_model_len. The utilizations are taken from the planner's prediction so that the
-  boundary runs through the plane: weights that do not fit, no room for a block, a pool that takes the short context
-  and refuses the long one, a pool that every context fits but the workload fills, and plenty.
+* memory: gpu_memory_utilization x max_model_len. The utilizations follow from the planner's prediction so that the
+  boundary runs through the plane: weights that do not fit, no room for a block, a pool that fits the short context but
+  not the long one, a pool that fits every context but is filled by the workload, and plenty.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONTEXT_SHARES = (0.375, 0.625, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """A view of the design: which settings span it."""
+    """A part of the design, and the two settings that span it."""
 
     name: str
     x: str
@@ -47,7 +47,7 @@ class Design:
     planes: tuple[Plane, ...]
 
     def trials(self, predictor: Predictor, num_runs: int) -> tuple[Trial, ...]:
-        """In order of running: one load of the weights after the other, what is expected to start first.
+        """In the order to run: one load of the weights after the other, and those expected to start before the others.
 
         Within a load the largest batches come first, because the engine profiles its largest step once.
         """
@@ -65,13 +65,13 @@ class Design:
 
 
 def make_design(axes: Mapping[str, Sequence[AxisValue]], predictor: Predictor) -> Design:
-    """The grid of the given axes, or the default design when none was given."""
+    """The grid of the given axes, or the default design if none was given."""
     base = base_settings(predictor)
     return _grid(axes, base.with_changes(max_num_seqs=_GRID_SEQS)) if axes else _default_design(predictor, base)
 
 
 def base_settings(predictor: Predictor) -> TrialSettings:
-    """The settings that the default design varies; a grid takes them for the axes that were not given."""
+    """The settings that the default design varies; a grid uses them for the axes that were not given."""
     kind = predictor.device.kind
     return TrialSettings(
         gpu_memory_utilization=_UTILIZATION,
@@ -95,7 +95,8 @@ def _grid(axes: Mapping[str, Sequence[AxisValue]], base: TrialSettings) -> Desig
     size = math.prod(len(axes[name]) for name in names)
     if size > MOST_VALUES:
         raise UsageError(
-            f"The axes span {size:,} settings, more than {MOST_VALUES:,}.", hint="use fewer values on an axis"
+            f"The axes span {size:,} settings, more than the maximum of {MOST_VALUES:,}.",
+            hint="use fewer values on an axis",
         )
     points = {
         base.with_changes(**dict(zip(names, values, strict=True))): ("grid",)
@@ -138,7 +139,7 @@ def memory_contexts(longest: int) -> tuple[int, ...]:
 
 
 def memory_utilizations(predictor: Predictor, base: TrialSettings, contexts: Sequence[int]) -> tuple[float, ...]:
-    """Utilizations on both sides of every boundary in the plane, ascending, as far as the device has room for them."""
+    """Utilizations on both sides of every boundary in the plane, ascending, up to what the device has room for."""
     plenty = predictor.memory(base)
     fixed_bytes = plenty.fixed_bytes
     token_bytes = plenty.block_bytes / base.block_size
@@ -154,7 +155,7 @@ def memory_utilizations(predictor: Predictor, base: TrialSettings, contexts: Seq
 
 
 def _demand_tokens(predictor: Predictor, base: TrialSettings) -> float:
-    """Tokens that the workload's longest concurrent requests hold at once when memory is no limit."""
+    """Tokens that the workload's longest concurrent requests hold at once if memory is not the limit."""
     totals = sorted(
         (request.num_prompt_tokens + request.num_output_tokens for request in predictor.requests), reverse=True
     )
@@ -162,6 +163,6 @@ def _demand_tokens(predictor: Predictor, base: TrialSettings) -> float:
 
 
 def _digits(budgets: Sequence[float], device_bytes: int) -> int:
-    """Decimals at which rounding moves no budget by more than a sixteenth of the smallest gap between two of them."""
+    """Decimals at which rounding moves no budget by more than a sixteenth of the smallest gap between two budgets."""
     gap = min(larger - smaller for smaller, larger in itertools.pairwise(sorted(budgets)))
     return max(2, math.ceil(-math.log10(gap / 8 / device_bytes)))

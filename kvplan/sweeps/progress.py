@@ -1,4 +1,4 @@
-"""What a running sweep shows on stderr: a live line on a terminal, plain lines elsewhere."""
+"""What a running sweep shows on stderr: live lines on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import time
 from typing import Protocol, TextIO
 
 from kvplan.runs.columns import Row
-from kvplan.runs.rows import settings_of
+from kvplan.runs.rows import settings_of, throughput_of
+from kvplan.runs.statuses import MEASURED_STATUSES
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.forecast.prediction import TrialPrediction
 from kvplan.sweeps.worker.protocol import Event
 
 
 class Progress(Protocol):
-    """Hears of everything a runner does."""
+    """Is told everything that a runner does."""
 
     def start(self, num_done: int, num_left: int, seconds_left: float) -> None: ...
 
@@ -27,7 +28,7 @@ class Progress(Protocol):
 
 
 class SilentProgress:
-    """For tests and for library use."""
+    """Shows nothing: for tests and for use as a library."""
 
     def start(self, num_done: int, num_left: int, seconds_left: float) -> None:
         pass
@@ -103,7 +104,7 @@ class RichProgress(SilentProgress):
         elif message["type"] == "progress":
             speed, usage = message["output_tokens_per_second"], message["kv_usage"]
             load = f"{message['num_running']} running, {message['num_waiting']} waiting"
-            self._show(f"{speed:,.0f} tokens/s, blocks {usage:.1%} used, {load} ({self._trial})")
+            self._show(f"{speed:,.0f} tokens/s, KV usage {usage:.1%}, {load} ({self._trial})")
 
     def trial_ended(self, row: Row, num_left: int, seconds_left: float) -> None:
         self._num_done += 1
@@ -126,7 +127,7 @@ class RichProgress(SilentProgress):
 
 
 def _style(status: str) -> str:
-    if status in ("ok", "queued", "preempted"):
+    if status in MEASURED_STATUSES:
         return "default"
     return "red" if status in ("crash", "timeout") else "yellow"
 
@@ -134,8 +135,8 @@ def _style(status: str) -> str:
 def outcome_of(row: Row) -> str:
     """How a trial ended, in one phrase."""
     status = str(row["status"])
-    if status in ("ok", "queued", "preempted"):
-        text = f"{row['output_throughput']:,.1f} tokens/s, blocks at most {row['kv_usage_max']:.1%} used"
+    if status in MEASURED_STATUSES:
+        text = f"{throughput_of(row):,.1f} tokens/s, peak KV usage {row['kv_usage_max'] or 0.0:.1%}"
         if status == "preempted":
             return f"{text}, {row['num_preemptions']} preemptions"
         return text if status == "ok" else f"{text}, requests waited for blocks"

@@ -1,4 +1,4 @@
-"""A row of the results: what was known before the trial, joined with what came back from it."""
+"""A row of the results: what was known before the trial, and what came back from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvplan.workload.requests import WorkloadSpec
 
 @dataclass(frozen=True, slots=True)
 class SweepIdentity:
-    """What all rows of a sweep have in common. usd_per_hour: the device's price, where it is known."""
+    """What all rows of a sweep have in common. usd_per_hour: the device's price, if known."""
 
     run_id: str
     model_id: str
@@ -70,7 +70,7 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
 
 
 def usd_per_million_tokens(usd_per_hour: float | None, output_throughput: float | None) -> float | None:
-    """Price of a million output tokens at this throughput; None where either is not known."""
+    """Price of a million output tokens at this throughput; None if either is not known."""
     if usd_per_hour is None or not output_throughput:
         return None
     return usd_per_hour / 3600 / output_throughput * 1e6
@@ -83,7 +83,7 @@ def finished_record(
     series: Series | None,
     trial_seconds: float,
 ) -> TrialRecord:
-    """The record to store. ``measured`` is the worker's or the runner's part of the row; unknown columns are a bug."""
+    """The record to store. ``measured``: the worker's or runner's part of the row. An undeclared column is a bug."""
     whole = row | measured
     whole["trial_seconds"] = round(trial_seconds, 4)
     unknown = whole.keys() - set(COLUMN_NAMES)

@@ -1,8 +1,8 @@
 """Runs the trials of a sweep, one after the other, whatever becomes of each of them.
 
 The worker keeps its weights from trial to trial. A worker that dies costs the trial it was running: that row is a
-``crash``, and the next trial gets a new worker. A worker that was killed (SIGKILL: never its own doing) says nothing
-about its trial, which is begun anew; the row says how often. A row is on the disk before the next trial starts.
+``crash``, and the next trial gets a new worker. A worker that was killed (SIGKILL, which it never causes itself) says
+nothing about its trial, which is restarted; the row says how often. A row is on disk before the next trial starts.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from kvplan.sweeps.worker.client import WORKER_COMMAND, Worker
 
 @dataclass(frozen=True, slots=True)
 class SweepOutcome:
-    """What a sweep left in ``directory``. interrupted: ended by Ctrl-C or SIGTERM before its last trial."""
+    """What a sweep left in ``directory``. interrupted: by Ctrl-C or SIGTERM, before its last trial."""
 
     directory: Path
     summary: Summary
@@ -45,12 +45,12 @@ def run_new_sweep(
     command: str,
     worker_command: Sequence[str] = WORKER_COMMAND,
 ) -> SweepOutcome:
-    """Run every trial of the plan into a new directory. KvplanError when the directory cannot be used."""
+    """Run every trial of the plan into a new directory. KvplanError if the directory cannot be used."""
     with SweepStore.create(directory, manifest_of(plan, command)) as store:
         try:
             return _run(plan, store, progress, worker_command)
         except KvplanError:
-            if not store.records:  # nothing was measured, and nothing can be continued
+            if not store.records:  # nothing was measured, so there is nothing to continue
                 store.take_back()
             raise
 
@@ -62,7 +62,7 @@ def resume_sweep(
     announce: Callable[[SweepPlan], None] = lambda plan: None,
     worker_command: Sequence[str] = WORKER_COMMAND,
 ) -> SweepOutcome:
-    """Run what a sweep's directory still lacks. ``announce`` hears of the plan before the first trial."""
+    """Run what a sweep's directory still lacks. ``announce`` gets the plan before the first trial."""
     plan = plan_from_manifest(read_manifest(directory))
     with SweepStore.reopen(directory) as store:
         announce(plan)
@@ -109,7 +109,7 @@ def _identity(plan: SweepPlan) -> SweepIdentity:
 
 
 def price_per_hour(device: Device) -> float | None:
-    """What the catalog says a GPU of this name costs in an hour, in US dollars; None for CPUs and unknown GPUs."""
+    """The catalog's price of a GPU of this name, in US dollars; None for CPUs and unknown GPUs."""
     if device.kind != "cuda":
         return None
     try:
@@ -120,7 +120,7 @@ def price_per_hour(device: Device) -> float | None:
 
 
 def _engine_source(plan: SweepPlan, directory: Path) -> EngineSource:
-    """Weights where they lie; for dummy weights the config alone, written into the run directory."""
+    """The weights' path; for dummy weights that of the config, which is written into the run directory."""
     weights = None if plan.load_format == "dummy" else weights_path(plan.options)
     if weights is not None:
         return EngineSource(str(weights), plan.load_format, plan.spec.vocab_size)
@@ -133,7 +133,7 @@ def _engine_source(plan: SweepPlan, directory: Path) -> EngineSource:
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """A polite request to end is treated like Ctrl-C: what is there gets written."""
+    """SIGTERM is treated like Ctrl-C: what was measured gets written."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -31,7 +31,7 @@ _HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FileRequest:
-    """One request as a file tells it. ``arrival_seconds`` is None where the file says nothing about time."""
+    """One request of a file. ``arrival_seconds`` is None if the file has no times."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -48,7 +48,7 @@ def read_workload_file(path: Path, most_requests: int) -> list[FileRequest]:
         raise KvplanError(f"The workload file {path} is not UTF-8 text.", hint=_HINT) from error
     requests = _from_csv(path, text) if path.suffix.lower() == ".csv" else _from_json(path, text)
     if not requests:
-        raise KvplanError(f"The workload file {path} holds no request.", hint=_HINT)
+        raise KvplanError(f"The workload file {path} contains no request.", hint=_HINT)
     return _starting_at_zero(requests[:most_requests])
 
 
@@ -68,7 +68,7 @@ def _from_csv(path: Path, text: str) -> list[FileRequest]:
     names = set(reader.fieldnames or ())
     columns = next((columns for columns in _TRACE_COLUMNS if names.issuperset(columns)), None)
     if columns is None:
-        raise KvplanError(f"The columns of the workload file {path} are not known.", hint=_HINT)
+        raise KvplanError(f"Unknown columns in the workload file {path}.", hint=_HINT)
     requests = []
     for number, record in enumerate(reader, start=2):
         try:
@@ -82,14 +82,14 @@ def _from_csv(path: Path, text: str) -> list[FileRequest]:
 
 
 def _seconds(text: str) -> float:
-    """Seconds as a number, or a date and time with up to seven digits of a second and an optional time zone."""
+    """Seconds as a number, or a date and time with up to seven fractional digits and an optional time zone."""
     try:
         return float(text)
     except ValueError:
         match = _TIMESTAMP.fullmatch(text.strip())
         if match is None:
             raise
-        # datetime reads only three or six digits of a second before Python 3.11, and Azure writes seven.
+        # Before Python 3.11 datetime reads only three or six fractional digits, and Azure writes seven.
         return datetime.fromisoformat(match[1]).replace(tzinfo=timezone.utc).timestamp() + float(f"0{match[2] or '.0'}")
 
 
@@ -116,7 +116,7 @@ def _from_record(record: dict[str, Any]) -> FileRequest | None:
 
 
 def _from_conversation(turns: list[dict[str, str]]) -> FileRequest | None:
-    """The first question and answer; lengths are estimated from characters, because no tokenizer is at hand."""
+    """The first question and answer; lengths are estimated from characters, because there is no tokenizer here."""
     if len(turns) < 2:
         return None
     prompt, output = (len(turn["value"]) // _CHARACTERS_PER_TOKEN for turn in turns[:2])

@@ -1,4 +1,4 @@
-"""How long prompts and answers are: all alike, uniform over a range, or log-normal as real traffic is."""
+"""How long prompts and answers are: constant, uniform over a range, or log-normal like real traffic."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kvplan.units import parse_tokens
 if TYPE_CHECKING:
     import numpy as np
 
-_HINT: Final = "write 128, 64..256 for lengths in between, or lognormal:MEDIAN:SIGMA like lognormal:200:0.8"
+_HINT: Final = "write 128, a range such as 64..256, or lognormal:MEDIAN:SIGMA such as lognormal:200:0.8"
 _RANGE: Final = re.compile(r"[^.]+(\.\.[^.]+)?")
-# A log-normal without bounds of its own is cut here: one request of a million tokens would be the whole workload.
+# A log-normal without given bounds is cut here: otherwise one request of a million tokens could be the whole workload.
 _LONGEST_IN_MEDIANS: Final = 16
 
 
@@ -23,8 +23,7 @@ _LONGEST_IN_MEDIANS: Final = 16
 class Lengths:
     """Lengths in tokens, first to last, both included: uniform, or with ``median`` and ``sigma`` log-normal.
 
-    A log-normal length is median x exp(sigma x z) with a standard normal z, rounded, and moved to the nearer bound
-    where it lies outside.
+    A log-normal length is median x exp(sigma x z) with a standard normal z, rounded and clamped to the bounds.
     """
 
     first: int
@@ -40,7 +39,7 @@ class Lengths:
         return _range(option, text, text)
 
     def draw(self, rng: np.random.Generator, count: int) -> list[int]:
-        """``count`` lengths; as many random numbers are used whatever the distribution's parameters are."""
+        """``count`` lengths; uses equally many random numbers whatever the distribution's parameters."""
         if self.median is None or self.sigma is None:
             return [int(length) for length in rng.integers(self.first, self.last + 1, size=count)]
         logarithms = math.log(self.median) + self.sigma * rng.standard_normal(count)

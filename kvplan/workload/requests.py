@@ -1,7 +1,7 @@
 """The requests of a trial: lengths, arrivals and tokens, the same for the same seed.
 
-Lengths and arrivals are drawn once for the whole sweep, so that every trial serves the same requests. A trial whose
-max_model_len is too short for one of them gets it with a shortened prompt (and says how many were shortened).
+Lengths and arrivals are drawn once for the whole sweep, so that every trial serves the same requests. If a trial's
+max_model_len is too short for a request, its prompt is shortened, and the row says how many were.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class WorkloadSpec:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """One request: ``index`` decides its own tokens, ``arrival_seconds`` counts from the trial's start.
+    """One request: ``index`` determines its tokens, ``arrival_seconds`` counts from the trial's start.
 
     The first ``num_prefix_tokens`` of the prompt are those of the shared prefix ``prefix_index``.
     """
@@ -94,16 +94,16 @@ class RequestSpec:
 
 @dataclass(frozen=True, slots=True)
 class ClippedRequests:
-    """The requests of one trial, and how many had to be shortened for it."""
+    """The requests of one trial, and how many had to be shortened."""
 
     requests: tuple[RequestSpec, ...]
     num_clipped: int
 
 
 def generate_requests(spec: WorkloadSpec) -> tuple[RequestSpec, ...]:
-    """The sweep's requests in order of arrival. Lengths and arrivals have a stream of random numbers each.
+    """The sweep's requests in order of arrival. Lengths and arrivals have separate streams of random numbers.
 
-    KvplanError when the file cannot be read, or has no times where a burstiness is to be kept.
+    KvplanError if the file cannot be read.
     """
     import numpy as np
 
@@ -122,9 +122,9 @@ def generate_requests(spec: WorkloadSpec) -> tuple[RequestSpec, ...]:
 
 
 def _from_file(spec: WorkloadSpec, read: Sequence[FileRequest], rng: np.random.Generator) -> list[RequestSpec]:
-    """Times from the file where it has them, stretched to ``request_rate`` where one is given; else drawn."""
+    """Arrival times from the file if it has them, rescaled to ``request_rate`` if one is given; otherwise drawn."""
     known = [item.arrival_seconds for item in read if item.arrival_seconds is not None]
-    times = _stretched(known, spec.request_rate) if len(known) == len(read) else _arrivals(spec, len(read), rng)
+    times = _rescaled(known, spec.request_rate) if len(known) == len(read) else _arrivals(spec, len(read), rng)
     requests = [
         RequestSpec(index, item.num_prompt_tokens, item.num_output_tokens, seconds)
         for index, (item, seconds) in enumerate(zip(read, times, strict=True))
@@ -132,8 +132,8 @@ def _from_file(spec: WorkloadSpec, read: Sequence[FileRequest], rng: np.random.G
     return sorted(requests, key=lambda request: request.arrival_seconds)
 
 
-def _stretched(times: list[float], request_rate: float) -> list[float]:
-    """The same pattern of arrivals at another mean rate: n requests in n / rate seconds."""
+def _rescaled(times: list[float], request_rate: float) -> list[float]:
+    """The same arrival pattern at another mean rate: n requests in n / rate seconds."""
     last = max(times)
     if math.isinf(request_rate) or not last:
         return times
@@ -182,7 +182,7 @@ def clip_requests(requests: Sequence[RequestSpec], max_model_len: int) -> Clippe
 
 
 def prompt_token_ids(seed: int, request: RequestSpec, vocab_size: int) -> list[int]:
-    """Random tokens of one request, behind those of its shared prefix. A shortened prompt is a prefix of the whole."""
+    """Random tokens of one request, after those of its shared prefix. A shortened prompt is a prefix of the whole."""
     import numpy as np
 
     prefix = np.random.default_rng([seed, 3, request.prefix_index])

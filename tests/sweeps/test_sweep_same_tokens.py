@@ -68,7 +68,7 @@ def test_same_requests_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         recorded.append(RecordingEngine(Engine(*arguments, **options)))
         return recorded[-1]
 
-    monkeypatch.setattr("kvplan.sweeps.worker.trial.Engine", recording)
+    monkeypatch.setattr("kvplan.sweeps.worker.engine_host.Engine", recording)
     result = run_trial(host, order, lambda *_, **__: None)
     assert result.row["status"] == "ok"
 

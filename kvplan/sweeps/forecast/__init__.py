@@ -1,0 +1,9 @@
+"""What a trial is expected to do before it runs, made from the estimates of ``kvplan.estimate``.
+
+prediction       Predictor: outcome, memory, speed and time of a trial
+trial_forecast   continuous batching of the trial's requests, simulated from lengths alone
+step_cost        what a step costs on a device that was never measured
+under_load       the same for trials with an arrival rate or concurrency of their own
+slo_prediction   whether a load is expected to meet the service level
+timing           time left, and how long a trial may take; learns from the trials so far
+"""

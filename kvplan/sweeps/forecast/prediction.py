@@ -1,4 +1,4 @@
-"""What is expected of a trial before its worker starts it: memory from the config alone, time from a forecast."""
+"""What is expected of a trial before it starts: memory from the config alone, time from a simulation."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Predictor:
     """Predicts trials of one model on one device with one workload.
 
     time_scale: measured over predicted seconds of the trials so far, 1 before the first. calibration: what this device
-    reached in an earlier sweep, None for guesses.
+    achieved in an earlier sweep, None for estimates.
     """
 
     spec: ModelSpec
@@ -109,7 +109,7 @@ class Predictor:
         return self.calibration.origin_for(self.spec.id, self.dtype(settings))
 
     def step_times(self, settings: TrialSettings, memory: EnginePrediction) -> StepTimes:
-        """The clock of the forecast: the device's speed, as calibrated or guessed, on this model."""
+        """The time of a step: the device's speed, calibrated or estimated, on this model."""
         dtype = self.dtype(settings)
         shape = step_shape(
             self.spec,
@@ -142,7 +142,7 @@ class Predictor:
 
 
 def _known_gpu(device: Device) -> GpuProfile | None:
-    """The catalog's data sheet of the sweep's GPU; None for a CPU and for a GPU it does not know."""
+    """The catalog's profile of the sweep's GPU; None for a CPU or an unknown GPU."""
     if device.kind != "cuda":
         return None
     try:

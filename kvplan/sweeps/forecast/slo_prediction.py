@@ -1,4 +1,4 @@
-"""Whether a load is expected to keep the service level: the p99 of a simulated trial against the bounds."""
+"""Whether a load is expected to meet the service level: the p99 of a simulated trial against the bounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SloPrediction:
     slo_seconds: Mapping[str, float]
 
     def keeps(self, settings: TrialSettings, load: Load) -> bool:
-        """Whether the 99th percentile of every bound is expected to hold; False where the engine is not to start."""
+        """Whether every 99th percentile is expected to be within its bound; False if the engine will not start."""
         predictor = self.under.predictor_of(load)
         memory = predictor.memory(settings)
         if memory.outcome != "ok":

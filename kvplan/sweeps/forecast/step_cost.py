@@ -1,4 +1,4 @@
-"""What a step costs on a device nobody has calibrated: guesses, good enough for time left and time-outs.
+"""What a step costs on a device that was never calibrated: estimates good enough for time left and time-outs.
 
 The runner scales them by what its first trials took; ``kvplan calibrate`` replaces them for good.
 """
@@ -11,8 +11,8 @@ from typing import Final
 from kvplan.catalog.gpus import GpuProfile
 from kvplan.estimate.speed.step_time import Speed
 
-# Sustained, not peak. One core with AVX2 at about 3 GHz peaks at 96 GFLOP/s in float32; small matrices leave two thirds
-# of it. Memory bandwidth of a small virtual machine: 10 to 25 GB/s.
+# Sustained, not peak. One core with AVX2 at about 3 GHz peaks at 96 GFLOP/s in float32; small matrices reach two thirds
+# of that. Memory bandwidth of a small virtual machine: 10 to 25 GB/s.
 _CPU_FLOPS_PER_CORE: Final = 60e9
 _CPU_ATTENTION_FLOPS_PER_CORE: Final = 30e9
 _CPU_BANDWIDTH: Final = 18e9
@@ -26,7 +26,7 @@ _GPU_ATTENTION_SHARE: Final = 0.2
 
 
 def guess_speed(device: str, gpu: GpuProfile | None = None, dtype: str = "bfloat16") -> Speed:
-    """First guess for ``cpu`` (all its cores) or ``cuda``, from ``gpu``'s data sheet where it is known."""
+    """A first estimate for ``cpu`` (all its cores) or ``cuda``, from ``gpu``'s data sheet if it is known."""
     if device != "cuda":
         cores = os.cpu_count() or 1
         return Speed(

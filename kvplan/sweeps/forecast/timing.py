@@ -1,4 +1,4 @@
-"""How long trials take: what is left to run, and how long to wait for one before it counts as hung."""
+"""How long trials take: the time left, and how long to wait for a trial before it counts as hung."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class TrialTimes:
         self.under.predictor = predictor.with_time_scale(statistics.median(self._ratios[-_TRIALS_REMEMBERED:]))
 
     def seconds_left(self, trials: Iterable[Trial], *, is_loaded: bool) -> float:
-        """For trials that are still to run; with the load of the weights unless that is done."""
+        """For trials that are still to run; includes loading the weights unless that is done."""
         left = list(trials)
         loading = SECONDS_PER_LOAD if left and not is_loaded else 0.0
         serving = sum(map(self._seconds, left))
         return loading + serving * self.under.predictor.time_scale + SECONDS_PER_TRIAL * len(left)
 
     def _seconds(self, trial: Trial) -> float:
-        """Predicted before anything was measured, and remembered: forecasts of long workloads are not free."""
+        """Predicted with the unscaled clock, and remembered: simulating long workloads takes time."""
         key = trial.settings, trial.load
         if key not in self._unscaled:
             predictor = self.under.predictor_of(trial.load).with_time_scale(1.0)

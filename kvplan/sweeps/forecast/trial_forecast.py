@@ -20,7 +20,7 @@ def forecast_trial(
 ) -> Simulation:
     """Simulate the requests (already clipped to max_model_len) on a pool of ``num_blocks`` blocks.
 
-    The pool must hold one sequence of max_model_len tokens, as the engine demands: then every request ends.
+    The pool must hold one sequence of max_model_len tokens, as the engine requires; then every request completes.
     """
     limits = BatchLimits(settings.max_num_seqs, settings.max_num_batched_tokens, settings.block_size, num_blocks)
     return simulate_requests(requests, limits, cost, max_concurrency=max_concurrency)

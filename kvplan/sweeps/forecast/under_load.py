@@ -1,4 +1,4 @@
-"""The workload and its prediction under the load of a trial, where that is not the sweep's own."""
+"""Workload, requests and predictor of a trial, whose load may differ from the sweep's."""
 
 from __future__ import annotations
 

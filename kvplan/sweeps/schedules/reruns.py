@@ -1,4 +1,4 @@
-"""Runs outliers again, around any schedule: a noisy run at once, one far from its siblings when all are there."""
+"""Runs outliers again, around any schedule: a noisy run at once, a run far from its siblings at the end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kvplan.runs.rows import is_measured
 from kvplan.runs.trials import Load, Trial, TrialSettings
 from kvplan.sweeps.schedules.schedule import Schedule, Step, Steps
 
-# Reruns per trial of the schedule, and at least this many: on a machine that is always busy they would change nothing.
+# Reruns per trial of the schedule, and at least this many: on a machine that is always busy, more would change nothing.
 RERUN_SHARE: Final = 0.1
 FEWEST_RERUNS: Final = 2
-# Run numbers of reruns begin here: the schedule's own runs of a setting may still be to come.
+# Run numbers of reruns start here, because the schedule's own runs of a setting may still be to come.
 FIRST_RERUN: Final = 101
 
 _Answer = Generator[Step, Row, Row]
@@ -24,29 +24,31 @@ _Answer = Generator[Step, Row, Row]
 
 @dataclass(frozen=True, slots=True)
 class WithReruns:
-    """The steps of another schedule, numbered in their order, with reruns between and behind them.
+    """The steps of another schedule, numbered in order, with reruns between and after them.
 
-    The other schedule is answered with the rerun's row where that
-    one is no outlier. What is decided depends on the rows alone, so that a continued sweep decides the same.
+    The other schedule gets the rerun's row as its answer, unless that is an outlier too. Decisions depend on the rows
+    alone, so that a continued sweep decides the same.
     """
 
     inner: Schedule
 
     def steps(self) -> Steps:
-        play = _Play()
+        reruns = _Reruns()
         steps = self.inner.steps()
         step = next(steps, None)
         while step is not None:
-            answer = yield from play.take(step)
+            answer = yield from reruns.take(step)
             try:
                 step = steps.send(answer)
             except StopIteration:
                 step = None
-        yield from play.rerun_far_ones()
+        yield from reruns.rerun_far_ones()
 
 
 @dataclass(slots=True)
-class _Play:
+class _Reruns:
+    """runs: everything that ran so far, by setting and load."""
+
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     runs: dict[tuple[TrialSettings, Load], list[tuple[Trial, Row]]] = field(default_factory=dict)
     num_trials: int = 0
@@ -61,7 +63,7 @@ class _Play:
         return second if is_measured(second) and noise_reason(second) is None else row
 
     def rerun_far_ones(self) -> Steps:
-        """One rerun for each setting whose farthest run lies far from the others."""
+        """One rerun for each setting that has a run far from the others."""
         for runs in list(self.runs.values()):
             rows = [row for _, row in runs]
             for trial, row in list(runs):

@@ -1,4 +1,4 @@
-"""Finding a boundary in a fraction of the runs: bisection along one axis, started where the planner expects it.
+"""Finds a boundary in a fraction of the runs: bisection along one axis, started where the planner expects it.
 
 A line is all values of the axis with everything else fixed, from the easiest to the hardest:
 
@@ -6,18 +6,18 @@ A line is all values of the axis with everything else fixed, from the easiest to
                       ^   ^
            last to work   first to fail
 
-The first two probes are the two sides of the predicted boundary. Where the prediction was right the search ends there;
-otherwise the interval that is left is halved until both sides are neighbours: at most log2(n) + 3 probes for n values.
+The first two probes are the two sides of the predicted boundary. If the prediction was right the search ends there;
+otherwise the remaining interval is halved until both sides are neighbours: at most log2(n) + 3 probes for n values.
 
 A setting that is run several times works only if it does so every time; its runs end with the first that fails.
 
-On the axis of utilizations there may be a second boundary: a pool that is carved may still be more than the device can
-hold under load. So when the lowest utilization is found, the highest one is probed too, and where it fails the highest
-that survives is bisected.
+Utilization may have a second boundary: a pool that was carved may still be more than the device can hold under load. So
+once the lowest utilization is known, the highest one is probed too, and if it fails, the highest that survives is
+bisected.
 
-Memory is not always monotone. So a share of the points that need no run is run all the same (an audit), on both sides;
-the others beyond the boundary are recorded as skipped_oom_dominated. An audit that contradicts the boundary ends up
-among the summary's violations.
+Memory is not always monotone. So a share of the points that need no run is run anyway (an audit), on both sides; the
+others beyond the boundary are recorded as skipped_oom_dominated. An audit that contradicts the boundary shows up among
+the summary's violations.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class BoundarySearch:
 
 @dataclass(frozen=True, slots=True)
 class SearchSequence:
-    """Several searches one after the other, each setting run once; a schedule."""
+    """Several searches, one after the other, each setting run once; a schedule."""
 
     searches: tuple[BoundarySearch, ...]
 
@@ -89,14 +89,14 @@ class SearchSequence:
 
 
 def _predicted_successes(line: Sequence[TrialSettings], predictor: Predictor) -> int:
-    """How many values from the easy end the planner expects to start."""
+    """How many values, from the easy end, the planner expects to start."""
     starts = [predictor.memory(settings).outcome == "ok" for settings in line]
     return starts.index(False) if False in starts else len(line)
 
 
 @dataclass(slots=True)
 class _LineSearch:
-    """rows: one for every index that was probed, merged over its runs."""
+    """The search along one line. rows: one for every index that was probed, merged over its runs."""
 
     line: tuple[TrialSettings, ...]
     counter: itertools.count[int]
@@ -131,7 +131,7 @@ class _LineSearch:
         return (place, fails) if is_measured(row) else (works, place)
 
     def _audit(self, hopeless: Sequence[Sequence[int]]) -> Steps:
-        """Run a share of what needs no run, on both sides; record the rest of every hopeless side as skipped.
+        """Run a share of the points that need no run, on both sides; record the rest of every hopeless side as skipped.
 
         hopeless: the indices beyond each boundary, from the first failure on.
         """
@@ -144,7 +144,7 @@ class _LineSearch:
             elif index in blamed and _ran_out_of_memory(self.rows[blamed[index]]):
                 failure = blamed[index]
                 sentence = (
-                    f"Not run: {self.line[failure].as_text()} had ended as {self.rows[failure]['status']} already."
+                    f"Not run: {self.line[failure].as_text()} had already ended as {self.rows[failure]['status']}."
                 )
                 yield Step(Trial(next(self.counter), self.line[index], planes=("probe",)), sentence)
 
@@ -183,8 +183,8 @@ class _LineSearch:
         return self.rows[index]
 
     def _is_audited(self, index: int) -> bool:
-        """One value of every band, so that a hole as wide as a band cannot be missed; which one, the seed and the
-        band's first point decide, so that a continued search draws the same."""
+        """One value of every band, so that a hole as wide as a band cannot be missed. Which one depends on the seed and
+        the band's first point, so that a continued search draws the same."""
         if not self.audit_share:
             return False
         width = round(1 / self.audit_share)
@@ -198,7 +198,7 @@ def _ran_out_of_memory(row: Row) -> bool:
 
 
 def _merged(runs: Sequence[Row]) -> Row:
-    """The last run's row, which is the one that failed where one did, with the median throughput of all."""
+    """The last run's row, which is the one that failed if any did, with the median throughput of all."""
     rates = [throughput_of(run) for run in runs if is_measured(run)]
     return runs[-1] if len(runs) == 1 else runs[-1] | {"output_throughput": median(rates) if rates else None}
 

@@ -1,15 +1,15 @@
-"""The largest load that keeps the service level: bisection over request rate or requests in flight.
+"""Finds the largest load within a service level: bisection over request rate or requests in flight.
 
-    light  o o o o o | x x x x  heavy      o: more than half of the runs keep the level, x: not
+    light  o o o o o | x x x x  heavy      o: more than half of the runs meet it, x: not
                    ^   ^
-         last to keep   first to miss
+         last to meet   first to miss
 
-The first loads that are run are the two sides of the predicted boundary. One run may be lucky: so every load is run
-until most of its runs agree, and the two loads at the boundary as often as was asked for; how many of them kept the
-level, with an interval, stands beside the result.
+The first loads to run are the two sides of the predicted boundary. One run may be lucky, so every load is run until a
+majority of its runs agrees, and the two loads at the boundary as often as requested; the result says how many of them
+met the service level, with an interval.
 
-request_rate begins with one run of all requests at once: what the engine then finishes in a second is its capacity, and
-the rates that are searched lie around and below it.
+A search over request_rate starts with one run of all requests at once: what the engine then completes per second is its
+capacity, and the rates to search lie around and below it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOAD_AXES: Final = {
     "max_concurrency": Axis("max_concurrency", "count"),
     "request_rate": Axis("request_rate", "rate"),
 }
-# Neighbouring rates differ by this factor: closer ones cannot be told apart by a few dozen requests.
+# Neighbouring rates differ by this factor: a few dozen requests cannot distinguish closer ones.
 _RATE_STEP: Final = 1.1
 # From an eighth of the measured capacity to a tenth above it.
 _STEPS_BELOW: Final = 22
@@ -44,7 +44,7 @@ _Narrowing = Generator[Step, Row, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class LoadRange:
-    """What ``--search`` asks for: the load's name and, where they were given, the values to choose from."""
+    """What ``--search`` asks for: the load's name and, if given, the values to choose from."""
 
     variable: str
     values: tuple[float, ...] = ()
@@ -57,7 +57,7 @@ class LoadRange:
         if variable not in LOAD_AXES or (equals and not values.strip()):
             raise UsageError(
                 f"--search '{text}' cannot be searched.",
-                hint="max_concurrency or request_rate, with values of your own like max_concurrency=1..64",
+                hint="max_concurrency or request_rate, optionally with values, such as max_concurrency=1..64",
             )
         parsed = parse_values(LOAD_AXES[variable], values) if equals else ()
         return LoadRange(variable, tuple(sorted(float(value) for value in parsed)))
@@ -67,7 +67,7 @@ class LoadRange:
 class SloSearch:
     """A search for every setting in ``settings``; a schedule. num_runs: how often a load at the boundary is run.
 
-    expects: whether a load is expected to keep the service level at a setting.
+    expects: whether a load is expected to meet the service level at a setting.
     """
 
     load_range: LoadRange
@@ -117,7 +117,7 @@ class _LoadLine:
         return (place, misses) if kept else (keeps, place)
 
     def _num_expected(self, loads: Sequence[float]) -> int:
-        """How many loads from the light end are expected to keep the level, by halving."""
+        """How many loads, from the light end, are expected to meet the service level; by bisection."""
         low, high = 0, len(loads)
         while low < high:
             middle = (low + high) // 2
@@ -125,7 +125,7 @@ class _LoadLine:
         return low
 
     def _most_runs_keep(self, value: float) -> _Judging:
-        """Run until more than half of all runs agree, however the rest would end."""
+        """Run until more than half of all runs agree, however the rest would turn out."""
         majority = self.num_runs // 2 + 1
         runs = self.rows.setdefault(value, [])
         while _num_keeping(runs) < majority and len(runs) - _num_keeping(runs) < self.num_runs - majority + 1:

@@ -1,0 +1,12 @@
+"""The worker of a sweep. Only ``client`` and ``protocol`` are for the parent; the rest runs in the worker process.
+
+client           the parent's end: run a trial, with a limit for each stage
+protocol         the messages
+process          the worker's main loop
+engine_host      the engine, kept from trial to trial
+trial            one trial: the engine made ready, the requests served, the row filled
+load_generator   sends requests when they are due and steps the engine
+watch            progress messages and memory readings meanwhile
+metrics          latency, throughput and occupancy from what was recorded (vLLM's definitions)
+failures         what a failed trial is recorded as
+"""

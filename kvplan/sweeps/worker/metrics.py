@@ -1,4 +1,4 @@
-"""Figures of a finished trial from its recorded times. The definitions are those of vLLM's ``bench serve``.
+"""The figures of a finished trial, from its recorded times. The definitions are those of vLLM's ``bench serve``.
 
 Checked against vllm/benchmarks/serve.py (`calculate_metrics`): TPOT per request over the tokens after the first, only
 for requests with more than one; ITL pooled; percentiles by linear interpolation; population standard deviation; the
@@ -44,7 +44,7 @@ class RequestTrace:
 
 
 def serving_figures(traces: Sequence[RequestTrace], duration_seconds: float) -> Row:
-    """Throughput and latency of a trial under vLLM's names. Only completed requests count; times are in ms."""
+    """Throughput and latency of a trial, under vLLM's names. Only completed requests count; times are in ms."""
     completed = [trace for trace in traces if trace.finished and trace.token_times]
     num_input = sum(trace.num_prompt_tokens for trace in completed)
     num_output = sum(len(trace.token_times) for trace in completed)
@@ -124,7 +124,7 @@ class StepSample:
     """The engine after one step. ``seconds`` since the first arrival; ``step_seconds`` weights the step in means.
 
     num_used_tokens: slots of used blocks that hold a token (a shared block counts once). num_running_tokens: computed
-    tokens of the running sequences, each for itself. num_cached_tokens: found in the prefix cache so far.
+    tokens of the running sequences, each counted by itself. num_cached_tokens: found in the prefix cache so far.
     """
 
     seconds: float
@@ -141,10 +141,10 @@ class StepSample:
 def occupancy_figures(
     samples: Sequence[StepSample], *, num_blocks: int, block_size: int, block_bytes: int, max_model_len: int
 ) -> Row:
-    """Block occupancy and waste of a trial; means are over time (each step counts as long as it took).
+    """Block occupancy and waste of a trial; means are over time (each step weighs as long as it took).
 
-    frag_pct is the share of allocated slots that hold no token. contiguous_utilization_pct is what the same running
-    sequences would use of their memory if each had reserved max_model_len slots for itself at its start.
+    frag_pct is the share of allocated slots that hold no token. contiguous_utilization_pct is the share of
+    memory that the same running sequences would use if each had reserved max_model_len slots when it started.
     """
     if not samples:
         return {}
@@ -173,7 +173,7 @@ def occupancy_figures(
 
 
 def weighted_percentile(values: np.ndarray, weights: np.ndarray, percent: float) -> float:
-    """The smallest value that at least ``percent`` of the weight does not exceed."""
+    """The smallest value such that at least ``percent`` of the weight is at or below it."""
     order = np.argsort(values)
     cumulative = np.cumsum(weights[order])
     index = int(np.searchsorted(cumulative, percent / 100 * cumulative[-1]))

@@ -33,7 +33,7 @@ class Hello(TypedDict):
 
 
 class StageMessage(TypedDict):
-    """memory_share: of the device's memory that the process holds; None if nobody counts it (GPU) or not yet known."""
+    """memory_share: of the device's memory that the process holds; None on a GPU, or if not yet known."""
 
     type: Literal["stage"]
     stage: Stage
@@ -70,8 +70,8 @@ Message = Hello | StageMessage | ProgressMessage | ResultMessage
 class TrialOrder:
     """Everything a worker needs for one trial.
 
-    engine: arguments of the engine that stay for the life of its weights (model, device, dtype, seed, ...).
-    settings: arguments of this trial. requests: already shortened to max_model_len.
+    engine: engine arguments that stay for the life of its weights (model, device, seed, ...). settings: those of this
+    trial. requests: already clipped to max_model_len.
     slo_seconds: upper bounds of ttft, tpot and e2el, for goodput.
     """
 
