@@ -6,9 +6,10 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from kvplan.commands.render import print_json, print_table
+from kvplan.runs.best_settings import BestSetting
+from kvplan.runs.summary import KvWaste, PredictionErrors
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.forecast.prediction import TrialPrediction
 from kvplan.sweeps.forecast.timing import SECONDS_PER_LOAD, SECONDS_PER_TRIAL
@@ -55,7 +56,7 @@ def print_dry_run(plan: SweepPlan, *, as_json: bool) -> None:
     print(f"{len(rows)} trials, about {format_seconds(seconds)}; expected: {expected}")
 
 
-def _trial_json(trial: Trial, prediction: TrialPrediction) -> dict[str, Any]:
+def _trial_json(trial: Trial, prediction: TrialPrediction) -> dict[str, object]:
     return {
         **trial.as_json(),
         "trial_id": trial.trial_id,
@@ -111,7 +112,7 @@ def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
     print(f"\n{summary['num_finished']} trials: {counts}")
 
 
-def _print_best(best: Sequence[Mapping[str, Any]]) -> None:
+def _print_best(best: Sequence[BestSetting]) -> None:
     if not best:
         print("No trial served its requests.")
         return
@@ -143,7 +144,7 @@ def _print_sentences(title: str, sentences: Sequence[str]) -> None:
             print(f"  {sentence}")
 
 
-def _print_waste(waste: Mapping[str, Any] | None) -> None:
+def _print_waste(waste: KvWaste | None) -> None:
     if waste is None:
         return
     print(
@@ -152,7 +153,7 @@ def _print_waste(waste: Mapping[str, Any] | None) -> None:
     )
 
 
-def _print_predictions(predictions: Mapping[str, Any]) -> None:
+def _print_predictions(predictions: PredictionErrors) -> None:
     compared = predictions["num_compared"]
     if compared:
         print(

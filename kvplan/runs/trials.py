@@ -58,7 +58,7 @@ class TrialSettings(ServingSettings):
     max_num_seqs: int
     block_size: int
     max_model_len: int
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int
 
     @property
     def load_key(self) -> tuple[str, str]:

@@ -73,7 +73,7 @@ def test_every_setting_declared_as_an_axis_has_an_option_and_a_column() -> None:
 def test_ids_of_trials_are_those_of_older_run_directories() -> None:
     old = [
         Trial(3, TrialSettings(0.9, 4, 16, 256, 512), 2),
-        Trial(3, TrialSettings(0.5, 4, 16, 256, dtype="float32"), 2, load=Load(2.5, 4)),
+        Trial(3, TrialSettings(0.5, 4, 16, 256, 2048, dtype="float32"), 2, load=Load(2.5, 4)),
     ]
     assert [trial.trial_id for trial in old] == ["dcd05aa55fea", "c60d16b13804"]
 

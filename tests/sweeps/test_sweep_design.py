@@ -59,7 +59,7 @@ def test_too_large_a_grid_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_trial_comes_back_from_the_manifest() -> None:
-    trial = Trial(3, TrialSettings(0.3, 4, 16, 512, dtype="float32"), 2, ("throughput", "memory"))
+    trial = Trial(3, TrialSettings(0.3, 4, 16, 512, 2048, dtype="float32"), 2, ("throughput", "memory"))
     assert Trial.from_json(trial.as_json()) == trial
     assert Trial.from_json(trial.as_json()).trial_id == trial.trial_id
 
