@@ -15,7 +15,7 @@ from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.paths import profiles_dir
 from kvplan.settings import ServingSettings
-from kvplan_engine import ContextTooLong, Engine, EngineConfig, OutOfDeviceMemory
+from kvplan_engine import ContextTooLong, Engine, EngineConfig, EngineError, OutOfDeviceMemory
 from kvplan_engine.checkpoints.config_json import load_model_config
 from kvplan_engine.checkpoints.families import SUPPORTED_ARCHITECTURES
 from kvplan_engine.checkpoints.weights import num_parameters
@@ -27,14 +27,18 @@ GIB = 1024**3
 
 
 def _native_profiles() -> list[str]:
-    names = []
+    """Every shipped profile that the engine runs; it has to run one of each architecture that it says it runs."""
+    names, architectures = [], set()
     for file in sorted((profiles_dir() / "models").glob("*.json")):
         config = json.loads(file.read_text(encoding="utf-8"))["config"]
-        rope = config.get("rope_scaling") or {}
-        known_rope = rope.get("rope_type", rope.get("type", "default")) in ("default", "linear", "llama3")
-        native = (config.get("architectures") or [""])[0] in SUPPORTED_ARCHITECTURES
-        if native and known_rope and "quantization_config" not in config:
+        try:
+            architecture = load_model_config(config).architecture
+        except EngineError:  # another architecture, or a feature that the engine refuses by name
+            continue
+        if "quantization_config" not in config:
             names.append(file.stem)
+            architectures.add(architecture)
+    assert architectures == set(SUPPORTED_ARCHITECTURES)
     return names
 
 
