@@ -26,6 +26,8 @@ Scratch take_scratch(Cutter& cutter, const Call& call) {
   Scratch scratch;
   scratch.query = cutter.take<float>(static_cast<int64_t>(call.max_rows) * call.padded_head);
   scratch.scores = cutter.take<float>(static_cast<int64_t>(call.max_rows) * kTileTokens);
+  const int64_t pair_rows = call.by_pairs ? call.max_rows : 0;
+  scratch.query_pairs = cutter.take<BFloat16>(pair_rows * padded_to_pairs(call.args.head_size));
   scratch.packed_keys = cutter.take<float>(call.args.head_size * kTileTokens);
   scratch.packed_values = cutter.take<float>(static_cast<int64_t>(kTileTokens) * call.padded_head);
   scratch.key_rows = cutter.take<const float*>(call.args.head_size);
@@ -60,6 +62,20 @@ void load_queries(const Call& call, const SharedPrefixes& shared, const Item& it
     for (; column + kLanes <= head_size; column += kLanes) store(target + column, load(source + column) * args.scale);
     if (column < head_size)
       store(target + column, load_part(source + column, head_size - column) * args.scale);
+  });
+}
+
+// The queries as they are, for dot products of pairs.
+void load_query_pairs(const Call& call, const SharedPrefixes& shared, const Item& item, BFloat16* query) {
+  const kvplan_attention& args = call.args;
+  const size_t head_size = static_cast<size_t>(args.head_size);
+  const size_t padded = static_cast<size_t>(padded_to_pairs(args.head_size));
+  for_each_row(call, shared, item, [&](int row, int64_t token, int head) {
+    BFloat16* target = query + static_cast<size_t>(row) * padded;
+    std::memcpy(target,
+                static_cast<const BFloat16*>(args.query) + token * args.query_row_stride + head * args.query_head_stride,
+                head_size * sizeof(BFloat16));
+    std::memset(target + head_size, 0, (padded - head_size) * sizeof(BFloat16));
   });
 }
 
@@ -180,7 +196,9 @@ void run_item(const Run& run, const Item& item, Scratch scratch) {
   const Call& call = run.call;
   if (item.num_parts > 1) scratch.partial = run.space.parts[item.part];
   clear(call, item_rows(call, item), scratch.partial);
-  if (call.args.storage == KVPLAN_BFLOAT16) {
+  if (call.by_pairs && item.direct) {
+    load_query_pairs(call, run.shared, item, scratch.query_pairs);
+  } else if (call.args.storage == KVPLAN_BFLOAT16) {
     load_queries<BFloat16>(call, run.shared, item, scratch.query);
   } else {
     load_queries<float>(call, run.shared, item, scratch.query);
@@ -208,8 +226,9 @@ int run_attention(const kvplan_attention& args, int threads) {
   static thread_local SharedPrefixes shared;
   find_shared_prefixes(args, shared);
   const Plan plan = plan_attention(args, shared, threads);
+  const bool by_pairs = kHasPairs && args.storage == KVPLAN_BFLOAT16 && args.kv_storage == KVPLAN_BFLOAT16;
   const Call call{args, static_cast<int>(args.num_heads / args.num_kv_heads), padded_to_lanes(args.head_size),
-                  plan.max_rows};
+                  plan.max_rows, by_pairs};
   Cutter measure(nullptr);
   take_workspace(measure, call, plan, threads, false);
   if (!arena.reserve(measure.used())) return KVPLAN_NO_MEMORY;

@@ -8,6 +8,8 @@
 // the second-level cache, which has room for more requests under way than the first.
 #pragma once
 
+#include <type_traits>
+
 #include "attention_work.h"
 
 namespace kvplan {
@@ -41,8 +43,49 @@ KVPLAN_INLINE void score_rows(const Call& call, const TileRows<T>& tile, int64_t
   }
 }
 
+#if KVPLAN_BFLOAT16_DOT
+
+// The same by pairs.
+template <int kRows>
+KVPLAN_INLINE void score_rows_by_pairs(const Call& call, const TileRows<BFloat16>& tile, int64_t offset,
+                                       const BFloat16* query, int rows, float* scores, const BFloat16* ahead) {
+  const int head_size = static_cast<int>(call.args.head_size);
+  const int64_t query_stride = padded_to_pairs(head_size);
+  int r = 0;
+  for (; r + kRows <= rows; r += kRows)
+    for (int t = 0; t < tile.tokens; t += 4) {
+      if (r == 0 && ahead != nullptr) prefetch_bytes(ahead + t * head_size, 4 * head_size * int64_t{sizeof(BFloat16)});
+      score_four_tokens_by_pairs<kRows>(query + r * query_stride, query_stride, tile.keys + t, offset, head_size,
+                                        call.args.scale, scores + r * kTileTokens + t, kTileTokens);
+    }
+  if constexpr (kRows > 1) {
+    if (r < rows)
+      score_rows_by_pairs<kRows - 1>(call, tile, offset, query + r * query_stride, rows - r, scores + r * kTileTokens,
+                                     r == 0 ? ahead : nullptr);
+  }
+}
+
+#endif
+
+// Scores of one head's `rows` rows, the item's from `first_row` on, and all the tile's tokens.
+template <class T>
+KVPLAN_INLINE void score_head(const Call& call, const TileRows<T>& tile, int64_t offset, int first_row, int rows,
+                              Scratch& scratch, const T* ahead) {
+  float* scores = scratch.scores + first_row * kTileTokens;
+#if KVPLAN_BFLOAT16_DOT
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (call.by_pairs) {
+      const BFloat16* query = scratch.query_pairs + first_row * padded_to_pairs(call.args.head_size);
+      score_rows_by_pairs<kDirectRows>(call, tile, offset, query, rows, scores, ahead);
+      return;
+    }
+  }
+#endif
+  score_rows<T, kDirectRows>(call, tile, offset, scratch.query + first_row * call.padded_head, rows, scores, ahead);
+}
+
 // A step is one head's keys of a tile, or its values: all heads' keys come first. How far steps are prefetched.
-constexpr int kStepsAhead = 2;
+constexpr int kStepsAhead = 3;
 
 // Where the bytes of a step lie that follows `tile`'s first by `step`, in it or in `next`; null beyond (no next).
 template <class T>
@@ -81,8 +124,7 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
     }
     for (int head = 0; head < item.num_heads; ++head) {
       const T* ahead = step_start(tile, next, head + kStepsAhead, item.num_heads, head_step);
-      score_rows<T, kDirectRows>(call, tile, head * head_step, scratch.query + head * rows * call.padded_head, rows,
-                                 scratch.scores + head * rows * kTileTokens, ahead);
+      score_head(call, tile, head * head_step, head * rows, rows, scratch, ahead);
     }
     for (int query = 0; query < item.num_queries; ++query) {
       const Seen seen = seen_tokens(call, item, query, first, tile.tokens);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "arena.h"
+#include "attention_pairs.h"
 #include "attention_plan.h"
 #include "simd_math.h"
 #include "tile.h"
@@ -15,6 +16,7 @@ struct Call {
   int group;        // query heads of one KV head
   int padded_head;  // head_size rounded up to whole vectors
   int max_rows;     // of any item
+  bool by_pairs;    // items that read the cache where it lies take their scores from pairs (attention_pairs.h)
 };
 
 // The softmax of an item's rows so far: sum over tokens of exp(score - maximum) * value, and of the exponentials.
@@ -30,6 +32,7 @@ struct Partial {
 struct Scratch {
   float* query;              // [rows, padded_head], scaled, zeros beyond head_size
   float* scores;             // [rows, kTileTokens]
+  BFloat16* query_pairs;     // [rows, padded_to_pairs(head_size)]: by pairs, queries as they are, zeros beyond head_size
   float* packed_keys;        // [head_size, kTileTokens]
   float* packed_values;      // [kTileTokens, padded_head]
   const float** key_rows;    // [head_size]: the rows of packed_keys

@@ -13,13 +13,6 @@
 
 #include "simd.h"
 
-#if defined(__AVX512BF16__) && KVPLAN_LANES == 16
-#include <immintrin.h>
-#define KVPLAN_BFLOAT16_DOT 1
-#else
-#define KVPLAN_BFLOAT16_DOT 0
-#endif
-
 namespace kvplan {
 
 // Register tile: kTileRows x kPanelVectors sums are 12 of AVX2's 16 registers, 24 of AVX-512's or NEON's 32.

@@ -17,6 +17,27 @@
 #endif
 #endif
 
+// Where the vectors are AVX-512's own registers, conversions are written as its instructions: GCC 12 takes them apart.
+#if defined(__AVX512F__) && KVPLAN_LANES == 16
+#pragma GCC diagnostic push
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12 warns of its own header
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#define KVPLAN_AVX512 1
+#else
+#define KVPLAN_AVX512 0
+#endif
+
+// Dot products of pairs of bfloat16.
+#if defined(__AVX512BF16__) && KVPLAN_AVX512
+#define KVPLAN_BFLOAT16_DOT 1
+#else
+#define KVPLAN_BFLOAT16_DOT 0
+#endif
+
 #define KVPLAN_INLINE inline __attribute__((always_inline))
 
 namespace kvplan {
@@ -76,10 +97,26 @@ KVPLAN_INLINE Floats load(const float* source) {
   return value;
 }
 
+KVPLAN_INLINE Words widened(Halves halves) {
+#if KVPLAN_AVX512
+  return reinterpret_cast<Words>(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(halves)));
+#else
+  return __builtin_convertvector(halves, Words);
+#endif
+}
+
+KVPLAN_INLINE Halves narrowed(Words words) {
+#if KVPLAN_AVX512
+  return reinterpret_cast<Halves>(_mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(words)));
+#else
+  return __builtin_convertvector(words, Halves);
+#endif
+}
+
 KVPLAN_INLINE Floats load(const BFloat16* source) {
   Halves halves;
   std::memcpy(&halves, source, sizeof halves);
-  return reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16);
+  return reinterpret_cast<Floats>(widened(halves) << 16);
 }
 
 // Exponents 1 to 15 move to their place in a float. Below 2^-6 the mantissa counts steps of 2^-9: converted as a number,
@@ -105,7 +142,7 @@ KVPLAN_INLINE void store(BFloat16* target, Floats value) {
   const Words bits = reinterpret_cast<Words>(value);
   const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const Words is_nan = reinterpret_cast<Words>(value != value);
-  const Halves halves = __builtin_convertvector((is_nan & 0x7fc0u) | (~is_nan & rounded), Halves);
+  const Halves halves = narrowed((is_nan & 0x7fc0u) | (~is_nan & rounded));
   std::memcpy(target, &halves, sizeof halves);
 }
 
@@ -187,10 +224,17 @@ KVPLAN_INLINE float maximum_of(Floats value) {
 
 // The sums of four vectors, side by side.
 KVPLAN_INLINE Floats4 sums_of_four(Floats a, Floats b, Floats c, Floats d) {
+#if KVPLAN_AVX512
+  const __m512 va = (__m512)a, vb = (__m512)b, vc = (__m512)c, vd = (__m512)d;
+  const __m512d ab = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(va, vb), _mm512_unpackhi_ps(va, vb));
+  const __m512d cd = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(vc, vd), _mm512_unpackhi_ps(vc, vd));
+  return fold_to_four((Floats)_mm512_unpacklo_pd(ab, cd) + (Floats)_mm512_unpackhi_pd(ab, cd));
+#else
   const Floats4 fa = fold_to_four(a), fb = fold_to_four(b), fc = fold_to_four(c), fd = fold_to_four(d);
   const Floats4 ab = KVPLAN_SHUFFLE4(fa, fb, 0, 1, 4, 5) + KVPLAN_SHUFFLE4(fa, fb, 2, 3, 6, 7);
   const Floats4 cd = KVPLAN_SHUFFLE4(fc, fd, 0, 1, 4, 5) + KVPLAN_SHUFFLE4(fc, fd, 2, 3, 6, 7);
   return KVPLAN_SHUFFLE4(ab, cd, 0, 2, 4, 6) + KVPLAN_SHUFFLE4(ab, cd, 1, 3, 5, 7);
+#endif
 }
 
 // Into the second-level cache.
