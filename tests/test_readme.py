@@ -1,4 +1,4 @@
-"""The README's commands run, and print what the README shows."""
+"""The commands in the README and in docs/ run, and print what is shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-CONSOLE = re.findall(r"```console\n\$ (kvplan .+?)\n(.*?)```", README, re.DOTALL)
+PAGES = "\n".join([README, *(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")))])
+CONSOLE = re.findall(r"```console\n\$ (kvplan .+?)\n(.*?)```", PAGES, re.DOTALL)
 
 
 def _kvplan(arguments: list[str]) -> str:
@@ -32,13 +33,13 @@ def _kvplan(arguments: list[str]) -> str:
 
 @pytest.mark.parametrize(("command", "shown"), CONSOLE, ids=[command for command, _ in CONSOLE])
 def test_a_command_prints_what_is_shown(command: str, shown: str) -> None:
-    """Line by line; a line of dots in the README stands for lines left out."""
+    """Line by line; a line of dots stands for lines left out."""
     printed = [line.rstrip() for line in _kvplan(shlex.split(command)[1:]).strip().splitlines()]
     position = 0
     for line in shown.strip().splitlines():
         if line.strip() == "...":
             continue
-        assert line.rstrip() in printed[position:], f"the README shows a line that is not printed: {line!r}"
+        assert line.rstrip() in printed[position:], f"a page shows a line that is not printed: {line!r}"
         position = printed.index(line.rstrip(), position) + 1
 
 
@@ -47,7 +48,7 @@ def test_there_are_commands_to_check() -> None:
 
 
 def test_every_sweep_line_is_a_valid_sweep(tmp_path: Path) -> None:
-    lines = re.findall(r"^    (kvplan sweep --model .+?)(?:\s{2,}#.*)?$", README, re.MULTILINE)
+    lines = re.findall(r"^    (kvplan sweep --model .+?)(?:\s{2,}#.*)?$", PAGES, re.MULTILINE)
     assert lines
     for line in lines:
         _kvplan([*shlex.split(line)[1:], "--dry-run", "--device", "cpu", "--device-memory", "2GiB"])
@@ -56,5 +57,20 @@ def test_every_sweep_line_is_a_valid_sweep(tmp_path: Path) -> None:
 def test_the_first_two_commands_are_make_targets() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in ("sweep", "check"):
-        assert f"    make {target}\n" in README
+        assert re.search(rf"^    make {target}\b", README, re.MULTILINE)
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+def test_the_readme_is_short_and_narrow() -> None:
+    """At most 130 lines; no shown output or command wider than 100 columns."""
+    lines = README.splitlines()
+    assert len(lines) <= 130
+    blocks = re.findall(r"```\w*\n(.*?)```", README, re.DOTALL)
+    shown = [line for block in blocks for line in block.splitlines()] + [x for x in lines if x.startswith("    ")]
+    assert [line for line in shown if len(line) > 100] == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"

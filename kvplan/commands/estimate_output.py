@@ -24,29 +24,32 @@ def print_estimate(answer: Estimate, output_format: OutputFormat, *, explain: bo
 
 
 _COLUMNS = {
-    "memory GiB": "device_memory_bytes",
-    "weights GiB": "weight_bytes",
-    "activations GiB": "activation_peak_bytes",
-    "overhead GiB": "overhead_bytes",
-    "KV pool GiB": "kv_pool_bytes",
+    "memory": "device_memory_bytes",
+    "weights": "weight_bytes",
+    "activations": "activation_peak_bytes",
+    "overhead": "overhead_bytes",
+    "KV pool": "kv_pool_bytes",
     "KV tokens": "kv_cache_tokens",
     "sequences": "max_concurrency",
 }
 """Heads of the table's columns, and the figures that stand in them."""
 _HEAD = ("GPU", *_COLUMNS, "limit")
+_MARKDOWN_HEAD = tuple(
+    f"{head}, GiB" if _COLUMNS.get(head, "").endswith("_bytes") else head for head in _HEAD
+)  # no title tells the unit there
 
 
 def _deployment_rows(answer: Estimate) -> list[list[str]]:
     rows = []
     for deployment in answer.deployments:
         figures = deployment_figures(deployment)
-        cells = [_cell(head, figures[name]) for head, name in _COLUMNS.items()]
+        cells = [_cell(name, figures[name]) for name in _COLUMNS.values()]
         rows.append([deployment.gpu, *cells, "" if deployment.fits else (deployment.limit or "does not fit")])
     return rows
 
 
-def _cell(head: str, value: Any) -> str:
-    if head.endswith("GiB"):
+def _cell(figure: str, value: Any) -> str:
+    if figure.endswith("_bytes"):
         return format_gib(value)
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
 
@@ -132,7 +135,10 @@ def _print_deployments(answer: Estimate) -> None:
     num_gpus = first.settings.tensor_parallel_size * first.settings.pipeline_parallel_size
     ranks = f" on {num_gpus} GPUs (bytes are per GPU)" if num_gpus > 1 else ""
     print_table(
-        f"Sequences of {context} tokens that fit at once, {engine}{ranks}:", head, rows, text_columns=text_columns
+        f"Sequences of {context} tokens that fit at once, {engine}{ranks} (memory in GiB):",
+        head,
+        rows,
+        text_columns=text_columns,
     )
 
 
@@ -177,4 +183,4 @@ def _print_markdown(answer: Estimate) -> None:
     for component in answer.cache.components:
         print(f"- {KIND_NAMES[component.kind]}: {_component_line(component)}")
     print()
-    print_markdown(_HEAD, _deployment_rows(answer))
+    print_markdown(_MARKDOWN_HEAD, _deployment_rows(answer))

@@ -55,7 +55,7 @@ class StepLoop:
         scheduler: Scheduler,
         runner: ModelRunner,
         mover: BlockMover,
-        intake: OutputProcessor,
+        output_processor: OutputProcessor,
         count: Count,
         *,
         runs_ahead: bool,
@@ -67,7 +67,7 @@ class StepLoop:
         self._scheduler = scheduler
         self._runner = runner
         self._mover = mover
-        self._intake = intake
+        self._output_processor = output_processor
         self._count = count
         self._started: _Started | None = None
         self._latest: np.ndarray | None = None  # the last step's tokens, by row, where they have been read
@@ -117,6 +117,8 @@ class StepLoop:
                 tokens = SampledTokens(array.tolist(), array)
         self._latest = tokens.array
         now = time.perf_counter()
-        outputs = self._intake.take(started.plan, tokens.token_ids, tokens.details, now)
-        self.stats = StepStats(**counts, step_seconds=now - began, longest_stall_seconds=self._intake.stall_seconds)
+        outputs = self._output_processor.take(started.plan, tokens.token_ids, tokens.details, now)
+        self.stats = StepStats(
+            **counts, step_seconds=now - began, longest_stall_seconds=self._output_processor.stall_seconds
+        )
         return outputs
