@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.gpus import GpuProfile
@@ -49,9 +51,7 @@ class Placement:
 
 def place(spec: ModelSpec, gpu: GpuProfile, engine: EngineChoice, settings: ServingSettings) -> Placement:
     """``spec`` on ``gpu`` under ``engine``. UsageError where the ranks cannot divide it."""
-    if engine.name == "kvplan":
-        return _place_kvplan(spec, gpu, settings)
-    return _place_vllm(spec, gpu, settings, engine.version)
+    return PLACED_BY[engine.name](spec, gpu, settings, engine.version)
 
 
 def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, version: str) -> Placement:
@@ -87,7 +87,7 @@ def _vllm_limit(found: VllmPrediction) -> str | None:
     return f"no room for one sequence: {missing} short"
 
 
-def _place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings) -> Placement:
+def _place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, _version: str) -> Placement:
     device = EngineDevice(
         memory_bytes=gpu.memory_bytes,
         kind="cpu" if gpu.is_cpu else "cuda",
@@ -130,3 +130,10 @@ def _kvplan_limit(found: EnginePrediction) -> str | None:
     if found.outcome == "rejected_ctx":
         return f"longest sequence that fits: {found.largest_context:,} tokens"
     return f"{format_bytes(found.fixed_bytes + found.block_bytes - found.budget_bytes)} short of one block"
+
+
+PLACED_BY: Final[dict[str, Callable[[ModelSpec, GpuProfile, ServingSettings, str], Placement]]] = {
+    "kvplan": _place_kvplan,
+    "vllm": _place_vllm,
+}
+"""How each of ``catalog.engines.ENGINES`` places a model: model, GPU, settings, version."""
