@@ -1,4 +1,4 @@
-"""What one step's attention must know about its batch: who the sequences are, where their keys and values lie."""
+"""What one step's attention knows of its batch: the sequences, and where their keys and values lie."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AttentionMetadata:
         pool              7: p0 p1 p2 p3   2: p4 p5 p6 p7   9: p8 p9 . .
 
     Entries of ``block_tables`` beyond the blocks that ``seq_lens`` asks for are never read. Rows of the hidden states
-    from ``query_starts[S]`` on are padding: attention leaves their output alone.
+    from ``query_starts[S]`` on are padding: attention does not write their output.
     """
 
     slots: torch.Tensor

@@ -34,7 +34,7 @@ class ModelSource:
 
 
 def resolve_source(model: Any, load_format: str) -> ModelSource:
-    """Find the files of ``model``; EngineError when the name means nothing and nothing can be fetched.
+    """Find the files of ``model``; EngineError when the name is unknown and nothing can be fetched.
 
     A name that is neither a path nor in the local cache is fetched from the hub, weights and all, unless
     ``load_format`` is dummy. Without a network the shipped profile's config is used.
@@ -54,7 +54,7 @@ def resolve_source(model: Any, load_format: str) -> ModelSource:
     if profile is not None and load_format == "auto":
         return ModelSource(profile["config"], None)
     raise EngineError(
-        f"'{model}' is not a local path, and the Hugging Face hub did not give it.",
+        f"'{model}' is not a local path and could not be fetched from the Hugging Face hub.",
         hint="give a directory with the model's files, a .gguf file, or a name from `kvplan models`",
     )
 

@@ -19,10 +19,10 @@ INDEX_BUFFERS = ("token_ids", "positions", "slots", "block_tables", "seq_lens", 
 
 
 class BatchBuilder:
-    """Fills the workspace's index buffers from one plan after the other; by way of ``stage`` where there is one.
+    """Fills the workspace's index buffers from one plan after the other, through ``stage`` where there is one.
 
-    A decoding sequence that keeps its row has grown by one token since the plan before: so its position, length and
-    slot grow by one, and now and then its row of the block tables by a block. All other rows are written anew.
+    A decoding sequence that keeps its row has grown by one token since the plan before: its position, length and slot
+    grow by one, and from time to time its row of the block tables by a block. All other rows are written anew.
     """
 
     def __init__(self, workspace: Workspace, block_size: int, stage: InputStage | None = None) -> None:
@@ -36,7 +36,7 @@ class BatchBuilder:
         # numpy views of the workspace: assigning to them is several times faster than to tensors
         arrays = [self._host[name].numpy() for name in INDEX_BUFFERS]
         self._token_ids, self._positions, self._slots, self._block_tables, self._seq_lens, self._query_starts = arrays
-        # a single element of a memoryview costs half of what one of an array does
+        # assigning one element of a memoryview takes half the time of an array's
         self._slots_memory, self._positions_memory = self._slots.data, self._positions.data
         self._tables_memory = self._block_tables.data
         self._numbers = torch.arange(self._query_starts.shape[0], device=workspace["token_ids"].device)
@@ -47,7 +47,7 @@ class BatchBuilder:
     def build(self, plan: StepPlan, latest: np.ndarray | None = None) -> StepBatch:
         """The step's tensors; valid until the next call, which must get the plan that follows this one.
 
-        ``latest``: the tokens that the sampled sequences of the plan before got, by row, where these are at hand.
+        ``latest``: the tokens that the previous plan's sampled sequences got, by row, where they are on the host.
         """
         num_decodes, num_seqs, num_tokens = len(plan.decodes), plan.num_seqs, plan.num_tokens
         self._query_starts[: num_decodes + 1] = self._starts[: num_decodes + 1]
@@ -94,7 +94,7 @@ class BatchBuilder:
         return views
 
     def _sampled_rows(self, plan: StepPlan) -> torch.Tensor:
-        """Rows of the hidden states: each decoding sequence's only one, and the last one of each completed chunk."""
+        """Rows of the hidden states: each decoding sequence's only row, and the last row of each completed prompt."""
         number = len(plan.decodes)
         ending = [row for row, item in enumerate(plan.chunks, start=number + 1) if item.needs_sampling]
         return self._sent(np.concatenate([self._starts[:number], self._query_starts[ending] - 1]).astype(np.int64))
@@ -108,7 +108,7 @@ class BatchBuilder:
         return replace(attention, query_starts=self._sent(np.cumsum(starts, dtype=np.int32)), max_query_len=1)
 
     def _sent(self, values: np.ndarray) -> torch.Tensor:
-        """``values`` on the device; waiting for the copy would mean waiting for the step before."""
+        """``values`` on the device, without waiting: that would wait for the previous step too."""
         return torch.from_numpy(values).to(self._numbers.device, non_blocking=True)
 
     # ---- rows that decode
@@ -146,7 +146,7 @@ class BatchBuilder:
     # ---- the other rows
 
     def _fill_chunks(self, plan: StepPlan) -> np.ndarray:
-        """Everything about the chunks, behind the rows that decode; how many tokens each has."""
+        """Fill in the chunks, behind the rows that decode; returns how many tokens each has."""
         first_row, number, size = len(plan.decodes), len(plan.chunks), self._block_size
         counts = np.fromiter((item.num_new_tokens for item in plan.chunks), np.int64, number)
         firsts = np.fromiter((item.sequence.num_computed_tokens for item in plan.chunks), np.int64, number)
@@ -168,7 +168,7 @@ class BatchBuilder:
 
 
 def _sizes(num_tokens: int, num_seqs: int) -> dict[str, int]:
-    """How much of each index buffer a step of so many tokens and sequences fills."""
+    """How many elements of each index buffer a step of so many tokens and sequences fills."""
     sizes = dict.fromkeys(("token_ids", "positions", "slots"), num_tokens)
     return sizes | {"block_tables": num_seqs, "seq_lens": num_seqs, "query_starts": num_seqs + 1}
 

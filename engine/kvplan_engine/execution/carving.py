@@ -1,7 +1,7 @@
 """How the device's memory is divided, once the weights are loaded: workspace, graphs and KV pool.
 
-Most sizes follow from the settings (see ``memory.breakdown``). What does not, the overhead of libraries and the memory
-of captured graphs, is measured with the largest step that the settings allow, and then the pool is carved again.
+Most sizes follow from the settings (see ``memory.breakdown``). The overhead of libraries and the memory of captured
+graphs do not: they are measured with the largest step that the settings allow, and then the pool is carved again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Carving:
 
 
 class MemoryCarver:
-    """Divides what the weights of ``model`` leave, any number of times; a measurement is kept for the next time."""
+    """Divides the memory that the weights of ``model`` leave, any number of times; measurements are kept."""
 
     def __init__(self, model: LoadedModel, device: Device) -> None:
         self._model = model
@@ -87,8 +87,8 @@ class MemoryCarver:
     def _trial_of(self, memory: MemoryBreakdown, config: EngineConfig) -> MemoryBreakdown:
         """``memory`` with the pool to measure in.
 
-        On a GPU the pool is just large enough for the largest step, so that even a device that is to be filled
-        completely has room for what turns out to be needed.
+        On a GPU the pool is just large enough for the largest step, so that there is room for what the measurement
+        shows even on a device that will be filled completely.
         """
         if not self._device.is_asynchronous:
             return memory
@@ -97,7 +97,7 @@ class MemoryCarver:
         return replace(memory, num_blocks=num_blocks, kv_pool_bytes=num_blocks * memory.block_bytes)
 
     def _measure(self, runner: ModelRunner, config: EngineConfig, memory: MemoryBreakdown, max_model_len: int) -> None:
-        """Note the overhead that the largest step shows, and what the graphs take."""
+        """Measure the overhead of the largest step and the memory of the graphs."""
         with allocating("runtime"):
             peak = measure_profile_step(runner, config, memory, max_model_len)
         self._activation_peak_bytes = peak.peak_bytes

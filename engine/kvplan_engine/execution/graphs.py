@@ -1,13 +1,13 @@
 """Decode steps captured as graphs: one for each of a ladder of batch sizes, replayed instead of launched op by op.
 
-A decode step of a batch launches some hundred small kernels whose arguments are the same in every step: all they read
-and write lies in the workspace and the pool. So the step is captured once and replayed as a whole. A batch is padded to
-the next size of the ladder: rows without a sequence have no length and the slot -1, so they read and write no KV.
+A decode step launches hundreds of small kernels with the same arguments in every step: all they read and write lies in
+the workspace and the pool. So the step is captured once and replayed as a whole. A batch is padded to the next size of
+the ladder: rows without a sequence have length 0 and slot -1, so they read and write no KV.
 
     ladder   1 2 4 8 16 32 48 ...          batch of 19 -> graph of 32
     slots    s0 s1 ... s18 -1 -1 ... -1    seq_lens  l0 l1 ... l18 0 0 ... 0
 
-The largest is captured first: the smaller ones then find room in the memory that it took, which all share.
+The largest is captured first: the smaller ones then fit in its memory, which all graphs share.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def ladder_of(max_num_seqs: int) -> tuple[int, ...]:
 
 
 class PaddedBatches:
-    """Decode batches of any size over the first rows of the workspace; rows behind the real ones are made harmless."""
+    """Decode batches of any size over the first rows of the workspace, padded with rows that have no effect."""
 
     def __init__(self, workspace: Workspace, max_num_seqs: int) -> None:
         self._workspace = workspace
@@ -45,7 +45,7 @@ class PaddedBatches:
         self._starts = self._row_numbers.to(torch.int32)
 
     def batch(self, size: int) -> StepBatch:
-        """One new token for each of ``size`` sequences, each of which gets a token chosen."""
+        """One new token for each of ``size`` sequences, each of which is sampled."""
         space = self._workspace
         return StepBatch(
             token_ids=space["token_ids"][:size],
@@ -62,7 +62,7 @@ class PaddedBatches:
         )
 
     def pad(self, num_seqs: int, size: int) -> None:
-        """Rows ``num_seqs`` to ``size``: no length, nothing to write, a token and a position that exist."""
+        """Give rows ``num_seqs`` to ``size`` length 0, no slot to write to, and a valid token and position."""
         if num_seqs == size:
             return
         for name, value in (("slots", -1), ("seq_lens", 0), ("token_ids", 0), ("positions", 0)):
@@ -84,7 +84,7 @@ class DecodeGraphs:
     def capture(self, step: Callable[[StepBatch], None]) -> None:
         """Capture ``step`` at every size. OutOfDeviceMemory(phase="graph_capture") when the device has no room.
 
-        Each size is run once before, on rows that are all padding: libraries choose and load their kernels then.
+        Each size runs once before, on padding alone, so that libraries choose and load their kernels.
         """
         with allocating("graph_capture"):
             before = self._device.used_bytes()

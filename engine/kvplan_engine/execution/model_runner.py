@@ -1,4 +1,4 @@
-"""The tensors of an engine and what runs over them: weights, workspace, KV pool, one step."""
+"""Runs the model: the tensors of one memory layout (workspace, KV pool), and a step over them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device
 from kvplan_engine.execution.batch import INDEX_BUFFERS, BatchBuilder
 from kvplan_engine.execution.graphs import DecodeGraphs, PaddedBatches, ladder_of
-from kvplan_engine.execution.staging import InputStage, TokensOnTheirWay, TokenStage
+from kvplan_engine.execution.staging import InputStage, PendingTokens, TokenStage
 from kvplan_engine.layers.rope import fill_rope_table
 from kvplan_engine.memory.breakdown import workspace_buffers
 from kvplan_engine.memory.kv_cache import allocate_kv_pool
@@ -22,7 +22,7 @@ from kvplan_engine.sampling.sampler import Sampler
 
 
 class ModelRunner:
-    """One carving of the device's memory: workspace, KV pool, and the step that runs over them."""
+    """One division of the device's memory into workspace and KV pool, and the steps that run over it."""
 
     def __init__(self, model: LoadedModel, config: EngineConfig, device: Device, max_model_len: int) -> None:
         self._model = model
@@ -48,7 +48,7 @@ class ModelRunner:
         self._tokens = TokenStage(device, config.max_num_seqs)
         self.kv: torch.Tensor | None = None
         self.graphs: DecodeGraphs | None = None
-        self._replayed = False  # whether the last step was, and its likeliest tokens chosen with it
+        self._replayed = False  # whether the last step was a graph's replay, which chooses the likeliest tokens too
 
     def _fill_tables(self) -> None:
         rope = self._model.config.rope
@@ -56,7 +56,7 @@ class ModelRunner:
             fill_rope_table(self.workspace["rope"], rope)
 
     def touch(self, num_blocks: int) -> None:
-        """Have the workspace and ``num_blocks`` blocks backed by physical memory before a step is measured."""
+        """Write to the workspace and ``num_blocks`` blocks, so that physical memory backs them before a measurement."""
         assert self.kv is not None
         self.workspace.touch()
         self._fill_tables()
@@ -73,14 +73,14 @@ class ModelRunner:
         )
 
     def drop_pool(self) -> None:
-        """Give the pool back, and the graphs with it, which know where it lies."""
+        """Free the pool, and the graphs with it, which hold its address."""
         self.graphs = None
         self.kv = None
 
     # ---- one step
 
     def prepare(self, plan: StepPlan, latest: np.ndarray | None = None, before: StepPlan | None = None) -> StepBatch:
-        """The step's inputs: see BatchBuilder.build. before: the plan whose tokens are still on their way, if any."""
+        """The step's inputs: see BatchBuilder.build. before: the plan whose tokens are still pending, if any."""
         batch = self._batches.build(plan, latest)
         if before is not None:
             self._tokens.fill_in(batch.token_ids, plan, before)
@@ -98,7 +98,7 @@ class ModelRunner:
         self.graphs.replay(num_seqs, size)
         return self.workspace["logits"][:num_seqs]
 
-    def choose_likeliest(self, logits: torch.Tensor, plan: StepPlan) -> TokensOnTheirWay:
+    def choose_likeliest(self, logits: torch.Tensor, plan: StepPlan) -> PendingTokens:
         """The likeliest token for each of ``plan.sampled``, kept on the device and sent to the host."""
         number = len(plan.sampled)
         if plan.logits_rows is None:
@@ -121,7 +121,7 @@ class ModelRunner:
 
     @property
     def num_graph_replays(self) -> int:
-        """Steps that were replayed and not launched op by op."""
+        """Steps that ran as the replay of a graph."""
         return self.graphs.num_replays if self.graphs is not None else 0
 
     def capture_graphs(self) -> DecodeGraphs:
@@ -142,7 +142,7 @@ class ModelRunner:
         self._model.ops.argmax_rows(logits, self._tokens.chosen[: logits.shape[0]])
 
     def _graph_size(self, batch: StepBatch, num_seqs: int) -> int | None:
-        """The graph for ``batch``: one new token for each sequence, and one to choose. None for any other batch."""
+        """The graph's size for ``batch``; None where it is not a decode step: one new token for each sequence."""
         if self.graphs is None or not batch.num_tokens == num_seqs == len(batch.sampled):
             return None
         return self.graphs.size_for(num_seqs)

@@ -1,4 +1,4 @@
-"""A step's tokens go to their sequences: appended, checked for an end, reported."""
+"""Processes a step's tokens: appends each to its sequence, checks whether that has ended, and reports it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvplan_engine.scheduling.scheduler import Scheduler
 
 @dataclass(slots=True)
 class _Arrived:
-    """What a step brought, by row: sequences, their lists of known tokens, their new tokens. ending: rows."""
+    """A step's tokens, by row: sequences, their lists of known tokens, their new tokens. ending: rows that may end."""
 
     sequences: list[Sequence]
     known: list[list[int]]
@@ -29,7 +29,7 @@ class _Arrived:
 
 
 class OutputProcessor:
-    """Takes tokens in for ``requests``, by id, and drops those that are finished.
+    """Processes tokens for ``requests``, by id, and removes those that are finished.
 
     stall_seconds: in the last step, the longest that a sequence which got a token had waited since its last one,
     running all the while. longest_stall_seconds: of all steps.
@@ -64,7 +64,7 @@ class OutputProcessor:
         return self._take_all(arrived, plan.stop_ids)
 
     def _take_all(self, arrived: _Arrived, stop_ids: frozenset[int]) -> PlainOutputs:
-        """Only a stop token or the length ends a sequence: both are found without looking at each."""
+        """For steps in which only a stop token or the length ends a sequence, found without looking at each one."""
         token_ids = arrived.token_ids
         deque(map(list.append, arrived.known, token_ids), maxlen=0)
         ending = arrived.ending
@@ -78,7 +78,7 @@ class OutputProcessor:
         return PlainOutputs(arrived.sequences, token_ids, reasons)
 
     def _without_orphans(self, arrived: _Arrived) -> _Arrived:
-        """Without the tokens of sequences that were finished after their step had been started."""
+        """Without the tokens of sequences that finished after their step had been started."""
         rows = [row for row, sequence in enumerate(arrived.sequences) if sequence.status is not SequenceStatus.FINISHED]
         self._scheduler.num_orphan_tokens -= len(arrived.sequences) - len(rows)
         place = {row: index for index, row in enumerate(rows)}
@@ -91,7 +91,7 @@ class OutputProcessor:
         )
 
     def _note_times(self, plan: StepPlan, now: float) -> None:
-        """When each sequence got its token; those of the rows follow a clock, which stands for them all."""
+        """Note when each sequence got its token; one clock stands for all sequences of the persistent batch."""
         clock, oldest = self._scheduler.running.decoding.clock, now
         newly = [plan.decodes[row] for row in plan.fresh_rows if plan.decodes[row].last_token_seconds is not None]
         if len(newly) < len(plan.decodes):
@@ -128,7 +128,7 @@ class OutputProcessor:
         return reason.value
 
     def _report(self, beam: Sequence, group: BeamGroup, token: SampledToken) -> StepOutput:
-        """A beam's likeliest tokens go to its group, which goes on when all its beams have reported."""
+        """Give a beam's likeliest tokens to its group, which continues when all of its beams have reported."""
         request = beam.request
         group.report(beam, token.top_logprobs or {})
         if group.is_round_complete:

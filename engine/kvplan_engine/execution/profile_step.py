@@ -1,4 +1,4 @@
-"""One step at the largest batch, to see what a step really takes beside the buffers that were set aside for it."""
+"""One step at the largest batch, to measure what a step takes beyond the buffers that are reserved for it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class ProfilePeak:
 def measure_profile_step(
     runner: ModelRunner, config: EngineConfig, memory: MemoryBreakdown, max_model_len: int
 ) -> ProfilePeak:
-    """Run a step of ``max_num_batched_tokens`` tokens over as many sequences as there may be, sampling for each."""
+    """Run a step of ``max_num_batched_tokens`` tokens over as many sequences as allowed, and sample for each."""
     plan, sequences = _largest_step(config, memory, max_model_len)
     runner.touch(sum(len(sequence.table) for sequence in sequences))
     if runner.device.is_asynchronous:
-        _run(runner, plan)  # compiles kernels and loads libraries: their time is no step's
+        _run(runner, plan)  # compiles kernels and loads libraries, which is not part of a step's time
     with runner.device.peak() as peak:
         started = time.perf_counter()
         _run(runner, plan)
@@ -48,10 +48,10 @@ def measure_profile_step(
 
 
 def _run(runner: ModelRunner, plan: StepPlan) -> None:
-    """The whole step; it is over when its draws are there."""
+    """The whole step, until its tokens are drawn."""
     batch = runner.prepare(plan)
     logits = runner.forward(batch)
-    # one group of rows: the others would be sampled in the same memory
+    # one group of rows: the others are sampled in the same memory
     draws = [Draw(row, sequence) for row, sequence in enumerate(batch.sampled[:SAMPLER_ROWS])]
     runner.sampler.sample(logits, draws, [frozenset()] * len(draws))
 
@@ -60,7 +60,7 @@ def _largest_step(config: EngineConfig, memory: MemoryBreakdown, max_model_len: 
     pool = BlockPool(memory.num_blocks, memory.block_size)
     num_tokens = config.max_num_batched_tokens
     num_seqs = min(config.max_num_seqs, num_tokens, memory.num_blocks)
-    # top_p makes the sampler take its longest way
+    # top_p takes the sampler's longest path
     params = SamplingParams(temperature=1.0, top_p=0.9)
     plan = StepPlan()
     sequences = []

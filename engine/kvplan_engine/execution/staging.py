@@ -1,8 +1,8 @@
-"""What passes between host and device in a step, on a device whose work is queued: inputs there, tokens back.
+"""What passes between host and device in a step, on an asynchronous device: inputs there, tokens back.
 
-Nothing here waits but ``TokensOnTheirWay.wait``. The host may be one step ahead of the device, so whatever it fills for
-a step exists twice: when it fills its memory for step n, the copies of step n - 1 may still be under way, while those
-of step n - 2 are done, because the tokens of that step have been read.
+Only ``PendingTokens.wait`` waits. The host may be one step ahead of the device, so host memory that a step fills exists
+twice: when the host fills it for step n, the copies of step n - 1 may still be running, but those of step n - 2 are
+done, because the tokens of that step have been read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from kvplan_engine.requests.request import Sequence
 from kvplan_engine.requests.step_plan import StepPlan
 
 _NUM_COPIES = 2
-# Columns of the block tables that no sequence has reached are left out where that saves so much of a copy.
+# Columns of the block tables that no sequence has reached are not copied where that saves at least this much.
 _WORTH_LEAVING_OUT_BYTES = 256 * 1024
 
 
 class InputStage:
-    """Brings a step's index buffers to the workspace, through host memory that the device copies from on its own.
+    """Copies a step's index buffers to the workspace, through host memory that the device reads without the host.
 
     block_size: tokens of a block, which tells how many columns of the block tables a step reads.
     """
@@ -43,12 +43,12 @@ class InputStage:
             if name == "block_tables":
                 columns = self._columns_read(filled["seq_lens"][:count], source)
                 source, target = source[:, :columns], target[:, :columns]
-                between = stage[name].view(-1)[: count * columns].view(count, columns)  # whole: copied in one piece
+                between = stage[name].view(-1)[: count * columns].view(count, columns)  # contiguous: one copy
             between.copy_(source)
             target.copy_(between, non_blocking=True)
 
     def _columns_read(self, seq_lens: torch.Tensor, tables: torch.Tensor) -> int:
-        """How many columns of ``tables`` to copy: a model of 128k tokens has thousands, of which most hold nothing."""
+        """How many columns of ``tables`` to copy: for 128k tokens there are thousands, most of them unused."""
         num_rows, num_columns = tables.shape
         if num_rows * num_columns * tables.itemsize < _WORTH_LEAVING_OUT_BYTES:
             return num_columns
@@ -57,8 +57,8 @@ class InputStage:
         return reached if saved_bytes >= _WORTH_LEAVING_OUT_BYTES else num_columns
 
 
-class TokensOnTheirWay:
-    """A step's tokens, being copied to the host."""
+class PendingTokens:
+    """A step's tokens, on their way to the host."""
 
     def __init__(self, buffer: torch.Tensor, mark: Mark) -> None:
         self._buffer = buffer
@@ -72,7 +72,7 @@ class TokensOnTheirWay:
 
 
 class TokenStage:
-    """The tokens that the last step chose, where the next step finds them without the host having seen them.
+    """The tokens that the last step chose, where the next step reads them before the host has seen them.
 
     chosen [max_num_seqs] int64: by row of the last plan's ``sampled``.
     """
@@ -86,12 +86,12 @@ class TokenStage:
         self._host_pairs = [device.host_buffer(pairs) for _ in range(_NUM_COPIES)]
         self._next = 0
 
-    def send(self, num_tokens: int) -> TokensOnTheirWay:
+    def send(self, num_tokens: int) -> PendingTokens:
         """Queue the copy of the first ``num_tokens`` of ``chosen`` to the host."""
         self._next = (self._next + 1) % _NUM_COPIES
         buffer = self._results[self._next][:num_tokens]
         buffer.copy_(self.chosen[:num_tokens], non_blocking=True)
-        return TokensOnTheirWay(buffer, self._device.mark())
+        return PendingTokens(buffer, self._device.mark())
 
     def fill_in(self, token_ids: torch.Tensor, plan: StepPlan, before: StepPlan) -> None:
         """Put the tokens that ``before`` chooses where ``plan``, the one that follows, computes them.

@@ -1,15 +1,15 @@
-"""Runs an engine's steps, one ahead of the tokens where that is possible.
+"""Runs an engine's steps: asynchronous scheduling, one step ahead of the tokens where that is possible.
 
-A step's inputs follow from counts; the values of the tokens in it may still be on the device. So step n + 1 is decided
-and started while the device computes step n, and the device never waits for the host:
+A step is scheduled by counts; the values of its input tokens may still be on the device. So step n + 1 is scheduled and
+started while the device computes step n, and the device never waits for the host:
 
     host     schedule 1  start 1  schedule 2  start 2  take 1  schedule 3  start 3  take 2 ...
     device                        step 1 ............  step 2 ................  step 3 .....
 
-The tokens of a step are read after the next one has been started. A sequence that turns out to have ended was computed
-for one token more, which is dropped; its blocks are free at once, because whoever gets them writes to them in a later
-step, behind that one in the device's queue. What is decided by values (a search, penalties, log-probabilities, stop
-strings) cannot run ahead: as long as such a request runs, every step waits for its tokens, as without overlap.
+The tokens of a step are read after the next step has been started. A sequence that turns out to have ended has computed
+one token too many, which is dropped. Its blocks are free at once: whoever gets them writes to them in a later step,
+which the device runs after this one. Steps that depend on values (beam search, penalties, log-probabilities, stop
+strings) cannot run ahead: while such a request runs, every step waits for its tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.execution.output_processor import OutputProcessor
-from kvplan_engine.execution.staging import TokensOnTheirWay
+from kvplan_engine.execution.staging import PendingTokens
 from kvplan_engine.offload.mover import BlockMover
 from kvplan_engine.requests.outputs import StepOutput
 from kvplan_engine.requests.stats import StepStats
@@ -38,10 +38,11 @@ Count = Callable[[StepPlan], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A step whose tokens have not been taken in. tokens: on their way, or here already."""
+    """A step whose tokens are not processed yet. wait: for its tokens. is_pending: they may still be on the device."""
 
     plan: StepPlan
-    tokens: TokensOnTheirWay | SampledTokens
+    wait: Callable[[], SampledTokens]
+    is_pending: bool
 
 
 class StepLoop:
@@ -73,7 +74,7 @@ class StepLoop:
         self._latest: np.ndarray | None = None  # the last step's tokens, by row, where they have been read
 
     def step(self) -> Rows[StepOutput]:
-        """Start the next step and take in what has come: the tokens of the last one, or of this one, or none yet."""
+        """Start the next step, and process the tokens that are there: of the last step, of this one, or none yet."""
         began = time.perf_counter()
         if self._started is not None and self._scheduler.needs_values:
             return self._take(began, self._count(StepPlan()))
@@ -87,13 +88,13 @@ class StepLoop:
         counts = self._count(plan)  # before finished sequences leave
         outputs = self._take(began, counts)
         self._started = started
-        if isinstance(started.tokens, TokensOnTheirWay):
+        if started.is_pending:
             return outputs
         new = self._take(began, counts)
         return [*outputs, *new] if outputs else new
 
     def _start(self, plan: StepPlan) -> _Started:
-        """Queue the whole step, its draws included; waits only for draws that are made on the host."""
+        """Queue the whole step, sampling included; waits only for sampling that is done on the host."""
         runner, before = self._runner, self._started
         batch = runner.prepare(plan, self._latest, None if before is None else before.plan)
         logits = runner.forward(batch)
@@ -101,20 +102,19 @@ class StepLoop:
         self.num_steps += 1
         self.num_ahead += before is not None
         if self.runs_ahead and plan.is_plainly_greedy and not plan.needs_token_details:
-            return _Started(plan, runner.choose_likeliest(logits, plan))
-        return _Started(plan, runner.sampler.sample_step(logits, plan))
+            tokens = runner.choose_likeliest(logits, plan)
+            return _Started(plan, lambda: _read(tokens), is_pending=True)
+        sampled = runner.sampler.sample_step(logits, plan)
+        return _Started(plan, lambda: sampled, is_pending=False)
 
     def _take(self, began: float, counts: dict[str, Any]) -> Rows[StepOutput]:
-        """Take in the tokens of the step that was started last; [] when there is none."""
+        """Process the tokens of the step that was started last; [] when there is none."""
         started, self._started = self._started, None
         self._latest = None
         if started is None:
             return []
         with allocating("runtime"):
-            tokens = started.tokens
-            if isinstance(tokens, TokensOnTheirWay):
-                array = tokens.wait()
-                tokens = SampledTokens(array.tolist(), array)
+            tokens = started.wait()
         self._latest = tokens.array
         now = time.perf_counter()
         outputs = self._output_processor.take(started.plan, tokens.token_ids, tokens.details, now)
@@ -122,3 +122,8 @@ class StepLoop:
             **counts, step_seconds=now - began, longest_stall_seconds=self._output_processor.stall_seconds
         )
         return outputs
+
+
+def _read(tokens: PendingTokens) -> SampledTokens:
+    array = tokens.wait()
+    return SampledTokens(array.tolist(), array)

@@ -1,8 +1,8 @@
 """Compile the CPU kernels on first use, into the user's cache.
 
 The library's name carries a hash of everything that decides its contents (sources, flags, compiler, CPU), so a cached
-file is right whenever it exists and is never changed once it is there. Two processes that build at once take turns
-behind a file lock; whoever comes second finds the file.
+file is valid whenever it exists, and never changes. Two processes that build at the same time take turns behind a file
+lock; the second finds the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMMON_FLAGS = (
     "-std=c++17",
     "-O3",
     "-fPIC",
-    "-ffp-contract=fast",  # a * b + c may become one fused operation: that is what the kernels are written for
+    "-ffp-contract=fast",  # a * b + c may become one fused operation, as the kernels expect
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fno-exceptions",
@@ -38,7 +38,7 @@ COMMON_FLAGS = (
 
 
 class KernelBuildError(EngineError):
-    """The kernels could not be compiled here; the torch implementation serves instead."""
+    """The kernels could not be compiled; plain torch is used instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def find_compiler() -> tuple[str, ...]:
     chosen = shlex.split(os.environ.get("CXX", ""))
     if chosen:
         if shutil.which(chosen[0]) is None:
-            raise KernelBuildError(f"$CXX names {chosen[0]!r}, which is not on this machine", hint="unset CXX")
+            raise KernelBuildError(f"$CXX is {chosen[0]!r}, which is not installed", hint="unset CXX")
         return tuple(chosen)
     for name in ("g++", "clang++", "c++"):
         if shutil.which(name) is not None:
@@ -106,7 +106,7 @@ def _source_files(sources: Path) -> list[Path]:
 
 
 def _build_key(sources: Path, flags: tuple[str, ...], compiler: tuple[str, ...]) -> str:
-    """Hash of all that decides what comes out of the compiler."""
+    """Hash of everything that decides the compiler's output."""
     digest = hashlib.sha256()
     for path in _source_files(sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -135,7 +135,7 @@ def cpu_features() -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file until the block ends; the operating system lets go of it when a process dies."""
+    """Hold the lock file until the block ends; the operating system releases it when the process dies."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -23,7 +23,7 @@ _PACKED_FOR_ROWS = 16
 
 
 class OneDnnLinear:
-    """The product over oneDNN's packed layout. Owns the packed copy: the caller drops the published one."""
+    """The product over oneDNN's packed layout. Owns the packed copy; the caller frees the published one."""
 
     __slots__ = ("_bias", "_most_rows", "_packed")
     activation = None
@@ -52,12 +52,12 @@ class OneDnnLinear:
             out[start : start + rows.shape[0]] = result[: rows.shape[0]]
 
     def rows(self, indices: torch.Tensor, out: torch.Tensor) -> None:
-        """oneDNN keeps its layout to itself."""
-        raise TypeError("oneDNN's packed layout does not give rows back")
+        """Not possible: oneDNN's layout is private to it."""
+        raise TypeError("the rows of oneDNN's packed layout cannot be read back")
 
 
 class FewRowsLinear(Linear):
-    """The output head that is the embedding too, on such a CPU: as published, for oneDNN gives no rows back.
+    """The output head that is the embedding too, on such a CPU: as published, for oneDNN's layout gives no rows back.
 
     Our kernel over the published layout up to ``_FEW_ROWS`` rows, torch's product beyond.
     """
@@ -77,10 +77,10 @@ class FewRowsLinear(Linear):
 
 
 def _with_rows_rounded_up(x: torch.Tensor) -> torch.Tensor:
-    """``x`` with as many rows more as make a number that comes up often; they are whatever lies behind in its memory.
+    """``x`` with its number of rows rounded up; the extra rows are whatever follows in its memory.
 
-    oneDNN compiles and keeps a kernel for every number of rows it meets (about 0.8 MB for the four shapes of a layer),
-    and batches have every size. The results of the extra rows are thrown away.
+    oneDNN compiles and keeps a kernel for every number of rows (about 0.8 MB for the four shapes of a layer), and
+    batches come in every size. The results of the extra rows are discarded.
     """
     num_rows = x.shape[0]
     step = 8 if num_rows <= 64 else 64
@@ -95,7 +95,7 @@ def _with_rows_rounded_up(x: torch.Tensor) -> torch.Tensor:
 def packs_for_amx(dtype: torch.dtype) -> bool:
     """Whether this CPU has AMX tiles for ``dtype``, and this torch oneDNN's packed product.
 
-    All three names are private to torch and may be gone in another version, so they are tried, not assumed.
+    All three names are private to torch and may be missing in another version, so they are tried.
     """
     has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     if dtype is not torch.bfloat16 or not has_amx():

@@ -12,7 +12,7 @@ from kvplan_engine.layers.projection import StoredWeight
 
 
 class PanelLinear:
-    """The product with the activation that follows it. Panels give their rows back, so an embedding is packed too."""
+    """The product with the activation that follows it. Panels can be read back, so an embedding is packed too."""
 
     __slots__ = ("_packed", "activation")
 

@@ -21,7 +21,7 @@ class Projection(Protocol):
 
     activation: what is part of the product, by the name it has in ``layers.activation``; a gated one halves the
     outputs. None where the caller has to apply it. layer_args: the product as the CPU kernels' call for all layers
-    takes it; None where it is none of theirs.
+    takes it; None where they do not have it.
     """
 
     @property
@@ -35,7 +35,7 @@ class Projection(Protocol):
         ...
 
     def rows(self, indices: torch.Tensor, out: torch.Tensor) -> None:
-        """out [T, num_inputs] = weight[indices] for indices [T] int64; only where the weight is an embedding too."""
+        """out [T, num_inputs] = weight[indices] for indices [T] int64; only if the weight is the embedding too."""
         ...
 
 
@@ -57,7 +57,7 @@ class StoredWeight:
         self.is_embedding = is_embedding
 
     def take(self) -> torch.Tensor:
-        """The weight, removed from the model's: for a kind that keeps another layout, so that nobody holds two."""
+        """The weight, removed from the model's: for a kind that keeps another layout, so that it is not held twice."""
         return self._weights.pop(self._key)
 
 

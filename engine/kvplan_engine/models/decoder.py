@@ -27,7 +27,7 @@ from kvplan_engine.models.step_batch import StepBatch
 class Decoder:
     """A model with its weights; ``forward`` computes one step over the paged pool.
 
-    Weights that a projection keeps in a layout of its own leave ``weights``: nobody holds them twice.
+    Weights that a projection keeps in a layout of its own are removed from ``weights``, so that none is held twice.
     EngineError where the attention backend lacks an option of the model's attention.
     """
 

@@ -1,8 +1,8 @@
 """All layers of a step in one call, where the kernels of a device have one for every part of a layer.
 
-The CPU has (csrc/cpu/layers.cpp). The decoder's own loop does the same layer by layer and is what runs everywhere else:
-on another device, with the reference's kernels, with projections that are not ours, with norms of each head.
-``tests/engine/kernels/test_layer_run.py`` holds the two equal.
+The CPU kernels have (csrc/cpu/layers.cpp). Everywhere else the decoder's loop runs layer by layer: on another device,
+with the reference kernels, with projections that are not ours, with norms of each head. Both give the same bits
+(``tests/engine/kernels/test_layer_run.py``).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CpuLayerRun:
         attention: CpuBackend,
         kernels: CpuKernels,
     ) -> CpuLayerRun | None:
-        """One call for all ``layers``, or None where a part of them is none of the kernels'."""
+        """One call for all ``layers``, or None where the kernels lack a part of them."""
         if config.head_norms:
             return None
         next_norms = [layer.attention_norm for layer in layers[1:]] + [final_norm]
@@ -99,7 +99,7 @@ class CpuLayerRun:
 
 
 def _layer_args(layer: DecoderLayer, next_norm: Norm) -> LayerArgs | None:
-    """One layer as the kernels take it; None where a product or the activation is none of theirs."""
+    """One layer as the kernels take it; None where they lack a product or the activation."""
     products = {name: getattr(layer, name).layer_args for name in ("qkv", "output", "up", "down")}
     if None in products.values() or layer.up.activation is None:
         return None

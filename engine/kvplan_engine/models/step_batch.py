@@ -16,8 +16,8 @@ class StepBatch:
 
     token_ids, positions [T] int64. sampled: the sequences whose next token is chosen, in row order of the logits.
     sampled_rows [len(sampled)] int64: the row of the hidden states each of them is predicted from.
-    sampled_attention: the same sequences with these rows alone as their queries, where most rows are no such row:
-    behind its keys and values, the last layer's other rows are read by nobody.
+    sampled_attention: the same sequences with only these rows as their queries, or None where they are more than half
+    of all rows: once its keys and values are written, nothing reads the last layer's other rows.
     """
 
     token_ids: torch.Tensor

@@ -30,7 +30,7 @@ class Machine:
     def says(self, *, available: bool, built_for: str | None, driver: str | None, gpu: str | None) -> None:
         def load_driver() -> SimpleNamespace:
             if driver is None:
-                raise CudaKernelError("no NVIDIA driver here: libcuda.so.1: cannot open shared object file")
+                raise CudaKernelError("no NVIDIA driver found: libcuda.so.1: cannot open shared object file")
             return SimpleNamespace(version=lambda: driver)
 
         self._patch.setattr(torch.cuda, "is_available", lambda: available)
@@ -144,6 +144,8 @@ def test_a_sweep_says_that_it_leaves_a_gpu_aside(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(machine_module, "_torch_is_cpu_build", lambda: True)
     notice = machine_module.detect_device("auto", 64 * 1024**2).notice
     assert notice is not None
-    assert notice.startswith("A GPU is here, but the installed torch has no CUDA for the NVIDIA L4: running on the CPU")
-    with pytest.raises(KvplanError, match="the installed torch has no CUDA for the NVIDIA L4"):
+    assert notice.startswith(
+        "A GPU is present, but the installed torch has no CUDA support for the NVIDIA L4: running on the CPU"
+    )
+    with pytest.raises(KvplanError, match="the installed torch has no CUDA support for the NVIDIA L4"):
         machine_module.detect_device("cuda", None)

@@ -151,7 +151,7 @@ def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_compiler_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -m64")
-    with pytest.raises(KernelBuildError, match="'no-such-compiler', which is not on this machine"):
+    with pytest.raises(KernelBuildError, match="'no-such-compiler', which is not installed"):
         build.find_compiler()
 
 

@@ -1,4 +1,4 @@
-"""Large pages for memory that every step reads: fewer look-ups of addresses, which cost most on virtual machines."""
+"""Huge pages for memory that every step reads: fewer TLB misses, which cost most on virtual machines."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class LayersArgs(ctypes.Structure):
 
 
 class CpuKernels:
-    """One loaded library. Its methods are the C functions; they return a status and check nothing but indices."""
+    """One loaded library. Its methods are the C functions: they return a status, and check indices only."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
@@ -205,9 +205,9 @@ class CpuKernels:
 
 
 def find_parallel_runtime() -> int | None:
-    """Address of GOMP_parallel in the OpenMP runtime that torch itself runs on; None where torch has none.
+    """Address of GOMP_parallel in the OpenMP runtime that torch itself uses; None where torch has none.
 
-    Asking torch's own library, through its dependencies, cannot bring a second runtime into the process.
+    Looking it up through torch's own library cannot load a second runtime into the process.
     """
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
         path = Path(torch.__file__).parent / "lib" / name
@@ -231,7 +231,7 @@ def load_kernels(variant: BuildVariant = NATIVE) -> CpuKernels:
 
 @cache
 def cpu_kernels() -> CpuKernels | None:
-    """The kernels for this machine, or None where they cannot be had, which is said once and in one line."""
+    """The kernels for this machine; None, with one warning, where they cannot be built."""
     try:
         return load_kernels()
     except KernelBuildError as error:

@@ -23,7 +23,7 @@ def packs_gated(kernels: CpuKernels, num_outputs: int) -> bool:
 class PackedWeight:
     """A weight [num_outputs, num_inputs] in panels, float32 or bfloat16, with its bias and what follows the product.
 
-    The published weight may be dropped: ``rows`` gives its rows back.
+    The published weight may be freed: ``rows`` returns its rows.
     """
 
     __slots__ = ("_bias", "_kernels", "_num_inputs", "_num_outputs", "_packed", "activation", "args", "dtype")
@@ -77,7 +77,7 @@ class PackedWeight:
     def rows(self, indices: torch.Tensor, out: torch.Tensor) -> None:
         """out [T, num_inputs] = weight[indices] for indices [T] int64. IndexError where there is no such row."""
         if self.activation == "silu_and_mul":
-            raise ValueError("the rows of a gated weight are not kept in order")
+            raise ValueError("the rows of a gated weight cannot be read back")
         check_vector("indices", indices, indices.numel(), torch.int64)
         check_rows("out", out, (indices.shape[0], self._num_inputs), self.dtype)
         status = self._kernels.unpack_rows(

@@ -13,13 +13,13 @@ from kvplan_engine.kernels.cuda.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, variant
 
 HEAD_SIZES = (64, 80, 96, 128, 256)
-"""The common ones, which are compiled and measured; any multiple of HEAD_MULTIPLE up to the largest works."""
+"""The common ones, which tests compile and measure; any multiple of HEAD_MULTIPLE up to the largest works."""
 HEAD_MULTIPLE = 16
 WARP_LANES = 32
 CHUNK_MULTIPLE = 64
 """Decode work is cut at multiples of this many tokens: four warps times a tile of 16."""
 MIN_CHUNK = 256
-"""Fewer tokens than this are not worth a block of their own."""
+"""Fewer tokens than this are not worth a thread block."""
 
 _RESERVED_SHARED_BYTES = 1024  # what the hardware keeps of a block's shared memory
 _MAX_STAGES = 4
@@ -47,12 +47,12 @@ class AttentionShape:
         """CudaKernelError for a shape without kernels."""
         if self.head_size % HEAD_MULTIPLE or not 0 < self.head_size <= HEAD_SIZES[-1]:
             raise CudaKernelError(
-                f"the CUDA attention kernels have no head size {self.head_size}",
-                hint=f"they have the multiples of {HEAD_MULTIPLE} up to {HEAD_SIZES[-1]}",
+                f"the CUDA attention kernels do not support head size {self.head_size}",
+                hint=f"multiples of {HEAD_MULTIPLE} up to {HEAD_SIZES[-1]} are supported",
             )
         if self.num_query_heads % self.num_kv_heads:
             raise CudaKernelError(
-                f"{self.num_query_heads} query heads do not divide among {self.num_kv_heads} KV heads"
+                f"{self.num_query_heads} query heads cannot share {self.num_kv_heads} KV heads evenly"
             )
 
     def defines(self) -> dict[str, str | int | torch.dtype]:
@@ -161,7 +161,7 @@ def _decode_launch(
 
 
 def _blocks_per_multiprocessor(shared_bytes: int, properties: DeviceProperties) -> int:
-    """How many blocks fit by shared memory; never counted above 2, where registers end it."""
+    """How many blocks fit by shared memory; at most 2, because registers allow no more."""
     return max(1, min(2, properties.shared_bytes_per_multiprocessor // (shared_bytes + _RESERVED_SHARED_BYTES)))
 
 

@@ -1,4 +1,4 @@
-"""Compiled CUDA kernels on disk: one file per source, options, compiler and architecture; right whenever it exists."""
+"""Compiled CUDA kernels on disk: one file per source, options, compiler and architecture, valid whenever it exists."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ logger = logging.getLogger("kvplan_engine")
 
 
 def cached_image(variant: KernelVariant, nvrtc: Nvrtc, architecture: str, folder: Path | None = None) -> bytes:
-    """The compiled ``variant``, from the cache or compiled now and put there.
+    """The compiled ``variant``, from the cache, or compiled and stored there.
 
-    Two processes may compile the same kernel at once; the files are equal and each appears in one step. A cache that
-    cannot be written costs the next start some time and nothing else.
+    Two processes may compile the same kernel at once: the files are equal, and each appears atomically. If the cache
+    cannot be written, the next start compiles again.
     """
     path = image_path(variant, nvrtc, architecture, folder)
     if path.is_file():
@@ -34,18 +34,18 @@ def cached_image(variant: KernelVariant, nvrtc: Nvrtc, architecture: str, folder
 
 
 def image_path(variant: KernelVariant, nvrtc: Nvrtc, architecture: str, folder: Path | None = None) -> Path:
-    """Where the compiled ``variant`` is, once it has been compiled."""
+    """Where the compiled ``variant`` is stored."""
     return (folder or kernel_cache_dir() / "cuda") / f"{image_key(variant, nvrtc.version, architecture)}.bin"
 
 
 def image_key(variant: KernelVariant, nvrtc_version: tuple[int, int], architecture: str) -> str:
-    """Hash of all that decides what comes out of the compiler."""
+    """Hash of everything that decides the compiler's output."""
     parts = (variant.source, *variant.flags(), architecture, str(nvrtc_version), source_digest("cuda"))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def _report_warnings(variant: KernelVariant, compiled: CompiledKernel) -> None:
-    """A compiler newer than any that this was tried with may warn; the kernel is as right as without the warning."""
+    """Log a warning of the compiler, which newer versions may add; the kernel is correct all the same."""
     if compiled.warnings:
         logger.warning("%s compiles with a warning: %s", variant.label(), compiled.warnings[0])
 

@@ -32,7 +32,7 @@ _SHARED_BYTES_WITHOUT_ASKING = 48 * 1024
 
 
 class Driver:
-    """The few functions of libcuda that are needed; each failure is CudaKernelError with the driver's own words."""
+    """The functions of libcuda that are needed; each failure is CudaKernelError with the driver's message."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -43,13 +43,13 @@ class Driver:
         )
 
     def version(self) -> str:
-        """The newest CUDA that the driver serves, such as 13.0."""
+        """The newest CUDA version that the driver supports, such as 13.0."""
         value = ctypes.c_int()
         self._check(self._library.cuDriverGetVersion(ctypes.byref(value)), "cuDriverGetVersion")
         return f"{value.value // 1000}.{value.value % 1000 // 10}"
 
     def properties(self, index: int, name: str) -> DeviceProperties:
-        """What the driver says of device ``index`` (as CUDA_VISIBLE_DEVICES numbers them)."""
+        """What the driver reports of device ``index`` (as CUDA_VISIBLE_DEVICES numbers them)."""
         handle = ctypes.c_int()
         self._check(self._library.cuDeviceGet(ctypes.byref(handle), index), f"finding device {index}")
         return DeviceProperties(
@@ -76,9 +76,9 @@ class Driver:
         return function
 
     def allow_shared_bytes(self, function: ctypes.c_void_p, shared_bytes: int) -> None:
-        """Let the kernel ask for so much dynamic shared memory, of a multiprocessor with as much as it can have.
+        """Allow the kernel this much dynamic shared memory, and give shared memory as much of the cache as possible.
 
-        Left to itself the driver may split a multiprocessor's memory such that one block fits, where two would.
+        By default the driver may split a multiprocessor's memory so that one block fits where two could.
         """
         for attribute, value in (
             (_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes),
@@ -166,13 +166,13 @@ def load_driver() -> Driver:
     try:
         return Driver(ctypes.CDLL("libcuda.so.1"))
     except OSError as error:
-        raise CudaKernelError(f"no NVIDIA driver here: {error}", hint="use device='cpu'") from error
+        raise CudaKernelError(f"no NVIDIA driver found: {error}", hint="use device='cpu'") from error
 
 
 def current_runtime() -> DriverRuntime:
     """The runtime of torch's current CUDA device; CudaKernelError says in one line why there is none."""
     if not torch.cuda.is_available():
-        raise CudaKernelError("torch finds no CUDA device here", hint="use device='cpu'")
+        raise CudaKernelError("torch finds no CUDA device", hint="use device='cpu'")
     return _runtime_of(torch.cuda.current_device())
 
 
@@ -186,13 +186,13 @@ def _runtime_of(index: int) -> DriverRuntime:
 
 
 def torch_cuda_major() -> int | None:
-    """The CUDA that torch was built for: 12 or 13; None for a torch without."""
+    """The CUDA version that torch was built for, 12 or 13; None for a torch without CUDA."""
     version = torch.version.cuda
     return int(version.split(".")[0]) if version else None
 
 
 def make_runtime(driver: Driver, nvrtc: Nvrtc, device: torch.device, properties: DeviceProperties) -> DriverRuntime:
-    """A DriverRuntime, or CudaKernelError for a GPU that the kernels do not know."""
+    """A DriverRuntime, or CudaKernelError for a GPU that the kernels do not support."""
     if properties.capability < OLDEST_CAPABILITY:
         raise CudaKernelError(
             f"{properties.name} has compute capability {properties.capability[0]}.{properties.capability[1]}; "

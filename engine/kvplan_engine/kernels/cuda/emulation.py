@@ -1,6 +1,6 @@
 """Runs the CUDA kernels' own sources on the CPU: compiled by g++ over csrc/cuda_host, launched like on a device.
 
-This is a tool for tests and for trying launch code where there is no GPU. It proves results, not speed.
+For tests, and for trying launch code without a GPU: it shows that results are right, not how fast they are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EMULATED_PROPERTIES = DeviceProperties(
     driver_version="none",
 )
 FORWARD, BACKWARD = 0, 1
-"""Orders in which the threads of a block run between two meeting points; larger numbers shuffle."""
+"""Orders in which the threads of a block run between two barriers; larger numbers shuffle."""
 
 _FLAGS = (
     "-std=c++17",
@@ -57,7 +57,7 @@ class EmulatedKernel:
         """Run the whole grid now. CudaKernelError with the emulation's message when it found a fault."""
         if ctypes.sizeof(params) != self.params_bytes:
             raise CudaKernelError(
-                f"{type(params).__name__} has {ctypes.sizeof(params)} bytes, the kernel wants {self.params_bytes}"
+                f"{type(params).__name__} has {ctypes.sizeof(params)} bytes, the kernel expects {self.params_bytes}"
             )
         if 0 in grid:
             return

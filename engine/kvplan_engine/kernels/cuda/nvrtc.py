@@ -17,7 +17,7 @@ from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
 from kvplan_engine.paths import source_dir
 
 _SUCCESS = 0
-# Lines that NVRTC or ptxas always write, and the notice that Volta will go: everything else in a log is a warning.
+# Lines that NVRTC and ptxas always write, and the deprecation notice for Volta: everything else in a log is a warning.
 _HARMLESS = ("ptxas info", "ptxas         .", "Architectures prior to")
 
 
@@ -106,12 +106,12 @@ class Nvrtc:
 
 
 def compile_options(variant: KernelVariant, architecture: str, folder: Path) -> tuple[str, ...]:
-    """NVRTC's options for one variant."""
+    """NVRTC's options for ``variant``."""
     return (f"--gpu-architecture={architecture}", "--std=c++17", f"-I{folder}", *variant.flags())
 
 
 def load_nvrtc(cuda_major: int | None = None) -> Nvrtc:
-    """The NVRTC beside torch, or of a toolkit; that of ``cuda_major`` first. CudaKernelError without one."""
+    """The NVRTC beside torch, or a toolkit's; that of ``cuda_major`` first. CudaKernelError if there is none."""
     tried = []
     for path in nvrtc_candidates(cuda_major):
         try:
@@ -143,7 +143,7 @@ def nvrtc_candidates(cuda_major: int | None) -> list[str]:
 
 
 def _load_with_builtins(path: str) -> ctypes.CDLL:
-    """libnvrtc opens libnvrtc-builtins by name, which its own folder being on no search path would prevent."""
+    """Load libnvrtc-builtins first: libnvrtc opens it by name, and their folder is on no search path."""
     for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")):
         if Path(path).is_file():
             ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)

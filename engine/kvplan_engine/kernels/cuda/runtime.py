@@ -1,4 +1,4 @@
-"""What the CUDA backend needs from a device: its properties, and kernels that can be launched.
+"""What the CUDA kernels need from a device: its properties, and kernels that can be launched.
 
 Two things provide it: the driver (``driver``), and the emulation (``emulation``), which runs the same kernel
 sources on the CPU for the tests.

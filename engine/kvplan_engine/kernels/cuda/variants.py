@@ -44,7 +44,7 @@ class KernelVariant:
 
 @cache
 def variant(source: str, kernel: str, **defines: str | int | torch.dtype) -> KernelVariant:
-    """A KernelVariant with lower-case names and dtypes in place of macro names and type names."""
+    """A KernelVariant with lower-case names and dtypes instead of macro names and type names."""
     named = tuple(
         (name.upper(), scalar_name(value) if isinstance(value, torch.dtype) else value)
         for name, value in defines.items()
@@ -58,7 +58,9 @@ def write_variant(
 ) -> KernelVariant:
     """The write kernel of one shape; ``rotary`` leading elements of a head rotate."""
     if head_size % 8 or rotary % 16:
-        raise CudaKernelError(f"the CUDA write kernel takes no head of {head_size} elements, {rotary} of them rotary")
+        raise CudaKernelError(
+            f"the CUDA write kernel does not support heads of {head_size} elements of which {rotary} rotate"
+        )
     return variant(
         "write_kv.cu",
         kernel,
@@ -71,10 +73,10 @@ def write_variant(
 
 
 def scalar_name(dtype: torch.dtype) -> str:
-    """The kernels' name for a storage type. CudaKernelError for a type that they do not have."""
+    """The kernels' name for a storage type. CudaKernelError for an unsupported type."""
     if dtype not in SCALAR_NAMES:
         raise CudaKernelError(
-            f"the CUDA kernels do not store {str(dtype).removeprefix('torch.')}",
+            f"the CUDA kernels do not support {str(dtype).removeprefix('torch.')}",
             hint="use float16, bfloat16 or float32, and for the KV cache also fp8",
         )
     return SCALAR_NAMES[dtype]
