@@ -75,12 +75,13 @@ def read_bandwidth() -> float:
     return source.nbytes / best_seconds(source.sum, 5)
 
 
-def peak_rate() -> float:
-    """float32 operations per second of the product on operands that stay in the caches."""
+def peak_rate(dtype: str) -> float:
+    """Operations per second of the product in ``dtype`` on operands that stay in the caches."""
     kernels = cpu_kernels()
     assert kernels is not None, "this benchmark measures the compiled kernels"
-    packed = PackedWeight(kernels, torch.randn(512, 256))
-    x, out = torch.randn(192, 256), torch.empty(192, 512)
+    kind = getattr(torch, dtype)
+    packed = PackedWeight(kernels, torch.randn(512, 256).to(kind))
+    x, out = torch.randn(192, 256).to(kind), torch.empty(192, 512, dtype=kind)
     return 2 * 192 * 256 * 512 / best_seconds(lambda: packed.multiply(x, out), 50)
 
 
@@ -176,8 +177,8 @@ def floors(engine: Engine, batch: int, bandwidth: float, rate: float) -> Times:
 
 
 def profile(model: str, dtype: str, batch: int) -> None:
-    bandwidth, rate = read_bandwidth(), peak_rate()
-    print(f"{torch.get_num_threads()} threads, {bandwidth / 1e9:.1f} GB/s read, {rate / 1e9:.0f} GFLOP/s float32")
+    bandwidth, rate = read_bandwidth(), peak_rate(dtype)
+    print(f"{torch.get_num_threads()} threads, {bandwidth / 1e9:.1f} GB/s read, {rate / 1e9:.0f} GFLOP/s {dtype}")
     engine = make_engine(model, dtype, batch)
     per_token = fill(engine, batch)
     one_call = best_seconds(engine.step, 10)
@@ -211,7 +212,7 @@ def profile(model: str, dtype: str, batch: int) -> None:
 def curve(model: str, dtype: str, threads: int) -> None:
     """Tokens per second of decode steps by batch, beside the roofline of products and KV."""
     torch.set_num_threads(threads)
-    bandwidth, rate = read_bandwidth(), peak_rate()
+    bandwidth, rate = read_bandwidth(), peak_rate(dtype)
     print(f"\n{model}, {dtype}, {threads} thread(s): {bandwidth / 1e9:.1f} GB/s, {rate / 1e9:.0f} GFLOP/s")
     print(f"{'batch':>6}{'tokens/s':>10}{'roofline':>10}{'share':>7}")
     for batch in CURVE_BATCHES:
