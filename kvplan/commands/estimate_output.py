@@ -133,9 +133,9 @@ def _print_deployments(answer: Estimate) -> None:
         head, rows, text_columns = head[:-1], [row[:-1] for row in rows], (0,)
     first = answer.deployments[0]
     num_gpus = first.settings.tensor_parallel_size * first.settings.pipeline_parallel_size
-    ranks = f" on {num_gpus} GPUs (bytes are per GPU)" if num_gpus > 1 else ""
+    ranks, unit = (f" on {num_gpus} GPUs", "GiB per GPU") if num_gpus > 1 else ("", "GiB")
     print_table(
-        f"Sequences of {context} tokens that fit at once, {engine}{ranks} (memory in GiB):",
+        f"Sequences of {context} tokens that fit at once, {engine}{ranks} (memory in {unit}):",
         head,
         rows,
         text_columns=text_columns,
