@@ -53,6 +53,10 @@ class Checkpoint:
         config.initializer_range = 0.2
         self.name = name
         self.model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        with torch.no_grad():  # biases begin at 0 and norms at 1, so that one that is forgotten would not show
+            for parameter in self.model.parameters():
+                if parameter.ndim == 1:
+                    parameter += 0.3 * torch.randn_like(parameter)
         self.path = folder / name
         self.model.save_pretrained(self.path)
 

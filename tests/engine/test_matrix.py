@@ -75,6 +75,7 @@ def load(checkpoint: Checkpoint, backend: str) -> LLM:
     return llm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -5,17 +5,20 @@ The reference backend answers at one block size: at the others it does so in ``t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from beam_reference import assert_same, reference
-from matrix_cells import CELLS, Cell, Watch, add_beams, add_greedy, beam_answers, greedy_tokens, set_up
+from matrix_cells import CELLS as ALL_CELLS
+from matrix_cells import Cell, Watch, add_beams, add_greedy, beam_answers, greedy_tokens, set_up
 from small_models import greedy
 
 from kvplan_engine import LLM, BeamSearchParams
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("smollm2")]
 
 TEXTS = (
     "The history of the printing press began in the middle of the fifteenth century, when Johannes Gutenberg, a "
@@ -28,6 +31,7 @@ SEARCHED_TEXT = "Water boils at a lower temperature on a mountain than at the se
 NUM_TOKENS = 6
 POOL_TOKENS = 68
 BEAMS = BeamSearchParams(beam_width=3, max_tokens=5, length_penalty=0.8)
+CELLS = {"cpu": ALL_CELLS, "reference": [cell for cell in ALL_CELLS if cell.block_size == 16]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +44,33 @@ class Expected:
     searched: list[tuple[list[int], float]]
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("smollm2")]
+@pytest.fixture(scope="module")
+def load(smollm2_path: Path) -> Iterator[Callable[[str], LLM]]:
+    """The engine on a backend, loaded once; the cells are reconfigurations of it."""
+    loaded: dict[str, LLM] = {}
+
+    def load(backend: str) -> LLM:
+        if backend not in loaded:
+            loaded[backend] = LLM(
+                str(smollm2_path),
+                dtype="float32",
+                device="cpu",
+                attention_backend=backend,
+                max_model_len=64,
+                max_num_batched_tokens=256,
+                max_num_seqs=6,
+            )
+        assert loaded[backend].engine.model.attention.name == backend
+        return loaded[backend]
+
+    yield load
+    for llm in loaded.values():
+        llm.engine.close()
 
 
 @pytest.fixture(scope="module")
-def llm(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[LLM]:
-    """Loaded once per backend; the cells are reconfigurations of it."""
-    llm = LLM(
-        str(smollm2_path),
-        dtype="float32",
-        device="cpu",
-        attention_backend=request.param,
-        max_model_len=64,
-        max_num_batched_tokens=256,
-        max_num_seqs=6,
-    )
-    assert llm.engine.model.attention.name == request.param
-    yield llm
-    llm.engine.close()
-
-
-@pytest.fixture(scope="module")
-def expected(llm: LLM, smollm2_model: torch.nn.Module) -> Expected:
+def expected(load: Callable[[str], LLM], smollm2_model: torch.nn.Module) -> Expected:
+    llm = load("cpu")
     prompts = [llm.tokenizer.encode(text)[:length] for text, length in zip(TEXTS, PROMPT_LENGTHS, strict=True)]
     assert tuple(map(len, prompts)) == PROMPT_LENGTHS
     searched_prompt = llm.tokenizer.encode(SEARCHED_TEXT)
@@ -70,16 +79,11 @@ def expected(llm: LLM, smollm2_model: torch.nn.Module) -> Expected:
     return Expected(prompts, searched_prompt, greedy(smollm2_model, prompts, NUM_TOKENS), searched)
 
 
-CELLS_OF_BACKEND = {"cpu": CELLS, "reference": [cell for cell in CELLS if cell.block_size == 16]}
-
-
-@pytest.mark.parametrize(
-    ("llm", "cell"),
-    [(backend, cell) for backend, cells in CELLS_OF_BACKEND.items() for cell in cells],
-    ids=str,
-    indirect=["llm"],
-)
-def test_tokens_are_those_of_transformers(llm: LLM, expected: Expected, tmp_path: Path, cell: Cell) -> None:
+@pytest.mark.parametrize(("backend", "cell"), [(name, cell) for name in CELLS for cell in CELLS[name]], ids=str)
+def test_tokens_are_those_of_transformers(
+    load: Callable[[str], LLM], expected: Expected, tmp_path: Path, backend: str, cell: Cell
+) -> None:
+    llm = load(backend)
     set_up(llm, cell, tmp_path, pool_tokens=POOL_TOKENS)
     watch = Watch(llm.engine)
     requests = add_greedy(llm.engine, expected.prompts, NUM_TOKENS)

@@ -77,9 +77,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     tensors = _published()
     tensors["h.0.mlp.c_fc.weight"] = torch.zeros(3, 3)
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(
-        EngineError, match=r"'h.0.mlp.c_fc.weight' .* has shape \[3, 3\], the config says \[64, 16\]"
-    ):
+    with pytest.raises(EngineError, match=r"'h.0.mlp.c_fc.weight' .* has shape \[3, 3\], the config says \[64, 16\]"):
         load_weights(_empty_weights(), MODEL, tmp_path, "auto", seed=0)
     del tensors["h.0.mlp.c_fc.weight"]
     save_file(tensors, tmp_path / "model.safetensors")

@@ -72,6 +72,7 @@ def variants_for(capability: tuple[int, int]) -> list[KernelVariant]:
     return list(dict.fromkeys(every_kernel(capability) + extra))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=architecture)
 def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     nvrtc = find_nvrtc()
@@ -86,6 +87,7 @@ def test_nvrtc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     assert found == recorded["kernels"][architecture(capability)], f"if this is meant, run python {__file__}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=architecture)
 def test_nvcc_compiles_every_kernel(capability: tuple[int, int]) -> None:
     nvcc = find_nvcc()

@@ -66,6 +66,7 @@ def check(case: AttentionCase, runtime: EmulatedRuntime) -> None:
     assert (batch.out[empty] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", TENSOR_CORE_CASES + PLAIN_CASES, ids=str)
 def test_decode_matches_the_reference(case: AttentionCase) -> None:
     check(case, EmulatedRuntime())

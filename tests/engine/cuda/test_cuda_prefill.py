@@ -50,6 +50,7 @@ def check(case: AttentionCase, runtime: EmulatedRuntime) -> None:
     assert largest_error(case, batch) < tolerance(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_prefill_matches_the_reference(case: AttentionCase) -> None:
     check(case, EmulatedRuntime())

@@ -22,6 +22,7 @@ def greedy_params(num_tokens: int = NUM_TOKENS, **settings: object) -> SamplingP
     return SamplingParams(temperature=0.0, max_tokens=num_tokens, **({"ignore_eos": True} | settings))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix_caching", [False, True], ids=["uncached", "cached"])
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32])
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -100,6 +100,7 @@ def test_whatever_decides_the_contents_changes_the_name(
     assert build_library(GENERIC, tmp_path, extra) != before
 
 
+@pytest.mark.slow
 def test_two_processes_compile_once(tmp_path: Path) -> None:
     compiler = write_compiler(tmp_path, 'exec c++ "$@" -O0')
     processes = [

@@ -79,12 +79,14 @@ def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return SANITIZERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
 def test_kernels_compute_what_plain_loops_do(variant: BuildVariant, compiled: Path, tmp_path: Path) -> None:
     program = link_check(compiled, build_library(variant), tmp_path)
     assert_all_right(run([program]), variant.lanes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
 def test_kernels_stay_inside_their_tensors(
     variant: BuildVariant, sanitizers: tuple[str, ...], compiled: Path, tmp_path: Path

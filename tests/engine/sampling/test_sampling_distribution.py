@@ -114,6 +114,7 @@ def logits() -> torch.Tensor:
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeded", [False, True], ids=["by inversion", "by race"])
 @pytest.mark.parametrize("case", CASES)
 def test_draws_follow_the_exact_distribution(logits: torch.Tensor, case: str, seeded: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
@@ -107,6 +108,7 @@ class StormMachine(RuleBasedStateMachine):
             StormMachine.seen[name] = StormMachine.seen.get(name, 0) + count
 
 
+@pytest.mark.slow
 def test_a_storm_of_100_000_steps_breaks_no_invariant() -> None:
     run_state_machine_as_test(
         StormMachine,
