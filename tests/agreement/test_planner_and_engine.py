@@ -80,6 +80,7 @@ def _engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     name=st.sampled_from(NATIVE),

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +89,7 @@ def mutated_configs(draw: st.DrawFn) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.slow
 @settings(
     max_examples=10_000,
     deadline=None,

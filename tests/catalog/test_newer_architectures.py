@@ -82,6 +82,7 @@ def _read(name: str) -> ModelSpec:
     return read_config(_config(name), model_id=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _NEWER)
 def test_small_configs_against_transformers(name):
     counted = count_independently(_config(name))

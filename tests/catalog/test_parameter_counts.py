@@ -27,6 +27,7 @@ SAMPLE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
 def test_profile_against_transformers(name):
     profile = find_profile(name)

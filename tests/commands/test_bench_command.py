@@ -53,6 +53,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.slow
 def test_json_of_all_experiments(config_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--model", str(config_path), "--quick", "--device", "cpu", "--json"]) == 0
     captured = capsys.readouterr()
@@ -122,6 +123,7 @@ def test_a_long_prompt_among_running_answers(monkeypatch: pytest.MonkeyPatch, nu
     assert not llm.engine.has_unfinished_requests()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output_format", ["csv", "md"])
 def test_formats(config_path: Path, capsys: pytest.CaptureFixture[str], output_format: str) -> None:
     options = ["--quick", "--device", "cpu", "--only", "sharing", "--format", output_format]

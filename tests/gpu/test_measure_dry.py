@@ -15,6 +15,7 @@ import measure
 PROVENANCE = {"device", "driver", "torch", "cuda", "commit", "uncommitted_changes", "date", "command", "dry_run"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", measure.MEASURES)
 def test_every_section_runs_and_writes_rows_with_their_provenance(section: str, tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
@@ -29,6 +30,7 @@ def test_every_section_runs_and_writes_rows_with_their_provenance(section: str, 
         assert row["share"] is None or row["share"] > 0
 
 
+@pytest.mark.slow
 def test_the_script_survives_a_section_that_fails(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     out.write_text("")

@@ -12,6 +12,7 @@ from kvplan_engine.kernels.cuda.nvrtc import load_nvrtc
 from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
 
 
+@pytest.mark.slow
 def test_what_was_compiled_ahead_is_found_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     try:
         nvrtc = load_nvrtc()

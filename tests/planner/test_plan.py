@@ -221,10 +221,10 @@ def test_bar_parts_sum_to_the_gpu() -> None:
 
 def test_under_a_second_for_all_gpus() -> None:
     """Every GPU, every tensor-parallel size, three weight formats and two KV formats of a 70B model."""
-    started = time.perf_counter()
+    started = time.process_time()
     found = plan(model=BIG, quantizations=("published", "fp8", "awq"), kv_cache_dtypes=("auto", "fp8"), max_gpus=16)
     assert found.num_tried > 500
-    assert time.perf_counter() - started < 3.0  # about 0.5 s alone; machines are shared
+    assert time.process_time() - started < 3.0  # about 0.5 s alone; machines are shared
 
 
 def test_roofline_has_the_right_order() -> None:

@@ -24,6 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return load_run(write_full_directory(tmp_path_factory.mktemp("full")))
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_level_the_hole_and_what_is_left_out(run: Run) -> None:
     pictures = draw_pictures(run)
     assert "slo" in [picture.name for picture in pictures]

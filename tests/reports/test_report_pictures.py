@@ -93,6 +93,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_pictures_of_unusual_runs_are_readable(tmp_path, case):
     for picture in draw_pictures(load_run(write_trials(tmp_path, CASES[case]()))):
@@ -134,6 +135,7 @@ def test_two_runs_in_one_picture(tmp_path):
     assert_readable(picture)
 
 
+@pytest.mark.slow
 def test_writing_reports_says_nothing_on_stderr(tmp_path):
     """Not even matplotlib's talk about its font cache, nor a user's own matplotlibrc."""
     directory = sample_directory(tmp_path / "run")

@@ -115,6 +115,7 @@ def test_possible_and_impossible_settings_side_by_side(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_trial_whose_worker_is_killed_is_begun_anew_and_says_so(tmp_path: Path) -> None:
     outcome, _ = run(tmp_path, {"max_num_seqs": "1..4*2"}, kill_at=2)
     assert [row["status"] for row in outcome.rows] == ["ok", "ok", "ok"]
@@ -129,6 +130,7 @@ def test_device_memory_below_the_weights(tmp_path: Path) -> None:
     assert outcome.summary["best"] == []
 
 
+@pytest.mark.slow
 def test_same_seed_same_requests(tmp_path: Path) -> None:
     first, _ = run(tmp_path / "a", {"max_num_seqs": "4"}, num_runs=2)
     second, _ = run(tmp_path / "b", {"max_num_seqs": "4"})

@@ -130,6 +130,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.slow
 def test_sigkill_at_fifty_random_moments(tmp_path: Path, undisturbed: Outcomes) -> None:
     """Parent and worker in turn, whatever they are doing; only a sweep that is left in peace may end."""
     directory, moments = tmp_path / "run", random.Random(7)

@@ -136,6 +136,7 @@ def frontier(rows: list[dict[str, Any]]) -> dict[float, int]:
     return longest
 
 
+@pytest.mark.slow
 def test_bisection_equals_the_exhaustive_grid_with_a_quarter_of_the_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
