@@ -47,6 +47,7 @@ def test_there_are_commands_to_check() -> None:
     assert len(CONSOLE) >= 2
 
 
+@pytest.mark.slow
 def test_every_sweep_line_is_a_valid_sweep(tmp_path: Path) -> None:
     lines = re.findall(r"^    (kvplan sweep --model .+?)(?:\s{2,}#.*)?$", PAGES, re.MULTILINE)
     assert lines

@@ -89,6 +89,7 @@ def test_small_configs_against_transformers(name):
     assert _read(name).num_parameters == counted.num_parameters + counted.num_corrections
 
 
+@pytest.mark.slow
 def test_longcat_has_two_attentions_a_layer():
     """transformers gives the experts without weights a matrix too; the checkpoint and vLLM give them none."""
     config = {**_SMALL, "architectures": ["LongcatFlashForCausalLM"], "model_type": "longcat_flash", **_LATENT}

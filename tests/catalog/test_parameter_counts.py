@@ -36,6 +36,7 @@ def test_profile_against_transformers(name):
     assert read_profile(profile).num_parameters == counted.num_parameters + counted.num_corrections
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma-3-4b", "qwen2-vl-2b", "qwen3-vl-2b", "llava-1.5-7b", "gemma-4-26b-a4b"])
 def test_towers_against_transformers(name):
     profile = find_profile(name)

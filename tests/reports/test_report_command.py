@@ -53,6 +53,7 @@ def test_markdown_is_short_and_whole(tmp_path, capsys):
     assert len({line.count("|") for line in table}) == 1
 
 
+@pytest.mark.slow
 def test_the_page_goes_beside_the_rows(tmp_path, capsys):
     directory = sample_directory(tmp_path / "run")
     assert main(["report", str(directory)]) == 0

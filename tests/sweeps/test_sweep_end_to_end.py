@@ -123,6 +123,7 @@ def test_a_trial_whose_worker_is_killed_is_begun_anew_and_says_so(tmp_path: Path
     assert len(read_trials(tmp_path / "run" / "trials.jsonl").records) == 3
 
 
+@pytest.mark.slow
 def test_device_memory_below_the_weights(tmp_path: Path) -> None:
     outcome, _ = run(tmp_path, {"max_num_seqs": "1,2"}, device_memory="64KiB")
     assert [row["status"] for row in outcome.rows] == ["oom_weights", "oom_weights"]
@@ -141,6 +142,7 @@ def test_same_seed_same_requests(tmp_path: Path) -> None:
     assert [row["run_number"] for row in first.rows] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_model_the_engine_does_not_run_is_said_once_and_leaves_nothing(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "tiny-model")
     config = json.loads(model.read_text()) | {"architectures": ["GPTBigCodeForCausalLM"], "model_type": "gpt_bigcode"}

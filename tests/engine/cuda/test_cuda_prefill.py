@@ -61,6 +61,7 @@ def test_prefill_without_tensor_cores_matches_the_reference(case: AttentionCase)
     check(case, EmulatedRuntime(OLD_GPU))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [CASES[0], CASES[7], CASES[9]], ids=str)
 def test_the_order_of_threads_and_blocks_does_not_change_a_bit(case: AttentionCase) -> None:
     results = []

@@ -59,6 +59,7 @@ def assert_served(result: TrialResult) -> None:
     assert result.row["completed"] == 2
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_is_a_row_and_the_sweep_goes_on(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     first = sweep.trial()
     assert_served(first)

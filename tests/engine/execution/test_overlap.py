@@ -44,6 +44,7 @@ def test_ragged_batches_answer_as_without(
     assert stats["num_free_blocks"] == stats["num_blocks"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap_space", [0, "16MiB"], ids=["recomputed", "swapped"])
 @pytest.mark.parametrize("block_size", [1, 8])
 @pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3"])

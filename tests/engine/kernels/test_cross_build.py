@@ -96,6 +96,7 @@ def test_kernels_stay_inside_their_tensors(
     assert_all_right(run([program]), variant.lanes)
 
 
+@pytest.mark.slow
 def test_kernels_on_aarch64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if shutil.which(AARCH64_COMPILER) is None:
         pytest.skip(f"no {AARCH64_COMPILER} on this machine")

@@ -62,6 +62,7 @@ def in_process(body: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_weights_that_the_operating_system_refuses() -> None:
     result = in_process("""
 limit_private_memory(64 * MIB)
@@ -74,6 +75,7 @@ except OutOfDeviceMemory as error:
     assert "allocate" in result["message"], "the operating system's refusal, not our arithmetic"
 
 
+@pytest.mark.slow
 def test_the_pool_is_what_the_limit_leaves_and_serving_stays_within_it() -> None:
     result = in_process("""
 from kvplan_engine.device.process_memory import private_memory_bytes
@@ -86,6 +88,7 @@ print(json.dumps({"limit": limit, "used": private_memory_bytes(), "pool": engine
     assert result["used"] <= result["limit"]
 
 
+@pytest.mark.slow
 def test_an_allocation_that_fails_while_running_is_told_apart_and_survived() -> None:
     result = in_process("""
 engine = start(400)
