@@ -67,6 +67,7 @@ def test_the_command_prints_its_error_and_keeps_the_profile(
     assert "test-cpu-2-cores-float32.json" in printed.err
 
 
+@pytest.mark.slow
 def test_the_profile_survives_the_disk(tmp_path: Path, profile: Path) -> None:
     document = json.loads(profile.read_text(encoding="utf-8"))
     assert document["schema"] == "kvplan.measured/1"

@@ -61,6 +61,7 @@ _SMALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "model_type", "flags"),
     [
@@ -200,6 +201,7 @@ def test_no_name_stands_for_two_profiles():
             assert seen.setdefault(name, profile["name"]) == profile["name"], name
 
 
+@pytest.mark.slow
 def test_no_shipped_shape_differs_from_litgpts():
     compared = 0
     for shape in load_shapes():

@@ -150,6 +150,7 @@ def test_unknown_experiment_is_a_usage_error(capsys: pytest.CaptureFixture[str])
     assert "hint: one of reservation, scheduling" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_model_that_is_too_short_for_the_workload_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG | {"max_position_embeddings": 512}), encoding="utf-8")

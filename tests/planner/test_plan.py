@@ -262,6 +262,7 @@ def test_usage_errors(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith("error: ")
 
 
+@pytest.mark.slow
 def test_picture(tmp_path: Path) -> None:
     """Drawn in a process of its own: matplotlib stays out of this one."""
     target = tmp_path / "plan.png"

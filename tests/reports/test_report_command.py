@@ -62,6 +62,7 @@ def test_the_page_goes_beside_the_rows(tmp_path, capsys):
     assert not list(directory.glob(".*.tmp"))
 
 
+@pytest.mark.slow
 def test_pictures_go_where_out_says(tmp_path, capsys):
     directory = write_trials(tmp_path / "run", records()[:1])
     assert main(["report", str(directory), "--format", "png", "--out", str(tmp_path / "a" / "b")]) == 0

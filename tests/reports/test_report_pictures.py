@@ -44,6 +44,7 @@ def test_every_picture_is_drawn(drawn):
     assert {"throughput", "occupancy", "outcomes", "predicted_vs_measured", "memory", "block_size"} <= set(drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [kind.name for kind in PICTURES])
 def test_a_picture_has_ink_and_nothing_is_cut_off(drawn, name):
     assert_readable(drawn[name])

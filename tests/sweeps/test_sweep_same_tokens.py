@@ -84,6 +84,7 @@ def test_same_requests_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert result.row["total_output_tokens"] == sum(request.num_output_tokens for request in order.requests)
 
 
+@pytest.mark.slow
 def test_shared_prefixes_are_found_in_the_cache_and_the_row_and_the_series_say_so(tmp_path: Path) -> None:
     """Eight prompts of 64 shared tokens each, all but the first two of each prefix's kind find them."""
     options = {"num_prefixes": 2, "prefix_len": "64", "num_prompts": 8, "max_concurrency": 2}

@@ -67,10 +67,12 @@ def run(variant: KernelVariant, fault: int, order: int = FORWARD) -> list[int]:
     return list((ctypes.c_int * 160).from_address(address))
 
 
+@pytest.mark.slow
 def test_a_missing_barrier_changes_the_result_with_the_order(fault: KernelVariant) -> None:
     assert run(fault, 0, FORWARD)[:64] != run(fault, 0, BACKWARD)[:64]
 
 
+@pytest.mark.slow
 def test_a_barrier_that_some_threads_never_reach_is_a_fault(fault: KernelVariant) -> None:
     with pytest.raises(CudaKernelError, match="never reach"):
         run(fault, 1)

@@ -160,6 +160,7 @@ def test_what_graphs_take_is_kept_back_before_the_pool_is_carved(
         assert llm.engine.memory.graph_bytes == 2 * gpu.graph_bytes
 
 
+@pytest.mark.slow
 def test_a_capture_that_finds_no_memory_is_classified_and_survived(
     gpt2: tuple[str, torch.nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", VARIANTS, ids=KernelVariant.label)
 def test_rows_move_16_bytes_at_a_time(chosen: KernelVariant) -> None:
     try:

@@ -83,6 +83,7 @@ def test_a_stop_token_ends_an_answer_although_one_token_more_was_computed(
     assert stats["num_steps_ahead"] > 0
 
 
+@pytest.mark.slow
 def test_a_request_aborted_with_a_token_on_its_way_leaves_the_others_alone(
     checkpoints: dict[str, Checkpoint], expected_tokens: dict[str, list[list[int]]]
 ) -> None:
@@ -120,6 +121,7 @@ def test_every_token_is_reported_once(
     assert sorted(finished) == sorted(reported)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

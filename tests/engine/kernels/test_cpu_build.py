@@ -156,6 +156,7 @@ def test_compiler_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
         build.find_compiler()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads through /proc")
 def test_kernels_run_on_torchs_own_threads() -> None:
     """The kernels' first call brings two helpers, torch's first call then no more; one runtime is mapped."""

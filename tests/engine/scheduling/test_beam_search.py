@@ -54,6 +54,7 @@ def test_as_transformers(checkpoints: dict[str, Checkpoint], name: str, length_p
     assert llm.get_stats()["num_free_blocks"] == 96
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [1, 16, 32])
 @pytest.mark.parametrize(("beam_width", "early_stopping"), [(1, False), (2, True), (7, False)])
 def test_widths_and_block_sizes(
@@ -74,6 +75,7 @@ def test_widths_and_block_sizes(
         assert_same(output.sequences, reference(checkpoints["qwen3"].model, prompt, params, END_TOKENS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize(
     ("num_blocks", "max_num_seqs", "swap_space"), [(7, 32, 0), (11, 32, 0), (11, 32, 1 << 20), (96, 2, 0), (7, 3, 0)]
