@@ -22,8 +22,9 @@ KVPLAN_INLINE Floats exp(Floats x) {
   tail = tail * r + 0.1666657627f;
   tail = tail * r + 0.5f;
   const Floats power = (tail * r) * r + r + 1.0f;
-  const Ints exponent = (bits_of(shifted) + (127 - 0x4b400000)) << 23;
-  const Floats result = power * from_bits(exponent);
+  // unsigned, because lanes that nobody reads hold anything: there the sum wraps around
+  const Words exponent = (reinterpret_cast<Words>(shifted) + (127u - 0x4b400000u)) << 23;
+  const Floats result = power * reinterpret_cast<Floats>(exponent);
   return select(x < -87.33f, Floats{}, select(x == x, result, x));
 }
 
