@@ -65,7 +65,7 @@ def greedy(model: torch.nn.Module, prompts: list[list[int]], num_tokens: int) ->
     """What transformers' generate answers to each prompt alone."""
     answers = []
     for prompt in prompts:
-        ids = torch.tensor([prompt])
+        ids = torch.tensor([prompt], device=model.device)
         with torch.no_grad():
             out = model.generate(
                 ids,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from small_models import greedy
 
 from kvplan_engine import LLM, SamplingParams
 
@@ -39,24 +40,6 @@ def config_of(name: str) -> transformers.PretrainedConfig:
     )
 
 
-def reference(model: torch.nn.Module, prompts: list[list[int]], num_tokens: int = NUM_TOKENS) -> list[list[int]]:
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt], device="cuda")
-        with torch.no_grad():
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=num_tokens,
-                min_new_tokens=num_tokens,
-                do_sample=False,
-                pad_token_id=0,
-                eos_token_id=None,
-            )
-        answers.append(out[0, len(prompt) :].tolist())
-    return answers
-
-
 def random_model(name: str, folder: Path) -> transformers.PreTrainedModel:
     """transformers' model on the GPU, its checkpoint in ``folder``."""
     torch.manual_seed(0)
@@ -73,7 +56,7 @@ def test_tokens_are_transformers_tokens(name: str, tmp_path: Path) -> None:
     model = random_model(name, tmp_path)
     rng = np.random.default_rng(2)
     prompts = [rng.integers(1, 4096, length).tolist() for length in LENGTHS]
-    wanted = reference(model, prompts)
+    wanted = greedy(model, prompts, NUM_TOKENS)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     modes = ({}, {"async_scheduling": False}, {"async_scheduling": False, "enforce_eager": True})
     # a small pool: what is tested does not depend on its size, and millions of blocks take seconds
@@ -94,7 +77,7 @@ def test_tokens_in_half_precision_are_nearly_all_transformers_tokens(name: str, 
     model = random_model(name, tmp_path)
     rng = np.random.default_rng(5)
     prompts = [rng.integers(1, 4096, length).tolist() for length in range(3, 400, 13)]
-    wanted = reference(model, prompts, 3)
+    wanted = greedy(model, prompts, 3)
     sizes = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 512, "gpu_memory_utilization": 0.2}
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     with LLM(str(tmp_path), device="cuda", dtype="float16", **sizes) as llm:
