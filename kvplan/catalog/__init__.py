@@ -4,13 +4,16 @@ Everything above reads it; it imports nothing of kvplan but units, paths, errors
 
 spec, tensors    a model, layer by layer (``ModelSpec``), and its weights, tensor by tensor
 models           from what a user types to a ModelSpec: profile, directory, config.json, GGUF file, hub id
+variants         names of quantized and mirrored checkpoints whose shape ships under another name
 reader, registry from a config.json to a ModelSpec: which reader knows which architecture
 config_view      checked access to a config's keys
 parts            attention, feed-forward, mixture: the parts that the readers assemble
 families/        one module per kind of architecture
+checkpoint/      what the weights beside a config.json are, from their headers
+speculation/     what drafts tokens for a model: its own layers, a second model, heads
 gguf/            the same from a GGUF file's header
 quantization     ``quantization_config``: which weights are stored how
 hub              config.json and safetensors headers from the Hugging Face hub
-gpus, measured   device profiles: data sheets, and what sweeps measured
+devices/         GPUs and CPU hosts: data sheets, what vLLM refuses on them, what sweeps measured
 engines          releases of vLLM and kvplan's engine: their defaults
 """

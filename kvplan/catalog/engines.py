@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Final, Literal
 
 from kvplan.errors import UsageError
 from kvplan.settings import ServingSettings
@@ -21,6 +21,15 @@ KVPLAN_DEFAULTS = ServingSettings(
     gpu_memory_utilization=0.9, max_num_batched_tokens=2048, max_num_seqs=256, block_size=16
 )
 """What kvplan's own engine does where nothing is said (tests/agreement compares it with the engine's own record)."""
+
+KVPLAN_ARCHITECTURES: Final = (
+    "GPT2LMHeadModel",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+"""What kvplan's own engine can run (tests/agreement compares it with the engine's families)."""
 
 ENGINES = ("kvplan", "vllm")
 
@@ -45,7 +54,10 @@ class EngineChoice:
 SamplerKind = Literal["sort", "triton"]
 HybridPolicy = Literal["full", "min_layers", "balanced"]
 
-LATEST_VLLM = "0.32.0"
+_OLDEST_VLLM = (0, 2, 0)
+LATEST: Final = (0, 32, 0)
+LATEST_VLLM: Final = ".".join(map(str, LATEST))
+"""The newest release whose sources were read."""
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 
 
@@ -71,6 +83,12 @@ class VllmRelease:
     ``awq_keeps_partial_sums``: see kvplan.estimate.vllm.first_awq.
     ``grows_attention_workspace``: FlashInfer's workspace grows with the batch instead of staying at 394 MiB.
     ``pads_wide_experts``: FlashInfer's MXFP4 experts are padded to 256 instead of 128 (seen in 0.25.1 and 0.27.1).
+    ``block_size_multiple``: what ``--block-size`` must be a multiple of. FlashAttention, FlashInfer and Triton all take
+    multiples of 16 (docs/design/attention_backends.md, "Block Sizes"; vllm/v1/attention/backends/flash_attn.py: "Block
+    size must be a multiple of 16."). FlexAttention, which vLLM tries last, takes any size in some releases, far slower.
+    The first engine had kernels for 8, 16 and 32 (vllm/engine/arg_utils.py).
+    ``sparse_cache_in_8_bits``: GLM's sparse latent attention keeps its cache in fp8_e4m3 by default on Blackwell
+    (vllm/model_executor/models/config.py, read in 0.32.0).
     ``in_flight_batches``: batches whose tokens a sliding window still holds at admission (2 with async scheduling).
     """
 
@@ -85,6 +103,7 @@ class VllmRelease:
     pads_odd_pages: bool = False
     packs_odd_pages: bool = False
     caches_hybrid_prefixes: bool = False
+    sparse_cache_in_8_bits: bool = False
     in_flight_batches: int = 1
     counts_non_torch: bool = True
     latent_cache: bool = True
@@ -97,6 +116,7 @@ class VllmRelease:
     grows_attention_workspace: bool = False
     awq_keeps_partial_sums: bool = False
     pads_wide_experts: bool = True
+    block_size_multiple: int = 16
 
     @property
     def text(self) -> str:
@@ -105,12 +125,13 @@ class VllmRelease:
 
 _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 0, 0), {"v1": False, "counts_non_torch": False, "latent_cache": False, "large_gpu_defaults": False}),
+    ((0, 0, 0), {"block_size_multiple": 8}),
     ((0, 2, 0), {"awq_keeps_partial_sums": True}),
     ((0, 2, 5), {"counts_non_torch": True, "keeps_reduced_tensors": True}),
     ((0, 2, 7), {"keeps_reduced_tensors": False}),
     ((0, 3, 0), {"awq_keeps_partial_sums": False}),
     ((0, 7, 1), {"latent_cache": True}),
-    ((0, 8, 0), {"v1": True, "samples_with_flashinfer": True}),
+    ((0, 8, 0), {"v1": True, "samples_with_flashinfer": True, "block_size_multiple": 16}),
     ((0, 8, 3), {"large_gpu_defaults": True, "a100_is_large": True}),
     ((0, 9, 0), {"a100_is_large": False}),
     ((0, 9, 2), {"hybrid": "min_layers"}),
@@ -134,14 +155,34 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
         },
     ),
     ((0, 28, 0), {"huge_gpu_defaults": True, "packs_odd_pages": True}),
+    ((0, 32, 0), {"sparse_cache_in_8_bits": True}),
 )
 
 
 def vllm_release(version: str) -> VllmRelease:
     """The defaults of a version as printed: ``0.19.0``, ``v0.10.2``, ``0.19.2rc1.dev206+g9599``, ``latest``.
 
-    Development builds without a release number (``0.1.dev18496+...``) are taken as the latest. UsageError otherwise.
+    Development builds without a release number (``0.1.dev18496+...``) are taken as the latest, and so are versions
+    newer than that (``version_note`` says so). UsageError otherwise.
     """
+    number = _version_number(version)
+    return _release(LATEST if _is_unknown(number) else number)
+
+
+def version_note(version: str) -> str | None:
+    """What a user has to know of a version whose own facts are not known here; None for one whose are."""
+    number = _version_number(version)
+    if _is_unknown(number):
+        return f"vLLM {version} is newer than the newest release known here, and sized as {LATEST_VLLM}."
+    if number < _OLDEST_VLLM:
+        return (
+            f"vLLM {version} is older than every release whose logs were compared (0.2.5 and later): unproven figures."
+        )
+    return None
+
+
+@cache
+def _version_number(version: str) -> tuple[int, int, int]:
     text = version.strip().lower()
     if text in ("", "latest") or text.startswith("0.1.dev"):
         text = LATEST_VLLM
@@ -149,7 +190,11 @@ def vllm_release(version: str) -> VllmRelease:
     if match is None:
         raise UsageError(f"'{version}' is not a version of vLLM.", hint="write it like vllm@0.19 or vllm@latest")
     major, minor, patch = (int(part or 0) for part in match.groups())
-    return _release((major, minor, patch))
+    return major, minor, patch
+
+
+def _is_unknown(number: tuple[int, int, int]) -> bool:
+    return number[:2] > LATEST[:2]
 
 
 _OWN_LABEL = re.compile(r"(g[0-9a-f]{7,}|d\d{8}|precompiled|empty|(cu|rocm|cpu|xpu|torch)\d*)$")
@@ -172,3 +217,14 @@ def _release(version: tuple[int, int, int]) -> VllmRelease:
         if version >= since:
             facts.update(changed)
     return VllmRelease(version=version, **facts)  # type: ignore[arg-type]
+
+
+def vllm_refusal(settings: ServingSettings, release: VllmRelease | None = None) -> str | None:
+    """Why a release of vLLM (by default the latest) refuses these settings on a GPU, in one phrase; None if not."""
+    release = release or vllm_release("latest")
+    size, multiple = settings.block_size, release.block_size_multiple
+    if size is not None and size % multiple:
+        return f"the attention kernels of vLLM {release.text} take a block_size in multiples of {multiple}, not {size}"
+    if settings.kv_cache_dtype == "float32" and settings.dtype not in ("auto", "float32"):
+        return f"vLLM {release.text} has no kv_cache_dtype float32"
+    return None

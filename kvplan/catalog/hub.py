@@ -16,6 +16,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from kvplan.catalog.checkpoint.comparison import stored_dtype, widest_dtype, with_checkpoint
+from kvplan.catalog.checkpoint.safetensors import read_files
 from kvplan.catalog.reader import parse_config, read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
@@ -31,6 +33,10 @@ def is_repository_name(text: str) -> bool:
     return _REPOSITORY.fullmatch(text) is not None
 
 
+class UnavailableError(KvplanError):
+    """The config of a repository cannot be had: no network, no access, or none in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredCount:
     """What the safetensors headers say: parameters in all tensors, towers and multi-token layers included."""
@@ -40,15 +46,20 @@ class StoredCount:
 
 
 def fetch_model(repository: str, *, assumptions: Mapping[str, str] | None = None) -> ModelSpec:
-    """The model of a hub repository.
+    """The model of a hub repository, with the weights of a checkpoint that lies whole in the hub's cache.
 
-    KvplanError where the hub cannot be reached, UsageError where it has no such repository.
+    UnavailableError where its config cannot be had, UsageError where the hub has no such repository.
     """
     config_path = _fetch_config(repository)
-    config = parse_config(config_path.read_text(encoding="utf-8"), where=f"The config.json of {repository}")
+    config = parse_config(config_path.read_text(encoding="utf-8-sig"), where=f"The config.json of {repository}")
     source = f"https://huggingface.co/{repository}"
-    spec = read_config(config, model_id=repository, source=source, assumptions=assumptions)
-    counted = _stored_count(repository)
+    files = read_files(config_path.parent)
+    cached = files is not None and not files.missing
+    counted = None if cached else _stored_count(repository)
+    dtype = widest_dtype(counted.dtypes) if counted is not None else stored_dtype(files) if files is not None else None
+    spec = read_config(config, model_id=repository, source=source, assumptions=assumptions, stored_dtype=dtype)
+    if files is not None and cached:
+        return with_checkpoint(spec, files)
     return spec if counted is None else _compared(spec, counted)
 
 
@@ -75,7 +86,7 @@ def _fetch_config(repository: str) -> Path:
             RepositoryNotFoundError,
         )
     except ImportError as error:
-        raise KvplanError(
+        raise UnavailableError(
             f"{repository} is not a shipped profile, and huggingface_hub is not installed.", hint=_ELSEWHERE
         ) from error
     cached = try_to_load_from_cache(repository, "config.json")
@@ -88,13 +99,13 @@ def _fetch_config(repository: str) -> Path:
         return Path(hf_hub_download(repository, "config.json"))
     except GatedRepoError as error:
         hint = "accept its licence on its page and set HF_TOKEN, or " + _ELSEWHERE
-        raise KvplanError(f"{repository} is gated, and this token may not read it.", hint=hint) from error
+        raise UnavailableError(f"{repository} is gated, and this token may not read it.", hint=hint) from error
     except RepositoryNotFoundError as error:
         hint = "check the name; a private model needs HF_TOKEN; or " + _ELSEWHERE
         raise UsageError(f"The Hugging Face hub has no model '{repository}'.", hint=hint) from error
     except OSError as error:
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            raise KvplanError(f"{repository} has no config.json.", hint=_ELSEWHERE) from error
+            raise UnavailableError(f"{repository} has no config.json.", hint=_ELSEWHERE) from error
         raise _unreachable(repository) from error
 
 
@@ -118,8 +129,8 @@ def _hub_answers() -> bool:
         return False
 
 
-def _unreachable(repository: str) -> KvplanError:
-    return KvplanError(
+def _unreachable(repository: str) -> UnavailableError:
+    return UnavailableError(
         f"{repository} is no shipped profile, and the Hugging Face hub cannot be reached from here.",
         hint=f"{_ELSEWHERE}; kvplan models lists the shipped profiles",
     )

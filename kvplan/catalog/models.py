@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvplan.catalog.checkpoint.comparison import stored_dtype, with_checkpoint
+from kvplan.catalog.checkpoint.safetensors import read_files
 from kvplan.catalog.reader import parse_config, read_config
 from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.variants import find_variant
 from kvplan.errors import KvplanError, UsageError
 from kvplan.paths import profiles_dir
 
@@ -16,6 +20,7 @@ from kvplan.paths import profiles_dir
 def resolve_model(text: str, *, assumptions: Mapping[str, str] | None = None) -> ModelSpec:
     """The model that ``text`` names: short name, Hugging Face id, directory with config.json, config.json, or .gguf.
 
+    A checkpoint whose config cannot be had is sized by its name where that is certain (kvplan.catalog.variants).
     ``assumptions`` are values for config keys that are missing (``--assume KEY=VALUE``). KvplanError where there is no
     such model or its config cannot be read; UnknownArchitectureError where its attention is not known.
     """
@@ -28,40 +33,78 @@ def resolve_model(text: str, *, assumptions: Mapping[str, str] | None = None) ->
     path = Path(name).expanduser()
     if path.exists() or name.endswith((".json", ".gguf")):
         return _read_path(path, assumptions)
-    from kvplan.catalog.hub import fetch_model, is_repository_name
+    return _read_elsewhere(name, assumptions)
 
+
+def _read_elsewhere(name: str, assumptions: Mapping[str, str] | None) -> ModelSpec:
+    """From the hub, or by what the name says."""
+    from kvplan.catalog.hub import UnavailableError, fetch_model, is_repository_name
+
+    missing: KvplanError | None = None
     if is_repository_name(name):
-        return fetch_model(name, assumptions=assumptions)
-    raise _no_such_model(name)
+        try:
+            return fetch_model(name, assumptions=assumptions)
+        except UnavailableError as error:
+            missing = error
+    variant = find_variant(name, profiles())
+    if variant is not None:
+        source = f"{BY_NAME}: {variant.profile['source']}"
+        spec = read_config(variant.config, model_id=name, source=source, assumptions=assumptions)
+        return replace(spec, assumptions=(variant.note, *spec.assumptions))
+    if missing is None:
+        raise _no_such_model(name)
+    raise KvplanError(missing.message, hint=_did_you_mean(name) + (missing.hint or "")) from missing
 
 
 def _read_path(path: Path, assumptions: Mapping[str, str] | None) -> ModelSpec:
+    if path.is_dir() and not (path / "config.json").exists():
+        path = _gguf_in(path) or path
     if path.suffix.casefold() == ".gguf":
         from kvplan.catalog.gguf.models import read_gguf
 
         return read_gguf(path, assumptions=assumptions)
-    if path.is_dir():
-        path = path / "config.json"
+    folder = path if path.is_dir() else None
+    if folder is not None:
+        path = folder / "config.json"
     try:
-        content = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise KvplanError(f"{path} does not exist.", hint="pass a directory with a config.json") from error
     except (OSError, UnicodeDecodeError) as error:
         raise KvplanError(f"{path} cannot be read ({error}).", hint="pass a readable config.json") from error
     config = parse_config(content, where=str(path))
     model_id = path.parent.name if path.name == "config.json" else path.stem
-    return read_config(config, model_id=model_id or str(path), source=str(path), assumptions=assumptions)
+    files = None if folder is None else read_files(folder)
+    dtype = None if files is None else stored_dtype(files)
+    spec = read_config(
+        config, model_id=model_id or str(path), source=str(path), assumptions=assumptions, stored_dtype=dtype
+    )
+    return spec if files is None else with_checkpoint(spec, files)
+
+
+def _gguf_in(folder: Path) -> Path | None:
+    """The GGUF file of a directory without a config.json; of a split one the first part. UsageError where several are.
+
+    ``mmproj`` files hold the projector of a vision tower.
+    """
+    found = [path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith("mmproj")]
+    first = [path for path in found if "-of-" not in path.stem or "-00001-of-" in path.stem]
+    if len(first) > 1:
+        raise UsageError(f"{folder} holds {len(first)} GGUF models.", hint=f"name one of them: {first[0]}")
+    return first[0] if first else (found[0] if found else None)
+
+
+def _did_you_mean(name: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name.rsplit("/", 1)[-1].casefold(), profile_names(), n=3, cutoff=0.5)
+    return f"did you mean {', '.join(close)}? " if close else ""
 
 
 def _no_such_model(name: str) -> UsageError:
-    from difflib import get_close_matches
-
-    names = profile_names()
-    close = get_close_matches(name.rsplit("/", 1)[-1].casefold(), names, n=3, cutoff=0.5)
-    suggestion = f"did you mean {', '.join(close)}? " if close else ""
     return UsageError(
         f"Unknown model '{name}'.",
-        hint=f"{suggestion}kvplan models lists the known ones; a directory or a config.json works too",
+        hint=f"{_did_you_mean(name)}kvplan models lists the known ones; a directory or a config.json works too",
     )
 
 
@@ -103,8 +146,14 @@ LOG_ONLY = "shape confirmed by what vLLM printed for this model"
 """How the source of a profile begins that rests on a start-up log: its sizes agree, its config.json was not at hand."""
 
 
+BY_NAME = "by its name"
+"""How the source of a model begins whose config could not be had; its first assumption says what was taken."""
+
+
 def provenance_note(spec: ModelSpec) -> str | None:
     """What a user has to know about where ``spec`` comes from before trusting its numbers; None when it was read."""
+    if (spec.source or "").startswith(BY_NAME):
+        return spec.assumptions[0]
     if not (spec.source or "").startswith(LOG_ONLY):
         return None
     return f"kvplan's profile of {spec.id}: {spec.source}. Give the model's own config.json to be sure."

@@ -55,8 +55,9 @@ def read_config(
     aliases: tuple[str, ...] = (),
     source: str | None = None,
     assumptions: Mapping[str, str] | None = None,
+    stored_dtype: str | None = None,
 ) -> ModelSpec:
-    """Everything a published config says about a causal language model.
+    """Everything a published config says about a causal language model. ``stored_dtype``: of the weights beside it.
 
     KvplanError for impossible values, UnknownArchitectureError for architectures that no reader knows.
     """
@@ -76,7 +77,7 @@ def read_config(
         hidden_size=body.hidden_size,
         vocab_size=body.vocab_size,
         max_position_embeddings=body.max_position_embeddings,
-        dtype=read_dtype(view),
+        dtype=read_dtype(view, stored_dtype),
         tie_word_embeddings=body.tied,
         tensors=body.tensors,
         rope=body.rope,
@@ -172,14 +173,19 @@ def _dtype_sections(view: ConfigView) -> list[ConfigView]:
     return outer + inner
 
 
-def read_dtype(view: ConfigView) -> str:
-    """The dtype of the published weights; float32 where the config is silent, as in transformers."""
+def read_dtype(view: ConfigView, stored_dtype: str | None = None) -> str:
+    """The dtype of the published weights: as the config says, else as they are stored, else float32.
+
+    As vLLM's ``_find_dtype`` (vllm/config/model.py); transformers takes float32 too.
+    """
     for where in _dtype_sections(view):
         if where.has("torch_dtype") or where.has("dtype"):
-            name = where.text("torch_dtype", "dtype").removeprefix("torch.")
+            name = where.text("dtype", "torch_dtype").removeprefix("torch.")
             if name not in _DTYPES:
                 raise where.reject("torch_dtype", "one of " + ", ".join(sorted(_DTYPES)))
             return name
+    if stored_dtype is not None:
+        return stored_dtype
     model_type = view.text("model_type", default="")
     if model_type in _UNSAID_DTYPES:
         found = _UNSAID_DTYPES[model_type]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from kvplan.catalog.checkpoint.stored import StoredCheckpoint
 from kvplan.catalog.tensors import Tensor, count_active_elements, count_elements
 
 WindowKind = Literal["full", "sliding", "chunked"]
@@ -222,7 +223,8 @@ class RopeSpec:
 class ExtraModule:
     """What a checkpoint carries beside the causal language model; loaded (or not) apart and named apart.
 
-    ``num_parameters`` is None where the config does not say enough to count it.
+    ``num_parameters`` is None where the config does not say enough to count it. ``layer``: one layer for multi-token
+    prediction, of which there are ``num_layers``.
     """
 
     name: str
@@ -230,15 +232,37 @@ class ExtraModule:
     num_parameters: int | None
     num_layers: int = 0
     tensors: tuple[Tensor, ...] = ()
+    layer: LayerSpec | None = None
+
+
+SpeculativeMethod = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa"]
+"""vLLM's names. ``ngram`` and ``suffix`` look tokens up in the text so far: no weights, no cache, no pass."""
 
 
 @dataclass(frozen=True, slots=True)
-class StoredWeights:
-    """All weights of one storage type in a file that says so itself (GGUF); scales are in ``num_bytes``."""
+class Drafter:
+    """A drafter of ``num_tokens`` tokens a step. ``name``: the model it was read from, or the method.
 
-    type_name: str
-    num_elements: int
-    num_bytes: int
+    ``model`` holds only what is loaded beside the target: what is shared with it (an embedding, a head) is not among
+    its tensors. None where nothing is loaded.
+    """
+
+    method: SpeculativeMethod
+    name: str
+    num_tokens: int
+    model: ModelSpec | None = None
+
+    @property
+    def num_passes(self) -> int:
+        """Passes of the drafter in one step: a token each, all at once (Medusa), or none."""
+        if self.model is None:
+            return 0
+        return 1 if self.method == "medusa" else self.num_tokens
+
+    @property
+    def shares_head(self) -> bool:
+        """Whether its tokens are chosen with the target's output head."""
+        return self.method in ("mtp", "eagle")
 
 
 @dataclass(frozen=True)
@@ -248,7 +272,7 @@ class ModelSpec:
     ``tensors`` are those outside the layers (embedding, learned positions, final norm, untied head). ``extras`` are
     named apart and never counted in ``num_parameters``. ``assumptions`` are the defaults that the reader took because
     the config is silent, one sentence each. ``raw_config`` is the config as published, for engines that read it.
-    ``stored_weights`` is set where the file itself says how its weights are stored (GGUF).
+    ``checkpoint`` is set where the weights lie beside the config, or with it in one file (GGUF): as they are stored.
     """
 
     id: str
@@ -267,8 +291,25 @@ class ModelSpec:
     assumptions: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     source: str | None = None
-    stored_weights: tuple[StoredWeights, ...] = ()
+    checkpoint: StoredCheckpoint | None = None
+    drafter: Drafter | None = None
+    """What proposes tokens ahead of it, where it is served with one (kvplan.catalog.speculation)."""
     raw_config: Mapping[str, Any] = field(default_factory=dict, compare=False, hash=False, repr=False)
+
+    @cached_property
+    def is_latent(self) -> bool:
+        """Whether any layer has latent attention."""
+        return any(isinstance(layer.mixer, LatentAttention) for layer in self.layers)
+
+    @cached_property
+    def has_indexer(self) -> bool:
+        """Whether latent attention is sparse: an indexer with a cache of its own chooses the tokens."""
+        return any(isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer for layer in self.layers)
+
+    @cached_property
+    def is_mixture(self) -> bool:
+        """Whether any layer has experts."""
+        return any(isinstance(layer.feed_forward, MoeFeedForward) for layer in self.layers)
 
     @property
     def num_layers(self) -> int:

@@ -32,6 +32,11 @@ class Tensor:
     """Stacked experts: how many of ``shape[0]`` one token uses. None: all of the tensor."""
 
     @property
+    def is_stacked_experts(self) -> bool:
+        """Whether ``shape[0]`` counts experts of which a token uses some."""
+        return self.num_active is not None
+
+    @property
     def num_elements(self) -> int:
         return prod(self.shape)
 

@@ -59,7 +59,7 @@ def test_shapes_and_weights_come_from_the_header(tmp_path, tied):
     stored = gguf.GGUFReader(path)
     assert spec.num_parameters == sum(int(tensor.n_elements) for tensor in stored.tensors)
     assert size_weights(spec, "float16").total_bytes == sum(int(tensor.n_bytes) for tensor in stored.tensors)
-    assert {each.type_name for each in spec.stored_weights} == {"F32", "Q8_0"}
+    assert {each.type_name for each in spec.checkpoint.language_model} == {"F32", "Q8_0"}
     assert (spec.num_layers, spec.max_position_embeddings, spec.tie_word_embeddings) == (LAYERS, 256, tied)
     assert spec.assumptions == ()
 
@@ -102,3 +102,17 @@ def test_a_missing_part_of_a_split_file_is_named(tmp_path):
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(KvplanError, match="cannot be read"):
         resolve_model(str(tmp_path / "none.gguf"))
+
+
+def test_a_directory_with_one_gguf_model_is_that_model(tmp_path):
+    write(tmp_path / "small.gguf")
+    (tmp_path / "mmproj-small.gguf").write_bytes(b"another kind of file")
+    assert resolve_model(str(tmp_path)).num_layers == LAYERS
+
+
+def test_a_directory_with_two_gguf_models_asks_for_one(tmp_path):
+    for name in ("small-Q4_K_M.gguf", "small-Q8_0.gguf"):
+        write(tmp_path / name)
+    with pytest.raises(KvplanError, match="holds 2 GGUF models") as caught:
+        resolve_model(str(tmp_path))
+    assert caught.value.hint == f"name one of them: {tmp_path / 'small-Q4_K_M.gguf'}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.catalog.gpus import DEFAULT_GPUS, find_gpu, load_gpus
+from kvplan.catalog.devices.gpus import DEFAULT_GPUS, find_gpu, load_gpus, parse_gpu_count
+from kvplan.catalog.devices.unlisted_gpus import unlisted_hint
 from kvplan.errors import UsageError
 from kvplan.units import GIB
 
@@ -79,3 +80,60 @@ def test_flops_fall_back_to_a_wider_format() -> None:
 
 def test_default_gpus_exist() -> None:
     assert [find_gpu(name).id for name in DEFAULT_GPUS] == list(DEFAULT_GPUS)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "gpu"),
+    [
+        ("h200", 1, "h200"),
+        ("8xh200", 8, "h200"),
+        ("8 x H200", 8, "h200"),
+        ("h200x8", 8, "h200"),
+        ("h200 x 8", 8, "h200"),
+        ("h200:8", 8, "h200"),
+        ("4*l4", 4, "l4"),
+        ("4090x2", 2, "rtx-4090"),
+        ("mi300x", 1, "mi300x"),
+        ("8xmi300x", 8, "mi300x"),
+        ("mi300xx8", 8, "mi300x"),
+    ],
+)
+def test_a_count_of_gpus_is_read_with_the_name(text: str, count: int, gpu: str) -> None:
+    found = parse_gpu_count(text)
+    assert (found.num_gpus, found.gpu.id) == (count, gpu)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"), [("0xh200", "the count must be at least 1"), ("8xh1000", "named 'h1000'"), ("h2xx", "'h2xx'")]
+)
+def test_a_count_of_nothing_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        parse_gpu_count(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("m3-max", "llama.cpp"),
+        ("Apple M2 Ultra", "llama.cpp"),
+        ("macbook-pro", "llama.cpp"),
+        ("rx-7900-xtx", "Radeon"),
+        ("7900xtx", "Radeon"),
+        ("strix-halo", "built-in graphics"),
+        ("mi210", "mi250x"),
+        ("gaudi3", "Gaudi"),
+        ("tpu-v5e", "TPUs"),
+        ("gtx-1080-ti", "compute capability 7.0"),
+        ("p100", "compute capability 7.0"),
+    ],
+)
+def test_a_device_without_a_profile_gets_a_way_out(name: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_gpu_count(name)
+    assert name in caught.value.message and words in (caught.value.hint or "")
+
+
+def test_no_profile_is_taken_for_a_device_without_one() -> None:
+    for gpu in load_gpus():
+        assert all(find_gpu(name) is gpu for name in (gpu.id, gpu.name, *gpu.aliases))
+        assert unlisted_hint(gpu.id) is None

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from checkpoints import write_file
 
 ROOT = Path(__file__).parents[2]
 CONFIG = json.loads((ROOT / "profiles/models/gpt2.json").read_text())["config"]
@@ -107,6 +108,17 @@ def test_a_hub_model_is_read_and_kept(hub, tmp_path):
     assert (tmp_path / "kvplan" / "hub" / "small--model.json").is_file()
     again = estimate("small/model", tmp_path, hub, HF_HUB_OFFLINE="1")
     assert again.returncode == 0 and json.loads(again.stdout)["model"] == answer["model"]
+
+
+def test_a_checkpoint_that_lies_in_the_cache_gives_its_weights(hub, tmp_path):
+    assert estimate("small/model", tmp_path, hub).returncode == 0
+    (snapshot,) = (tmp_path / "hub" / "models--small--model" / "snapshots").iterdir()
+    tensors = {f"h.{layer}.mlp.c_fc.weight": ("F16", (768, 3072)) for layer in range(12)}
+    write_file(snapshot / "model.safetensors", tensors | {"wte.weight": ("F16", (50257, 768))})
+    found = json.loads(estimate("small/model", tmp_path, hub, HF_HUB_OFFLINE="1").stdout)["model"]
+    assert found["weights_from"] == "checkpoint"
+    assert found["weight_bytes"] == 2 * (12 * 768 * 3072 + 50257 * 768)
+    assert found["dtype"] == "float16"
 
 
 def test_gated_and_missing_models_are_refused(hub, tmp_path):

@@ -170,3 +170,8 @@ def test_unknown_names_suggest_close_ones():
         resolve_model("llama-3.1-9b")
     assert "llama-3.1-8b" in (caught.value.hint or "")
     assert find_profile("llama-3.1") is None
+
+
+def test_a_config_that_begins_with_a_byte_order_mark_is_read(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(find_profile("gpt2")["config"]), encoding="utf-8-sig")
+    assert resolve_model(str(tmp_path)).num_parameters == resolve_model("gpt2").num_parameters

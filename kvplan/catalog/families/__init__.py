@@ -3,6 +3,7 @@
 kvplan/catalog/registry.py names the reader of each architecture and imports its module only when a model needs it.
 A reader takes a ConfigView and returns a ``Body`` (common).
 
+multi_token     a checkpoint's own layers for multi-token prediction
 common          what most readers read the same way: sizes, rotary positions, layer types
 plain, windows  decoders with the same layer throughout, and each family's rule for sliding windows
 classic         decoders from before Llama

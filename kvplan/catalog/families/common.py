@@ -65,8 +65,13 @@ def read_tied(view: ConfigView, *, default: bool) -> bool:
     return view.flag("tie_word_embeddings", "tie_embeddings", default=default)
 
 
-def read_max_positions(view: ConfigView) -> int | None:
-    return view.optional_integer(*POSITION_KEYS)
+def read_max_positions(view: ConfigView, *, default: int | None = None) -> int | None:
+    """Tokens; where the config is silent ``default``, which the family's class in transformers has."""
+    found = view.optional_integer(*POSITION_KEYS)
+    if found is None and default is not None:
+        view.assume(f"'max_position_embeddings' is not in the config: {default:,}, the default of this architecture.")
+        return default
+    return found
 
 
 def read_rope(view: ConfigView, head_size: int) -> RopeSpec:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, read_sizes
 from kvplan.catalog.families.hybrid import hybrid_body
-from kvplan.catalog.families.latent import multi_token_layers
 from kvplan.catalog.families.mixtures import EXPERT_KEYS, TOP_K_KEYS
+from kvplan.catalog.families.multi_token import multi_token_layers
 from kvplan.catalog.parts import MoeTraits, linear, mixture, norm, norms
 from kvplan.catalog.spec import CompressedAttention, LayerSpec, MoeFeedForward, SparseIndexer
 from kvplan.catalog.tensors import Tensor
@@ -107,17 +107,20 @@ def read_deepseek_v4(view: ConfigView) -> Body:
     hashed = view.integer("num_hash_layers", default=0, minimum=0)
     rest = norms(2, sizes.hidden) + _hyper_connections(sizes.hidden, streams)
     routed = {flag: _mixture(view, sizes.hidden, hashed=flag) for flag in (True, False)}
-    mixers = {ratio: _attention(sizes, parts, ratio) for ratio in set(ratios[: sizes.layers])}
+    mixers = {ratio: _attention(sizes, parts, ratio) for ratio in set(ratios)}
     layers = [
         LayerSpec(mixers[ratio], None, routed[index < hashed], rest)
         for index, ratio in enumerate(ratios[: sizes.layers])
     ]
-    body = hybrid_body(view, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))
     head = (
         Tensor("hc_head.fn", (streams, streams * sizes.hidden), "router"),
         Tensor("hc_head.base", (streams,), "bias"),
         Tensor("hc_head.scale", (1,), "norm"),
     )
+    # The ratios go on with those of the multi-token layers, which join embedding and hidden state in a matrix each.
+    own = LayerSpec(mixers[ratios[min(sizes.layers, len(ratios) - 1)]], None, routed[False], rest + head)
+    joint = linear("e_proj", sizes.hidden, sizes.hidden) + linear("h_proj", sizes.hidden, sizes.hidden)
+    body = hybrid_body(view, sizes, layers, extras=multi_token_layers(view, own, sizes.hidden, joint=joint))
     return Body(
         body.layers,
         body.tensors + head,

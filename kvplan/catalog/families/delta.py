@@ -5,8 +5,9 @@ from __future__ import annotations
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, layer_types, read_sizes
 from kvplan.catalog.families.hybrid import hybrid_body
-from kvplan.catalog.families.latent import latent_attention, multi_token_layers, read_latent_sizes
+from kvplan.catalog.families.latent import latent_attention, read_latent_sizes
 from kvplan.catalog.families.mixtures import MixtureFamily, after_first_layer, read_feed_forwards, stepped
+from kvplan.catalog.families.multi_token import multi_token_layers
 from kvplan.catalog.families.plain import PlainFamily
 from kvplan.catalog.families.state import (
     DeltaSizes,
@@ -16,7 +17,7 @@ from kvplan.catalog.families.state import (
     read_state_dtype,
 )
 from kvplan.catalog.parts import AttentionTraits, MoeTraits, attention, feed_forward, norms
-from kvplan.catalog.spec import ExtraModule, FeedForward, LayerSpec, Mixer
+from kvplan.catalog.spec import FeedForward, LayerSpec, Mixer
 
 _QWEN_MIXTURE = MixtureFamily(
     PlainFamily(),
@@ -67,7 +68,8 @@ def read_qwen3_next(view: ConfigView) -> Body:
     parts = _qwen_feed_forwards(view, sizes)
     mixers: list[Mixer] = [delta if linear else softmax for linear in _linear_layers(view, sizes.layers)]
     layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
-    extras = _qwen_multi_token(view, LayerSpec(softmax, None, parts[-1], norms(2, sizes.hidden)), sizes.hidden)
+    last = LayerSpec(softmax, None, parts[-1], norms(2, sizes.hidden))
+    extras = multi_token_layers(view, last, sizes.hidden, keys=("mtp_num_hidden_layers",))
     return hybrid_body(view, sizes, layers, extras=extras)
 
 
@@ -75,14 +77,6 @@ def _qwen_feed_forwards(view: ConfigView, sizes: Sizes) -> list[FeedForward]:
     if view.has("num_experts") and view.integer("num_experts", minimum=0):
         return read_feed_forwards(view, _QWEN_MIXTURE, sizes)
     return [feed_forward(sizes.hidden, view.integer("intermediate_size"))] * sizes.layers
-
-
-def _qwen_multi_token(view: ConfigView, layer: LayerSpec, hidden: int) -> tuple[ExtraModule, ...]:
-    count = view.integer("mtp_num_hidden_layers", default=0, minimum=0, maximum=64)
-    if not count:
-        return ()
-    renamed = ConfigView({"num_nextn_predict_layers": count}, path=view.path, assumptions=view.assumptions)
-    return multi_token_layers(renamed, layer, hidden)
 
 
 def read_olmo_hybrid(view: ConfigView) -> Body:

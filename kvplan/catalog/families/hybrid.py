@@ -7,6 +7,7 @@ from dataclasses import replace
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, read_max_positions, read_rope, read_sizes, read_tied
 from kvplan.catalog.families.mixtures import EXPERT_KEYS, TOP_K_KEYS
+from kvplan.catalog.families.multi_token import multi_token_layers
 from kvplan.catalog.families.state import (
     Mamba1Sizes,
     Mamba2Sizes,
@@ -282,7 +283,8 @@ def read_nemotron_h(view: ConfigView) -> Body:
         kinds["-"] = LayerSpec(None, None, part, one_norm)
     if "E" in pattern:
         kinds["E"] = LayerSpec(None, None, _nemotron_mixture(view, sizes), one_norm)
-    return hybrid_body(view, sizes, [kinds[letter] for letter in pattern], rotary=False, extras=_nemotron_extras(view))
+    layers = [kinds[letter] for letter in pattern]
+    return hybrid_body(view, sizes, layers, rotary=False, extras=_nemotron_extras(view, sizes))
 
 
 def _nemotron_pattern(view: ConfigView) -> str:
@@ -333,6 +335,14 @@ def _nemotron_mixture(view: ConfigView, sizes: Sizes) -> FeedForward:
     )
 
 
-def _nemotron_extras(view: ConfigView) -> tuple[ExtraModule, ...]:
+def _nemotron_extras(view: ConfigView, sizes: Sizes) -> tuple[ExtraModule, ...]:
+    """One attention and one mixture together are a layer for multi-token prediction; other patterns are not counted."""
+    types = view.texts("mtp_layers_block_type")
+    pattern = view.text("mtp_hybrid_override_pattern", default="")
+    if types is not None:
+        pattern = "".join(_NEMOTRON_LETTERS.get(kind, "?") for kind in types)
+    if pattern == "*E":
+        layer = LayerSpec(plain_attention(sizes), None, _nemotron_mixture(view, sizes), norms(2, sizes.hidden))
+        return multi_token_layers(view, layer, sizes.hidden, keys=("num_nextn_predict_layers",))
     count = view.integer("num_nextn_predict_layers", default=0, minimum=0, maximum=64)
     return (ExtraModule("mtp", "multi_token_prediction", None, count),) if count else ()

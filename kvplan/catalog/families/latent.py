@@ -16,16 +16,16 @@ from kvplan.catalog.families.common import (
     read_tied,
 )
 from kvplan.catalog.families.mixtures import MixtureFamily, after_dense_ones, after_first_layer, read_feed_forwards
+from kvplan.catalog.families.multi_token import multi_token_layers
 from kvplan.catalog.families.plain import PlainFamily
 from kvplan.catalog.parts import MoeTraits, feed_forward, linear, mixture, norm, norms, outside
 from kvplan.catalog.spec import (
-    ExtraModule,
     FeedForward,
     LatentAttention,
     LayerSpec,
     SparseIndexer,
 )
-from kvplan.catalog.tensors import Tensor, count_elements
+from kvplan.catalog.tensors import Tensor
 
 _SHARED = MoeTraits(shared_name="shared_experts")
 
@@ -182,18 +182,6 @@ def _has_own_indexer(view: ConfigView, index: int) -> bool:
     if index >= len(types) or types[index] not in ("full", "shared"):
         raise view.reject("indexer_types", "full or shared for each layer")
     return types[index] == "full"
-
-
-def multi_token_layers(view: ConfigView, layer: LayerSpec, hidden: int) -> tuple[ExtraModule, ...]:
-    """DeepSeek V3's multi-token-prediction layers: a layer like the last one, two norms, a projection of both inputs.
-
-    The embedding and the head are those of the model, though the checkpoint repeats them.
-    """
-    count = view.integer("num_nextn_predict_layers", "num_mtp_modules", default=0, minimum=0, maximum=64)
-    if not count:
-        return ()
-    tensors = layer.all_tensors + norms(3, hidden) + linear("eh_proj", hidden, 2 * hidden)
-    return (ExtraModule("mtp", "multi_token_prediction", count * count_elements(tensors), count, tensors),)
 
 
 def read_longcat(view: ConfigView) -> Body:

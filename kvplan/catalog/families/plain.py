@@ -13,6 +13,7 @@ from typing import Literal
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families import windows
 from kvplan.catalog.families.common import Body, Sizes, read_max_positions, read_rope, read_sizes, read_tied
+from kvplan.catalog.families.multi_token import multi_token_layers
 from kvplan.catalog.parts import AttentionTraits, Window, attention, feed_forward, norms, outside
 from kvplan.catalog.spec import FeedForward, LayerSpec
 from kvplan.catalog.tensors import Tensor
@@ -61,6 +62,8 @@ class PlainFamily:
     head_default: int | None = None
     intermediate_ratio: int | None = None
     windows: Callable[[ConfigView, int], list[Window]] = windows.no_window
+    max_positions: int | None = None
+    """The longest sequence where the config is silent: the default of the family's class in transformers."""
     sinks: bool = False
     output_gate: Literal["none", "element", "separate", "head"] = "none"
 
@@ -78,12 +81,14 @@ _COHERE = PlainFamily(
 _OLMO2 = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="full")
 
 FAMILIES: dict[str, PlainFamily] = {
-    "LlamaForCausalLM": LLAMA,
-    "MistralForCausalLM": PlainFamily(windows=windows.mistral),
+    "LlamaForCausalLM": replace(LLAMA, max_positions=2048),
+    "MistralForCausalLM": PlainFamily(windows=windows.mistral, max_positions=131072),
     "Ministral3ForCausalLM": PlainFamily(windows=windows.every_layer),
     "MinistralForCausalLM": PlainFamily(windows=windows.every_layer),
-    "Qwen2ForCausalLM": PlainFamily(qkv_bias=True, windows=windows.when_used),
-    "Qwen3ForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head", windows=windows.when_used),
+    "Qwen2ForCausalLM": PlainFamily(qkv_bias=True, windows=windows.when_used, max_positions=32768),
+    "Qwen3ForCausalLM": PlainFamily(
+        ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head", windows=windows.when_used, max_positions=32768
+    ),
     "MiMoForCausalLM": PlainFamily(qkv_bias=True, windows=windows.when_used),
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": replace(_GEMMA, norms=4, windows=windows.gemma2),
@@ -185,13 +190,13 @@ def assemble(view: ConfigView, family: PlainFamily, sizes: Sizes, feed_forwards:
         window: attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, window=window, traits=traits)
         for window in set(windows_of_layers)
     }
-    layers = (
+    layers = tuple(
         LayerSpec(mixers[window], None, part, layer_norms)
         for window, part in zip(windows_of_layers, feed_forwards, strict=True)
     )
     tied = read_tied(view, default=family.tied)
     return Body(
-        layers=tuple(layers),
+        layers=layers,
         tensors=outside(
             sizes.hidden,
             sizes.vocab,
@@ -203,6 +208,7 @@ def assemble(view: ConfigView, family: PlainFamily, sizes: Sizes, feed_forwards:
         hidden_size=sizes.hidden,
         vocab_size=sizes.vocab,
         tied=tied,
-        max_position_embeddings=read_max_positions(view),
+        max_position_embeddings=read_max_positions(view, default=family.max_positions),
         rope=read_rope(view, sizes.head),
+        extras=multi_token_layers(view, layers[-1], sizes.hidden, keys=("num_nextn_predict_layers",)),
     )

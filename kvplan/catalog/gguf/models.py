@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvplan.catalog.checkpoint.stored import StoredCheckpoint, StoredWeights, merged
 from kvplan.catalog.gguf.header import GgufHeader, GgufTensor, read_gguf_header
 from kvplan.catalog.reader import read_config
-from kvplan.catalog.spec import ModelSpec, QuantizationSpec, StoredWeights
+from kvplan.catalog.spec import ModelSpec, QuantizationSpec
 from kvplan.errors import KvplanError, UnknownArchitectureError
 
 _ARCHITECTURES = {
@@ -62,12 +63,14 @@ _KEYS = {
 }
 """Metadata below the architecture's name, and the config key that says the same."""
 
+_LAYER = re.compile(r"blk\.(\d+)\.")
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def read_gguf(path: Path, *, assumptions: Mapping[str, str] | None = None) -> ModelSpec:
     """The model in a GGUF file, its weights as stored. KvplanError for damaged files and unknown architectures."""
-    headers = [read_gguf_header(part) for part in _shards(path)]
+    files = _shards(path)
+    headers = [read_gguf_header(part) for part in files]
     metadata = headers[0].metadata
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
     config = gguf_config(GgufHeader(metadata, tensors))
@@ -79,7 +82,8 @@ def read_gguf(path: Path, *, assumptions: Mapping[str, str] | None = None) -> Mo
     notes = spec.assumptions
     if counted != spec.num_parameters:
         notes = (*notes, f"The file holds {counted:,} weights; the formulas give {spec.num_parameters:,}.")
-    return replace(spec, stored_weights=_by_type(weights), quantization=_average_format(weights), assumptions=notes)
+    stored = _stored(weights, spec.num_layers, path, len(files))
+    return replace(spec, checkpoint=stored, quantization=_average_format(weights), assumptions=notes)
 
 
 def _average_format(tensors: list[GgufTensor]) -> QuantizationSpec | None:
@@ -107,12 +111,22 @@ def _shards(path: Path) -> list[Path]:
     return parts
 
 
-def _by_type(tensors: list[GgufTensor]) -> tuple[StoredWeights, ...]:
-    sums: dict[str, tuple[int, int]] = {}
+def _stored(tensors: list[GgufTensor], num_layers: int, path: Path, num_files: int) -> StoredCheckpoint:
+    """The weights layer by layer, in the file's own types, which engines keep."""
+    layers: list[list[StoredWeights]] = [[] for _ in range(num_layers)]
+    outside: list[StoredWeights] = []
     for tensor in tensors:
-        elements, total = sums.get(tensor.type_name, (0, 0))
-        sums[tensor.type_name] = (elements + tensor.num_elements, total + tensor.num_bytes)
-    return tuple(StoredWeights(name, *sums[name]) for name in sorted(sums))
+        match = _LAYER.match(tensor.name)
+        index = int(match.group(1)) if match else num_layers
+        part = layers[index] if index < num_layers else outside
+        part.append(StoredWeights(tensor.type_name, tensor.num_elements, tensor.num_bytes))
+    return StoredCheckpoint(
+        source=str(path),
+        num_files=num_files,
+        num_tensors=len(tensors),
+        layers=tuple(map(merged, layers)),
+        outside=merged(outside),
+    )
 
 
 def gguf_config(header: GgufHeader) -> dict[str, Any]:

@@ -17,10 +17,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from kvplan.catalog.gpus import GpuProfile, find_gpu
+from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
 from kvplan.errors import KvplanError, UsageError
 from kvplan.machine.host import cpu_name
 from kvplan.paths import profiles_dir, user_profiles_dir
+from kvplan.units import plural
 
 SCHEMA: Final = "kvplan.measured/1"
 FOLDER: Final = "measured"
@@ -44,10 +45,20 @@ Origin = Literal["measured", "calibrated", "roofline"]
 
 @dataclass(frozen=True, slots=True)
 class HeldOutError:
-    """|predicted / measured - 1| over settings that the fit did not see, in percent."""
+    """|predicted / measured - 1| over settings that the fit did not see, in percent.
+
+    ``within_pct``: what a further setting stays within 9 times in 10, which is more than ``p90_pct`` where few were
+    scored. Profiles of before 2026-11-22 do not have it.
+    """
 
     median_pct: float
     p90_pct: float
+    within_pct: float | None = None
+
+    @property
+    def range_pct(self) -> float:
+        """Half of the range around a prediction, in percent of what is measured."""
+        return self.p90_pct if self.within_pct is None else self.within_pct
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +85,9 @@ class MeasuredProfile:
 
     def as_text(self) -> str:
         """``calibrated on AMD EPYC, 2 cores (2026-11-21, 30 rows of gpt2); held-out error ...``"""
-        cores = f", {self.num_cores} cores" if self.num_cores else ""
+        cores = f", {plural(self.num_cores, 'core')}" if self.num_cores else ""
         models = ", ".join(model.rsplit("/", 1)[-1] for model in self.model_ids)
-        text = f"calibrated on {self.device_name}{cores} ({self.created}, {self.num_rows} rows of {models})"
+        text = f"calibrated on {self.device_name}{cores} ({self.created}, {plural(self.num_rows, 'row')} of {models})"
         words = {"output_throughput": "throughput", "tpot": "TPOT", "ttft": "TTFT"}
         parts = [f"{word} {self.errors[name].median_pct:.1f} %" for name, word in words.items() if name in self.errors]
         return f"{text}; median held-out error: {', '.join(parts)}" if parts else text
@@ -189,10 +200,10 @@ def _profile(path: Path, document: Mapping[str, Any]) -> MeasuredProfile:
         model_ids=tuple(str(model["id"]) for model in document["models"]),
         num_rows=int(document["rows"]["used"]),
         coefficients=MappingProxyType(coefficients),
-        errors=MappingProxyType(
-            {
-                str(name): HeldOutError(float(error["median_pct"]), float(error["p90_pct"]))
-                for name, error in scored.items()
-            }
-        ),
+        errors=MappingProxyType({str(name): _held_out_error(error) for name, error in scored.items()}),
     )
+
+
+def _held_out_error(error: Mapping[str, Any]) -> HeldOutError:
+    within = error.get("within_pct")
+    return HeldOutError(float(error["median_pct"]), float(error["p90_pct"]), None if within is None else float(within))

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
+from kvplan.catalog.devices.unlisted_gpus import unlisted_hint
 from kvplan.errors import KvplanError, UsageError
 from kvplan.paths import profiles_dir
 from kvplan.units import GIB
 
 DEFAULT_GPUS: tuple[str, ...] = ("l4", "rtx-4090", "l40s", "a100-80gb-sxm", "h100-sxm", "h200")
 """What `kvplan estimate` shows when no GPU is named: a 24 GB card, a consumer card and the common data-centre cards."""
+ASSUMED_NODE_NETWORK_BYTES_PER_SECOND = 12.5e9
+"""Between nodes, where no reference system is known: 100 Gb/s Ethernet, shared by the GPUs of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,8 @@ class GpuProfile:
     """One device. ``memory_bytes`` is the driver's total, not the marketing size; ``dense_flops`` are without sparsity.
 
     Bandwidths are bytes per second and one direction. ``multiprocessors`` is the number of SMs or compute units (0 for
-    a CPU). ``sources`` maps a field's name to where its number was found.
+    a CPU). ``network_bytes_per_second``: one GPU's share of what leaves its node. ``sources`` maps a field's name to
+    where its number was found.
     """
 
     id: str
@@ -50,6 +55,7 @@ class GpuProfile:
     multiprocessors: int
     pcie_bytes_per_second: float | None
     nvlink_bytes_per_second: float | None
+    network_bytes_per_second: float
     max_gpus_per_node: int
     unified_memory: bool
     price: GpuPrice | None
@@ -101,10 +107,50 @@ def find_gpu(name: str) -> GpuProfile:
     profile = index.get(_key(name))
     if profile is not None:
         return profile
+    hint = unlisted_hint(name)
+    if hint is not None:
+        raise UsageError(f"There is no GPU profile named '{name}'.", hint=hint)
     close = difflib.get_close_matches(_key(name), list(index), n=8, cutoff=0.5)
     suggestions = list(dict.fromkeys(index[alias].id for alias in close))[:4]
     hint = f"did you mean {', '.join(suggestions)}? " if suggestions else ""
     raise UsageError(f"There is no GPU profile named '{name}'.", hint=f"{hint}`kvplan gpus` lists them all")
+
+
+class GpuCount(NamedTuple):
+    """So many GPUs of one kind, as ``8xh200`` names them."""
+
+    num_gpus: int
+    gpu: GpuProfile
+
+
+class _Reading(NamedTuple):
+    """One way to read a count and a name."""
+
+    num_gpus: int
+    name: str
+
+
+_COUNT_FIRST = re.compile(r"(\d+)\s*[x*\u00d7]\s*(.+)", re.IGNORECASE)
+_COUNT_LAST = re.compile(r"(.+?)\s*(?:[x*\u00d7:]\s*)(\d+)", re.IGNORECASE)
+
+
+def parse_gpu_count(text: str) -> GpuCount:
+    """``h200`` -> 1; ``8xh200``, ``8 x h200``, ``h200x8``, ``h200:8`` -> 8. UsageError for an unknown name or 0.
+
+    A profile's own name comes first: ``mi300x`` is one GPU.
+    """
+    index, words = _index(load_gpus()), text.strip()
+    first, last = _COUNT_FIRST.fullmatch(words), _COUNT_LAST.fullmatch(words)
+    counted = [_Reading(int(first.group(1)), first.group(2))] if first else []
+    counted += [_Reading(int(last.group(2)), last.group(1))] if last else []
+    readings = [_Reading(1, words), *counted]
+    known = next((each for each in readings if _key(each.name) in index), None)
+    if known is None and counted and unlisted_hint(words) is None:
+        known = counted[0]
+    count, name = known or readings[0]
+    if count < 1:
+        raise UsageError(f"'{text}' names no GPU: the count must be at least 1.", hint="for example 8xh200")
+    return GpuCount(count, find_gpu(name))
 
 
 def _key(name: str) -> str:
@@ -151,6 +197,8 @@ def _profile(entry: Mapping[str, Any], sources: Mapping[str, str]) -> GpuProfile
         multiprocessors=int(entry["multiprocessors"]),
         pcie_bytes_per_second=_bandwidth(links, "pcie_bandwidth"),
         nvlink_bytes_per_second=_bandwidth(links, "nvlink_bandwidth"),
+        network_bytes_per_second=_bandwidth(links, "network_bandwidth")
+        or ASSUMED_NODE_NETWORK_BYTES_PER_SECOND / int(entry["max_gpus_per_node"]),
         max_gpus_per_node=int(entry["max_gpus_per_node"]),
         unified_memory=bool(entry.get("unified_memory", False)),
         price=GpuPrice(price["usd_per_hour"], price["date"], price["source"]) if price else None,

@@ -1,0 +1,7 @@
+"""Devices as types: what the driver reports, dense speed, links, price, and what was measured.
+
+gpus             profiles of GPUs and CPU hosts, every number with its source, found by exact alias
+unlisted_gpus    what is said of devices without a profile
+device_support   what vLLM refuses on older GPUs
+measured         speeds that sweeps measured
+"""

@@ -1,0 +1,85 @@
+"""What vLLM refuses on older NVIDIA GPUs: dtypes and formats by compute capability, as its checks at the start.
+
+Read in vllm/platforms/cuda.py (supported_dtypes), vllm/config/model.py (_resolve_auto_dtype,
+_FLOAT16_NOT_SUPPORTED_MODELS), and get_min_capability in vllm/model_executor/layers/quantization/*.py. Pull request
+17265 made ``--dtype auto`` fall back instead of stopping; 29901 brought the Marlin kernels, and fp8, to 7.5.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import UsageError
+
+_BFLOAT16_FROM: Final = (8, 0)
+_EIGHT_BIT_CACHE_FROM: Final = (8, 0)
+"""The oldest GPUs with attention kernels that read an 8-bit cache (FlashInfer's)."""
+_AUTO_FALLS_BACK_FROM: Final = (0, 9, 0)
+_FP8_ON_TURING_FROM: Final = (0, 14, 0)
+_WITHOUT_FLOAT16: Final = frozenset(("gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"))
+"""``model_type`` of models that overflow in float16: vLLM serves them in float32 where there is no bfloat16."""
+_FORMATS_FROM: Final[dict[str, tuple[int, int]]] = {
+    "awq": (7, 5),
+    "fp8": (7, 5),
+    "nvfp4": (7, 5),
+    "fbgemm_fp8": (8, 0),
+    "modelopt": (8, 0),
+    "mxfp4": (8, 0),
+}
+"""Weight formats and the oldest compute capability that any release takes them on; others run everywhere."""
+
+
+def capability_of(gpu: GpuProfile) -> tuple[int, int] | None:
+    """(9, 0) for an NVIDIA profile that says "9.0"; None for other vendors."""
+    major, _, minor = gpu.compute_capability.partition(".")
+    return (int(major), int(minor)) if gpu.vendor == "nvidia" and major.isdigit() and minor.isdigit() else None
+
+
+def dtype_on(gpu: GpuProfile, spec: ModelSpec, dtype: str, *, asked: str, version: str) -> str:
+    """What vLLM ``version`` serves ``spec`` in on ``gpu`` where ``dtype`` is what ``--dtype`` ``asked`` comes to.
+
+    GPUs before Ampere have no bfloat16: UsageError where it was asked for, or where the release does not fall back.
+    """
+    capability = capability_of(gpu)
+    if capability is None or capability >= _BFLOAT16_FROM or dtype != "bfloat16":
+        return dtype
+    if asked != "auto" or vllm_release(version).version < _AUTO_FALLS_BACK_FROM:
+        raise UsageError(
+            f"vLLM refuses bfloat16 on {gpu.id}: it needs compute capability 8.0, and {gpu.id} has "
+            f"{gpu.compute_capability}.",
+            hint="use --dtype half",
+        )
+    return "float32" if spec.model_type in _WITHOUT_FLOAT16 else "float16"
+
+
+def fallback_note(gpu: GpuProfile, dtype: str) -> str:
+    """Why ``gpu`` is sized in ``dtype``."""
+    reason = " and this model overflows in float16" if dtype == "float32" else ""
+    return f"{gpu.id} has no bfloat16{reason}: vLLM serves in {dtype} there."
+
+
+def check_formats(gpu: GpuProfile, spec: ModelSpec, kv_cache_dtype: str, *, version: str) -> None:
+    """UsageError where vLLM ``version`` has no kernels on ``gpu`` for the weights of ``spec`` or for the KV cache."""
+    capability = capability_of(gpu)
+    if capability is None:
+        return
+    method = spec.quantization.method if spec.quantization else ""
+    needed = _FORMATS_FROM.get(method, (0, 0))
+    if method == "fp8" and vllm_release(version).version < _FP8_ON_TURING_FROM:
+        needed = (8, 0)
+    if capability < needed:
+        raise _unsupported(gpu, f"{method} weights", needed, "use --quantization gptq, bitsandbytes or none")
+    if kv_cache_dtype.startswith("fp8") and capability < _EIGHT_BIT_CACHE_FROM:
+        raise _unsupported(gpu, f"a KV cache in {kv_cache_dtype}", _EIGHT_BIT_CACHE_FROM, "use --kv-cache-dtype auto")
+
+
+def _unsupported(gpu: GpuProfile, what: str, needed: tuple[int, int], hint: str) -> UsageError:
+    least = f"{needed[0]}.{needed[1]}"
+    return UsageError(
+        f"vLLM has no kernels for {what} on {gpu.id}: they need compute capability {least}, and {gpu.id} has "
+        f"{gpu.compute_capability}.",
+        hint=hint,
+    )

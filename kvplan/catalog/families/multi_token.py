@@ -1,0 +1,34 @@
+"""Layers for multi-token prediction: a checkpoint's own drafter, named apart from the language model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.parts import linear, norms
+from kvplan.catalog.spec import ExtraModule, LayerSpec
+from kvplan.catalog.tensors import Tensor, count_elements
+
+_COUNT_KEYS = ("num_nextn_predict_layers", "num_mtp_modules")
+
+
+def multi_token_layers(
+    view: ConfigView,
+    layer: LayerSpec,
+    hidden: int,
+    *,
+    keys: tuple[str, ...] = _COUNT_KEYS,
+    joint: tuple[Tensor, ...] | None = None,
+) -> tuple[ExtraModule, ...]:
+    """DeepSeek V3's multi-token-prediction layers: a layer like the last one, three norms, a projection of both inputs.
+
+    The embedding and the head are those of the model, though the checkpoint repeats them. ``keys``: how the config
+    calls their number; ``joint``: how embedding and hidden state are joined, by default one matrix over both.
+    """
+    count = view.integer(*keys, default=0, minimum=0, maximum=64)
+    if not count:
+        return ()
+    joint = linear("eh_proj", hidden, 2 * hidden) if joint is None else joint
+    whole = replace(layer, tensors=layer.tensors + norms(3, hidden) + joint)
+    tensors = whole.all_tensors
+    return (ExtraModule("mtp", "multi_token_prediction", count * count_elements(tensors), count, tensors, whole),)

@@ -1,0 +1,171 @@
+"""Models known by their names alone: quantized, converted or mirrored checkpoints of a model whose shape ships.
+
+    RedHatAI/Qwen2.5-Coder-7B-Instruct-quantized.w4a16
+             Qwen2.5-Coder-7B-Instruct                    the shape of Qwen2.5-7B-Instruct, by a rule
+                                       quantized.w4a16    int4, one scale for 128 weights
+
+Only names whose shape is certain are taken: the same family, size and version. A fine-tune under a name of its own
+stays unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+Config = dict[str, Any]
+
+_QUANTIZATION_KEYS: Final = ("quantization_config", "compression_config")
+
+
+def _packed(bits: int, kind: str = "int", **weights: Any) -> Config:
+    """compressed-tensors with one group for all linear layers but the head."""
+    group = {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind, "symmetric": True, **weights}}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+
+
+_AWQ: Final[Config] = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+_FP8_BLOCKS: Final[Config] = {
+    "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["lm_head"],
+}  # fmt: skip
+_NVFP4: Final[Config] = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
+
+
+def _gptq(bits: int) -> Config:
+    return {"quant_method": "gptq", "bits": bits, "group_size": 128, "desc_act": False}
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFormat:
+    """A weight format as names spell it. ``config``: its usual quantization_config; None for plain 16 bits.
+
+    ``is_file``: the repository holds files of several formats, so that the name does not tell which.
+    """
+
+    pattern: str
+    words: str
+    config: Config | None
+    is_file: bool = False
+
+
+_FORMATS: Final[tuple[NamedFormat, ...]] = (
+    NamedFormat(r"(?:-qat)?(?:-(?:ud-)?i?q\d\w*)?-gguf", "GGUF", None, is_file=True),
+    NamedFormat(r"-awq(?:-(?:int4|4bit|w4a16))?|-int4-awq", "AWQ, 4 bits in groups of 128", _AWQ),
+    NamedFormat(r"-gptq-(?:int8|8bit)", "GPTQ, 8 bits in groups of 128", _gptq(8)),
+    NamedFormat(r"-gptq(?:-(?:int4|4bit))?(?:-128g)?|-int4-gptq", "GPTQ, 4 bits in groups of 128", _gptq(4)),
+    NamedFormat(
+        r"(?:-unsloth)?-bnb-4bit",
+        "bitsandbytes, 4 bits",
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_skip_modules": ["lm_head"]},
+    ),
+    NamedFormat(r"-(?:quantized\.)?w4a16", "int4, groups of 128", _packed(4, strategy="group", group_size=128)),
+    NamedFormat(r"-(?:quantized\.)?w8a(?:8|16)|-int8", "int8, one scale per channel", _packed(8, strategy="channel")),
+    NamedFormat(r"-fp8-dynamic", "fp8, one scale per channel", _packed(8, "float", strategy="channel")),
+    NamedFormat(r"-nvfp4|-fp4", "NVFP4", _NVFP4),
+    NamedFormat(r"-(?:bf16|fp16)", "16 bits", None),
+)
+_FP8_OF_QWEN: Final = NamedFormat(r"-fp8", "fp8, blocks of 128 x 128", _FP8_BLOCKS)
+_FP8_OF_OTHERS: Final = NamedFormat(
+    r"-fp8", "fp8, one scale per tensor", {"quant_method": "fp8", "activation_scheme": "static"}
+)
+"""``-FP8`` alone: Qwen publishes blocks, NVIDIA and Red Hat one scale per tensor."""
+
+_SAME_SHAPE: Final[tuple[tuple[str, str], ...]] = (
+    (r"qwen2\.5-coder-(1\.5b|3b|7b|14b|32b)(?:-instruct)?", r"qwen2.5-\1-instruct"),
+    (r"qwen2\.5-coder-0\.5b(?:-instruct)?", "qwen2.5-0.5b"),
+    (r"qwen3-vl-(2b|4b|8b|30b-a3b|235b-a22b)-thinking", r"qwen3-vl-\1"),
+    (r"deepseek-r1-distill-qwen-7b", "qwen2.5-7b"),
+    (r"deepseek-r1-distill-qwen-32b", "qwq-32b"),
+    (r"kimi-k2-base", "kimi-k2"),
+    (r"glm-4\.5(-air)?-base", r"glm-4.5\1"),
+    (r"codellama-(13b|34b)-instruct(?:-hf)?", r"codellama-\1"),
+    (r"mixtral-8x22b-instruct", "mixtral-8x22b-instruct"),
+)
+"""Names of models with the shape and the positions of another one that ships: a pattern, and that profile."""
+
+_PUBLISHED_PLAIN: Final = ("qwen3.6-", "gemma-4-")
+"""Families whose unquantized checkpoints are what their maker publishes; of some, only a quantized profile ships."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A profile to be sized under another name. ``config``: the profile's, its weights stored as the name says."""
+
+    profile: Mapping[str, Any]
+    config: Config
+    note: str
+
+
+def find_variant(name: str, profiles: Iterable[Mapping[str, Any]]) -> Variant | None:
+    """What ``name`` (``organisation/model`` or ``model``) is a checkpoint of; None where its shape is not certain."""
+    organisation, _, last = name.casefold().rpartition("/")
+    shapes = _by_name(profiles)
+    profile = _shape(last, shapes)
+    if profile is not None:
+        return Variant(profile, profile["config"], _note(name, profile, None))
+    stem, stored = _split(last, organisation)
+    profile = _shape(stem, shapes)
+    if profile is None:
+        profile = _sibling(stem, shapes)
+        if profile is None or (stored is None and not stem.startswith(_PUBLISHED_PLAIN)):
+            return None
+        if stored is None or stored.is_file:
+            stored = NamedFormat("", "16 bits", None)
+    elif stored is None:
+        return None
+    config = profile["config"] if stored.is_file else _stored_as(profile["config"], stored)
+    return Variant(profile, config, _note(name, profile, stored))
+
+
+def _by_name(profiles: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Every profile under its short name and under the last parts of its id and aliases."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for profile in profiles:
+        for each in (profile["name"], profile["id"], *profile["aliases"]):
+            found.setdefault(each.casefold().rsplit("/", 1)[-1], profile)
+    return found
+
+
+def _shape(stem: str, shapes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    plain = stem.removeprefix("meta-")
+    for candidate in (stem, plain, f"{plain}-hf", f"{stem}-v0.1"):
+        if candidate in shapes:
+            return shapes[candidate]
+    for pattern, base in _SAME_SHAPE:
+        match = re.fullmatch(pattern, stem)
+        if match:
+            return shapes.get(match.expand(base))
+    return None
+
+
+def _sibling(stem: str, shapes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """A quantized checkpoint of the model, where only such ones ship."""
+    names = (f"{stem}-{suffix}" for suffix in ("nvfp4", "fp8"))
+    return next((shapes[name] for name in names if name in shapes), None)
+
+
+def _split(last: str, organisation: str) -> tuple[str, NamedFormat | None]:
+    fp8 = _FP8_OF_QWEN if organisation in ("qwen", "") else _FP8_OF_OTHERS
+    for stored in (*_FORMATS, fp8):
+        match = re.fullmatch(rf"(.+?)(?:{stored.pattern})", last)
+        if match:
+            return match.group(1), stored
+    return last, None
+
+
+def _stored_as(config: Mapping[str, Any], stored: NamedFormat) -> Config:
+    plain: Config = {key: value for key, value in config.items() if key not in _QUANTIZATION_KEYS}
+    for key, section in plain.items():
+        if isinstance(section, Mapping) and any(each in section for each in _QUANTIZATION_KEYS):
+            plain[key] = {inner: value for inner, value in section.items() if inner not in _QUANTIZATION_KEYS}
+    return plain if stored.config is None else plain | {"quantization_config": stored.config}
+
+
+def _note(name: str, profile: Mapping[str, Any], stored: NamedFormat | None) -> str:
+    weights = "" if stored is None else f", weights as its name says: {stored.words}"
+    if stored is not None and stored.is_file:
+        weights = ", weights as published; such a repository holds several files: give the .gguf file for its own size"
+    return f"{name} is sized by its name: the shape of {profile['id']}{weights}. Its own config.json makes it certain."
