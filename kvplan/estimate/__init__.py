@@ -7,6 +7,7 @@ answer, document     the whole answer, and its JSON
 deployments          one model on one kind of GPU under vLLM or kvplan's engine
 vllm/, kvplan/       each engine's memory: settings, prediction
 sglang               SGLang's pools, for explaining its logs
+speculation          what a drafter takes and gains
 sequence_pages       what one sequence takes of an engine's pool
 kv_cache, mixers     what each kind of attention and state caches, and what it costs a step
 weights, dtypes      bytes of a checkpoint, bytes of an element

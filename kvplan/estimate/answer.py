@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvplan.catalog.engines import EngineChoice
-from kvplan.catalog.gpus import GpuProfile
-from kvplan.catalog.measured import MeasuredProfiles
-from kvplan.catalog.spec import LatentAttention, ModelSpec
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.catalog.engines import EngineChoice, vllm_release
+from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.deployments import Deployment, Placement, place
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, KvCacheSize, size_sequence
 from kvplan.estimate.mixers import speed_caveats
 from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages
+from kvplan.estimate.speculation import Speculation, speculation_of
 from kvplan.estimate.speed.device_speed import DeploymentSpeed, deployment_speeds
+from kvplan.estimate.vllm.prediction import as_vllm_stores
 from kvplan.estimate.weights import WeightBytes, extra_bytes, named_format, size_weights
 from kvplan.settings import ServingSettings
 from kvplan.units import format_tokens
@@ -38,7 +42,8 @@ class Estimate:
     """The answer. ``assumptions``: every default that was taken, one sentence each.
 
     ``pages`` is None where the engine cannot hold this mixture of caches; ``in_flight_tokens`` is what its admission
-    figure assumes. ``extra_weight_bytes`` are towers beside the language model.
+    figure assumes, and ``most_pages`` is for the GPU with the most of them. ``extra_weight_bytes`` are towers beside
+    the language model.
     """
 
     spec: ModelSpec
@@ -50,26 +55,30 @@ class Estimate:
     cache: KvCacheSize
     pages: SequencePages | None
     in_flight_tokens: int
+    most_pages: SequencePages | None
+    most_in_flight_tokens: int
     deployments: tuple[Deployment, ...]
     assumptions: tuple[str, ...] = ()
     speeds: tuple[DeploymentSpeed | None, ...] = ()
     """Beside each deployment; None where it does not fit."""
+    speculation: Speculation | None = None
+    """What a drafter takes and gains, where the model is served with one."""
 
 
 def make_estimate(
     model: ModelSpec, request: EstimateRequest, measured: MeasuredProfiles = MeasuredProfiles()
 ) -> Estimate:
     """Size the model's weights and cache, and place it on every requested GPU. ``measured``: speeds that are known."""
-    asked = request.settings
-    spec = with_quantization(model, asked.quantization)
+    found = with_speculation(with_quantization(model, request.settings.quantization), request.settings)
+    spec, asked = found.spec, found.settings
     notes = list(spec.assumptions)
     context_tokens = _context(spec, request, notes)
     dtype = serving_dtype(spec.dtype, asked.dtype)
     cache = _cache_settings(spec, asked, dtype, notes)
-    in_flight = asked.max_num_batched_tokens or DEFAULT_IN_FLIGHT_TOKENS
-    pages = _pages(spec, request, cache, context_tokens, in_flight, notes)
     settings = replace(asked, max_model_len=context_tokens, dtype=dtype, encoder_tokens=cache.encoder_tokens)
     placements = [place(spec, gpu, request.engine, settings) for gpu in request.gpus]
+    in_flight = _in_flight_tokens(request, asked, placements)
+    pages, most_pages = (_pages(spec, request, cache, context_tokens, tokens, notes) for tokens in in_flight)
     _note_dtypes(model, asked, dtype, notes)
     notes.extend(_gathered(placements))
     notes.extend(speed_caveats(spec.layers))
@@ -83,11 +92,24 @@ def make_estimate(
         extra_weight_bytes=extra_bytes(spec, dtype),
         cache=size_sequence(spec, context_tokens, cache),
         pages=pages,
-        in_flight_tokens=in_flight,
+        in_flight_tokens=in_flight[0],
+        most_pages=most_pages,
+        most_in_flight_tokens=in_flight[1],
         deployments=deployments,
         assumptions=tuple(dict.fromkeys(notes)),
         speeds=deployment_speeds(spec, request.gpus, deployments, cache, measured),
+        speculation=speculation_of(spec, request.gpus, deployments, cache, context_tokens, asked.acceptance_rate),
     )
+
+
+def _in_flight_tokens(
+    request: EstimateRequest, asked: ServingSettings, placements: Sequence[Placement]
+) -> tuple[int, int]:
+    """(fewest, most) tokens of one request that vLLM lets be in flight on the GPUs asked for: windows hold them too."""
+    batches = vllm_release(request.engine.version).in_flight_batches if request.engine.name == "vllm" else 1
+    steps = [placement.deployment.settings.max_num_batched_tokens for placement in placements]
+    steps = steps or [asked.max_num_batched_tokens or DEFAULT_IN_FLIGHT_TOKENS]
+    return batches * min(steps), batches * max(steps)
 
 
 def _gathered(placements: list[Placement]) -> list[str]:
@@ -103,7 +125,7 @@ def with_quantization(spec: ModelSpec, name: str) -> ModelSpec:
     """``spec`` as it is ("auto"), as if published plain ("none"), or in a format's usual recipe."""
     if name.casefold() == "auto":
         return spec
-    return replace(spec, quantization=named_format(name), stored_weights=())
+    return replace(spec, quantization=named_format(name), checkpoint=None)
 
 
 def _context(spec: ModelSpec, request: EstimateRequest, notes: list[str]) -> int:
@@ -128,13 +150,15 @@ def _context(spec: ModelSpec, request: EstimateRequest, notes: list[str]) -> int
 
 def _cache_settings(spec: ModelSpec, asked: ServingSettings, dtype: str, notes: list[str]) -> CacheSettings:
     kv_dtype = cache_dtype(dtype, asked.kv_cache_dtype)
-    if kv_dtype == "fp8_ds_mla" and not any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
+    if kv_dtype == "fp8_ds_mla" and not spec.is_latent:
         raise UsageError(
             f"fp8_ds_mla is a layout of latent attention, which {spec.id} does not have.",
             hint="use --kv-cache-dtype fp8",
         )
     tokens = asked.encoder_tokens
     crossed = [layer.cross_attention for layer in spec.layers if layer.cross_attention is not None]
+    if tokens is not None and not crossed:
+        raise UsageError(f"{spec.id} has no cross attention.", hint="leave --encoder-tokens out")
     if crossed and tokens is None:
         tokens = crossed[0].encoder_tokens
         if tokens is not None:
@@ -142,7 +166,12 @@ def _cache_settings(spec: ModelSpec, asked: ServingSettings, dtype: str, notes: 
     published = spec.quantization.kv_cache_dtype if spec.quantization else None
     if published and asked.kv_cache_dtype == "auto":
         notes.append(f"The checkpoint has scales for an {published} KV cache: --kv-cache-dtype {published} uses them.")
-    return CacheSettings(model_dtype=dtype, kv_dtype=kv_dtype, encoder_tokens=tokens)
+    return CacheSettings(
+        model_dtype=dtype,
+        kv_dtype=kv_dtype,
+        encoder_tokens=tokens,
+        num_speculative_tokens=asked.num_speculative_tokens,
+    )
 
 
 def _pages(
@@ -154,12 +183,14 @@ def _pages(
     notes: list[str],
 ) -> SequencePages | None:
     block_size = request.settings.block_size or DEFAULT_BLOCK_SIZE
+    if request.engine.name != "kvplan" and spec.has_indexer:
+        notes.append("vLLM keeps the indexer's keys in 8 bits, so that blocks can be smaller than the logical size.")
     if request.engine.name == "kvplan":
         return kvplan_pages(spec, cache, context_tokens=context_tokens, block_size=block_size)
     try:
         return vllm_pages(
             spec,
-            cache,
+            as_vllm_stores(spec, cache),
             context_tokens=context_tokens,
             block_size=block_size,
             in_flight_tokens=in_flight,

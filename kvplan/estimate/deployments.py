@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
-from kvplan.catalog.gpus import GpuProfile
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.kvplan.memory import EnginePrediction, predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.vllm.ranges import KvRange, kv_range
 from kvplan.estimate.vllm.settings import compute_capability
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import format_bytes
@@ -39,6 +40,23 @@ class Deployment:
     fits: bool
     limit: str | None
     """What stands in the way when it does not fit: the missing bytes, or the largest length that fits."""
+    kv_range: KvRange | None = None
+    """Where 9 of 10 start-ups lie, the prediction inside; None where no start-up has been compared."""
+
+    @property
+    def kv_pool_bytes_range(self) -> tuple[int, int] | None:
+        """(low, high) of ``kv_pool_bytes``."""
+        return None if self.kv_range is None else self.kv_range.pool_bytes
+
+    @property
+    def kv_cache_tokens_range(self) -> tuple[int, int] | None:
+        """(low, high) of ``kv_cache_tokens``."""
+        return None if self.kv_range is None else self.kv_range.tokens
+
+    @property
+    def max_concurrency_range(self) -> tuple[float, float] | None:
+        """(low, high) of ``max_concurrency``."""
+        return None if self.kv_range is None else self.kv_range.concurrency
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +75,7 @@ def place(spec: ModelSpec, gpu: GpuProfile, engine: EngineChoice, settings: Serv
 def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, version: str) -> Placement:
     found = predict_vllm(spec, gpu, settings, version)
     rank = found.rank
+    groups = found.settings.serving.data_parallel_size
     deployment = Deployment(
         gpu=gpu.id,
         engine=f"vllm@{found.version}",
@@ -66,22 +85,35 @@ def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, ver
         activation_peak_bytes=rank.activation.peak_bytes,
         overhead_bytes=rank.non_torch_bytes + rank.subtracted_graph_bytes,
         kv_pool_bytes=max(rank.available_kv_bytes, 0),
-        num_blocks=found.num_blocks,
+        num_blocks=groups * found.num_blocks,
         block_size=found.block_size,
-        kv_cache_tokens=found.kv_cache_tokens,
-        max_concurrency=found.max_concurrency,
+        kv_cache_tokens=groups * found.kv_cache_tokens,
+        max_concurrency=groups * found.max_concurrency,
         fits=found.fits,
         limit=_vllm_limit(found),
+        kv_range=kv_range(spec, gpu, found).of_groups(groups),
     )
-    return Placement(deployment, found.settings.notes)
+    return Placement(deployment, (*found.settings.notes, *_parallel_notes(spec, found)))
+
+
+def _parallel_notes(spec: ModelSpec, found: VllmPrediction) -> tuple[str, ...]:
+    """What several data-parallel groups mean for the figures."""
+    groups = found.settings.serving.data_parallel_size
+    if groups == 1:
+        return ()
+    each = f"{groups} data-parallel groups: each prints {found.kv_cache_tokens:,} tokens of its own KV cache"
+    if spec.is_mixture:
+        return (f"{each}; the buffers of their shared experts are derived, not measured.",)
+    return (f"{each}.",)
 
 
 def _vllm_limit(found: VllmPrediction) -> str | None:
     if found.fits:
         return None
-    missing = format_bytes(found.missing_bytes)
     if found.outcome == "oom_weights":
-        return f"the weights do not fit: {missing} short"
+        lacking = found.rank.weight_bytes - found.rank.requested_bytes
+        return f"the weights do not fit: {format_bytes(lacking)} short"
+    missing = format_bytes(found.missing_bytes)
     if found.outcome == "rejected_ctx" and found.largest_max_model_len:
         return f"longest sequence that fits: {found.largest_max_model_len:,} tokens"
     return f"no room for one sequence: {missing} short"
@@ -109,8 +141,17 @@ def _place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, _
         max_concurrency=found.max_concurrency,
         fits=found.outcome == "ok",
         limit=_kvplan_limit(found),
+        kv_range=_kvplan_range(found),
     )
     return Placement(deployment, _kvplan_notes(found))
+
+
+def _kvplan_range(found: EnginePrediction) -> KvRange | None:
+    """On a CPU the engine allocates what is predicted, to the byte; on a GPU nothing has been measured."""
+    if found.graphs is not None:
+        return None
+    pool, tokens, requests = found.kv_pool_bytes, found.kv_cache_tokens, found.max_concurrency
+    return KvRange((pool, pool), (tokens, tokens), (requests, requests), ())
 
 
 def _kvplan_notes(found: EnginePrediction) -> tuple[str, ...]:

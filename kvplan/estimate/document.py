@@ -7,6 +7,7 @@ from typing import Any
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.deployments import Deployment
 from kvplan.estimate.kv_cache import KvComponent
+from kvplan.estimate.speculation import DeploymentSpeculation, Speculation
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
 from kvplan.estimate.speed.latency import Range
 
@@ -21,11 +22,38 @@ def estimate_document(answer: Estimate) -> dict[str, Any]:
         "context_tokens": answer.context_tokens,
         "kv_cache": _cache_document(answer),
         "deployments": [
-            deployment_figures(deployment) | {"performance": None if speed is None else speed_document(speed)}
+            deployment_figures(deployment)
+            | {"range_causes": range_causes(deployment)}
+            | {"performance": None if speed is None else speed_document(speed)}
             for deployment, speed in zip(answer.deployments, answer.speeds, strict=True)
         ],
+        "speculation": None if answer.speculation is None else _speculation_document(answer.speculation),
         "assumptions": list(answer.assumptions),
     }
+
+
+def _speculation_document(found: Speculation) -> dict[str, Any]:
+    """Speed-ups are [low, high], by the data sheet; a deployment that does not fit is null."""
+    return {
+        "method": found.drafter.method,
+        "model": found.drafter.name,
+        "num_speculative_tokens": found.drafter.num_tokens,
+        "bytes_per_token": found.bytes_per_token,
+        "deployments": [None if each is None else _gains_document(each) for each in found.deployments],
+    }
+
+
+def _gains_document(found: DeploymentSpeculation) -> dict[str, Any]:
+    gains = [
+        {
+            "acceptance_rate": gain.acceptance_rate,
+            "tokens_per_step": round(gain.tokens_per_step, 3),
+            "speedup_alone": [round(gain.alone.low, 3), round(gain.alone.high, 3)],
+            "speedup_full": [round(gain.full.low, 3), round(gain.full.high, 3)],
+        }
+        for gain in found.gains
+    ]
+    return {"gpu": found.gpu, "weight_bytes": found.weight_bytes, "num_users": found.num_users, "gains": gains}
 
 
 def _model_document(answer: Estimate) -> dict[str, Any]:
@@ -47,6 +75,7 @@ def _model_document(answer: Estimate) -> dict[str, Any]:
             {"name": extra.name, "kind": extra.kind, "num_parameters": extra.num_parameters} for extra in spec.extras
         ],
         "source": spec.source,
+        "weights_from": "config" if spec.checkpoint is None else "checkpoint",
     }
 
 
@@ -61,6 +90,8 @@ def _cache_document(answer: Estimate) -> dict[str, Any]:
         "paged_bytes": pages.paged_bytes if pages else None,
         "admission_bytes": pages.admission_bytes if pages else None,
         "in_flight_tokens": answer.in_flight_tokens,
+        "admission_bytes_most": answer.most_pages.admission_bytes if answer.most_pages else None,
+        "in_flight_tokens_most": answer.most_in_flight_tokens,
         "components": [_component_document(component) for component in cache.components],
     }
 
@@ -88,6 +119,8 @@ def deployment_figures(deployment: Deployment) -> dict[str, object]:
         "engine": deployment.engine,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "pipeline_parallel_size": settings.pipeline_parallel_size,
+        "data_parallel_size": settings.data_parallel_size,
+        "enable_expert_parallel": settings.enable_expert_parallel,
         "device_memory_bytes": settings.device_memory_bytes,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "budget_bytes": deployment.budget_bytes,
@@ -95,16 +128,32 @@ def deployment_figures(deployment: Deployment) -> dict[str, object]:
         "activation_peak_bytes": deployment.activation_peak_bytes,
         "overhead_bytes": deployment.overhead_bytes,
         "kv_pool_bytes": deployment.kv_pool_bytes,
+        **_ends("kv_pool_bytes", deployment.kv_pool_bytes_range),
         "num_blocks": deployment.num_blocks,
         "block_size": deployment.block_size,
         "kv_cache_tokens": deployment.kv_cache_tokens,
+        **_ends("kv_cache_tokens", deployment.kv_cache_tokens_range),
         "max_concurrency": deployment.max_concurrency,
+        **_ends("max_concurrency", deployment.max_concurrency_range),
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "fits": deployment.fits,
         "limit": deployment.limit,
     }
+
+
+def _ends(name: str, ends: tuple[float, float] | None) -> dict[str, float | None]:
+    """``name_low`` and ``name_high``, between which 9 of 10 start-ups lie; None where none has been compared."""
+    low, high = (None, None) if ends is None else ends
+    return {f"{name}_low": low, f"{name}_high": high}
+
+
+def range_causes(deployment: Deployment) -> list[dict[str, object]]:
+    """What the width of the interval comes from, largest first: half of it in bytes if the cause were the only one."""
+    found = deployment.kv_range
+    causes = () if found is None else found.causes
+    return [{"cause": each.cause, "bytes": each.num_bytes, "meaning": each.sentence} for each in causes]
 
 
 def speed_document(speed: DeploymentSpeed) -> dict[str, object]:

@@ -24,11 +24,13 @@ def element_bytes(dtype: str) -> int:
 def serving_dtype(published: str, requested: str = "auto") -> str:
     """The dtype weights and activations have while serving: what was asked for, else as published.
 
-    Weights published in float32 are served in float16, as vLLM's ``auto`` does.
+    Weights published in float32 are served in the first dtype that vLLM names for the platform: bfloat16 from Ampere on
+    (vllm/config/model.py, _resolve_auto_dtype, since 0.9.0; float16 before, of the same size). What an older GPU lacks
+    is kvplan.catalog.devices.device_support's.
     """
     if requested != "auto":
         return requested
-    return "float16" if published in ("float32", "float64") else published
+    return "bfloat16" if published in ("float32", "float64") else published
 
 
 def cache_dtype(serving: str, requested: str = "auto") -> str:

@@ -58,6 +58,8 @@ class CacheSettings:
     encoder_tokens: int | None = None
     indexer_dtype: str | None = None
     """An indexer's keys where the engine stores them in a format of their own (vLLM: fp8), else as the KV cache."""
+    num_speculative_tokens: int = 0
+    """Draft tokens per step, each of which a convolution keeps an input for until it is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +218,17 @@ def _compressed_entries(mixer: CompressedAttention, settings: CacheSettings) -> 
         yield replace(key, token_bytes=-(-key.token_bytes // ratio), formula=f"{key.formula} / {ratio} tokens")
 
 
+_KEEPS_DRAFTED_INPUTS = ("mamba2", "gated_delta_net", "kimi_delta")
+"""vllm/model_executor/layers/mamba/mamba_utils.py: the state shapes that take ``num_spec``."""
+
+
 def _state_entries(mixer: StateMixer, settings: CacheSettings) -> Iterable[CacheEntry]:
     tp = settings.tensor_parallel_size
     if mixer.conv_kernel > 1:
         channels = rank_conv_channels(mixer, tp)
         size = element_bytes(mixer.conv_dtype or settings.model_dtype)
-        kept = mixer.conv_kernel - 1
+        drafted = settings.num_speculative_tokens if mixer.kind in _KEEPS_DRAFTED_INPUTS else 0
+        kept = mixer.conv_kernel - 1 + drafted
         formula = f"{channels} channels x {kept} inputs x {size} B"
         yield CacheEntry("conv_state", None, None, None, 0, channels * kept * size, formula)
     if mixer.recurrent_shape:
@@ -321,10 +328,34 @@ class KvCacheSize:
         return sum(component.fixed_bytes for component in self.components)
 
     @property
+    def next_token_bytes(self) -> int:
+        """What one more token costs at ``context_tokens``: in windows that are not full yet, too."""
+        windows = (each for each in self.components if (each.entry.window_tokens or 0) > self.context_tokens)
+        return self.bytes_per_token + sum(each.window_bytes_per_token for each in windows)
+
+    @property
     def logical_bytes(self) -> int:
         return sum(component.logical_bytes(self.context_tokens) for component in self.components)
 
 
 def size_sequence(spec: ModelSpec, context_tokens: int, settings: CacheSettings) -> KvCacheSize:
-    """The KV cache of one sequence of ``context_tokens`` tokens. UsageError where the ranks cannot divide it."""
-    return KvCacheSize(context_tokens, components_of(spec.layers, settings))
+    """The KV cache of one sequence of ``context_tokens`` tokens. UsageError where the ranks cannot divide it.
+
+    A window that no sequence of the model fills (Phi-3.5: 262,144 of 131,072 positions) is full attention.
+    """
+    components = components_of(spec.layers, settings)
+    if spec.max_position_embeddings is not None:
+        components = _without_idle_windows(components, max(spec.max_position_embeddings, context_tokens))
+    return KvCacheSize(context_tokens, components)
+
+
+def _without_idle_windows(components: tuple[KvComponent, ...], longest_tokens: int) -> tuple[KvComponent, ...]:
+    """``components``, those whose window holds ``longest_tokens`` being full attention: each token is one more."""
+    counts: dict[CacheEntry, int] = {}
+    for component in components:
+        entry, window = component.entry, component.entry.window_tokens
+        if window is not None and window >= longest_tokens:
+            formula = f"{entry.formula} (its window of {window:,} tokens never fills)"
+            entry = replace(entry, kind="full", window_tokens=None, formula=formula)
+        counts[entry] = counts.get(entry, 0) + component.num_layers
+    return tuple(KvComponent(entry, count) for entry, count in counts.items())

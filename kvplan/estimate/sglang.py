@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan.catalog.gpus import GpuProfile
-from kvplan.catalog.spec import LatentAttention, ModelSpec
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.kv_cache import CacheEntry, CacheSettings, layer_entries
+from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.weights import rank_weight_bytes, stored_formats
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB, MIB
@@ -83,7 +84,7 @@ def predict_sglang(
     weight_bytes = rank_weight_bytes(
         spec,
         range(spec.num_layers),
-        tensor_parallel_size=settings.tensor_parallel_size,
+        layout=ParallelLayout.of(settings),
         dtype=dtype,
         formats=stored_formats(spec, settings.quantization),
         max_model_len=spec.max_position_embeddings or 1,
@@ -135,7 +136,7 @@ def _state_slots(rest_bytes: int, state_bytes: int) -> int:
 
 def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str) -> _Cells:
     kv_dtype = "fp8" if settings.kv_cache_dtype.startswith("fp8") else settings.kv_cache_dtype
-    is_sparse = any(isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer for layer in spec.layers)
+    is_sparse = spec.has_indexer
     cache = CacheSettings(
         model_dtype=dtype,
         kv_dtype=cache_dtype(dtype, kv_dtype),

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
 from math import ceil, prod
-from typing import Literal
 
+from kvplan.catalog.checkpoint.stored import StoredCheckpoint, StoredKind, StoredWeights
 from kvplan.catalog.spec import ModelSpec, QuantizationSpec
 from kvplan.catalog.tensors import Tensor
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import element_bytes
 
-WeightKind = Literal["embedding", "head", "attention", "state mixer", "feed-forward", "experts", "other", "stored"]
+WeightKind = StoredKind
 _QUANTIZED_ROLES = ("linear", "expert")
 
 _ALIASES: dict[str, tuple[str, ...]] = {
@@ -35,15 +35,24 @@ _ALIASES: dict[str, tuple[str, ...]] = {
 }
 """Other names under which published lists know a module of ours."""
 
+_LEFT_ALONE = ("mtp",)
+"""Tools that quantize a checkpoint load it without its multi-token-prediction layers, and copy them as they are."""
+
 NAMED_FORMATS: dict[str, QuantizationSpec] = {
     "fp8": QuantizationSpec("fp8", 8, "tensor", scale_dtype="float32"),
     "fp8-block": QuantizationSpec("fp8", 8, "block", block_shape=(128, 128), scale_dtype="float32"),
-    "int8": QuantizationSpec("compressed-tensors", 8, "channel", scale_dtype="float32"),
-    "awq": QuantizationSpec("awq", 4, "group", group_size=128, has_zero_points=True),
-    "gptq": QuantizationSpec("gptq", 4, "group", group_size=128, has_zero_points=True, has_act_order=True),
-    "int4": QuantizationSpec("compressed-tensors", 4, "group", group_size=128, scale_dtype="bfloat16"),
+    "int8": QuantizationSpec("compressed-tensors", 8, "channel", scale_dtype="float32", ignore=_LEFT_ALONE),
+    "awq": QuantizationSpec("awq", 4, "group", group_size=128, has_zero_points=True, ignore=_LEFT_ALONE),
+    "gptq": QuantizationSpec(
+        "gptq", 4, "group", group_size=128, has_zero_points=True, has_act_order=True, ignore=_LEFT_ALONE
+    ),
+    "int4": QuantizationSpec(
+        "compressed-tensors", 4, "group", group_size=128, scale_dtype="bfloat16", ignore=_LEFT_ALONE
+    ),
     "mxfp4": QuantizationSpec("mxfp4", 4, "group", group_size=32, scale_dtype="fp8"),
-    "nvfp4": QuantizationSpec("nvfp4", 4, "group", group_size=16, scale_dtype="fp8", static_input_scale=True),
+    "nvfp4": QuantizationSpec(
+        "nvfp4", 4, "group", group_size=16, scale_dtype="fp8", static_input_scale=True, ignore=_LEFT_ALONE
+    ),
     "bitsandbytes": QuantizationSpec("bitsandbytes", 4, "group", group_size=64, scale_dtype="float32"),
 }
 """What ``--quantization NAME`` makes of a model that is published unquantized: each format's usual recipe."""
@@ -93,7 +102,7 @@ def _compiled(entries: tuple[str, ...]) -> _Names:
                 continue
             continue
         if entry.startswith("mtp"):
-            continue  # multi-token layers have numbers of their own, and are not sized here
+            continue  # multi-token layers: kvplan.estimate.vllm.drafters
         name = re.sub(r"^.*?(?=layers\.\d)", "", entry)
         name = re.sub(r"experts\.\d+\.", "experts.*.", name)
         if "*" in name.replace("experts.*.", ""):
@@ -105,9 +114,17 @@ def _compiled(entries: tuple[str, ...]) -> _Names:
     return _Names(frozenset(exact), joined, tuple(patterns))
 
 
-def _candidates(tensor_name: str, layer_index: int | None) -> list[str]:
+def candidate_names(tensor_name: str) -> list[str]:
+    """The names under which published lists may know a module of a layer."""
     head, _, last = tensor_name.rpartition(".")
     names = [tensor_name, *(f"{head}.{alias}" if head else alias for alias in _ALIASES.get(last, ()))]
+    if head == "self_attn":
+        names.append(f"mixer.{last}")  # Nemotron-H calls every kind of layer so
+    return names
+
+
+def _candidates(tensor_name: str, layer_index: int | None) -> list[str]:
+    names = candidate_names(tensor_name)
     return names if layer_index is None else [f"layers.{layer_index}.{name}" for name in names]
 
 
@@ -166,7 +183,8 @@ class WeightComponent:
     @property
     def formula(self) -> str:
         bits = 8 * self.num_bytes / self.num_elements if self.num_elements else 0.0
-        return f"{self.num_elements:,} weights x {bits:.4g} bit ({self.format})"
+        counted = "numbers" if self.format.endswith("as stored") else "weights"
+        return f"{self.num_elements:,} {counted} x {bits:.4g} bit ({self.format})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +253,8 @@ def _names_layers(quantization: QuantizationSpec | None) -> bool:
 
 def size_weights(spec: ModelSpec, dtype: str, *, quantized: bool = True) -> WeightBytes:
     """The weights with everything unquantized in ``dtype``; ``quantized=False`` as if they were published plain."""
-    if quantized and spec.stored_weights:
-        stored = spec.stored_weights
-        return WeightBytes(
-            tuple(WeightComponent("stored", each.type_name, each.num_elements, each.num_bytes) for each in stored)
-        )
+    if quantized and spec.checkpoint is not None:
+        return WeightBytes(tuple(_stored_components(spec.checkpoint, dtype)))
     quantization = spec.quantization if quantized else None
     sums: dict[tuple[WeightKind, str], tuple[int, int]] = {}
     for place in _placed(spec, quantization):
@@ -256,6 +271,22 @@ def size_weights(spec: ModelSpec, dtype: str, *, quantized: bool = True) -> Weig
     return WeightBytes(tuple(components))
 
 
+def served_bytes(stored: Iterable[StoredWeights], dtype: str) -> int:
+    """Bytes of stored weights once they are loaded: floats in ``dtype``, everything else as it is stored."""
+    return sum(each.num_elements * element_bytes(dtype) if each.is_float else each.num_bytes for each in stored)
+
+
+def _stored_components(checkpoint: StoredCheckpoint, dtype: str) -> Iterable[WeightComponent]:
+    """The language model as a checkpoint stores it and an engine loads it. A packed number holds several weights."""
+    sums: dict[tuple[StoredKind, str], tuple[int, int]] = {}
+    for each in checkpoint.language_model:
+        as_it_is = each.type_name if each.kind == "stored" else f"{each.type_name} as stored"
+        key = (each.kind, dtype if each.is_float else as_it_is)
+        elements, total = sums.get(key, (0, 0))
+        sums[key] = (elements + each.num_elements, total + served_bytes((each,), dtype))
+    return (WeightComponent(kind, label, *sums[kind, label]) for kind, label in sums)
+
+
 def format_label(quantization: QuantizationSpec) -> str:
     """``awq 4-bit, group 128`` and the like."""
     bits = f"{quantization.bits:g}-bit"
@@ -268,6 +299,8 @@ def format_label(quantization: QuantizationSpec) -> str:
 
 def extra_bytes(spec: ModelSpec, dtype: str) -> int:
     """Towers and projectors beside the language model, which servers load too; those without a count add nothing."""
+    if spec.checkpoint is not None and spec.checkpoint.towers:
+        return served_bytes(spec.checkpoint.towers, dtype)
     kinds = ("vision", "audio", "encoder", "projector")
     counted = (extra.num_parameters or 0 for extra in spec.extras if extra.kind in kinds)
     return sum(counted) * element_bytes(dtype)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_account import engine_outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,13 +16,10 @@ from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.paths import profiles_dir
 from kvplan.settings import ServingSettings
-from kvplan_engine import ContextTooLong, Engine, EngineConfig, EngineError, OutOfDeviceMemory
+from kvplan_engine import Engine, EngineConfig, EngineError
 from kvplan_engine.checkpoints.config_json import load_model_config
 from kvplan_engine.checkpoints.families import SUPPORTED_ARCHITECTURES
-from kvplan_engine.checkpoints.weights import num_parameters
 from kvplan_engine.device.overhead import CPU_OVERHEAD_BYTES
-from kvplan_engine.memory.breakdown import DTYPE_BYTES, workspace_buffers
-from kvplan_engine.memory.plan import plan_memory, resolve_max_model_len
 
 GIB = 1024**3
 
@@ -43,41 +41,6 @@ def _native_profiles() -> list[str]:
 
 
 NATIVE = _native_profiles()
-
-
-def _engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict[str, Any]:
-    """What the engine's own arithmetic gives, with nothing allocated."""
-    model = load_model_config(config.model)
-    try:
-        max_model_len = resolve_max_model_len(config, model)
-        buffers = workspace_buffers(
-            model,
-            dtype,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=max_model_len,
-            block_size=config.block_size,
-        )
-        memory = plan_memory(
-            config,
-            model,
-            config.kv_dtype(dtype),
-            max_model_len,
-            device_total_bytes=device_bytes,
-            weight_bytes=num_parameters(model) * DTYPE_BYTES[dtype],
-            workspace_bytes=sum(buffer.num_bytes for buffer in buffers),
-            overhead_bytes=CPU_OVERHEAD_BYTES,
-        )
-    except (OutOfDeviceMemory, ContextTooLong) as refusal:
-        return {"outcome": refusal.status}
-    return {
-        "outcome": "ok",
-        "block_bytes": memory.block_bytes,
-        "num_blocks": memory.num_blocks,
-        "weight_bytes": memory.weight_bytes,
-        "activation_bytes": memory.activation_bytes,
-        "kv_pool_bytes": memory.kv_pool_bytes,
-    }
 
 
 @pytest.mark.slow
@@ -113,7 +76,7 @@ def test_the_same_outcome_the_same_bytes_the_same_blocks(
         "dtype": dtype,
         "kv_cache_dtype": kv_cache_dtype,
     }
-    engine = _engine_outcome(EngineConfig(model=name, **common), dtype, device_bytes)
+    engine = engine_outcome(EngineConfig(model=name, **common), dtype, device_bytes)
     planner = predict(resolve_model(name), ServingSettings(**common), EngineDevice(device_bytes))
     assert planner.outcome == engine.pop("outcome")
     for figure, value in engine.items():

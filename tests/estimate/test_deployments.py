@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import ENGINES, EngineChoice
-from kvplan.catalog.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.deployments import PLACED_BY, place
 from kvplan.settings import ServingSettings

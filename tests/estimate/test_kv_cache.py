@@ -83,3 +83,18 @@ def test_stages_together_hold_what_one_rank_would():
     whole = size_sequence(spec, 5000, CacheSettings()).logical_bytes
     parts = [components_of(spec.layers[part.start : part.stop], CacheSettings()) for part in pipeline_slices(62, 3)]
     assert whole == sum(component.logical_bytes(5000) for part in parts for component in part)
+
+
+def test_a_window_longer_than_the_model_is_full_attention():
+    spec = resolve_model("phi-3.5-mini")
+    (component,) = (found := size_sequence(spec, 131_072, CacheSettings())).components
+    assert (component.kind, found.bytes_per_token, found.fixed_bytes_per_sequence) == ("full", 393_216, 0)
+    assert found.logical_bytes == 393_216 * 131_072
+    beyond = size_sequence(spec, 400_000, CacheSettings())
+    assert beyond.logical_bytes == 393_216 * 262_144, "past the positions, the window does cap"
+
+
+def test_the_next_token_costs_what_open_windows_keep_too():
+    spec = resolve_model("gemma-3-27b")
+    costs = [size_sequence(spec, context, CacheSettings()).next_token_bytes for context in (512, 1024, 131_072)]
+    assert costs == [81_920 + 425_984, 81_920, 81_920]

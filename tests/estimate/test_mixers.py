@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from kvplan.catalog.gpus import find_gpu
+from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import LayerSpec
 from kvplan.cli import main
@@ -15,8 +15,10 @@ from kvplan.estimate.kv_cache import CacheSettings, layer_entries
 from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.estimate.mixers import activation_width, attention_spans, merged_spans
-from kvplan.estimate.speed.latency import model_work, prefill_seconds
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.latency import prefill_seconds
 from kvplan.estimate.speed.step_time import step_shape
+from kvplan.estimate.speed.work import model_work
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
@@ -47,7 +49,7 @@ V4 = resolve_model("deepseek-v4-flash")
         lambda layer: activation_width(layer.mixer, 1),
         lambda layer: predict_vllm(replace(LLAMA, layers=(layer,)), find_gpu("h100")),
         lambda layer: predict(replace(LLAMA, layers=(layer,)), ServingSettings(), EngineDevice(80 * GIB)),
-        lambda layer: model_work(replace(LLAMA, layers=(layer,)), GIB, "bfloat16", 1),
+        lambda layer: model_work(replace(LLAMA, layers=(layer,)), GIB, "bfloat16", ParallelLayout(1)),
     ],
 )
 def test_an_unknown_kind_is_refused_by_name(ask) -> None:  # type: ignore[no-untyped-def]
@@ -83,7 +85,7 @@ def test_compressed_attention_reads_its_window_what_it_chose_and_the_indexer() -
 
 
 def test_its_attention_makes_long_prompts_slower() -> None:
-    work = model_work(V4, 40 * GIB, "bfloat16", 4)
+    work = model_work(V4, 40 * GIB, "bfloat16", ParallelLayout(4))
     without = replace(work, attention=())
     long, free = (prefill_seconds(each, find_gpu("b200"), 131072).low for each in (work, without))
     assert long > 1.05 * free

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.catalog.gpus import find_gpu
+from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec

@@ -38,6 +38,8 @@ def resolve_settings(spec: ModelSpec, asked: ServingSettings, device: EngineDevi
     asked.check()
     if asked.tensor_parallel_size * asked.pipeline_parallel_size != 1:
         raise UsageError("kvplan's engine runs on one device.", hint="use --engine vllm for more than one GPU")
+    if spec.drafter is not None:
+        raise UsageError("kvplan's engine does not decode speculatively.", hint="use --engine vllm")
     max_model_len = asked.max_model_len or spec.max_position_embeddings
     if max_model_len is None:
         raise KvplanError(f"The config of {spec.id} gives no maximum length.", hint="give one: --max-model-len 4096")
@@ -58,9 +60,13 @@ def resolve_settings(spec: ModelSpec, asked: ServingSettings, device: EngineDevi
 
 
 def engine_dtype(spec: ModelSpec, requested: str, device: EngineDevice) -> str:
-    """``requested``; "auto": as published on a GPU, on a CPU bfloat16 where it computes in that, else float32."""
+    """``requested``; "auto" on a CPU: bfloat16 where it computes in that, else float32.
+
+    "auto" on a GPU: as published, in bfloat16 where that is float32, and in float16 where the GPU has no bfloat16.
+    """
     if requested != "auto":
         return requested
-    if device.kind == "cuda":
-        return spec.dtype
-    return "bfloat16" if device.has_bfloat16_units and spec.dtype != "float32" else "float32"
+    if device.kind != "cuda":
+        return "bfloat16" if device.has_bfloat16_units and spec.dtype != "float32" else "float32"
+    has_bfloat16 = device.compute_capability is None or device.compute_capability >= (8, 0)
+    return "bfloat16" if spec.dtype != "float16" and has_bfloat16 else "float16"

@@ -1,6 +1,10 @@
 """How fast a model is served: ranges from data sheets or measured profiles, and simulations of whole workloads.
 
 latency             TTFT, TPOT and throughput of a steady state; called by estimate and plan
+work                what one rank reads and computes in a step, for every parallel layout
+clocks              seconds of a step and of a prompt: by data sheet, or as measured
+collectives         what ranks send each other, and over which link
+speculation         what a drafter's tokens gain and cost
 device_speed        the same for an estimate's deployments
 step_time           seconds of one step, in coefficients that ``kvplan calibrate`` fits
 batching            continuous batching simulated request by request; called by sweeps' forecasts

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvplan.catalog.gpus import GpuProfile
-from kvplan.catalog.measured import MeasuredProfiles, Origin
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.measured import MeasuredProfiles, Origin
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.deployments import Deployment
-from kvplan.estimate.kv_cache import CacheSettings, size_sequence
-from kvplan.estimate.speed.latency import DeviceSpeed, Range, ServingSpeed, model_work, serving_speed
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.clocks import DeviceSpeed
+from kvplan.estimate.speed.latency import Range, ServingSpeed, serving_speed
+from kvplan.estimate.speed.work import kv_read_bytes, model_work
 
 PROMPT_TOKENS = 512
 ANSWER_TOKENS = 128
@@ -49,7 +52,7 @@ def deployment_speeds(
     cache: CacheSettings,
     measured: MeasuredProfiles,
 ) -> tuple[DeploymentSpeed | None, ...]:
-    """One per deployment; None where it does not fit, or its layers are spread over GPUs."""
+    """One per deployment; None where it does not fit."""
     return tuple(
         _speed(spec, gpu, deployment, cache, measured) for gpu, deployment in zip(gpus, deployments, strict=True)
     )
@@ -58,15 +61,17 @@ def deployment_speeds(
 def _speed(
     spec: ModelSpec, gpu: GpuProfile, deployment: Deployment, cache: CacheSettings, measured: MeasuredProfiles
 ) -> DeploymentSpeed | None:
-    if not deployment.fits or deployment.settings.pipeline_parallel_size > 1:
+    if not deployment.fits:
         return None
-    work = model_work(spec, deployment.weight_bytes, cache.model_dtype, deployment.settings.tensor_parallel_size)
+    layout = ParallelLayout.of(deployment.settings)
+    work = model_work(spec, deployment.weight_bytes, cache.model_dtype, layout)
     profile = measured.for_gpu(gpu, cache.model_dtype)
     known = None if profile is None else DeviceSpeed.of(profile, spec.id, cache.model_dtype)
     context = PROMPT_TOKENS + ANSWER_TOKENS // 2
-    kv_bytes = size_sequence(spec, context, cache).logical_bytes / deployment.settings.tensor_parallel_size
+    on_a_rank = replace(cache, tensor_parallel_size=layout.tensor_parallel_size)
+    kv_bytes = kv_read_bytes(spec, context, on_a_rank)
     room = deployment.kv_cache_tokens // (PROMPT_TOKENS + ANSWER_TOKENS)
-    users = max(min(room, deployment.settings.max_num_seqs), 1)
+    users = max(min(room, layout.data_parallel_size * deployment.settings.max_num_seqs), 1)
 
     def with_users(number: int) -> ServingSpeed:
         return serving_speed(work, gpu, number, PROMPT_TOKENS, ANSWER_TOKENS, kv_bytes, known)

@@ -1,8 +1,10 @@
 """vLLM's start-up predicted, release by release: the memory of each rank, blocks, and what it prints or fails with.
 
 prediction       ``predict_vllm``: everything put together
+ranges           how far the KV pool can lie from it, and why
 settings         what a release makes of the user's settings on a GPU (``ResolvedSettings``)
-weights          a rank's share of the weights
+weights, stored  a rank's share of the weights; scaled to what a checkpoint stores
+drafters         what a drafter takes beside the model
 activation       the peak of the profile run: encoder, decoder, sampler
 vision           what the profile run feeds a vision encoder
 budget, kernels  memory outside torch, CUDA graphs, kernels' workspaces and paddings

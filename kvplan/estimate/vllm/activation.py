@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
-from kvplan.catalog.gpus import GpuProfile
 from kvplan.catalog.spec import (
     DenseFeedForward,
     FeedForward,
@@ -29,6 +29,7 @@ from kvplan.catalog.spec import (
 from kvplan.errors import unhandled_kind
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.mixers import activation_width
+from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.first_awq import first_awq_bytes
 from kvplan.estimate.vllm.settings import ResolvedSettings, compute_capability
 from kvplan.estimate.vllm.vision import VisionProfile, vision_profile
@@ -51,6 +52,8 @@ _BLAS_WORKSPACE = 8320 * KIB
 _RESIDUAL_WIDTHS = 3
 _LATENT_CHUNK_TOKENS = 64 * KIB
 _VOCAB_PADDING = 64
+_EXPERT_CHUNK_TOKENS = 16 * KIB
+"""Tokens that the fused experts take at once (vllm/envs.py: VLLM_FUSED_MOE_CHUNK_SIZE, 32k before 0.13)."""
 _INDEXER_LOGIT_BYTES = 512 * MIB
 """What the profile run sets aside for the scores of a sparse indexer (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)."""
 
@@ -138,9 +141,26 @@ def decoder_bytes(
         widths += 1  # the all-reduce's output, before its input is freed
     if settings.pipeline_parallel_size > 1:
         widths += 2  # hidden states and residual, handed from stage to stage
-    inner = max((_layer_width(layer, settings.tensor_parallel_size) for layer in layers), default=0)
+    layout = ParallelLayout.of(settings)
+    inner = max((_layer_width(layer, layout) for layer in layers), default=0)
     chunk = max((_latent_chunk_bytes(layer, settings) for layer in layers), default=0)
-    return tokens * (widths * spec.hidden_size + inner) * size + chunk
+    gathered = max((_gathered_bytes(layer, spec, settings) for layer in layers), default=0)
+    return tokens * (widths * spec.hidden_size + inner) * size + max(chunk, gathered)
+
+
+def _gathered_bytes(layer: LayerSpec, spec: ModelSpec, settings: FilledSettings) -> int:
+    """What data-parallel experts work on: every group's tokens before and after, and the experts' buffers for a chunk.
+
+    All groups run a step together, and each rank gathers the tokens of all (vllm's default, allgather_reducescatter).
+    Derived, not measured: none of the collected start-ups has data-parallel experts.
+    """
+    layout, part = ParallelLayout.of(settings), layer.feed_forward
+    if not layout.exchanges_tokens or not isinstance(part, MoeFeedForward):
+        return 0
+    size = element_bytes(settings.dtype)
+    tokens = layout.data_parallel_size * settings.max_num_batched_tokens
+    more = min(tokens, _EXPERT_CHUNK_TOKENS) - settings.max_num_batched_tokens
+    return (2 * tokens * spec.hidden_size + max(more, 0) * _experts_width(part, layout)) * size
 
 
 def kept_reduction_bytes(spec: ModelSpec, num_layers: int, settings: FilledSettings, release: VllmRelease) -> int:
@@ -157,26 +177,28 @@ def kept_reduction_bytes(spec: ModelSpec, num_layers: int, settings: FilledSetti
     return (1 + 2 * num_layers) * tensor_bytes
 
 
-def _layer_width(layer: LayerSpec, tp: int) -> int:
+def _layer_width(layer: LayerSpec, layout: ParallelLayout) -> int:
     """Elements per token inside the widest part of a layer on one rank, beside the residual stream."""
-    mixers = (activation_width(mixer, tp) for mixer in layer.mixers)
-    return max([*mixers, _feed_forward_width(layer.feed_forward, tp)])
+    mixers = (activation_width(mixer, layout.tensor_parallel_size) for mixer in layer.mixers)
+    return max([*mixers, _feed_forward_width(layer.feed_forward, layout)])
 
 
-def _feed_forward_width(part: FeedForward | None, tp: int) -> int:
+def _feed_forward_width(part: FeedForward | None, layout: ParallelLayout) -> int:
+    tp = layout.tensor_parallel_size
     if part is None:
         return 0
     if isinstance(part, DenseFeedForward):
         return (3 if part.gated else 2) * part.intermediate_size // tp
     if isinstance(part, MoeFeedForward):
-        shared = (3 if part.gated else 2) * part.shared_intermediate_size // tp
-        return max(shared, _experts_width(part, tp))
+        shared = (3 if part.gated else 2) * part.shared_intermediate_size // layout.shared_expert_slices
+        return max(shared, _experts_width(part, layout))
     raise unhandled_kind(part, "_feed_forward_width")
 
 
-def _experts_width(part: MoeFeedForward, tp: int) -> int:
+def _experts_width(part: MoeFeedForward, layout: ParallelLayout) -> int:
+    """Elements per token of the experts' two buffers. Rows of experts elsewhere are allocated too, and stay unused."""
     hidden = _hidden_of(part)
-    inner = part.expert_intermediate_size // tp
+    inner = part.expert_intermediate_size // layout.expert_slices
     up = (2 if part.gated else 1) * inner
     return part.experts_per_token * (max(inner, hidden) + max(up, hidden))
 
@@ -192,7 +214,7 @@ def moe_workspace_bytes(spec: ModelSpec, layers: tuple[LayerSpec, ...], settings
     width = 0
     for layer in layers:
         if isinstance(layer.feed_forward, MoeFeedForward):
-            width = max(width, _experts_width(layer.feed_forward, settings.tensor_parallel_size))
+            width = max(width, _experts_width(layer.feed_forward, ParallelLayout.of(settings)))
     return settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
 
 

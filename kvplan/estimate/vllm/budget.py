@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
+from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
-from kvplan.catalog.gpus import GpuProfile
 from kvplan.estimate.vllm.settings import compute_capability
 from kvplan.settings import FilledSettings
 from kvplan.units import GIB, MIB
@@ -44,12 +44,17 @@ _GRAPH_SHARE_ELSEWHERE = 0.63
 """On other GPUs: median of ten start-ups from seven sources on A100, A40, A6000, L4 and GB10 (0.4 to 0.8)."""
 
 
-def non_torch_bytes(gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> int:
-    """CUDA context growth, cuBLAS handles, JIT-compiled modules, and with several GPUs the communicators' buffers."""
+def non_torch_bytes(
+    gpu: GpuProfile, settings: FilledSettings, release: VllmRelease, *, exchanges_tokens: bool = False
+) -> int:
+    """CUDA context growth, cuBLAS handles, JIT-compiled modules, and with several GPUs the communicators' buffers.
+
+    ``exchanges_tokens``: data-parallel groups send tokens to each other's experts.
+    """
     if not release.counts_non_torch:
         return 0
     total = _since(_HOPPER_GIB if _is_hopper_or_later(gpu) else _OLDER_GIB, release)
-    if settings.tensor_parallel_size > 1:
+    if settings.tensor_parallel_size > 1 or exchanges_tokens:
         total += _parallel_extra_gib(gpu, settings.tensor_parallel_size, release)
     if gpu.unified_memory:
         total += _UNIFIED_EXTRA_GIB

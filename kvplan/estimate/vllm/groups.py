@@ -100,6 +100,10 @@ def _group_blocks(page: LayerPage, shape: RequestShape) -> int:
 def longest_that_fits(plan: BlockPlan, shape: RequestShape, pool_bytes: int) -> int:
     """The largest ``max_model_len``, at most the given one, of which one request fits the pool; 0 when none does."""
     low, high = 0, shape.max_model_len
+    if blocks_per_request(plan, shape) * plan.bytes_per_block <= pool_bytes:
+        return high
+    if plan.bytes_per_block > pool_bytes:
+        return 0
     while low < high:
         middle = (low + high + 1) // 2
         needed = blocks_per_request(plan, replace(shape, max_model_len=middle)) * plan.bytes_per_block

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
-from kvplan.catalog.gpus import GpuProfile
 from kvplan.catalog.spec import LayerSpec, SoftmaxAttention
 from kvplan.estimate.vllm.settings import compute_capability, runs_flashinfer
 from kvplan.settings import FilledSettings

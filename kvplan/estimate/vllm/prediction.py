@@ -9,17 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease, vllm_release
-from kvplan.catalog.gpus import GpuProfile
-from kvplan.catalog.spec import LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention
-from kvplan.errors import UsageError
+from kvplan.catalog.spec import Drafter, LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention
+from kvplan.catalog.speculation.heads import multi_token_model
 from kvplan.estimate.kv_cache import CacheSettings, pipeline_slices
+from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak
 from kvplan.estimate.vllm.budget import cudagraph_bytes, non_torch_bytes, requested_bytes
+from kvplan.estimate.vllm.division import check_division
+from kvplan.estimate.vllm.drafters import cached_layers, drafter_weight_bytes, with_drafter_peak
 from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_request, longest_that_fits, plan_blocks
 from kvplan.estimate.vllm.kernels import MXFP4_INNER_STEP, attention_workspace_bytes, mxfp4_inner_step
 from kvplan.estimate.vllm.settings import ResolvedSettings, resolve_settings
-from kvplan.estimate.vllm.weights import StoredFormats, drafters, rank_weight_bytes, stored_formats
+from kvplan.estimate.vllm.weights import StoredFormats, rank_weight_bytes, stored_formats
 from kvplan.settings import FilledSettings, ServingSettings
 
 VllmOutcome = Literal["ok", "oom_weights", "oom_kv_init", "rejected_ctx"]
@@ -75,7 +78,7 @@ class VllmPrediction:
         return self.outcome == "ok"
 
 
-Memo = dict[tuple[object, ...], "RankParts | StoredFormats"]
+Memo = dict[tuple[object, ...], "RankParts | StoredFormats | ModelSpec | bool"]
 """What does not depend on the GPU, kept between predictions for one model (a search tries many GPUs)."""
 
 
@@ -103,9 +106,10 @@ def predict_vllm(
     model that does not fit is an ``outcome``, not an error.
     """
     release = vllm_release(version)
-    resolved = resolve_settings(spec, gpu, settings, release)
-    _check_heads(spec, resolved.serving.tensor_parallel_size)
     memo = {} if memo is None else memo
+    spec = _with_own_drafter(spec, settings, memo)
+    resolved = resolve_settings(spec, gpu, settings, release)
+    _check_division(spec, ParallelLayout.of(resolved.serving), memo)
     ranks = [
         _rank_memory(spec, part, gpu, resolved, release, memo)
         for part in pipeline_slices(spec.num_layers, resolved.serving.pipeline_parallel_size)
@@ -113,13 +117,24 @@ def predict_vllm(
     return _prediction(spec, ranks, resolved, release)
 
 
-def _check_heads(spec: ModelSpec, tensor_parallel_size: int) -> None:
-    for layer in spec.layers:
-        if isinstance(layer.mixer, SoftmaxAttention) and layer.mixer.num_heads % tensor_parallel_size:
-            raise UsageError(
-                f"{layer.mixer.num_heads} attention heads cannot be divided over {tensor_parallel_size} GPUs.",
-                hint="choose a --tensor-parallel-size that divides the heads",
-            )
+def _with_own_drafter(spec: ModelSpec, settings: ServingSettings, memo: Memo) -> ModelSpec:
+    """``spec`` with its multi-token-prediction layers as drafter, for callers that only give a number of tokens."""
+    if spec.drafter is not None or not settings.num_speculative_tokens:
+        return spec
+    key = (id(spec), "drafter", settings.num_speculative_tokens)
+    found = memo.get(key)
+    if not isinstance(found, ModelSpec):
+        model = multi_token_model(spec)
+        drafter = None if model is None else Drafter("mtp", spec.id, settings.num_speculative_tokens, model)
+        found = memo[key] = replace(spec, drafter=drafter)
+    return found
+
+
+def _check_division(spec: ModelSpec, layout: ParallelLayout, memo: Memo) -> None:
+    key = (id(spec), "divides", layout)
+    if key not in memo:
+        check_division(spec, layout)
+        memo[key] = True
 
 
 _EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3")
@@ -127,17 +142,22 @@ _EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3")
 
 def cache_settings(spec: ModelSpec, settings: FilledSettings) -> CacheSettings:
     """How the KV cache is stored on one rank. Sparse latent attention in 8 bits has a layout of its own."""
-    is_sparse = any(isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer for layer in spec.layers)
-    kv_dtype = settings.kv_cache_dtype
-    if is_sparse and kv_dtype in _EIGHT_BIT_FLOATS:
-        kv_dtype = "fp8_ds_mla"
-    return CacheSettings(
+    cache = CacheSettings(
         model_dtype=settings.dtype,
-        kv_dtype=kv_dtype,
+        kv_dtype=settings.kv_cache_dtype,
         tensor_parallel_size=settings.tensor_parallel_size,
         encoder_tokens=settings.encoder_tokens,
-        indexer_dtype="fp8" if is_sparse else None,
+        num_speculative_tokens=settings.num_speculative_tokens,
     )
+    return as_vllm_stores(spec, cache)
+
+
+def as_vllm_stores(spec: ModelSpec, cache: CacheSettings) -> CacheSettings:
+    """``cache`` with the layouts of sparse latent attention: index keys and, in 8 bits, rows of their own."""
+    if not spec.has_indexer:
+        return cache
+    kv_dtype = "fp8_ds_mla" if cache.kv_dtype in _EIGHT_BIT_FLOATS else cache.kv_dtype
+    return replace(cache, kv_dtype=kv_dtype, indexer_dtype="fp8")
 
 
 def _rank_memory(
@@ -145,21 +165,19 @@ def _rank_memory(
 ) -> RankMemory:
     settings = resolved.serving
     parts = _rank_parts(spec, part, gpu, settings, release, memo)
+    samples = part.stop == spec.num_layers
+    peak = activation_peak(
+        spec, parts.layer_kinds, gpu, resolved, release, num_layers=parts.num_layers, samples=samples
+    )
     graphs = cudagraph_bytes(parts.num_layers, gpu, settings)
     if graphs:
         graphs += attention_workspace_bytes(parts.layer_kinds, gpu, settings, release)
     return RankMemory(
         weight_bytes=parts.weight_bytes,
-        activation=activation_peak(
-            spec,
-            parts.layer_kinds,
-            gpu,
-            resolved,
-            release,
-            num_layers=parts.num_layers,
-            samples=part.stop == spec.num_layers,
+        activation=with_drafter_peak(peak, spec, gpu, settings, release) if samples else peak,
+        non_torch_bytes=non_torch_bytes(
+            gpu, settings, release, exchanges_tokens=spec.is_mixture and ParallelLayout.of(settings).exchanges_tokens
         ),
-        non_torch_bytes=non_torch_bytes(gpu, settings, release),
         cudagraph_bytes=graphs,
         subtracted_graph_bytes=graphs if resolved.subtract_graphs else 0,
         requested_bytes=requested_bytes(settings),
@@ -178,13 +196,13 @@ def _formats(spec: ModelSpec, requested: str, memo: Memo) -> StoredFormats:
 def _rank_parts(
     spec: ModelSpec, part: range, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease, memo: Memo
 ) -> RankParts:
-    tp, quantization = settings.tensor_parallel_size, settings.quantization
+    layout, quantization = ParallelLayout.of(settings), settings.quantization
     cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens)
     # Only padded experts differ between GPUs; for other models a search over GPUs finds the parts in the memo.
     is_padded = spec.quantization is not None and spec.quantization.method == "mxfp4"
     inner_step = mxfp4_inner_step(gpu, release) if is_padded else MXFP4_INNER_STEP
     loaded = (settings.num_speculative_tokens, settings.language_model_only, inner_step)
-    key = (id(spec), part, tp, settings.dtype, quantization, settings.max_model_len, cached, loaded, release)
+    key = (id(spec), part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, release)
     known = memo.get(key)
     if isinstance(known, RankParts):
         return known
@@ -194,27 +212,20 @@ def _rank_parts(
     weight_bytes = rank_weight_bytes(
         spec,
         part,
-        tensor_parallel_size=tp,
+        layout=layout,
         dtype=settings.dtype,
         formats=_formats(spec, quantization, memo),
         max_model_len=settings.max_model_len,
-        with_drafter=settings.num_speculative_tokens > 0,
         with_towers=not settings.language_model_only,
         expert_inner_step=inner_step,
     )
-    if settings.num_speculative_tokens and part.stop == spec.num_layers:
-        layers += _drafter_layers(spec)
+    if spec.drafter is not None and part.stop == spec.num_layers:
+        weight_bytes += drafter_weight_bytes(spec, spec.drafter, layout, settings.dtype, settings.max_model_len)
+        layers += cached_layers(spec.drafter)
     blocks = plan_blocks(layers, cache_settings(spec, settings), settings.block_size, release)
     found = RankParts(len(layers), _distinct(layers), weight_bytes, blocks)
     memo[key] = found
     return found
-
-
-def _drafter_layers(spec: ModelSpec) -> tuple[LayerSpec, ...]:
-    """Layers for multi-token prediction cache like the model's last attention layer."""
-    count = sum(max(extra.num_layers, 1) for extra in drafters(spec))
-    attending = [layer for layer in spec.layers if isinstance(layer.mixer, (SoftmaxAttention, LatentAttention))]
-    return (replace(attending[-1], feed_forward=None, tensors=()),) * count if attending else ()
 
 
 def _distinct(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan.catalog.engines import VllmRelease
-from kvplan.catalog.gpus import GpuProfile
-from kvplan.catalog.spec import LatentAttention, ModelSpec
-from kvplan.errors import KvplanError
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.engines import VllmRelease, vllm_refusal
+from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import GIB
@@ -47,8 +47,14 @@ def runs_flashinfer(gpu: GpuProfile) -> bool:
 def resolve_settings(
     spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease
 ) -> ResolvedSettings:
-    """The settings vLLM would run with. UsageError for one out of range, KvplanError without a maximum length."""
+    """The settings vLLM would run with. UsageError for one out of range or that the release refuses.
+
+    KvplanError without a maximum length.
+    """
     asked.check()
+    refusal = vllm_refusal(asked, release)
+    if refusal is not None:
+        raise UsageError(f"{refusal[:1].upper()}{refusal[1:]}.", hint="leave it out, and vLLM decides")
     notes: list[str] = []
     max_model_len = asked.max_model_len or spec.max_position_embeddings
     if max_model_len is None:
@@ -62,6 +68,7 @@ def resolve_settings(
         notes.append(f"gpu_memory_utilization {utilization}: vLLM {release.text}'s default.")
     tokens, rows = _batch_limits(gpu, total, asked, release, max_model_len, notes)
     dtype = serving_dtype(spec.dtype, asked.dtype)
+    kv_dtype = _kv_cache_dtype(spec, gpu, asked, release, dtype, notes)
     serving = FilledSettings.of(
         asked,
         gpu_memory_utilization=utilization,
@@ -71,7 +78,7 @@ def resolve_settings(
         block_size=asked.block_size or default_block_size(spec, release),
         device_memory_bytes=total,
         dtype=dtype,
-        kv_cache_dtype=cache_dtype(dtype, asked.kv_cache_dtype),
+        kv_cache_dtype=kv_dtype,
     )
     return ResolvedSettings(
         serving=serving,
@@ -80,6 +87,22 @@ def resolve_settings(
         samples_with_flashinfer=_samples_with_flashinfer(gpu, asked, release),
         notes=tuple(notes),
     )
+
+
+_SPARSE_IN_8_BITS = ("GlmMoeDsaForCausalLM",)
+"""Architectures whose cache is in 8 bits where nothing is said on GPUs of compute capability 10."""
+
+
+def _kv_cache_dtype(
+    spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, release: VllmRelease, dtype: str, notes: list[str]
+) -> str:
+    """What is asked for, else that of the activations, except where the release has another default for the model."""
+    is_blackwell = compute_capability(gpu)[0] == 10
+    is_sparse = release.sparse_cache_in_8_bits and spec.architecture in _SPARSE_IN_8_BITS
+    if asked.kv_cache_dtype == "auto" and is_blackwell and is_sparse:
+        notes.append(f"kv_cache_dtype fp8_e4m3: vLLM {release.text}'s default for {spec.architecture} on this GPU.")
+        return "fp8_e4m3"
+    return cache_dtype(dtype, asked.kv_cache_dtype)
 
 
 def _states_per_request(asked: ServingSettings, release: VllmRelease) -> int:
@@ -101,8 +124,7 @@ def _samples_with_flashinfer(gpu: GpuProfile, asked: ServingSettings, release: V
 
 def default_block_size(spec: ModelSpec, release: VllmRelease) -> int:
     """16 tokens; 64 for latent attention, whose kernels read the cache in rows of 64 (FlashMLA)."""
-    has_latent = any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers)
-    return 64 if has_latent and release.v1 and release.latent_cache else 16
+    return 64 if spec.is_latent and release.v1 and release.latent_cache else 16
 
 
 def _batch_limits(

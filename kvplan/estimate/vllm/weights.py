@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from kvplan.catalog.spec import ExtraModule, LayerSpec, ModelSpec, QuantizationSpec, SoftmaxAttention
+from kvplan.catalog.spec import LayerSpec, ModelSpec, QuantizationSpec, SoftmaxAttention
 from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.kernels import MXFP4_HIDDEN_STEP, MXFP4_INNER_STEP
+from kvplan.estimate.vllm.stored import stored_rank_bytes, stored_scale
 from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes
 from kvplan.units import MIB
 
@@ -24,6 +26,7 @@ class StoredFormats:
     def __init__(self, quantization: QuantizationSpec | None) -> None:
         self.quantization = quantization
         self._found: dict[tuple[int | None, str], QuantizationSpec | None] = {}
+        self._kinds: dict[int, tuple[int, ...]] = {}
 
     def of(self, tensor: Tensor, layer: int | None) -> QuantizationSpec | None:
         """The format of ``tensor`` of layer ``layer`` (None: outside the layers); None: unquantized."""
@@ -34,6 +37,18 @@ class StoredFormats:
             self._found[key] = format_of(self.quantization, tensor, layer)
         return self._found[key]
 
+    def kinds(self, spec: ModelSpec) -> tuple[int, ...]:
+        """A number for each layer, equal where the tensors and their formats are: most models have one or two kinds."""
+        found = self._kinds.get(id(spec))
+        if found is None:
+            numbers: dict[object, int] = {}
+            keys = [
+                (layer.all_tensors, tuple(id(self.of(tensor, index)) for tensor in layer.all_tensors))
+                for index, layer in enumerate(spec.layers)
+            ]
+            found = self._kinds[id(spec)] = tuple(numbers.setdefault(key, len(numbers)) for key in keys)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class WeightShare:
@@ -41,7 +56,7 @@ class WeightShare:
 
     dtype: str
     formats: StoredFormats
-    tensor_parallel_size: int
+    layout: ParallelLayout
     head_rows: int
     """Rows of the KV projections that belong to one KV head, for ranks that hold a replica."""
     layer: int | None
@@ -60,36 +75,36 @@ def rank_weight_bytes(
     spec: ModelSpec,
     layers: range,
     *,
-    tensor_parallel_size: int,
+    layout: ParallelLayout,
     dtype: str,
     formats: StoredFormats,
     max_model_len: int,
-    with_drafter: bool = False,
     with_towers: bool = True,
     expert_inner_step: int = MXFP4_INNER_STEP,
 ) -> int:
     """Bytes of the layers ``layers`` on one rank, with embedding, head and towers where they lie, and rope tables.
 
     The first stage has the embedding and the towers, the last one the head (and a second copy of a tied embedding when
-    they are different ranks) and, ``with_drafter``, the layers for multi-token prediction.
+    they are different ranks).
     """
     parts: list[Tensor] = []
     total = 0
-    plain = WeightShare(dtype, formats, tensor_parallel_size, 1, None, expert_inner_step)
+    plain = WeightShare(dtype, formats, layout, 1, None, expert_inner_step)
+    scale = stored_scale(spec, dtype)
+    kinds, by_kind = formats.kinds(spec), dict[int, int]()
     for index in layers:
-        share = replace(plain, head_rows=_head_rows(spec.layers[index]), layer=index)
-        total += _allocated_bytes(spec.layers[index].all_tensors, share)
+        if kinds[index] not in by_kind:
+            share = replace(plain, head_rows=_head_rows(spec.layers[index]), layer=index)
+            by_kind[kinds[index]] = _allocated_bytes(spec.layers[index].all_tensors, share)
+        total += int(by_kind[kinds[index]] * scale.layers[index])
     is_first, is_last = layers.start == 0, layers.stop == spec.num_layers
     for tensor in spec.tensors:
         is_input = tensor.role in ("embedding", "position")
         if (is_input and (is_first or (is_last and spec.tie_word_embeddings))) or (not is_input and is_last):
             parts.append(tensor)
-    total += _allocated_bytes(parts, plain)
+    total += int(_allocated_bytes(parts, plain) * scale.outside)
     if is_first and with_towers:
-        total += tower_bytes(spec, tensor_parallel_size, dtype)
-    if is_last and with_drafter:
-        drafter = replace(plain, layer=spec.num_layers)
-        total += sum(_allocated_bytes(extra.tensors, drafter) for extra in drafters(spec))
+        total += tower_bytes(spec, layout.tensor_parallel_size, dtype)
     return total + rope_table_bytes(spec, dtype, max_model_len)
 
 
@@ -99,7 +114,7 @@ def _head_rows(layer: LayerSpec) -> int:
 
 def tensor_bytes(tensor: Tensor, share: WeightShare) -> int:
     """Bytes of one tensor on one rank, scales and zero points included."""
-    shape = rank_shape(tensor, share.tensor_parallel_size, share.head_rows)
+    shape = rank_shape(tensor, share.layout, share.head_rows)
     stored = share.formats.of(tensor, share.layer)
     if stored is None:
         return prod(shape) * element_bytes(share.dtype)
@@ -121,10 +136,15 @@ def padded_experts(shape: tuple[int, ...], split: str, inner_step: int = MXFP4_I
     return (*shape[:-2], *(-(-shape[axis] // steps[axis]) * steps[axis] for axis in (len(shape) - 2, len(shape) - 1)))
 
 
-def rank_shape(tensor: Tensor, tensor_parallel_size: int, head_rows: int = 1) -> tuple[int, ...]:
+def rank_shape(tensor: Tensor, layout: ParallelLayout, head_rows: int = 1) -> tuple[int, ...]:
     """The tensor's shape on one rank (see ``Tensor.split``); the last dimension of a matrix is its input."""
-    tp = tensor_parallel_size
+    tp = layout.tensor_parallel_size
     shape = tensor.shape
+    if tensor.is_stacked_experts:
+        shape = (-(-shape[0] // layout.expert_groups), *shape[1:])
+        tp = layout.expert_slices
+    elif "shared_expert" in tensor.name:
+        tp = layout.shared_expert_slices
     if tp == 1 or not shape or tensor.split == "replicated":
         return _padded_vocabulary(tensor, shape)
     if tensor.split == "vocab":
@@ -145,13 +165,10 @@ def _padded_vocabulary(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...
     return (-(-shape[0] // _VOCAB_PADDING) * _VOCAB_PADDING, *shape[1:])
 
 
-def drafters(spec: ModelSpec) -> tuple[ExtraModule, ...]:
-    """The checkpoint's own layers for multi-token prediction, loaded when vLLM speculates with them."""
-    return tuple(extra for extra in spec.extras if extra.kind == "multi_token_prediction")
-
-
 def tower_bytes(spec: ModelSpec, tensor_parallel_size: int, dtype: str) -> int:
     """Vision and audio towers and their projectors, divided over the ranks as vLLM does; not quantized."""
+    if spec.checkpoint is not None and spec.checkpoint.towers:
+        return stored_rank_bytes(spec.checkpoint.towers, tensor_parallel_size, dtype)
     kinds = ("vision", "audio", "encoder", "projector")
     counted = 0
     for extra in spec.extras:

@@ -1,0 +1,117 @@
+"""What ranks send each other in a step, and how long that takes over NVLink, PCIe or the network between nodes.
+
+    tensor parallel     two all-reduces of the hidden states per layer: 2 (tp - 1) / tp times their bytes
+    data parallel       of a mixture: before the experts a rank receives tokens, after them it gives the sums back. The
+                        tokens of all groups (vLLM's default, all-gather and reduce-scatter), or, at best, only those
+                        that chose its experts (all-to-all, as DeepEP's kernels do)
+    pipeline parallel   hidden states and residual from stage to stage
+
+Latencies are assumptions, not measurements: ``Efficiency`` has them for one node; between nodes each message takes
+``_NETWORK_LATENCIES`` times as long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.estimate.speed.work import ModelWork
+
+_NETWORK_LATENCIES = 3.0
+_NO_LINK_SHARE = 1 / 20
+"""A GPU without a stated link: a twentieth of its memory's bandwidth."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEfficiency:
+    """The share of a link that collectives reach, the latency of one within a node, and how tokens reach experts."""
+
+    share: float
+    message_seconds: float
+    sends_to_chosen: bool
+    """Tokens go to the ranks of their experts only (all-to-all), instead of to all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction, per GPU."""
+
+    bytes_per_second: float
+    crosses_nodes: bool
+
+    def seconds(self, moved_bytes: float, efficiency: LinkEfficiency) -> float:
+        latency = efficiency.message_seconds * (_NETWORK_LATENCIES if self.crosses_nodes else 1.0)
+        return latency + moved_bytes / (self.bytes_per_second * efficiency.share)
+
+
+def link_between(gpu: GpuProfile, num_gpus: int) -> Link:
+    """What ``num_gpus`` neighbouring ranks talk over: the network as soon as they do not fit one node."""
+    if num_gpus > gpu.max_gpus_per_node:
+        return Link(gpu.network_bytes_per_second, crosses_nodes=True)
+    within = gpu.link_bytes_per_second or gpu.memory_bandwidth_bytes_per_second * _NO_LINK_SHARE
+    return Link(within, crosses_nodes=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCost:
+    """All messages of one step, over all stages: ``fixed`` seconds, and more for each token that a group works on."""
+
+    fixed_seconds: float
+    seconds_per_row: float
+
+    def seconds(self, rows: float) -> float:
+        return self.fixed_seconds + rows * self.seconds_per_row
+
+
+def collective_cost(work: ModelWork, gpu: GpuProfile, efficiency: LinkEfficiency) -> CollectiveCost:
+    """What the ranks of ``work.layout`` send each other."""
+    parts = (
+        _all_reduces(work, gpu, efficiency),
+        _token_exchanges(work, gpu, efficiency),
+        _stage_handovers(work, gpu, efficiency),
+    )
+    return CollectiveCost(sum(part.fixed_seconds for part in parts), sum(part.seconds_per_row for part in parts))
+
+
+_FREE = CollectiveCost(0.0, 0.0)
+
+
+def _messages(count: float, link: Link, bytes_per_row: float, efficiency: LinkEfficiency) -> CollectiveCost:
+    fixed = link.seconds(0.0, efficiency)
+    return CollectiveCost(count * fixed, count * (link.seconds(bytes_per_row, efficiency) - fixed))
+
+
+def _hidden_bytes(work: ModelWork) -> int:
+    """Of one token's hidden state."""
+    return work.hidden_size * work.activation_bytes
+
+
+def _all_reduces(work: ModelWork, gpu: GpuProfile, efficiency: LinkEfficiency) -> CollectiveCost:
+    tp = work.layout.tensor_parallel_size
+    if tp == 1:
+        return _FREE
+    replaced = work.num_expert_layers if work.layout.exchanges_tokens else 0
+    count = 2 * work.num_layers - replaced
+    return _messages(count, link_between(gpu, tp), 2 * (tp - 1) / tp * _hidden_bytes(work), efficiency)
+
+
+def _token_exchanges(work: ModelWork, gpu: GpuProfile, efficiency: LinkEfficiency) -> CollectiveCost:
+    layout = work.layout
+    if not (layout.exchanges_tokens and work.num_expert_layers):
+        return _FREE
+    own = 1 / layout.tensor_parallel_size  # tokens are divided over the ranks of a group before they are sent
+    received = layout.data_parallel_size - own
+    if efficiency.sends_to_chosen and layout.enable_expert_parallel:
+        ranks = layout.expert_ranks
+        met = ranks * (1 - (1 - 1 / ranks) ** work.experts_per_token)  # ranks that a token's experts lie on, on average
+        received = min(received, met * own)
+    link = link_between(gpu, layout.expert_ranks)
+    return _messages(2 * work.num_expert_layers, link, received * _hidden_bytes(work), efficiency)
+
+
+def _stage_handovers(work: ModelWork, gpu: GpuProfile, efficiency: LinkEfficiency) -> CollectiveCost:
+    layout = work.layout
+    if layout.pipeline_parallel_size == 1:
+        return _FREE
+    sent = 2 * _hidden_bytes(work) / layout.tensor_parallel_size
+    return _messages(layout.pipeline_parallel_size - 1, link_between(gpu, layout.num_gpus), sent, efficiency)

@@ -1,0 +1,155 @@
+"""What one rank does in a step: bytes it reads, operations it executes. Independent of the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplan.catalog.spec import ModelSpec, MoeFeedForward, QuantizationSpec
+from kvplan.catalog.tensors import count_elements
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.mixers import AttentionSpan, merged_spans
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.step_time import step_shape
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """A model over the ranks of ``layout``.
+
+    Bytes are those of one rank of one pipeline stage: ``dense_bytes`` are read in every step, ``expert_bytes`` as far
+    as tokens are routed to them. Parameters are those of the whole model: ``active_parameters`` are multiplied with
+    each token, ``active_expert_parameters`` of them in routed experts; ``attention`` is what a token attends to.
+    """
+
+    layout: ParallelLayout
+    num_layers: int
+    num_expert_layers: int
+    hidden_size: int
+    activation_bytes: int
+    dense_bytes: float
+    expert_bytes: float
+    num_experts: int
+    experts_per_token: int
+    active_parameters: int
+    active_expert_parameters: int
+    attention: tuple[AttentionSpan, ...]
+    compute_dtype: str
+    head_parameters: int
+    step_activation_bytes: float
+
+    def touched_experts(self, tokens: float) -> float:
+        """Share of the experts that at least one of ``tokens`` tokens is routed to, when they choose at random."""
+        if not self.num_experts:
+            return 0.0
+        return 1.0 - (1.0 - self.experts_per_token / self.num_experts) ** tokens
+
+    def rows(self, num_sequences: float) -> float:
+        """Sequences that one rank's attention works on at once: those of its group and of one pipeline micro-batch."""
+        return max(num_sequences / (self.layout.data_parallel_size * self.layout.pipeline_parallel_size), 1.0)
+
+    def expert_rows(self, num_sequences: float) -> float:
+        """Sequences whose tokens meet in the experts at once: those of all groups."""
+        return max(num_sequences / self.layout.pipeline_parallel_size, 1.0)
+
+    def stage_bytes(self, num_sequences: float, kv_bytes: float) -> float:
+        """Read by one rank for one micro-batch. ``kv_bytes``: of one sequence, on a rank with all layers."""
+        weights = self.dense_bytes + self.expert_bytes * self.touched_experts(self.expert_rows(num_sequences))
+        return weights + self.rows(num_sequences) * kv_bytes / self.layout.pipeline_parallel_size
+
+    def stage_operations(self, num_sequences: float) -> float:
+        """Multiplied and added by one rank for one micro-batch."""
+        dense = self.active_parameters - self.active_expert_parameters
+        tp, ranks = self.layout.tensor_parallel_size, self.layout.expert_ranks
+        by_rows = self.rows(num_sequences) * dense / tp
+        by_experts = self.expert_rows(num_sequences) * self.active_expert_parameters / ranks
+        return 2 * (by_rows + by_experts) / self.layout.pipeline_parallel_size
+
+    def prompt_operations(self, tokens: int) -> float:
+        """One prompt of ``tokens`` over the ranks of its group, while the other groups read prompts of their own."""
+        # Causal: a token attends to half of the prompt on average; 2 operations per multiply-add.
+        attention = tokens * sum(span.multiply_adds(tokens / 2) for span in self.attention)
+        return 2 * (tokens * self.active_parameters + attention) / self.layout.tensor_parallel_size
+
+    def prompt_bytes(self, tokens: int) -> float:
+        """Weights read for one prompt, by the ranks of all stages one after another."""
+        stage = self.dense_bytes + self.expert_bytes * self.touched_experts(tokens * self.layout.data_parallel_size)
+        return stage * self.layout.pipeline_parallel_size
+
+    @property
+    def prompts_at_once(self) -> int:
+        """Prompts that are read side by side: one in each group and in each stage."""
+        return self.layout.data_parallel_size * self.layout.pipeline_parallel_size
+
+
+def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelLayout) -> ModelWork:
+    """The work of a rank that holds ``weight_bytes``; embeddings are looked up, not read whole."""
+    experts = _expert_elements(spec)
+    looked_up = count_elements(tuple(tensor for tensor in spec.tensors if tensor.role in ("embedding", "position")))
+    if spec.tie_word_embeddings:
+        looked_up = 0
+    tp = layout.tensor_parallel_size
+    rank_experts = experts.num_elements / layout.expert_ranks
+    rank_elements = max((spec.num_parameters - experts.num_elements) / tp + rank_experts, 1.0)
+    read_bytes = weight_bytes * (1 - looked_up / tp / rank_elements)
+    expert_share = rank_experts / rank_elements
+    return ModelWork(
+        layout=layout,
+        num_layers=spec.num_layers,
+        num_expert_layers=experts.num_layers,
+        hidden_size=spec.hidden_size,
+        activation_bytes=2,
+        dense_bytes=read_bytes * (1 - expert_share),
+        expert_bytes=read_bytes * expert_share,
+        num_experts=experts.num_experts,
+        experts_per_token=experts.experts_per_token,
+        active_parameters=max(spec.num_active_parameters - looked_up, 1),
+        active_expert_parameters=experts.num_active_elements,
+        attention=merged_spans(spec.layers),
+        compute_dtype=compute_dtype(spec.quantization, dtype),
+        head_parameters=spec.vocab_size * spec.hidden_size,
+        step_activation_bytes=step_shape(
+            spec, element_bytes=element_bytes(dtype), kv_bytes_per_token=0.0
+        ).activation_bytes_per_token,
+    )
+
+
+def compute_dtype(quantization: QuantizationSpec | None, dtype: str) -> str:
+    """The format the matrices are multiplied in: 8-bit where weights and activations are, else the activations'."""
+    if quantization is None:
+        return dtype
+    if quantization.method in ("nvfp4",):
+        return "fp4"
+    eight_bit_floats = ("fp8", "fbgemm_fp8", "modelopt")
+    return "fp8" if quantization.method in eight_bit_floats and quantization.bits == 8 else dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    num_elements: int = 0
+    num_active_elements: int = 0
+    num_layers: int = 0
+    num_experts: int = 0
+    experts_per_token: int = 0
+
+
+def _expert_elements(spec: ModelSpec) -> _Experts:
+    """The routed experts of all layers; the last mixture's counts, since all of a model's are alike."""
+    found = _Experts()
+    for layer in spec.layers:
+        part = layer.feed_forward
+        if isinstance(part, MoeFeedForward):
+            stacked = [tensor for tensor in part.tensors if tensor.role == "expert"]
+            found = _Experts(
+                found.num_elements + sum(tensor.num_elements for tensor in stacked),
+                found.num_active_elements + sum(tensor.num_active_elements for tensor in stacked),
+                found.num_layers + 1,
+                part.num_experts,
+                part.experts_per_token,
+            )
+    return found
+
+
+def kv_read_bytes(spec: ModelSpec, context_tokens: int, cache: CacheSettings) -> int:
+    """Bytes of one sequence's cache that a decode step reads on one rank, all layers together."""
+    return size_sequence(spec, max(context_tokens, 1), cache).logical_bytes

@@ -1,0 +1,47 @@
+"""What the engine's own arithmetic gives for a config and settings, with nothing allocated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplan_engine import ContextTooLong, EngineConfig, OutOfDeviceMemory
+from kvplan_engine.checkpoints.loaders import read_config
+from kvplan_engine.checkpoints.weights import num_parameters
+from kvplan_engine.device.overhead import CPU_OVERHEAD_BYTES
+from kvplan_engine.memory.breakdown import DTYPE_BYTES, workspace_buffers
+from kvplan_engine.memory.plan import plan_memory, resolve_max_model_len
+
+
+def engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict[str, Any]:
+    """Outcome and, where it starts, the figures of its memory. EngineError for a config that the engine refuses."""
+    model = read_config(config.model)
+    try:
+        max_model_len = resolve_max_model_len(config, model)
+        buffers = workspace_buffers(
+            model,
+            dtype,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=config.block_size,
+        )
+        memory = plan_memory(
+            config,
+            model,
+            config.kv_dtype(dtype),
+            max_model_len,
+            device_total_bytes=device_bytes,
+            weight_bytes=num_parameters(model) * DTYPE_BYTES[dtype],
+            workspace_bytes=sum(buffer.num_bytes for buffer in buffers),
+            overhead_bytes=CPU_OVERHEAD_BYTES,
+        )
+    except (OutOfDeviceMemory, ContextTooLong) as refusal:
+        return {"outcome": refusal.status}
+    return {
+        "outcome": "ok",
+        "block_bytes": memory.block_bytes,
+        "num_blocks": memory.num_blocks,
+        "weight_bytes": memory.weight_bytes,
+        "activation_bytes": memory.activation_bytes,
+        "kv_pool_bytes": memory.kv_pool_bytes,
+    }

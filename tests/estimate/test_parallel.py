@@ -1,0 +1,131 @@
+"""One instance over several GPUs: what each rank holds under tensor, pipeline, data and expert parallelism."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.models import resolve_model
+from kvplan.errors import UsageError
+from kvplan.estimate.deployments import place
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.collectives import link_between
+from kvplan.estimate.speed.latency import ServingSpeed, serving_speed
+from kvplan.estimate.speed.work import kv_read_bytes, model_work
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.settings import ServingSettings
+
+H200 = find_gpu("h200")
+DEEPSEEK = resolve_model("deepseek-v3")
+MIXTRAL = resolve_model("mixtral-8x7b")
+
+
+def predicted(model: str, **settings: object) -> VllmPrediction:
+    return predict_vllm(resolve_model(model), H200, ServingSettings(max_model_len=8192, **settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("layout", "groups", "slices", "shared"),
+    [
+        (ParallelLayout(8), 1, 8, 8),
+        (ParallelLayout(8, enable_expert_parallel=True), 8, 1, 8),
+        (ParallelLayout(1, 1, 16, True), 16, 1, 1),
+        (ParallelLayout(4, 1, 4), 1, 16, 4),
+        (ParallelLayout(4, 1, 4, True), 16, 1, 1),  # tokens are divided over the ranks: shared experts whole
+        (ParallelLayout(8, 2), 1, 8, 8),
+    ],
+)
+def test_what_a_rank_holds_of_the_experts(layout: ParallelLayout, groups: int, slices: int, shared: int) -> None:
+    assert (layout.expert_groups, layout.expert_slices, layout.shared_expert_slices) == (groups, slices, shared)
+
+
+def test_experts_of_deepseek_v3_over_sixteen_groups() -> None:
+    """Every rank has all of attention and 16 of the 256 experts of each of the 58 mixtures, in 8 bits."""
+    alone = predicted("deepseek-v3", data_parallel_size=16, enable_expert_parallel=True).rank.weight_bytes
+    experts = 58 * 256 * 3 * 7168 * 2048
+    others = DEEPSEEK.num_parameters - experts
+    assert alone == pytest.approx(experts / 16 * (1 + 4 / 128**2) + others * 1.1, rel=0.06)  # some of them in 16 bits
+    sliced = predicted("deepseek-v3", tensor_parallel_size=16).rank.weight_bytes
+    assert sliced < alone - 10 * 2**30  # attention, shared experts and embeddings 16 times
+
+
+def test_the_same_experts_whole_or_in_slices() -> None:
+    whole = predicted("mixtral-8x7b", tensor_parallel_size=8, enable_expert_parallel=True).rank.weight_bytes
+    sliced = predicted("mixtral-8x7b", tensor_parallel_size=8).rank.weight_bytes
+    assert whole == pytest.approx(sliced, rel=0.001)
+
+
+def test_groups_of_a_dense_model_are_copies() -> None:
+    one = predicted("llama-3.1-8b")
+    four = predicted("llama-3.1-8b", data_parallel_size=4)
+    assert four.rank == one.rank and four.kv_cache_tokens == one.kv_cache_tokens
+
+
+def test_a_deployment_counts_the_tokens_of_all_groups() -> None:
+    model, engine = resolve_model("llama-3.1-8b"), EngineChoice("vllm")
+    one = place(model, H200, engine, ServingSettings(max_model_len=8192))
+    four = place(model, H200, engine, ServingSettings(max_model_len=8192, data_parallel_size=4))
+    assert four.deployment.kv_cache_tokens == 4 * one.deployment.kv_cache_tokens
+    assert four.deployment.max_concurrency == 4 * one.deployment.max_concurrency
+    assert any("4 data-parallel groups" in note for note in four.notes)
+
+
+def test_slices_of_8_bit_experts_must_be_whole_blocks() -> None:
+    """Qwen3-235B-A22B-FP8 on 8 GPUs: vLLM stops with "192 is not divisible by weight quantization block_n = 128"."""
+    with pytest.raises(UsageError, match="192 wide") as caught:
+        predicted("qwen3-235b-a22b-fp8", tensor_parallel_size=8)
+    assert "--enable-expert-parallel" in (caught.value.hint or "")
+    assert predicted("qwen3-235b-a22b-fp8", tensor_parallel_size=8, enable_expert_parallel=True).fits
+
+
+def test_more_groups_than_experts() -> None:
+    with pytest.raises(UsageError, match="8 experts cannot be divided over 16"):
+        predicted("mixtral-8x7b", data_parallel_size=16, enable_expert_parallel=True)
+
+
+def speed(
+    gpu: str, users: int, *sizes: int, model: str = "llama-3.1-70b", whole_experts: bool = False, context: int = 1088
+) -> ServingSpeed:
+    """By the data sheet, with the weights of a rank as vLLM holds them."""
+    layout = ParallelLayout(*sizes, enable_expert_parallel=whole_experts)
+    spec, profile = resolve_model(model), find_gpu(gpu)
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel")
+    settings = ServingSettings(max_model_len=4096, **{name: getattr(layout, name) for name in names})
+    weight_bytes = predict_vllm(spec, profile, settings).rank.weight_bytes
+    work = model_work(spec, weight_bytes, "bfloat16", layout)
+    cache = CacheSettings("bfloat16", "bfloat16", layout.tensor_parallel_size)
+    return serving_speed(work, profile, users, 1024, 128, kv_read_bytes(spec, context, cache))
+
+
+def test_pipeline_stages_serve_more_but_not_sooner() -> None:
+    """Stages hold a share of the layers each: as much work per token, different tokens side by side."""
+    one, two = speed("h200", 1, 1, 1), speed("h200", 1, 1, 2)
+    assert two.tpot_seconds.middle == pytest.approx(one.tpot_seconds.middle, rel=0.05)
+    assert (
+        speed("h200", 64, 1, 2).output_tokens_per_second.middle
+        > 1.4 * speed("h200", 64, 1).output_tokens_per_second.middle
+    )
+    assert speed("h200", 1, 2).tpot_seconds.middle < 0.7 * two.tpot_seconds.middle
+
+
+def test_tensor_parallelism_across_nodes_waits_for_the_network() -> None:
+    inside, outside = speed("h200", 32, 8), speed("h200", 32, 16)
+    assert outside.tpot_seconds.middle > inside.tpot_seconds.middle
+    assert speed("h200", 32, 8, 2).tpot_seconds.middle < outside.tpot_seconds.middle
+
+
+def test_experts_of_data_parallel_groups() -> None:
+    """DeepSeek-V3 on 16 H200, long sequences: a group reads its own cache, a tensor rank that of all."""
+    groups = speed("h200", 1024, 1, 1, 16, model="deepseek-v3", whole_experts=True, context=16384)
+    sliced = speed("h200", 1024, 8, 2, model="deepseek-v3", context=16384)
+    assert groups.tpot_seconds.low < sliced.tpot_seconds.low
+    one = speed("h200", 16, 1, 1, 16, model="deepseek-v3", whole_experts=True)
+    assert one.tpot_seconds.low > 0.002  # its weights at full bandwidth: 56 GiB, of which few experts
+
+
+def test_one_link_for_neighbours_and_one_between_nodes() -> None:
+    assert link_between(H200, 8).bytes_per_second == 450e9 and not link_between(H200, 8).crosses_nodes
+    assert link_between(H200, 16).bytes_per_second == 50e9 and link_between(H200, 16).crosses_nodes
+    assert link_between(find_gpu("l4"), 16).bytes_per_second == 12.5e9 / find_gpu("l4").max_gpus_per_node

@@ -1,0 +1,190 @@
+"""The interval around vLLM's KV pool: how many published start-ups lie in it, and what makes it wide or narrow."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kvplan.catalog.checkpoint.stored import StoredCheckpoint
+from kvplan.catalog.devices.gpus import find_gpu, load_gpus
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.models import profiles, read_profile, resolve_model
+from kvplan.errors import KvplanError
+from kvplan.estimate.answer import EstimateRequest, make_estimate
+from kvplan.estimate.deployments import Deployment, place
+from kvplan.estimate.document import estimate_document
+from kvplan.estimate.vllm.prediction import predict_vllm
+from kvplan.estimate.vllm.ranges import SHIPPED, SPREADS, kv_pool_low_bytes, kv_range
+from kvplan.settings import ServingSettings
+from kvplan.units import GIB
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load_tool() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "tools"))
+    spec = importlib.util.spec_from_file_location("startup_ranges", ROOT / "tools" / "startup_ranges.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+tool = load_tool()
+rows = sys.modules["startup_rows"]
+
+
+@pytest.fixture(scope="module")
+def everything():  # type: ignore[no-untyped-def]
+    data = ROOT / "tests" / "data"
+    read = rows.read_rows(data / "vllm_startups.csv")
+    return tool.read_startups(read, rows.load_models(data / "vllm_startup_models.json"))
+
+
+@pytest.fixture(scope="module")
+def startups(everything):  # type: ignore[no-untyped-def]
+    return [startup for startup in everything if not startup.modified]
+
+
+def test_held_out_start_ups_lie_in_their_interval_about_nine_times_in_ten(startups) -> None:  # type: ignore[no-untyped-def]
+    models = tool.held_out_models(startups)
+    found = tool.coverages(startups, lambda startup: models[startup.source])
+    assert [coverage.name for coverage in found if not 0.85 <= coverage.share <= 0.95] == []
+    tokens = {coverage.name: coverage.total for coverage in found}
+    assert tokens["KV tokens, campaign"] >= 37
+    assert tokens["KV tokens, other sources"] >= 32
+
+
+def test_the_interval_is_narrow_enough_to_plan_with(startups) -> None:  # type: ignore[no-untyped-def]
+    found = {each.name: each for each in tool.coverages(startups, lambda _: SHIPPED)}
+    widths = {name: sorted(each.widths)[len(each.widths) // 2] for name, each in found.items()}
+    assert widths["KV tokens, campaign"] < 0.01
+    assert widths["KV tokens, other sources"] < 0.05
+
+
+def test_what_ships_is_what_the_collected_start_ups_give(startups) -> None:  # type: ignore[no-untyped-def]
+    fitted = tool.fit_ranges(startups)
+    assert set(fitted.spreads) == set(SPREADS)
+    for cause, spread in fitted.spreads.items():
+        assert SPREADS[cause] == pytest.approx(spread, rel=0.1), cause
+    assert SHIPPED.factor == pytest.approx(fitted.factor, rel=0.1)
+
+
+def test_modified_builds_are_left_out_of_the_fit_and_shown(everything, capsys) -> None:  # type: ignore[no-untyped-def]
+    data = ROOT / "tests" / "data"
+    tool.print_ranges(rows.read_rows(data / "vllm_startups.csv"), rows.load_models(data / "vllm_startup_models.json"))
+    printed = capsys.readouterr().out.partition("modified builds")[2]
+    assert {each.id for each in everything if each.modified} >= {"V148", "V151"}
+    assert "V148" in printed
+
+
+def _placed(model: str, gpu: str, version: str = "0.19", **settings: object) -> Deployment:
+    asked = ServingSettings(max_model_len=4096, **settings)  # type: ignore[arg-type]
+    return place(resolve_model(model), find_gpu(gpu), EngineChoice("vllm", version), asked).deployment
+
+
+def _half_width(deployment: Deployment) -> int:
+    assert deployment.kv_pool_bytes_range is not None
+    low, high = deployment.kv_pool_bytes_range
+    return (high - low) // 2
+
+
+def test_weights_from_a_checkpoint_narrow_the_interval() -> None:
+    config, gpu = resolve_model("llama-3.1-8b"), find_gpu("h100-sxm")
+    at_hand = replace(config, checkpoint=StoredCheckpoint("here", 1, 1, layers=(), outside=()))
+    found = predict_vllm(config, gpu, ServingSettings(max_model_len=4096), "0.19")
+    wide, narrow = kv_range(config, gpu, found), kv_range(at_hand, gpu, found)
+    assert narrow.pool_bytes[0] > wide.pool_bytes[0]
+    assert narrow.pool_bytes[1] < wide.pool_bytes[1]
+    assert {each.cause for each in wide.causes} ^ {each.cause for each in narrow.causes} == {
+        "plain weights",
+        "exact weights",
+    }
+
+
+def test_unified_memory_widens_the_interval() -> None:
+    assert _half_width(_placed("llama-3.1-8b", "gb10")) > _half_width(_placed("llama-3.1-8b", "h100-sxm")) + GIB
+
+
+@pytest.mark.parametrize(
+    ("settings", "version"),
+    [({"tensor_parallel_size": 2}, "0.19"), ({"quantization": "fp8"}, "0.19"), ({}, "0.27"), ({}, "0.7")],
+)
+def test_what_is_less_certain_has_a_wider_interval(settings: dict[str, object], version: str) -> None:
+    wider = _half_width(_placed("llama-3.1-8b", "h100-sxm", version, **settings))
+    assert wider > _half_width(_placed("llama-3.1-8b", "h100-sxm"))
+
+
+def test_graphs_count_only_where_they_are_subtracted() -> None:
+    def causes(**settings: object) -> set[str]:
+        found = _placed("llama-3.1-8b", "h100-sxm", "0.27", **settings).kv_range
+        assert found is not None
+        return {each.cause for each in found.causes}
+
+    assert causes() - causes(enforce_eager=True) == {"CUDA graphs"}
+
+
+def test_the_low_end_is_the_deployments_low_end() -> None:
+    spec, gpu = resolve_model("qwen3-8b"), find_gpu("l4")
+    found = predict_vllm(spec, gpu, ServingSettings(max_model_len=4096))
+    deployment = _placed("qwen3-8b", "l4", "latest")
+    assert deployment.kv_pool_bytes_range is not None
+    assert kv_pool_low_bytes(spec, gpu, found) == deployment.kv_pool_bytes_range[0]
+
+
+def test_data_parallel_groups_add_up() -> None:
+    one, two = _placed("qwen3-8b", "h100-sxm"), _placed("qwen3-8b", "h100-sxm", data_parallel_size=2)
+    assert one.kv_cache_tokens_range is not None and two.kv_cache_tokens_range is not None
+    assert two.kv_cache_tokens_range == tuple(2 * end for end in one.kv_cache_tokens_range)
+    assert two.kv_pool_bytes_range == one.kv_pool_bytes_range
+
+
+def _sample() -> Iterator[Deployment]:
+    """Every seventh model on every sixth GPU, without those that vLLM refuses."""
+    for profile in islice(profiles(), 0, None, 7):
+        spec = read_profile(profile)
+        for gpu in load_gpus()[::6]:
+            with suppress(KvplanError):
+                yield place(spec, gpu, EngineChoice("vllm"), ServingSettings()).deployment
+
+
+def test_every_prediction_lies_in_its_interval() -> None:
+    placed = list(_sample())
+    assert len(placed) > 50
+    for found in placed:
+        assert found.kv_pool_bytes_range and found.kv_cache_tokens_range and found.max_concurrency_range
+        for value, (low, high) in (
+            (found.kv_pool_bytes, found.kv_pool_bytes_range),
+            (found.kv_cache_tokens, found.kv_cache_tokens_range),
+            (found.max_concurrency, found.max_concurrency_range),
+        ):
+            assert 0 <= low <= value <= high, (found.gpu, found.engine)
+
+
+def test_the_document_has_both_ends_and_the_causes() -> None:
+    gpus = (find_gpu("h100-sxm"),)
+    answer = make_estimate(resolve_model("llama-3.1-8b"), EstimateRequest(context_tokens=8192, gpus=gpus))
+    deployment = estimate_document(answer)["deployments"][0]
+    for name in ("kv_pool_bytes", "kv_cache_tokens", "max_concurrency"):
+        assert deployment[f"{name}_low"] < deployment[name] < deployment[f"{name}_high"]
+    half = (deployment["kv_pool_bytes_high"] - deployment["kv_pool_bytes_low"]) / 2
+    squares = sum(each["bytes"] ** 2 for each in deployment["range_causes"])
+    assert squares**0.5 == pytest.approx(half, rel=1e-6)
+    assert all(each["meaning"] for each in deployment["range_causes"])
+
+
+def test_kvplans_own_engine_is_exact_on_a_cpu_and_has_no_interval_on_a_gpu() -> None:
+    spec, asked = resolve_model("gpt2"), ServingSettings(max_model_len=1024)
+    on_cpu = place(spec, find_gpu("cpu"), EngineChoice("kvplan"), asked).deployment
+    assert on_cpu.kv_pool_bytes_range == (on_cpu.kv_pool_bytes, on_cpu.kv_pool_bytes)
+    on_gpu = place(spec, find_gpu("h100-sxm"), EngineChoice("kvplan"), asked).deployment
+    assert on_gpu.kv_cache_tokens_range is None
