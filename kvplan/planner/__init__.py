@@ -1,14 +1,16 @@
 """``kvplan plan`` and ``kvplan explain``: from a load to deployments, and from a start-up log to what to change.
 
-request          the question, and the workload with its gaps filled
-slo              service levels
-formats          weight formats to try
-candidate        one deployment tried: memory, capacity, speed, limit
-search           ``make_plan``: everything tried and ranked, the nearest miss and its cheapest fix
-rule_of_thumb    the usual rule of thumb, for comparison
-launch           command lines to paste
-document, picture          a plan as JSON and as a plot
-startup_log      what an engine's start-up log says
-explanation      ``explain_log``: the log against our prediction, and the changes that would help
-explanation_document       that as JSON
+request, slo, prices   the question: load, lengths, GPUs, limits; the workload with its gaps filled
+formats, layouts       what is tried: weights and KV cache, and ways to spread one instance over GPUs
+load                   what a load asks of one replica: users who wait, or requests at a rate
+slo_check              predicted speeds against the service level
+deployment             what is tried and found, as types
+trial                  one choice: as few replicas as serve the load
+misses                 what a choice lacks, in bytes and in a sentence
+search                 ``make_plan``: everything tried and ranked, and other formats beside it
+fixes                  where nothing serves: the cheapest change after which something does
+rule_of_thumb          the usual rule of thumb, for comparison
+launch                 commands, Docker Compose and Kubernetes manifests
+document, picture      a plan as JSON and as a plot
+explaining             ``kvplan explain``
 """

@@ -6,16 +6,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvplan.estimate.speed.latency import Range
-from kvplan.planner.candidate import Deployment, Miss
-from kvplan.planner.launch import launch_commands
+from kvplan.planner.deployment import Deployment, Miss
+from kvplan.planner.fixes import Fix
+from kvplan.planner.launch.engines import launch_commands
+from kvplan.planner.launch.replicas import balancer_command, vllm_processes
 from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.planner.search import Plan
 
 SCHEMA = "kvplan.plan/1"
 
 
-def plan_document(plan: Plan) -> dict[str, Any]:
-    """The whole answer."""
+def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
+    """The whole answer; ``fix``: what would give the plan one, where it has none."""
     workload, slo = plan.workload, plan.request.slo
     return {
         "schema": SCHEMA,
@@ -47,26 +49,34 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             "total_bytes": plan.rule.total_bytes,
         },
         "deployments": [deployment_document(each, plan.spec.id, plan.rule) for each in plan.deployments],
+        "alternatives": [
+            deployment_document(each.deployment, plan.spec.id, plan.rule) | {"caveats": list(each.caveats)}
+            for each in plan.alternatives
+        ],
         "nearest_miss": None if plan.nearest_miss is None else miss_document(plan.nearest_miss),
         "fix": None
-        if plan.fix is None
-        else {
-            "change": plan.fix.sentence,
-            "deployment": deployment_document(plan.fix.deployment, plan.spec.id, plan.rule),
-        },
+        if fix is None
+        else {"change": fix.sentence, "deployment": deployment_document(fix.deployment, plan.spec.id, plan.rule)},
         "num_tried": plan.num_tried,
-        "assumptions": [*plan.spec.assumptions, *workload.assumptions, *plan_assumptions(plan)],
+        "assumptions": [*plan.spec.assumptions, *workload.assumptions, *plan_assumptions(plan, fix)],
     }
 
 
 USERS_ASSUMPTION = "Every user always has a request in progress, and no prompt shares a prefix with another."
 
 
-def plan_assumptions(plan: Plan) -> list[str]:
-    """How users are taken to behave, and where memory and times come from."""
-    deployments = plan.deployments or ((plan.fix.deployment,) if plan.fix is not None else ())
-    rooflines = any(deployment.speed.origin == "roofline" for deployment in deployments) or not deployments
-    sentences = [USERS_ASSUMPTION]
+RATE_ASSUMPTION = "Requests arrive independently of each other, and no prompt shares a prefix with another."
+
+
+def load_assumption(plan: Plan) -> str:
+    return USERS_ASSUMPTION if plan.workload.num_users is not None else RATE_ASSUMPTION
+
+
+def plan_assumptions(plan: Plan, fix: Fix | None = None) -> list[str]:
+    """How users are taken to behave, where memory and times come from, and what crosses nodes."""
+    deployments = plan.deployments or ((fix.deployment,) if fix is not None else ())
+    rooflines = any(deployment.served.speed.origin == "roofline" for deployment in deployments) or not deployments
+    sentences = [load_assumption(plan), *network_notes(deployments)]
     if rooflines:
         sentences.append(
             "Memory is vLLM's; times are roofline estimates, from well-tuned to ordinary kernels, not measurements."
@@ -74,27 +84,48 @@ def plan_assumptions(plan: Plan) -> list[str]:
     return sentences + calibration_notes(deployments)
 
 
+def network_notes(deployments: Iterable[Deployment]) -> list[str]:
+    """What is assumed of the network, for each GPU with instances over several nodes."""
+    gpus = dict.fromkeys(each.choice.gpu for each in deployments if each.choice.num_nodes > 1)
+    return [
+        f"Between nodes each {gpu.id} is taken to have {gpu.network_bytes_per_second * 8 / 1e9:,.3g} Gb/s "
+        f"({'as in its reference system' if 'network_bandwidth' in gpu.sources else 'an assumption: 100 for a node'}); "
+        "what that costs is in the times."
+        for gpu in gpus
+    ]
+
+
 def calibration_notes(deployments: Iterable[Deployment]) -> list[str]:
     """One sentence for each measured profile that times were taken from."""
     found = dict.fromkeys(
-        (deployment.choice.gpu.id, deployment.speed.origin, deployment.speed.note)
+        (deployment.choice.gpu.id, deployment.served.speed.origin, deployment.served.speed.note)
         for deployment in deployments
-        if deployment.speed.note is not None
+        if deployment.served.speed.note is not None
     )
     return [f"Times on {gpu} come from kvplan's engine ({origin}): {note}." for gpu, origin, note in found]
 
 
 def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb | None = None) -> dict[str, Any]:
     """One ranked deployment."""
-    choice, prediction, speed = deployment.choice, deployment.prediction, deployment.speed
-    settings, capacity = prediction.settings.serving, deployment.capacity
-    throughput = deployment.output_tokens_per_second
+    choice, prediction, speed = deployment.choice, deployment.prediction, deployment.served.speed
+    settings, capacity, layout = prediction.settings.serving, deployment.capacity, choice.layout
+    throughput, supply = deployment.output_tokens_per_second, deployment.served.supply
+    output = speed.output_tokens_per_request
+
+    def _requests(each: float) -> float:
+        return round(each * deployment.replicas, 3)
+
     return {
         "gpu": choice.gpu.id,
         "num_gpus": deployment.num_gpus,
         "replicas": deployment.replicas,
-        "tensor_parallel_size": choice.tensor_parallel_size,
-        "quantization": choice.weights.name,
+        "spare_replicas": deployment.num_spare,
+        "nodes": deployment.num_nodes,
+        "tensor_parallel_size": layout.tensor_parallel_size,
+        "pipeline_parallel_size": layout.pipeline_parallel_size,
+        "data_parallel_size": layout.data_parallel_size,
+        "enable_expert_parallel": layout.enable_expert_parallel,
+        "quantization": deployment.weights_name,
         "kv_cache_dtype": settings.kv_cache_dtype,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "max_num_seqs": settings.max_num_seqs,
@@ -118,14 +149,15 @@ def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb
             "tpot_ms": _range(speed.tpot_seconds),
             "e2el_ms": _range(speed.e2el_seconds),
             "output_throughput": [round(throughput[0], 1), round(throughput[1], 1)],
-            "request_throughput": [
-                round(speed.requests_per_second.low * deployment.replicas, 3),
-                round(speed.requests_per_second.high * deployment.replicas, 3),
-            ],
+            "request_throughput": [round(throughput[0] / output, 3), round(throughput[1] / output, 3)],
+            "request_capacity": None if supply is None else [_requests(supply.low), _requests(supply.high)],
             "slo": "met" if deployment.slo.sure else "likely",
+            "share_of_range_that_serves": round(deployment.slo.share, 3),
         },
         "cost": cost_document(deployment),
         "commands": launch_commands(deployment, model_id),
+        "processes": [process.line for process in vllm_processes(deployment, model_id)],
+        "balancer": balancer_command(deployment, model_id),
     }
 
 
@@ -133,7 +165,7 @@ def memory_document(deployment: Deployment) -> dict[str, int]:
     """Where each byte of one GPU goes, with the pool's use at average and at worst case."""
     rank, settings = deployment.prediction.rank, deployment.prediction.settings.serving
     pool = max(rank.available_kv_bytes, 0)
-    users = int(deployment.users_per_replica)
+    users = -(-int(deployment.users_per_replica) // deployment.choice.layout.data_parallel_size)
     return {
         "total_bytes": settings.device_memory_bytes,
         "budget_bytes": rank.requested_bytes,
@@ -163,7 +195,8 @@ def miss_document(miss: Miss) -> dict[str, Any]:
     """The choice that came nearest, and what it lacks."""
     return {
         "gpu": miss.choice.gpu.id,
-        "tensor_parallel_size": miss.choice.tensor_parallel_size,
+        "num_gpus": miss.replicas * miss.choice.layout.num_gpus,
+        "tensor_parallel_size": miss.choice.layout.tensor_parallel_size,
         "quantization": miss.choice.weights.name,
         "kv_cache_dtype": miss.choice.kv_cache_dtype,
         "limit": miss.reason,
@@ -176,5 +209,30 @@ def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 1)
 
 
-def _range(found: Range) -> list[float]:
-    return [round(found.low * 1000, 1), round(found.high * 1000, 1)]
+def _range(found: Range) -> list[float | None]:
+    """Milliseconds; null where nothing bounds it."""
+    return [round(found.low * 1000, 1), round(found.high * 1000, 1) if found.is_bounded else None]
+
+
+def plan_row(deployment: Deployment) -> dict[str, Any]:
+    """One row of CSV: what varies between deployments, in the units of the JSON document."""
+    document = deployment_document(deployment, "")
+    settings, performance = document["memory"], document["performance"]
+    low_high = {
+        f"{name}_{end}": performance[name][index]
+        for name in ("ttft_ms", "tpot_ms", "e2el_ms", "output_throughput", "request_throughput")
+        for index, end in enumerate(("low", "high"))
+    }
+    cost = document["cost"] or {"usd_per_hour": None, "usd_per_million_output_tokens": (None, None)}
+    return {
+        **{name: value for name, value in document.items() if isinstance(value, (str, int, float, bool))},
+        **settings,
+        "average_sequences": document["capacity"]["average_sequences"],
+        "worst_case_sequences": document["capacity"]["worst_case_sequences"],
+        **low_high,
+        "slo": performance["slo"],
+        "share_of_range_that_serves": performance["share_of_range_that_serves"],
+        "usd_per_hour": cost["usd_per_hour"],
+        "usd_per_million_output_tokens_low": cost["usd_per_million_output_tokens"][0],
+        "usd_per_million_output_tokens_high": cost["usd_per_million_output_tokens"][1],
+    }

@@ -1,10 +1,11 @@
-"""Weight formats a plan may choose: as published, and the ones that engines or common tools make from it."""
+"""Formats of weights and KV cache a plan may choose: as published, and others with what they need and may cost."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvplan.catalog.gpus import GpuProfile
+from kvplan.catalog.devices.device_support import check_formats
+from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import serving_dtype
@@ -12,7 +13,6 @@ from kvplan.estimate.weights import NAMED_FORMATS
 
 PUBLISHED = "published"
 FORMAT_NAMES = (PUBLISHED, *NAMED_FORMATS)
-_FP8_KERNELS_FROM = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,63 @@ def weight_formats(spec: ModelSpec, wanted: tuple[str, ...] | None, dtype: str =
     return tuple(formats)
 
 
-def runs_on(weights: WeightFormat, kv_cache_dtype: str, gpu: GpuProfile) -> bool:
-    """Whether engines have kernels for these formats there: 8-bit floats need Ampere or later, bfloat16 too."""
-    if gpu.vendor != "nvidia":
-        return not gpu.is_cpu or (weights.is_published and kv_cache_dtype == "auto")
-    capability = float(gpu.compute_capability)
-    needs_eight_bit = kv_cache_dtype.startswith("fp8") or weights.name.startswith("fp8")
-    return capability >= _FP8_KERNELS_FROM or not needs_eight_bit
+TRIED_WEIGHTS = (PUBLISHED, "fp8", "awq")
+TRIED_KV_CACHES = ("auto", "fp8")
+"""What is tried where nothing is asked for: formats that most GPUs have kernels for and most models checkpoints in."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormatPair:
+    """Weights and KV cache together."""
+
+    weights: WeightFormat
+    kv_cache_dtype: str
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the model answers as it was published."""
+        return self.weights.is_published and self.kv_cache_dtype == "auto"
+
+    def caveats(self) -> tuple[str, ...]:
+        """What this needs, and what it may cost in quality."""
+        found = [] if self.weights.is_published else [_WEIGHT_CAVEATS.get(self.weights.name, _OTHER_WEIGHTS)]
+        return tuple(found if self.kv_cache_dtype == "auto" else [*found, _KV_CAVEAT])
+
+
+_STUDY = "Kurtic et al. 2024, arXiv:2411.02355"
+_WEIGHT_CAVEATS = {
+    "fp8": "fp8 weights: vLLM makes them while loading, or take an fp8 checkpoint; found lossless for Llama 3.1 when "
+    f"activations are 8-bit too ({_STUDY}).",
+    "int8": f"int8 weights: need a calibrated checkpoint; 1 to 3 % lower scores for Llama 3.1 ({_STUDY}).",
+    "awq": f"awq weights: need a 4-bit checkpoint; scores of 4-bit weights came near those of int8 ({_STUDY}), but "
+    "differ by model and task: try yours.",
+}
+_OTHER_WEIGHTS = "These weights need a checkpoint in that format; try it on your task."
+_KV_CAVEAT = (
+    "fp8 KV cache: without scales in the checkpoint vLLM scales by 1.0; compare the answers on your task, "
+    "long ones first."
+)
+
+
+def format_pairs(
+    spec: ModelSpec, weights: tuple[str, ...] | None, kv_caches: tuple[str, ...] | None, dtype: str
+) -> tuple[FormatPair, ...]:
+    """Everything to try: what is asked for, and the usual formats where nothing is."""
+    asked = weights or (TRIED_WEIGHTS if spec.quantization is None else None)
+    return tuple(
+        FormatPair(each, kv_cache)
+        for each in weight_formats(spec, asked, dtype)
+        for kv_cache in kv_caches or TRIED_KV_CACHES
+    )
+
+
+def check_kernels(formats: FormatPair, gpu: GpuProfile, version: str) -> None:
+    """UsageError where vLLM ``version`` has no kernels for these formats on ``gpu``."""
+    if gpu.vendor == "nvidia":
+        check_formats(gpu, formats.weights.spec, formats.kv_cache_dtype, version=version)
+        return
+    needs_eight_bit = formats.kv_cache_dtype.startswith("fp8") or formats.weights.name.startswith("fp8")
+    if gpu.is_cpu and not formats.is_unchanged:
+        raise UsageError(f"{gpu.id} is planned in the published formats only.", hint="leave the formats out")
+    if needs_eight_bit and "fp8" not in gpu.dense_flops:
+        raise UsageError(f"{gpu.id} has no 8-bit floats.", hint="leave fp8 out, or use other GPUs")

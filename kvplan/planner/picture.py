@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvplan.catalog.engines import vllm_release
 from kvplan.errors import KvplanError
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.prediction import request_shape
-from kvplan.planner.candidate import Deployment
+from kvplan.planner.deployment import Deployment
 from kvplan.planner.document import memory_document
 from kvplan.planner.search import Plan
-from kvplan.units import GIB, format_tokens
+from kvplan.units import GIB, format_tokens, plural
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MOST_BARS = 8
 _PARTS = (
@@ -54,8 +59,9 @@ def concurrency_curve(deployment: Deployment) -> tuple[list[int], list[int]]:
         lengths.append(length)
         length *= 2
     lengths.append(prediction.settings.serving.max_model_len)
+    groups = deployment.replicas * deployment.choice.layout.data_parallel_size
     held = [
-        deployment.replicas
+        groups
         * (
             prediction.num_blocks
             // max(blocks_per_request(prediction.rank.blocks, replace(shape, max_model_len=each)), 1)
@@ -69,27 +75,31 @@ def draw_plan(plan: Plan, path: Path) -> None:
     """Write the picture to ``path``. KvplanError when nothing fits or the file cannot be written."""
     if not plan.deployments:
         raise KvplanError("Nothing fits: there is nothing to draw.", hint="see the fix that the plan suggests")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    shown = plan.deployments[:_MOST_BARS]
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
-    _draw_bars(left, shown)
-    _draw_curves(right, shown, plan)
-    workload = plan.workload
-    who = f"{workload.num_users:,} users" if workload.num_users else f"{workload.requests_per_second:g} requests/s"
-    figure.suptitle(f"{plan.spec.id}, {who}: {workload.average_context:,} tokens on average")
     try:
-        figure.savefig(path, dpi=120)
+        plan_figure(plan).savefig(path, dpi=120)
     except (OSError, ValueError) as error:
         raise KvplanError(f"The picture cannot be written to {path}: {error}.", hint="name a .png file") from error
-    finally:
-        pyplot.close(figure)
 
 
-def _draw_bars(axes: Any, shown: tuple[Deployment, ...]) -> None:
+def plan_figure(plan: Plan) -> Figure:
+    """Left: memory of each ranked deployment. Right: sequences that it holds over their length."""
+    from matplotlib.figure import Figure
+
+    shown = plan.deployments[:_MOST_BARS]
+    figure = Figure(figsize=(13, 5.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _draw_bars(left, shown)
+    _draw_curves(right, shown, plan)
+    figure.suptitle(f"{plan.spec.id}, {_load(plan)}: {plan.workload.average_context:,} tokens on average")
+    return figure
+
+
+def _load(plan: Plan) -> str:
+    workload = plan.workload
+    return plural(workload.num_users, "user") if workload.num_users else f"{workload.requests_per_second:g} requests/s"
+
+
+def _draw_bars(axes: Axes, shown: tuple[Deployment, ...]) -> None:
     names = [deployment.name for deployment in shown]
     columns = list(zip(*(memory_parts(deployment) for deployment in shown), strict=True))
     bottoms = [0.0] * len(shown)
@@ -99,20 +109,23 @@ def _draw_bars(axes: Any, shown: tuple[Deployment, ...]) -> None:
         )
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axes.set_xlim(-0.6, max(len(names), 3) - 0.4)
     axes.set_ylabel("GiB of one GPU")
-    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.06), ncols=4)
+    axes.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, frameon=False)
 
 
-def _draw_curves(axes: Any, shown: tuple[Deployment, ...], plan: Plan) -> None:
-    for deployment in shown:
+def _draw_curves(axes: Axes, shown: tuple[Deployment, ...], plan: Plan) -> None:
+    """A line per deployment, told apart by mark and dash too, because two of them may lie on each other."""
+    lengths: list[int] = []
+    for deployment, marker, dash in zip(shown, "os^DvPX*", itertools.cycle(("-", "--", "-.", ":")), strict=False):
         lengths, held = concurrency_curve(deployment)
-        axes.plot(lengths, held, marker="o", markersize=3, label=deployment.name)
+        axes.plot(lengths, held, marker=marker, linestyle=dash, markersize=4, label=deployment.name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(lengths, [format_tokens(length) for length in lengths])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     if plan.workload.num_users:
-        axes.axhline(plan.workload.num_users, color="#444444", linewidth=0.8, linestyle="--")
+        axes.axhline(plan.workload.num_users, color="#444444", linewidth=0.8, linestyle="--", label=_load(plan))
     axes.set_xlabel("tokens per sequence")
     axes.set_ylabel("sequences at once")
-    axes.set_title("concurrency against context")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
+from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
-from kvplan.catalog.gpus import GpuProfile
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.planner.slo import Slo
@@ -16,11 +17,27 @@ _DEFAULT_CONTEXT_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelSizes:
+    """Sizes of one instance to try; None: those that make sense for the model and the GPU.
+
+    ``num_nodes``: how many nodes one instance may span; None: as many as ``max_gpus`` fill.
+    """
+
+    tensor: tuple[int, ...] | None = None
+    pipeline: tuple[int, ...] | None = None
+    data: tuple[int, ...] | None = None
+    enable_expert_parallel: bool | None = None
+    num_nodes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRequest:
     """The question. ``num_users`` requests at once, or ``requests_per_second`` of them; lengths in tokens.
 
     ``settings``: those that every deployment shares. The search varies the rest: ``quantizations`` and
-    ``kv_cache_dtypes`` to try, and the GPUs.
+    ``kv_cache_dtypes`` (None: as published, and others as alternatives), ``sizes``, and the GPUs.
+    ``headroom``: a share of the load that is planned for in addition. ``num_spare_replicas``: replicas beside those
+    that the load needs. ``usd_per_hour``: the budget.
     """
 
     num_users: int | None = None
@@ -32,16 +49,23 @@ class PlanRequest:
     slo: Slo = field(default_factory=Slo)
     gpus: tuple[GpuProfile, ...] = ()
     max_gpus: int = 8
+    sizes: ParallelSizes = ParallelSizes()
     quantizations: tuple[str, ...] | None = None
-    kv_cache_dtypes: tuple[str, ...] = ("auto",)
+    kv_cache_dtypes: tuple[str, ...] | None = None
     worst_case: bool = False
+    headroom: float = 0.0
+    num_spare_replicas: int = 0
+    usd_per_hour: float | None = None
     engine: EngineChoice = EngineChoice("vllm")  # noqa: RUF009 - frozen
     settings: ServingSettings = ServingSettings()  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The question with every length known. ``average_context``: tokens that a sequence holds on average."""
+    """The question with every length known and the head-room added to the load.
+
+    ``average_context``: tokens that a sequence holds on average.
+    """
 
     num_users: int | None
     requests_per_second: float | None
@@ -83,14 +107,28 @@ def complete(request: PlanRequest, spec: ModelSpec) -> Workload:
             f"A prompt of {prompt:,} and an answer of {output:,} tokens do not fit --ctx-max {longest:,}.",
             hint=f"use --ctx-max {prompt + output} or more",
         )
-    return Workload(request.num_users, request.requests_per_second, average, longest, prompt, output, tuple(notes))
+    users, rate = _with_headroom(request, notes)
+    return Workload(users, rate, average, longest, prompt, output, tuple(notes))
+
+
+def _with_headroom(request: PlanRequest, notes: list[str]) -> tuple[int | None, float | None]:
+    """(users, requests per second) to plan for."""
+    factor = 1 + request.headroom
+    users = None if request.num_users is None else math.ceil(round(request.num_users * factor, 6))
+    rate = None if request.requests_per_second is None else request.requests_per_second * factor
+    if request.headroom:
+        planned = f"{users:,} users" if users is not None else f"{rate:g} requests/s"
+        notes.append(f"--headroom {request.headroom:.0%}: planned for {planned}.")
+    return users, rate
 
 
 def _longest(request: PlanRequest, spec: ModelSpec, notes: list[str]) -> int:
     positions = spec.max_position_embeddings
     longest = request.longest_context
     if longest is None:
-        wanted = (request.input_tokens or 0) + (request.output_tokens or 0)
+        wanted = 0
+        if request.input_tokens is not None:
+            wanted = request.input_tokens + (request.output_tokens or _DEFAULT_OUTPUT_TOKENS)
         longest = max(request.average_context or 0, wanted)
         if not longest:
             longest = min(positions or _DEFAULT_CONTEXT_TOKENS, _DEFAULT_CONTEXT_TOKENS)

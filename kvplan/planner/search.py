@@ -1,87 +1,139 @@
-"""All choices tried and ranked; when none serves, the nearest miss and the cheapest change that would."""
+"""All choices tried and ranked; where none serves, the nearest miss and the cheapest change that would."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from kvplan.catalog.gpus import load_gpus
-from kvplan.catalog.measured import MeasuredProfiles
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.planner.candidate import Choice, Deployment, Miss, Trial, try_choice
-from kvplan.planner.formats import runs_on, weight_formats
+from kvplan.planner.deployment import Choice, Deployment, Miss
+from kvplan.planner.formats import FormatPair, format_pairs
 from kvplan.planner.request import PlanRequest, Workload, complete
 from kvplan.planner.rule_of_thumb import RuleOfThumb, rule_of_thumb
-
-_SIZES = (1, 2, 4, 8, 16)
+from kvplan.planner.trial import Trial, try_choice
 
 
 @dataclass(frozen=True, slots=True)
-class Fix:
-    """A change after which the plan has an answer: ``sentence`` says it, ``deployment`` is the answer."""
+class Found:
+    """What serves and what does not, of one search."""
 
-    sentence: str
+    deployments: tuple[Deployment, ...]
+    misses: tuple[Miss, ...]
+    num_tried: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """The best deployment in formats that were not asked for: cheaper, or the only one, at the price of ``caveats``."""
+
     deployment: Deployment
+    caveats: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer: deployments best first; without any, the nearest miss and the cheapest fix."""
+    """The answer: deployments best first, in the formats asked for; ``alternatives`` in others.
+
+    ``too_dear``: the cheapest that serves, where none does within the budget.
+    """
 
     spec: ModelSpec
     request: PlanRequest
     workload: Workload
     deployments: tuple[Deployment, ...]
-    nearest_miss: Miss | None
-    fix: Fix | None
+    alternatives: tuple[Alternative, ...]
+    misses: tuple[Miss, ...]
+    too_dear: Deployment | None
     rule: RuleOfThumb | None
     num_tried: int
 
+    @property
+    def nearest_miss(self) -> Miss | None:
+        return None if self.deployments or not self.misses else nearest(self.misses)
+
 
 def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles = MeasuredProfiles()) -> Plan:
-    """Try every GPU, size and format of ``request`` and rank what serves it. ``measured``: speeds that are known."""
-    trial = Trial(request, complete(request, spec), measured=measured)
-    found, misses, tried = [], [], 0
-    for choice in choices(spec, request):
-        tried += 1
-        result = try_choice(trial, choice)
-        if isinstance(result, Deployment):
-            found.append(result)
-        elif isinstance(result, Miss):
-            misses.append(result)
-    if not found and not misses:
-        raise KvplanError(
-            f"{spec.id} cannot be divided over the GPUs of this plan.", hint="allow other GPUs, or raise --max-gpus"
+    """Try every GPU, layout and format of ``request`` and rank what serves it. ``measured``: speeds that are known.
+
+    KvplanError where the model cannot be divided over any of the GPUs, or the engine refuses the settings on all.
+    """
+    trial = Trial(request, complete(request, spec), measured)
+    asked, others = _formats_asked(spec, request)
+    found = search(trial, asked, budget=None)
+    if not found.deployments and not found.misses:
+        raise (
+            trial.refusals[0]
+            if trial.refusals
+            else KvplanError(
+                f"{spec.id} cannot be divided over the GPUs of this plan.", hint="allow other GPUs, or raise --max-gpus"
+            )
         )
-    found.sort(key=_rank)
-    miss = None if found else nearest(misses)
+    affordable = tuple(each for each in found.deployments if within_budget(each, request.usd_per_hour))
+    in_others = search(trial, others, budget=request.usd_per_hour)
     return Plan(
         spec=spec,
         request=request,
         workload=trial.workload,
-        deployments=tuple(found),
-        nearest_miss=miss,
-        fix=None if miss is None else cheapest_fix(spec, request, miss, measured),
+        deployments=affordable,
+        alternatives=_alternatives(spec, affordable, in_others.deployments, others),
+        misses=found.misses,
+        too_dear=_cheapest(found.deployments) if not affordable else None,
         rule=rule_of_thumb(spec, request, trial.workload),
-        num_tried=tried,
+        num_tried=found.num_tried + in_others.num_tried,
     )
 
 
-def choices(spec: ModelSpec, request: PlanRequest) -> Iterator[Choice]:
-    """Every combination worth trying: GPUs that have kernels for the formats, sizes that a node and the limit allow."""
-    for weights in weight_formats(spec, request.quantizations, request.settings.dtype):
-        for kv_cache_dtype in request.kv_cache_dtypes:
-            for gpu in request.gpus:
-                if not runs_on(weights, kv_cache_dtype, gpu):
-                    continue
-                for size in _SIZES:
-                    if size <= min(request.max_gpus, gpu.max_gpus_per_node):
-                        yield Choice(gpu, size, weights, kv_cache_dtype)
+def _formats_asked(spec: ModelSpec, request: PlanRequest) -> tuple[list[FormatPair], list[FormatPair]]:
+    """(what the answer consists of, what is shown beside it)."""
+    pairs = format_pairs(spec, request.quantizations, request.kv_cache_dtypes, request.settings.dtype)
+    asked: list[FormatPair] = []
+    others: list[FormatPair] = []
+    for pair in pairs:
+        changed_weights = request.quantizations is None and not pair.weights.is_published
+        changed_cache = request.kv_cache_dtypes is None and pair.kv_cache_dtype != "auto"
+        (others if changed_weights or changed_cache else asked).append(pair)
+    return asked, others
 
 
-def _rank(deployment: Deployment) -> tuple[object, ...]:
-    """Sure of its service level first, then cheap (known prices before unknown ones), then few GPUs, then fast."""
+def search(trial: Trial, formats: Sequence[FormatPair], *, budget: float | None) -> Found:
+    """Every choice in ``formats``; deployments ranked, best first."""
+    deployments: list[Deployment] = []
+    misses: list[Miss] = []
+    num_tried = 0
+    for gpu in trial.request.gpus:
+        for pair in formats:
+            if trial.refuses(pair, gpu):
+                continue
+            for group in _groups(trial, pair, gpu):
+                results = [try_choice(trial, choice) for choice in group]
+                num_tried += len(group)
+                misses += [result for result in results if isinstance(result, Miss)]
+                served = [each for result in results if isinstance(result, list) for each in result]
+                deployments += [each for each in served if within_budget(each, budget)]
+                if any(each.slo.sure for each in served):
+                    break  # within a node: no need to cross
+    return Found(tuple(sorted(deployments, key=rank)), tuple(misses), num_tried)
+
+
+def _groups(trial: Trial, pair: FormatPair, gpu: GpuProfile) -> Iterator[list[Choice]]:
+    """Choices within a node, then those across nodes."""
+    for is_across in (False, True):
+        layouts = trial.layouts(pair.weights, gpu, across_nodes=is_across)
+        if layouts:
+            yield [Choice(gpu, layout, pair.weights, pair.kv_cache_dtype) for layout in layouts]
+
+
+def within_budget(deployment: Deployment, usd_per_hour: float | None) -> bool:
+    """Whether it costs at most so much; without a price nobody knows, so it does not count as cheap."""
+    cost = deployment.usd_per_hour
+    return usd_per_hour is None or (cost is not None and cost <= usd_per_hour)
+
+
+def rank(deployment: Deployment) -> tuple[object, ...]:
+    """Sure of its load and service level first, then cheap (known prices before unknown ones), few GPUs, fast."""
     cost = deployment.usd_per_hour
     return (
         not deployment.slo.sure,
@@ -89,56 +141,56 @@ def _rank(deployment: Deployment) -> tuple[object, ...]:
         cost if cost is not None else 0.0,
         deployment.num_gpus,
         deployment.num_gpus * deployment.choice.gpu.memory_bytes,
-        -deployment.speed.output_tokens_per_second.middle,
+        deployment.choice.layout.data_parallel_size > 1,
+        -deployment.served.speed.output_tokens_per_second.middle,
     )
 
 
-def nearest(misses: list[Miss]) -> Miss:
-    """The miss that lacks the fewest bytes over all its GPUs; one that lacks only speed is nearer still."""
-    return min(misses, key=lambda miss: (miss.missing_bytes > 0, miss.missing_bytes * miss.choice.tensor_parallel_size))
+def _cheapest(deployments: Sequence[Deployment]) -> Deployment | None:
+    priced = [each for each in deployments if each.usd_per_hour is not None]
+    return min(priced, key=lambda each: each.usd_per_hour or 0.0, default=None)
 
 
-def cheapest_fix(
-    spec: ModelSpec, request: PlanRequest, miss: Miss, measured: MeasuredProfiles = MeasuredProfiles()
-) -> Fix | None:
-    """The first change, from free to dear, that gives the plan an answer on the GPU of the nearest miss (or any)."""
-    gpu = miss.choice.gpu
-    same = replace(request, gpus=(gpu,))
-    longest = miss.prediction.largest_max_model_len if miss.prediction is not None else 0
-    changes: list[tuple[str, PlanRequest]] = [
-        ("keep the KV cache in 8 bits (--kv-cache-dtype fp8)", replace(same, kv_cache_dtypes=("fp8",))),
-        ("store the weights in 8 bits (--quantization fp8)", replace(same, quantizations=("fp8",))),
-        (
-            "store weights and KV cache in 8 bits (--quantization fp8 --kv-cache-dtype fp8)",
-            replace(same, quantizations=("fp8",), kv_cache_dtypes=("fp8",)),
-        ),
-        (
-            "store the weights in 4 bits and the KV cache in 8 (--quantization awq --kv-cache-dtype fp8)",
-            replace(same, quantizations=("awq",), kv_cache_dtypes=("fp8",)),
-        ),
-    ]
-    if longest and request.average_context is not None and request.average_context <= longest:
-        shorter = replace(same, longest_context=longest)
-        changes.append((f"limit sequences to {longest:,} tokens (--ctx-max {longest})", shorter))
-    for factor in (2, 4, 8):
-        more = request.max_gpus * factor
-        changes.append((f"allow {more} GPUs (--max-gpus {more})", replace(same, max_gpus=more)))
-        eight_bit = replace(same, max_gpus=more, quantizations=("fp8",), kv_cache_dtypes=("fp8",))
-        sentence = f"allow {more} GPUs and 8 bits (--max-gpus {more} --quantization fp8 --kv-cache-dtype fp8)"
-        changes.append((sentence, eight_bit))
-    others = tuple(each for each in load_gpus() if not each.is_cpu)
-    changes.append(("use other GPUs (leave out --gpu)", replace(request, gpus=others)))
-    for sentence, changed in changes:
-        answer = _first(spec, changed, measured)
-        if answer is not None:
-            return Fix(sentence, answer)
-    return None
+def _alternatives(
+    spec: ModelSpec, best: Sequence[Deployment], others: Sequence[Deployment], formats: Sequence[FormatPair]
+) -> tuple[Alternative, ...]:
+    """The best in each other format, where it is cheaper or smaller than the best as asked."""
+    found: dict[tuple[str, str], Alternative] = {}
+    for deployment in others:
+        formats_of = deployment.choice.formats
+        if formats_of in found or (best and not _is_better(deployment, best[0])):
+            continue
+        pair = next(each for each in formats if (each.weights.name, each.kv_cache_dtype) == formats_of)
+        found[formats_of] = Alternative(deployment, pair.caveats())
+    return tuple(found.values())
 
 
-def _first(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles) -> Deployment | None:
+def _is_better(deployment: Deployment, best: Deployment) -> bool:
+    """Cheaper (or, without prices, smaller), no less sure, and at least half as fast."""
+    if best.slo.sure and not deployment.slo.sure:
+        return False
+    fast, slow = (each.replicas * each.served.speed.output_tokens_per_second.middle for each in (best, deployment))
+    if deployment.offered_tokens_per_second is None and slow < fast / 2:
+        return False
+    cost, dearer = deployment.usd_per_hour, best.usd_per_hour
+    if cost is not None and dearer is not None:
+        return cost < dearer
+    return deployment.num_gpus < best.num_gpus
+
+
+def nearest(misses: Sequence[Miss]) -> Miss:
+    """Speed is nearer than room, and room nearer than weights that do not load; then by how much is lacking."""
+    return min(misses, key=lambda miss: miss.nearness)
+
+
+def first_deployment(
+    spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles = MeasuredProfiles()
+) -> Deployment | None:
+    """The best answer to ``request`` in the formats it asks for; None without one."""
     try:
-        trial = Trial(request, complete(request, spec), measured=measured)
+        trial = Trial(request, complete(request, spec), measured)
     except KvplanError:
         return None
-    found = [result for choice in choices(spec, request) if isinstance(result := try_choice(trial, choice), Deployment)]
-    return min(found, key=_rank, default=None)
+    asked, _ = _formats_asked(spec, request)
+    found = search(trial, asked, budget=request.usd_per_hour)
+    return found.deployments[0] if found.deployments else None

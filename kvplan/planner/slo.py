@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvplan.errors import UsageError
-from kvplan.estimate.speed.latency import ServingSpeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ MLPERF: dict[str, tuple[float, float]] = {
 }
 """MLPerf Inference's server scenarios as published: p99 of time to first token and per output token, milliseconds."""
 
-_FIELDS = {"ttft": "ttft_seconds", "tpot": "tpot_seconds", "e2el": "e2el_seconds"}
+SLO_FIELDS = {"ttft": "ttft_seconds", "tpot": "tpot_seconds", "e2el": "e2el_seconds"}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(ms|s)?")
 
 
@@ -47,10 +46,10 @@ def parse_slo(texts: Sequence[str]) -> Slo:
             found = _mlperf(value)
             continue
         match = _NUMBER.fullmatch(value)
-        if name not in _FIELDS or match is None or float(match.group(1)) <= 0:
+        if name not in SLO_FIELDS or match is None or float(match.group(1)) <= 0:
             raise UsageError(f"'{text}' is not a service level.", hint="write it like ttft:500 tpot:50 e2el:5000 (ms)")
         seconds = float(match.group(1)) / (1 if match.group(2) == "s" else 1000)
-        found = replace(found, **{_FIELDS[name]: seconds})
+        found = replace(found, **{SLO_FIELDS[name]: seconds})
     return found
 
 
@@ -59,32 +58,3 @@ def _mlperf(name: str) -> Slo:
         raise UsageError(f"Unknown MLPerf scenario '{name}'.", hint="one of " + ", ".join(sorted(MLPERF)))
     ttft, tpot = MLPERF[name]
     return Slo(ttft / 1000, tpot / 1000)
-
-
-@dataclass(frozen=True, slots=True)
-class SloCheck:
-    """A predicted speed against the bounds. ``possible``: by the middle of the range; ``sure``: by its high end.
-
-    ``broken`` names the bound that is missed by most, ``excess`` by what share.
-    """
-
-    possible: bool
-    sure: bool
-    broken: str | None
-    excess: float
-    num_bounds: int
-
-
-def check_slo(slo: Slo, speed: ServingSpeed) -> SloCheck:
-    """Compare the speeds with the bounds."""
-    sure, excess, broken = True, 0.0, None
-    for name, field in _FIELDS.items():
-        bound = getattr(slo, field)
-        if bound is None:
-            continue
-        predicted = getattr(speed, field)
-        sure = sure and predicted.high <= bound
-        if predicted.middle / bound - 1 > excess:
-            excess, broken = predicted.middle / bound - 1, name
-    bounds = sum(getattr(slo, field) is not None for field in _FIELDS.values())
-    return SloCheck(broken is None, sure, broken, excess, bounds)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.catalog.gpus import find_gpu
+from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.estimate.sglang import CONTEXT_BYTES, default_static_fraction, predict_sglang
-from kvplan.planner.explanation import difference_gib, explain_log
-from kvplan.planner.startup_log import parse_startup_log
+from kvplan.planner.explaining.explanation import difference_gib, explain_log
+from kvplan.planner.explaining.startup_log import parse_startup_log
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB, MIB
 

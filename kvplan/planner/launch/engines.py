@@ -1,4 +1,4 @@
-"""Command lines to paste: one deployment in each engine's own options.
+"""Command lines to paste: one instance of a deployment in each engine's own options.
 
 Option names are those of the engines' current documentation. Where an engine counts something else (llama.cpp's context
 is that of all slots together) the number is converted, never just renamed.
@@ -9,23 +9,37 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from kvplan.planner.candidate import Deployment
+from kvplan.catalog.engines import KVPLAN_ARCHITECTURES, vllm_release
+from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.settings import default_block_size
+from kvplan.planner.deployment import Deployment
 
 ENGINES = ("kvplan", "vllm", "sglang", "tensorrt-llm", "tgi", "llama.cpp")
 _EIGHT_BIT = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:
-    """The command of each engine for one replica of ``deployment``."""
+    """The command of each engine that can run this deployment, for one of its instances (on its first node)."""
     checkpoint = checkpoint_name(deployment, model_id)
-    return {
-        "kvplan": _kvplan(deployment, model_id),
-        "vllm": _vllm(deployment, checkpoint),
-        "sglang": _sglang(deployment, checkpoint),
-        "tensorrt-llm": _tensorrt(deployment, checkpoint),
-        "tgi": _tgi(deployment, checkpoint),
-        "llama.cpp": _llama_cpp(deployment, model_id),
-    }
+    layout, choice = deployment.choice.layout, deployment.choice
+    commands = {"vllm": vllm_command(deployment, checkpoint)}
+    if _runs_here(deployment):
+        commands["kvplan"] = _kvplan(deployment, model_id)
+    if choice.num_nodes == 1:
+        commands["sglang"] = _sglang(deployment, checkpoint)
+        if choice.gpu.vendor == "nvidia":
+            commands["tensorrt-llm"] = _tensorrt(deployment, checkpoint)
+        if layout.num_gpus == layout.tensor_parallel_size:
+            commands["tgi"] = _tgi(deployment, checkpoint)
+            commands["llama.cpp"] = _llama_cpp(deployment, model_id)
+    return {name: commands[name] for name in ENGINES if name in commands}
+
+
+def _runs_here(deployment: Deployment) -> bool:
+    """Whether kvplan's own engine could run it: one device, a family that it knows, weights that are not quantized."""
+    spec, layout = deployment.choice.weights.spec, deployment.choice.layout
+    return spec.architecture in KVPLAN_ARCHITECTURES and spec.quantization is None and layout.num_gpus == 1
 
 
 def checkpoint_name(deployment: Deployment, model_id: str) -> str:
@@ -50,24 +64,38 @@ def _kvplan(deployment: Deployment, model_id: str) -> str:
     words: list[object] = ["kvplan", "sweep", "--model", model_id]
     words += ["--gpu-memory-utilization", settings.gpu_memory_utilization, "--max-num-seqs", settings.max_num_seqs]
     words += ["--block-size", settings.block_size, "--max-model-len", settings.max_model_len]
-    line = _line(words)
-    if deployment.choice.tensor_parallel_size > 1:
-        line += "  # on one device: kvplan's engine does not split a model"
-    return line
+    words += ["--max-num-batched-tokens", settings.max_num_batched_tokens, "--dtype", settings.dtype]
+    if deployment.choice.kv_cache_dtype != "auto":
+        words += ["--kv-cache-dtype", deployment.choice.kv_cache_dtype]
+    return _line(words)
 
 
-def _vllm(deployment: Deployment, checkpoint: str) -> str:
+def vllm_command(deployment: Deployment, checkpoint: str) -> str:
     settings, choice = deployment.prediction.settings.serving, deployment.choice
     words: list[object] = ["vllm", "serve", checkpoint, "--max-model-len", settings.max_model_len]
     words += ["--max-num-seqs", settings.max_num_seqs, "--max-num-batched-tokens", settings.max_num_batched_tokens]
     words += ["--gpu-memory-utilization", settings.gpu_memory_utilization]
-    if choice.tensor_parallel_size > 1:
-        words += ["--tensor-parallel-size", choice.tensor_parallel_size]
+    words += _vllm_sizes(choice.layout)
+    spec, release = choice.weights.spec, vllm_release(deployment.prediction.version)
+    if settings.dtype != serving_dtype(spec.dtype, "auto"):
+        words += ["--dtype", settings.dtype]
+    if settings.block_size != default_block_size(spec, release):
+        words += ["--block-size", settings.block_size]
     if choice.weights.name == "fp8" and not choice.weights.is_published:
         words += ["--quantization", "fp8"]
     if choice.kv_cache_dtype != "auto":
         words += ["--kv-cache-dtype", choice.kv_cache_dtype]
     return _line(words)
+
+
+def _vllm_sizes(layout: ParallelLayout) -> list[object]:
+    sizes = {
+        "--tensor-parallel-size": layout.tensor_parallel_size,
+        "--pipeline-parallel-size": layout.pipeline_parallel_size,
+        "--data-parallel-size": layout.data_parallel_size,
+    }
+    words: list[object] = [word for option, size in sizes.items() if size > 1 for word in (option, size)]
+    return [*words, "--enable-expert-parallel"] if layout.enable_expert_parallel else words
 
 
 def _sglang(deployment: Deployment, checkpoint: str) -> str:
@@ -78,13 +106,24 @@ def _sglang(deployment: Deployment, checkpoint: str) -> str:
     words: list[object] = ["python", "-m", "sglang.launch_server", "--model-path", checkpoint]
     words += ["--context-length", settings.max_model_len, "--max-running-requests", settings.max_num_seqs]
     words += ["--chunked-prefill-size", settings.max_num_batched_tokens, "--mem-fraction-static", f"{static:.2f}"]
-    if choice.tensor_parallel_size > 1:
-        words += ["--tp", choice.tensor_parallel_size]
+    words += _sglang_sizes(choice.layout)
     if choice.weights.name == "fp8" and not choice.weights.is_published:
         words += ["--quantization", "fp8"]
     if _kv_bits(deployment):
         words += ["--kv-cache-dtype", "fp8_e4m3"]
     return _line(words)
+
+
+def _sglang_sizes(layout: ParallelLayout) -> list[object]:
+    """SGLang counts all GPUs of a stage as tensor-parallel ranks, and data-parallel groups among them."""
+    words: list[object] = []
+    if layout.expert_ranks > 1:
+        words += ["--tp", layout.expert_ranks]
+    if layout.pipeline_parallel_size > 1:
+        words += ["--pp-size", layout.pipeline_parallel_size]
+    if layout.data_parallel_size > 1:
+        words += ["--dp", layout.data_parallel_size, "--enable-dp-attention"]
+    return [*words, "--ep-size", layout.expert_ranks] if layout.enable_expert_parallel else words
 
 
 def _tensorrt(deployment: Deployment, checkpoint: str) -> str:
@@ -96,8 +135,12 @@ def _tensorrt(deployment: Deployment, checkpoint: str) -> str:
     words: list[object] = ["trtllm-serve", checkpoint, "--max_seq_len", settings.max_model_len]
     words += ["--max_batch_size", settings.max_num_seqs, "--max_num_tokens", settings.max_num_batched_tokens]
     words += ["--kv_cache_free_gpu_memory_fraction", f"{fraction:.2f}"]
-    if choice.tensor_parallel_size > 1:
-        words += ["--tp_size", choice.tensor_parallel_size]
+    if choice.layout.expert_ranks > 1:
+        words += ["--tp_size", choice.layout.expert_ranks]
+    if choice.layout.pipeline_parallel_size > 1:
+        words += ["--pp_size", choice.layout.pipeline_parallel_size]
+    if choice.layout.enable_expert_parallel:
+        words += ["--ep_size", choice.layout.expert_ranks]
     return _line(words)
 
 
@@ -108,8 +151,8 @@ def _tgi(deployment: Deployment, checkpoint: str) -> str:
     words += ["--max-concurrent-requests", settings.max_num_seqs]
     words += ["--max-batch-prefill-tokens", max(settings.max_num_batched_tokens, settings.max_model_len)]
     words += ["--cuda-memory-fraction", settings.gpu_memory_utilization]
-    if choice.tensor_parallel_size > 1:
-        words += ["--num-shard", choice.tensor_parallel_size]
+    if choice.layout.tensor_parallel_size > 1:
+        words += ["--num-shard", choice.layout.tensor_parallel_size]
     if choice.weights.name == "fp8" and not choice.weights.is_published:
         words += ["--quantize", "fp8"]
     if _kv_bits(deployment):
@@ -129,6 +172,6 @@ def _llama_cpp(deployment: Deployment, model_id: str) -> str:
     words += ["--ctx-size", context, "--parallel", slots, "--kv-unified", "--n-gpu-layers", 999]
     if _kv_bits(deployment):
         words += ["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"]
-    if choice.tensor_parallel_size > 1:
-        words += ["--split-mode", "row", "--tensor-split", ",".join(["1"] * choice.tensor_parallel_size)]
+    if choice.layout.tensor_parallel_size > 1:
+        words += ["--split-mode", "row", "--tensor-split", ",".join(["1"] * choice.layout.tensor_parallel_size)]
     return _line(words)

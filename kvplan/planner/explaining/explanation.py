@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from kvplan.catalog.devices.gpus import GpuProfile, load_gpus
 from kvplan.catalog.engines import is_modified_build, vllm_release
-from kvplan.catalog.gpus import GpuProfile, load_gpus
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
+from kvplan.estimate.answer import with_quantization
 from kvplan.estimate.sglang import CONTEXT_BYTES, SglangPrediction, predict_sglang
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
-from kvplan.planner.startup_log import StartupLog
+from kvplan.planner.explaining.cpu_host import cpu_changes, pool_tokens, sequence_size, weight_bytes
+from kvplan.planner.explaining.startup_log import StartupLog
+from kvplan.planner.explaining.ways_out import Change, in_words_of, ways_out
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB, format_bytes
 
@@ -28,14 +31,6 @@ class Part:
     name: str
     logged_bytes: int | None
     predicted_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Something to change, with what it would give: tokens of KV cache more than now (None: unknown)."""
-
-    sentence: str
-    gained_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +57,8 @@ class Explanation:
 def explain_log(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None) -> Explanation:
     """Compare the log with the prediction. ``gpu`` None: the profile whose memory is nearest the logged total."""
     notes: list[str] = []
+    if log.device == "cpu":
+        return _explain_cpu(log, spec)
     total = _total_bytes(log)
     if gpu is None and total is not None:
         gpu = _nearest_gpu(total)
@@ -72,8 +69,24 @@ def explain_log(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | None)
         notes.append("No prediction: the log does not tell the GPU. Name it with --gpu.")
     explain = _explain_sglang if log.engine == "sglang" else _explain_vllm
     parts, predicted, changes = explain(log, spec, gpu, notes)
-    worded = tuple(in_words_of(log.engine, change) for change in (*_ways_out(log), *changes))
-    return Explanation(log, gpu, parts, predicted, worded, tuple(notes))
+    worded = (replace(each, sentence=in_words_of(log.engine, each.sentence)) for each in (*ways_out(log), *changes))
+    return Explanation(log, gpu, parts, predicted, tuple(dict.fromkeys(worded)), tuple(notes))
+
+
+def _explain_cpu(log: StartupLog, spec: ModelSpec | None) -> Explanation:
+    """vLLM on a CPU: what of the host's memory the cache has, and how many tokens that is."""
+    memory, size = log.memory, None if spec is None else sequence_size(log, spec)
+    parts = (
+        Part("host in all", memory.total_bytes, None),
+        Part("the engine may use", memory.budget_bytes, None),
+        Part("weights", memory.weight_bytes, None if spec is None else weight_bytes(log, spec)),
+        Part("in use before the cache", memory.used_bytes, None),
+        Part("KV cache", memory.kv_pool_bytes, None),
+    )
+    tokens = None if size is None else pool_tokens(log, size)
+    concurrency = None if tokens is None or size is None else tokens / size.context_tokens
+    notes = ("No prediction: the log does not tell the model. Name it with --model.",) if spec is None else ()
+    return Explanation(log, None, parts, Counts(tokens, None, concurrency), tuple(cpu_changes(log, size)), notes)
 
 
 _Account = tuple[tuple[Part, ...], Counts, tuple[Change, ...]]
@@ -187,15 +200,47 @@ def _parts(log: StartupLog, prediction: VllmPrediction | None) -> tuple[Part, ..
 
 
 def _changes(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: VllmPrediction) -> Iterator[Change]:
+    if prediction.outcome == "oom_weights":
+        yield from _ways_to_fit(log, spec, gpu, prediction)
+        return
     now = _held_tokens(prediction)
     for sentence, settings in _variants(log.settings, prediction):
-        try:
-            changed = predict_vllm(spec, gpu, settings, _version(log))
-        except KvplanError:
+        changed = _tried(log, spec, gpu, settings)
+        if changed is None:
             continue
         gained = _held_tokens(changed) - now
         if gained > max(_SMALL_GAIN * now, changed.block_size):
             yield Change(sentence, gained)
+
+
+def _ways_to_fit(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: VllmPrediction) -> Iterator[Change]:
+    """What holds the weights where these GPUs do not: the fewest more GPUs, and formats with fewer bits."""
+    ranks = log.settings.tensor_parallel_size
+    for more in (2 * ranks, 4 * ranks, 8 * ranks, 16 * ranks):
+        found = _tried(log, spec, gpu, replace(log.settings, tensor_parallel_size=more))
+        if found is not None and found.outcome != "oom_weights":
+            each = format_bytes(found.rank.weight_bytes)
+            yield Change(
+                f"use {more} GPUs: --tensor-parallel-size {more} ({each} of weights each)", _held_tokens(found)
+            )
+            break
+    if spec.quantization is not None:
+        return
+    for name in _SMALLER_FORMATS:
+        found = _tried(log, with_quantization(spec, name), gpu, log.settings)
+        if found is not None and found.outcome != "oom_weights":
+            stored = f"{format_bytes(found.rank.weight_bytes)} instead of {format_bytes(prediction.rank.weight_bytes)}"
+            yield Change(f"take a checkpoint in {name}: {stored}", _held_tokens(found))
+
+
+_SMALLER_FORMATS = ("fp8", "awq")
+
+
+def _tried(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings) -> VllmPrediction | None:
+    try:
+        return predict_vllm(spec, gpu, settings, _version(log))
+    except KvplanError:
+        return None
 
 
 def _held_tokens(prediction: VllmPrediction) -> int:
@@ -221,58 +266,6 @@ def _variants(settings: ServingSettings, prediction: VllmPrediction) -> Iterator
         yield "disable CUDA graphs: --enforce-eager (slower)", replace(settings, enforce_eager=True)
     more = settings.tensor_parallel_size * 2
     yield f"use {more} GPUs: --tensor-parallel-size {more}", replace(settings, tensor_parallel_size=more)
-
-
-def _ways_out(log: StartupLog) -> Iterator[Change]:
-    """Changes that the log itself suggests."""
-    memory = log.memory
-    if log.failure is None:
-        rows, concurrency = log.settings.max_num_seqs, log.max_concurrency
-        if rows and concurrency and concurrency > 2 * rows:
-            yield Change(f"the pool holds {concurrency:.0f} sequences but --max-num-seqs is {rows}: raise it")
-        return
-    if log.largest_max_model_len:
-        yield Change(f"lower --max-model-len to {log.largest_max_model_len} or less, or make room for the cache:")
-    elif log.kv_cache_tokens and "max seq len" in log.failure:
-        yield Change(f"lower --max-model-len to {log.kv_cache_tokens} or less, or make room for the cache:")
-    if memory.needed_kv_bytes and memory.kv_pool_bytes is not None:
-        missing = memory.needed_kv_bytes - memory.kv_pool_bytes
-        yield Change(f"one request of the maximum length needs {format_bytes(missing)} more KV cache on each GPU")
-    if "is less than desired" in log.failure and memory.free_bytes and memory.total_bytes:
-        share = int(memory.free_bytes / memory.total_bytes * 100) / 100
-        yield Change(
-            f"other programs use {format_bytes(memory.total_bytes - memory.free_bytes)} of the GPU: stop them, "
-            f"or lower --gpu-memory-utilization to {share}"
-        )
-    if memory.kv_pool_bytes is not None and memory.kv_pool_bytes <= 0:
-        yield Change(f"{format_bytes(-memory.kv_pool_bytes)} more is needed before there is any KV cache")
-    if "No available memory" in log.failure or "Not enough memory" in log.failure:
-        yield Change(
-            "raise --gpu-memory-utilization if nothing else uses the GPU, lower --max-num-seqs or "
-            "--max-num-batched-tokens, or use more GPUs"
-        )
-    if "out of memory" in log.failure:
-        yield Change("lower --gpu-memory-utilization, --max-num-seqs or --max-num-batched-tokens, or use more GPUs")
-
-
-_SGLANG_WORDS = {
-    "--gpu-memory-utilization": "--mem-fraction-static",
-    "--max-num-seqs": "--max-running-requests",
-    "--max-num-batched-tokens": "--chunked-prefill-size",
-    "--max-model-len": "--context-length",
-    "--kv-cache-dtype fp8": "--kv-cache-dtype fp8_e4m3",
-    "--tensor-parallel-size": "--tp",
-    "--enforce-eager": "--disable-cuda-graph",
-}
-
-
-def in_words_of(engine: str, change: Change) -> Change:
-    """The change in the engine's own option names."""
-    sentence = change.sentence
-    if engine == "sglang":
-        for ours, theirs in _SGLANG_WORDS.items():
-            sentence = sentence.replace(ours, theirs)
-    return replace(change, sentence=sentence)
 
 
 def difference_gib(part: Part) -> float | None:

@@ -1,0 +1,154 @@
+"""What a plan tries and finds: choices, the deployments that serve the load, and what the others lack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.prediction import VllmPrediction
+from kvplan.planner.formats import WeightFormat
+from kvplan.planner.layouts import num_nodes
+from kvplan.planner.load import Served
+from kvplan.planner.slo_check import SloCheck
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is varied. ``weights`` carries the model in that format."""
+
+    gpu: GpuProfile
+    layout: ParallelLayout
+    weights: WeightFormat
+    kv_cache_dtype: str
+
+    @property
+    def name(self) -> str:
+        """``8 x h100-sxm, tp 8``: one instance."""
+        return instance_name(self.layout.num_gpus, self.gpu, self.layout)
+
+    @property
+    def num_nodes(self) -> int:
+        return num_nodes(self.layout, self.gpu)
+
+    @property
+    def formats(self) -> tuple[str, str]:
+        """(weights, KV cache)."""
+        return self.weights.name, self.kv_cache_dtype
+
+
+def instance_name(num_gpus: int, gpu: GpuProfile, layout: ParallelLayout) -> str:
+    """``b200``, or ``4 x h100-sxm, tp 2`` for two replicas of two GPUs each."""
+    if num_gpus == 1:
+        return gpu.id
+    sizes = layout.short_text() or "tp 1"
+    return f"{num_gpus} x {gpu.id}, {sizes}"
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Sequences that one replica's pools hold at once (all its data-parallel groups), with one's bytes on each rank."""
+
+    average_sequences: int
+    worst_sequences: int
+    average_bytes: int
+    worst_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A choice that serves the workload: ``replicas`` instances, of which ``num_spare`` could fail."""
+
+    choice: Choice
+    replicas: int
+    num_spare: int
+    prediction: VllmPrediction
+    capacity: Capacity
+    served: Served
+    slo: SloCheck
+    limit: str
+    """What runs out first when more load comes: kv, seats, bandwidth, compute, ttft, tpot or e2el."""
+    offered_tokens_per_second: float | None
+    """Output tokens that the load asks for, all replicas together; None for users, who take what they get."""
+
+    @property
+    def num_gpus(self) -> int:
+        return (self.replicas + self.num_spare) * self.choice.layout.num_gpus
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that the replicas fill: whole ones where an instance spans several."""
+        if self.choice.num_nodes > 1:
+            return (self.replicas + self.num_spare) * self.choice.num_nodes
+        return -(-self.num_gpus // self.choice.gpu.max_gpus_per_node)
+
+    @property
+    def name(self) -> str:
+        return instance_name(self.num_gpus, self.choice.gpu, self.choice.layout)
+
+    @property
+    def weights_name(self) -> str:
+        """The format of the weights as they are served: unquantized ones in the dtype that this GPU has."""
+        weights = self.choice.weights
+        is_plain = weights.is_published and weights.spec.quantization is None
+        return self.prediction.settings.serving.dtype if is_plain else weights.name
+
+    @property
+    def users_per_replica(self) -> float:
+        return self.served.num_users
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        price = self.choice.gpu.price
+        return None if price is None else price.usd_per_hour * self.num_gpus
+
+    @property
+    def output_tokens_per_second(self) -> tuple[float, float]:
+        """(least, most): what is asked for, or less where the replicas do not keep up."""
+        speed, supply, offered = self.served.speed, self.served.supply, self.offered_tokens_per_second
+        if offered is None or supply is None:
+            found = speed.output_tokens_per_second
+            return found.low * self.replicas, found.high * self.replicas
+        tokens = self.replicas * speed.output_tokens_per_request
+        return min(offered, supply.low * tokens), min(offered, supply.high * tokens)
+
+    def usd_per_million_output_tokens(self) -> tuple[float, float] | None:
+        """(cheapest, dearest) of the tokens that are served; None without a price."""
+        if self.usd_per_hour is None:
+            return None
+        low, high = self.output_tokens_per_second
+        return (self.usd_per_hour / 3600 / high * 1e6, self.usd_per_hour / 3600 / low * 1e6)
+
+
+MissKind = Literal["slo", "capacity", "context", "weights"]
+_NEARNESS: dict[MissKind, int] = {"slo": 0, "capacity": 1, "context": 2, "weights": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A choice that does not serve the workload. ``missing_bytes`` per GPU, or 0 when memory is not what lacks.
+
+    ``shortfall``: how far it is from serving it, comparable within a ``kind``.
+    """
+
+    choice: Choice
+    replicas: int
+    kind: MissKind
+    reason: str
+    missing_bytes: int
+    shortfall: float
+    sentence: str
+    prediction: VllmPrediction | None = None
+    is_final: bool = False
+    """No number of replicas would do: the weights do not load, or one request alone is too slow."""
+
+    @property
+    def name(self) -> str:
+        layout = self.choice.layout
+        return instance_name(self.replicas * layout.num_gpus, self.choice.gpu, layout)
+
+    @property
+    def nearness(self) -> tuple[int, float]:
+        """What lacks speed is nearer than what lacks room, and that nearer than what does not even load."""
+        return _NEARNESS[self.kind], self.shortfall

@@ -1,0 +1,8 @@
+"""``kvplan explain``: from an engine's start-up log to where the memory went, what differs, and what to change.
+
+startup_log, patterns    what the log says, and how engines word it
+explanation              ``explain_log``: the log against our prediction, and the changes that would help
+ways_out                 what helps an engine that stopped, from its own words
+cpu_host                 the account of vLLM on a CPU
+document                 an explanation as JSON
+"""

@@ -1,0 +1,97 @@
+"""Where nothing serves a load: the first change, from free to dear, after which something does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from kvplan.catalog.devices.gpus import load_gpus
+from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.planner.deployment import Deployment, Miss
+from kvplan.planner.request import PlanRequest
+from kvplan.planner.search import Plan, first_deployment
+from kvplan.planner.slo import SLO_FIELDS, Slo
+
+_SLACK = (1.0, 1.25, 1.6, 2.5, 5.0)
+MOST_GPUS = 4096
+"""How far a plan looks beyond the limit that was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """A change after which the plan has an answer: ``sentence`` says it, ``deployment`` is the answer."""
+
+    sentence: str
+    deployment: Deployment
+
+
+def cheapest_fix(plan: Plan, measured: MeasuredProfiles = MeasuredProfiles()) -> Fix | None:
+    """None where the plan has an answer, or no single change gives it one."""
+    if plan.deployments:
+        return None
+    if plan.too_dear is not None and plan.too_dear.usd_per_hour is not None:
+        dear = plan.too_dear.usd_per_hour
+        return Fix(f"the cheapest that serves costs ${dear:,.2f} per hour (--budget {dear:.2f})", plan.too_dear)
+    if plan.alternatives:
+        best = plan.alternatives[0].deployment
+        return Fix(f"change the format ({_format_options(best)})", best)
+    for sentence, changed in _changes(plan):
+        answer = first_deployment(plan.spec, changed, measured)
+        if answer is not None:
+            return Fix(sentence.format(num_gpus=answer.num_gpus), answer)
+    return None
+
+
+def _format_options(deployment: Deployment) -> str:
+    choice, options = deployment.choice, []
+    if not choice.weights.is_published:
+        options.append(f"--quantization {choice.weights.name}")
+    if choice.kv_cache_dtype != "auto":
+        options.append(f"--kv-cache-dtype {choice.kv_cache_dtype}")
+    return " ".join(options)
+
+
+def _changes(plan: Plan) -> Iterator[tuple[str, PlanRequest]]:
+    request, miss = plan.request, plan.nearest_miss
+    if miss is not None and miss.kind == "context" and miss.prediction is not None:
+        longest = miss.prediction.largest_max_model_len
+        if longest and (request.average_context or 0) <= longest:
+            yield (
+                f"limit sequences to {longest:,} tokens (--ctx-max {longest})",
+                replace(request, longest_context=longest),
+            )
+    if miss is not None and miss.kind == "slo":
+        yield from _slower(request, miss)
+    yield "raise --max-gpus to {num_gpus}", replace(request, max_gpus=MOST_GPUS)
+    fewer_bytes = replace(request, quantizations=("awq",), kv_cache_dtypes=("fp8",))
+    if plan.spec.quantization is None:
+        yield "store the weights in 4 bits and the KV cache in 8 (--quantization awq --kv-cache-dtype fp8)", fewer_bytes
+    yield "use other GPUs (leave out --gpu)", replace(request, gpus=tuple(gpu for gpu in load_gpus() if not gpu.is_cpu))
+    yield (
+        "use other GPUs, and --max-gpus {num_gpus}",
+        replace(request, gpus=tuple(gpu for gpu in load_gpus() if not gpu.is_cpu), max_gpus=MOST_GPUS),
+    )
+
+
+def _slower(request: PlanRequest, miss: Miss) -> Iterator[tuple[str, PlanRequest]]:
+    """The bound that is missed by most, relaxed to what the nearest choice would reach and more, rounded up."""
+    field = SLO_FIELDS.get(miss.reason)
+    bound = getattr(request.slo, field) if field is not None else None
+    if field is None or bound is None:
+        return
+    for factor in _SLACK:  # what one request alone reaches is too little for many
+        reached = _rounded_up(bound * (1 + miss.shortfall) * factor * 1000)
+        relaxed: Slo = replace(request.slo, **{field: reached / 1000})
+        yield f"allow {miss.reason}:{reached:g}", replace(request, slo=relaxed)
+
+
+def _rounded_up(milliseconds: float) -> float:
+    """To two digits: 1.23 -> 1.3, 412 -> 420."""
+    if milliseconds <= 0:
+        return milliseconds
+    digits = f"{milliseconds:.1e}"
+    rounded = float(digits)
+    if rounded < milliseconds:
+        exponent = int(digits.split("e")[1])
+        rounded += 10.0 ** (exponent - 1)
+    return rounded

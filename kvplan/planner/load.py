@@ -1,0 +1,93 @@
+"""What a load asks of one replica: users who wait for their answers (closed), or requests at a rate (open).
+
+A closed load has a fixed number of requests in progress. Under an open one as many are in progress as arrive while one
+is answered (Little's law), at each end of the predicted speeds; where a replica cannot answer them as fast as they
+come, the queue grows for ever.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from kvplan.estimate.speed.latency import End, Range, ServingSpeed, SpeedModel, SteadyState, middle_state
+from kvplan.planner.request import Workload
+
+_WORST_FIRST: Final[tuple[End, End]] = ("worst", "best")
+_PRECISION = 1.05
+"""Of the number of requests in progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One replica under its share of the load.
+
+    ``num_users``: requests in progress, at the middle of the predicted speeds; infinite where the queue grows.
+    ``middle``: None in that case. ``supply``: requests per second that the replica can answer, None for a closed load.
+    ``share``: how much of the range of speeds keeps up with the load, from 0 to 1.
+    """
+
+    num_users: float
+    speed: ServingSpeed
+    middle: SteadyState | None
+    supply: Range | None = None
+    share: float = 1.0
+
+    @property
+    def keeps_up(self) -> bool:
+        return self.middle is not None
+
+
+def serve_users(model: SpeedModel, num_users: int) -> Served:
+    """``num_users`` requests in progress at all times."""
+    return Served(num_users, model.speed(num_users), model.steady(num_users, "middle"))
+
+
+def serve_rate(model: SpeedModel, requests_per_second: float, room: int) -> Served:
+    """Requests that arrive at a rate, at most ``room`` of them at once."""
+    room = max(room, 1)
+    supply = Range(*(model.steady(room, end).requests_per_second for end in _WORST_FIRST))
+    best = _at_rate(model, requests_per_second, room, "best")
+    worst = _at_rate(model, requests_per_second, room, "worst")
+    if best is not None and worst is not None:
+        middle: SteadyState | None = middle_state(best, worst)
+    else:
+        middle = None if best is None else _at_rate(model, requests_per_second, room, "middle")
+    num_users = math.inf if middle is None else middle.num_users
+    speed = model.between(best or model.steady(room, "best"), worst, room if middle is None else num_users)
+    share = 1.0 if worst is not None else 1.0 - share_within(supply, requests_per_second)
+    return Served(num_users, speed, middle, supply, share)
+
+
+def share_within(found: Range, bound: float) -> float:
+    """The share of a range (on a logarithmic scale) that is at most ``bound``."""
+    if bound >= found.high:
+        return 1.0
+    if bound < found.low or not found.is_bounded:
+        return 0.0
+    return math.log(bound / found.low) / math.log(found.high / found.low)
+
+
+def _at_rate(model: SpeedModel, rate: float, room: int, end: End) -> SteadyState | None:
+    """The fewest requests in progress that are answered as fast as others arrive; None where ``room`` are not."""
+    alone = model.steady(1, end)
+    if alone.requests_per_second >= rate:
+        # Less than one request at a time: each finds the replica free.
+        return SteadyState(
+            max(rate * alone.e2el_seconds, 1e-9), alone.ttft_seconds, alone.tpot_seconds, alone.e2el_seconds
+        )
+    if model.steady(room, end).requests_per_second < rate:
+        return None
+    low, high = 1.0, float(room)
+    while high > _PRECISION * low:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if model.steady(middle, end).requests_per_second >= rate else (middle, high)
+    return model.steady(high, end)
+
+
+def replica_load(workload: Workload, replicas: int, model: SpeedModel, room: int) -> Served:
+    """The share of ``workload`` that falls on one of ``replicas``."""
+    if workload.requests_per_second is not None:
+        return serve_rate(model, workload.requests_per_second / replicas, room)
+    return serve_users(model, math.ceil((workload.num_users or 1) / replicas))

@@ -1,0 +1,49 @@
+"""Predicted speeds against service levels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from kvplan.estimate.speed.latency import Range
+from kvplan.planner.load import Served, share_within
+from kvplan.planner.slo import SLO_FIELDS, Slo
+
+
+@dataclass(frozen=True, slots=True)
+class SloCheck:
+    """A predicted speed against the bounds. ``possible``: by the middle of the range; ``sure``: by its high end.
+
+    ``broken`` names the bound that is missed by most, ``excess`` by what share. ``share``: how much of the range of
+    speeds keeps every bound and keeps up with the load, and of the range of KV pools holds it.
+    """
+
+    possible: bool
+    sure: bool
+    broken: str | None
+    excess: float
+    num_bounds: int
+    share: float = 1.0
+
+
+def check_slo(slo: Slo, served: Served) -> SloCheck:
+    """Compare the speeds with the bounds. A load that the replica does not keep up with breaks every bound."""
+    excess, broken, share = 0.0, None, served.share
+    for name, field in SLO_FIELDS.items():
+        bound = getattr(slo, field)
+        if bound is None:
+            continue
+        predicted: Range = getattr(served.speed, field)
+        middle = math.inf if served.middle is None else getattr(served.middle, field)
+        share = min(share, share_within(predicted, bound)) if predicted.is_bounded else share
+        if predicted.low > bound:
+            share = 0.0
+        if middle / bound - 1 > excess:
+            excess, broken = middle / bound - 1, name
+    bounds = sum(getattr(slo, field) is not None for field in SLO_FIELDS.values())
+    return SloCheck(broken is None and served.keeps_up, share >= 1.0, broken, excess, bounds, share)
+
+
+def within_pool(check: SloCheck, share: float) -> SloCheck:
+    """``check`` where only a ``share`` of the likely KV pools holds the load: sure only if all of them do."""
+    return replace(check, sure=check.sure and share >= 1.0, share=min(check.share, share))

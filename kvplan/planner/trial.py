@@ -1,0 +1,250 @@
+"""One choice tried: as few replicas as serve the load, or what it lacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from kvplan.catalog.devices.device_support import dtype_on
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.catalog.engines import vllm_release
+from kvplan.errors import KvplanError
+from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.clocks import DeviceSpeed
+from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.work import ModelWork, kv_read_bytes, model_work
+from kvplan.estimate.vllm.groups import blocks_per_request
+from kvplan.estimate.vllm.prediction import Memo, VllmPrediction, cache_settings, predict_vllm, request_shape
+from kvplan.estimate.vllm.ranges import kv_pool_low_bytes
+from kvplan.planner import misses
+from kvplan.planner.deployment import Capacity, Choice, Deployment, Miss
+from kvplan.planner.formats import FormatPair, WeightFormat, check_kernels
+from kvplan.planner.layouts import layouts_across_nodes, layouts_in_a_node
+from kvplan.planner.load import Served, replica_load, serve_users
+from kvplan.planner.request import PlanRequest, Workload
+from kvplan.planner.slo_check import check_slo, within_pool
+
+_SEQUENCE_STEP = 8
+MOST_SEQUENCES = 1024
+"""Sequences per engine in one step that a plan asks for at most."""
+
+
+@dataclass
+class Trial:
+    """Shared between the trials of one plan: the question, and what need not be computed twice."""
+
+    request: PlanRequest
+    workload: Workload
+    measured: MeasuredProfiles = field(default_factory=MeasuredProfiles)
+    memo: Memo = field(default_factory=dict)
+    works: dict[tuple[object, ...], tuple[ModelWork, int]] = field(default_factory=dict)
+    speeds: dict[tuple[str, str], DeviceSpeed | None] = field(default_factory=dict)
+    refusals: list[KvplanError] = field(default_factory=list)
+    tried_layouts: dict[tuple[object, ...], tuple[ParallelLayout, ...]] = field(default_factory=dict)
+
+    def device_speed(self, choice: Choice, dtype: str) -> DeviceSpeed | None:
+        """What the GPU reached in a sweep; None where it was not measured."""
+        key = (choice.gpu.id, dtype)
+        if key not in self.speeds:
+            profile = self.measured.for_gpu(choice.gpu, dtype)
+            self.speeds[key] = None if profile is None else DeviceSpeed.of(profile, choice.weights.spec.id, dtype)
+        return self.speeds[key]
+
+    def layouts(self, weights: WeightFormat, gpu: GpuProfile, *, across_nodes: bool) -> tuple[ParallelLayout, ...]:
+        """Ways to spread an instance over nodes like the GPU's, found once for GPUs that are alike in this."""
+        key = (weights.name, across_nodes, gpu.max_gpus_per_node, gpu.nvlink_bytes_per_second is None)
+        if key not in self.tried_layouts:
+            find = layouts_across_nodes if across_nodes else layouts_in_a_node
+            self.tried_layouts[key] = find(weights.spec, gpu, self.request.sizes, self.request.max_gpus)
+        return self.tried_layouts[key]
+
+    def refuses(self, formats: FormatPair, gpu: GpuProfile) -> bool:
+        """Whether the engine has no kernels for these formats there; the reason is kept."""
+        try:
+            check_kernels(formats, gpu, self.request.engine.version)
+        except KvplanError as error:
+            self.refusals.append(error)
+            return True
+        return False
+
+    def most_replicas(self, choice: Choice) -> int:
+        """Replicas beside the spare ones that the limit on GPUs allows."""
+        return self.request.max_gpus // choice.layout.num_gpus - self.request.num_spare_replicas
+
+
+def try_choice(trial: Trial, choice: Choice) -> list[Deployment] | Miss | None:
+    """The smallest deployment that probably serves the load and the smallest that surely does (often the same one).
+
+    Or what the largest one lacks; None where the model cannot be divided so, or the replicas are too many.
+    """
+    most = trial.most_replicas(choice)
+    if most < 1:
+        return None
+    tried: dict[int, Deployment | Miss] = {}
+
+    def attempt(replicas: int) -> Deployment | Miss:
+        if replicas not in tried:
+            tried[replicas] = _with_replicas(trial, choice, replicas)
+        return tried[replicas]
+
+    def is_sure(found: Deployment | Miss) -> bool:
+        return isinstance(found, Deployment) and found.slo.sure
+
+    try:
+        first = attempt(1)
+        if isinstance(first, Miss) and first.is_final:
+            return first
+        fewest = _fewest(most, lambda count: isinstance(attempt(count), Deployment))
+    except KvplanError as error:
+        trial.refusals.append(error)
+        return None
+    if fewest is None:
+        last = attempt(most)
+        return last if isinstance(last, Miss) else None
+    found = [each for each in (attempt(fewest),) if isinstance(each, Deployment)]
+    surest = fewest if is_sure(attempt(fewest)) else _fewest(most, lambda count: is_sure(attempt(count)), fewest)
+    if surest is not None and surest != fewest:
+        found += [each for each in (attempt(surest),) if isinstance(each, Deployment)]
+    return found
+
+
+def _fewest(most: int, serves: Callable[[int], bool], least: int = 1) -> int | None:
+    """The smallest number from ``least`` to ``most`` that serves: more replicas never serve less."""
+    if serves(least):
+        return least
+    if most <= least or not serves(most):
+        return None
+    low, high = least, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if serves(middle) else (middle, high)
+    return high
+
+
+def _with_replicas(trial: Trial, choice: Choice, replicas: int) -> Deployment | Miss:
+    groups = choice.layout.data_parallel_size
+    seats = groups * MOST_SEQUENCES
+    prediction = _predict(trial, choice, _first_guess(trial, replicas) / groups)
+    if not prediction.fits:
+        return misses.lacks_memory(trial.workload, choice, replicas, prediction)
+    model = speed_model(trial, choice, prediction)
+    capacity = capacity_of(trial, choice, prediction)
+    served = replica_load(trial.workload, replicas, model, min(_room(trial, capacity), seats))
+    if trial.workload.requests_per_second is not None and served.keeps_up:
+        # Fewer seats than at first: less for the sampler, more for the pool.
+        smaller = _predict(trial, choice, served.num_users / groups)
+        prediction, capacity = smaller, capacity_of(trial, choice, smaller)
+    room = min(_room(trial, capacity), seats)
+    if not served.keeps_up or served.num_users > room:
+        return misses.lacks_room(
+            trial.workload, choice, replicas, prediction, capacity, served, trial.request.worst_case
+        )
+    check = check_slo(trial.request.slo, served)
+    check = within_pool(check, _pool_share(trial, choice, prediction, served.num_users, room))
+    if not check.possible:
+        one = serve_users(model, 1)
+        alone = (one, check_slo(trial.request.slo, one))
+        return misses.lacks_speed(choice, replicas, prediction, served, check, alone)
+    rate = trial.workload.requests_per_second
+    return Deployment(
+        choice=choice,
+        replicas=replicas,
+        num_spare=trial.request.num_spare_replicas,
+        prediction=prediction,
+        capacity=capacity,
+        served=served,
+        slo=check,
+        limit=_limit(trial, model, served, room, seats),
+        offered_tokens_per_second=None if rate is None else rate * trial.workload.output_tokens,
+    )
+
+
+def _first_guess(trial: Trial, replicas: int) -> float:
+    """Requests in progress on one replica: as many as the users, or under a rate as many as there can be."""
+    users = trial.workload.num_users
+    return MOST_SEQUENCES if users is None else math.ceil(users / replicas)
+
+
+def _predict(trial: Trial, choice: Choice, users: float) -> VllmPrediction:
+    """vLLM's start-up with seats for ``users`` requests in each data-parallel group."""
+    rows = min(max(math.ceil(users / _SEQUENCE_STEP) * _SEQUENCE_STEP, _SEQUENCE_STEP), MOST_SEQUENCES)
+    layout, asked, spec = choice.layout, trial.request.settings, choice.weights.spec
+    version = trial.request.engine.version
+    settings = replace(
+        asked,
+        dtype=dtype_on(choice.gpu, spec, serving_dtype(spec.dtype, asked.dtype), asked=asked.dtype, version=version),
+        max_model_len=trial.workload.longest_context,
+        max_num_seqs=rows,
+        tensor_parallel_size=layout.tensor_parallel_size,
+        pipeline_parallel_size=layout.pipeline_parallel_size,
+        data_parallel_size=layout.data_parallel_size,
+        enable_expert_parallel=layout.enable_expert_parallel,
+        kv_cache_dtype=choice.kv_cache_dtype,
+    )
+    return predict_vllm(spec, choice.gpu, settings, version, memo=trial.memo)
+
+
+def speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> SpeedModel:
+    """The speeds of one replica under the workload's lengths."""
+    work, kv_bytes = _work(trial, choice, prediction)
+    workload = trial.workload
+    measured = trial.device_speed(choice, work.compute_dtype)
+    return SpeedModel(work, choice.gpu, workload.input_tokens, workload.output_tokens, kv_bytes, measured)
+
+
+def _work(trial: Trial, choice: Choice, prediction: VllmPrediction) -> tuple[ModelWork, int]:
+    spec, settings = choice.weights.spec, prediction.settings.serving
+    key = (choice.layout, choice.weights.name, choice.kv_cache_dtype, settings.dtype)
+    if key not in trial.works:
+        work = model_work(spec, prediction.rank.weight_bytes, settings.dtype, choice.layout)
+        kv_bytes = kv_read_bytes(spec, trial.workload.average_context, cache_settings(spec, settings))
+        trial.works[key] = (work, kv_bytes)
+    return trial.works[key]
+
+
+def capacity_of(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Capacity:
+    """How many sequences of the average and of the longest context one replica holds."""
+    shape = request_shape(prediction.settings, vllm_release(prediction.version))
+    plan, groups = prediction.rank.blocks, choice.layout.data_parallel_size
+    # Between batches a window holds no tokens in flight: what is used on average, not what admission reserves.
+    average = replace(shape, max_model_len=trial.workload.average_context, in_flight_tokens=1)
+    each = max(blocks_per_request(plan, average), 1)
+    return Capacity(
+        average_sequences=groups * (prediction.num_blocks // each),
+        worst_sequences=groups * (prediction.num_blocks // prediction.blocks_per_request),
+        average_bytes=each * prediction.bytes_per_block,
+        worst_bytes=prediction.blocks_per_request * prediction.bytes_per_block,
+    )
+
+
+_AT_THE_PREDICTION = 0.5
+_AT_THE_LOW_END = 0.95
+"""Shares of start-ups whose pool is larger: half of them than predicted, and than the low end of the 90 % interval."""
+
+
+def _pool_share(trial: Trial, choice: Choice, prediction: VllmPrediction, num_users: float, room: int) -> float:
+    """How much of the range of KV pools holds so many sequences; 1 where its low end does."""
+    pool = max(prediction.rank.available_kv_bytes, 1)
+    low = kv_pool_low_bytes(choice.weights.spec, choice.gpu, prediction)
+    least = int(room * low / pool)
+    if num_users <= least:
+        return 1.0
+    return _AT_THE_PREDICTION + (_AT_THE_LOW_END - _AT_THE_PREDICTION) * (room - num_users) / max(room - least, 1)
+
+
+def _room(trial: Trial, capacity: Capacity) -> int:
+    return capacity.worst_sequences if trial.request.worst_case else capacity.average_sequences
+
+
+def _limit(trial: Trial, model: SpeedModel, served: Served, room: int, seats: int) -> str:
+    """What stops the next users: the service level if it breaks before the pool is full, else the pool."""
+    if not trial.request.slo.is_empty:
+        full = check_slo(trial.request.slo, serve_users(model, room))
+        if full.broken is not None:
+            return full.broken
+    if room < 1.5 * served.num_users:
+        return "kv" if room < seats else "seats"
+    return "bandwidth" if served.speed.bandwidth_bound else "compute"

@@ -1,0 +1,146 @@
+"""``kvplan explain`` on engines that ran out of memory, and on vLLM on a CPU: what happened and what to set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvplan.catalog.models import resolve_model
+from kvplan.cli import main
+from kvplan.planner.explaining.explanation import Explanation, explain_log
+from kvplan.planner.explaining.startup_log import parse_startup_log
+from kvplan.units import GIB
+
+LOGS = Path(__file__).resolve().parents[1] / "data" / "startup_logs"
+
+
+def explained(name: str, model: str | None = None) -> Explanation:
+    log = parse_startup_log((LOGS / f"{name}.log").read_text(encoding="utf-8"))
+    return explain_log(log, None if model is None else resolve_model(model), None)
+
+
+def sentences(answer: Explanation) -> str:
+    return "\n".join(change.sentence for change in answer.changes)
+
+
+CPU_STARTS = [
+    # log, model; printed KV memory and tokens
+    ("vllm-0.8-cpu-qwen2.5-1.5b", "qwen2.5-1.5b-instruct", 4.0, 9362 * 16),
+    ("vllm-0.11-cpu-qwen2.5-0.5b", "qwen2.5-0.5b", 4.0, 349_520),
+    ("vllm-0.22-cpu-qwen2.5-1.5b", "qwen2.5-1.5b-instruct", 1.48, 55_424),
+    ("vllm-0.28-cpu-opt-125m", "opt-125m", 1.0, 29_056),
+]
+
+
+@pytest.mark.parametrize(("name", "model", "pool_gib", "tokens"), CPU_STARTS)
+def test_vllm_on_a_cpu_is_explained(name: str, model: str, pool_gib: float, tokens: int) -> None:
+    answer = explained(name, model)
+    assert answer.log.device == "cpu" and answer.gpu is None
+    assert (answer.log.memory.kv_pool_bytes or 0) / GIB == pytest.approx(pool_gib, abs=0.005)
+    assert tokens in (answer.log.kv_cache_tokens, (answer.log.num_blocks or 0) * 16)
+    assert answer.predicted.kv_cache_tokens == pytest.approx(tokens, rel=0.004)
+    assert answer.predicted.max_concurrency == pytest.approx(answer.log.max_concurrency, rel=0.01)
+    assert "VLLM_CPU_KVCACHE_SPACE" in sentences(answer)
+    (gained,) = (change.gained_tokens for change in answer.changes)
+    assert gained == pytest.approx(tokens / pool_gib, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("vllm-0.22-cpu-busy", ["only 4.85 GiB of the host's 18.00 GiB is free", "--gpu-memory-utilization to 0.26"]),
+        ("vllm-0.22-cpu-no-room", ["holds 3.99 GiB before any KV cache", "--gpu-memory-utilization above 0.23"]),
+        ("vllm-cpu-refused-length", ["--max-model-len to 9344", "VLLM_CPU_KVCACHE_SPACE=5"]),
+        ("vllm-cpu-space-too-large", ["12.00 GiB was asked", "2.50 GiB is free", "VLLM_CPU_KVCACHE_SPACE below 2.5"]),
+    ],
+)
+def test_a_cpu_without_room_says_what_to_set(name: str, words: list[str]) -> None:
+    answer = explained(name)
+    assert answer.log.failure is not None
+    assert all(word in sentences(answer) for word in words)
+    assert "GPU" not in sentences(answer)
+
+
+def test_weights_larger_than_the_card_are_not_answered_with_less_utilization() -> None:
+    answer = explained("vllm-0.9-oom-loading-qwen3-32b", "qwen3-32b")
+    assert (answer.log.model, answer.log.phase) == ("Qwen/Qwen3-32B", "loading")
+    said = sentences(answer)
+    assert "lower --gpu-memory-utilization" not in said and "raise --gpu-memory-utilization" not in said
+    assert "--tensor-parallel-size 4 (15.39 GiB of weights each)" in said
+    assert "a checkpoint in awq: 18.02 GiB instead of 61.03 GiB" in said and "checkpoint in fp8" not in said
+
+
+def test_a_vision_tower_that_ran_out_of_memory_is_named() -> None:
+    answer = explained("vllm-oom-profiling-vision")
+    assert answer.log.phase == "vision"
+    assert "--limit-mm-per-prompt" in sentences(answer)
+
+
+def test_memory_in_pieces_is_told_from_memory_that_lacks() -> None:
+    in_pieces, lacking = explained("vllm-0.21-oom-serving-qwen3.6-27b"), explained("vllm-0.9-oom-loading-qwen3-32b")
+    assert "237.94 MiB unused, more than the 46.00 MiB it asked for" in sentences(in_pieces)
+    assert "expandable_segments" not in sentences(lacking)
+
+
+OUT_OF_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.64 GiB "
+    "of which 1.00 GiB is free. Process 1 has {held} GiB memory in use. Of the allocated memory 9.00 GiB is allocated "
+    "by PyTorch, and 18.93 MiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "phase", "words"),
+    [
+        ("Starting to load model gpt2...", "loading", "changes nothing here"),
+        ("Starting to load model gpt2...\nModel loading took 1.00 GiB", "profiling", "--max-num-batched-tokens"),
+        ("self.model_runner.profile_run()", "profiling", "the largest step does not fit"),
+        ("in initialize_kv_cache", "carving", "the KV cache does not fit"),
+        ("GPU KV cache size: 100 tokens\nin capture_model", "capturing", "--enforce-eager"),
+        ("Application startup complete.\nin execute_model\nin embed_multimodal", "serving", "beside the KV cache"),
+        ("", None, "while loading: use more GPUs"),
+    ],
+)
+def test_the_advice_fits_what_the_engine_was_doing(before: str, phase: str | None, words: str) -> None:
+    log = parse_startup_log(f"{before}\n{OUT_OF_MEMORY.format(held='22.50')}")
+    assert log.phase == phase
+    assert words in sentences(explain_log(log, None, None))
+
+
+def test_other_programs_on_the_gpu_are_named_first() -> None:
+    log = parse_startup_log(OUT_OF_MEMORY.format(held="10.00"))
+    answer = explain_log(log, None, None)
+    assert answer.changes[0].sentence == "other programs hold 12.64 GiB of the GPU: stop them"
+
+
+def test_a_sampler_that_ran_out_of_memory_is_named() -> None:
+    text = (
+        "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests. Please try "
+        "lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine."
+    )
+    log = parse_startup_log(text)
+    assert log.phase == "warming up" and "256 dummy requests" in (log.failure or "")
+    assert "lower --max-num-seqs" in sentences(explain_log(log, None, None))
+
+
+def test_the_command_explains_a_cpus_log(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(LOGS / "vllm-0.28-cpu-opt-125m.log")]) == 0
+    shown = capsys.readouterr().out
+    assert "on a CPU" in shown and "GiB of the host" in shown
+    assert "log 29,056, kvplan 29,127" in shown, "the model is read off its folder in the cache"
+
+
+def test_a_log_on_standard_input_may_hold_any_bytes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvplan", "explain", "-"],
+        input=b"Model loading took 3.0 GiB \xff\xfe\n",
+        env=os.environ | {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0 and b"Traceback" not in done.stderr
+    assert b"weights" in done.stdout

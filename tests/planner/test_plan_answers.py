@@ -1,0 +1,375 @@
+"""Answers that one can deploy: what a plan says of rates, of loads too large, of formats, replicas, nodes and money."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import shlex
+
+import pytest
+import yaml
+
+from kvplan.catalog.devices.gpus import find_gpu, load_gpus
+from kvplan.catalog.models import resolve_model
+from kvplan.cli import main
+from kvplan.errors import UsageError
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.latency import Range
+from kvplan.planner.deployment import Deployment
+from kvplan.planner.fixes import cheapest_fix
+from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
+from kvplan.planner.launch.replicas import balancer_command, vllm_processes
+from kvplan.planner.layouts import layouts_across_nodes, layouts_in_a_node
+from kvplan.planner.load import share_within
+from kvplan.planner.prices import parse_prices, with_prices
+from kvplan.planner.request import ParallelSizes, PlanRequest
+from kvplan.planner.search import Plan, make_plan
+from kvplan.planner.slo import parse_slo
+
+LLAMA = resolve_model("llama-3.1-8b")
+SERVERS = tuple(gpu for gpu in load_gpus() if not gpu.is_cpu)
+RATE = {"num_users": None, "requests_per_second": 10.0, "input_tokens": 1024, "output_tokens": 256}
+
+
+def plan(*gpus: str, model: str = "llama-3.1-8b", **settings: object) -> Plan:
+    asked: dict[str, object] = {"num_users": 40}
+    if "input_tokens" not in settings:
+        asked |= {"average_context": 8192, "longest_context": 8192}
+    asked |= settings
+    profiles = tuple(find_gpu(name) for name in gpus) or SERVERS
+    return make_plan(resolve_model(model), PlanRequest(gpus=profiles, **asked))  # type: ignore[arg-type]
+
+
+def run(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = main(shlex.split(words))
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+# defect 7
+
+
+def test_a_request_rate_counts_as_met_only_where_the_slowest_speed_keeps_up() -> None:
+    found = plan("l40s", "h100", "a100-80", **RATE)
+    for each in found.deployments:
+        supply = each.served.supply
+        assert supply is not None
+        keeps_up = supply.low * each.replicas >= 10.0
+        assert each.slo.sure == keeps_up
+        assert 0 < each.slo.share <= 1
+    assert found.deployments[0].slo.sure
+    likely = [each for each in found.deployments if not each.slo.sure]
+    assert likely, "a smaller deployment that keeps up at the middle of its speeds is shown as likely"
+    assert all(each.served.supply.high * each.replicas >= 10.0 for each in likely)  # type: ignore[union-attr]
+
+
+def test_the_cost_of_a_rate_is_that_of_the_tokens_asked_for() -> None:
+    best = plan("h100", **RATE).deployments[0]
+    assert best.output_tokens_per_second == (pytest.approx(2560), pytest.approx(2560))
+    low, high = best.usd_per_million_output_tokens() or (0.0, 0.0)
+    assert low == high == pytest.approx((best.usd_per_hour or 0) / 3600 / 2560 * 1e6)
+
+
+def test_a_rate_that_only_fast_kernels_serve_has_no_upper_bound_on_its_times(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, printed, _ = run("plan llama-3.1-8b --request-rate 4 --input-len 4k --gpu l40s --max-gpus 8", capsys)
+    assert code == 0 and "likely" in printed and " and up" in printed
+    document = json.loads(run("plan llama-3.1-8b --request-rate 4 --input-len 4k --gpu l40s --json", capsys)[1])
+    unsure = [each["performance"] for each in document["deployments"] if each["performance"]["slo"] == "likely"]
+    assert unsure and unsure[0]["ttft_ms"][1] is None
+    assert 0 < unsure[0]["share_of_range_that_serves"] < 1
+
+
+@pytest.mark.parametrize(("bound", "share"), [(0.5, 0.0), (1.0, 0.0), (2.0, 0.5), (4.0, 1.0), (9.0, 1.0)])
+def test_share_of_a_range(bound: float, share: float) -> None:
+    assert share_within(Range(1.0, 4.0), bound) == pytest.approx(share)
+
+
+# defect 8
+
+
+def test_more_users_than_the_gpus_hold_says_how_many_gpus_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, said = run("plan llama-3.1-8b --users 5000 --ctx-avg 8k --gpu h100 rtx-4080", capsys)
+    assert code == 1
+    assert "5,000 are needed" in said and "h100" in said and "weights" not in said
+    fix = cheapest_fix(plan("h100", "rtx-4080", num_users=5000))
+    assert fix is not None and f"--max-gpus to {fix.deployment.num_gpus}" in fix.sentence
+    enough = plan("h100", "rtx-4080", num_users=5000, max_gpus=fix.deployment.num_gpus)
+    assert enough.deployments
+    assert not plan("h100", "rtx-4080", num_users=5000, max_gpus=fix.deployment.num_gpus // 2).deployments
+
+
+# defect 9
+
+
+def test_an_unreachable_service_level_names_the_nearest_by_speed_and_what_it_reaches() -> None:
+    found = plan(slo=parse_slo(["ttft:1"]), num_users=10)
+    miss = found.nearest_miss
+    assert miss is not None and miss.kind == "slo" and miss.reason == "ttft"
+    assert math.isfinite(miss.shortfall) and "even for one request alone" in miss.sentence
+    slower = [each.shortfall for each in found.misses if each.kind == "slo"]
+    assert miss.shortfall == min(slower)
+    fix = cheapest_fix(found)
+    assert fix is not None and fix.sentence.startswith("allow ttft:")
+    bound = float(fix.sentence.removeprefix("allow ttft:"))
+    assert plan(slo=parse_slo([f"ttft:{bound}"]), num_users=10).deployments
+
+
+# defect 10
+
+
+def test_formats_that_the_hardware_supports_are_tried_and_shown_beside_the_published_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, printed, _ = run("plan llama-3.1-70b --users 20 --ctx-avg 8k --gpu h100", capsys)
+    assert code == 0
+    first, _, others = printed.partition("For less, in other formats:")
+    assert " bfloat16 " in first and " fp8 " not in first.split("best:")[0]
+    assert "fp8" in others and "arXiv:2411.02355" in others and "compare the answers" in others
+    found = plan("h100", model="llama-3.1-70b", num_users=20)
+    cheapest = min(each.deployment.usd_per_hour or 0 for each in found.alternatives)
+    assert cheapest < (found.deployments[0].usd_per_hour or 0)
+    assert all(each.caveats for each in found.alternatives)
+
+
+def test_formats_without_kernels_are_not_tried() -> None:
+    formats = {each.deployment.choice.formats for each in plan("t4", "v100-32gb", num_users=2).alternatives}
+    assert not any("fp8" in weights or cache == "fp8" for weights, cache in formats)
+
+
+def test_a_model_published_quantized_keeps_its_weights() -> None:
+    found = plan("h200", model="deepseek-v3", num_users=8)
+    assert {each.choice.weights.name for each in found.deployments} == {"fp8"}
+    assert {each.deployment.choice.formats for each in found.alternatives} <= {("fp8", "fp8")}
+
+
+# defect 11
+
+
+def three_replicas() -> Deployment:
+    found = plan("l40s", num_users=60, sizes=ParallelSizes(tensor=(1,)), quantizations=("published",))
+    best = next(each for each in found.deployments if each.choice.layout == ParallelLayout())
+    assert best.replicas >= 3
+    return best
+
+
+def test_every_replica_has_its_command_and_a_balancer_stands_before_them(capsys: pytest.CaptureFixture[str]) -> None:
+    best = three_replicas()
+    processes = vllm_processes(best, LLAMA.id)
+    assert len(processes) == best.replicas
+    assert len({(process.node, process.gpus) for process in processes}) == best.replicas
+    assert len({process.port for process in processes}) == best.replicas
+    balancer = balancer_command(best, LLAMA.id) or ""
+    assert all(f":{process.port}" in balancer for process in processes)
+    words = "plan llama-3.1-8b --users 60 --ctx-avg 8k --gpu l40s --tp 1 --quantization published"
+    _, printed, _ = run(words, capsys)
+    assert all(process.line in printed for process in processes) and balancer in printed
+
+
+def test_compose_starts_all_replicas_behind_one_port() -> None:
+    best = three_replicas()
+    document = yaml.safe_load(compose_file(best, LLAMA.id))
+    engines = {name: each for name, each in document["services"].items() if name.startswith("vllm-")}
+    assert len(engines) == best.replicas
+    taken = [
+        tuple(each["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]) for each in engines.values()
+    ]
+    assert len(set(taken)) == best.replicas
+    content = document["configs"]["balancer"]["content"]
+    assert all(f"server {name}:8000;" in content for name in engines)
+    assert document["services"]["balancer"]["ports"] == ["8000:80"]
+    command = engines["vllm-0"]["command"]
+    assert command[0] == LLAMA.id and "--max-model-len" in command
+
+
+def test_kubernetes_runs_as_many_pods_as_replicas() -> None:
+    best = three_replicas()
+    workload, service = yaml.safe_load_all(kubernetes_manifests(best, LLAMA.id))
+    assert workload["kind"] == "Deployment" and workload["spec"]["replicas"] == best.replicas
+    container = workload["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    assert container["command"][:3] == ["vllm", "serve", LLAMA.id]
+    assert service["kind"] == "Service"
+    assert service["spec"]["selector"] == workload["spec"]["selector"]["matchLabels"]
+
+
+def test_kubernetes_joins_nodes_in_a_leader_worker_set() -> None:
+    best = plan("h100", model="deepseek-v3", max_gpus=16).deployments[0]
+    workload, service = yaml.safe_load_all(kubernetes_manifests(best, "deepseek-ai/DeepSeek-V3"))
+    assert workload["kind"] == "LeaderWorkerSet" and workload["spec"]["leaderWorkerTemplate"]["size"] == 2
+    leader, worker = (
+        workload["spec"]["leaderWorkerTemplate"][name]["spec"]["containers"][0]
+        for name in ("leaderTemplate", "workerTemplate")
+    )
+    assert leader["resources"] == worker["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert "$(LWS_LEADER_ADDRESS)" in leader["command"] and "--headless" not in leader["command"]
+    assert "--headless" in worker["command"][-1] and "--node-rank $LWS_WORKER_INDEX" in worker["command"][-1]
+    assert service["spec"]["selector"]["role"] == "leader"
+
+
+def test_formats_to_apply_are_printed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3.1-8b --users 60 --ctx-avg 8k --gpu l40s --format"
+    assert set(yaml.safe_load(run(f"{words} compose", capsys)[1])) <= {"services", "configs"}
+    assert len(list(yaml.safe_load_all(run(f"{words} kubernetes", capsys)[1]))) == 2
+
+
+def test_head_room_and_a_spare_replica() -> None:
+    plain = plan("l40s", num_users=60, sizes=ParallelSizes(tensor=(1,))).deployments[0]
+    more = plan("l40s", num_users=60, sizes=ParallelSizes(tensor=(1,)), headroom=0.5, max_gpus=16).deployments[0]
+    assert more.served.num_users * more.replicas >= 90 and more.replicas > plain.replicas
+    spare = plan("l40s", num_users=60, sizes=ParallelSizes(tensor=(1,)), num_spare_replicas=1, max_gpus=16)
+    first = spare.deployments[0]
+    assert first.num_gpus == plain.num_gpus + 1 and first.replicas == plain.replicas
+    assert len(vllm_processes(first, LLAMA.id)) == plain.replicas + 1
+    assert first.output_tokens_per_second == plain.output_tokens_per_second
+
+
+# defect 12
+
+
+def test_a_model_that_needs_two_nodes_is_planned_over_two(capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed, _ = run("plan deepseek-v3 --users 64 --ctx-avg 8k --gpu h100-sxm --max-gpus 16", capsys)
+    assert code == 0
+    assert "16 x h100-sxm, tp 8, pp 2" in printed and "400 Gb/s" in printed
+    assert "--nnodes 2 --node-rank 1" in printed and "--headless" in printed
+    layouts = {each.choice.layout for each in plan("h100", model="deepseek-v3", max_gpus=16).deployments}
+    assert ParallelLayout(1, 1, 16, True) in layouts
+
+
+def test_nodes_are_crossed_only_where_one_is_not_enough() -> None:
+    assert all(each.choice.num_nodes == 1 for each in plan("h100", max_gpus=64).deployments)
+    one = plan("h100", model="deepseek-v3", max_gpus=16, sizes=ParallelSizes(num_nodes=1))
+    assert not one.deployments
+
+
+def test_sizes_that_are_asked_for_are_the_ones_tried() -> None:
+    found = plan("h100", model="llama-3.1-70b", sizes=ParallelSizes(tensor=(2,), pipeline=(2,)))
+    assert {each.choice.layout for each in found.deployments} == {ParallelLayout(2, 2)}
+
+
+def test_layouts_of_a_mixture_whose_slices_do_not_divide_keep_experts_whole() -> None:
+    model = resolve_model("qwen3-235b-a22b-fp8")
+    layouts = layouts_in_a_node(model, find_gpu("h100"), ParallelSizes(), 8)
+    assert ParallelLayout(8, enable_expert_parallel=True) in layouts and ParallelLayout(8) not in layouts
+    assert ParallelLayout(4) in layouts
+    across = layouts_across_nodes(model, find_gpu("h100"), ParallelSizes(), 32)
+    assert all(layout.num_gpus > 8 for layout in across) and ParallelLayout(1, 1, 16, True) in across
+
+
+def test_data_parallel_processes_of_two_nodes() -> None:
+    found = plan("h100", model="deepseek-v3", max_gpus=16, sizes=ParallelSizes(tensor=(1,), data=(16,)))
+    first, second = vllm_processes(found.deployments[0], "deepseek-ai/DeepSeek-V3")
+    assert "--data-parallel-size 16 --enable-expert-parallel" in first.command
+    assert "--data-parallel-size-local 8" in first.command and first.port == 8000
+    assert "--headless --data-parallel-start-rank 8" in second.command and second.port is None
+
+
+# money
+
+
+def test_budget_leaves_out_what_is_dearer_and_what_has_no_price() -> None:
+    found = plan(num_users=20, usd_per_hour=2.0)
+    assert found.deployments
+    assert all(each.usd_per_hour is not None and each.usd_per_hour <= 2.0 for each in found.deployments)
+    small = plan("h100", num_users=20, usd_per_hour=0.5)
+    assert not small.deployments and small.too_dear is not None
+    fix = cheapest_fix(small)
+    assert fix is not None and "--budget" in fix.sentence
+
+
+def test_own_prices_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3.1-8b --users 8 --ctx-avg 4k --gpu h100 l40s --price l40s=9 --price h100=0.5 --json"
+    first = json.loads(run(words, capsys)[1])["deployments"][0]
+    assert first["gpu"] == "h100-sxm" and first["cost"]["usd_per_hour"] == 0.5
+    assert first["cost"]["price_source"] == "given with --price"
+
+
+def test_a_deployment_without_a_price_is_not_cheaper_than_one_with() -> None:
+    gpus = with_prices((find_gpu("h100"), find_gpu("mi325x")), {})
+    assert gpus[1].price is None
+    found = make_plan(LLAMA, PlanRequest(num_users=8, average_context=4096, gpus=gpus))
+    priced = [each.usd_per_hour is not None for each in found.deployments if each.slo.sure]
+    assert priced == sorted(priced, reverse=True)
+
+
+@pytest.mark.parametrize("text", ["h100", "h100=", "h100=-1", "h100=x", "nosuch=1", "h100=inf"])
+def test_prices_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_prices([text])
+
+
+# forms
+
+
+def test_csv_has_one_row_per_deployment(capsys: pytest.CaptureFixture[str]) -> None:
+    _, printed, _ = run("plan llama-3.1-8b --users 8 --ctx-avg 4k --gpu h100 l40s --format csv", capsys)
+    rows = list(csv.DictReader(io.StringIO(printed)))
+    assert {row["gpu"] for row in rows} == {"h100-sxm", "l40s"}
+    assert float(rows[0]["ttft_ms_low"]) <= float(rows[0]["ttft_ms_high"])
+    assert {"tensor_parallel_size", "kv_pool_bytes", "usd_per_hour", "limit", "slo"} <= set(rows[0])
+
+
+def test_commands_only_for_engines_that_run_there() -> None:
+    from kvplan.planner.launch.engines import launch_commands
+
+    amd = plan("mi300x", num_users=8).deployments[0]
+    assert "tensorrt-llm" not in launch_commands(amd, LLAMA.id) and "vllm" in launch_commands(amd, LLAMA.id)
+    unknown = plan("h100", model="gemma-3-27b", num_users=4, average_context=4096).deployments[0]
+    assert "kvplan" not in launch_commands(unknown, "google/gemma-3-27b-it")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan gpt2 --users 4 --request-rate 2",
+        "plan gpt2 --users 4 --headroom lots",
+        "plan gpt2 --users 4 --tp two",
+        "plan gpt2 --users 4 --budget 0",
+        "plan gpt2 --users 4 --spare-replicas -1",
+        "plan gpt2 --users 4 --nodes 0",
+    ],
+)
+def test_mistakes(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, said = run(words, capsys)
+    assert code == 2 and said.startswith("error: ") and "hint: " in said
+
+
+def test_what_an_engine_refuses_everywhere_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "multiples of 16, not 7" in run("plan gpt2 --users 4 --block-size 7", capsys)[2]
+    assert (
+        "no kernels for a KV cache in fp8 on t4" in run("plan gpt2 --users 4 --gpu t4 --kv-cache-dtype fp8", capsys)[2]
+    )
+    assert "refuses bfloat16 on t4" in run("plan llama-3.1-8b --users 4 --gpu t4 --dtype bfloat16", capsys)[2]
+
+
+def test_dtypes_are_those_that_a_gpu_has(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(run("plan llama-3.1-8b --users 4 --ctx-avg 2k --gpu t4 --json", capsys)[1])
+    best = document["deployments"][0]
+    assert best["quantization"] == best["kv_cache_dtype"] == "float16"
+    assert "--dtype float16" in best["commands"]["vllm"]
+
+
+def test_settings_that_were_asked_for_are_in_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3.1-8b --users 4 --ctx-avg 2k --gpu h100 --block-size 32 --dtype half --json"
+    command = json.loads(run(words, capsys)[1])["deployments"][0]["commands"]["vllm"]
+    assert "--block-size 32" in command and "--dtype float16" in command
+
+
+def test_a_count_with_the_gpus_name_limits_their_number(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(run("plan llama-3.1-8b --users 8 --ctx-avg 4k --gpu 2xh100 --json", capsys)[1])
+    assert document["request"]["max_gpus"] == 2
+    assert {each["num_gpus"] for each in document["deployments"]} <= {1, 2}
+
+
+def test_a_pool_that_only_just_holds_the_load_is_not_sure() -> None:
+    """Nine of ten start-ups lie within a range around the predicted KV pool: its low end has to hold the users."""
+    most = plan("h100", num_users=1, max_gpus=1).deployments[0].capacity.average_sequences
+    full = plan("h100", num_users=most, max_gpus=1, quantizations=("published",), kv_cache_dtypes=("auto",))
+    best = full.deployments[0]
+    assert best.served.num_users == best.capacity.average_sequences
+    assert not best.slo.sure and 0.4 < best.slo.share < 0.95
+    less = plan("h100", num_users=round(0.9 * most), max_gpus=1)
+    assert less.deployments[0].slo.sure

@@ -1,0 +1,35 @@
+"""The picture of ``plan --plot``: what stands in it."""
+
+from __future__ import annotations
+
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.models import resolve_model
+from kvplan.planner.picture import plan_figure
+from kvplan.planner.search import Plan, PlanRequest, make_plan
+
+
+def plan(num_users: int) -> Plan:
+    gpus = (find_gpu("h100"), find_gpu("l4"))
+    asked = PlanRequest(gpus=gpus, num_users=num_users, average_context=2048, longest_context=8192)
+    return make_plan(resolve_model("llama-3.1-8b"), asked)
+
+
+def test_one_user_is_singular_and_named_on_its_line() -> None:
+    figure = plan_figure(plan(1))
+    assert "1 user: 2,048 tokens" in figure.get_suptitle()
+    assert figure.axes[1].get_legend().get_texts()[-1].get_text() == "1 user"
+
+
+def test_sequences_are_counted_in_plain_numbers_and_the_legend_covers_no_line() -> None:
+    figure = plan_figure(plan(32))
+    figure.draw_without_rendering()
+    curves = figure.axes[1]
+    labels = {label.get_text() for label in curves.get_yticklabels()}
+    assert "1,000" in labels and not any("10^" in label for label in labels)
+    assert not curves.get_legend().get_window_extent().overlaps(curves.get_window_extent())
+
+
+def test_deployments_that_hold_the_same_are_told_apart() -> None:
+    lines = plan_figure(plan(32)).axes[1].lines[:-1]
+    looks = {(line.get_marker(), line.get_linestyle()) for line in lines}
+    assert len(looks) == len(lines) > 2
