@@ -1,4 +1,5 @@
 // All layers of a step in one call: at small batches the calls themselves cost as much as the norms and the attention.
+#include <chrono>
 #include <cstring>
 
 #include "../include/kvplan_cpu.h"
@@ -25,7 +26,6 @@ int add_and_normalise(kvplan_norm norm, const kvplan_layers& run, int threads) {
 }
 
 int rotate(const kvplan_layers& run, int threads) {
-  if (run.cos_sin == nullptr) return KVPLAN_OK;
   const kvplan_attention& attention = *run.attention;
   return kvplan_rope(run.qkv, attention.query_row_stride, attention.query_head_stride, run.positions, run.cos_sin,
                      run.rope_rows, attention.num_tokens, attention.num_heads + attention.num_kv_heads, run.rotary,
@@ -46,22 +46,47 @@ int attend(const kvplan_layers& run, int64_t layer, int threads) {
   return kvplan_paged_attention(&attention, threads);
 }
 
+// Adds the time since the last call to an operation's place; does nothing where nobody asked for times.
+class OperationClock {
+ public:
+  explicit OperationClock(double* seconds) : seconds_(seconds) {
+    if (seconds_ != nullptr) last_ = std::chrono::steady_clock::now();
+  }
+
+  // Passes the operation's status on.
+  int ended(kvplan_layer_operation operation, int status) {
+    if (seconds_ == nullptr) return status;
+    const auto now = std::chrono::steady_clock::now();
+    seconds_[operation] += std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+    return status;
+  }
+
+ private:
+  double* seconds_;
+  std::chrono::steady_clock::time_point last_;
+};
+
 // From the layer's input to its keys and values in the pool.
-int run_first_half(const kvplan_layers& run, int64_t index, int threads) {
-  int status = multiply(run.layers[index].qkv, run.normed, run.qkv, run.attention->num_tokens, threads);
-  if (status == KVPLAN_OK) status = rotate(run, threads);
-  return status == KVPLAN_OK ? write_kv(run, index, threads) : status;
+int run_first_half(const kvplan_layers& run, int64_t index, int threads, OperationClock& clock) {
+  const int64_t rows = run.attention->num_tokens;
+  int status = clock.ended(KVPLAN_QKV, multiply(run.layers[index].qkv, run.normed, run.qkv, rows, threads));
+  if (status == KVPLAN_OK && run.cos_sin != nullptr) status = clock.ended(KVPLAN_ROPE, rotate(run, threads));
+  return status == KVPLAN_OK ? clock.ended(KVPLAN_WRITE_KV, write_kv(run, index, threads)) : status;
 }
 
-int run_second_half(const kvplan_layers& run, int64_t index, int threads) {
+int run_second_half(const kvplan_layers& run, int64_t index, int threads, OperationClock& clock) {
   const kvplan_layer& layer = run.layers[index];
   const int64_t rows = run.attention->num_tokens;
-  int status = attend(run, index, threads);
-  if (status == KVPLAN_OK) status = multiply(layer.output, run.attention->out, run.delta, rows, threads);
-  if (status == KVPLAN_OK) status = add_and_normalise(layer.mlp_norm, run, threads);
-  if (status == KVPLAN_OK) status = multiply(layer.up, run.normed, run.inner, rows, threads);
-  if (status == KVPLAN_OK) status = multiply(layer.down, run.inner, run.delta, rows, threads);
-  return status == KVPLAN_OK ? add_and_normalise(layer.next_norm, run, threads) : status;
+  const void* attended = run.attention->out;
+  int status = clock.ended(KVPLAN_ATTENTION, attend(run, index, threads));
+  if (status == KVPLAN_OK)
+    status = clock.ended(KVPLAN_OUTPUT, multiply(layer.output, attended, run.delta, rows, threads));
+  if (status == KVPLAN_OK) status = clock.ended(KVPLAN_NORMS, add_and_normalise(layer.mlp_norm, run, threads));
+  if (status == KVPLAN_OK) status = clock.ended(KVPLAN_UP, multiply(layer.up, run.normed, run.inner, rows, threads));
+  if (status == KVPLAN_OK) status = clock.ended(KVPLAN_DOWN, multiply(layer.down, run.inner, run.delta, rows, threads));
+  if (status == KVPLAN_OK) status = clock.ended(KVPLAN_NORMS, add_and_normalise(layer.next_norm, run, threads));
+  return status;
 }
 
 // The run narrowed to its last rows, whose residual stream and queries are copied together.
@@ -88,12 +113,13 @@ kvplan_layers take_last_rows(const kvplan_layers& run) {
 
 int kvplan_run_layers(const kvplan_layers* run, int threads) {
   int status = KVPLAN_OK;
+  OperationClock clock(run->operation_seconds);
   for (int64_t i = 0; i < run->num_layers && status == KVPLAN_OK; ++i) {
-    status = run_first_half(*run, i, threads);
+    status = run_first_half(*run, i, threads, clock);
     if (status != KVPLAN_OK) return status;
     const bool narrows = run->last_attention != nullptr && i + 1 == run->num_layers;
     if (narrows && run->last_attention->num_tokens == 0) return KVPLAN_OK;
-    status = run_second_half(narrows ? take_last_rows(*run) : *run, i, threads);
+    status = run_second_half(narrows ? take_last_rows(*run) : *run, i, threads, clock);
   }
   return status;
 }

@@ -228,7 +228,22 @@ typedef struct kvplan_layers {
   const int64_t* last_rows;
   // [R, hidden size]: memory for their residual stream
   void* last_hidden;
+  // [KVPLAN_LAYER_OPERATIONS], or null: the time of each operation is added to its place
+  double* operation_seconds;
 } kvplan_layers;
+
+// The operations of a layer whose times can be told apart, in the order of operation_seconds.
+enum kvplan_layer_operation {
+  KVPLAN_QKV,
+  KVPLAN_ROPE,
+  KVPLAN_WRITE_KV,
+  KVPLAN_ATTENTION,
+  KVPLAN_OUTPUT,
+  KVPLAN_NORMS,
+  KVPLAN_UP,
+  KVPLAN_DOWN,
+  KVPLAN_LAYER_OPERATIONS
+};
 
 int kvplan_run_layers(const kvplan_layers* run, int threads);
 

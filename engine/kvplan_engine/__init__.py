@@ -17,16 +17,19 @@ size is known before the first request. ``config`` declares every setting, ``err
 import rooms below them: the order is in pyproject.toml.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from kvplan_engine import thread_settings as thread_settings
 
-# isort: split
-from kvplan_engine.config import EngineConfig
-from kvplan_engine.engine import Engine
-from kvplan_engine.errors import ContextTooLong, EngineError, OutOfDeviceMemory
-from kvplan_engine.llm import LLM
-from kvplan_engine.requests.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-from kvplan_engine.requests.outputs import CompletionOutput, RequestOutput
-from kvplan_engine.requests.sampling_params import SamplingParams
+if TYPE_CHECKING:
+    from kvplan_engine.config import EngineConfig
+    from kvplan_engine.engine import Engine
+    from kvplan_engine.errors import ContextTooLong, EngineError, OutOfDeviceMemory
+    from kvplan_engine.llm import LLM
+    from kvplan_engine.requests.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from kvplan_engine.requests.outputs import CompletionOutput, RequestOutput
+    from kvplan_engine.requests.sampling_params import SamplingParams
 
 __all__ = [
     "LLM",
@@ -42,3 +45,28 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
 ]
+
+_HOMES = {
+    "LLM": "llm",
+    "BeamSearchOutput": "requests.beams",
+    "BeamSearchParams": "requests.beams",
+    "BeamSearchSequence": "requests.beams",
+    "CompletionOutput": "requests.outputs",
+    "ContextTooLong": "errors",
+    "Engine": "engine",
+    "EngineConfig": "config",
+    "EngineError": "errors",
+    "OutOfDeviceMemory": "errors",
+    "RequestOutput": "requests.outputs",
+    "SamplingParams": "requests.sampling_params",
+}
+
+
+if not TYPE_CHECKING:  # so that a type checker still reports names that do not exist
+
+    def __getattr__(name: str) -> Any:
+        """Names of ``__all__`` are imported when they are first used: the server's API process never loads torch."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value = getattr(import_module(f"kvplan_engine.{_HOMES[name]}"), name)
+        return value

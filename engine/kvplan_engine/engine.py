@@ -17,6 +17,7 @@ from kvplan_engine.errors import EngineError
 from kvplan_engine.execution.carving import MemoryCarver
 from kvplan_engine.execution.output_processor import OutputProcessor
 from kvplan_engine.execution.step_loop import StepLoop
+from kvplan_engine.execution.step_observer import UNOBSERVED, StepObserver
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.offload.assembly import make_offload
 from kvplan_engine.requests.beams import BeamGroup, BeamSearchParams
@@ -173,16 +174,29 @@ class Engine:
         if prompt_token_ids and not (min(prompt_token_ids) >= 0 and max(prompt_token_ids) < vocab_size):
             raise EngineError(f"a token of request '{request_id}' lies outside the vocabulary of {vocab_size:,}.")
 
-    def abort(self, request_id: str) -> None:
-        """Stop a request and return its blocks; an unknown or finished id is not an error."""
-        request = self._requests.pop(request_id, None)
-        if request is not None:
-            for sequence in request.sequences:
-                if sequence.status is not SequenceStatus.FINISHED:
-                    self.scheduler.finish(sequence, FinishReason.ABORT)
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Stop a request, or only its sample ``index``, and return the blocks.
+
+        One that is unknown or finished is not an error. Samples other than 0 exist from the first token on.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        for sequence in request.sequences:
+            if index in (None, sequence.index) and sequence.status is not SequenceStatus.FINISHED:
+                self.scheduler.finish(sequence, FinishReason.ABORT)
+        if index is None or request.is_finished:
+            del self._requests[request_id]
 
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False, and nothing is forgotten, while a request is unfinished."""
+        if self.has_unfinished_requests():
+            return False
+        self.prefix_cache.reset()
+        return True
 
     # ---- steps
 
@@ -192,6 +206,10 @@ class Engine:
         With async scheduling these are the tokens of the step before. [] when there are none yet, or nothing to do.
         """
         return self._loop.step()
+
+    def observe_steps(self, observer: StepObserver | None) -> None:
+        """Tell ``observer`` of every step from now on, None to stop. A reconfigured engine has none."""
+        self._loop.observer = UNOBSERVED if observer is None else observer
 
     @property
     def stats(self) -> StepStats:

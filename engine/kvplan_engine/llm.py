@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -34,6 +35,8 @@ class LLM:
     Its arguments are the settings of :class:`EngineConfig`, which ``kvplan_engine.config.describe_knobs()`` explains;
     those in bytes also take text like ``"4GiB"``. Raises EngineError or one of its subclasses when the engine cannot
     start. A context manager: leaving it closes the engine.
+
+    Calls from several threads queue: one is served after the other, each with its whole batch.
     """
 
     def __init__(self, model: Any, **settings: Any) -> None:
@@ -41,12 +44,15 @@ class LLM:
         self._source: ModelSource = resolve_source(model, config.load_format)
         self._tokenizer: Any = None
         self._request_numbers = count()
+        # Reentrant: a signal handler may close the engine in the middle of an answer.
+        self._serving = threading.RLock()
         self.engine = Engine(config, source=self._source.loadable, tokenizer=_LazyTokenizer(self))
 
     def close(self) -> None:
         """Free all memory (see :meth:`Engine.close`). Any later use is an EngineError, except closing again."""
-        self.engine.close()
-        self._tokenizer = None
+        with self._serving:
+            self.engine.close()
+            self._tokenizer = None
 
     def __enter__(self) -> LLM:
         return self
@@ -84,8 +90,9 @@ class LLM:
             prompts = [prompts]
         per_prompt = _per_prompt(sampling_params, len(prompts))
         work = [(self.engine.add_request, prompt, params) for prompt, params in zip(prompts, per_prompt, strict=True)]
-        requests = self._run_all(work)
-        return [self._output(request) for request in requests]
+        with self._serving:
+            requests = self._run_all(work)
+            return [self._output(request) for request in requests]
 
     def beam_search(
         self, prompts: str | Sequence[Prompt] | Prompt, params: BeamSearchParams | None = None
@@ -97,9 +104,10 @@ class LLM:
         if isinstance(prompts, (str, Mapping)):
             prompts = [prompts]
         params = params or BeamSearchParams()
-        requests = self._run_all([(self.engine.add_beam_search, prompt, params) for prompt in prompts])
-        tokenizer = self.tokenizer if self._has_tokenizer else None
-        return [beam_output(request.beams, tokenizer) for request in requests if request.beams is not None]
+        with self._serving:
+            requests = self._run_all([(self.engine.add_beam_search, prompt, params) for prompt in prompts])
+            tokenizer = self.tokenizer if self._has_tokenizer else None
+            return [beam_output(request.beams, tokenizer) for request in requests if request.beams is not None]
 
     def _run_all(self, work: list[tuple[Callable[..., Request], Prompt, Any]]) -> list[Request]:
         """Queue every prompt with its method of the engine, and step until all are answered. Runs all or none."""

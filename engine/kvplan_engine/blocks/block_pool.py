@@ -48,6 +48,11 @@ class BlockPool:
         """Blocks, in use or free, that can be found again by their hash."""
         return len(self._block_of_hash)
 
+    @property
+    def num_free_cached_blocks(self) -> int:
+        """Free blocks that can still be found again."""
+        return len(self._free_cached)
+
     def reference_count(self, block: int) -> int:
         return self._reference_counts[block]
 
@@ -111,6 +116,13 @@ class BlockPool:
         known = self._hash_of_block
         free = [(block, known[block]) for block in self._free_cached]
         return free + [(block, name) for block, name in known.items() if self._reference_counts[block]]
+
+    def forget_cached(self) -> None:
+        """Forget the content of every free block: none is found again, and none counts as evicted."""
+        for block in self._free_cached:
+            del self._block_of_hash[self._hash_of_block.pop(block)]
+        self._free_uncached |= self._free_cached
+        self._free_cached.clear()
 
     def _forget_hash(self, block: int) -> None:
         block_hash = self._hash_of_block.pop(block)

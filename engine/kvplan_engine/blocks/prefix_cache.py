@@ -43,6 +43,11 @@ class PrefixCache:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
+    def reset(self) -> None:
+        """Start empty. Nothing may run or wait. What KV tiers hold has other hashes from now on, so it is not found."""
+        self._pool.forget_cached()
+        self._root = hashlib.blake2b(self._root + b"reset", digest_size=_DIGEST_BYTES).digest()
+
     def extend_hashes(self, hashes: list[BlockHash], token_ids: Rows[int], num_tokens: int) -> None:
         """Append to ``hashes`` those of the full blocks among the first ``num_tokens`` tokens that it lacks."""
         size = self._pool.block_size

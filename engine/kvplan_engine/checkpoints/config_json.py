@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan_engine.checkpoints.config import ModelConfig
-from kvplan_engine.checkpoints.families import family_of
+from kvplan_engine.checkpoints.families import architecture_of, family_of
 from kvplan_engine.errors import EngineError
 from kvplan_engine.paths import model_profile_folders
 
@@ -17,8 +17,10 @@ def load_model_config(source: str | Path | dict[str, Any]) -> ModelConfig:
 
     EngineError when there is none, when it is malformed, or when the architecture is not one the engine runs.
     """
-    config = source if isinstance(source, dict) else read_config_json(source)
-    family = family_of((config.get("architectures") or ["?"])[0])
+    read = source if isinstance(source, dict) else read_config_json(source)
+    # null is as good as absent, as in transformers; but a window that is null is none, and an absent one the default
+    config = {key: value for key, value in read.items() if value is not None or key == "sliding_window"}
+    family = family_of(architecture_of(config))
     try:
         return family.read_config(config)
     except KeyError as missing:

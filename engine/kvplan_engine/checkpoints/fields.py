@@ -9,6 +9,7 @@ from kvplan_engine.errors import EngineError
 _GATED_ACTIVATIONS = {"silu": "silu_and_mul"}
 _PLAIN_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}
 _ROPE_TYPES = ("default", "linear", "llama3")
+_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 def gated_activation(name: str) -> str:
@@ -50,9 +51,12 @@ def kv_heads(config: dict[str, Any], num_heads: int) -> int:
     return number
 
 
-def dtype_name(config: dict[str, Any], default: str) -> str:
-    """The dtype the weights were published in, without ``torch.``."""
-    return str(config.get("dtype") or config.get("torch_dtype") or default).removeprefix("torch.")
+def dtype_name(config: dict[str, Any]) -> str:
+    """The dtype the weights were published in, without ``torch.``; float32 where the config is silent."""
+    name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    if name not in _DTYPES:
+        raise ValueError(f"its dtype '{name}' is none of {', '.join(_DTYPES)}")
+    return name
 
 
 def eos_token_ids(config: dict[str, Any]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from kvplan_engine.checkpoints.config import ModelConfig
 from kvplan_engine.checkpoints.config_json import load_model_config
 from kvplan_engine.checkpoints.dummy import fill_dummy
 from kvplan_engine.checkpoints.gguf import fill_from_gguf, read_gguf_config
-from kvplan_engine.checkpoints.safetensors import fill_from_safetensors
+from kvplan_engine.checkpoints.safetensors import fill_from_safetensors, read_safetensors_config
 from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.errors import EngineError
 
@@ -25,7 +25,7 @@ class Loader:
 
     needs: what it is read from, for the user. is_source: whether a path is of that kind. has_weights: whether the
     weights are there too, so that ``load_format="auto"`` takes it. read_config: the config.json that the format brings
-    itself; None where that is a file of its own.
+    itself, or completes; None where that is a file of its own.
     """
 
     needs: str
@@ -42,7 +42,11 @@ def _is_gguf(path: Path) -> bool:
 LOADERS = {
     "gguf": Loader("a .gguf file", _is_gguf, _is_gguf, fill_from_gguf, read_gguf_config),
     "safetensors": Loader(
-        "a directory with safetensors", Path.is_dir, lambda path: any(path.glob("*.safetensors")), fill_from_safetensors
+        "a directory with safetensors",
+        Path.is_dir,
+        lambda path: any(path.glob("*.safetensors")),
+        fill_from_safetensors,
+        read_safetensors_config,
     ),
 }
 """By name, in the order in which "auto" tries them. "dummy" needs no source and is not among them."""

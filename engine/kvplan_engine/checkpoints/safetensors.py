@@ -6,11 +6,17 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kvplan_engine.checkpoints.config import ModelConfig
+from kvplan_engine.checkpoints.config_json import read_config_json
 from kvplan_engine.checkpoints.families import family_of
 from kvplan_engine.checkpoints.weights import ReadTensor, Weights, fill_weights, model_parameters
 from kvplan_engine.errors import EngineError
+
+_DTYPES_WIDEST_FIRST = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_LARGEST_HEADER = 100_000_000
+"""Bytes; the format's own limit."""
 
 
 def fill_from_safetensors(weights: Weights, config: ModelConfig, folder: Path) -> None:
@@ -21,6 +27,30 @@ def fill_from_safetensors(weights: Weights, config: ModelConfig, folder: Path) -
         prefixes = family_of(config.architecture).prefixes
         prefix = next((prefix for prefix in prefixes if prefix + first_name in names), "")
         fill_weights(weights, parameters, lambda name: read(prefix + name), str(folder))
+
+
+def read_safetensors_config(folder: Path) -> dict[str, Any]:
+    """The directory's config.json; where it names no dtype, that of the stored weights, the widest there is."""
+    config = read_config_json(folder)
+    if config.get("dtype") or config.get("torch_dtype"):
+        return config
+    stored = _stored_dtypes(folder)
+    found = next((name for name in _DTYPES_WIDEST_FIRST if name in stored), None)
+    return config if found is None else {**config, "dtype": _DTYPES_WIDEST_FIRST[found]}
+
+
+def _stored_dtypes(folder: Path) -> set[str]:
+    """The dtypes in the files' headers: 8 bytes with its length, then JSON. None for what is no safetensors file."""
+    found: set[str] = set()
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as content:
+            length = int.from_bytes(content.read(8), "little")
+            try:
+                header = json.loads(content.read(length)) if length <= _LARGEST_HEADER else {}
+            except ValueError:
+                header = {}  # damaged: what loads the weights says so
+        found |= {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
+    return found
 
 
 @contextmanager

@@ -58,11 +58,17 @@ class CudaDevice:
         torch.cuda.empty_cache()
 
     def auto_dtype(self, model_dtype: str) -> str:
-        """The model's own dtype; float16 instead of bfloat16 on GPUs before compute capability 8.0, which lack it."""
-        if model_dtype == "bfloat16" and torch.cuda.get_device_capability(self.torch_device) < (8, 0):
-            logger.warning("%s has no bfloat16: running in float16", self.name)
+        """The model's own dtype; bfloat16 for a model in float32, as in vLLM.
+
+        float16 instead of bfloat16 on GPUs before compute capability 8.0, which lack it.
+        """
+        if model_dtype == "float16":
             return "float16"
-        return model_dtype
+        if torch.cuda.get_device_capability(self.torch_device) >= (8, 0):
+            return "bfloat16"
+        if model_dtype == "bfloat16":
+            logger.warning("%s has no bfloat16: running in float16", self.name)
+        return "float16"
 
     # ---- the queue
 

@@ -1,6 +1,7 @@
 """Runs steps: a plan of the scheduler becomes tensors, the model runs over them, tokens come back.
 
 step_loop          the engine's steps, one ahead of the tokens where that is possible
+step_observer      who wants to know what each step does and where its time goes
 model_runner       the tensors of an engine and one step over them
 batch              a plan turned into the model's inputs
 staging            inputs to the device and tokens from it, without waiting

@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.execution.output_processor import OutputProcessor
 from kvplan_engine.execution.staging import PendingTokens
+from kvplan_engine.execution.step_observer import UNOBSERVED, StepObserver
 from kvplan_engine.offload.mover import BlockMover
 from kvplan_engine.requests.outputs import StepOutput
 from kvplan_engine.requests.stats import StepStats
@@ -49,6 +51,7 @@ class StepLoop:
     """One engine's steps. runs_ahead: the next step may start before the tokens of the last are read.
 
     num_ahead: steps that were started before the tokens of the step before had been read. num_steps: all steps.
+    observer: is told of every step.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class StepLoop:
         self.runs_ahead = runs_ahead
         self.num_ahead = 0
         self.num_steps = 0
+        self.observer: StepObserver = UNOBSERVED
         self._scheduler = scheduler
         self._runner = runner
         self._mover = mover
@@ -76,16 +80,20 @@ class StepLoop:
     def step(self) -> Rows[StepOutput]:
         """Start the next step, and process the tokens that are there: of the last step, of this one, or none yet."""
         began = time.perf_counter()
+        self.observer.began()
         if self._started is not None and self._scheduler.needs_values:
-            return self._take(began, self._count(StepPlan()))
+            return self._take(began, self._count_up(StepPlan()))
         plan = self._scheduler.schedule()
+        self.observer.planned(plan)
+        self.observer.ended("schedule")
         with allocating("runtime"):
             if plan.transfers:
                 self._mover.run(plan.transfers)
+                self.observer.ended("transfer")
             if not plan.num_tokens:
-                return self._take(began, self._count(plan))
+                return self._take(began, self._count_up(plan))
             started = self._start(plan)
-        counts = self._count(plan)  # before finished sequences leave
+        counts = self._count_up(plan)  # before finished sequences leave
         outputs = self._take(began, counts)
         self._started = started
         if started.is_pending:
@@ -93,14 +101,28 @@ class StepLoop:
         new = self._take(began, counts)
         return [*outputs, *new] if outputs else new
 
+    def _count_up(self, plan: StepPlan) -> dict[str, Any]:
+        counts = self._count(plan)
+        self.observer.ended("count")
+        return counts
+
     def _start(self, plan: StepPlan) -> _Started:
         """Queue the whole step, sampling included; waits only for sampling that is done on the host."""
-        runner, before = self._runner, self._started
+        runner, before, ended = self._runner, self._started, self.observer.ended
         batch = runner.prepare(plan, self._latest, None if before is None else before.plan)
+        ended("prepare")
         logits = runner.forward(batch)
+        ended("forward")
         self._scheduler.commit(plan)
+        ended("commit")
         self.num_steps += 1
         self.num_ahead += before is not None
+        started = self._sample(plan, logits)
+        ended("sample")
+        return started
+
+    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> _Started:
+        runner = self._runner
         if self.runs_ahead and plan.is_plainly_greedy and not plan.needs_token_details:
             tokens = runner.choose_likeliest(logits, plan)
             return _Started(plan, lambda: _read(tokens), is_pending=True)
@@ -115,9 +137,11 @@ class StepLoop:
             return []
         with allocating("runtime"):
             tokens = started.wait()
+        self.observer.ended("wait")
         self._latest = tokens.array
         now = time.perf_counter()
         outputs = self._output_processor.take(started.plan, tokens.token_ids, tokens.details, now)
+        self.observer.ended("process")
         self.stats = StepStats(
             **counts, step_seconds=now - began, longest_stall_seconds=self._output_processor.stall_seconds
         )

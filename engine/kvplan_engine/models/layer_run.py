@@ -7,8 +7,8 @@ with the reference kernels, with projections that are not ours, with norms of ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from ctypes import POINTER, byref, cast, pointer
+from collections.abc import Mapping, Sequence
+from ctypes import POINTER, Array, byref, c_double, cast, pointer
 from typing import Protocol
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions
 from kvplan_engine.attention.cpu import CpuBackend, raise_for
 from kvplan_engine.checkpoints.config import ModelConfig
-from kvplan_engine.kernels.cpu.library import STATUS_OK, CpuKernels, LayerArgs, LayersArgs
+from kvplan_engine.kernels.cpu.library import LAYER_OPERATIONS, STATUS_OK, CpuKernels, LayerArgs, LayersArgs
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.decoder_layer import DecoderLayer
@@ -34,6 +34,14 @@ class LayerRun(Protocol):
         """
         ...
 
+    def time_operations(self) -> None:
+        """Add up from now on how long each operation takes: one reading of a clock for each."""
+        ...
+
+    def operation_seconds(self) -> Mapping[str, float]:
+        """Time of each operation over all layers and steps since time_operations(); {} before."""
+        ...
+
 
 class CpuLayerRun:
     """The layers' weights as the CPU kernels take them. Holds addresses: the layers must outlive it."""
@@ -47,6 +55,7 @@ class CpuLayerRun:
     ) -> None:
         self._config, self._attention, self._kernels = config, attention, kernels
         self._layers = (LayerArgs * len(layers))(*layers)
+        self._seconds: Array[c_double] | None = None
 
     @classmethod
     def of(
@@ -87,6 +96,8 @@ class CpuLayerRun:
         if config.is_rotary:
             table = workspace["rope"]
             args.cos_sin, args.rope_rows, args.rotary = table.data_ptr(), table.shape[0], table.shape[1]
+        if self._seconds is not None:
+            args.operation_seconds = cast(self._seconds, POINTER(c_double))
         if batch.sampled_attention is not None:
             rows = batch.sampled_rows
             number = rows.shape[0]
@@ -96,6 +107,14 @@ class CpuLayerRun:
         status = self._kernels.run_layers(byref(args), torch.get_num_threads())
         if status != STATUS_OK:
             raise_for(status, kv.shape[0])
+
+    def time_operations(self) -> None:
+        """See LayerRun.time_operations."""
+        self._seconds = (c_double * len(LAYER_OPERATIONS))()
+
+    def operation_seconds(self) -> Mapping[str, float]:
+        """See LayerRun.operation_seconds."""
+        return {} if self._seconds is None else dict(zip(LAYER_OPERATIONS, self._seconds, strict=True))
 
 
 def _layer_args(layer: DecoderLayer, next_norm: Norm) -> LayerArgs | None:

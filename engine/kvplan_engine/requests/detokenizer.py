@@ -62,7 +62,7 @@ class Detokenizer:
             return ""
         self._context = (self._context + self._held)[-_NUM_CONTEXT_TOKENS:]
         self._held = []
-        piece = after[_common_length(before, after) :]
+        piece = after[common_length(before, after) :]
         self._pieces.append(piece)
         return piece
 
@@ -95,10 +95,10 @@ def answer_text(tokenizer: Any, prompt_token_ids: list[int], token_ids: list[int
     context = list(prompt_token_ids[-_NUM_CONTEXT_TOKENS:])
     before = tokenizer.decode(context, skip_special_tokens=True)
     after: str = tokenizer.decode(context + token_ids, skip_special_tokens=True)
-    return after[_common_length(before, after) :]
+    return after[common_length(before, after) :]
 
 
-def _common_length(before: str, after: str) -> int:
+def common_length(before: str, after: str) -> int:
     """Length of the common prefix: all of ``before``, unless it ended in a character that ``after`` completes."""
     if after.startswith(before):
         return len(before)

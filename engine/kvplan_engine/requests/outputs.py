@@ -35,16 +35,16 @@ class PlainOutputs(abc.Sequence[StepOutput]):
     """The outputs of a step with one token each: ``token_ids[i]`` is for ``sequences[i]``.
 
     reasons: the finish reason, by row, of those that ended. Outputs are created when they are accessed: an offline
-    batch never looks at them.
+    batch never looks at them, and a server reads the lists.
     """
 
     def __init__(self, sequences: list[Sequence], token_ids: list[int], reasons: dict[int, str]) -> None:
-        self._sequences = sequences
-        self._token_ids = token_ids
-        self._reasons = reasons
+        self.sequences = sequences
+        self.token_ids = token_ids
+        self.reasons = reasons
 
     def __len__(self) -> int:
-        return len(self._token_ids)
+        return len(self.token_ids)
 
     def __iter__(self) -> Iterator[StepOutput]:
         for row in range(len(self)):
@@ -60,7 +60,7 @@ class PlainOutputs(abc.Sequence[StepOutput]):
         if isinstance(index, slice):
             return list(self)[index]
         row = range(len(self))[index]
-        return StepOutput(self._sequences[row], [self._token_ids[row]], self._reasons.get(row))
+        return StepOutput(self.sequences[row], [self.token_ids[row]], self.reasons.get(row))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,9 @@ class Request:
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.arrival_seconds = time.perf_counter()
+        self.first_scheduled_seconds: float | None = None  # when it left the waiting queue for the first time
         self.num_cached_tokens = 0
+        self.num_preemptions = 0
         self.stop_ids: frozenset[int] = frozenset()  # the tokens that end it
         # each of its tokens is looked at by itself: for log-probabilities or stop strings
         self.needs_token_details = params.logprobs is not None or bool(params.stop_strings)

@@ -7,6 +7,7 @@ fits beside them, and how much of its KV exists already: in swap space, in cache
 
 from __future__ import annotations
 
+import time
 from collections import deque
 
 from kvplan_engine.blocks.block_pool import BlockPool
@@ -158,6 +159,7 @@ class Admission:
         sequence.num_computed_tokens = first
         sequence.num_registered_blocks = num_reused
         if sequence.high_water_tokens == 0:
+            sequence.request.first_scheduled_seconds = time.perf_counter()
             sequence.request.num_cached_tokens = first
             cache.record_lookup(len(sequence.token_ids), first)
         self._enter_running(sequence, num_new_tokens, plan)

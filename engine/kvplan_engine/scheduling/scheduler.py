@@ -239,6 +239,7 @@ class Scheduler:
         self._register_full_blocks(sequence)
         self.running.leave(sequence)
         self.num_preemptions += 1
+        sequence.request.num_preemptions += 1
         sequence.last_token_seconds = None
         if sequence.num_computed_tokens == sequence.num_tokens:
             self._park(sequence)

@@ -61,10 +61,22 @@ def test_an_unknown_architecture_is_refused_by_name() -> None:
         load_model_config({})
 
 
+def test_an_unknown_dtype_is_refused_with_the_ones_there_are() -> None:
+    with pytest.raises(EngineError, match=r"its dtype 'int8' is none of bfloat16, float16, float32, float64"):
+        load_model_config(LLAMA | {"torch_dtype": "int8"})
+
+
+def test_a_mistral_that_does_not_mention_its_window_has_the_default_one() -> None:
+    """As MistralConfig in transformers; null is no window."""
+    mistral = LLAMA | {"architectures": ["MistralForCausalLM"]}
+    assert load_model_config(mistral).window_tokens == 4096
+    assert load_model_config(mistral | {"sliding_window": None}).window_tokens is None
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_size": None}, "the config of this LlamaForCausalLM is malformed"),
+        ({"hidden_size": "wide"}, "the config of this LlamaForCausalLM is malformed"),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3 KV heads evenly"),
         ({"hidden_act": "gelu"}, "does not know the activation 'gelu' in an MLP with a gate"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "does not know the RoPE scaling 'yarn'"),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from fake_gpu import FakeGpu, take_gpu
 
+from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
-from kvplan.catalog.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.deployments import place
 from kvplan.estimate.kvplan.graphs import BYTES_PER_LAUNCH, graph_memory, num_graph_sizes, step_launches

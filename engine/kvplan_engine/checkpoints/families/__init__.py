@@ -12,6 +12,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.gpt2 import GPT2
 from kvplan_engine.checkpoints.families.llama import LLAMA
@@ -24,6 +27,13 @@ FAMILIES = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)
 
 _BY_ARCHITECTURE = {family.architecture: family for family in FAMILIES}
 SUPPORTED_ARCHITECTURES = tuple(_BY_ARCHITECTURE)
+_ARCHITECTURE_OF_TYPE = {family.model_type: family.architecture for family in FAMILIES}
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The architecture a config.json names, else that of its ``model_type``; "?" where it names neither."""
+    named = config.get("architectures") or [_ARCHITECTURE_OF_TYPE.get(config.get("model_type", ""), "?")]
+    return str(named[0])
 
 
 def family_of(architecture: str) -> Family:

@@ -43,7 +43,7 @@ class Gguf:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture of config.json.
+    """One architecture of config.json. model_type: what a config without ``architectures`` calls it.
 
     read_config: the config.json as a ModelConfig; KeyError, TypeError and ValueError mean that it is malformed.
     names: of the tensors in its safetensors checkpoints. prefixes: what may stand before all of these names.
@@ -51,6 +51,7 @@ class Family:
     """
 
     architecture: str
+    model_type: str
     read_config: Callable[[dict[str, Any]], ModelConfig]
     names: TensorNames = field(default_factory=TensorNames)
     prefixes: tuple[str, ...] = ("",)

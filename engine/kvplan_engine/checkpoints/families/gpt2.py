@@ -32,7 +32,7 @@ def _read_config(config: dict[str, Any]) -> ModelConfig:
         qkv_bias=True,
         output_bias=True,
         mlp_bias=True,
-        dtype=dtype_name(config, "float32"),
+        dtype=dtype_name(config),
         window_tokens=None,
         rope=None,
         eos_token_ids=eos_token_ids(config),
@@ -41,6 +41,7 @@ def _read_config(config: dict[str, Any]) -> ModelConfig:
 
 GPT2 = Family(
     architecture="GPT2LMHeadModel",
+    model_type="gpt2",
     read_config=_read_config,
     names=TensorNames(
         embedding="wte",

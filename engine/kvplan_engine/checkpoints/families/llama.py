@@ -16,8 +16,12 @@ def llama_config(
     qkv_bias: bool = False,
     head_norms: bool = False,
     window_tokens: int | None = None,
+    max_positions: int = 2048,
 ) -> ModelConfig:
-    """A config.json with Llama's keys. qkv_bias: also where the config has no ``attention_bias``."""
+    """A config.json with Llama's keys. qkv_bias: also where the config has no ``attention_bias``.
+
+    max_positions: where the config says nothing, the default of the family's class in transformers.
+    """
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     attention_bias = bool(config.get("attention_bias", False))
     return ModelConfig(
@@ -30,7 +34,7 @@ def llama_config(
         ffn_size=int(config["intermediate_size"]),
         activation=gated_activation(config.get("hidden_act", "silu")),
         vocab_size=int(config["vocab_size"]),
-        max_position_embeddings=int(config.get("max_position_embeddings") or 2048),
+        max_position_embeddings=int(config.get("max_position_embeddings") or max_positions),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         layer_norm=False,
         head_norms=head_norms,
@@ -38,7 +42,7 @@ def llama_config(
         qkv_bias=qkv_bias or attention_bias,
         output_bias=attention_bias,
         mlp_bias=bool(config.get("mlp_bias", False)),
-        dtype=dtype_name(config, "bfloat16"),
+        dtype=dtype_name(config),
         window_tokens=window_tokens,
         rope=rope_parameters(config),
         eos_token_ids=eos_token_ids(config),
@@ -47,6 +51,7 @@ def llama_config(
 
 LLAMA = Family(
     architecture="LlamaForCausalLM",
+    model_type="llama",
     read_config=llama_config,
     gguf=Gguf("llama", pairs_side_by_side=True, may_have_attention_bias=True),
 )

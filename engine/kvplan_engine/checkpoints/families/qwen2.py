@@ -20,7 +20,9 @@ def qwen_window(config: dict[str, Any]) -> int | None:
 
 
 def _read_config(config: dict[str, Any]) -> ModelConfig:
-    return llama_config(config, "Qwen2ForCausalLM", qkv_bias=True, window_tokens=qwen_window(config))
+    return llama_config(
+        config, "Qwen2ForCausalLM", qkv_bias=True, window_tokens=qwen_window(config), max_positions=32768
+    )
 
 
-QWEN2 = Family(architecture="Qwen2ForCausalLM", read_config=_read_config, gguf=Gguf("qwen2"))
+QWEN2 = Family(architecture="Qwen2ForCausalLM", model_type="qwen2", read_config=_read_config, gguf=Gguf("qwen2"))

@@ -11,7 +11,9 @@ from kvplan_engine.checkpoints.families.qwen2 import qwen_window
 
 
 def _read_config(config: dict[str, Any]) -> ModelConfig:
-    return llama_config(config, "Qwen3ForCausalLM", head_norms=True, window_tokens=qwen_window(config))
+    return llama_config(
+        config, "Qwen3ForCausalLM", head_norms=True, window_tokens=qwen_window(config), max_positions=32768
+    )
 
 
-QWEN3 = Family(architecture="Qwen3ForCausalLM", read_config=_read_config, gguf=Gguf("qwen3"))
+QWEN3 = Family(architecture="Qwen3ForCausalLM", model_type="qwen3", read_config=_read_config, gguf=Gguf("qwen3"))

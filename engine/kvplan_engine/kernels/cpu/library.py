@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -151,7 +151,12 @@ class LayersArgs(ctypes.Structure):
         ("last_attention", POINTER(AttentionArgs)),
         ("last_rows", c_void_p),
         ("last_hidden", c_void_p),
+        ("operation_seconds", POINTER(c_double)),
     )
+
+
+LAYER_OPERATIONS = ("qkv", "rope", "write_kv", "attention", "output", "norms", "up", "down")
+"""enum kvplan_layer_operation: the order of LayersArgs.operation_seconds."""
 
 
 class CpuKernels:

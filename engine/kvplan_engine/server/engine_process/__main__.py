@@ -1,0 +1,47 @@
+"""``python -m kvplan_engine.server.engine_process FD``: the engine's process, at a connected socket it inherited."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+
+from kvplan_engine.errors import EngineError
+from kvplan_engine.server.engine_process.channel import ApiGone, Channel, end_with
+from kvplan_engine.server.messages import Failed, Load, Ready
+
+
+def main() -> int:
+    """Exit code 0 after a Stop, 1 otherwise."""
+    # The API process decides when to end: Ctrl-C and a supervisor's SIGTERM reach this process too.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s engine: %(message)s")
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    channel = Channel(connection)
+    end_with(connection)
+    try:
+        (order,) = channel.receive(wait=True)
+        assert isinstance(order, Load), order
+        return _serve(order, channel)
+    except ApiGone:
+        return 1
+    except EngineError as problem:
+        channel.send(Failed(problem.message, problem.hint))
+        return 1
+
+
+def _serve(order: Load, channel: Channel) -> int:
+    """Torch is imported here, so that a process that is told to end at once has not loaded it in vain."""
+    from kvplan_engine.server.engine_process.loading import load, model_facts, pool_facts
+    from kvplan_engine.server.engine_process.loop import EngineLoop
+
+    with load(order) as llm:
+        channel.send(Ready(model_facts(llm, order.model), pool_facts(llm.engine)))
+        EngineLoop(llm.engine, channel).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""What the API process may ask of the engine beside requests. Each command is a function of the engine.
+
+A command returns what msgpack can carry, and raises EngineError for what a user can cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvplan_engine.config import knobs
+from kvplan_engine.engine import Engine
+from kvplan_engine.errors import EngineError
+
+
+def reset_prefix_cache(engine: Engine) -> bool:
+    """Whether the cache was emptied: not while requests are unfinished."""
+    return engine.reset_prefix_cache()
+
+
+def statistics(engine: Engine) -> dict[str, Any]:
+    """``Engine.get_stats``, after every invariant of scheduler and pool has been checked."""
+    engine.check()
+    return engine.get_stats()
+
+
+def reconfigure(engine: Engine, **changes: Any) -> None:
+    """Carve the memory anew with ``changes``.
+
+    When they do not fit, the engine goes back to what it was, and the EngineError says what did not fit.
+    """
+    if engine.has_unfinished_requests():
+        raise EngineError("settings cannot change while requests run.", hint="wait for them to finish")
+    unknown = sorted(changes.keys() - knobs().keys())
+    if unknown:
+        names = ", ".join(name for name, knob in knobs().items() if knob.reconfigurable)
+        raise EngineError(f"unknown setting {', '.join(unknown)}.", hint=f"one of {names}")
+    before = engine.config
+    try:
+        engine.reconfigure(**changes)
+    except (EngineError, TypeError) as problem:
+        if engine.config is not before or "scheduler" not in engine.__dict__:
+            engine.reconfigure(**{name: getattr(before, name) for name in changes})
+        if isinstance(problem, TypeError):
+            raise EngineError(f"a setting has a value of the wrong type: {problem}.") from None
+        raise
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "reset_prefix_cache": reset_prefix_cache,
+    "statistics": statistics,
+    "reconfigure": reconfigure,
+}

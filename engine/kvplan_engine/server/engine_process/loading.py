@@ -1,0 +1,73 @@
+"""From the API's settings to a loaded model, and what the API process has to know of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, fields
+from typing import Any
+
+from kvplan_engine.engine import Engine
+from kvplan_engine.errors import EngineError
+from kvplan_engine.llm import LLM
+from kvplan_engine.server.messages import Load, ModelFacts, PoolFacts
+
+
+def load(order: Load) -> LLM:
+    """EngineError when the engine cannot start, or would serve random weights that nobody asked for."""
+    llm = LLM(order.model, **order.settings)
+    if llm.engine.model.is_dummy and order.settings.get("load_format") != "dummy":
+        raise EngineError(
+            f"there are no weights for '{order.model}' here, and answers of random weights would be noise.",
+            hint="give a directory or a .gguf file with weights, or --load-format dummy to measure speed",
+        )
+    return llm
+
+
+def model_facts(llm: LLM, name: str) -> ModelFacts:
+    """``name``: the model as the user wrote it."""
+    model, device = llm.engine.model, llm.engine.device
+    facts = ModelFacts(
+        model_id=name,
+        vocab_size=model.config.vocab_size,
+        dtype=model.dtype,
+        is_dummy=model.is_dummy,
+        weight_bytes=model.weight_bytes,
+        device=str(device.torch_device),
+        engine_pid=os.getpid(),
+    )
+    try:
+        tokenizer = llm.tokenizer
+    except EngineError as problem:
+        facts.no_tokenizer = problem.message
+        return facts
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        facts.no_tokenizer = "this model's tokenizer has no form that the tokenizers library reads."
+        return facts
+    facts.tokenizer_json = backend.to_str()
+    facts.chat_template = _chat_template(tokenizer.chat_template)
+    facts.special_tokens = {
+        role: str(token) for role, token in tokenizer.special_tokens_map.items() if not isinstance(token, list)
+    }
+    return facts
+
+
+def _chat_template(template: Any) -> str | None:
+    """The template itself, or that called "default" where a tokenizer has several."""
+    if isinstance(template, dict):
+        template = template.get("default")
+    return template if isinstance(template, str) else None
+
+
+def pool_facts(engine: Engine) -> PoolFacts:
+    """``engine`` as it is configured now."""
+    config = {each.name: getattr(engine.config, each.name) for each in fields(engine.config) if each.name != "model"}
+    return PoolFacts(
+        config=config,
+        max_model_len=engine.max_model_len,
+        max_num_seqs=engine.config.max_num_seqs,
+        num_blocks=engine.memory.num_blocks,
+        block_size=engine.memory.block_size,
+        block_bytes=engine.memory.block_bytes,
+        memory=asdict(engine.memory),
+    )

@@ -1,0 +1,11 @@
+"""The ASGI application. No framework: the routes are two tables, and a chunk goes to the socket in one call.
+
+application   routes, API keys, errors, counting requests
+exchange      one HTTP request and its answer: bounded body, whole answers, event streams
+state         what all handlers share
+generating    /v1/completions and /v1/chat/completions
+prompts       from a body to prompts: encoding, chat templates, truncation
+service       models, health, version, metrics, tokenizer
+control       what an operator does: server info, prefix cache, runtime settings
+watching      a client that goes away, while its answer is made
+"""

@@ -1,0 +1,129 @@
+"""The ASGI application: from a path to its handler, and from an exception to an answer."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from kvplan_engine.errors import EngineError
+from kvplan_engine.server.engine_client.admission import Overloaded
+from kvplan_engine.server.engine_client.generation import EngineDead, RequestRefused
+from kvplan_engine.server.http import control, generating, service
+from kvplan_engine.server.http.exchange import ClientGone, Exchange, Receive, Scope, Send
+from kvplan_engine.server.http.state import ServerState
+from kvplan_engine.server.openai.errors import ApiError, bad_request, unavailable
+from kvplan_engine.server.text.chat_template import TemplateFailed
+
+logger = logging.getLogger("kvplan_engine.server")
+
+Handler = Callable[[ServerState, Exchange], Awaitable[None]]
+
+ROUTES: dict[str, dict[str, Handler]] = {
+    "/v1/completions": {"POST": generating.completions},
+    "/v1/chat/completions": {"POST": generating.chat_completions},
+    "/v1/models": {"GET": service.models},
+    "/v1/runtime_config": {"GET": control.show_runtime_config, "PATCH": control.change_runtime_config},
+    "/tokenize": {"POST": service.tokenize},
+    "/detokenize": {"POST": service.detokenize},
+    "/health": {"GET": service.health},
+    "/ping": {"GET": service.health, "POST": service.health},
+    "/version": {"GET": service.show_version},
+    "/metrics": {"GET": service.show_metrics},
+    "/server_info": {"GET": control.server_info},
+    "/reset_prefix_cache": {"POST": control.reset_prefix_cache},
+}
+_WITHOUT_KEY = frozenset({"/health", "/ping", "/version", "/metrics"})
+_WHILE_DRAINING = frozenset({"/health", "/ping", "/version", "/metrics", "/server_info"})
+
+
+class Application:
+    """Serves ``state``."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._key_digests = [hashlib.sha256(key.encode()).digest() for key in state.options.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # a websocket: there is none here
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        exchange = Exchange(scope, receive, send)
+        self._state.num_open += 1
+        try:
+            await self._answer(exchange)
+        finally:
+            self._state.num_open -= 1
+            seconds = time.perf_counter() - exchange.arrival_seconds
+            handler = _handler_label(exchange.path)
+            if exchange.status:
+                self._state.metrics.count_http(handler, exchange.method, exchange.status, seconds)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            handler = self._handler(exchange)
+            self._check_key(exchange)
+            if self._state.is_draining and exchange.path not in _WHILE_DRAINING:
+                raise unavailable("The server is shutting down.")
+            await handler(self._state, exchange)
+        except ClientGone:
+            return
+        except Exception as problem:  # noqa: BLE001 - the last place where a client can still be told
+            await self._tell(exchange, self._error(problem))
+
+    def _handler(self, exchange: Exchange) -> Handler:
+        if exchange.path.startswith(service.MODEL_PATH):
+            methods: dict[str, Handler] = {"GET": service.model}
+        else:
+            methods = ROUTES.get(exchange.path, {})
+        if not methods:
+            raise ApiError(404, f"There is nothing at {exchange.path}.", "NotFoundError")
+        handler = methods.get(exchange.method)
+        if handler is None:
+            allowed = ", ".join(methods)
+            message = f"{exchange.path} takes {allowed}, not {exchange.method}."
+            raise ApiError(405, message, "MethodNotAllowed", headers=[(b"allow", allowed.encode())])
+        return handler
+
+    def _check_key(self, exchange: Exchange) -> None:
+        """In the same time for every key, right or wrong."""
+        if not self._key_digests or exchange.path in _WITHOUT_KEY:
+            return
+        scheme, _, key = exchange.header(b"authorization").partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        matches = [hmac.compare_digest(digest, own) for own in self._key_digests]
+        if scheme.lower() != b"bearer" or not any(matches):
+            headers = [(b"www-authenticate", b"Bearer")]
+            raise ApiError(401, "The API key is missing or wrong.", "AuthenticationError", headers=headers)
+
+    def _error(self, problem: Exception) -> ApiError:
+        if isinstance(problem, ApiError):
+            return problem
+        if isinstance(problem, Overloaded):
+            self._state.metrics.num_rejections[problem.reason] += 1
+            return unavailable(str(problem))
+        if isinstance(problem, EngineDead):
+            return unavailable(f"The engine is not running: {problem}", retry_after_seconds=10)
+        if isinstance(problem, (RequestRefused, TemplateFailed)):
+            return bad_request(str(problem))
+        if isinstance(problem, EngineError):
+            return bad_request(problem.message)
+        logger.exception("a request failed")
+        return ApiError(500, "The server failed on this request; its log says how.", "InternalServerError")
+
+    async def _tell(self, exchange: Exchange, error: ApiError) -> None:
+        """As the answer, or within the stream that has begun."""
+        if not exchange.status:
+            await exchange.answer(error.status, error.body(), error.headers)
+            return
+        await exchange.write(b"data: " + error.body() + b"\n\ndata: [DONE]\n\n")
+        await exchange.end_stream()
+
+
+def _handler_label(path: str) -> str:
+    """The route, not the path: metrics have a label for each."""
+    if path.startswith(service.MODEL_PATH):
+        return service.MODEL_PATH + "{model}"
+    return path if path in ROUTES else "none"

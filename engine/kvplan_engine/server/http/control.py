@@ -1,0 +1,103 @@
+"""What an operator does with a running server."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from typing import Any
+
+import msgspec
+
+from kvplan_engine.config import EngineConfig, knobs
+from kvplan_engine.errors import EngineError
+from kvplan_engine.server.http.exchange import Exchange
+from kvplan_engine.server.http.service import version
+from kvplan_engine.server.http.state import ServerState
+from kvplan_engine.server.openai.errors import ApiError, bad_request
+from kvplan_engine.server.openai.parameters import parse_body
+
+# How long new settings wait for the requests in flight.
+_PATIENCE_SECONDS = 60.0
+
+
+async def server_info(state: ServerState, exchange: Exchange) -> None:
+    """Settings, memory and statistics now. The engine checks every invariant of its pool before it answers."""
+    model, pool = state.client.model, state.client.pool
+    info = {
+        "version": version(),
+        "python": platform.python_version(),
+        "model": {
+            "id": model.model_id,
+            "dtype": model.dtype,
+            "device": model.device,
+            "vocab_size": model.vocab_size,
+            "weight_bytes": model.weight_bytes,
+            "is_dummy": model.is_dummy,
+        },
+        "engine_pid": model.engine_pid,
+        "max_model_len": pool.max_model_len,
+        "config": pool.config,
+        "memory": pool.memory,
+        "stats": await state.client.command("statistics"),
+    }
+    await exchange.answer(200, msgspec.json.encode(info))
+
+
+async def reset_prefix_cache(state: ServerState, exchange: Exchange) -> None:
+    """As in vLLM: success is false while requests hold blocks."""
+    success = await state.client.command("reset_prefix_cache")
+    await exchange.answer(200, msgspec.json.encode({"success": success}))
+
+
+async def show_runtime_config(state: ServerState, exchange: Exchange) -> None:
+    await exchange.answer(200, msgspec.json.encode(_runtime_config(state)))
+
+
+async def change_runtime_config(state: ServerState, exchange: Exchange) -> None:
+    """Carve the memory anew with the settings in the body; the weights stay loaded.
+
+    New requests wait meanwhile, those in flight are waited for: ?timeout=SECONDS, 60 by default, then 409.
+    """
+    changes = parse_body(await exchange.body(state.options.max_body_bytes), dict[str, Any])
+    _check_changes(state, changes)
+    try:
+        await state.client.reconfigure(changes, _patience(exchange))
+    except asyncio.TimeoutError:
+        message = "Requests are still in flight, so nothing was changed."
+        raise ApiError(409, message, "ConflictError") from None
+    await exchange.answer(200, msgspec.json.encode(_runtime_config(state)))
+
+
+def _runtime_config(state: ServerState) -> dict[str, Any]:
+    pool = state.client.pool
+    return {
+        "config": {name: value for name, value in pool.config.items() if knobs()[name].reconfigurable},
+        "max_model_len": pool.max_model_len,
+        "num_blocks": pool.num_blocks,
+        "block_size": pool.block_size,
+        "kv_cache_size_tokens": pool.num_blocks * pool.block_size,
+    }
+
+
+def _check_changes(state: ServerState, changes: dict[str, Any]) -> None:
+    """400 for what is no setting, cannot change, or has a value of the wrong type or out of range."""
+    for name in changes:
+        if name not in knobs() or not knobs()[name].reconfigurable:
+            possible = ", ".join(each for each, knob in knobs().items() if knob.reconfigurable)
+            raise bad_request(
+                f"'{name}' is not a setting that a running server can change; these are: {possible}.", name
+            )
+    try:
+        msgspec.convert({**state.client.pool.config, "model": "", **changes}, EngineConfig)
+    except msgspec.ValidationError as problem:
+        raise bad_request(f"A setting has a wrong value: {problem}.") from None
+    except EngineError as problem:
+        raise bad_request(problem.message) from None
+
+
+def _patience(exchange: Exchange) -> float:
+    text = exchange.query.get("timeout", [""])[0]
+    try:
+        return float(text) if text else _PATIENCE_SECONDS
+    except ValueError:
+        raise bad_request(f"timeout '{text}' is not a number of seconds.", "timeout") from None

@@ -1,0 +1,88 @@
+"""POST /v1/completions and POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import msgspec
+
+from kvplan_engine.server.engine_client.generation import Mailbox
+from kvplan_engine.server.http.exchange import Exchange
+from kvplan_engine.server.http.prompts import chat_prompt, completion_prompts
+from kvplan_engine.server.http.state import ServerState
+from kvplan_engine.server.http.watching import watched
+from kvplan_engine.server.openai.answering import Answering
+from kvplan_engine.server.openai.errors import bad_request
+from kvplan_engine.server.openai.parameters import answer_options, parse_body, refuse_unsupported, sampling_params
+from kvplan_engine.server.openai.requests import ChatBody, CompletionBody, SamplingFields
+from kvplan_engine.server.openai.shapes import AnswerContext, ChatShape, CompletionShape, Prompt, Shape
+
+_LONGEST_REQUEST_ID = 128
+
+
+async def completions(state: ServerState, exchange: Exchange) -> None:
+    body = parse_body(await exchange.body(state.options.max_body_bytes), CompletionBody)
+    await _generate(state, exchange, body, CompletionShape, "cmpl")
+
+
+async def chat_completions(state: ServerState, exchange: Exchange) -> None:
+    body = parse_body(await exchange.body(state.options.max_body_bytes), ChatBody)
+    await _generate(state, exchange, body, ChatShape, "chatcmpl")
+
+
+async def _generate(
+    state: ServerState, exchange: Exchange, body: SamplingFields, shape: type[Shape], prefix: str
+) -> None:
+    model = state.served_name(body.model)
+    refuse_unsupported(body)
+    options = answer_options(body)
+    exchange.request_id = _request_id(exchange, body)
+    prompts = await _prompts(state, body)
+    context = AnswerContext(
+        answer_id=f"{prefix}-{exchange.request_id}",
+        created=int(time.time()),
+        model=model,
+        options=options,
+        prompts=prompts,
+        num_samples=1 if body.n is None else body.n,
+        tokenizer=state.tokenizer,
+    )
+    async with watched(exchange) as mailbox:
+        await _answer(state, exchange, body, shape, context, mailbox)
+
+
+def _request_id(exchange: Exchange, body: SamplingFields) -> str:
+    """The client's, or one of ours. It goes into a header of the answer."""
+    name = body.request_id or exchange.header(b"x-request-id").decode("latin-1") or uuid.uuid4().hex
+    if len(name) > _LONGEST_REQUEST_ID or not (name.isascii() and name.isprintable()):
+        raise bad_request(f"A request id has at most {_LONGEST_REQUEST_ID} printable ASCII characters.", "request_id")
+    return name
+
+
+async def _prompts(state: ServerState, body: SamplingFields) -> list[Prompt]:
+    if isinstance(body, CompletionBody):
+        return await completion_prompts(state, body)
+    assert isinstance(body, ChatBody)
+    return [await chat_prompt(state, body)]
+
+
+async def _answer(
+    state: ServerState,
+    exchange: Exchange,
+    body: SamplingFields,
+    shape: type[Shape],
+    context: AnswerContext,
+    mailbox: Mailbox,
+) -> None:
+    client = state.client
+    await client.wait_until_open()
+    max_model_len, vocab_size = client.pool.max_model_len, client.model.vocab_size
+    params = [sampling_params(body, len(prompt.token_ids), max_model_len, vocab_size) for prompt in context.prompts]
+    with Answering(client, shape(context), params, exchange.arrival_seconds, mailbox) as answering:
+        if not context.options.stream:
+            await exchange.answer(200, msgspec.json.encode(await answering.whole()))
+            return
+        await exchange.begin_stream()
+        await answering.stream(exchange.write)
+        await exchange.end_stream()

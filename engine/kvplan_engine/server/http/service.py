@@ -1,0 +1,102 @@
+"""What clients and monitors ask of a server beside answers: models, health, version, metrics, tokens."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+import msgspec
+
+from kvplan_engine.server.http.exchange import Exchange
+from kvplan_engine.server.http.prompts import encode, render_chat
+from kvplan_engine.server.http.state import ServerState
+from kvplan_engine.server.metrics.exposition import CONTENT_TYPE
+from kvplan_engine.server.openai.errors import bad_request
+from kvplan_engine.server.openai.parameters import parse_body
+from kvplan_engine.server.openai.requests import DetokenizeBody, TokenizeBody
+
+MODEL_PATH = "/v1/models/"
+
+
+def version() -> str:
+    """kvplan's."""
+    try:
+        return metadata.version("kvplan")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _model_card(state: ServerState, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "kvplan",
+        "root": state.client.model.model_id,
+        "parent": None,
+        "max_model_len": state.client.pool.max_model_len,
+        "permission": [],
+    }
+
+
+async def models(state: ServerState, exchange: Exchange) -> None:
+    cards = [_model_card(state, name) for name in state.options.model_names]
+    await exchange.answer(200, msgspec.json.encode({"object": "list", "data": cards}))
+
+
+async def model(state: ServerState, exchange: Exchange) -> None:
+    """GET /v1/models/NAME; names may contain slashes."""
+    name = state.served_name(exchange.path.removeprefix(MODEL_PATH))
+    await exchange.answer(200, msgspec.json.encode(_model_card(state, name)))
+
+
+async def health(state: ServerState, exchange: Exchange) -> None:
+    """200 while requests can be served; 503 when the engine has died, or the server is about to end."""
+    await exchange.answer(503 if state.client.is_dead or state.is_draining else 200, b"")
+
+
+async def show_version(state: ServerState, exchange: Exchange) -> None:
+    await exchange.answer(200, msgspec.json.encode({"version": version()}))
+
+
+async def show_metrics(state: ServerState, exchange: Exchange) -> None:
+    await exchange.answer(200, state.exposition.text(), [(b"content-type", CONTENT_TYPE)])
+
+
+async def tokenize(state: ServerState, exchange: Exchange) -> None:
+    body = parse_body(await exchange.body(state.options.max_body_bytes), TokenizeBody)
+    state.served_name(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("Give either 'prompt' or 'messages'.", "prompt")
+    if body.messages is not None:
+        text = render_chat(
+            state,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            variables=body.chat_template_kwargs or {},
+        )
+    else:
+        text = body.prompt or ""
+    default = body.messages is None
+    special = default if body.add_special_tokens is None else body.add_special_tokens
+    token_ids = await encode(state, text, add_special_tokens=special)
+    strings = state.tokenizer.token_strings(token_ids) if body.return_token_strs and state.tokenizer else None
+    answer = {
+        "count": len(token_ids),
+        "max_model_len": state.client.pool.max_model_len,
+        "tokens": token_ids,
+        "token_strs": strings,
+    }
+    await exchange.answer(200, msgspec.json.encode(answer))
+
+
+async def detokenize(state: ServerState, exchange: Exchange) -> None:
+    body = parse_body(await exchange.body(state.options.max_body_bytes), DetokenizeBody)
+    state.served_name(body.model)
+    if state.tokenizer is None:
+        raise bad_request(state.client.model.no_tokenizer, "tokens")
+    vocab_size = state.client.model.vocab_size
+    if any(not 0 <= token < vocab_size for token in body.tokens):
+        raise bad_request(f"A token lies outside the vocabulary of {vocab_size:,}.", "tokens")
+    text = state.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    await exchange.answer(200, msgspec.json.encode({"prompt": text}))

@@ -1,0 +1,54 @@
+"""What all handlers share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from kvplan_engine.server.engine_client.client import EngineClient
+from kvplan_engine.server.metrics.exposition import Exposition
+from kvplan_engine.server.metrics.state import ServerMetrics
+from kvplan_engine.server.openai.errors import model_not_found
+from kvplan_engine.server.options import ServerOptions
+from kvplan_engine.server.text.chat_template import ChatTemplate, TemplateFailed
+from kvplan_engine.server.text.tokenizer import TextTokenizer
+
+
+@dataclass(slots=True, eq=False)
+class ServerState:
+    """One server. is_draining: it ends soon and takes no new requests. created: seconds of the epoch."""
+
+    options: ServerOptions
+    client: EngineClient
+    metrics: ServerMetrics
+    exposition: Exposition
+    tokenizer: TextTokenizer | None = None
+    template: ChatTemplate | None = None
+    no_template: str = ""
+    is_draining: bool = False
+    num_open: int = 0
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def read_model(self) -> None:
+        """Tokenizer and chat template from what the engine said of its model."""
+        model = self.client.model
+        if model.tokenizer_json is None:
+            self.no_template = model.no_tokenizer
+            return
+        self.tokenizer = TextTokenizer(model.tokenizer_json)
+        if model.chat_template is None:
+            self.no_template = "This model has no chat template: use /v1/completions."
+            return
+        try:
+            self.template = ChatTemplate(model.chat_template, model.special_tokens)
+        except TemplateFailed as problem:
+            self.no_template = str(problem)
+
+    def served_name(self, asked: str | None) -> str:
+        """The name an answer carries: the one asked for, by default the first. 404 for one that is not served."""
+        names = self.options.model_names
+        if asked in (None, ""):
+            return names[0]
+        if asked not in names:
+            raise model_not_found(str(asked), names)
+        return str(asked)

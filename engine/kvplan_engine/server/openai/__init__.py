@@ -1,0 +1,12 @@
+"""OpenAI's completions and chat completions, with vLLM's additions: bodies in, answers and streams out.
+
+errors       an error as a client gets it: status, body, headers
+fields       the fields both kinds of request have, and those that are refused or have no effect
+requests     the bodies of completions, chat completions, tokenize and detokenize
+parameters   from a body to SamplingParams
+choices      one choice of an answer: tokens to text, stop strings, log-probabilities
+logprobs     log-probabilities in OpenAI's two shapes
+answering    running prompts through the engine: whole answers and streams
+shapes       what is different between completions and chat completions: prompts, chunks, answers
+usage        token counts and times at the end of an answer
+"""

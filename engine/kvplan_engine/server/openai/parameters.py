@@ -1,0 +1,181 @@
+"""From a request's body to SamplingParams and the options of its answer.
+
+What cannot be served is a 400 that names it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from kvplan_engine.errors import EngineError
+from kvplan_engine.requests.sampling_params import SamplingParams
+from kvplan_engine.server.openai.errors import bad_request, not_supported
+from kvplan_engine.server.openai.requests import REFUSED, ChatBody, CompletionBody, SamplingFields
+
+# Samples of one request: more would be a mistake, or an attack.
+_MOST_SAMPLES = 128
+_MOST_LOGPROBS = 20  # vLLM's max_logprobs
+_MOST_STOP_STRINGS = 64
+_LONGEST_STOP_STRING = 1024
+_UNKNOWN_FIELD = re.compile("unknown field `(.*?)`")
+
+Body = TypeVar("Body")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """How an answer is given, beside how it is sampled.
+
+    num_logprobs: alternatives to show per token, None for no log-probabilities at all.
+    """
+
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+    stop_strings: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
+    num_logprobs: int | None
+    echo: bool = False
+
+
+def parse_body(body: bytes, kind: type[Body]) -> Body:
+    """400 for what is not JSON, not of this shape, or has a field that nobody knows."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as problem:
+        unknown = _UNKNOWN_FIELD.search(str(problem))
+        if unknown is not None:
+            raise not_supported(unknown[1]) from None
+        raise bad_request(f"The request body is not valid: {str(problem).rstrip('.')}.") from None
+
+
+def refuse_unsupported(body: SamplingFields) -> None:
+    """400 for a field whose effect the client would not get."""
+    for name, neutral in REFUSED.items():
+        value = getattr(body, name, None)
+        if not any(value == each and type(value) is type(each) for each in neutral):
+            raise not_supported(name)
+    if body.best_of not in (None, body.n or 1):
+        raise not_supported("best_of", "is not supported by kvplan serve, unless it equals n")
+    if isinstance(body, ChatBody) and body.echo:
+        raise not_supported("echo", "is supported by /v1/completions alone")
+
+
+def answer_options(body: SamplingFields) -> AnswerOptions:
+    stream = bool(body.stream)
+    if body.stream_options is not None and not stream:
+        raise bad_request("'stream_options' is for requests with 'stream': true.", "stream_options")
+    options = body.stream_options
+    continuous = bool(options and options.continuous_usage_stats)
+    return AnswerOptions(
+        stream=stream,
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=continuous and bool(options and options.include_usage),
+        return_token_ids=bool(body.return_token_ids),
+        stop_strings=_stop_strings(body),
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        num_logprobs=_num_logprobs(body),
+        echo=isinstance(body, CompletionBody) and bool(body.echo),
+    )
+
+
+def _stop_strings(body: SamplingFields) -> tuple[str, ...]:
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if "" in stops:
+        raise bad_request("A stop string must not be empty.", "stop")
+    if len(stops) > _MOST_STOP_STRINGS or any(len(stop) > _LONGEST_STOP_STRING for stop in stops):
+        raise bad_request(
+            f"At most {_MOST_STOP_STRINGS} stop strings of {_LONGEST_STOP_STRING:,} characters are possible.", "stop"
+        )
+    return stops
+
+
+def _num_logprobs(body: SamplingFields) -> int | None:
+    if isinstance(body, CompletionBody):
+        if body.echo and body.logprobs is not None:
+            raise not_supported("logprobs", "together with 'echo' (log-probabilities of the prompt) is not supported")
+        return _checked_logprobs(body.logprobs, "logprobs")
+    assert isinstance(body, ChatBody)
+    if body.top_logprobs and not body.logprobs:
+        raise bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
+    number = _checked_logprobs(body.top_logprobs, "top_logprobs")
+    return (number or 0) if body.logprobs else None
+
+
+def _checked_logprobs(number: int | None, field: str) -> int | None:
+    if number is not None and not 0 <= number <= _MOST_LOGPROBS:
+        raise bad_request(f"'{field}' must lie in [0, {_MOST_LOGPROBS}].", field)
+    return number
+
+
+def sampling_params(
+    body: SamplingFields, num_prompt_tokens: int, max_model_len: int, vocab_size: int
+) -> SamplingParams:
+    """For one prompt. 400 when it does not fit, or a value is out of range."""
+    room = max_model_len - num_prompt_tokens
+    asked = _max_tokens(body, default=room)
+    if num_prompt_tokens == 0:
+        raise bad_request("The prompt is empty: at least one token is needed.", "prompt")
+    if room < 1 or asked > room:
+        raise bad_request(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+            f"{num_prompt_tokens + (asked if room >= 1 else 0)} tokens ({num_prompt_tokens} in the prompt, "
+            f"{asked if room >= 1 else 0} in the completion). Please reduce the length of the prompt or of the "
+            "completion.",
+            "prompt" if room < 1 else "max_tokens",
+        )
+    if (body.n or 1) > _MOST_SAMPLES:
+        raise bad_request(f"'n' must be at most {_MOST_SAMPLES}.", "n")
+    for name, number in (("seed", body.seed), ("top_k", body.top_k)):
+        if number is not None and not -(2**63) <= number < 2**63:
+            raise bad_request(f"'{name}' must fit 64 bits.", name)
+    try:
+        params = SamplingParams(
+            n=_or(body.n, 1),
+            temperature=_or(body.temperature, 1.0),
+            top_p=_or(body.top_p, 1.0),
+            top_k=_or(body.top_k, 0),
+            min_p=_or(body.min_p, 0.0),
+            max_tokens=asked,
+            min_tokens=_or(body.min_tokens, 0),
+            ignore_eos=bool(body.ignore_eos),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            seed=body.seed,
+            logprobs=_num_logprobs(body),
+            presence_penalty=_or(body.presence_penalty, 0.0),
+            frequency_penalty=_or(body.frequency_penalty, 0.0),
+            repetition_penalty=_or(body.repetition_penalty, 1.0),
+            logit_bias=_logit_bias(body),
+        )
+        params.check_vocabulary(vocab_size)
+    except EngineError as problem:
+        raise bad_request(problem.message[:1].upper() + problem.message[1:]) from None
+    return params
+
+
+def _max_tokens(body: SamplingFields, default: int) -> int:
+    """Chat answers may fill the context; a completion has OpenAI's default of 16 tokens."""
+    if isinstance(body, ChatBody):
+        return _or(body.max_completion_tokens, _or(body.max_tokens, default))
+    return _or(body.max_tokens, min(16, max(default, 1)))
+
+
+def _logit_bias(body: SamplingFields) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in (body.logit_bias or {}).items()}
+    except ValueError:
+        raise bad_request("The keys of 'logit_bias' must be token ids.", "logit_bias") from None
+
+
+Value = TypeVar("Value")
+
+
+def _or(value: Value | None, default: Value) -> Value:
+    return default if value is None else value

@@ -1,0 +1,60 @@
+"""What the server is started with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvplan_engine.errors import EngineError
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """settings: of the engine, see EngineConfig; amounts of memory may be text such as "4GiB".
+
+    served_model_names: what clients may call the model, its own name if empty. api_keys: any of them lets a client in;
+    without keys nobody needs one. max_num_queued_reqs, max_num_queued_tokens: beyond them requests are refused; None
+    for no limit. max_body_bytes: of a request. shutdown_timeout: seconds that requests in flight get at the end.
+    port 0: one that is free.
+    """
+
+    model: str
+    settings: dict[str, Any] = {}
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    max_body_bytes: int = 32 * 1024 * 1024
+    shutdown_timeout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for good, text in (
+            (0 <= self.port <= 65535, f"the port must lie in [0, 65535], got {self.port}"),
+            (self.max_body_bytes >= 1, f"max_body_bytes must be at least 1, got {self.max_body_bytes}"),
+            (self.shutdown_timeout >= 0, f"shutdown_timeout must not be negative, got {self.shutdown_timeout:g}"),
+            (_is_limit(self.max_num_queued_reqs), "max_num_queued_reqs must be at least 1"),
+            (_is_limit(self.max_num_queued_tokens), "max_num_queued_tokens must be at least 1"),
+            (all(self.api_keys), "an API key must not be empty"),
+            (all(self.served_model_names), "a served model name must not be empty"),
+        ):
+            if not good:
+                raise EngineError(f"{text}.")
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The first is the one that answers and metrics carry."""
+        return self.served_model_names or (self.model,)
+
+
+def _is_limit(limit: int | None) -> bool:
+    return limit is None or limit >= 1
+
+
+def read_options(text: bytes) -> ServerOptions:
+    """From JSON; EngineError when it is not ServerOptions."""
+    try:
+        return msgspec.json.decode(text, type=ServerOptions)
+    except msgspec.DecodeError as problem:
+        raise EngineError(f"the server's options are not valid: {problem}.") from None

@@ -1,0 +1,229 @@
+"""Clients that leave, never read, stop in the middle, or send nonsense: no block is lost and others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_process import ServerProcess
+
+FINE = {"prompt": "the cache", "max_tokens": 3}
+
+
+def _head(length: int) -> bytes:
+    return f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode()
+
+
+async def _one_of_the_storm(port: int, draw: random.Random, slots: asyncio.Semaphore) -> str:
+    """A request that is read to its end, or whose client leaves: before the body, at once, or after some chunks."""
+    fate = draw.choice(["stay", "stay", "leave"])
+    body: dict[str, Any] = {
+        "prompt": [draw.randrange(384) for _ in range(draw.randrange(1, 60))],
+        "max_tokens": draw.randrange(1, 40),
+        "n": draw.choice([1, 1, 1, 3]),
+        "stream": draw.random() < 0.7,
+        "ignore_eos": True,
+    }
+    if draw.random() < 0.2:
+        body["stop"] = ["the", "e"]
+    data = json.dumps(body).encode()
+    leaves_after = draw.choice([-1, 0, 0, 1, 300, 2000])
+    async with slots:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            if fate == "leave" and leaves_after < 0:
+                writer.write(_head(len(data)) + data[: len(data) // 2])
+                await writer.drain()
+                return "left early"
+            writer.write(_head(len(data)) + data)
+            await writer.drain()
+            if fate == "leave":
+                if leaves_after:
+                    await reader.read(leaves_after)
+                await asyncio.sleep(draw.random() * 0.01)
+                return "left"
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            if body["stream"]:
+                await reader.readuntil(b"0\r\n\r\n")
+            else:
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                await reader.readexactly(length)
+            return "stayed"
+        finally:
+            writer.close()
+
+
+async def _storm(port: int, number: int) -> dict[str, int]:
+    slots = asyncio.Semaphore(48)
+    draw = random.Random(number)
+    work = [_one_of_the_storm(port, random.Random(draw.random()), slots) for _ in range(number)]
+    fates = await asyncio.gather(*work)
+    return {fate: fates.count(fate) for fate in fates}
+
+
+def _check_storm(server: ServerProcess, number: int) -> None:
+    fates = asyncio.run(_storm(server.port, number))
+    assert fates["left"] > number / 6
+    assert fates["stayed"] > number / 2
+    stats = server.wait_until_idle()  # which checks the invariants of the pool
+    assert stats["num_used_blocks"] == 0
+    assert stats["num_free_blocks"] == stats["num_blocks"]
+    assert stats["num_requests_running"] == stats["num_requests_waiting"] == stats["num_requests_swapped"] == 0
+    assert server.complete(**FINE)["usage"]["completion_tokens"] <= 3
+
+
+def test_no_block_is_lost_when_clients_leave(server: ServerProcess) -> None:
+    _check_storm(server, 300)
+
+
+@pytest.mark.slow
+def test_no_block_is_lost_in_a_storm_of_10000_requests(server: ServerProcess) -> None:
+    _check_storm(server, 10_000)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_whose_client_left_is_aborted(server: ServerProcess, stream: bool) -> None:
+    before = server.metric("vllm:request_success_total", finished_reason="abort")
+    data = json.dumps({"prompt": [9] * 20, "max_tokens": 200, "n": 50, "ignore_eos": True, "stream": stream}).encode()
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(_head(len(data)) + data)
+        while not server.metric("vllm:num_requests_running"):
+            time.sleep(0.005)
+    assert server.wait_until_idle()["num_used_blocks"] == 0
+    assert server.metric("vllm:request_success_total", finished_reason="abort") == before + 50
+
+
+@pytest.mark.parametrize(("body", "says"), [
+    (b"{", "not valid"),
+    (b"", "not valid"),
+    (b"\xff\xfe", "not valid"),
+    (b"[]", "Expected `object`"),
+    (b'{"prompt": "a", "max_tokens": "ten"}', "$.max_tokens"),
+    (b'{"prompt": "a", "max_tokens": 1e400}', "not valid"),
+    (b'{"prompt": ["a", 1]}', "mixes token ids"),
+    (b'{"prompt": []}', "missing or empty"),
+    (b'{"prompt": [[]]}', "empty"),
+    (b'{"prompt": ""}', "empty"),
+    (b'{"prompt": [99999]}', "outside the vocabulary"),
+    (b'{"prompt": [-1]}', "outside the vocabulary"),
+    (b'{"prompt": "a", "stop": [""]}', "must not be empty"),
+    (b'{"prompt": "a", "seed": 99999999999999999999}', "'seed' must fit 64 bits"),
+    (b'{"prompt": "a", "top_k": 99999999999999999999}', "'top_k' must fit 64 bits"),
+    (b'{"prompt": "a", "logprobs": 21}', "'logprobs' must lie in [0, 20]"),
+    (b'{"prompt": "a", "request_id": "a\\r\\nset-cookie: b"}', "printable ASCII"),
+    (b'{"prompt": "\\ud800"}', "not valid"),
+    (b'{"prompt": "a", "stream_options": {"include_usage": true}}', "'stream_options' is for requests with"),
+    (b'{"prompt": "a", "metadata": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not valid"),
+])  # fmt: skip
+def test_nonsense_is_a_400_that_says_so(server: ServerProcess, body: bytes, says: str) -> None:
+    answer = server.post("/v1/completions", body)
+    assert answer.status == 400
+    assert says in answer.error["message"], answer.error["message"]
+
+
+@pytest.mark.parametrize("fields", [
+    {"temperature": 1e300}, {"temperature": 1e-4}, {"repetition_penalty": 1e300}, {"repetition_penalty": 1e-300},
+    {"top_p": 1e-9}, {"min_p": 1.0}, {"top_k": 10**9}, {"logit_bias": {"5": -100, "6": 100}}, {"seed": -(2**63)},
+    {"presence_penalty": 2, "frequency_penalty": -2}, {"stop_token_ids": list(range(384)), "min_tokens": 3},
+])  # fmt: skip
+def test_extreme_values_are_answered(server: ServerProcess, fields: dict[str, Any]) -> None:
+    answer = server.complete("the cache", **{"temperature": 1.0, "max_tokens": 4, "logprobs": 2, **fields})
+    assert 1 <= answer["usage"]["completion_tokens"] <= 4
+
+
+def test_a_body_is_read_whatever_its_content_type(server: ServerProcess) -> None:
+    answer = server.post("/v1/completions", FINE, {"content-type": "text/plain"})
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [
+    ("GET", "/v1/completions", 405), ("POST", "/v1/models", 405), ("GET", "/nothing", 404),
+    ("GET", "/v1/models/x", 404),
+])  # fmt: skip
+def test_other_paths_and_methods_are_said(server: ServerProcess, method: str, path: str, status: int) -> None:
+    answer = server.request(method, path)
+    assert answer.status == status
+    assert answer.error["code"] == status
+
+
+def test_a_client_that_never_reads_keeps_nobody_waiting(server: ServerProcess) -> None:
+    """Its tokens gather in memory, bounded by the context; its answer is aborted when it goes."""
+    data = json.dumps({"prompt": [3], "max_tokens": 250, "n": 64, "ignore_eos": True, "stream": True}).encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(_head(len(data)) + data)
+        for _ in range(3):
+            assert server.complete(**FINE)["choices"]
+        assert server.wait_until_idle()["num_used_blocks"] == 0, "the engine waits for a client"
+    assert server.complete(**FINE)["choices"]
+
+
+def test_half_a_request_keeps_nobody_waiting(server: ServerProcess) -> None:
+    with (
+        socket.create_connection(("127.0.0.1", server.port)) as body,
+        socket.create_connection(("127.0.0.1", server.port)) as head,
+        socket.create_connection(("127.0.0.1", server.port)),
+    ):
+        body.sendall(_head(1000) + b'{"prompt": ')
+        head.sendall(b"POST /v1/compl")
+        assert server.complete(**FINE)["choices"]
+    assert server.wait_until_idle()["num_used_blocks"] == 0
+
+
+def test_500_streams_at_once_are_all_served(server: ServerProcess) -> None:
+    async def stream(number: int) -> int:
+        data = json.dumps({"prompt": [number % 384], "max_tokens": 3, "stream": True, "ignore_eos": True}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(_head(len(data)) + data)
+        received = await reader.readuntil(b"0\r\n\r\n")
+        writer.close()
+        return received.count(b'"text":')
+
+    async def all_streams() -> list[int]:
+        return await asyncio.gather(*map(stream, range(500)))
+
+    assert asyncio.run(all_streams()) == [3] * 500
+    assert server.wait_until_idle()["num_used_blocks"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [
+    {"async_scheduling": True},
+    {"swap_space": "4MiB", "preemption_mode": "swap", "block_size": 4},
+], ids=["steps-ahead", "swapping"])  # fmt: skip
+def test_no_block_is_lost_where_little_fits(model_path: Path, settings: dict[str, Any]) -> None:
+    """A pool in which sequences preempt each other while clients leave."""
+    with ServerProcess(str(model_path), {"max_model_len": 128, **settings}) as server:
+        memory = server.get("/server_info").json["memory"]
+        spared = (memory["num_blocks"] - 600 // memory["block_size"]) * memory["block_bytes"]
+        share = 0.9 - spared / memory["device_total_bytes"]
+        answer = server.request("PATCH", "/v1/runtime_config", {"gpu_memory_utilization": share})
+        assert answer.status == 200, answer.body
+        _check_storm(server, 1500)
+        assert server.stats()["num_preemptions"] > 0
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_many_requests(model_path: Path) -> None:
+    """Of both processes, once allocators have their size. Without a prefix cache, which would fill the whole pool."""
+    with ServerProcess(str(model_path), {"enable_prefix_caching": False}) as server:
+        pids = (server.process.pid, server.engine_pid)
+
+        def resident_bytes() -> list[int]:
+            pages = [Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1] for pid in pids]
+            return [int(number) * 4096 for number in pages]
+
+        _check_storm(server, 3000)
+        before = resident_bytes()
+        for _ in range(3):
+            _check_storm(server, 3000)
+        growth = [after - first for after, first in zip(resident_bytes(), before, strict=True)]
+        assert max(growth) < 9000 * 300, f"{growth} bytes over 9,000 requests"

@@ -1,0 +1,210 @@
+"""Keys, limits, draining, and the end of the engine's process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from server_process import HttpAnswer, ServerProcess, decoded_events, wait_for
+
+LONG: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 4000, "ignore_eos": True, "temperature": 0.0}
+KEY = {"authorization": "Bearer secret-1"}
+
+
+@pytest.fixture(scope="module")
+def limited(long_model_path: Path) -> Iterator[ServerProcess]:
+    """Two keys, one seat, room for two in the queue."""
+    options = {
+        "api_keys": ["secret-1", "secret-2"],
+        "max_num_queued_reqs": 2,
+        "max_num_queued_tokens": 40,
+        "max_body_bytes": 4096,
+    }
+    with ServerProcess(str(long_model_path), {"max_num_seqs": 1}, **options) as server:
+        yield server
+
+
+class Held:
+    """Streams that are open and whose clients read nothing: they hold seats and places in the queue."""
+
+    def __init__(self, server: ServerProcess, headers: str = "") -> None:
+        self._server = server
+        self._headers = headers
+        self.sockets: list[socket.socket] = []
+
+    def open(self, body: dict[str, Any] | None = None) -> socket.socket:
+        data = json.dumps({**(body or LONG), "stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{self._headers}content-length: {len(data)}\r\n\r\n"
+        connection = socket.create_connection(("127.0.0.1", self._server.port))
+        connection.sendall(head.encode() + data)
+        self.sockets.append(connection)
+        return connection
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in self.sockets:
+            connection.close()
+
+
+# ---- keys
+
+
+@pytest.mark.parametrize("headers", [
+    {}, {"authorization": "secret-1"}, {"authorization": "Bearer secret-3"}, {"authorization": "Bearer "},
+    {"authorization": "Basic secret-1"}, {"authorization": "Bearer secret-1x"},
+])  # fmt: skip
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/reset_prefix_cache"])
+def test_without_a_right_key_nothing_is_answered(limited: ServerProcess, headers: dict[str, str], path: str) -> None:
+    answer = limited.post(path, {"prompt": "the"}, headers)
+    assert answer.status == 401
+    assert answer.error["message"] == "The API key is missing or wrong."
+
+
+def test_every_key_lets_in_and_monitors_need_none(limited: ServerProcess) -> None:
+    for key in ("secret-1", "secret-2"):
+        with openai.OpenAI(base_url=limited.url + "/v1", api_key=key) as client:
+            assert len(list(client.models.list())) == 1
+    other = openai.OpenAI(base_url=limited.url + "/v1", api_key="other", max_retries=0)
+    with other as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+    assert [limited.get(path).status for path in ("/health", "/ping", "/version", "/metrics")] == [200] * 4
+
+
+# ---- limits
+
+
+def test_a_body_beyond_the_limit_is_refused_before_it_is_read(limited: ServerProcess) -> None:
+    answer = limited.post("/v1/completions", {"prompt": "x" * 5000}, KEY)
+    assert answer.status == 413
+    assert "larger than 4,096 bytes" in answer.error["message"]
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer secret-1\r\n"
+    with socket.create_connection(("127.0.0.1", limited.port)) as connection:
+        connection.sendall(head + b"content-length: 1000000000\r\n\r\n{")
+        connection.settimeout(10)
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+    with socket.create_connection(("127.0.0.1", limited.port)) as connection:  # of a length that nobody announced
+        chunk = b"1000\r\n" + b"x" * 4096 + b"\r\n"
+        connection.sendall(head + b"transfer-encoding: chunked\r\n\r\n" + chunk + chunk)
+        connection.settimeout(10)
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_a_full_queue_refuses_and_asks_clients_not_to_retry(limited: ServerProcess) -> None:
+    with Held(limited, "authorization: Bearer secret-1\r\n") as held:
+        held.open()
+        wait_for(lambda: limited.metric("vllm:num_requests_running"), lambda number: number == 1)
+        held.open()
+        held.open()
+        wait_for(lambda: limited.metric("vllm:num_requests_waiting"), lambda number: number == 2)
+        refused = limited.post("/v1/completions", LONG, KEY)
+        assert refused.status == 503
+        assert "2 requests are queued" in refused.error["message"]
+        assert refused.headers["retry-after"] == "1"
+        assert refused.headers["x-should-retry"] == "false"
+        assert limited.metric("vllm:admission_rejections_total", reason="max_num_queued_reqs") == 1
+    wait_for(lambda: limited.metric("vllm:num_requests_running"), lambda number: number == 0)
+    assert limited.metric("vllm:num_requests_waiting") == 0
+    assert limited.post("/v1/completions", {**LONG, "max_tokens": 2}, KEY).status == 200, "the places are free again"
+
+
+def test_queued_tokens_are_limited_too(limited: ServerProcess) -> None:
+    with Held(limited, "authorization: Bearer secret-1\r\n") as held:
+        held.open()
+        wait_for(lambda: limited.metric("vllm:num_requests_running"), lambda number: number == 1)
+        held.open({**LONG, "prompt": list(range(30))})
+        wait_for(lambda: limited.metric("vllm:num_requests_waiting"), lambda number: number == 1)
+        refused = limited.post("/v1/completions", {**LONG, "prompt": list(range(30))}, KEY)
+        assert refused.status == 503
+        assert "60 prompt tokens would be queued, of 40 allowed" in refused.error["message"]
+        assert limited.metric("vllm:admission_rejections_total", reason="max_num_queued_tokens") == 1
+
+
+# ---- the end
+
+
+def _in_background(work: Any) -> tuple[threading.Thread, list[Any]]:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    return thread, results
+
+
+def test_sigterm_lets_requests_in_flight_finish_and_refuses_new_ones(long_model_path: Path) -> None:
+    with ServerProcess(str(long_model_path), shutdown_timeout=20.0) as server:
+        with Held(server) as held:
+            reader = held.open({**LONG, "n": 8, "max_tokens": 300})
+            wait_for(lambda: server.metric("vllm:num_requests_running"), lambda number: number > 0)
+            server.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: server.get("/health").status, lambda status: status == 503)
+            refused = server.post("/v1/completions", LONG)
+            assert refused.status == 503
+            assert "shutting down" in refused.error["message"]
+            received = b""
+            reader.settimeout(20)
+            while not received.endswith(b"0\r\n\r\n"):
+                received += reader.recv(1 << 16)
+            assert received.count(b'"finish_reason":"length"') == 8
+            assert b"[DONE]" in received
+        assert server.process.wait(10) == 0
+
+
+@pytest.mark.slow
+def test_without_patience_requests_in_flight_end_with_an_error(long_model_path: Path) -> None:
+    with ServerProcess(str(long_model_path)) as server:
+        thread, results = _in_background(lambda: server.post("/v1/completions", {**LONG, "n": 60, "stream": True}))
+        wait_for(lambda: server.metric("vllm:num_requests_running"), lambda number: number > 0)
+        assert server.end() == 0
+        thread.join(10)
+    (answer,) = results
+    *_, error, done = decoded_events(answer.body)
+    assert "shutting down" in error["error"]["message"]
+    assert done == "[DONE]"
+
+
+def test_a_killed_engine_is_said_to_everybody_and_ends_the_server(long_model_path: Path) -> None:
+    """Exit code 1: a supervisor starts it anew."""
+    with ServerProcess(str(long_model_path)) as server:
+        engine = server.engine_pid
+        streamed, stream_results = _in_background(
+            lambda: server.post("/v1/completions", {**LONG, "n": 60, "stream": True})
+        )
+        waiting, whole_results = _in_background(lambda: server.post("/v1/completions", {**LONG, "n": 4}))
+        wait_for(lambda: server.metric("vllm:num_requests_running"), lambda number: number > 60)
+        os.kill(engine, signal.SIGKILL)
+        wait_for(lambda: server.get("/health").status, lambda status: status == 503, seconds=2)
+        refused: HttpAnswer = server.post("/v1/completions", LONG)
+        assert refused.status == 503
+        assert "The engine process was ended by SIGKILL." in refused.error["message"]
+        for thread in (streamed, waiting):
+            thread.join(10)
+        (stream,), (whole,) = stream_results, whole_results
+        *_, error, _ = decoded_events(stream.body)
+        assert "ended by SIGKILL" in error["error"]["message"]
+        assert whole.status == 503
+        assert server.process.wait(10) == 1
+    assert any("the engine process has ended" in line for line in server.lines)
+
+
+@pytest.mark.slow
+def test_the_engine_does_not_outlive_its_server(long_model_path: Path) -> None:
+    with ServerProcess(str(long_model_path)) as server:
+        engine = server.engine_pid
+        server.end(signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{engine}/stat").exists() and time.monotonic() < deadline:
+        if Path(f"/proc/{engine}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] == "Z":
+            break
+        time.sleep(0.02)
+    else:
+        assert not Path(f"/proc/{engine}/stat").exists()

@@ -1,0 +1,130 @@
+"""Starting: what the API process loads, wrong options, what cannot be served, and the options of ``kvplan serve``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from server_process import ServerProcess
+
+from kvplan.commands.serve import ENGINE_NAMES, serve
+from kvplan_engine.config import knobs
+
+
+def _started(options: dict[str, object]) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return subprocess.run(
+        [sys.executable, "-m", "kvplan_engine.server"],
+        input=json.dumps(options),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+
+
+def test_the_api_process_never_loads_torch(server: ServerProcess) -> None:
+    """Of the running process, after it has answered."""
+    server.complete("the capital", max_tokens=2)
+    maps = Path(f"/proc/{server.process.pid}/maps").read_text(encoding="utf-8")
+    assert "uvloop" in maps, "the maps of another process"
+    assert "torch" not in maps
+    assert "torch" in Path(f"/proc/{server.engine_pid}/maps").read_text(encoding="utf-8")
+
+
+def test_every_setting_of_the_engine_is_an_option() -> None:
+    names = {ENGINE_NAMES.get(name, name) for name in inspect.signature(serve).parameters}
+    assert knobs().keys() - names == set()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence", "code"),
+    [
+        ({"model": "gpt2", "port": 70000}, "error: the port must lie in [0, 65535], got 70000.", 2),
+        ({"model": "gpt2", "prot": 1}, "error: the server's options are not valid:", 2),
+        ({"model": "nosuch/model", "port": 0}, "error: 'nosuch/model' is not a local path", 1),
+        ({"model": "gpt2", "port": 0, "settings": {"block_sise": 3}}, "error: unknown setting block_sise.", 1),
+        ({"model": "gpt2", "port": 0, "host": "999.1.1.1"}, "error: the server cannot listen on '999.1.1.1'", 1),
+    ],
+)
+def test_what_cannot_start_is_one_sentence(options: dict[str, object], sentence: str, code: int) -> None:
+    done = _started(options)
+    assert done.returncode == code
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_random_weights_are_not_served_unasked(model_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((model_path / "config.json").read_bytes())
+    done = _started({"model": str(tmp_path), "port": 0, "settings": {"device": "cpu", "device_memory": "256MiB"}})
+    assert done.returncode == 1
+    assert "there are no weights for" in done.stderr
+    assert "hint: give a directory" in done.stderr
+
+
+def test_a_taken_port_is_said_before_the_model_is_loaded(server: ServerProcess) -> None:
+    done = _started({"model": "nosuch/model", "port": server.port})
+    assert done.returncode == 1
+    assert f"port {server.port} of 127.0.0.1 cannot be used" in done.stderr
+
+
+def test_without_a_tokenizer_prompts_are_token_ids(model_path: Path, tmp_path: Path) -> None:
+    """Random weights that were asked for are served, to measure speed."""
+    (tmp_path / "config.json").write_bytes((model_path / "config.json").read_bytes())
+    with ServerProcess(str(tmp_path), {"load_format": "dummy"}) as server:
+        answer = server.complete([3, 4, 5], max_tokens=4, ignore_eos=True, return_token_ids=True)
+        assert len(answer["choices"][0]["token_ids"]) == 4
+        assert answer["choices"][0]["text"] == ""
+        events = server.events("/v1/completions", {"prompt": [3, 4], "max_tokens": 4, "ignore_eos": True})
+        assert [event["choices"][0]["text"] for event in events[:-1]] == [""] * 4
+        refused = server.post("/v1/completions", {"prompt": "text"})
+        assert refused.status == 400
+        assert "Prompts must be token ids" in refused.error["message"]
+        chat = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+        assert chat.status == 400
+
+
+def test_a_missing_package_is_one_sentence_with_its_extra(tmp_path: Path) -> None:
+    (tmp_path / "uvloop.py").write_text("raise ModuleNotFoundError(\"No module named 'uvloop'\", name='uvloop')\n")
+    path = os.pathsep.join([str(tmp_path), *(entry for entry in sys.path if entry)])
+    done = subprocess.run(
+        [sys.executable, "-m", "kvplan", "serve", "gpt2", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: the package 'uvloop' is missing.\nhint: pip install 'kvplan[serve]'\n"
+
+
+def test_the_command_becomes_the_server(model_path: Path) -> None:
+    """Its options arrive, keys are on no command line of the server's, and a signal ends it."""
+    options = [
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+        "--device-memory",
+        "256MiB",
+        "--block-size",
+        "32",
+        "--max-model-len",
+        "128",
+    ]
+    options += ["--no-enable-prefix-caching", "--served-model-name", "one", "--api-key", "secret-key"]
+    with ServerProcess.of_command(["-m", "kvplan", "serve", str(model_path), *options]) as server:
+        info = server.request("GET", "/server_info", headers={"authorization": "Bearer secret-key"}).json
+        config = info["config"]
+        assert (config["device_memory"], config["block_size"]) == (256 * 1024**2, 32)
+        assert (config["max_model_len"], config["enable_prefix_caching"]) == (128, False)
+        assert b"secret-key" not in Path(f"/proc/{server.process.pid}/cmdline").read_bytes()
+        assert server.get("/v1/models").status == 401
+        assert server.end() == 0

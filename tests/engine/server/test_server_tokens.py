@@ -1,0 +1,100 @@
+"""The same tokens and the same text through HTTP as from ``LLM.generate``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+from server_process import ServerProcess, plain
+
+from kvplan_engine import LLM, SamplingParams
+
+NUM_STREAMS = 64
+PROMPTS = [
+    f"{'the cache ' * (1 + number % 5)}{number} äö 🙂 {'block ' * (number % 9)}" for number in range(NUM_STREAMS)
+]
+
+
+async def _streamed(client: openai.AsyncOpenAI, prompt: str, fields: dict[str, Any]) -> tuple[list[int], str]:
+    tokens: list[int] = []
+    text = ""
+    extra = {"return_token_ids": True, "ignore_eos": fields.pop("ignore_eos", False)}
+    stream = await client.completions.create(model="small", prompt=prompt, stream=True, extra_body=extra, **fields)
+    async for chunk in stream:
+        tokens += chunk.choices[0].token_ids  # type: ignore[attr-defined]
+        text += chunk.choices[0].text
+    return tokens, plain(text)
+
+
+async def _all_streamed(server: ServerProcess, fields: list[dict[str, Any]]) -> list[tuple[list[int], str]]:
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none") as client:
+        work = (_streamed(client, prompt, own) for prompt, own in zip(PROMPTS, fields, strict=True))
+        return await asyncio.gather(*work)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.95}],
+    ids=["greedy", "seeded"],
+)
+def test_64_streams_give_the_same_tokens_and_text(server: ServerProcess, llm: LLM, sampling: dict[str, float]) -> None:
+    """Also where tokens are parts of characters, or no valid text at all, as a random model's are."""
+    fields: list[dict[str, Any]] = [
+        {**sampling, "seed": number, "max_tokens": 8 + number % 17} for number in range(NUM_STREAMS)
+    ]
+    params = [SamplingParams(**own) for own in fields]
+    expected = [
+        (output.outputs[0].token_ids, plain(output.outputs[0].text)) for output in llm.generate(PROMPTS, params)
+    ]
+    assert len({tuple(tokens) for tokens, _ in expected}) > NUM_STREAMS // 2, "answers that cannot tell"
+    assert asyncio.run(_all_streamed(server, [dict(own) for own in fields])) == expected
+    assert server.wait_until_idle()["num_used_blocks"] == 0
+
+
+@pytest.mark.parametrize("fields", [
+    {"n": 3, "temperature": 0.8, "seed": 7, "max_tokens": 12},
+    {"temperature": 0.0, "max_tokens": 24, "repetition_penalty": 1.3, "min_tokens": 4},
+    {"temperature": 0.7, "seed": 1, "max_tokens": 10, "top_k": 5, "min_p": 0.05, "presence_penalty": 0.5},
+], ids=["samples", "penalty", "truncated"])  # fmt: skip
+def test_options_mean_what_they_mean_without_a_server(server: ServerProcess, llm: LLM, fields: dict[str, Any]) -> None:
+    (expected,) = llm.generate(["the keys and values"], SamplingParams(**fields))
+    answer = server.complete("the keys and values", return_token_ids=True, **fields)
+    assert [choice["token_ids"] for choice in answer["choices"]] == [each.token_ids for each in expected.outputs]
+    assert [plain(choice["text"]) for choice in answer["choices"]] == [plain(each.text) for each in expected.outputs]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == [
+        each.finish_reason for each in expected.outputs
+    ]
+
+
+def test_stop_strings_end_an_answer_where_the_engine_would(server: ServerProcess, llm: LLM) -> None:
+    """Every piece of an answer of two characters as a stop string, streamed and not."""
+    params = {"temperature": 0.0, "max_tokens": 16}
+    (whole,) = llm.generate(["every token"], SamplingParams(**params))  # type: ignore[arg-type]
+    text = whole.outputs[0].text
+    stops = sorted({text[start : start + 2] for start in range(len(text) - 2)} - {"\ufffd\ufffd"})[:6]
+    assert len(stops) >= 3, text
+    for stop in stops:
+        (expected,) = llm.generate(["every token"], SamplingParams(stop=stop, **params))  # type: ignore[arg-type]
+        own = expected.outputs[0]
+        answer = server.complete("every token", stop=stop, return_token_ids=True, max_tokens=16)["choices"][0]
+        assert (answer["text"], answer["token_ids"], answer["stop_reason"]) == (own.text, own.token_ids, stop)
+        events = server.events("/v1/completions", {"prompt": "every token", "stop": [stop], **params})
+        assert "".join(event["choices"][0]["text"] for event in events[:-1]) == own.text
+        assert events[-2]["choices"][0]["finish_reason"] == "stop"
+    assert server.wait_until_idle()["num_used_blocks"] == 0
+
+
+def test_a_stop_string_ends_one_sample_and_not_its_siblings(server: ServerProcess) -> None:
+    fields: dict[str, Any] = {"n": 4, "temperature": 1.0, "seed": 5, "max_tokens": 20, "ignore_eos": True}
+    whole = [choice["text"] for choice in server.complete("a block", **fields)["choices"]]
+    stop = next(text[4:6] for text in whole if "\ufffd" not in text[4:6])
+    assert not all(stop in text for text in whole), "every sample would end"
+    stopped = server.complete("a block", stop=stop, **fields)["choices"]
+    assert [choice["text"] for choice in stopped] == [text.partition(stop)[0] for text in whole]
+    kept = server.complete("a block", stop=stop, include_stop_str_in_output=True, **fields)["choices"]
+    assert [choice["text"] for choice in kept] == [
+        text.partition(stop)[0] + (stop if stop in text else "") for text in whole
+    ]
+    assert server.wait_until_idle()["num_used_blocks"] == 0
