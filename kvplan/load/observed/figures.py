@@ -1,0 +1,189 @@
+"""A run as columns of a row. Definitions of throughput and latency are those of a sweep's trials (vLLM's)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+import numpy as np
+
+from kvplan.load.client.record import RequestRecord
+from kvplan.load.observed.health import ClientHealth
+from kvplan.load.observed.monitor import ServerView
+from kvplan.metrics.histograms import Histogram
+from kvplan.runs.columns import Row
+from kvplan.sweeps.worker.metrics import RequestTrace, goodput_figures, latency_statistics, serving_figures
+
+# Below this share of chunks per token the gaps between chunks are not those between tokens.
+LEAST_CHUNKS_PER_TOKEN: Final = 0.95
+_TOKEN_COLUMNS: Final = ("total_output_tokens", "output_throughput", "total_token_throughput")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """The measured part of a run. records: all of them, warm-ups too. is_open: latency counts from the schedule.
+
+    start, end: of the measured part, on the records' clock.
+    """
+
+    records: tuple[RequestRecord, ...]
+    is_open: bool
+
+    @property
+    def measured(self) -> list[RequestRecord]:
+        return [record for record in self.records if not record.is_warmup]
+
+    @property
+    def start(self) -> float:
+        return min((self.arrival(record) for record in self.measured), default=0.0)
+
+    @property
+    def end(self) -> float:
+        """The last token of a measured request, or the last failure where none came."""
+        last = [record.times[-1] for record in self.measured if record.is_served]
+        return max(last or [record.ended for record in self.measured] or [0.0])
+
+    @property
+    def duration(self) -> float:
+        return max(self.end - self.start, 1e-9)
+
+    def arrival(self, record: RequestRecord) -> float:
+        """When the request counts as arrived: scheduled in an open loop, begun in a closed one."""
+        return record.scheduled if self.is_open else record.started
+
+
+def client_figures(run: MeasuredRun, slo_seconds: Mapping[str, float]) -> Row:
+    """Throughput, latency, goodput, and how tokens were counted. Nothing that needs a count where there is none."""
+    measured = run.measured
+    traces = [_trace(run, record) for record in measured]
+    row = serving_figures(traces, run.duration)
+    row |= goodput_figures(traces, run.duration, slo_seconds)
+    served = [record for record in measured if record.is_served]
+    row |= _sent_figures(served)
+    row |= _counting(served)
+    if any(record.is_warmup for record in run.records):
+        row |= _rates_within(run)
+    if any(record.token_source is None for record in served):
+        row |= _without_counts(slo_seconds)
+    if (row.get("chunks_per_token") or 0.0) < LEAST_CHUNKS_PER_TOKEN or row.get("token_source") == "usage":
+        row |= latency_statistics("itl", [])
+    return row
+
+
+def _trace(run: MeasuredRun, record: RequestRecord) -> RequestTrace:
+    num_prompt = record.num_prompt_tokens or record.num_prompt_tokens_asked
+    times = token_times(record) if record.is_served else []
+    return RequestTrace(str(record.index), num_prompt, run.arrival(record), times, record.is_served)
+
+
+def token_times(record: RequestRecord) -> list[float]:
+    """When each token came. Where only the end told how many there were, they are spread evenly between first and last:
+    TTFT, TPOT and latency are exact so, gaps are not. Without any count, first and last alone."""
+    number = record.num_output_tokens or 0
+    if record.counts and len(record.counts) == len(record.times):
+        times = [time for time, count in zip(record.times, record.counts, strict=True) for _ in range(count)]
+        return times + [record.times[-1]] * (number - len(times))
+    if number < 2:
+        return record.times[:1] if number else [record.times[0], record.times[-1]]
+    return [float(time) for time in np.linspace(record.times[0], record.times[-1], number)]
+
+
+def _counting(served: Sequence[RequestRecord]) -> Row:
+    """How tokens were counted; the weakest way where requests differ."""
+    ways = {record.token_source for record in served}
+    weakest = next((way for way in (None, "usage", "token_ids", "continuous_usage") if way in ways), None)
+    tokens = sum(record.num_output_tokens or 0 for record in served)
+    chunks = sum(len(record.times) for record in served)
+    known = weakest is not None and tokens > 0
+    return {"token_source": weakest, "chunks_per_token": chunks / tokens if known else None}
+
+
+def _sent_figures(served: Sequence[RequestRecord]) -> Row:
+    """TTFT from the moment of sending: what is left when the client's and the schedule's waiting is taken away."""
+    ttfts = [1000 * (record.times[0] - record.started) for record in served]
+    if not ttfts:
+        return {"mean_sent_ttft_ms": None, "p99_sent_ttft_ms": None}
+    return {"mean_sent_ttft_ms": float(np.mean(ttfts)), "p99_sent_ttft_ms": float(np.percentile(ttfts, 99))}
+
+
+def _rates_within(run: MeasuredRun) -> Row:
+    """Rates of everything that came within the measured part, whoever asked for it: warm-up requests are not drained,
+    so the server still worked for them then."""
+    served = [record for record in run.records if record.is_served]
+    within = [sum(run.start <= time <= run.end for time in token_times(record)) for record in served]
+    finished = [record for record in served if run.start <= record.times[-1] <= run.end]
+    prompts = sum(record.num_prompt_tokens or record.num_prompt_tokens_asked for record in finished)
+    return {
+        "request_throughput": len(finished) / run.duration,
+        "output_throughput": sum(within) / run.duration,
+        "total_token_throughput": (sum(within) + prompts) / run.duration,
+    }
+
+
+def _without_counts(slo_seconds: Mapping[str, float]) -> Row:
+    """What a server that never counts tokens leaves unknown."""
+    row: Row = cast(Row, dict.fromkeys(_TOKEN_COLUMNS))
+    row |= latency_statistics("tpot", [])
+    row |= latency_statistics("itl", [])
+    if "tpot" in slo_seconds:
+        row |= {"request_goodput": None, "goodput_pct": None, "slo_pass": None}
+    return row
+
+
+def health_figures(health: ClientHealth) -> Row:
+    return {
+        "client_bound": health.is_bound,
+        "dispatch_delay_p99_ms": 1000 * health.dispatch_delay_p99,
+        "loop_lag_p99_ms": 1000 * health.loop_lag_p99,
+        "client_cpu_pct": 100 * health.cpu_share,
+    }
+
+
+def server_figures(server: ServerView) -> Row:
+    """What the server told of the window; empty where it told nothing."""
+    readings, window = server.readings, server.window
+    if not readings:
+        return {}
+    usages = [reading.kv_cache_usage for reading in readings if reading.kv_cache_usage is not None]
+    fullest = [usage for reading in readings if (usage := reading.kv_cache_usage_highest) is not None]
+    running = [reading.num_running for reading in readings if reading.num_running is not None]
+    waiting = [reading.num_waiting for reading in readings if reading.num_waiting is not None]
+    row: Row = {
+        "engine": readings[-1].engine,
+        "engine_version": server.limits.version,
+        "kv_cache_tokens": readings[-1].cache.kv_cache_size_tokens,
+        "kv_usage_mean": float(np.mean(usages)) if usages else None,
+        "kv_usage_p95": float(np.percentile(usages, 95)) if usages else None,
+        "kv_usage_max": max(fullest, default=None),
+        "max_running": int(max(running)) if running else None,
+        "max_waiting": int(max(waiting)) if waiting else None,
+    }
+    if server.limits.max_num_seqs or readings[-1].max_num_seqs:
+        row["max_num_seqs"] = server.limits.max_num_seqs or readings[-1].max_num_seqs or 0
+    if window is None or window.restarted:
+        return row
+    hits = window.prefix_cache_hits if readings[-1].prefix_unit == "tokens" else None
+    return row | {
+        "num_preemptions": None if window.num_preemptions is None else int(window.num_preemptions),
+        "num_cached_tokens": None if hits is None else int(hits),
+        "prefix_hit_rate": window.prefix_hit_rate,
+        "queue_p95": resolved_percentile(window.queue_time, 95),
+        "server_mean_queue_ms": _mean_ms(window.queue_time),
+        "server_mean_ttft_ms": _mean_ms(window.ttft),
+        "server_mean_itl_ms": _mean_ms(window.itl),
+        "server_mean_e2el_ms": _mean_ms(window.e2e_latency),
+    }
+
+
+def resolved_percentile(histogram: Histogram | None, percent: float) -> float | None:
+    """A percentile that the buckets can tell: not in the first one, of which only the upper edge is known."""
+    edges = None if histogram is None else histogram.percentile_range(percent)
+    if histogram is None or edges is None or edges[0] == 0.0:
+        return None
+    return histogram.percentile(percent)
+
+
+def _mean_ms(histogram: Histogram | None) -> float | None:
+    mean = None if histogram is None else histogram.mean
+    return None if mean is None else 1000 * mean

@@ -1,0 +1,101 @@
+"""Reads the server's metrics while a load runs: from a thread of its own, over one connection of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvplan.errors import KvplanError
+from kvplan.metrics.limits import UNKNOWN_LIMITS, ServerLimits
+from kvplan.metrics.reading import ServerReading
+from kvplan.metrics.source import MetricsSource
+from kvplan.metrics.window import WindowFigures, difference
+
+INTERVAL_SECONDS: Final = 0.25
+_MOST_FAILURES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """The server during a run. readings: in order of time, the first before the run and the last after it.
+
+    missing: why there are none, for a server that has no metrics or lost them meanwhile.
+    """
+
+    readings: tuple[ServerReading, ...] = ()
+    limits: ServerLimits = UNKNOWN_LIMITS
+    missing: str | None = None
+
+    def since(self, start: float) -> ServerView:
+        """The readings of the window that begins at ``start``, with the last one before it."""
+        before = [reading for reading in self.readings if reading.seconds <= start][-1:]
+        after = [reading for reading in self.readings if reading.seconds > start]
+        return ServerView((*before, *after), self.limits, self.missing)
+
+    @property
+    def window(self) -> WindowFigures | None:
+        """What happened between the first and the last reading; None with fewer than two."""
+        return difference(self.readings[0], self.readings[-1]) if len(self.readings) > 1 else None
+
+
+@dataclass(slots=True)
+class ServerMonitor:
+    """``start``, then ``view`` once the load has ended. One that cannot read leaves a sentence instead of readings.
+
+    on_reading: called in the monitor's thread with every reading.
+    """
+
+    url: str
+    api_key: str | None = None
+    on_reading: Callable[[ServerReading], None] = lambda reading: None
+    _readings: list[ServerReading] = field(default_factory=list)
+    _limits: ServerLimits = UNKNOWN_LIMITS
+    _missing: str | None = None
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Takes the first reading before it returns."""
+        source = MetricsSource(self.url, self.api_key, timeout_seconds=5.0)
+        try:
+            first = source.read()
+            self._limits = source.limits(first.engine)
+        except KvplanError as error:
+            self._missing = error.message
+            source.close()
+            return
+        self._keep(first)
+        self._thread = threading.Thread(target=self._run, args=(source,), name="kvplan-metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def last_reading(self) -> ServerReading | None:
+        """The newest one; None before the first and for a server that tells nothing."""
+        return self._readings[-1] if self._readings else None
+
+    def view(self) -> ServerView:
+        """Takes the last reading and ends."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        return ServerView(tuple(self._readings), self._limits, self._missing)
+
+    def _run(self, source: MetricsSource) -> None:
+        num_failures = 0
+        with source:
+            while num_failures < _MOST_FAILURES:
+                is_last = self._stop.wait(INTERVAL_SECONDS)
+                try:
+                    self._keep(source.read())
+                    num_failures = 0
+                except KvplanError as error:
+                    num_failures += 1
+                    self._missing = error.message if num_failures == _MOST_FAILURES else None
+                if is_last:
+                    return
+
+    def _keep(self, reading: ServerReading) -> None:
+        self._readings.append(reading)
+        self.on_reading(reading)

@@ -1,0 +1,225 @@
+"""A whole load, from options to a run directory: the server found, the runs done, rows and summary written."""
+
+from __future__ import annotations
+
+import platform
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
+
+from kvplan import __version__
+from kvplan.errors import KvplanError
+from kvplan.load.client.body import RequestForm
+from kvplan.load.options import LoadOptions
+from kvplan.load.rows import LoadIdentity, LoadStep, record_of, row_before
+from kvplan.load.run import LoadRun, OnProgress, run_load, run_on_loop
+from kvplan.load.self_test import Ceiling
+from kvplan.load.summary import load_summary
+from kvplan.load.target import Target, find_model, probe_target
+from kvplan.load.traffic.plan import TrafficPlan
+from kvplan.machine.commit import checkout_commit
+from kvplan.metrics.http import ServerAddress
+from kvplan.runs.columns import Row, columns_as_json
+from kvplan.runs.directory import MANIFEST_SCHEMA, Manifest, TrialRecord
+from kvplan.runs.statuses import STATUS_MEANING
+from kvplan.runs.store import SweepStore, free_directory
+from kvplan.runs.summary import Summary
+from kvplan.runs.trials import Load
+from kvplan.sweeps.schedules.slo_search import LoadLine
+
+# Where a search begins: half the seats, or this many; below 0.7 of the measured capacity.
+_LIKELY_SEATS: Final = 32
+_LIKELY_SHARE: Final = 0.7
+_PROBE_SECONDS: Final = 120.0
+
+
+class Listener(Protocol):
+    """Who is told how a load goes."""
+
+    def run_started(self, plan: TrafficPlan, number: int) -> None: ...
+
+    @property
+    def on_progress(self) -> OnProgress: ...
+
+    def run_ended(self, run: LoadRun, row: Row) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOutcome:
+    """What a load left in ``directory``. runs: with their verdicts, in order."""
+
+    directory: Path
+    rows: list[Row]
+    runs: list[LoadRun]
+    summary: dict[str, Any]
+    interrupted: bool
+
+
+def find_target(options: LoadOptions) -> Target:
+    """Reach the server and try it. KvplanError says what is wrong with address, key, model or endpoint."""
+    assert options.url is not None
+    address = ServerAddress.parse(options.url)
+    model, longest = find_model(address, options.api_key, options.model)
+    form = RequestForm(address, options.endpoint, model, options.api_key, options.ignore_eos)
+    timeout = min(options.request_timeout, _PROBE_SECONDS)
+    return run_on_loop(probe_target(form, longest, timeout_seconds=timeout))
+
+
+def default_directory(target: Target) -> Path:
+    """``./kvplan-load-<model>-<time>``, new and empty."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(target.form.model).name).strip("-") or "model"
+    return free_directory(Path(f"kvplan-load-{name}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"))
+
+
+def run_session(
+    options: LoadOptions,
+    target: Target,
+    directory: Path,
+    listener: Listener,
+    *,
+    command: str,
+    ceiling: Ceiling | None = None,
+) -> LoadOutcome:
+    """Do all runs. KvplanError if the requests do not fit the server's context, or the directory cannot be written."""
+    _refuse_too_long(options, target)
+    created_at = datetime.now(timezone.utc)
+    run_id = f"load-{created_at:%Y%m%d-%H%M%S}-{time.time_ns() % 1_000_000:06d}"
+    identity = LoadIdentity(run_id, target.form.address.url, target.form.model, options, ceiling)
+    session = _Session(options, target, identity, listener)
+    with SweepStore.create(directory, _manifest(identity, created_at, command), can_be_continued=False) as store:
+        try:
+            _run_all(session, store)
+        except KvplanError:
+            if not store.records:  # a workload that cannot be read
+                store.take_back()
+            raise
+        summary = session.summary()
+        store.write_results()
+        store.write_summary(cast(Summary, summary))
+    return LoadOutcome(directory, session.rows, session.runs, summary, session.runs[-1].interrupted)
+
+
+def _run_all(session: _Session, store: SweepStore) -> None:
+    for step in session.steps():
+        store.append(session.run(step))
+        store.write_results()
+        if session.runs[-1].interrupted:
+            return
+
+
+@dataclass(slots=True)
+class _Session:
+    options: LoadOptions
+    target: Target
+    identity: LoadIdentity
+    listener: Listener
+    rows: list[Row] = field(default_factory=list)
+    runs: list[LoadRun] = field(default_factory=list)
+
+    def steps(self) -> Iterator[LoadStep]:
+        """The runs to do; those of a search follow from the rows so far."""
+        if not self.options.search:
+            yield from (LoadStep(Load(), number) for number in range(1, self.options.repetitions + 1))
+            return
+        search = self.options.search_range
+        line = LoadLine(LoadStep, search.axis, self.options.repetitions, self._expects)
+        steps = line.search(search.values, num_requests=0)
+        try:
+            step = next(steps)
+            while True:
+                yield step
+                step = steps.send(self.rows[-1])
+        except StopIteration:
+            return
+
+    def run(self, step: LoadStep) -> TrialRecord:
+        """Do one run; the record to store."""
+        plan = self.options.traffic(step.load, step.run_number)
+        number = len(self.rows) + 1
+        row = row_before(self.identity, step, plan, number)
+        self.listener.run_started(plan, number)
+        started = time.monotonic()
+        run = run_load(
+            self.target,
+            plan,
+            run=f"{self.identity.run_id} {number}",
+            same_prompt=self.options.same_prompt,
+            timeout_seconds=self.options.request_timeout,
+            on_progress=self.listener.on_progress,
+        )
+        record = record_of(self.identity, row, run, time.monotonic() - started, self.options.slo_seconds)
+        self.runs.append(run)
+        self.rows.append(record["row"])
+        self.listener.run_ended(run, record["row"])
+        return record
+
+    def summary(self) -> dict[str, Any]:
+        search = self.options.search_range if self.options.search else None
+        return load_summary(
+            self.rows,
+            run_id=self.identity.run_id,
+            workload=self.options.traffic().as_text(),
+            objectives_ms={name: round(1000 * bound, 6) for name, bound in self.options.slo_seconds.items()},
+            search=search,
+            verdicts=[run.verdict.sentence for run in self.runs],
+            notes=self._notes(),
+            interrupted=self.runs[-1].interrupted,
+        )
+
+    def _notes(self) -> list[str]:
+        """What a reader must know before the figures."""
+        notes = [run.server.missing for run in self.runs if run.server.missing]
+        notes += [
+            f"In run {number} the client was the limit: {'; '.join(run.health.reasons)}."
+            for number, run in enumerate(self.runs, start=1)
+            if run.health.is_bound
+        ]
+        return list(dict.fromkeys(notes))
+
+    def _expects(self, load: Load) -> bool:
+        """Where to begin a search: not at either end."""
+        if load.request_rate is not None:
+            capacity = self.rows[0]["request_throughput"] if self.rows else None
+            return capacity is not None and load.request_rate <= _LIKELY_SHARE * capacity
+        seats = next((run.server.limits.max_num_seqs for run in self.runs if run.server.limits.max_num_seqs), None)
+        return (load.max_concurrency or 0) <= (seats or _LIKELY_SEATS) // 2
+
+
+def _refuse_too_long(options: LoadOptions, target: Target) -> None:
+    """KvplanError where the longest request exceeds what the server says it takes."""
+    workload, longest = options.traffic().workload, target.max_model_len
+    if longest is None or workload.file is not None:
+        return
+    needed = workload.prefix_len * bool(workload.num_prefixes) + workload.input_len.last + workload.output_len.last
+    if needed > longest:
+        raise KvplanError(
+            f"The longest request has {needed:,} tokens, but the server takes {longest:,} at most.",
+            hint="lower --input-len or --output-len",
+        )
+
+
+def _manifest(identity: LoadIdentity, created_at: datetime, command: str) -> Manifest:
+    options = identity.options
+    manifest = {
+        "schema": MANIFEST_SCHEMA,
+        "run_id": identity.run_id,
+        "created_at": created_at.isoformat(timespec="seconds"),
+        "command": command,
+        "model": {"id": identity.model},
+        "server": {"url": identity.url},
+        "workload": {"text": options.traffic().as_text(), "spec": options.traffic().workload.as_json()},
+        "settings": {"seed": options.seed, "num_runs": options.repetitions},
+        "options": options.as_json(),
+        "planes": [],
+        "trials": [],
+        "versions": {"kvplan": __version__, "python": platform.python_version()},
+        "platform": platform.platform(),
+        "commit": checkout_commit(),
+        "statuses": dict(STATUS_MEANING),
+        "columns": columns_as_json(),
+    }
+    return cast(Manifest, manifest)

@@ -1,0 +1,112 @@
+"""summary.json of a load, and what ``--json`` prints: the keys of ``vllm bench serve``, and the server's side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kvplan.load.options import SearchRange
+from kvplan.runs.columns import Row
+from kvplan.runs.rows import cell
+from kvplan.runs.slo_result import SloResult, line_result, slo_summary
+from kvplan.runs.trials import LOAD_NAMES
+
+LOAD_SCHEMA: Final = "kvplan.load/1"
+
+_STATISTICS: Final = tuple(
+    f"{statistic}_{latency}_ms"
+    for latency in ("ttft", "tpot", "itl", "e2el")
+    for statistic in ("mean", "median", "std", "p90", "p99")
+)
+# vllm bench serve's result file.
+BENCH_KEYS: Final = (
+    "model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency", "duration", "completed", "failed",
+    "total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput", "output_throughput",
+    "total_token_throughput", "max_concurrent_requests", *_STATISTICS,
+)  # fmt: skip
+_RESULT_FIGURES: Final = (
+    "output_throughput", "request_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms",
+    "kv_usage_max", "num_preemptions", "request_goodput", "goodput_pct",
+)  # fmt: skip
+_OWN_KEYS: Final = (
+    "status", "error", "url", "endpoint", "engine", "engine_version", "users", "think_time", "num_warmups",
+    "goodput_pct", "slo_pass", "mean_sent_ttft_ms", "p99_sent_ttft_ms", "token_source", "chunks_per_token",
+    "client_bound", "dispatch_delay_p99_ms", "loop_lag_p99_ms", "client_cpu_pct", "client_ceiling",
+    "bound_by", "kv_usage_mean", "kv_usage_p95", "kv_usage_max", "max_running", "max_waiting", "num_preemptions",
+    "prefix_hit_rate", "queue_p95", "server_mean_queue_ms", "server_mean_ttft_ms", "server_mean_itl_ms",
+    "server_mean_e2el_ms", "kv_cache_tokens", "max_num_seqs",
+)  # fmt: skip
+
+
+def load_summary(
+    rows: Sequence[Row],
+    *,
+    run_id: str,
+    workload: str,
+    objectives_ms: Mapping[str, float],
+    search: SearchRange | None,
+    verdicts: Sequence[str],
+    notes: Sequence[str],
+    interrupted: bool,
+) -> dict[str, Any]:
+    """Of at least one row.
+
+    At the top the figures of the main run, number ``main_run`` of ``runs``: the last one, or in a search the largest
+    load within the service level. verdicts: what bound each of the rows, in a sentence. Keys that reports read are
+    those of a sweep's summary.
+    """
+    found = None if search is None else _search_result(rows, objectives_ms, search)
+    place = _main_place(rows, found)
+    runs = [
+        {name: cell(row, name) for name in (*BENCH_KEYS, *_OWN_KEYS)} | {"verdict": sentence}
+        for row, sentence in zip(rows, verdicts, strict=True)
+    ]
+    return {
+        "schema": LOAD_SCHEMA,
+        "run_id": run_id,
+        "date": rows[place]["started_at"],
+        "workload": workload,
+        "main_run": place + 1,
+        **runs[place],
+        "num_trials": len(rows),
+        "num_finished": len(rows),
+        "interrupted": interrupted,
+        "status_counts": dict(Counter(str(row["status"]) for row in rows)),
+        "best": [_result_entry(rows[place], verdicts[place], found)],
+        "slo": slo_summary([found] if found else [], objectives_ms) if objectives_ms else None,
+        "boundaries": [],
+        "violations": [],
+        "excluded": [],
+        "notes": list(notes),
+        "runs": runs,
+    }
+
+
+def _result_entry(row: Row, sentence: str, found: SloResult | None) -> dict[str, Any]:
+    """The main run as a report shows it first: what bound it, and its figures."""
+    is_found = found is not None and found.keeps is not None
+    return {
+        "goal": "slo_load" if is_found else "measured_load",
+        "reason": f"bound by {sentence}" if row["bound_by"] else sentence,
+        "trial_id": row["trial_id"],
+        "status": row["status"],
+        "num_runs": 1,
+        "load": {name: cell(row, name) for name in LOAD_NAMES},
+        "spread": {},
+        "settings": {},
+        "figures": {name: cell(row, name) for name in _RESULT_FIGURES},
+        "commands": {},
+    }
+
+
+def _search_result(rows: Sequence[Row], objectives_ms: Mapping[str, float], search: SearchRange) -> SloResult | None:
+    where = str(rows[0]["model_id"])
+    return line_result(None, rows, objectives_ms, where, search.axis)
+
+
+def _main_place(rows: Sequence[Row], found: SloResult | None) -> int:
+    """The place of the run whose figures stand for the load."""
+    if found is None or found.keeps is None:
+        return len(rows) - 1
+    return max(place for place, row in enumerate(rows) if cell(row, found.variable) == found.keeps)

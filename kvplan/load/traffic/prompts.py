@@ -1,0 +1,122 @@
+"""Prompts of a wished number of tokens, for a server whose tokenizer is not at hand.
+
+They are made of common English words, each of which is one token of nearly every byte-pair tokenizer when a space
+stands before it. What a text really counts is asked of the server: two probes of different length give tokens per word
+and what the template adds. The figures use the server's own counts in any case.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Final
+
+_TEXT: Final = """
+about after against album all an and another any are area around as at back be been before began
+being between book born both by called can church city company day death during early end family few
+film first for form found four from game government great group had has have head held her high him
+his home house however in including into is it its known large later law left life line local
+located long made main major many may more most much music name named national new no north not
+number of on one only or order other out over part party people place played power public same
+school season second service set several she side since small so some song south state still street
+such system team that the their then there these they this three through time to two under united
+university until up used war was water well were what when where which while who with won work world
+would year years
+"""
+WORDS: Final = tuple(_TEXT.split())
+"""Frequent English words, each once."""
+# Words of the stream that prompts are cut from.
+_STREAM_WORDS: Final = 1 << 16
+_NONCE_WORDS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScale:
+    """How many tokens a prompt of words has, as the server counts: overhead + tokens_per_word x words."""
+
+    tokens_per_word: float = 1.0
+    overhead_tokens: float = 0.0
+
+    @staticmethod
+    def between(few: tuple[int, int], many: tuple[int, int]) -> PromptScale:
+        """From two probes, each (words, tokens); the second one longer."""
+        per_word = (many[1] - few[1]) / (many[0] - few[0])
+        return PromptScale(per_word, few[1] - per_word * few[0]) if per_word > 0 else PromptScale()
+
+    def num_words(self, num_tokens: int) -> int:
+        """Words of a prompt of about so many tokens, at least one."""
+        return max(1, round((num_tokens - self.overhead_tokens) / self.tokens_per_word))
+
+
+PLAIN_SCALE: Final = PromptScale()
+"""One token per word and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBook:
+    """Writes prompts: the same for the same seed and run.
+
+    run: names the run; its own parts are in no other, because a server remembers what earlier runs asked. They begin
+    with words that no other request of the run has, so that no prefix cache finds one in another; shared prefixes and
+    those of ``same_prompt`` are found by it. Writing is a cut out of a stream made once: a long prompt must not hold up
+    the event loop.
+    """
+
+    seed: int
+    scale: PromptScale = PLAIN_SCALE
+    same_prompt: bool = False
+    run: str = ""
+
+    def prompt(self, index: int, num_tokens: int, prefix_index: int = 0, num_prefix_tokens: int = 0) -> str:
+        """The prompt of one request: its shared prefix, then words of its own."""
+        num_words = self.scale.num_words(num_tokens)
+        num_shared = min(round(num_prefix_tokens / self.scale.tokens_per_word), num_words)
+        shared = _stream(f"{self.seed} prefix {prefix_index}", num_shared).words(0, num_shared)
+        own = self._own(0 if self.same_prompt else index, num_words - num_shared)
+        # A space first: many words are one token only with it.
+        return "".join(f" {part}" for part in (shared, own) if part)
+
+    def prepare(self, longest_tokens: int, num_prefixes: int, num_prefix_tokens: int) -> None:
+        """Make the streams before the first request is due."""
+        for prefix_index in range(max(num_prefixes, 1)):
+            self.prompt(0, longest_tokens, prefix_index, num_prefix_tokens if num_prefixes else 0)
+
+    def _own(self, index: int, num_words: int) -> str:
+        nonce = _nonce(index)[:num_words]
+        num_left = num_words - len(nonce)
+        stream = _stream(f"{self.seed} {self.run} own", max(_STREAM_WORDS, 2 * num_left))
+        place = index * 7919 % (stream.num_words - num_left)
+        return " ".join([*nonce, stream.words(place, num_left)]).rstrip()
+
+
+def _nonce(index: int) -> list[str]:
+    """The index in words, its lowest digit first: neighbours differ from the first word on."""
+    digits = []
+    for _ in range(_NONCE_WORDS):
+        index, digit = divmod(index, len(WORDS))
+        digits.append(WORDS[digit])
+    return digits
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """Random words as one text, with the place at which each begins (and one past the last)."""
+
+    text: str
+    starts: tuple[int, ...]
+
+    @property
+    def num_words(self) -> int:
+        return len(self.starts) - 1
+
+    def words(self, first: int, count: int) -> str:
+        return self.text[self.starts[first] : self.starts[first + count]].rstrip()
+
+
+@lru_cache(maxsize=1024)
+def _stream(key: str, count: int) -> _Stream:
+    words = random.Random(key).choices(WORDS, k=count)
+    lengths = (len(word) + 1 for word in words)
+    return _Stream("".join(f"{word} " for word in words), (0, *accumulate(lengths)))

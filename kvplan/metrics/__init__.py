@@ -1,0 +1,16 @@
+"""What serving engines say of themselves while they run: their metrics pages as one type, whoever serves.
+
+``MetricsSource`` fetches and reads a server's page; ``difference`` of two readings gives the figures of the window
+between them. What a server does not tell is None, never 0.
+
+    prometheus   the text format: samples by name, without a client library
+    histograms   buckets, their difference, percentiles
+    reading      ServerReading: occupancy, queue, counters and latencies of a server at one moment
+    names        what each engine calls them
+    page         a Prometheus page -> ServerReading
+    trtllm       TensorRT-LLM's JSON page -> ServerReading
+    limits       the settings a running server tells of itself: seats, tokens per step, context
+    window       what happened between two readings
+    http         one kept connection, and the mistakes of an address in one sentence
+    source       a server's URL -> readings
+"""

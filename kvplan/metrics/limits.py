@@ -1,0 +1,76 @@
+"""The settings that a running server tells of itself: how many seats it has, how many tokens a step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """None: not told. max_num_seqs: sequences per step; max_num_batched_tokens: tokens per step."""
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    version: str | None = None
+
+    def filled_from(self, other: ServerLimits) -> ServerLimits:
+        """These limits, with what they lack taken from ``other``."""
+        return ServerLimits(
+            self.max_num_seqs or other.max_num_seqs,
+            self.max_num_batched_tokens or other.max_num_batched_tokens,
+            self.max_model_len or other.max_model_len,
+            self.version or other.version,
+        )
+
+
+UNKNOWN_LIMITS: Final = ServerLimits()
+"""Of a server that tells none."""
+
+LIMIT_PATHS: Final[Mapping[str, tuple[str, ...]]] = {
+    "kvplan": ("/server_info?config_format=json",),
+    "vllm": ("/server_info?config_format=json",),  # with VLLM_SERVER_DEV_MODE=1
+    "sglang": ("/server_info", "/get_server_info"),
+    "llamacpp": ("/props",),
+}
+"""Where an engine tells its settings, the newest path first."""
+
+# The names under which engines tell them: vLLM's, SGLang's, llama.cpp's.
+_SEATS: Final = ("max_num_seqs", "max_running_requests", "total_slots")
+_STEP_TOKENS: Final = ("max_num_batched_tokens", "chunked_prefill_size")
+_CONTEXT: Final = ("max_model_len", "context_length")
+
+
+def limits_in(document: object) -> ServerLimits:
+    """Whatever of the limits stands in a JSON document, at any depth: engines move these fields between releases."""
+    found: dict[str, Any] = {}
+    for name, value in _entries(document):
+        found.setdefault(name, value)
+    version = found.get("version") or found.get("vllm_version") or found.get("build_info")
+    return ServerLimits(
+        _first_count(found, _SEATS),
+        _first_count(found, _STEP_TOKENS),
+        _first_count(found, _CONTEXT),
+        version if isinstance(version, str) else None,
+    )
+
+
+def _entries(document: object) -> Iterator[tuple[str, Any]]:
+    """The plain values of a document by name, those at the top first."""
+    if isinstance(document, Mapping):
+        yield from ((str(name), value) for name, value in document.items() if not isinstance(value, dict | list))
+        for value in document.values():
+            yield from _entries(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from _entries(value)
+
+
+def _first_count(found: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = found.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None

@@ -1,0 +1,87 @@
+"""Prometheus' text format, as much of it as engines write: samples by name.
+
+A page of vLLM has a thousand lines and is read four times per second, so lines whose name nobody asked for are left
+before their labels are looked at. Format: https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+_LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_ESCAPES: Final = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+_ESCAPE: Final = re.compile(r'\\[\\"n]')
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line: its labels and its value."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+Samples = Mapping[str, list[Sample]]
+
+
+def parse_samples(text: str, wanted: Container[str] | None = None) -> Samples:
+    """The samples of a page by name, only those in ``wanted`` if it is given. What is no sample is skipped."""
+    found: dict[str, list[Sample]] = {}
+    for line in text.splitlines():
+        if not line or line[0] == "#":
+            continue
+        name = _name_of(line)
+        if wanted is not None and name not in wanted:
+            continue
+        sample = _sample(line[len(name) :].lstrip())
+        if sample is not None:
+            found.setdefault(name, []).append(sample)
+    return found
+
+
+def _name_of(line: str) -> str:
+    brace = line.find("{")
+    space = line.find(" ")
+    ends = [end for end in (brace, space) if end >= 0]
+    return line[: min(ends)] if ends else line
+
+
+def _sample(rest: str) -> Sample | None:
+    """What follows the name: ``{labels} value [timestamp]``. None if it is malformed."""
+    labels: dict[str, str] = {}
+    if rest.startswith("{"):
+        end = _end_of_labels(rest)
+        if end < 0:
+            return None
+        labels = {name: _unescaped(value) for name, value in _LABEL.findall(rest[:end])}
+        rest = rest[end + 1 :]
+    words = rest.split()
+    try:
+        return Sample(labels, float(words[0])) if words else None
+    except ValueError:
+        return None
+
+
+def _end_of_labels(text: str) -> int:
+    """The place of the closing brace; a brace within a quoted value is none. -1 if there is none."""
+    end = text.find("}")
+    if text.count('"', 0, end) % 2 == 0 and "\\" not in text[:end]:
+        return end
+    quoted = escaped = False
+    for place, character in enumerate(text):
+        if escaped:
+            escaped = False
+        elif character == "\\":
+            escaped = quoted
+        elif character == '"':
+            quoted = not quoted
+        elif character == "}" and not quoted:
+            return place
+    return -1
+
+
+def _unescaped(value: str) -> str:
+    return _ESCAPE.sub(lambda match: _ESCAPES[match[0]], value) if "\\" in value else value

@@ -1,0 +1,100 @@
+"""What a server says of itself at one moment, under one set of names (vLLM's)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from kvplan.metrics.histograms import Histogram
+
+EngineName = Literal["kvplan", "vllm", "sglang", "llamacpp", "trtllm"]
+PrefixUnit = Literal["tokens", "blocks"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The KV pool a server runs with, of all its data-parallel engines together. None: not told.
+
+    kv_cache_size_tokens: what the server itself says, else blocks x block size where that is exact. max_concurrency:
+    sequences of the longest context that fit, as the server computes it.
+    """
+
+    num_blocks: int | None = None
+    block_size: int | None = None
+    kv_cache_size_tokens: int | None = None
+    max_concurrency: float | None = None
+    cache_dtype: str | None = None
+    gpu_memory_utilization: float | None = None
+    enable_prefix_caching: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReading:
+    """One reading of a server's metrics. Counters count since it started; None: the server does not tell.
+
+    seconds: when it was read, ``time.perf_counter()``. num_engines: data-parallel engines that report; running, waiting
+    and counters are their sums, kv_cache_usage (0 to 1) their mean and kv_cache_usage_highest that of the fullest.
+    waiting_by_reason: vLLM's ``capacity`` and ``deferred``. prefix_cache_queries, prefix_cache_hits: in
+    ``prefix_unit``, because vLLM 0.8 and TensorRT-LLM count blocks. prefix_cache_hit_rate: a gauge, where an engine has
+    no counters. num_finished: requests by the reason they finished for ("all" where the engine does not say).
+    iteration_tokens: tokens of each engine step. max_num_seqs: where the page says it. kv_cache_used_tokens: as told.
+    """
+
+    engine: EngineName
+    seconds: float
+    num_engines: int = 1
+    model_names: tuple[str, ...] = ()
+    num_running: float | None = None
+    num_waiting: float | None = None
+    waiting_by_reason: Mapping[str, float] = field(default_factory=dict)
+    kv_cache_usage: float | None = None
+    kv_cache_usage_highest: float | None = None
+    kv_cache_used_tokens: float | None = None
+    max_num_seqs: int | None = None
+    num_preemptions: float | None = None
+    prefix_cache_queries: float | None = None
+    prefix_cache_hits: float | None = None
+    prefix_unit: PrefixUnit = "tokens"
+    prefix_cache_hit_rate: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    output_throughput: float | None = None
+    num_finished: Mapping[str, float] = field(default_factory=dict)
+    num_rejected: float | None = None
+    ttft: Histogram | None = None
+    itl: Histogram | None = None
+    tpot: Histogram | None = None
+    e2e_latency: Histogram | None = None
+    queue_time: Histogram | None = None
+    prefill_time: Histogram | None = None
+    decode_time: Histogram | None = None
+    iteration_tokens: Histogram | None = None
+    cache: CacheConfig = CacheConfig()
+
+    def as_json(self) -> dict[str, Any]:
+        """Every field by name; histograms as mean, count and percentiles, because JSON has no infinity."""
+        return {
+            name: histogram_json(value) if isinstance(value := getattr(self, name), Histogram) else plain
+            for name, plain in asdict(self).items()
+        }
+
+
+HISTOGRAMS = ("ttft", "itl", "tpot", "e2e_latency", "queue_time", "prefill_time", "decode_time", "iteration_tokens")
+"""The fields of ServerReading that are histograms."""
+
+COUNTERS = (
+    "num_preemptions",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "prompt_tokens",
+    "generation_tokens",
+    "num_rejected",
+)
+"""The fields of ServerReading that only grow while a server runs."""
+
+
+def histogram_json(histogram: Histogram) -> dict[str, float | None]:
+    """count, mean and percentiles, in the metric's unit."""
+    percentiles = {f"p{percent}": histogram.percentile(percent) for percent in (50, 90, 95, 99)}
+    return {"count": histogram.count, "mean": histogram.mean, **percentiles}

@@ -1,0 +1,57 @@
+"""TensorRT-LLM's own /metrics: a JSON list of iteration statistics since it was read last.
+
+Reading empties the server's buffer, so of two readers each gets a part: the Prometheus page is preferred where there is
+one. The list is empty until ``enable_iter_perf_stats`` is set and a request has come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from kvplan.metrics.reading import CacheConfig, ServerReading
+
+
+def read_iterations(document: object, seconds: float | None = None) -> ServerReading | None:
+    """The newest iteration as a reading; None for anything but a list that holds one.
+
+    Counters are left out: the list holds only what was not read before.
+    """
+    if not isinstance(document, list) or not document or not isinstance(document[-1], Mapping):
+        return None
+    newest: Mapping[str, Any] = document[-1]
+    pool = newest.get("kvCacheStats")
+    pool = pool if isinstance(pool, Mapping) else {}
+    batch = newest.get("inflightBatchingStats")
+    batch = batch if isinstance(batch, Mapping) else {}
+    blocks, used, size = (_number(pool.get(name)) for name in ("maxNumBlocks", "usedNumBlocks", "tokensPerBlock"))
+    usage = used / blocks if used is not None and blocks else None
+    seats = _number(newest.get("maxNumActiveRequests"))
+    return ServerReading(
+        engine="trtllm",
+        seconds=time.perf_counter() if seconds is None else seconds,
+        num_running=_number(newest.get("numActiveRequests")),
+        num_waiting=_sum(newest.get("numQueuedRequests"), batch.get("numPausedRequests")),
+        kv_cache_usage=usage,
+        kv_cache_usage_highest=usage,
+        kv_cache_used_tokens=used * size if used is not None and size is not None else None,
+        max_num_seqs=None if seats is None else int(seats),
+        prefix_cache_hit_rate=_number(pool.get("cacheHitRate")),
+        prefix_unit="blocks",
+        cache=CacheConfig(
+            num_blocks=None if blocks is None else int(blocks),
+            block_size=None if size is None else int(size),
+            kv_cache_size_tokens=int(blocks * size) if blocks is not None and size is not None else None,
+        ),
+    )
+
+
+def _sum(first: object, second: object) -> float | None:
+    """Requests that wait: queued ones, with those that were paused where the server tells."""
+    queued = _number(first)
+    return None if queued is None else queued + (_number(second) or 0.0)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,102 @@
+"""What happened at a server between two readings: counters and histograms subtracted, rates over the time between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from kvplan.metrics.histograms import Histogram
+from kvplan.metrics.reading import COUNTERS, HISTOGRAMS, ServerReading, histogram_json
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFigures:
+    """The window between two readings. None: the server does not tell, or (restarted) it began to count anew.
+
+    num_finished: requests by the reason they finished for. prefix_hit_rate: prompt tokens (blocks) found in the prefix
+    cache over those looked up, None where none was. Throughputs per second of the window. Histograms hold what was
+    observed within the window, in seconds (iteration_tokens: tokens of an engine step).
+    """
+
+    seconds: float
+    restarted: bool = False
+    num_preemptions: float | None = None
+    prefix_cache_queries: float | None = None
+    prefix_cache_hits: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    num_rejected: float | None = None
+    num_finished: Mapping[str, float] = field(default_factory=dict)
+    ttft: Histogram | None = None
+    itl: Histogram | None = None
+    tpot: Histogram | None = None
+    e2e_latency: Histogram | None = None
+    queue_time: Histogram | None = None
+    prefill_time: Histogram | None = None
+    decode_time: Histogram | None = None
+    iteration_tokens: Histogram | None = None
+
+    @property
+    def prefix_hit_rate(self) -> float | None:
+        """0 to 1."""
+        if self.prefix_cache_hits is None or not self.prefix_cache_queries:
+            return None
+        return self.prefix_cache_hits / self.prefix_cache_queries
+
+    @property
+    def output_throughput(self) -> float | None:
+        """Generated tokens per second."""
+        return self._rate(self.generation_tokens)
+
+    @property
+    def prompt_throughput(self) -> float | None:
+        """Prompt tokens per second, as the engine counts them (vLLM and SGLang: with those found in the cache)."""
+        return self._rate(self.prompt_tokens)
+
+    @property
+    def request_throughput(self) -> float | None:
+        """Requests finished per second, for whatever reason."""
+        return self._rate(sum(self.num_finished.values())) if self.num_finished else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Counts, rates, and histograms as mean, count and percentiles."""
+        plain = {name: value for name, value in asdict(self).items() if name not in HISTOGRAMS}
+        histograms = {name: getattr(self, name) for name in HISTOGRAMS}
+        rates = ("prefix_hit_rate", "output_throughput", "prompt_throughput", "request_throughput")
+        return {
+            **plain,
+            **{name: getattr(self, name) for name in rates},
+            **{name: None if found is None else histogram_json(found) for name, found in histograms.items()},
+        }
+
+    def _rate(self, amount: float | None) -> float | None:
+        return None if amount is None or self.seconds <= 0 else amount / self.seconds
+
+
+def difference(before: ServerReading, after: ServerReading) -> WindowFigures:
+    """The window from ``before`` to ``after``, two readings of one server."""
+    seconds = after.seconds - before.seconds
+    counters = {name: _grown(getattr(before, name), getattr(after, name)) for name in COUNTERS}
+    if _RESTARTED in counters.values():
+        return WindowFigures(seconds, restarted=True)
+    histograms = {name: _observed(getattr(before, name), getattr(after, name)) for name in HISTOGRAMS}
+    finished = {
+        reason: max(0.0, count - before.num_finished.get(reason, 0.0)) for reason, count in after.num_finished.items()
+    }
+    return WindowFigures(seconds, num_finished=finished, **counters, **histograms)  # type: ignore[arg-type]
+
+
+_RESTARTED: Final = -1.0
+
+
+def _grown(before: float | None, after: float | None) -> float | None:
+    """How much a counter grew; a counter with labels appears with its first event, so before that it was 0."""
+    if after is None:
+        return None
+    grown = after - (before or 0.0)
+    return _RESTARTED if grown < 0 else grown
+
+
+def _observed(before: Histogram | None, after: Histogram | None) -> Histogram | None:
+    return after if before is None or after is None else after.since(before)

@@ -1,0 +1,87 @@
+"""What a profile runs: one setting, its device and its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from kvplan.catalog.models import resolve_model
+from kvplan.errors import UsageError
+from kvplan.machine.device import detect_device
+from kvplan.runs.trials import Trial
+from kvplan.sweeps.axes import AXES, AxisValue
+from kvplan.sweeps.design import base_settings, telling_memory
+from kvplan.sweeps.feasibility import refuse_architecture, refuse_oversized
+from kvplan.sweeps.forecast.prediction import Predictor
+from kvplan.sweeps.forecast.under_load import PreparedTrial
+from kvplan.sweeps.options import SweepOptions
+from kvplan.sweeps.plan import TELLING_MEMORY, file_name, make_predictor, notices_of
+from kvplan.sweeps.weights import resolve_load_format
+from kvplan.workload.requests import WorkloadSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePlan:
+    """A profile that is ready to run. notices: lines for the user.
+
+    records_allocations: whether torch's allocator keeps its history, on a GPU.
+    """
+
+    options: SweepOptions
+    predictor: Predictor
+    prepared: PreparedTrial
+    load_format: str
+    notices: tuple[str, ...]
+    records_allocations: bool = False
+
+    @property
+    def trial(self) -> Trial:
+        return self.prepared.trial
+
+    @property
+    def workload(self) -> WorkloadSpec:
+        return self.prepared.workload
+
+    @property
+    def directory_name(self) -> str:
+        """``kvplan-profile-<model>``; a time is added by the command."""
+        return f"kvplan-profile-{file_name(self.predictor.spec.id)}"
+
+
+def make_profile_plan(options: SweepOptions, *, records_allocations: bool = False) -> ProfilePlan:
+    """Decide everything, start nothing and write nothing. UsageError or KvplanError for what cannot be done."""
+    changes = _one_value_each(options)
+    memory_bytes = options.device_memory_bytes()
+    spec = resolve_model(options.model)
+    refuse_architecture(spec.architecture)
+    device = detect_device(options.device, memory_bytes, weight_bytes=4 * spec.num_parameters)
+    workload = options.workload_spec(device.kind)
+    predictor, calibration_notices = make_predictor(options, spec, device, workload)
+    workload = replace(workload, num_prompts=len(predictor.requests))  # a file may hold fewer
+    settings = base_settings(predictor).with_changes(**changes)
+    if device.kind == "cpu" and memory_bytes is None and "gpu_memory_utilization" not in changes:
+        memory_bytes = min(telling_memory(predictor, settings), device.memory_bytes)
+        predictor = replace(predictor, device=detect_device(options.device, memory_bytes, reason=TELLING_MEMORY))
+    trial = Trial(1, settings, 1, ())
+    refuse_oversized(predictor, (trial,), options.model)
+    load_format = resolve_load_format(options)
+    return ProfilePlan(
+        options,
+        predictor,
+        PreparedTrial(trial, workload, predictor, predictor.trial(settings)),
+        load_format,
+        (*notices_of(options, predictor, (trial,), load_format), *calibration_notices),
+        records_allocations and device.kind == "cuda",
+    )
+
+
+def _one_value_each(options: SweepOptions) -> Mapping[str, AxisValue]:
+    """The settings that were given. UsageError for a list or a range."""
+    values = options.parsed_axes()
+    for name, found in values.items():
+        if len(found) > 1:
+            raise UsageError(
+                f"{AXES[name].option} has {len(found)} values, but a profile runs one setting.",
+                hint="give one value, or compare them with kvplan sweep",
+            )
+    return {name: found[0] for name, found in values.items()}

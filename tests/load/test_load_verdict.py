@@ -1,0 +1,187 @@
+"""What bound a run, and when the client says so of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_server import FakeServer, running
+from load_helpers import load, record
+from metric_pages import vllm_page
+
+from kvplan.load.client.body import RequestForm
+from kvplan.load.observed.figures import MeasuredRun, client_figures, resolved_percentile, server_figures
+from kvplan.load.observed.health import ClientHealth, HealthMeter, bound_reasons
+from kvplan.load.observed.monitor import ServerView
+from kvplan.load.observed.verdict import verdict
+from kvplan.load.self_test import Ceiling
+from kvplan.metrics.limits import ServerLimits
+from kvplan.metrics.page import read_page
+from kvplan.metrics.reading import ServerReading
+
+HEALTHY = ClientHealth(0.001, 0.002, 0.3, 0.0, ())
+
+
+def reading(seconds: float = 0.0, **values: Any) -> ServerReading:
+    found = read_page(vllm_page(**values), seconds)
+    assert found is not None
+    return found
+
+
+def view(*readings: ServerReading, max_num_seqs: int | None = None) -> ServerView:
+    return ServerView(
+        tuple(replace(each, seconds=place) for place, each in enumerate(readings)), ServerLimits(max_num_seqs)
+    )
+
+
+def test_requests_that_never_wait_leave_the_load_as_the_limit() -> None:
+    found = verdict(HEALTHY, view(*[reading(waiting=0)] * 20, reading(waiting=3)))
+    assert (found.bound_by, "5 %" in found.sentence) == ("load", True)
+
+
+def test_a_full_pool_with_a_queue_is_bound_by_kv() -> None:
+    assert verdict(HEALTHY, view(*[reading(usage=0.97)] * 4)).bound_by == "kv"
+
+
+def test_preemptions_with_a_queue_are_bound_by_kv_even_between_readings_of_a_full_pool() -> None:
+    found = verdict(HEALTHY, view(reading(usage=0.9), reading(usage=0.9, preemptions=5)))
+    assert found.bound_by == "kv" and "5 times" in found.sentence
+
+
+def test_a_queue_before_full_seats_is_bound_by_them() -> None:
+    assert verdict(HEALTHY, view(*[reading(running=16)] * 4, max_num_seqs=16)).bound_by == "seats"
+    assert verdict(HEALTHY, view(*[reading(running=9)] * 4, max_num_seqs=16)).bound_by == "compute"
+
+
+def test_seats_that_nobody_tells_show_as_a_plateau() -> None:
+    assert verdict(HEALTHY, view(*[reading(running=16)] * 9, reading(running=15))).bound_by == "seats"
+    standing_still = [reading(running=8)] * 4 + [reading(running=1)] * 6  # during a step that fills the batch
+    assert verdict(HEALTHY, view(*standing_still)).bound_by == "seats"
+    varying = [reading(running=float(count)) for count in (9, 12, 10, 13, 11)]
+    assert verdict(HEALTHY, view(*varying)).bound_by == "compute"
+
+
+def test_a_client_that_was_the_limit_says_nothing_of_the_server() -> None:
+    bound = replace(HEALTHY, reasons=("it used 99 % of its one core",))
+    assert verdict(bound, view(*[reading(usage=0.99)] * 4)).bound_by == "client"
+
+
+def test_without_metrics_there_is_no_verdict() -> None:
+    assert verdict(HEALTHY, ServerView()).bound_by is None
+
+
+@pytest.mark.parametrize(
+    ("delay", "median_ttft", "lag", "median_tpot", "cpu", "is_bound"),
+    [
+        (0.001, 0.010, 0.001, 0.010, 0.5, False),  # a timer's millisecond
+        (0.004, 0.010, 0.001, 0.010, 0.5, True),  # 40 % of what is measured
+        (0.004, 1.000, 0.001, 0.010, 0.5, False),
+        (0.020, 1.000, 0.001, 0.010, 0.5, True),
+        (0.020, 5.000, 0.001, 0.010, 0.5, False),  # 20 ms of 5 s
+        (0.001, 0.500, 0.040, 0.010, 0.5, True),
+        (0.001, 0.500, 0.040, 0.200, 0.5, False),
+        (0.001, 0.500, 0.001, 0.010, 0.95, True),
+        (0.001, None, 0.001, None, 0.5, False),
+        (0.020, None, 0.001, None, 0.5, True),
+    ],
+)
+def test_when_the_client_is_the_limit(
+    delay: float, median_ttft: float | None, lag: float, median_tpot: float | None, cpu: float, is_bound: bool
+) -> None:
+    assert bool(bound_reasons(delay, median_ttft, lag, median_tpot, cpu)) == is_bound
+
+
+def test_a_blocked_event_loop_is_seen() -> None:
+    async def blocked() -> ClientHealth:
+        async with HealthMeter() as meter:
+            await asyncio.sleep(0.06)
+            time.sleep(0.2)
+            await asyncio.sleep(0.06)
+        return meter.health([])
+
+    health = asyncio.run(blocked())
+    assert health.loop_lag_p99 > 0.1
+    assert health.is_bound
+
+
+def test_an_overloaded_client_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = RequestForm.request
+
+    def slow(self: RequestForm, prompt: str, num_output_tokens: int, seed: int) -> bytes:
+        time.sleep(0.03)
+        return write(self, prompt, num_output_tokens, seed)
+
+    with running(FakeServer(ttft=0.01)) as server:
+        monkeypatch.setattr(RequestForm, "request", slow)
+        run = load(server, num_prompts=20, request_rate="200", output_len="2")
+    row = run.row({})
+    assert row["client_bound"] is True
+    assert row["bound_by"] == "client"
+
+
+def test_a_ceiling_close_to_what_was_measured_is_a_warning() -> None:
+    ceiling = Ceiling(30_000.0, 1e-5, 16)
+    assert ceiling.warning(5_000.0) is None
+    assert "2.0 times" in str(ceiling.warning(15_000.0))
+
+
+def test_the_servers_side_stands_in_the_row() -> None:
+    server = view(
+        reading(usage=0.1, running=1, waiting=0, queue=[0.1]),
+        reading(usage=0.8, running=6, waiting=3),
+        reading(
+            usage=0.3, running=2, waiting=0, queue=[0.1, 0.9, 3.0], ttft=[0.05, 0.15], preemptions=2, hits=5, queries=20
+        ),
+        max_num_seqs=64,
+    )
+    row = server_figures(server)
+    assert (row["engine"], row["kv_usage_max"], row["max_running"], row["max_waiting"]) == ("vllm", 0.8, 6, 3)
+    assert (row["num_preemptions"], row["num_cached_tokens"], row["prefix_hit_rate"]) == (2, 5, 0.25)
+    assert row["server_mean_ttft_ms"] == pytest.approx(100)
+    assert row["server_mean_queue_ms"] == pytest.approx(1950)
+    assert row["kv_cache_tokens"] == 8064
+    assert row["max_num_seqs"] == 64
+
+
+def test_a_queue_within_the_first_bucket_has_no_percentile() -> None:
+    quick = reading(queue=[0.001] * 50).queue_time
+    assert quick is not None
+    assert quick.percentile(95) == pytest.approx(0.285), "what interpolation would make of 1 ms"
+    assert resolved_percentile(quick, 95) is None
+    assert resolved_percentile(reading(queue=[0.001] * 5 + [0.7] * 5).queue_time, 95) == pytest.approx(0.77)
+
+
+def test_what_a_server_does_not_tell_is_an_empty_cell() -> None:
+    bare = read_page("vllm:num_requests_running 2.0\n", 0.0)
+    assert bare is not None
+    row = server_figures(ServerView((bare, replace(bare, seconds=1.0))))
+    for name in ("kv_usage_max", "num_preemptions", "queue_p95", "prefix_hit_rate", "server_mean_ttft_ms"):
+        assert row[name] is None  # type: ignore[literal-required]
+    assert row["max_running"] == 2
+
+
+def test_latency_counts_from_the_schedule_in_an_open_loop_and_from_sending_in_a_closed_one() -> None:
+    late = record(10.0, (12.0, 12.5), started=11.0)
+    opened = client_figures(MeasuredRun((late,), is_open=True), {})
+    closed = client_figures(MeasuredRun((late,), is_open=False), {})
+    assert (opened["mean_ttft_ms"], closed["mean_ttft_ms"]) == (2000, 1000)
+    assert opened["mean_sent_ttft_ms"] == closed["mean_sent_ttft_ms"] == 1000
+    assert (opened["mean_e2el_ms"], opened["duration"]) == (2500, 2.5)
+
+
+def test_tokens_of_warm_up_requests_within_the_measured_part_count_as_the_servers_work() -> None:
+    warm = record(0.0, (0.5, 1.5, 2.5, 3.5), is_warmup=True)
+    measured = record(1.0, (2.0, 3.0, 4.0), started=1.0)
+    row = client_figures(MeasuredRun((warm, measured), is_open=False), {})
+    assert (row["completed"], row["total_output_tokens"], row["duration"]) == (1, 3, 3.0)
+    assert row["output_throughput"] == pytest.approx((3 + 3) / 3)
+    assert row["request_throughput"] == pytest.approx(2 / 3)
+
+
+def test_tokens_known_only_at_the_end_give_tpot_but_no_gaps() -> None:
+    spread = record(0.0, (1.0, 2.0), counts=[], num_output_tokens=11, token_source="usage")
+    row = client_figures(MeasuredRun((spread,), is_open=False), {})
+    assert (row["mean_tpot_ms"], row["total_output_tokens"], row["mean_itl_ms"]) == (pytest.approx(100), 11, None)

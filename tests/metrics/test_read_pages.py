@@ -1,0 +1,140 @@
+"""Every engine's page becomes the same reading; what it does not tell stays unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from metric_pages import (
+    LLAMACPP_PAGE,
+    SGLANG_PAGE,
+    TRTLLM_ITERATIONS,
+    TRTLLM_PAGE,
+    VLLM_0_8_PAGE,
+    VLLM_LABELS,
+    vllm_page,
+)
+
+from kvplan.metrics.page import read_page
+from kvplan.metrics.prometheus import parse_samples
+from kvplan.metrics.reading import ServerReading
+from kvplan.metrics.trtllm import read_iterations
+
+
+def read(text: str) -> ServerReading:
+    reading = read_page(text)
+    assert reading is not None
+    return reading
+
+
+def test_labels_with_braces_quotes_and_backslashes_are_read_whole() -> None:
+    samples = parse_samples('a{x="1}{\\"2\\"",y="c:\\\\d\\ne"} 3.5 1700000000\nb 1e3\n# b 7\nbroken{x="1} 2\nc NaN\n')
+    assert samples["a"][0].labels == {"x": '1}{"2"', "y": "c:\\d\ne"}
+    assert samples["a"][0].value == 3.5
+    assert samples["b"][0].value == 1000.0
+    assert "broken" not in samples
+
+
+def test_a_page_of_vllm() -> None:
+    reading = read(
+        vllm_page(preemptions=4, hits=30, queries=120, generation_tokens=77, ttft=[0.03, 0.2], itl=[0.02] * 4)
+    )
+    assert (reading.engine, reading.model_names) == ("vllm", ("meta-llama/Llama-3.1-8B",))
+    assert (reading.num_running, reading.num_waiting, reading.kv_cache_usage) == (3, 2, 0.42)
+    assert reading.waiting_by_reason == {"capacity": 2.0, "deferred": 0.0}
+    assert (reading.num_preemptions, reading.prefix_cache_hits, reading.prefix_cache_queries) == (4, 30, 120)
+    assert reading.prefix_unit == "tokens"
+    assert reading.num_finished == {"stop": 1.0, "length": 4.0, "abort": 0.0}
+    assert reading.ttft is not None and reading.ttft.mean == pytest.approx(0.115)
+    assert reading.iteration_tokens is not None and reading.iteration_tokens.count == 2
+    assert reading.cache.kv_cache_size_tokens == 8064
+    assert (reading.cache.num_blocks, reading.cache.block_size, reading.cache.max_concurrency) == (505, 16, 15.75)
+    assert (reading.cache.cache_dtype, reading.cache.enable_prefix_caching) == ("auto", True)
+
+
+def test_a_missing_metric_is_unknown_and_not_zero() -> None:
+    reading = read("vllm:num_requests_running 0.0\n")
+    assert reading.num_running == 0
+    assert (reading.num_waiting, reading.kv_cache_usage, reading.num_preemptions, reading.ttft) == (None,) * 4
+    assert reading.cache.num_blocks is None
+
+
+def test_the_names_of_vllm_0_8() -> None:
+    reading = read(VLLM_0_8_PAGE)
+    assert (reading.kv_cache_usage, reading.prefix_cache_queries, reading.prefix_unit) == (0.25, 80, "blocks")
+    assert reading.itl is not None and reading.itl.count == 10
+
+
+@pytest.mark.parametrize("prefix", ["ray_vllm:", "ray_vllm_"])
+def test_ray_serves_names(prefix: str) -> None:
+    assert read(vllm_page(prefix=prefix)).kv_cache_usage == 0.42
+
+
+def test_data_parallel_engines_are_added_and_the_fullest_pool_is_kept() -> None:
+    second = vllm_page(labels=VLLM_LABELS.replace('"0"', '"1"'), usage=0.98, running=5.0, ttft=[0.3])
+    reading = read(vllm_page(ttft=[0.03]) + second)
+    assert (reading.num_engines, reading.num_running) == (2, 8)
+    assert (reading.kv_cache_usage, reading.kv_cache_usage_highest) == (pytest.approx(0.70), 0.98)
+    assert reading.ttft is not None and reading.ttft.count == 2
+
+
+def test_a_page_with_kvplans_own_metrics_is_kvplans() -> None:
+    assert read(vllm_page() + 'kvplan:kv_blocks{state="used"} 12.0\n').engine == "kvplan"
+
+
+def test_sglangs_ranks_and_priorities_are_not_counted_twice() -> None:
+    reading = read(SGLANG_PAGE)
+    assert (reading.num_engines, reading.num_running, reading.num_waiting) == (2, 8, 3)
+    assert (reading.kv_cache_usage, reading.kv_cache_usage_highest) == (pytest.approx(0.7), 0.9)
+    assert (reading.cache.kv_cache_size_tokens, reading.cache.block_size) == (120_000, 16)
+    assert (reading.prefix_cache_hits, reading.prefix_cache_queries) == (1000, 4000)
+
+
+def test_sglangs_gauge_of_retracted_requests_is_no_count_of_preemptions() -> None:
+    assert read(SGLANG_PAGE).num_preemptions is None
+    assert read(SGLANG_PAGE + "sglang:num_retracted_requests_total 6.0\n").num_preemptions == 6
+
+
+def test_llama_cpp_counts_cached_prompt_tokens_apart() -> None:
+    reading = read(LLAMACPP_PAGE)
+    assert (reading.num_running, reading.num_waiting, reading.generation_tokens) == (1, 4, 100)
+    assert (reading.prompt_tokens, reading.prefix_cache_queries, reading.prefix_cache_hits) == (1000, 1000, 800)
+    assert reading.kv_cache_usage is None
+
+
+def test_pages_of_tensorrt_llm() -> None:
+    reading = read(TRTLLM_PAGE)
+    assert (reading.engine, reading.kv_cache_usage, reading.max_num_seqs) == ("trtllm", 0.75, 64)
+    assert (reading.cache.num_blocks, reading.cache.kv_cache_size_tokens) == (1000, 32_000)
+    iterations = read_iterations(TRTLLM_ITERATIONS)
+    assert iterations is not None
+    assert (iterations.num_running, iterations.num_waiting) == (1, 3)
+    assert iterations.kv_cache_usage == pytest.approx(3 / 101256)
+    assert iterations.kv_cache_used_tokens == 96
+    assert read_iterations([]) is None
+
+
+def test_a_page_of_something_else_is_not_read() -> None:
+    assert read_page("node_cpu_seconds_total 4\n") is None
+
+
+def test_a_reading_is_plain_json() -> None:
+    import json
+
+    text = json.dumps(read(vllm_page(ttft=[0.03])).as_json(), allow_nan=False)
+    assert '"p99"' in text
+
+
+def test_a_page_recorded_from_vllm() -> None:
+    """vLLM 0.32.0 for CPUs, after 90 requests of `kvplan load` (2026-11-22)."""
+    reading = read((Path(__file__).parent / "recorded" / "vllm_0_32_cpu.txt").read_text())
+    assert (reading.engine, reading.model_names, reading.num_engines) == ("vllm", ("smol",), 1)
+    assert (reading.num_running, reading.num_waiting, reading.kv_cache_usage) == (0, 0, 0)
+    assert (reading.prefix_cache_queries, reading.prefix_cache_hits, reading.num_preemptions) == (11121, 0, 0)
+    assert (reading.generation_tokens, reading.num_finished["length"]) == (2028, 90)
+    assert reading.ttft is not None and reading.ttft.mean == pytest.approx(520.164148569107 / 90)
+    assert reading.itl is not None and reading.itl.count == 1938
+    assert reading.itl.mean == pytest.approx(233.02073276199553 / 1938)
+    assert reading.iteration_tokens is not None and reading.queue_time is not None and reading.e2e_latency is not None
+    assert (reading.cache.num_blocks, reading.cache.block_size) == (101, 128)
+    assert (reading.cache.kv_cache_size_tokens, reading.cache.max_concurrency) == (12928, 12.625)

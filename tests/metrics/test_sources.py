@@ -1,0 +1,140 @@
+"""Readings over HTTP: what the source asks, and what it says when it cannot read."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from metric_pages import TRTLLM_ITERATIONS, TRTLLM_PAGE, vllm_page
+
+from kvplan.errors import KvplanError, UsageError
+from kvplan.metrics.http import ServerAddress, unreachable
+from kvplan.metrics.source import MetricsSource
+
+
+@contextmanager
+def serving(pages: Mapping[str, tuple[int, str]]) -> Iterator[tuple[str, list[str]]]:
+    """A server with these pages; its address and the paths that were asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            status, text = pages.get(self.path, (404, "not found"))
+            if self.headers.get("Authorization", "Bearer right") != "Bearer right":
+                status, text = 401, "no"
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text.encode())))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_server_is_read_over_one_connection() -> None:
+    with serving({"/metrics": (200, vllm_page())}) as (url, _), MetricsSource(f"{url}/v1") as source:
+        assert source.read().kv_cache_usage == 0.42
+        assert source.read().seconds > 0
+
+
+def test_the_settings_that_a_server_tells() -> None:
+    info = json.dumps({"vllm_config": {"scheduler_config": {"max_num_seqs": 256, "max_num_batched_tokens": 8192}}})
+    models = json.dumps({"data": [{"id": "m", "max_model_len": 4096}]})
+    pages = {"/server_info?config_format=json": (200, info), "/v1/models": (200, models)}
+    with serving(pages) as (url, _), MetricsSource(url) as source:
+        limits = source.limits("vllm")
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len) == (256, 8192, 4096)
+
+
+def test_tensorrt_llms_json_is_emptied_only_where_there_is_no_other_page() -> None:
+    pages = {"/metrics": (200, json.dumps(TRTLLM_ITERATIONS)), "/prometheus/metrics": (200, TRTLLM_PAGE)}
+    with serving(pages) as (url, asked), MetricsSource(url) as source:
+        assert source.read().max_num_seqs == 64
+        source.read()
+    assert asked == ["/metrics", "/prometheus/metrics", "/prometheus/metrics"]
+    with serving({"/metrics": pages["/metrics"]}) as (url, _), MetricsSource(url) as source:
+        assert source.read().num_waiting == 3
+
+
+@pytest.mark.parametrize(
+    ("pages", "key", "sentence"),
+    [
+        ({}, None, "answers 404 instead of metrics"),
+        ({"/metrics": (200, "node_load1 3\n")}, None, "no engine that is known"),
+        ({"/metrics": (200, vllm_page())}, "wrong", "refuses the API key"),
+        ({"/metrics": (200, "[]")}, None, "no iteration statistics yet"),
+    ],
+)
+def test_what_cannot_be_read_is_said(pages: Mapping[str, tuple[int, str]], key: str | None, sentence: str) -> None:
+    with serving(pages) as (url, _), MetricsSource(url, key) as source, pytest.raises(KvplanError) as caught:
+        source.read()
+    assert sentence in caught.value.message
+    assert caught.value.hint
+
+
+def test_no_server_is_said_with_a_hint() -> None:
+    with pytest.raises(KvplanError, match="No server listens") as caught, MetricsSource("127.0.0.1:1") as source:
+        source.read()
+    assert caught.value.hint
+
+
+def _untrusted() -> Exception:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_message = "self-signed certificate"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (_untrusted(), "certificate of https://h is not trusted: self-signed"),
+        (ssl.SSLError(1, "wrong version number"), "No secure connection"),
+        (socket.gaierror(-2, "unknown"), "no host called h"),
+        (TimeoutError(), "does not answer in time"),
+        (http.client.BadStatusLine("x"), "does not speak HTTP"),
+        (OSError(101, "Network is unreachable"), "cannot be reached"),
+    ],
+)
+def test_why_a_server_cannot_be_reached_is_one_sentence_and_a_hint(error: Exception, sentence: str) -> None:
+    said = unreachable(ServerAddress.parse("https://h"), error)
+    assert sentence in said.message
+    assert said.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("localhost:8000", "http://localhost:8000"),
+        ("http://h:8000/v1/", "http://h:8000"),
+        ("https://h/team/v1", "https://h/team"),
+        ("http://[::1]:9", "http://[::1]:9"),
+    ],
+)
+def test_addresses(text: str, url: str) -> None:
+    assert ServerAddress.parse(text).url == url
+
+
+@pytest.mark.parametrize("text", ["", "ftp://h", "http://", "h:port", "http://h:99999999"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        ServerAddress.parse(text)
