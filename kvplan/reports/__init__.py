@@ -7,7 +7,8 @@
 anything: all of it is made from ``kvplan.runs.reader.Run``, with as many of the directory's files as there are.
 
 writing.py     files and text: the entry point of the commands
-selection.py   which trials a picture shows: slices, best and worst trials, medians, the Pareto front
+selection.py   which trials a picture shows: slices and lines near the best trial, the worst, medians, the Pareto front
+outcome_map.py outcomes over two settings, and what is known of each pair of values
 findings.py    sentences and recommendations; searches.py: the searches for the highest load within the SLO
 comparison.py  two runs joined by their settings
 tables.py      CSV, JSON and Markdown

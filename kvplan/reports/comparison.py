@@ -9,7 +9,7 @@ from typing import Final
 import pandas as pd
 
 from kvplan.errors import KvplanError
-from kvplan.reports.wording import cell
+from kvplan.reports.wording import cell, plural
 from kvplan.runs.reader import WHOLE_COLUMNS, Run
 from kvplan.runs.statuses import worst_of
 
@@ -21,19 +21,19 @@ _MATCHED_SETTINGS: Final = (
     "block_size",
     "max_model_len",
     "max_num_batched_tokens",
+    "dtype",
     "kv_cache_dtype",
     "tensor_parallel_size",
+    "request_rate",
+    "max_concurrency",
 )
 _CIRCUMSTANCES: Final = (
     "model_id",
     "device_name",
     "device_memory_bytes",
-    "dtype",
     "load_format",
     "workload",
     "num_prompts",
-    "request_rate",
-    "max_concurrency",
     "seed",
     "engine_version",
 )
@@ -101,7 +101,9 @@ def compare_runs(first: Run, second: Run) -> Comparison:
     return Comparison(
         names=_names(first, second),
         runs=(first, second),
-        settings=tuple(name for name in keys if not matches[name].isin([""]).all() and matches[name].notna().any()),
+        settings=tuple(
+            name for name in keys if not matches[name].isin(["", "inf"]).all() and matches[name].notna().any()
+        ),
         matches=_with_whole_numbers(matches, keys),
         differences=_differences(first, second),
         num_alone=(len(one) - len(matches), len(other) - len(matches)),
@@ -156,12 +158,11 @@ def verdicts(comparison: Comparison) -> list[str]:
                          ("median_ttft_ms", "Median TTFT")):  # fmt: skip
         ratios = comparison.ratios(column)
         if not ratios.empty:
-            lines.append(
-                f"{noun} of {second} is {ratios.median():.2f} times that of {first} (median of {len(ratios)} shared "
-                f"settings; range {ratios.min():.2f} to {ratios.max():.2f})."
-            )
+            spread = f"median of {len(ratios)} shared settings; range {ratios.min():.2f} to {ratios.max():.2f}"
+            over = spread if len(ratios) > 1 else "one shared setting"
+            lines.append(f"{noun} of {second} is {ratios.median():.2f} times that of {first} ({over}).")
     changed = len(comparison.changed_outcomes)
-    return [*lines, f"The outcome changed in {changed} of {len(comparison.matches)} shared settings."]
+    return [*lines, f"The outcome changed in {changed} of {plural(len(comparison.matches), 'shared setting')}."]
 
 
 def comparison_document(comparison: Comparison) -> Mapping[str, object]:

@@ -7,16 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
-from kvplan.reports.selection import AXIS_COLUMNS, best_trial
+from kvplan.reports.selection import AXIS_COLUMNS, best_trial, listed_trials
 from kvplan.reports.wording import plural, setting, short_number
+from kvplan.runs.deploy import Deployment, deployment_of
 from kvplan.runs.reader import Document, Run, Trial
 from kvplan.runs.statuses import STATUS_BRIEF, best_to_worst
+from kvplan.runs.trials import SETTING_NAMES
 
 _GOALS: Final = {
     "slo": "Fastest within the SLO",
     "output_throughput": "Highest throughput",
     "median_tpot_ms": "Lowest TPOT",
     "p99_ttft_ms": "Lowest TTFT",
+    "slo_load": "Highest load within the SLO",
+    "measured_load": "The load that was measured",
 }
 # Label and unit of the figures that a recommendation shows, in this order.
 _FIGURES: Final = {
@@ -31,6 +35,7 @@ _FIGURES: Final = {
     "goodput_pct": ("requests within the SLO", "%"),
     "usd_per_mtok_out": ("price per million output tokens", "USD"),
 }
+_UNSUMMARIZED: Final = "there is no summary; highest output throughput of these trials"
 # Share of the CPU used by other processes from which timings are called noisy.
 _NOISY_PCT: Final = 15.0
 
@@ -54,6 +59,11 @@ class KvWaste:
     contiguous_pct: float
     block_size: float | None
     max_model_len: float | None
+
+
+def recommendation_heading(run: Run) -> str:
+    """What the recommendations are called: of a server that was only loaded, nothing was there to choose."""
+    return "Result" if run.first("url") else "Recommendation"
 
 
 def recommendations(run: Run) -> list[Recommendation]:
@@ -89,9 +99,10 @@ def _from_summary(entry: Document) -> Recommendation:
     repeated = f", median of {runs} runs" if isinstance(runs, int) and runs > 1 else ""
     status = str(entry.get("status") or "")
     ended = f" Status {status}: {STATUS_BRIEF.get(status, '')}." if status not in ("", "ok") else ""
+    reason, separator, remarks = str(entry.get("reason") or "").partition("; ")
     return Recommendation(
         title=_GOALS.get(goal, goal.replace("_", " ")),
-        reason=_sentence(str(entry.get("reason") or "") + repeated) + ended,
+        reason=_sentence(f"{reason}{repeated}{separator}{remarks}") + ended,
         settings={name: setting(value) for name, value in _settings(entry).items() if value is not None},
         figures=_figures(_object(entry.get("figures")), _object(entry.get("spread"))),
         commands={str(name): str(text) for name, text in _object(entry.get("commands")).items() if text},
@@ -100,20 +111,23 @@ def _from_summary(entry: Document) -> Recommendation:
 
 def _settings(entry: Document) -> Document:
     """The settings, with the load where one was searched."""
-    searched = _object(entry.get("load")) if entry.get("goal") == "slo" else {}
+    is_of_load = entry.get("goal") in ("slo", "slo_load", "measured_load")
+    searched = _object(entry.get("load")) if is_of_load else {}
     load = {name: value for name, value in searched.items() if value not in (None, "inf")}
     return {**_object(entry["settings"]), **load}
 
 
 def _from_trial(trial: Trial) -> Recommendation:
-    settings = {name: setting(trial.value(name)) for name in AXIS_COLUMNS if trial.value(name) is not None}
-    options = " ".join(f"--{name.replace('_', '-')} {trial.value(name)}" for name in settings)
+    names = [name for name in SETTING_NAMES if trial.value(name) is not None]
+    # A row that was damaged may lack what a command needs.
+    is_whole = {*AXIS_COLUMNS, "dtype"} <= set(names) and trial.text("model_id") and trial.text("device")
+    deployment = deployment_of(trial.row, trial.text("model_id")) if is_whole else Deployment({}, ())
     return Recommendation(
         title=_GOALS["output_throughput"],
-        reason=f"Highest output throughput of these trials (status {trial.status}); there is no summary.",
-        settings=settings,
+        reason=_sentence("; ".join([f"{_UNSUMMARIZED} (status {trial.status})", *deployment.refusals])),
+        settings={name: setting(trial.value(name)) for name in names},
         figures=_figures(cast(Document, trial.row), {}),
-        commands={"vllm": f"vllm serve {trial.text('model_id')} {options}"},
+        commands=deployment.commands,
     )
 
 
@@ -175,6 +189,24 @@ def noise_sentence(run: Run) -> str:
     )
 
 
+def clipped_sentence(run: Run) -> str:
+    """A warning where prompts were shortened to fit the context, '' where none was."""
+    clipped = run.measured[run.measured["num_clipped_prompts"] > 0]
+    if clipped.empty:
+        return ""
+    lengths = ", ".join(setting(length) for length in sorted(clipped["max_model_len"].unique()))
+    number = plural(len(clipped), "trial")
+    is_mixed = len(clipped) < len(run.measured) or "," in lengths
+    mixed = ": they did less work than the others, so their speeds do not compare" if is_mixed else ""
+    return f"At max_model_len {lengths} prompts were shortened to fit ({number}, column num_clipped_prompts){mixed}."
+
+
+def not_listed_sentence(run: Run) -> str:
+    """How many trials the tables leave out, '' where they list all."""
+    number = len(run.trials) - len(listed_trials(run))
+    return f"Not listed: {plural(number, 'setting')} not run because a lighter one had failed." if number else ""
+
+
 def prediction_sentences(run: Run) -> list[str]:
     """What the summary counted of the predictions, one sentence each; [] without one."""
     counted = _object(run.summary.get("predictions"))
@@ -191,7 +223,7 @@ def prediction_sentences(run: Run) -> list[str]:
 
 def _share(counted: Document, part: str, whole: str, label: str) -> str:
     number, total = counted.get(part), counted.get(whole)
-    if not isinstance(number, int) or not isinstance(total, int):
+    if not isinstance(number, int) or not isinstance(total, int) or not total:
         return ""
     return f"{label}: {number} of {plural(total, 'trial')}."
 

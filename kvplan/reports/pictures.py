@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvplan.reports.comparison import Comparison
 from kvplan.reports.plots import block_size, latency, memory, occupancy, outcomes, pareto, predictions, slo, throughput
 from kvplan.reports.plots import comparison as comparison_plot
-from kvplan.reports.plots.canvas import drawing, new_figure, png_bytes
-from kvplan.reports.searches import searches
+from kvplan.reports.plots.canvas import NARROW_INCHES, drawing, new_figure, png_bytes
 from kvplan.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -24,29 +24,31 @@ _PAGE_PIXELS_PER_INCH: Final = 108
 @dataclass(frozen=True, slots=True)
 class PictureKind:
     """One picture: file name without suffix, heading on the page, size in inches, and the function that draws it and
-    returns its finding."""
+    returns its finding, or None where the run has nothing to show in it."""
 
     name: str
     heading: str
     width_inches: float
     height_inches: float
-    draw: Callable[[Run, Figure], str]
+    draw: Callable[[Run, Figure], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
     """A drawn picture. ``finding`` is its title, and the text for those who cannot see it; ``width_px`` is the width at
-    which its type is as large as the page's."""
+    which its type is as large as the page's. ``narrow_png``: the same for a phone, None where that was not asked for.
+    """
 
     name: str
     heading: str
     finding: str
     png: bytes
     width_px: int
+    narrow_png: bytes | None = None
 
 
 PICTURES: Final = (
-    PictureKind("outcomes", "Outcomes by utilization and context", 8.0, 4.6, outcomes.draw),
+    PictureKind("outcomes", "Outcomes and boundaries", 8.0, 4.6, outcomes.draw),
     PictureKind("throughput", "Throughput", 8.0, 4.6, throughput.draw),
     PictureKind("latency", "Latency", 8.0, 4.2, latency.draw),
     PictureKind("pareto", "Per-user speed vs. total throughput", 8.0, 4.6, pareto.draw),
@@ -59,25 +61,40 @@ PICTURES: Final = (
 SEARCH_PICTURE: Final = PictureKind("slo", "Highest load within the SLO", 8.6, 4.4, slo.draw)
 
 
-def draw_picture(kind: PictureKind, run: Run) -> Picture:
-    """Draw one. Call inside ``canvas.drawing()``."""
-    figure = new_figure(kind.width_inches, kind.height_inches)
-    return _finished(kind.name, kind.heading, kind.draw(run, figure), figure)
-
-
-def draw_pictures(run: Run) -> list[Picture]:
-    """All pictures of a run, in the page's order; the one of a search for the largest load only if one was made."""
-    kinds = (SEARCH_PICTURE, *PICTURES) if searches(run) else PICTURES
+def draw_pictures(run: Run, *, with_narrow: bool = False) -> list[Picture]:
+    """All pictures of a run that would show something, in the page's order. with_narrow: for a page, which has another
+    drawing of each for phones."""
     with drawing():
-        return [draw_picture(kind, run) for kind in kinds]
+        drawn = [_draw_kind(kind, run, with_narrow) for kind in (SEARCH_PICTURE, *PICTURES)]
+    return [picture for picture in drawn if picture is not None]
 
 
-def draw_comparison(comparison: Comparison) -> Picture:
-    """The one picture of two runs."""
+def _draw_kind(kind: PictureKind, run: Run, with_narrow: bool) -> Picture | None:
+    size_inches = (kind.width_inches, kind.height_inches)
+    return _draw(kind.name, kind.heading, partial(kind.draw, run), size_inches, with_narrow)
+
+
+def draw_comparison(comparison: Comparison, *, with_narrow: bool = False) -> Picture | None:
+    """The one picture of two runs; None where no setting was served in both."""
     with drawing():
-        figure = new_figure(8.6, 4.6)
-        return _finished("comparison", "Both runs", comparison_plot.draw(comparison, figure), figure)
+        return _draw("comparison", "Both runs", partial(comparison_plot.draw, comparison), (8.6, 4.6), with_narrow)
 
 
-def _finished(name: str, heading: str, finding: str, figure: Figure) -> Picture:
-    return Picture(name, heading, finding, png_bytes(figure), round(figure.get_figwidth() * _PAGE_PIXELS_PER_INCH))
+def _draw(
+    name: str,
+    heading: str,
+    draw: Callable[[Figure], str | None],
+    size_inches: tuple[float, float],
+    with_narrow: bool,
+) -> Picture | None:
+    figure = new_figure(*size_inches)
+    finding = draw(figure)
+    if finding is None:
+        return None
+    narrow = None
+    if with_narrow:
+        small = new_figure(NARROW_INCHES, min(size_inches[1], 4.2))
+        draw(small)
+        narrow = png_bytes(small)
+    width_px = round(figure.get_figwidth() * _PAGE_PIXELS_PER_INCH)
+    return Picture(name, heading, finding, png_bytes(figure), width_px, narrow)

@@ -1,11 +1,11 @@
-"""Which trials a picture shows: slices with all else fixed, the best and the worst trial, medians over repetitions.
+"""Which trials a picture shows: slices near the best trial with all else fixed, the best and the worst trial, medians.
 
 The frames are ``Run.frame`` or parts of it, one row per trial.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,15 +19,30 @@ SETTING_COLUMNS: Final = (
     "block_size",
     "max_model_len",
     "max_num_batched_tokens",
+    "dtype",
     "kv_cache_dtype",
     "tensor_parallel_size",
     "device_memory_bytes",
     "request_rate",
     "max_concurrency",
-    "workload",
 )
 # What a report names when it names a trial's settings: the axes of a sweep.
 AXIS_COLUMNS: Final = SETTING_COLUMNS[:5]
+
+
+# What throughput and latency are drawn over: the first of these that was varied.
+CURVE_COLUMNS: Final = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_concurrency",
+    "block_size",
+    "max_model_len",
+    "gpu_memory_utilization",
+)
+# Settings that only decide how much fits.
+ROOM_COLUMNS: Final = ("max_model_len", "gpu_memory_utilization")
+# Lines that do not pass through the best trial must come this close to its throughput to be drawn in their place.
+_NEAR_THE_BEST: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,20 +53,101 @@ class Slice:
     fixed: Mapping[str, object]
 
 
-def widest_slice(trials: pd.DataFrame, axes: tuple[str, ...]) -> Slice:
-    """Of all groups that agree in every setting but ``axes``, the one with the most points; ties: the most trials,
-    then the larger utilization and context."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Curves:
+    """Lines over the column ``x``, the nearest to the best trial first; they differ in the settings ``names``.
+
+    fixed: the settings that all lines share. has_best: whether the best trial is on one. num_left_out: lines not drawn.
+    """
+
+    x: str
+    lines: tuple[Slice, ...]
+    names: tuple[str, ...]
+    fixed: Mapping[str, object]
+    has_best: bool
+    num_left_out: int
+
+
+def slices(trials: pd.DataFrame, axes: Sequence[str], best: Trial | None) -> list[Slice]:
+    """All groups that agree in every setting but ``axes``: those that differ from the best trial in the fewest settings
+    first; ties: the most points, then the most trials, then the larger utilization and context."""
     if trials.empty:
-        return Slice(trials, {})
+        return []
     others = [name for name in SETTING_COLUMNS if name not in axes]
 
-    def size(group: pd.DataFrame) -> tuple[float, ...]:
-        memory = group.iloc[0][["gpu_memory_utilization", "max_model_len"]].fillna(0)
-        return (len(group.drop_duplicates(list(axes))), len(group), *memory)
+    def order(group: pd.DataFrame) -> tuple[float, ...]:
+        first = group.iloc[0]
+        distance = 0 if best is None else sum(_differs(first[name], best.value(name)) for name in others)
+        memory = -first[["gpu_memory_utilization", "max_model_len"]].fillna(0)
+        return (distance, -len(group.drop_duplicates(list(axes))), -len(group), *memory)
 
-    widest = max((group for _, group in trials.groupby(others, dropna=False, sort=False)), key=size)
-    fixed = widest.iloc[0][others]
-    return Slice(widest, fixed[fixed.notna() & (fixed != "")].to_dict())
+    groups = sorted((group for _, group in trials.groupby(others, dropna=False, sort=False)), key=order)
+    return [Slice(group, _named(group.iloc[0][others])) for group in groups]
+
+
+def _differs(cell: object, value: object) -> bool:
+    """``cell`` of a frame, where NaN or '' is a missing ``value``."""
+    return (None if pd.isna(cell) or cell == "" else cell) != value
+
+
+def _named(settings: pd.Series) -> Mapping[str, object]:
+    return settings[settings.notna() & (settings != "")].to_dict()
+
+
+def curves(run: Run, most_lines: int) -> Curves | None:
+    """At most ``most_lines`` lines of measured trials through the best one, or near it; None where nothing was varied.
+
+    They run along max_num_seqs, or if that was not varied, along the first of CURVE_COLUMNS that was.
+    """
+    best = best_trial(run)
+    if best is None:
+        return None
+    for x in CURVE_COLUMNS:
+        lines = [part for part in slices(run.measured, (x,), best) if part.trials[x].nunique() > 1]
+        if lines and (_holds(lines[0], best) or _comes_near(lines[0], best)):
+            return _curves(x, lines, best, most_lines)
+    return None
+
+
+def _holds(part: Slice, trial: Trial) -> bool:
+    return trial.trial_id in set(part.trials["trial_id"])
+
+
+def _comes_near(part: Slice, best: Trial) -> bool:
+    return bool(part.trials["output_throughput"].max() >= _NEAR_THE_BEST * (best.number("output_throughput") or 0.0))
+
+
+def _curves(x: str, lines: Sequence[Slice], best: Trial, most_lines: int) -> Curves:
+    kept = lines[:most_lines]
+    shared = {
+        name: value for name, value in kept[0].fixed.items() if all(part.fixed.get(name) == value for part in kept)
+    }
+    names = tuple(name for name in SETTING_COLUMNS if name != x and any(name in part.fixed for part in kept)
+                  and name not in shared)  # fmt: skip
+    return Curves(x, tuple(kept), names, shared, _holds(kept[0], best), len(lines) - len(kept))
+
+
+def shown_columns(run: Run) -> tuple[str, ...]:
+    """What a report names when it names a trial's settings: the usual ones, and whatever else the run varied."""
+    shown = {*AXIS_COLUMNS[:4], *varied_columns(run)}
+    return tuple(name for name in SETTING_COLUMNS if name in shown)
+
+
+def listed_trials(run: Run) -> tuple[Trial, ...]:
+    """The trials that the tables list: those that a search did not run say nothing, and may be hundreds."""
+    return tuple(trial for trial in run.trials if trial.status != "skipped_oom_dominated") or run.trials
+
+
+def with_varied(columns: Sequence[str], run: Run) -> tuple[str, ...]:
+    """The columns of a table that names a trial's settings, with whatever else the run varied beside them."""
+    more = [name for name in varied_columns(run) if name not in columns]
+    place = columns.index(AXIS_COLUMNS[3]) + 1
+    return (*columns[:place], *more, *columns[place:])
+
+
+def varied_columns(run: Run) -> tuple[str, ...]:
+    """The settings that differ between trials: what a report must show of each."""
+    return tuple(name for name in SETTING_COLUMNS if run.frame[name].replace("", None).dropna().nunique() > 1)
 
 
 def spreads(trials: pd.DataFrame, column: str, by: str) -> pd.DataFrame:

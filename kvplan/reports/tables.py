@@ -10,14 +10,18 @@ import pandas as pd
 
 from kvplan.reports.comparison import Comparison, verdicts
 from kvplan.reports.findings import (
+    clipped_sentence,
     kv_waste,
     noise_sentence,
+    not_listed_sentence,
     prediction_sentences,
+    recommendation_heading,
     recommendations,
     sentences,
     status_counts,
 )
 from kvplan.reports.searches import searches
+from kvplan.reports.selection import listed_trials, with_varied
 from kvplan.reports.wording import named_cell, plural, run_phrase, short_number
 from kvplan.runs.reader import Run
 
@@ -70,7 +74,12 @@ def json_text(document: object) -> str:
 
 def markdown_text(run: Run) -> str:
     """Recommendation, boundaries, predictions and the main columns, for an issue or a merge request."""
-    notes = [*run.notes, noise_sentence(run), *(f"Excluded from medians: {text}." for text in run.excluded.values())]
+    notes = [
+        *run.notes,
+        noise_sentence(run),
+        clipped_sentence(run),
+        *(f"Excluded from medians: {text}." for text in run.excluded.values()),
+    ]
     counts = ", ".join(f"{status} {count}" for status, count in status_counts(run).items())
     parts = [
         f"# {_words(run.first('model_id'))}",
@@ -87,7 +96,8 @@ def markdown_text(run: Run) -> str:
         ("KV memory", _waste_lines(run)),
     ):
         parts += [f"## {heading}", _bullets(lines)] if lines else []
-    return "\n\n".join([*parts, "## Trials", _trial_table(run)]) + "\n"
+    parts += ["## Trials", _trial_table(run), not_listed_sentence(run)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _bullets(lines: Iterable[str]) -> str:
@@ -102,7 +112,11 @@ def _markdown_recommendations(run: Run) -> list[str]:
     settings = ", ".join(f"{name} {value}" for name, value in best.settings.items())
     figures = ", ".join(f"{name} {value}" for name, value in best.figures.items())
     commands = "\n".join(best.commands.values())
-    lines = ["## Recommendation", f"{best.title}: {_words(best.reason)}", f"{_words(settings)}: {_words(figures)}."]
+    lines = [
+        f"## {recommendation_heading(run)}",
+        f"{best.title}: {_words(best.reason)}",
+        f"{_words(settings)}: {_words(figures)}.",
+    ]
     return [*lines, f"```\n{commands}\n```"] if commands else lines
 
 
@@ -119,10 +133,11 @@ def _waste_lines(run: Run) -> list[str]:
 
 def _trial_table(run: Run) -> str:
     by_name = {column.name: column for column in run.columns}
-    columns = [by_name[name] for name in _MARKDOWN_COLUMNS if name in by_name]
+    names = with_varied(_MARKDOWN_COLUMNS, run)
+    columns = [by_name[name] for name in names if name in by_name]
     head = [f"{column.name} ({column.unit})" if column.unit else column.name for column in columns]
     rows = [[named_cell(column.name, trial.value(column.name), column.unit) for column in columns]
-            for trial in run.trials]  # fmt: skip
+            for trial in listed_trials(run)]  # fmt: skip
     return markdown_table(head, rows)
 
 

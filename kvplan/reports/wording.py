@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from kvplan.reports.selection import AXIS_COLUMNS, SETTING_COLUMNS
+from kvplan.reports.selection import AXIS_COLUMNS, SETTING_COLUMNS, Curves, varied_columns
 from kvplan.runs.reader import Run, Trial
-from kvplan.units import format_bytes
+from kvplan.settings import KNOBS
+from kvplan.units import format_bytes, plural
 
 
 def short_number(value: float | None) -> str:
@@ -52,22 +53,53 @@ def settings_phrase(trial: Trial, columns: Iterable[str] = AXIS_COLUMNS[:4]) -> 
     return ", ".join(f"{name} {setting(trial.value(name))}" for name in columns if trial.value(name) is not None)
 
 
-def fixed_phrase(fixed: Mapping[str, object]) -> str:
-    """The axes that a slice holds fixed."""
-    return ", ".join(f"{name} {setting(fixed[name])}" for name in AXIS_COLUMNS if name in fixed)
+def fixed_phrase(run: Run, fixed: Mapping[str, object]) -> str:
+    """The settings that a slice holds fixed: the usual axes, and whatever the run varied."""
+    shown = {*AXIS_COLUMNS, *varied_columns(run)}
+    return ", ".join(f"{name} {setting(fixed[name])}" for name in SETTING_COLUMNS if name in shown and name in fixed)
+
+
+def curves_phrase(run: Run, found: Curves) -> str:
+    """What lines hold fixed, whether they pass through the best trial, and how many are not drawn."""
+    through = "through the best trial" if found.has_best else "near the best trial, which differs in other settings"
+    others = f"; {plural(found.num_left_out, 'line')} farther from it not drawn" if found.num_left_out else ""
+    fixed = fixed_phrase(run, found.fixed)
+    if not fixed:  # a server whose settings are not known
+        return others.removeprefix("; ")
+    return f"{fixed} ({through}{others})"
 
 
 def load_phrase(run: Run) -> str:
-    """Storage type and workload: ``float32 · 6 requests, 64..128 in, ...``."""
-    prompts, workload = run.first("num_prompts"), run.first("workload")
-    requests = workload if "requests" in workload or not prompts else f"{prompts} requests, {workload}"
-    return " · ".join(filter(None, (run.first("dtype"), requests)))
+    """Storage types and workload: ``float32 · 6 requests, 64..128 in, ...``."""
+    numbers = {trial.text("num_prompts") for trial in run.trials if trial.text("num_prompts")}
+    prompts, workload = next(iter(numbers)) if len(numbers) == 1 else "", _workload(run)
+    requests = workload if "request" in workload or not prompts else f"{_requests(prompts)}, {workload}"
+    dtypes = dict.fromkeys(trial.text("dtype") for trial in run.trials if trial.text("dtype"))
+    return " · ".join(filter(None, (", ".join(dtypes), requests)))
+
+
+def _requests(number: str) -> str:
+    return f"{number} request" if number == "1" else f"{number} requests"
+
+
+def _workload(run: Run) -> str:
+    """The workload in one line; of a search over loads, what all trials share, and the range of the loads."""
+    texts = list(dict.fromkeys(trial.text("workload") for trial in run.trials if trial.text("workload")))
+    if len(texts) < 2:
+        return texts[0] if texts else ""
+    others = [text.split(", ") for text in texts[1:]]
+    parts = [part for part in texts[0].split(", ") if all(part in other for other in others)]
+    for name in ("max_concurrency", "request_rate"):
+        loads = [load for trial in run.trials if (load := trial.number(name)) is not None]
+        if len(set(loads)) > 1:
+            parts.append(f"{name} {setting(min(loads))} to {setting(max(loads))}")
+    return ", ".join(parts)
 
 
 def run_phrase(run: Run) -> str:
     """Model, device, storage type and workload: what every picture of a run must say."""
-    device = run.first("device_name") or run.first("device")
-    return " · ".join(filter(None, (run.first("model_id"), device, load_phrase(run))))
+    device = run.first("device_name") or run.first("device") or run.first("url")
+    return " · ".join(filter(None, (run.first("model_id"), run.first("engine"), device, load_phrase(run))))
 
 
 def exclusion_phrase(run: Run) -> str:
@@ -76,6 +108,7 @@ def exclusion_phrase(run: Run) -> str:
     return f"without {plural(number, 'run')} replaced by a rerun (busy machine or outlier)" if number else ""
 
 
-def plural(number: int, noun: str) -> str:
-    """``1 trial``, ``2 trials``, ``1,024 trials``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def axis_title(name: str) -> str:
+    """A setting with its unit: ``max_model_len (tokens)``."""
+    unit = KNOBS[name].unit if name in KNOBS else ""
+    return f"{name} ({unit})" if unit else name

@@ -32,7 +32,7 @@ class ReportText:
 def write_all(directory: Path) -> list[Path]:
     """Pictures and page of a run, in its own directory. KvplanError if it cannot be read or written."""
     run = load_run(directory)
-    pictures = draw_pictures(run)
+    pictures = draw_pictures(run, with_narrow=True)
     page = directory / PAGE_FILE
     write_whole(page, report_page(run, pictures))
     return [*write_pictures(pictures, directory), page]
@@ -42,7 +42,9 @@ def write_png_files(directory: Path, other: Path | None, target: Path) -> list[P
     """The pictures of a run, or the one picture of two, into ``target``."""
     run = load_run(directory)
     make_directory(target)
-    pictures = draw_pictures(run) if other is None else [draw_comparison(compare_runs(run, load_run(other)))]
+    pictures = draw_pictures(run) if other is None else _comparison_pictures(compare_runs(run, load_run(other)))
+    if not pictures:
+        raise KvplanError("No trial was served, so there is nothing to draw.", hint="`--format md` lists the outcomes")
     return write_pictures(pictures, target)
 
 
@@ -58,7 +60,7 @@ def report_text(directory: Path, other: Path | None, kind: str) -> ReportText:
 
 def _run_text(run: Run, kind: str) -> str:
     if kind == "html":
-        return report_page(run, draw_pictures(run))
+        return report_page(run, draw_pictures(run, with_narrow=True))
     if kind == "json":
         return json_text(json_document(run))
     return csv_text(run) if kind == "csv" else markdown_text(run)
@@ -66,10 +68,15 @@ def _run_text(run: Run, kind: str) -> str:
 
 def _comparison_text(comparison: Comparison, kind: str) -> str:
     if kind == "html":
-        return comparison_page(comparison, [draw_comparison(comparison)])
+        return comparison_page(comparison, _comparison_pictures(comparison, with_narrow=True))
     if kind == "json":
         return json_text(comparison_document(comparison))
     return frame_csv(comparison.table()) if kind == "csv" else comparison_markdown(comparison)
+
+
+def _comparison_pictures(comparison: Comparison, *, with_narrow: bool = False) -> list[Picture]:
+    picture = draw_comparison(comparison, with_narrow=with_narrow)
+    return [] if picture is None else [picture]
 
 
 def write_pictures(pictures: Sequence[Picture], directory: Path) -> list[Path]:

@@ -7,6 +7,7 @@ directory of ``kvplan.runs``. The parent process never imports the engine; a wor
     options     what the user asked for, as written
     design      which settings a sweep measures if it does not search
     weights     where the weights come from
+    feasibility models that no trial can serve, and requests that do not fit, said before anything runs
     plan        from options to model, device, requests and schedule
     manifest    a plan as manifest.json, and back for --resume
     schedules/  the order of the trials: a list, or a search that looks at each result

@@ -20,6 +20,7 @@ from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.axes import AXES, MOST_VALUES, AxisValue
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.options import DEFAULT_BATCHED_TOKENS
+from kvplan.units import MIB
 
 _THROUGHPUT_SEQS: Mapping[str, tuple[int, ...]] = {"cpu": (2, 4, 8, 16), "cuda": (16, 32, 64, 128)}
 _MEMORY_SEQS: Mapping[str, int] = {"cpu": 16, "cuda": 128}
@@ -28,6 +29,9 @@ _BLOCK_SIZES = (8, 16, 32)
 _BLOCK_SIZE = 16
 _UTILIZATION = 0.9
 _CONTEXT_SHARES = (0.375, 0.625, 1.0)
+# Share of the pool that the default design's requests fill at the highest utilization.
+_FILLED_SHARE = 0.8
+_MEMORY_STEP = 32 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,19 @@ def memory_utilizations(predictor: Predictor, base: TrialSettings, contexts: Seq
     digits = _digits(budgets, predictor.device.memory_bytes)
     utilizations = {round(budget / predictor.device.memory_bytes, digits) for budget in budgets}
     return tuple(sorted(value for value in utilizations | {_UTILIZATION} if 0 < value <= _UTILIZATION))
+
+
+def telling_memory(predictor: Predictor, settings: TrialSettings | None = None) -> int:
+    """The device memory at which the requests fill most of the pool: with ``settings``, at 0.9 of the memory; without
+    any, at the default design's highest utilization.
+
+    With more, the pool would be all but empty there; with less, they would not fit.
+    """
+    base = settings or base_settings(predictor)
+    plenty = predictor.memory(base)
+    tokens = max(1.3 * base.max_model_len, _demand_tokens(predictor, base)) / _FILLED_SHARE
+    budget = plenty.fixed_bytes + tokens * plenty.block_bytes / base.block_size
+    return math.ceil(budget / _UTILIZATION / _MEMORY_STEP) * _MEMORY_STEP
 
 
 def _demand_tokens(predictor: Predictor, base: TrialSettings) -> float:

@@ -91,10 +91,10 @@ def plan_from_manifest(manifest: Manifest) -> SweepPlan:
             hint="start a new sweep with --out",
         )
     load_format = manifest["settings"]["load_format"]
-    notices = notices_of(options, device, load_format) + calibration_notices
+    trials = tuple(Trial.from_json(record) for record in manifest["trials"])
+    notices = notices_of(options, predictor, trials, load_format) + calibration_notices
     if device.name != stored["name"]:
         notices += (f"this machine has a {device.name}, but the first rows were measured on a {stored['name']}",)
-    trials = tuple(Trial.from_json(record) for record in manifest["trials"])
     return SweepPlan(
         run_id=manifest["run_id"],
         created_at=manifest["created_at"],

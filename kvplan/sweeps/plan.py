@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
-from kvplan.catalog.measured import load_measured
+from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.machine.device import Device, detect_device
 from kvplan.runs.columns import Row
+from kvplan.runs.setting_text import shown_settings
 from kvplan.runs.trials import Trial
-from kvplan.sweeps.design import Plane, base_settings, make_design
+from kvplan.sweeps.design import Plane, base_settings, make_design, telling_memory
+from kvplan.sweeps.feasibility import clipping_notice, quantization_notice, refuse_architecture, refuse_oversized
 from kvplan.sweeps.forecast.prediction import Predictor, TrialPrediction
 from kvplan.sweeps.forecast.slo_prediction import SloPrediction
 from kvplan.sweeps.forecast.under_load import UnderLoad
@@ -27,6 +29,7 @@ from kvplan.sweeps.schedules.slo_search import SloSearch
 from kvplan.sweeps.weights import resolve_load_format
 from kvplan.workload.requests import WorkloadSpec, generate_requests
 
+TELLING_MEMORY: Final = "so that the requests nearly fill it; --device-memory sets it"
 DUMMY_NOTICE: Final = "random weights (dummy): capacity and speed do not depend on the weights' values"
 
 
@@ -61,6 +64,12 @@ class SweepPlan:
         return [under.predictor_of(trial.load).trial(trial.settings) for trial in self.trials]
 
     @property
+    def shown(self) -> tuple[str, ...]:
+        """The settings and loads that lines and tables name: the usual ones, what was given, what is searched."""
+        searched = (self.options.load_range().variable,) if self.options.search else ()
+        return shown_settings((*self.options.axes, *searched))
+
+    @property
     def default_directory(self) -> Path:
         """``./kvplan-sweep-<model>-<timestamp>``."""
         return Path(f"kvplan-sweep-{self.run_id}")
@@ -71,15 +80,18 @@ def make_plan(options: SweepOptions) -> SweepPlan:
     options.parsed_axes()  # a malformed axis is reported before anything slow happens
     memory_bytes = options.device_memory_bytes()
     spec = resolve_model(options.model)
+    refuse_architecture(spec.architecture)
     device = detect_device(options.device, memory_bytes, weight_bytes=4 * spec.num_parameters)
     workload = options.workload_spec(device.kind)
     predictor, calibration_notices = make_predictor(options, spec, device, workload)
+    predictor = _with_telling_memory(options, predictor)
     workload = replace(workload, num_prompts=len(predictor.requests))  # a file may hold fewer
     trials, planes = _trials_and_planes(options, predictor, workload)
+    refuse_oversized(predictor, trials, options.model)
     now = datetime.now(timezone.utc)
     load_format = resolve_load_format(options)
     return SweepPlan(
-        run_id=f"{_file_name(spec.id)}-{now:%Y%m%d-%H%M%S}",
+        run_id=f"{file_name(spec.id)}-{now:%Y%m%d-%H%M%S}",
         created_at=now.isoformat(timespec="seconds"),
         options=options,
         workload=workload,
@@ -88,8 +100,17 @@ def make_plan(options: SweepOptions) -> SweepPlan:
         trials=trials,
         planes=planes,
         load_format=load_format,
-        notices=notices_of(options, device, load_format) + calibration_notices,
+        notices=notices_of(options, predictor, trials, load_format) + calibration_notices,
     )
+
+
+def _with_telling_memory(options: SweepOptions, predictor: Predictor) -> Predictor:
+    """The predictor for a default design on a CPU, whose memory nobody chose: as much as makes its outcomes visible."""
+    is_chosen = bool(options.device_memory or options.axes or options.boundary or options.search)
+    if is_chosen or predictor.device.kind != "cpu":
+        return predictor
+    memory_bytes = min(telling_memory(predictor), predictor.device.memory_bytes)
+    return replace(predictor, device=detect_device(options.device, memory_bytes, reason=TELLING_MEMORY))
 
 
 def _trials_and_planes(
@@ -150,13 +171,21 @@ def make_predictor(
     return Predictor(spec, device, requests, workload.max_concurrency, calibration=profile), notices
 
 
-def notices_of(options: SweepOptions, device: Device, load_format: str) -> tuple[str, ...]:
+def notices_of(
+    options: SweepOptions, predictor: Predictor, trials: Sequence[Trial], load_format: str
+) -> tuple[str, ...]:
     """What the user did not ask for but gets."""
-    notices = [device.notice] if device.notice else []
-    if load_format == "dummy" and options.load_format == "auto":
-        notices.append(DUMMY_NOTICE)
-    return tuple(notices)
+    is_unasked_dummy = load_format == "dummy" and options.load_format == "auto"
+    dtypes = dict.fromkeys(predictor.dtype(trial.settings) for trial in trials)
+    notices = (
+        predictor.device.notice,
+        DUMMY_NOTICE if is_unasked_dummy else None,
+        quantization_notice(predictor.spec, " and ".join(dtypes)),
+        clipping_notice(trials, predictor.requests),
+    )
+    return tuple(notice for notice in notices if notice)
 
 
-def _file_name(model_id: str) -> str:
+def file_name(model_id: str) -> str:
+    """A model's name as part of a file's."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", model_id.rsplit("/", 1)[-1]).strip("-.") or "model"

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Protocol, TextIO
 
 from kvplan.runs.columns import Row
-from kvplan.runs.rows import settings_of, throughput_of
+from kvplan.runs.outliers import noise_reason
+from kvplan.runs.rows import throughput_of
+from kvplan.runs.setting_text import ALWAYS_SHOWN, as_phrase, row_text, values_of
 from kvplan.runs.statuses import MEASURED_STATUSES
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.forecast.prediction import TrialPrediction
 from kvplan.sweeps.worker.protocol import Event
+from kvplan.units import plural
 
 
 class Progress(Protocol):
-    """Is told everything that a runner does."""
+    """Is told everything that a runner does. shown: the settings and loads that its lines name."""
 
-    def start(self, num_done: int, num_left: int, seconds_left: float) -> None: ...
+    def start(self, num_done: int, num_left: int, seconds_left: float, shown: Sequence[str]) -> None: ...
 
     def trial_started(self, trial: Trial, prediction: TrialPrediction) -> None: ...
 
@@ -30,7 +34,7 @@ class Progress(Protocol):
 class SilentProgress:
     """Shows nothing: for tests and for use as a library."""
 
-    def start(self, num_done: int, num_left: int, seconds_left: float) -> None:
+    def start(self, num_done: int, num_left: int, seconds_left: float, shown: Sequence[str]) -> None:
         pass
 
     def trial_started(self, trial: Trial, prediction: TrialPrediction) -> None:
@@ -52,17 +56,16 @@ class PlainProgress(SilentProgress):
     def __init__(self, output: TextIO) -> None:
         self._output = output
         self._num_done = 0
+        self._shown: Sequence[str] = ALWAYS_SHOWN
 
-    def start(self, num_done: int, num_left: int, seconds_left: float) -> None:
-        self._num_done = num_done
-        self._say(f"{num_left} trials to run, about {format_seconds(seconds_left)}")
+    def start(self, num_done: int, num_left: int, seconds_left: float, shown: Sequence[str]) -> None:
+        self._num_done, self._shown = num_done, shown
+        self._say(f"{plural(num_left, 'trial')} to run, about {format_seconds(seconds_left)}")
 
     def trial_ended(self, row: Row, num_left: int, seconds_left: float) -> None:
         self._num_done += 1
         left = f", {format_seconds(seconds_left)} left" if num_left else ""
-        self._say(
-            f"[{self._num_done}/{self._num_done + num_left}] {settings_of(row).as_text()}: {outcome_of(row)}{left}"
-        )
+        self._say(f"[{self._num_done}/{self._num_done + num_left}] {line_of(row, self._shown)}{left}")
 
     def _say(self, line: str) -> None:
         print(line, file=self._output, flush=True)
@@ -88,14 +91,15 @@ class RichProgress(SilentProgress):
         self._deadline = 0.0
         self._num_done = 0
         self._trial = ""
+        self._shown: Sequence[str] = ALWAYS_SHOWN
 
-    def start(self, num_done: int, num_left: int, seconds_left: float) -> None:
-        self._num_done = num_done
+    def start(self, num_done: int, num_left: int, seconds_left: float, shown: Sequence[str]) -> None:
+        self._num_done, self._shown = num_done, shown
         self._set_left(num_left, seconds_left)
         self._live.start()
 
     def trial_started(self, trial: Trial, prediction: TrialPrediction) -> None:
-        self._trial = trial.settings.as_text()
+        self._trial = as_phrase(values_of(trial), self._shown) + _run_text(trial.run_number, trial.rerun_of)
         self._show(self._trial)
 
     def event(self, message: Event) -> None:
@@ -108,7 +112,7 @@ class RichProgress(SilentProgress):
 
     def trial_ended(self, row: Row, num_left: int, seconds_left: float) -> None:
         self._num_done += 1
-        text = f"{settings_of(row).as_text()}: {outcome_of(row)}"
+        text = line_of(row, self._shown)
         self._live.console.print(text, highlight=False, markup=False, style=_style(str(row["status"])))
         self._set_left(num_left, seconds_left)
         self._show("")
@@ -132,13 +136,29 @@ def _style(status: str) -> str:
     return "red" if status in ("crash", "timeout") else "yellow"
 
 
+def line_of(row: Row, shown: Sequence[str]) -> str:
+    """A finished trial in one line: its settings, which run of them it was, how it ended, and what disturbed it."""
+    run = _run_text(row["run_number"], row.get("rerun_of"))
+    reason = noise_reason(row)
+    disturbed = f" (busy machine: {reason})" if reason else ""
+    return f"{row_text(row, shown)}{run}: {outcome_of(row)}{disturbed}"
+
+
+def _run_text(run_number: int, rerun_of: int | None) -> str:
+    if rerun_of is not None:
+        return f", rerun of run {rerun_of}"
+    return f", run {run_number}" if run_number > 1 else ""
+
+
 def outcome_of(row: Row) -> str:
     """How a trial ended, in one phrase."""
     status = str(row["status"])
     if status in MEASURED_STATUSES:
         text = f"{throughput_of(row):,.1f} tokens/s, peak KV usage {row['kv_usage_max'] or 0.0:.1%}"
+        if row["num_clipped_prompts"]:
+            text += f", {plural(row['num_clipped_prompts'], 'request')} clipped"
         if status == "preempted":
-            return f"{text}, {row['num_preemptions']} preemptions"
+            return f"{text}, {plural(row['num_preemptions'] or 0, 'preemption')}"
         return text if status == "ok" else f"{text}, requests waited for blocks"
     if status == "rejected_ctx" and row["largest_max_model_len"]:
         return f"rejected_ctx (at most {row['largest_max_model_len']:,} tokens)"

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.errors import KvplanError
+from kvplan.machine.device import Device
 from kvplan.machine.gpu_clock import ClockReadings, GpuClockMeter
 from kvplan.runs.columns import Row
+from kvplan.runs.setting_text import ALWAYS_SHOWN
 from kvplan.runs.store import SweepStore
 from kvplan.runs.trials import Trial
+from kvplan.sweeps.feasibility import refuse_architecture
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.forecast.timing import TrialTimes
 from kvplan.sweeps.forecast.under_load import PreparedTrial, UnderLoad
@@ -50,6 +52,7 @@ class Runner:
     """Owns the current worker. ``run()`` may be interrupted by KeyboardInterrupt; ``close()`` ends the worker.
 
     expected: the trials that the schedule is expected to run, for the time left.
+    shown: the settings and loads that progress names.
     limits, timeout_seconds: how long a trial may take, see TrialTimes.
     """
 
@@ -64,6 +67,7 @@ class Runner:
         source: EngineSource,
         make_worker: WorkerFactory,
         progress: Progress,
+        shown: Sequence[str] = ALWAYS_SHOWN,
         limits: TimeLimits = TimeLimits(),
         timeout_seconds: float | None = None,
     ) -> None:
@@ -74,6 +78,7 @@ class Runner:
         self._source = source
         self._make_worker = make_worker
         self._progress = progress
+        self._shown = shown
         self._limits = limits
         self._worker: Worker | None = None
         self._load_key: tuple[str, str] | None = None
@@ -88,7 +93,7 @@ class Runner:
         for trial_id in stored:
             self._expected.pop(trial_id, None)
         num_done = sum(row["status"] != "skipped_oom_dominated" for row in stored.values())
-        self._progress.start(num_done, len(self._expected), self._seconds_left)
+        self._progress.start(num_done, len(self._expected), self._seconds_left, self._shown)
         steps = self._schedule.steps()
         try:
             step = next(steps, None)
@@ -138,7 +143,8 @@ class Runner:
 
     def _attempt(self, prepared: PreparedTrial) -> TrialResult:
         """The worker's result, or a row that says how it failed; restarted a few times if someone killed the worker."""
-        order, limits = self._order(prepared), self._times.limits_for(prepared)
+        order = make_order(prepared, self._identity.device, self._source, self._identity.slo_seconds)
+        limits = self._times.limits_for(prepared)
         for num_restarts in range(_MOST_RESTARTS + 1):
             try:
                 result = self._ask_worker(order, prepared.trial, limits)
@@ -179,19 +185,9 @@ class Runner:
         self._memory_share = 0.0
         self._load_key = trial.settings.load_key
         hello = self._worker.wait_until_ready(self._limits)
-        self._refuse_architecture(hello)
+        refuse_architecture(self._under.predictor.spec.architecture, hello["architectures"])
         self._record_versions(hello)
         return self._worker, hello
-
-    def _refuse_architecture(self, hello: Hello) -> None:
-        """Not a trial's failure: no trial of this model can ever start."""
-        architecture = self._under.predictor.spec.architecture
-        supported = hello.get("architectures")
-        if supported is not None and architecture not in supported:
-            raise KvplanError(
-                f"kvplan's engine does not support {architecture} yet.",
-                hint=f"it supports {', '.join(supported)}; `kvplan estimate` knows many more",
-            )
 
     def _record_versions(self, hello: Hello) -> None:
         versions = self._store.read_manifest().get("versions", {})
@@ -204,24 +200,28 @@ class Runner:
             self._worker.kill()
             self._worker = None
 
-    def _order(self, prepared: PreparedTrial) -> TrialOrder:
-        device, seed = self._identity.device, self._identity.workload.seed
-        return TrialOrder(
-            trial_id=prepared.trial.trial_id,
-            engine={
-                "model": self._source.path,
-                "device": device.kind,
-                "device_memory": device.engine_memory_bytes,
-                "load_format": self._source.load_format,
-                "seed": seed,
-            },
-            settings=prepared.trial.settings.as_json(),
-            requests=prepared.prediction.requests.requests,
-            max_concurrency=prepared.workload.max_concurrency,
-            seed=seed,
-            vocab_size=self._source.vocab_size,
-            slo_seconds=dict(self._identity.slo_seconds),
-        )
+
+def make_order(
+    prepared: PreparedTrial, device: Device, source: EngineSource, slo_seconds: Mapping[str, float] | None = None
+) -> TrialOrder:
+    """What a worker is told of a trial."""
+    seed = prepared.workload.seed
+    return TrialOrder(
+        trial_id=prepared.trial.trial_id,
+        engine={
+            "model": source.path,
+            "device": device.kind,
+            "device_memory": device.engine_memory_bytes,
+            "load_format": source.load_format,
+            "seed": seed,
+        },
+        settings=prepared.trial.settings.as_json(),
+        requests=prepared.prediction.requests.requests,
+        max_concurrency=prepared.workload.max_concurrency,
+        seed=seed,
+        vocab_size=source.vocab_size,
+        slo_seconds=dict(slo_seconds or {}),
+    )
 
 
 def _send(steps: Steps, row: Row) -> Step | None:

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from kvplan.catalog.gpus import find_gpu
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.machine.device import Device
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MODEL, WORKER_LOG, read_manifest
 from kvplan.runs.files import write_whole
+from kvplan.runs.setting_text import ALWAYS_SHOWN
 from kvplan.runs.store import SweepStore
 from kvplan.runs.summary import Summary, summarize
 from kvplan.sweeps.manifest import manifest_of, plan_from_manifest
+from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan
 from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.rows import SweepIdentity
@@ -29,12 +32,16 @@ from kvplan.sweeps.worker.client import WORKER_COMMAND, Worker
 
 @dataclass(frozen=True, slots=True)
 class SweepOutcome:
-    """What a sweep left in ``directory``. interrupted: by Ctrl-C or SIGTERM, before its last trial."""
+    """What a sweep left in ``directory``. interrupted: by Ctrl-C or SIGTERM, before its last trial.
+
+    shown: the settings and loads that its lines and tables name.
+    """
 
     directory: Path
     summary: Summary
     rows: list[Row]
     interrupted: bool
+    shown: tuple[str, ...] = ALWAYS_SHOWN
 
 
 def run_new_sweep(
@@ -77,14 +84,15 @@ def _run(plan: SweepPlan, store: SweepStore, progress: Progress, worker_command:
         store=store,
         predictor=plan.predictor,
         identity=_identity(plan),
-        source=_engine_source(plan, store.directory),
+        source=engine_source(plan.options, plan.spec, plan.load_format, store.directory),
         make_worker=lambda: Worker(log_path, worker_command),
         progress=progress,
+        shown=plan.shown,
         timeout_seconds=plan.options.trial_timeout,
     )
     interrupted = False
     try:
-        with _sigterm_interrupts():
+        with sigterm_interrupts():
             runner.run()
     except KeyboardInterrupt:
         interrupted = True
@@ -93,7 +101,7 @@ def _run(plan: SweepPlan, store: SweepStore, progress: Progress, worker_command:
     store.write_results()
     summary = summarize(store.read_manifest(), store.rows, interrupted=interrupted)
     store.write_summary(summary)
-    return SweepOutcome(store.directory, summary, store.rows, interrupted)
+    return SweepOutcome(store.directory, summary, store.rows, interrupted, plan.shown)
 
 
 def _identity(plan: SweepPlan) -> SweepIdentity:
@@ -119,20 +127,20 @@ def price_per_hour(device: Device) -> float | None:
     return None if price is None else price.usd_per_hour
 
 
-def _engine_source(plan: SweepPlan, directory: Path) -> EngineSource:
+def engine_source(options: SweepOptions, spec: ModelSpec, load_format: str, directory: Path) -> EngineSource:
     """The weights' path; for dummy weights that of the config, which is written into the run directory."""
-    weights = None if plan.load_format == "dummy" else weights_path(plan.options)
+    weights = None if load_format == "dummy" else weights_path(options)
     if weights is not None:
-        return EngineSource(str(weights), plan.load_format, plan.spec.vocab_size)
+        return EngineSource(str(weights), load_format, spec.vocab_size)
     model_directory = (directory / MODEL).resolve()
     model_directory.mkdir(exist_ok=True)
     config = model_directory / "config.json"
-    write_whole(config, json.dumps(dict(plan.spec.raw_config), indent=2) + "\n")
-    return EngineSource(str(config), plan.load_format, plan.spec.vocab_size)
+    write_whole(config, json.dumps(dict(spec.raw_config), indent=2) + "\n")
+    return EngineSource(str(config), load_format, spec.vocab_size)
 
 
 @contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
+def sigterm_interrupts() -> Iterator[None]:
     """SIGTERM is treated like Ctrl-C: what was measured gets written."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:

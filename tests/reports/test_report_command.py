@@ -12,6 +12,7 @@ from report_helpers import records, sample_directory, write_trials
 from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.reports.comparison import compare_runs, verdicts
+from kvplan.reports.pictures import draw_comparison
 from kvplan.runs.reader import load_run
 
 
@@ -49,7 +50,8 @@ def test_markdown_is_short_and_whole(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "## Recommendation" in text and "vllm serve gpt2" in text
     table = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(table) == 2 + len(records())
+    ran = [record for record in records() if record["row"]["status"] != "skipped_oom_dominated"]
+    assert len(table) == 2 + len(ran)
     assert len({line.count("|") for line in table}) == 1
 
 
@@ -67,7 +69,7 @@ def test_pictures_go_where_out_says(tmp_path, capsys):
     directory = write_trials(tmp_path / "run", records()[:1])
     assert main(["report", str(directory), "--format", "png", "--out", str(tmp_path / "a" / "b")]) == 0
     paths = capsys.readouterr().out.split()
-    assert f"{tmp_path / 'a' / 'b' / 'throughput.png'}" in paths
+    assert f"{tmp_path / 'a' / 'b' / 'occupancy.png'}" in paths
     assert sorted(paths) == sorted(str(path) for path in (tmp_path / "a" / "b").iterdir())
 
 
@@ -162,3 +164,22 @@ def test_the_comparison_page(tmp_path, capsys):
     assert path == str(first / "comparison.html")
     page = (first / "comparison.html").read_text()
     assert "two vs. one" in page and "data:image/png;base64," in page and "http" not in page.split("<body>")[1]
+
+
+def test_one_shared_setting_is_not_a_median(tmp_path):
+    first, second = (
+        load_run(sample_directory(tmp_path / "one")),
+        load_run(write_trials(tmp_path / "two", records()[:1])),
+    )
+    compared = compare_runs(first, second)
+    assert verdicts(compared)[0].endswith("(one shared setting).")
+    assert verdicts(compared)[-1] == "The outcome changed in 0 of 1 shared setting."
+    assert draw_comparison(compared).finding.endswith("(one shared setting)")
+
+
+def test_runs_that_swept_a_dtype_are_matched_by_it(tmp_path):
+    kept = records()[:2]
+    kept[1] = json.loads(json.dumps(kept[0]))
+    kept[1]["row"] |= {"dtype": "bfloat16", "trial_id": "half", "output_throughput": 999.0}
+    compared = compare_runs(*(load_run(write_trials(tmp_path / name, kept)) for name in ("one", "two")))
+    assert list(compared.matches["output_throughput_first"]) == [kept[0]["row"]["output_throughput"], 999.0]

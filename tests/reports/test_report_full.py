@@ -12,8 +12,8 @@ from sample_full import write_full_directory
 
 from kvplan.reports.findings import recommendations, sentences
 from kvplan.reports.html.page import report_page
+from kvplan.reports.outcome_map import violations
 from kvplan.reports.pictures import draw_pictures
-from kvplan.reports.plots.outcomes import violations
 from kvplan.reports.searches import searches
 from kvplan.reports.tables import markdown_text
 from kvplan.runs.reader import Run, load_run
@@ -30,7 +30,7 @@ def test_the_page_shows_the_level_the_hole_and_what_is_left_out(run: Run) -> Non
     assert "slo" in [picture.name for picture in pictures]
     page = report_page(run, pictures)
     assert page.index('id="recommendation"') < page.index('id="slo"') < page.index('id="outcomes"')
-    assert "met up to max_concurrency 9 (2 of 3 runs; at 10 1 of 3 runs)" in page
+    assert "met up to max_concurrency 9 (in 2 of 3 runs; in every run up to 8; at 10 in 1 of 3 runs)" in page
     assert "Excluded from medians: run 1 of utilization 0.9, 8 sequences, block 16" in page
     assert "other processes used 64 % of the CPU; run 101 replaces it" in page
     assert "Not monotonic: gpu_memory_utilization 0.3 failed although 0.19 worked" in page

@@ -5,20 +5,23 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import json
 import re
 from html.parser import HTMLParser
 
 import jinja2
 import pytest
 from markupsafe import Markup
+from PIL import Image
 from report_helpers import failed_records, records, sample_directory, sample_run, write_trials
 
 from kvplan.reports.html.page import report_page
 from kvplan.reports.html.rendering import breakable, data_uri, render
 from kvplan.reports.pictures import PICTURES, Picture, draw_pictures
+from kvplan.reports.plots.canvas import NARROW_DOTS_PER_INCH, NARROW_INCHES
 from kvplan.runs.reader import Run, load_run
 
-VOID = {"br", "img", "meta", "wbr"}
+VOID = {"br", "img", "meta", "source", "wbr"}
 FETCHING = {"src", "href", "srcset", "data", "action", "poster", "background"}
 
 
@@ -153,6 +156,38 @@ def test_nothing_served_says_why(tmp_path):
     assert "No setting could be served" in found.text
     assert "The worker died by SIGKILL." in found.text
     assert "There is no manifest." in found.text
+
+
+def test_a_run_without_a_served_trial_has_one_sentence_instead_of_empty_plots(tmp_path):
+    run = load_run(write_trials(tmp_path, failed_records()))
+    found = PageReader(report_page(run, draw_pictures(run)))
+    assert (
+        "No trial served its requests, so there is no throughput, latency, memory or occupancy to plot." in found.text
+    )
+    assert [attributes["id"] for attributes in found.all("figure")] == ["picture-outcomes"]
+    sections = [attributes["id"] for attributes in found.all("section")]
+    assert sections == ["recommendation", "outcomes", "trials", "environment"]
+    assert [link["href"] for link in found.all("a")][:4] == [f"#{name}" for name in sections]
+
+
+def test_predictions_of_nothing_are_not_counted(tmp_path):
+    path = sample_directory(tmp_path) / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["predictions"] |= {"num_compared": 0, "block_bytes_equal": 0, "num_blocks_equal": 0}
+    path.write_text(json.dumps(summary))
+    assert "0 of 0" not in page_of(load_run(tmp_path)).text
+
+
+def test_a_phone_gets_drawings_of_its_own_width(tmp_path):
+    run = sample_run(tmp_path)
+    pictures = draw_pictures(run, with_narrow=True)
+    read = PageReader(report_page(run, pictures))
+    sources = read.all("source")
+    assert len(sources) == len(pictures) and all(source["media"] == "(max-width: 640px)" for source in sources)
+    for source, picture in zip(sources, pictures, strict=True):
+        image = Image.open(io.BytesIO(base64.b64decode(source["srcset"].split(",", 1)[1])))
+        assert image.width == NARROW_INCHES * NARROW_DOTS_PER_INCH, picture.name
+    assert all(picture.narrow_png is None for picture in draw_pictures(run)[:1])
 
 
 def test_what_could_not_be_read_stands_on_the_page(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from report_helpers import failed_records, records, sample_directory, sample_run
 
 from kvplan.reports.comparison import compare_runs
 from kvplan.reports.pictures import PICTURES, Picture, draw_comparison, draw_pictures
-from kvplan.reports.plots import canvas, outcomes
+from kvplan.reports.plots import canvas, outcomes, predictions
 from kvplan.reports.plots.canvas import drawing, new_figure
 from kvplan.runs.reader import load_run
 
@@ -101,13 +102,21 @@ def test_pictures_of_unusual_runs_are_readable(tmp_path, case):
         assert_readable(picture)
 
 
-def test_rows_without_figures_say_so_in_words(tmp_path):
+def test_plots_that_would_be_empty_are_not_drawn(tmp_path):
     bare = [{"row": {"trial_id": "a", "status": "ok"}, "series": None}]
-    pictures = {picture.name: picture for picture in draw_pictures(load_run(write_trials(tmp_path, bare)))}
-    assert pictures["throughput"].finding == "No trial was served, so there is no throughput to show."
-    assert pictures["outcomes"].finding.endswith("so there is no map.")
-    for picture in pictures.values():
-        assert_readable(picture)
+    assert draw_pictures(load_run(write_trials(tmp_path / "bare", bare))) == []
+    failed = draw_pictures(load_run(write_trials(tmp_path / "failed", failed_records())))
+    assert [picture.name for picture in failed] == ["outcomes"]
+
+
+def test_one_trial_has_no_plot_of_what_was_not_varied(tmp_path):
+    drawn = draw_pictures(load_run(write_trials(tmp_path, records()[:1])))
+    assert [picture.name for picture in drawn] == ["occupancy", "predicted_vs_measured", "memory"]
+
+
+def test_a_comparison_of_runs_that_served_nothing_draws_nothing(tmp_path):
+    directories = [write_trials(tmp_path / name, failed_records()) for name in ("first", "second")]
+    assert draw_comparison(compare_runs(*map(load_run, directories))) is None
 
 
 def test_a_failure_that_breaks_monotony_is_flagged_on_the_map(tmp_path):
@@ -163,3 +172,18 @@ def test_titles_are_broken_into_lines_of_equal_length():
     assert canvas.balanced("four short words here", 40) == "four short words here"
     assert canvas.balanced("a title that is one word too long", 28) == "a title that is\none word too long"
     assert canvas.balanced("as much as 9 %", 13).splitlines()[-1].endswith("9\N{NO-BREAK SPACE}%")
+
+
+def test_ticks_of_a_logarithmic_panel_do_not_touch(tmp_path):
+    kept = [record for record in records() if record["row"]["status"] == "ok"][:2]
+    for record, value in zip(kept, (1500.0, 42000.0), strict=True):
+        record["row"] |= {"median_ttft_ms": value, "pred_median_ttft_ms": value}
+    with drawing():
+        figure = new_figure(9.6, 7.4)
+        predictions.draw(load_run(write_trials(tmp_path, kept)), figure)
+        figure.draw_without_rendering()
+        (panel,) = [axes for axes in figure.axes if axes.get_title(loc="left").startswith("Median TTFT")]
+        boxes = [label.get_window_extent() for label in panel.get_xticklabels() if label.get_text()]
+        boxes = [box for box in boxes if panel.bbox.x0 <= (box.x0 + box.x1) / 2 <= panel.bbox.x1]
+    assert len(boxes) >= 2
+    assert all(right.x0 > left.x1 + 2 for left, right in itertools.pairwise(sorted(boxes, key=lambda box: box.x0)))

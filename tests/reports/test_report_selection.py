@@ -10,31 +10,33 @@ from report_helpers import failed_records, frame, records, sample_directory, sam
 
 from kvplan.reports.findings import kv_waste, noise_sentence, prediction_sentences, recommendations, status_counts
 from kvplan.reports.looks import LOOKS
+from kvplan.reports.outcome_map import outcome_map
 from kvplan.reports.plots.occupancy import chosen_trials
-from kvplan.reports.plots.outcomes import outcome_map
 from kvplan.reports.selection import (
     best_trial,
     knee,
     most_preempted_trial,
     pareto_front,
+    slices,
     slowest_trial,
     spreads,
     user_points,
-    widest_slice,
 )
 from kvplan.reports.wording import cell, setting, short_number
 from kvplan.runs.reader import load_run
 from kvplan.runs.statuses import STATUS_BRIEF, best_to_worst
 
 
-def test_the_widest_slice_holds_everything_else_fixed():
+def test_slices_hold_everything_else_fixed_and_the_one_nearest_to_the_best_trial_comes_first():
     plane = [
         trial(max_num_seqs=seqs, block_size=size, gpu_memory_utilization=0.9) for seqs in (2, 4) for size in (8, 16)
     ]
-    stray = [trial(max_num_seqs=8, block_size=8, gpu_memory_utilization=0.5)]
-    part = widest_slice(frame(*stray, *plane), ("max_num_seqs", "block_size"))
-    assert list(part.trials.index) == [1, 2, 3, 4]
-    assert part.fixed["gpu_memory_utilization"] == 0.9 and "block_size" not in part.fixed
+    stray = trial(max_num_seqs=8, block_size=8, gpu_memory_utilization=0.5)
+    found = slices(frame(stray, *plane), ("max_num_seqs", "block_size"), None)
+    assert [list(part.trials.index) for part in found] == [[1, 2, 3, 4], [0]]
+    assert found[0].fixed["gpu_memory_utilization"] == 0.9 and "block_size" not in found[0].fixed
+    found = slices(frame(stray, *plane), ("max_num_seqs", "block_size"), stray)
+    assert [list(part.trials.index) for part in found] == [[0], [1, 2, 3, 4]]
 
 
 def test_repetitions_become_median_and_range():
@@ -133,7 +135,19 @@ def test_a_setting_that_is_best_twice_is_recommended_once(tmp_path):
 def test_without_a_summary_the_rows_recommend(tmp_path):
     found = recommendations(load_run(write_trials(tmp_path, records())))
     assert len(found) == 1
-    assert found[0].commands["vllm"].startswith("vllm serve gpt2 --gpu-memory-utilization 0.9 --max-num-seqs 32")
+    assert found[0].commands["kvplan"].startswith('LLM(model="gpt2", gpu_memory_utilization=0.9, max_num_seqs=32')
+    assert "vllm" not in found[0].commands and "multiples of 16, not 8" in found[0].reason
+
+
+def test_without_a_summary_the_command_names_the_kv_dtype(tmp_path):
+    kept = [record for record in records() if record["row"]["status"] == "ok"][:1]
+    kept[0]["row"] |= {"dtype": "bfloat16", "kv_cache_dtype": "fp8", "block_size": 16}
+    (found,) = recommendations(load_run(write_trials(tmp_path, kept)))
+    assert "--dtype bfloat16 --kv-cache-dtype fp8" in found.commands["vllm"]
+    assert found.settings["kv_cache_dtype"] == "fp8"
+    del kept[0]["row"]["device"]
+    (found,) = recommendations(load_run(write_trials(tmp_path / "damaged", kept)))
+    assert found.commands == {} and found.settings["kv_cache_dtype"] == "fp8"
 
 
 def test_nothing_served_recommends_nothing(tmp_path):

@@ -66,7 +66,8 @@ def behave(name: str) -> None:
 
 
 def main() -> None:
-    say({"type": "hello", "pid": os.getpid(), "engine_version": "fake", "torch_version": "none"})
+    say({"type": "hello", "pid": os.getpid(), "engine_version": "fake", "torch_version": "none",
+         "architectures": ["GPT2LMHeadModel", "LlamaForCausalLM"]})  # fmt: skip
     for line in sys.stdin:
         order = json.loads(line)
         note(order)

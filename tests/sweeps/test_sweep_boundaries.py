@@ -62,6 +62,24 @@ def test_the_knee_is_the_smallest_batch_within_five_percent_and_where_it_hurts_i
     assert (knee.kind, knee.starts, knee.fails) == ("knee_max_num_seqs", 4, 16)
 
 
+def test_a_busy_machine_is_no_decline() -> None:
+    """The trial of 16 sequences ran while others used half of the CPU: nothing says that it is slower than 8."""
+    speeds = {4: 77.0, 8: 120.0, 16: 30.0}
+    rows = [
+        row(
+            max_num_seqs=number,
+            output_throughput=speed,
+            trial_id=str(number),
+            other_cpu_pct=60.0 if number == 16 else 1.0,
+        )
+        for number, speed in speeds.items()
+    ]
+    (knee,) = find_boundaries(rows)
+    assert (knee.starts, knee.fails) == (8, None)
+    (knee,) = find_boundaries([each | {"other_cpu_pct": 60.0} for each in rows])  # nothing quieter to go by
+    assert (knee.starts, knee.fails) == (8, 16)
+
+
 def test_a_setting_starts_only_if_every_run_of_it_did() -> None:
     rows = [row(max_model_len=128), row(max_model_len=256), row("oom_runtime", max_model_len=256, run_number=2)]
     (boundary,) = find_boundaries(rows)

@@ -18,9 +18,31 @@ from kvplan.workload.requests import RequestSpec
 COST = StepTimes(StepShape(0, 0, 0, 0, 0, 0, 0, 0), Speed(1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0))  # a second a step
 
 
-@pytest.fixture(scope="module")
-def default_plan() -> SweepPlan:
-    return make_plan(SweepOptions(model="gpt2", device="cpu", device_memory="4GiB"))
+@pytest.fixture(scope="module", params=["4GiB", None])
+def default_plan(request: pytest.FixtureRequest) -> SweepPlan:
+    return make_plan(SweepOptions(model="gpt2", device="cpu", device_memory=request.param))
+
+
+def peak_usage(plan: SweepPlan) -> float:
+    """Used share of the pool in the shared point of both planes, at its predicted peak."""
+    (trial,) = [trial for trial in plan.trials if len(trial.planes) == 2]
+    tokens = sum(-(-(r.num_prompt_tokens + r.num_output_tokens) // 16) for r in plan.predictor.requests)
+    return tokens / plan.predictor.memory(trial.settings).num_blocks
+
+
+def test_the_default_sweep_does_not_leave_its_pool_empty() -> None:
+    """With 4 GiB the requests filled 4 % of the pool at utilization 0.9, and no setting of memory meant anything."""
+    plan = make_plan(SweepOptions(model="gpt2", device="cpu"))
+    assert 0.6 < peak_usage(plan) <= 1.0
+    assert "--device-memory sets it" in plan.notices[0] and plan.device.notice == plan.notices[0]
+    chosen = make_plan(SweepOptions(model="gpt2", device="cpu", device_memory="4GiB"))
+    assert chosen.device.memory_bytes == 4 * 1024**3 and peak_usage(chosen) < 0.05
+
+
+def test_a_sweep_whose_settings_were_given_keeps_the_usual_memory() -> None:
+    default = make_plan(SweepOptions(model="gpt2", device="cpu")).device.memory_bytes
+    given = make_plan(SweepOptions(model="gpt2", device="cpu", axes={"max_num_seqs": "4"})).device.memory_bytes
+    assert given > default
 
 
 def test_the_default_design_expects_every_outcome(default_plan: SweepPlan) -> None:

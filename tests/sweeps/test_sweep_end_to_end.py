@@ -124,8 +124,8 @@ def test_a_trial_whose_worker_is_killed_is_begun_anew_and_says_so(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_device_memory_below_the_weights(tmp_path: Path) -> None:
-    outcome, _ = run(tmp_path, {"max_num_seqs": "1,2"}, device_memory="64KiB")
+def test_a_budget_below_the_weights(tmp_path: Path) -> None:
+    outcome, _ = run(tmp_path, {"max_num_seqs": "1,2", "gpu_memory_utilization": "0.00005"})
     assert [row["status"] for row in outcome.rows] == ["oom_weights", "oom_weights"]
     assert all(row["predicted_status"] == "oom_weights" for row in outcome.rows)
     assert outcome.summary["best"] == []
@@ -143,11 +143,18 @@ def test_same_seed_same_requests(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_the_engine_does_not_run_is_said_once_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_model_the_engine_does_not_run_is_said_once_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where only the engine knows, because it is another version than the planner expects."""
     model = write_tiny_model(tmp_path / "tiny-model")
     config = json.loads(model.read_text()) | {"architectures": ["GPTBigCodeForCausalLM"], "model_type": "gpt_bigcode"}
     model.write_text(json.dumps(config))
-    plan = make_plan(SweepOptions(model=str(model), device="cpu", device_memory="256MiB", axes={"max_num_seqs": "1,2"}))
+    options = SweepOptions(model=str(model), device="cpu", device_memory="256MiB", axes={"max_num_seqs": "1,2"})
+    with pytest.raises(KvplanError, match="GPTBigCodeForCausalLM"):
+        make_plan(options)
+    monkeypatch.setattr("kvplan.sweeps.plan.refuse_architecture", lambda architecture: None)
+    plan = make_plan(options)
     with pytest.raises(KvplanError, match="GPTBigCodeForCausalLM"):
         run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="test")
     assert not (tmp_path / "run").exists()

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from kvplan.reports.findings import (
+    clipped_sentence,
     kv_waste,
     noise_sentence,
+    not_listed_sentence,
     prediction_sentences,
+    recommendation_heading,
     recommendations,
     sentences,
     status_counts,
 )
 from kvplan.reports.html.rendering import render
 from kvplan.reports.html.tables import column_groups, main_table
-from kvplan.reports.pictures import Picture
+from kvplan.reports.pictures import PICTURES, SEARCH_PICTURE, Picture
 from kvplan.reports.searches import searches
 from kvplan.reports.tables import csv_text
 from kvplan.reports.wording import cell, load_phrase, plural
@@ -28,29 +31,55 @@ _NOT_ENVIRONMENT: Final = frozenset({"columns", "planes", "trials", "schema", "s
 
 def report_page(run: Run, pictures: Sequence[Picture]) -> str:
     """The whole page of one run. ``pictures`` as ``draw_pictures`` returns them."""
-    drawn = {picture.name: picture for picture in pictures}
+    drawn: dict[str, Picture | None] = dict.fromkeys(kind.name for kind in (SEARCH_PICTURE, *PICTURES))
+    drawn |= {picture.name: picture for picture in pictures}
     device = run.first("device_name") or run.first("device") or "unknown device"
+    where = f"at {run.first('url')}" if run.first("url") else f"on {device}"
+    shown = {
+        "slo": _slo(run) if drawn["slo"] else None,
+        "boundaries": sentences(run, "boundaries"),
+        "predictions": prediction_sentences(run),
+        "waste": kv_waste(run),
+    }
     return render(
         "report.html.j2",
-        title=f"{run.first('model_id') or 'unknown model'} on {device}",
+        title=f"{run.first('model_id') or 'unknown model'} {where}",
         about=" · ".join(filter(None, (load_phrase(run), _started(run)))),
+        links=_links(drawn, shown, recommendation_heading(run)),
         pictures=drawn,
         notes=notes(run),
         recommendations=recommendations(run),
+        recommendation_heading=recommendation_heading(run),
         num_trials=plural(len(run.trials), "trial"),
         status_counts=status_counts(run),
         errors=[error for error in run.frame["error"].unique() if error],
-        slo=_slo(run) if "slo" in drawn else None,
         violations=sentences(run, "violations"),
-        boundaries=sentences(run, "boundaries"),
-        predictions=prediction_sentences(run),
-        waste=kv_waste(run),
         csv=csv_text(run).encode(),
         main_table=main_table(run),
+        not_listed=not_listed_sentence(run),
         groups=column_groups(run),
         statuses=status_meanings(run),
         environment=_environment(run),
+        **shown,
     )
+
+
+def _links(drawn: Mapping[str, Picture | None], shown: Mapping[str, object], heading: str) -> list[tuple[str, str]]:
+    """(id, label) of the sections that the page has, in their order; ``heading``: of the first."""
+    has = {
+        "recommendation": (heading, True),
+        "slo": ("SLO", shown["slo"]),
+        "outcomes": ("Boundaries", drawn["outcomes"] or shown["boundaries"]),
+        "throughput": ("Throughput", drawn["throughput"] or drawn["latency"]),
+        "pareto": ("Trade-off", drawn["pareto"]),
+        "occupancy": ("Occupancy", drawn["occupancy"]),
+        "predicted": ("Predictions", drawn["predicted_vs_measured"] or shown["predictions"]),
+        "memory": ("Memory", drawn["memory"]),
+        "waste": ("KV waste", shown["waste"]),
+        "trials": ("Trials", True),
+        "environment": ("Environment", True),
+    }
+    return [(name, label) for name, (label, is_there) in has.items() if is_there]
 
 
 def _started(run: Run) -> str:
@@ -69,7 +98,7 @@ def notes(run: Run) -> list[str]:
         lines.append("The sweep was interrupted; the report shows the trials that had finished by then.")
     if isinstance(planned, int) and planned > len(run.trials):
         lines.append(f"{len(run.trials)} of {planned} trials have finished; --resume runs the others.")
-    lines += [noise] if (noise := noise_sentence(run)) else []
+    lines += [sentence for sentence in (noise_sentence(run), clipped_sentence(run)) if sentence]
     lines += [f"Excluded from medians: {sentence}." for sentence in run.excluded.values()]
     listed = run.summary.get("notes")
     return lines + ([str(line) for line in listed] if isinstance(listed, list) else [])

@@ -14,7 +14,7 @@ from kvplan.reports.wording import short_number
 from kvplan.runs.statuses import STATUS_BRIEF
 
 # How many sentences of a list are shown before the rest is folded.
-MOST_LINES: Final = 6
+MOST_LINES: Final = 10
 
 
 def render(template: str, **values: object) -> str:

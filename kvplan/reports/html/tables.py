@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.reports.wording import named_cell
+from kvplan.reports.selection import listed_trials, with_varied
+from kvplan.reports.wording import named_cell, plural
 from kvplan.runs.reader import ReportColumn, Run, Trial
 
 # What a reader looks up first; the other columns follow by group.
@@ -23,6 +24,7 @@ MAIN_COLUMNS: Final = (
     "median_tpot_ms",
     "goodput_pct",
     "slo_pass",
+    "bound_by",
     "kv_usage_max",
     "frag_pct",
     "num_preemptions",
@@ -79,15 +81,16 @@ class ColumnGroup:
     """The columns of one group: those with one value are listed once, the others are in tables that fit on paper."""
 
     name: str
-    num_columns: int
+    size: str
     shared: Sequence[SharedCell]
     tables: Sequence[Table]
 
 
 def main_table(run: Run) -> Table:
     """The columns a reader looks up first, without those that no row fills."""
-    columns = [column for column in _named(run, MAIN_COLUMNS) if _is_filled(run.trials, column)]
-    return _table("trials", run.trials, columns)
+    trials = listed_trials(run)
+    columns = [column for column in _named(run, with_varied(MAIN_COLUMNS, run)) if _is_filled(trials, column)]
+    return _table("trials", trials, columns)
 
 
 def column_groups(run: Run) -> list[ColumnGroup]:
@@ -99,20 +102,20 @@ def column_groups(run: Run) -> list[ColumnGroup]:
 
 
 def _group(run: Run, name: str, columns: Sequence[ReportColumn]) -> ColumnGroup:
-    shared = [column for column in columns if _is_constant(run.trials, column)]
+    shared = [column for column in columns if _is_constant(listed_trials(run), column)]
     varying = [column for column in columns if column not in shared]
     chunks = [varying[start : start + _MOST_COLUMNS] for start in range(0, len(varying), _MOST_COLUMNS)]
     return ColumnGroup(
         name,
-        len(columns),
-        [SharedCell(column, _shared_text(run.trials[0], column)) for column in shared],
+        plural(len(columns), "column"),
+        [SharedCell(column, _shared_text(listed_trials(run)[0], column)) for column in shared],
         [_chunk(run, name, chunk) for chunk in chunks],
     )
 
 
 def _chunk(run: Run, group: str, columns: Sequence[ReportColumn]) -> Table:
-    lead = [column for column in _named(run, _LEAD_COLUMNS) if column not in columns]
-    return _table(f"columns of the group {group}", run.trials, [*lead, *columns])
+    lead = [column for column in _named(run, with_varied(_LEAD_COLUMNS, run)) if column not in columns]
+    return _table(f"columns of the group {group}", listed_trials(run), [*lead, *columns])
 
 
 def _shared_text(trial: Trial, column: ReportColumn) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from kvplan.reports.looks import BLUE, ORANGE
-from kvplan.reports.plots.canvas import finish, from_zero, say
-from kvplan.reports.selection import spreads, widest_slice
+from kvplan.reports.plots.canvas import finish, from_zero, panels
+from kvplan.reports.selection import best_trial, slices, spreads
 from kvplan.reports.wording import fixed_phrase, short_number
 from kvplan.runs.reader import Run
 
@@ -17,28 +17,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(run: Run, figure: Figure) -> str:
-    """Two panels over the same block sizes: a dot per trial, a bar at the median."""
-    part = widest_slice(run.measured, ("block_size", "max_num_seqs"))
-    wasted = part.trials.dropna(subset=["block_size", "frag_pct"])
-    batch = _widest_batch(part.trials)
-    served = part.trials[part.trials["max_num_seqs"] == batch].dropna(subset=["block_size"])
-    if wasted.empty or served.empty:
-        return say(figure, run, "No trial was served, so there are no block sizes to compare.")
-    left, right = figure.subplots(1, 2)
-    _panel(left, wasted, "frag_pct", ORANGE)
+def draw(run: Run, figure: Figure) -> str | None:
+    """Two panels over the same block sizes, as near to the best trial as they were varied: a dot per trial, a bar at
+    the median. None where one block size was tried."""
+    measured = run.measured.dropna(subset=["block_size", "frag_pct"])
+    found = [part for part in slices(measured, ("block_size",), best_trial(run))
+             if part.trials["block_size"].nunique() > 1]  # fmt: skip
+    if not found:
+        return None
+    trials = found[0].trials
+    left, right = panels(figure, 2)
+    _panel(left, trials, "frag_pct", ORANGE)
     left.set_title("KV waste: empty slots in allocated blocks", fontsize=9.5)
-    left.set_ylabel("internal fragmentation (%)")
-    _panel(right, served, "output_throughput", BLUE)
-    right.set_title(f"Output throughput at max_num_seqs {short_number(batch)}", fontsize=9.5)
-    right.set_ylabel("output throughput (tokens/s)")
-    return finish(figure, run, _finding(wasted, served), fixed_phrase(part.fixed) + " (bar: median, dot: trial)")
-
-
-def _widest_batch(trials: pd.DataFrame) -> float | None:
-    """The max_num_seqs that met the most block sizes; ties: the largest."""
-    sizes = trials.groupby("max_num_seqs")["block_size"].nunique()
-    return None if sizes.empty else sizes[sizes == sizes.max()].index.max()
+    left.set_ylabel("% of the slots")
+    _panel(right, trials, "output_throughput", BLUE)
+    right.set_title("Output throughput", fontsize=9.5)
+    right.set_ylabel("tokens/s")
+    return finish(figure, run, _finding(trials), fixed_phrase(run, found[0].fixed) + " (bar: median, dot: trial)")
 
 
 def _panel(axes: Axes, trials: pd.DataFrame, column: str, colour: str) -> None:
@@ -51,18 +46,16 @@ def _panel(axes: Axes, trials: pd.DataFrame, column: str, colour: str) -> None:
         axes.annotate(short_number(point.median), (place, point.max), textcoords="offset points", xytext=(0, 6),
                       ha="center", fontsize=9)  # fmt: skip
     axes.set_xticks(range(len(points)), [short_number(size) for size in points.index])
-    axes.set_xlim(-0.6, max(len(points), 2) - 0.4)
+    axes.set_xlim(-0.6, len(points) - 0.4)
     axes.set_xlabel("block_size (tokens)")
     axes.grid(visible=False, axis="x")
     from_zero(axes, 1.04 * points["max"].max())
 
 
-def _finding(wasted: pd.DataFrame, served: pd.DataFrame) -> str:
-    waste = wasted.groupby("block_size")["frag_pct"].median()
-    rates = served.groupby("block_size")["output_throughput"].median()
+def _finding(trials: pd.DataFrame) -> str:
+    waste = trials.groupby("block_size")["frag_pct"].median()
+    rates = trials.groupby("block_size")["output_throughput"].median()
     small, large = waste.index.min(), waste.index.max()
-    if small == large:
-        return f"block_size {short_number(small)} wastes {short_number(waste[small])} % of the KV memory it allocates"
     gap = 100 * (rates.max() / rates.min() - 1) if rates.min() else 0
     return (
         f"KV waste {short_number(waste[small])} % at block_size {short_number(small)}, "

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from kvplan.reports.wording import exclusion_phrase, run_phrase, short_number
+from kvplan.reports.wording import axis_title, exclusion_phrase, run_phrase, setting, short_number
 from kvplan.runs.reader import Run
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
 DOTS_PER_INCH: Final = 130
+# The width of a phone, at the page's type size, and the dots that its screen has for an inch of that.
+NARROW_INCHES: Final = 3.5
+NARROW_DOTS_PER_INCH: Final = 162
+# Room for tick labels and an axis label.
+_BELOW_AXES_INCHES: Final = 0.5
 INK: Final = "#222222"
 FAINT: Final = "#5F5F5F"
 
@@ -68,7 +75,48 @@ def new_figure(width_inches: float = 8.0, height_inches: float = 4.6) -> Figure:
     """An empty figure that lays itself out; no global state, no window."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width_inches, height_inches), dpi=DOTS_PER_INCH, layout="constrained")
+    dots = NARROW_DOTS_PER_INCH if width_inches <= NARROW_INCHES else DOTS_PER_INCH
+    return Figure(figsize=(width_inches, height_inches), dpi=dots, layout="constrained")
+
+
+def is_narrow(drawn: Figure | Axes) -> bool:
+    """True for a phone's figure: panels stand below each other there, and legends have one column."""
+    figure = drawn.get_figure(root=True)
+    assert figure is not None, "axes belong to a figure"
+    return bool(figure.get_figwidth() <= NARROW_INCHES)
+
+
+def panels(figure: Figure, count: int) -> list[Axes]:
+    """``count`` axes side by side, on a narrow figure below each other; each keeps about the height of the figure."""
+    if not is_narrow(figure):
+        return list(figure.subplots(1, count, squeeze=False).flat)
+    figure.set_figheight(0.6 + 2.5 * count)
+    return list(figure.subplots(count, 1, squeeze=False).flat)
+
+
+def single_row(axes: Axes, name: str, value: object) -> None:
+    """The vertical axis of a map that has one row, which is too low for a label beside it."""
+    axes.set_ylabel("")
+    axes.set_yticklabels([f"{name}\n{setting(value)}".replace("_", "_\n" if is_narrow(axes) else "_")])
+
+
+def outer_legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str]) -> None:
+    """A legend beside the axes, on a narrow figure below them: inside it would cover points."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure = axes.get_figure(root=True)
+    assert figure is not None, "axes belong to a figure"
+    place, corner = axes.transAxes, (1.01, 1.0)
+    if is_narrow(figure):
+        figure.set_figheight(figure.get_figheight() + 0.17 * sum(label.count("\n") + 1 for label in labels))
+        place, corner = place + ScaledTranslation(0, -_BELOW_AXES_INCHES, figure.dpi_scale_trans), (-0.1, 0.0)
+    axes.legend(list(handles), labels, loc="upper left", bbox_to_anchor=corner, bbox_transform=place, fontsize=8,
+                handlelength=1.6, borderaxespad=0.2, labelcolor=INK)  # fmt: skip
+
+
+def axis_text(axes: Axes, name: str) -> str:
+    """The label of a setting's axis: with its unit, where there is room for it."""
+    return name if is_narrow(axes) else axis_title(name)
 
 
 def png_bytes(figure: Figure) -> bytes:
@@ -78,35 +126,37 @@ def png_bytes(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def finish(figure: Figure, run: Run, finding: str, held: str = "") -> str:
-    """Write the finding above the figure and the run's circumstances below it; returns the finding."""
-    width = figure.get_figwidth()
-    title = balanced(printable(finding), int(width * 8.7))
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+def finish(figure: Figure, run: Run, finding: str, held: str = "", circumstances: str = "") -> str:
+    """Write the finding above the figure and the circumstances below it, those of the run if no others are given, with
+    what was held fixed; returns the finding."""
+    width, type_size = figure.get_figwidth(), 11 if is_narrow(figure) else 12
+    title = balanced(printable(finding), int(width * 104 / type_size))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=type_size, fontweight="bold")
     foot = "\n".join(
         textwrap.fill(printable(line), int(width * 15.2))
-        for line in (run_phrase(run), held and f"at {held}", exclusion_phrase(run))
+        for line in (
+            *(circumstances or run_phrase(run)).splitlines(),
+            *(held and f"at {held}").splitlines(),
+            exclusion_phrase(run),
+        )
         if line
     )
     figure.supxlabel(foot, x=0.01, ha="left", fontsize=8, color=FAINT)
     return finding
 
 
+# A number and what it counts or names stay on one line.
+_BOUND: Final = re.compile(
+    r"(?<=\d) (?=%|tokens/s|requests/s|ms\b|GiB|MiB|→)|(?<=_[a-z]{3}) (?=\d)|(?<=size|seqs) (?=\d)"
+)
+
+
 def balanced(text: str, width: int) -> str:
     """As few lines as ``width`` allows, of about equal length, so that no word is alone on the last one."""
-    text = text.replace(" %", "\N{NO-BREAK SPACE}%")
-    num_lines = len(textwrap.wrap(text, width))
-    narrowest = next(w for w in range(len(text) // num_lines, width + 1) if len(textwrap.wrap(text, w)) == num_lines)
-    return textwrap.fill(text, narrowest)
-
-
-def say(figure: Figure, run: Run, message: str) -> str:
-    """A figure without data, smaller: the reason in words instead of empty axes."""
-    figure.set_size_inches(8.0, 2.0)
-    figure.text(0.5, 0.5, textwrap.fill(printable(message), 60), ha="center", va="center", fontsize=13, color=FAINT)
-    foot = textwrap.fill(printable(run_phrase(run)), int(figure.get_figwidth() * 15.2))
-    figure.text(0.01, 0.02, foot, ha="left", va="bottom", fontsize=8, color=FAINT)
-    return message
+    text = _BOUND.sub("\N{NO-BREAK SPACE}", text)
+    lines = [textwrap.wrap(text, w, break_long_words=False) for w in range(max(1, width // 2), width + 1)]
+    # The narrowest of those that need no more lines than the widest.
+    return "\n".join(next(found for found in lines if len(found) == len(lines[-1])))
 
 
 def printable(text: str) -> str:
@@ -114,17 +164,40 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() and (ord(c) < 0x250 or c in "–×·→≥≤") else "?" for c in text)
 
 
-def log2_axis(axes: Axes, places: Sequence[float]) -> None:
-    """A base-2 axis with plain numbers at the measured places, thinned where they would touch."""
+def setting_axis(axes: Axes, name: str, places: Sequence[float]) -> None:
+    """The axis of a setting, labelled at the measured places: shares to scale, counts and tokens in powers of two."""
+    ticks = sorted(set(places))
+    low, high = ticks[0], ticks[-1]
+    if name == "gpu_memory_utilization":
+        margin = 0.06 * (high - low) or 0.05
+        axes.set_xlim(low - margin, high + margin)
+        _plain_ticks(axes, _apart(ticks, (high - low) / _most_ticks(axes)))
+        axes.set_xlabel(axis_text(axes, name))
+        return
     axes.set_xscale("log", base=2)
-    low, high = min(places), max(places)
     axes.set_xlim(low / 1.25, high * 1.25)
-    _plain_ticks(axes, _thinned(sorted(set(places)), high / low if low else 1))
+    _plain_ticks(axes, _thinned(ticks, high / low if low else 1, _most_ticks(axes)))
+    axes.set_xlabel(f"{name} (log scale)")
 
 
-def _thinned(places: list[float], ratio: float) -> list[float]:
+def _most_ticks(axes: Axes) -> int:
+    """As many labels as fit on one line."""
+    place = axes.get_subplotspec()
+    return 7 if is_narrow(axes) else 14 // (place.get_gridspec().ncols if place else 1)
+
+
+def _apart(places: list[float], step: float) -> list[float]:
+    """All places that are at least a step from the last one kept."""
+    kept = places[:1]
+    for place in places[1:]:
+        if place >= kept[-1] + 0.999 * step:
+            kept.append(place)
+    return kept
+
+
+def _thinned(places: list[float], ratio: float, most: int) -> list[float]:
     """All places, or if there are more than fit on one line of labels, those that are at least one step apart."""
-    smallest_step = max(1.2, ratio ** (1 / 14))
+    smallest_step = max(1.2, ratio ** (1 / most))
     kept = places[:1]
     for place in places[1:]:
         if place >= kept[-1] * smallest_step:
@@ -133,7 +206,7 @@ def _thinned(places: list[float], ratio: float) -> list[float]:
 
 
 def _plain_ticks(axes: Axes, places: list[float]) -> None:
-    axes.set_xticks(places, [short_number(place) for place in places])
+    axes.set_xticks(places, [setting(place) for place in places])
     axes.set_xticks([], minor=True)
 
 

@@ -8,8 +8,8 @@ import pandas as pd
 
 from kvplan.reports.comparison import Comparison
 from kvplan.reports.looks import BLUE, ORANGE, VERMILION
-from kvplan.reports.plots.canvas import FAINT, finish, from_zero, say, thousands
-from kvplan.reports.wording import setting
+from kvplan.reports.plots.canvas import FAINT, finish, from_zero, panels, thousands
+from kvplan.reports.wording import run_phrase, setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,18 +19,26 @@ _SAME: Final = 0.05
 _FIRST, _SECOND, _RATIO = (f"output_throughput_{part}" for part in ("first", "second", "ratio"))
 
 
-def draw(comparison: Comparison, figure: Figure) -> str:
-    """Left: one mark per shared setting. Right: second / first against max_num_seqs. The band is +-5 %."""
+def draw(comparison: Comparison, figure: Figure) -> str | None:
+    """Left: one mark per shared setting. Right: second / first against max_num_seqs. The band is +-5 %. None where no
+    setting was served in both runs."""
     both = comparison.matches.dropna(subset=[_RATIO])
     if both.empty:
-        return say(figure, comparison.runs[1], "No setting was served in both runs, so there is nothing to compare.")
-    left, right = figure.subplots(1, 2)
+        return None
+    left, right = panels(figure, 2)
     _scatter(left, comparison, both)
     _ratios(right, both)
     middle = both[_RATIO].median()
     verdict = "as fast as" if abs(middle - 1) <= _SAME / 2 else f"{middle:.2f} times as fast as"
-    finding = f"{comparison.names[1]} is {verdict} {comparison.names[0]} (median of {len(both)} shared settings)"
-    return finish(figure, comparison.runs[1], finding)
+    over = f"median of {len(both)} shared settings" if len(both) > 1 else "one shared setting"
+    finding = f"{comparison.names[1]} is {verdict} {comparison.names[0]} ({over})"
+    return finish(figure, comparison.runs[1], finding, circumstances=_circumstances(comparison))
+
+
+def _circumstances(comparison: Comparison) -> str:
+    """What both runs are of; a line for each where they differ in it."""
+    first, second = (run_phrase(run) for run in comparison.runs)
+    return first if first == second else f"{comparison.names[0]}: {first}\n{comparison.names[1]}: {second}"
 
 
 def _scatter(axes: Axes, comparison: Comparison, both: pd.DataFrame) -> None:
@@ -66,6 +74,6 @@ def _ratios(axes: Axes, both: pd.DataFrame) -> None:
     axes.set_xticks(range(len(names)), [setting(name) if "max_num_seqs" in both else "" for name in names])
     axes.set_xlim(-0.6, max(1.0, len(names) - 0.25))
     from_zero(axes, both[_RATIO].max())
-    axes.set_title("Second / first (line: median; band: within 5 %)", fontsize=9.5)
+    axes.set_title("Second / first, line: median, band: 5 %", fontsize=9.5)
     axes.set_xlabel("max_num_seqs")
     axes.set_ylabel("ratio of output throughput")

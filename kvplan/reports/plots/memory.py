@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.reports.looks import BLUE, GREY, ORANGE, PURPLE
-from kvplan.reports.plots.canvas import INK, finish, say
+from kvplan.reports.plots.canvas import INK, finish, is_narrow
 from kvplan.reports.selection import best_trial
 from kvplan.reports.wording import setting
 from kvplan.runs.reader import Run, Trial
@@ -76,12 +76,14 @@ def _thinned(trials: list[Trial], best: Trial | None) -> list[Trial]:
     return [trials[place] for place in sorted(picked)]
 
 
-def draw(run: Run, figure: Figure) -> str:
-    """One bar per utilization, in GiB; the finding says how much of the best trial's pool was used."""
+def draw(run: Run, figure: Figure) -> str | None:
+    """One bar per utilization, in GiB; the finding says how much of the best trial's pool was used. None where no trial
+    allocated a pool."""
     trials = shown_trials(run)
     if not trials:
-        return say(figure, run, "No trial allocated a KV pool, so there is no memory breakdown to show.")
-    figure.set_size_inches(8.0, 2.9 + 0.42 * len(trials))
+        return None
+    is_small = is_narrow(figure)
+    figure.set_figheight(2.9 + 0.42 * len(trials) + 1.0 * is_small)
     axes = figure.subplots()
     unit = _scale(trials)
     for place, trial in enumerate(trials):
@@ -91,8 +93,9 @@ def draw(run: Run, figure: Figure) -> str:
     axes.set_xlabel(f"device memory ({unit.name})")
     axes.grid(visible=False, axis="y")
     unique = _legend_in_order(axes, trials[0])
-    axes.legend(unique.values(), unique.keys(), loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8.5,
-                handlelength=1.4, columnspacing=1.4, borderaxespad=0.2, borderpad=0, labelcolor=INK)  # fmt: skip
+    axes.legend(unique.values(), unique.keys(), loc="lower left", bbox_to_anchor=(0, 1.0), ncols=1 if is_small else 3,
+                fontsize=8.5, handlelength=1.4, columnspacing=1.4, borderaxespad=0.2, borderpad=0,
+                labelcolor=INK)  # fmt: skip
     return finish(figure, run, _finding(best_trial(run) or trials[-1]))
 
 
@@ -126,7 +129,7 @@ def _bar(axes: Axes, place: int, trial: Trial, unit: Scale) -> None:
             continue
         look: dict[str, Any] = {"color": part.colour, "hatch": part.hatch, "edgecolor": "white", "linewidth": 0.8}
         axes.barh(place, width, left=left, height=0.72, label=part.name, **look)
-        if width > 0.065 * total:
+        if width > (0.16 if is_narrow(axes) else 0.065) * total:
             backing = {"facecolor": part.colour, "edgecolor": "none", "pad": 1} if part.hatch else None
             text = f"{width:.2f}" if width < 10 else f"{width:,.0f}"
             axes.text(left + width / 2, place, text, ha="center", va="center", fontsize=8.5,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Final
 
-from kvplan.reports.looks import BLUE, ORANGE, SKY_BLUE, VERMILION
-from kvplan.reports.plots.canvas import finish, say
-from kvplan.reports.selection import best_trial, most_preempted_trial, slowest_trial
+from kvplan.reports.looks import BLUE, SKY_BLUE, VERMILION
+from kvplan.reports.plots.canvas import finish, is_narrow
+from kvplan.reports.selection import best_trial, most_preempted_trial, shown_columns, slowest_trial
 from kvplan.reports.wording import plural, settings_phrase, short_number
 from kvplan.runs.reader import Run, Trial
 
@@ -14,27 +15,44 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 # Column of the series -> label, colour, dash.
 _QUEUES: Final = {"num_running": ("running", BLUE, "-"), "num_waiting": ("waiting", VERMILION, "--")}
 
 
-def draw(run: Run, figure: Figure) -> str:
-    """Two columns (best, worst), two rows (share of blocks, sequences); the finding compares the pools' peaks."""
+def draw(run: Run, figure: Figure) -> str | None:
+    """Two columns (best, worst), two rows (share of blocks, sequences), on a narrow figure all below each other; the
+    finding compares the pools' peaks. None where no trial was served."""
     shown = chosen_trials(run)
     if not shown:
-        return say(figure, run, "No trial was served, so there is no occupancy to show.")
-    grid = figure.subplots(2, len(shown), squeeze=False, sharex="col", sharey="row", height_ratios=[3, 2])
-    for place, (name, trial) in enumerate(shown):
-        _blocks(grid[0][place], trial, name)
-        _sequences(grid[1][place], trial)
-    for row in (0, 1):
-        handles, labels = grid[row][0].get_legend_handles_labels()
-        grid[row][-1].legend(handles, labels, loc="upper right", ncols=2, borderaxespad=0.1, columnspacing=1.2)
-    _scale_blocks(grid[0][0], max(_peak_pct(trial) for _, trial in shown))
-    grid[0][0].set_ylabel("share of the pool (%)")
-    grid[1][0].set_ylabel("sequences")
-    grid[1][0].set_ylim(0, 1.5 * max([1.0, *(_longest_queue(trial) for _, trial in shown)]))
+        return None
+    peak_pct = max(_peak_pct(trial) for _, trial in shown)
+    longest_queue = max([1.0, *(_longest_queue(trial) for _, trial in shown)])
+    pairs = _pairs_of_axes(figure, len(shown))
+    for (name, trial), (above, below) in zip(shown, pairs, strict=True):
+        _blocks(above, trial)
+        above.set_title(_title(run, name, trial, 40 if is_narrow(figure) else 55), fontsize=8.5)
+        _sequences(below, trial)
+        _scale_blocks(above, peak_pct)
+        below.set_ylim(0, 1.5 * longest_queue)
+        for axes in (above, below):
+            axes.set_xlim(left=0)
+            axes.legend(loc="upper right", ncols=2, borderaxespad=0.1, columnspacing=1.0, handlelength=1.4,
+                        fontsize=8 if is_narrow(figure) else 9)  # fmt: skip
+    for above, below in pairs if is_narrow(figure) else pairs[:1]:
+        above.set_ylabel("share of the pool (%)")
+        below.set_ylabel("sequences")
     return finish(figure, run, _finding(shown))
+
+
+def _pairs_of_axes(figure: Figure, count: int) -> list[tuple[Axes, Axes]]:
+    """(axes for the blocks, axes for the sequences) of each trial."""
+    if is_narrow(figure):
+        figure.set_figheight(0.8 + 4.4 * count)
+        stacked = figure.subplots(2 * count, 1, height_ratios=[3, 2] * count)
+        return [(stacked[2 * place], stacked[2 * place + 1]) for place in range(count)]
+    grid = figure.subplots(2, count, squeeze=False, sharex="col", sharey="row", height_ratios=[3, 2])
+    return [(grid[0][place], grid[1][place]) for place in range(count)]
 
 
 def chosen_trials(run: Run) -> list[tuple[str, Trial]]:
@@ -53,7 +71,7 @@ def chosen_trials(run: Run) -> list[tuple[str, Trial]]:
     return chosen
 
 
-def _blocks(axes: Axes, trial: Trial, name: str) -> None:
+def _blocks(axes: Axes, trial: Trial) -> None:
     series = trial.series
     assert series is not None, "only trials with a series are chosen"
     slots = (trial.number("num_blocks_total") or 0) * (trial.number("block_size") or 0)
@@ -63,14 +81,16 @@ def _blocks(axes: Axes, trial: Trial, name: str) -> None:
     if "used_tokens" in series and slots:
         axes.fill_between(series["seconds"], 100 * series["used_tokens"] / slots, color=BLUE, alpha=0.85, linewidth=0,
                           label="slots that hold a token")  # fmt: skip
-    rate = short_number(trial.number("output_throughput"))
-    axes.set_title(f"{name}: {rate} tokens/s ({trial.status})\n{_two_lines(trial)}", fontsize=8.5)
 
 
-def _two_lines(trial: Trial) -> str:
-    memory = settings_phrase(trial, ("gpu_memory_utilization", "max_model_len"))
-    batch = settings_phrase(trial, ("max_num_seqs", "block_size"))
-    return f"{memory}\n{batch}"
+def _title(run: Run, name: str, trial: Trial, width: int) -> str:
+    """Why the trial is shown, its speed and its settings, in lines of at most ``width`` characters."""
+    count = int(trial.number("num_preemptions") or 0)
+    ended = plural(count, "preemption") if count else trial.status
+    figures = f"{name}: {short_number(trial.number('output_throughput'))} tokens/s ({ended})"
+    # A setting and its value stay on one line.
+    settings = settings_phrase(trial, shown_columns(run)).replace(" ", _NO_BREAK).replace(f",{_NO_BREAK}", ", ")
+    return "\n".join(textwrap.fill(line, width) for line in (figures, settings))
 
 
 def _peak_pct(trial: Trial) -> float:
@@ -98,12 +118,6 @@ def _sequences(axes: Axes, trial: Trial) -> None:
     for name in [name for name in _QUEUES if name in series]:
         label, colour, dash = _QUEUES[name]
         axes.step(series["seconds"], series[name], dash, where="post", color=colour, linewidth=1.6, label=label)
-    preemptions = trial.number("num_preemptions") or 0
-    if preemptions:
-        text = plural(int(preemptions), "preemption")
-        axes.text(0.02, 0.96, text, transform=axes.transAxes, va="top", fontsize=9,
-                  bbox={"facecolor": ORANGE, "alpha": 0.35, "edgecolor": "none", "pad": 2})  # fmt: skip
-    axes.set_xlim(left=0)
     axes.set_xlabel("time since the first arrival (s)")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pandas as pd
 
 from kvplan.reports.looks import look_of
-from kvplan.reports.plots.canvas import FAINT, finish, say, thousands
+from kvplan.reports.plots.canvas import FAINT, finish, is_narrow, thousands
 from kvplan.reports.wording import plural, short_number
 from kvplan.runs.reader import WHOLE_COLUMNS, Run
 
@@ -47,14 +47,15 @@ def points_of(trials: pd.DataFrame, pair: Pair) -> pd.DataFrame:
     return found.assign(error_pct=100 * (found["predicted"] / found["measured"] - 1))
 
 
-def draw(run: Run, figure: Figure) -> str:
-    """One square panel per pair that has points, with the line on which a prediction is right."""
+def draw(run: Run, figure: Figure) -> str | None:
+    """One square panel per pair that has points, with the line on which a prediction is right. None where nothing
+    started."""
     shown = [(pair, points) for pair in PAIRS if not (points := points_of(run.frame, pair)).empty]
     if not shown:
-        return say(figure, run, "No trial started, so there is nothing measured to compare with the predictions.")
-    columns = min(len(shown), _COLUMNS)
+        return None
+    columns = 1 if is_narrow(figure) else min(len(shown), _COLUMNS)
     rows = -(-len(shown) // columns)
-    figure.set_size_inches(figure.get_figwidth(), 1.0 + 3.2 * rows)
+    figure.set_figheight(1.0 + (2.9 if is_narrow(figure) else 3.55) * rows)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, (pair, points) in zip(panels, shown, strict=False):
         _panel(axes, pair, points)
@@ -80,21 +81,21 @@ def _panel(axes: Axes, pair: Pair, points: pd.DataFrame) -> None:
     axes.set_ylim(limits)
     axes.set_box_aspect(1)
     for axis in (axes.xaxis, axes.yaxis):
-        _few_ticks(axis, limits if wide else None, whole=pair.measured in WHOLE_COLUMNS)
+        _few_ticks(axis, limits if wide else None, 4 if is_narrow(axes) else 5, whole=pair.measured in WHOLE_COLUMNS)
     axes.set_title(f"{pair.title}\n{_error_phrase(points)}", fontsize=9.5)
     axes.set_xlabel(f"predicted ({pair.unit})")
     axes.set_ylabel(f"measured ({pair.unit})")
 
 
-def _few_ticks(axis: Axis, log_limits: tuple[float, float] | None, *, whole: bool) -> None:
-    """At most about six labelled ticks: 1, 2, 5 of each decade on a short logarithmic axis, decades on a long one."""
+def _few_ticks(axis: Axis, log_limits: tuple[float, float] | None, most: int, *, whole: bool) -> None:
+    """At most about six labelled ticks: 1 and 3 of each decade on a short logarithmic axis, decades on a long one."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     if log_limits is None:
-        axis.set_major_locator(MaxNLocator(5, integer=whole))
+        axis.set_major_locator(MaxNLocator(most, integer=whole))
     else:
         is_short = log_limits[1] < 100 * log_limits[0]
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_short else (1,), numticks=12 if is_short else 6))
+        axis.set_major_locator(LogLocator(subs=(1, 3) if is_short else (1,), numticks=8 if is_short else 6))
     axis.set_major_formatter(thousands())
     axis.set_minor_formatter(NullFormatter())
 

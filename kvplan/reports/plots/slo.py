@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from kvplan.reports.looks import GREEN, VERMILION
-from kvplan.reports.plots.canvas import FAINT, finish, from_zero, say, thousands
+from kvplan.reports.plots.canvas import FAINT, finish, from_zero, panels, thousands
 from kvplan.reports.plots.throughput import LINE_LOOKS
 from kvplan.reports.searches import LOAD_UNITS, Search, objectives_phrase, searches
 from kvplan.reports.wording import plural, setting, short_number
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 _MOST_LINES: Final = 6
 
 
-def draw(run: Run, figure: Figure) -> str:
+def draw(run: Run, figure: Figure) -> str | None:
     """Left: share of requests with its 95 % interval, a full mark where most runs keep the SLO. Right: goodput."""
     found = searches(run)[:_MOST_LINES]
     if not found:
-        return say(figure, run, "There was no search for the highest load within an SLO.")
-    left, right = figure.subplots(1, 2)
+        return None
+    left, right = panels(figure, 2)
     for place, search in enumerate(found):
         colour, marker, _ = LINE_LOOKS[place % len(LINE_LOOKS)]
         _shares(left, search.points, colour, marker, _label(search, found))
         _goodput(right, search.points, colour, marker)
     for axes in (left, right):
         _load_axis(axes, found)
-    left.set_title("Requests within the SLO", fontsize=9.5)
-    left.set_ylabel("% of requests, with 95 % interval")
+    left.set_title("Requests within the SLO, with 95 % interval", fontsize=9.5)
+    left.set_ylabel("% of requests")
     left.set_ylim(0, 106)
     left.scatter([], [], marker="o", color=FAINT, label="most runs keep it (p99)")
     left.scatter([], [], marker="o", facecolors="white", edgecolors=FAINT, label="most runs miss it")
     left.legend(loc="lower left")
-    right.set_title("Goodput: requests/s within the SLO", fontsize=9.5)
-    right.set_ylabel("requests/s (bar: lowest to highest run)")
+    right.set_title("Goodput, bar: lowest to highest run", fontsize=9.5)
+    right.set_ylabel("requests/s within the SLO")
     from_zero(right, max(search.points["goodput_high"].max() for search in found))
     return finish(figure, run, _finding(run, found), _held(found))
 

@@ -1,16 +1,16 @@
-"""Output throughput against max_num_seqs, one line per block size."""
+"""Output throughput over max_num_seqs, or what was varied instead: lines through the best trial and near it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
 from kvplan.reports.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILION
-from kvplan.reports.plots.canvas import finish, from_zero, log2_axis, say
-from kvplan.reports.selection import knee, spreads, widest_slice
-from kvplan.reports.wording import fixed_phrase, short_number
+from kvplan.reports.plots.canvas import finish, from_zero, is_narrow, outer_legend, setting_axis
+from kvplan.reports.selection import ROOM_COLUMNS, Curves, Slice, curves, knee, spreads
+from kvplan.reports.wording import curves_phrase, setting, short_number
 from kvplan.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -28,29 +28,50 @@ LINE_LOOKS: Final = (
     (BLACK, "X", "-."),
 )
 
+# On a phone, a longer label would cover the lines.
+_LONG_LABEL: Final = 22
 
-def draw(run: Run, figure: Figure) -> str:
-    """Median lines with the range of the repetitions; the finding names the best point and where more stops helping."""
-    part = widest_slice(run.measured, ("max_num_seqs", "block_size"))
-    lines = _lines(part.trials)
-    if not lines:
-        return say(figure, run, "No trial was served, so there is no throughput to show.")
+
+def draw(run: Run, figure: Figure) -> str | None:
+    """Median lines with the range of the repetitions; the finding names the best point and where more stops helping.
+
+    None where nothing was varied.
+    """
+    found = curves(run, len(LINE_LOOKS))
+    if found is None:
+        return None
     axes = figure.subplots()
-    for place, (block_size, points) in enumerate(lines.items()):
-        _draw_line(axes, points, f"block_size {short_number(block_size)}", place)
-    every = pd.concat(lines.values())
-    log2_axis(axes, list(every.index))
+    for place, part in enumerate(sorted(found.lines, key=lambda part: _order(part, found.names))):
+        _draw_line(axes, _points(part, found.x), _label(part, found.names), place)
+    every = pd.concat([_points(part, found.x) for part in found.lines])
+    setting_axis(axes, found.x, list(every.index))
     from_zero(axes, every["max"].max())
-    axes.set_xlabel("max_num_seqs (log scale)")
     axes.set_ylabel("output throughput (tokens/s)")
-    axes.legend(loc="best")
-    return finish(figure, run, _finding(lines), fixed_phrase(part.fixed))
+    if found.names:
+        _legend(axes)
+    return finish(figure, run, _finding(found), curves_phrase(run, found))
 
 
-def _lines(trials: pd.DataFrame) -> dict[float, pd.DataFrame]:
-    """block size -> ``spreads`` over max_num_seqs, ascending, empty lines left out."""
-    lines = {size: spreads(group, "output_throughput", "max_num_seqs") for size, group in trials.groupby("block_size")}
-    return {size: points for size, points in lines.items() if not points.empty}
+def _legend(axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if is_narrow(axes) and max(map(len, labels)) > _LONG_LABEL:
+        outer_legend(axes, handles, labels)
+    else:
+        axes.legend(loc="best")
+
+
+def _order(part: Slice, names: Sequence[str]) -> list[tuple[bool, object]]:
+    """Numbers ascending; a missing setting first."""
+    values = [part.fixed.get(name, 0) for name in names]
+    return [(isinstance(value, str), value) for value in values]
+
+
+def _points(part: Slice, x: str) -> pd.DataFrame:
+    return spreads(part.trials, "output_throughput", x)
+
+
+def _label(part: Slice, names: Sequence[str]) -> str:
+    return ", ".join(f"{name} {setting(part.fixed.get(name))}" for name in names)
 
 
 def _draw_line(axes: Axes, points: pd.DataFrame, label: str, place: int) -> None:
@@ -62,16 +83,23 @@ def _draw_line(axes: Axes, points: pd.DataFrame, label: str, place: int) -> None
         axes.vlines(points.index, points["min"], points["max"], color=colour, linewidth=1)
 
 
-def _finding(lines: Mapping[float, pd.DataFrame]) -> str:
-    block_size = max(lines, key=lambda size: lines[size]["median"].max())
-    medians = lines[block_size]["median"]
-    best = (
-        f"{short_number(medians.max())} tokens/s "
-        f"(max_num_seqs {short_number(medians.idxmax())}, block_size {short_number(block_size)})"
-    )
+def _range(found: Curves) -> str:
+    """More room is not more speed once everything fits, so the highest value would be that of noise."""
+    every = pd.concat([_points(part, found.x)["median"] for part in found.lines])
+    low, high = short_number(every.min()), short_number(every.max())
+    return f"{low} to {high} tokens/s over {found.x} {setting(every.index.min())} to {setting(every.index.max())}"
+
+
+def _finding(found: Curves) -> str:
+    highest = max(found.lines, key=lambda part: _points(part, found.x)["median"].max())
+    medians = _points(highest, found.x)["median"]
+    where = ", ".join(filter(None, (f"{found.x} {setting(medians.idxmax())}", _label(highest, found.names))))
+    best = f"{short_number(medians.max())} tokens/s ({where})"
+    if found.x in ROOM_COLUMNS:
+        return _range(found)
     bend = knee(medians)
-    if bend is None or len(medians) < 3:
-        return f"Highest throughput: {best}"
+    if bend is None or len(medians) < 3 or found.x != "max_num_seqs":
+        return f"Highest throughput{'' if found.has_best else ' shown'}: {best}"
     if bend >= medians.index.max():
         return f"Still rising at the largest batch: {best}"
     if bend == medians.idxmax():

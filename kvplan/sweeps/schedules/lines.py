@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -13,6 +14,7 @@ from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.schedules.search import BoundarySearch, SearchSequence
 
 BOUNDARY_AXES: Final = ("max_model_len", "gpu_memory_utilization", "max_num_seqs")
+_FRONTIER_POINTS: Final = 8
 
 
 def make_search(
@@ -36,7 +38,9 @@ def make_search(
     for axis, *seconds in names:
         _check_axes((axis, *seconds))
         values = list(axes.get(axis) or default_values(axis, predictor))
-        beside = others | {name: axes.get(name) or coarse_values(name, predictor) for name in seconds}
+        beside = others | {
+            name: axes.get(name) or _second_values(name, axis, values, base, predictor) for name in seconds
+        }
         lines = [
             _line(axis, values, base.with_changes(**dict(zip(beside, combination, strict=True))))
             for combination in itertools.product(*beside.values())
@@ -72,6 +76,39 @@ def default_values(axis: str, predictor: Predictor) -> list[AxisValue]:
     limit = predictor.spec.max_position_embeddings or 32768
     step = max(1, limit // 64)
     return list(range(step, limit + 1, step))
+
+
+def _second_values(
+    name: str, axis: str, values: Sequence[AxisValue], base: TrialSettings, predictor: Predictor
+) -> list[AxisValue]:
+    """The values of the second axis of a pair, if none were given."""
+    if (name, axis) == ("gpu_memory_utilization", "max_model_len"):
+        return frontier_utilizations(base, min(values), max(values), predictor) or coarse_values(name, predictor)
+    return coarse_values(name, predictor)
+
+
+def frontier_utilizations(
+    base: TrialSettings, shortest: AxisValue, longest: AxisValue, predictor: Predictor
+) -> list[AxisValue]:
+    """Utilizations from just below the one at which the ``shortest`` context is expected to start to just above the one
+    for the ``longest``: between them the frontier rises, elsewhere it is flat. [] where it rises nowhere."""
+    low, high = (_lowest_start(base.with_changes(max_model_len=length), predictor) for length in (shortest, longest))
+    if low is None or high is None or low == high:
+        return []
+    step = (high - low) / (_FRONTIER_POINTS - 3)
+    spread = [round((low + place * step) / 1000, 3) for place in range(-1, _FRONTIER_POINTS - 1)]
+    return sorted({value for value in spread if 0 < value <= 1})
+
+
+def _lowest_start(settings: TrialSettings, predictor: Predictor) -> int | None:
+    """The lowest utilization, in thousandths, at which these settings are expected to start; None if they never do."""
+    thousandths = range(1, 1001)
+    place = bisect.bisect_left(
+        thousandths,
+        True,
+        key=lambda share: predictor.memory(settings.with_changes(gpu_memory_utilization=share / 1000)).outcome == "ok",
+    )
+    return thousandths[place] if place < len(thousandths) else None
 
 
 def coarse_values(axis: str, predictor: Predictor) -> list[AxisValue]:

@@ -32,6 +32,7 @@ from typing import Final
 from kvplan.runs.boundaries import SAME_THROUGHPUT
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import is_measured, throughput_of
+from kvplan.runs.setting_text import settings_text, shown_settings
 from kvplan.runs.statuses import OUT_OF_MEMORY_STATUSES
 from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.forecast.prediction import Predictor
@@ -142,11 +143,13 @@ class _LineSearch:
             if self._is_audited(index):
                 yield from self._probe(index, "audit")
             elif index in blamed and _ran_out_of_memory(self.rows[blamed[index]]):
-                failure = blamed[index]
-                sentence = (
-                    f"Not run: {self.line[failure].as_text()} had already ended as {self.rows[failure]['status']}."
-                )
-                yield Step(Trial(next(self.counter), self.line[index], planes=("probe",)), sentence)
+                yield Step(Trial(next(self.counter), self.line[index], planes=("probe",)), self._skipped(blamed[index]))
+
+    def _skipped(self, failure: int) -> str:
+        """Why a value needs no run: the one at ``failure`` had already run out of memory."""
+        failed = self.line[failure]
+        asked = shown_settings(name for name in ("dtype", "kv_cache_dtype") if getattr(failed, name) != "auto")
+        return f"Not run: {settings_text(failed, asked)} had already ended as {self.rows[failure]['status']}."
 
     def knee(self) -> Steps:
         """The smallest batch that is as fast as the fastest probe, then the first larger one that is slower again."""

@@ -18,7 +18,7 @@ import itertools
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from kvplan.errors import UsageError
 from kvplan.runs.columns import Row
@@ -36,10 +36,10 @@ _RATE_STEP: Final = 1.1
 # From an eighth of the measured capacity to a tenth above it.
 _STEPS_BELOW: Final = 22
 _STEPS_ABOVE: Final = 1
-_PLANE: Final = "slo"
+SLO_PLANE: Final = "slo"
+"""The part of a design that the rows of such a search belong to."""
 
-_Judging = Generator[Step, Row, bool]
-_Narrowing = Generator[Step, Row, tuple[int, int]]
+StepType = TypeVar("StepType")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +79,34 @@ class SloSearch:
     def steps(self) -> Steps:
         counter = itertools.count(1)
         for settings in self.settings:
-            line = _LoadLine(settings, counter, self.load_range.variable, self.num_runs, self.expects)
-            yield from line.search(self.load_range.values, self.num_requests)
+            yield from self._line(settings, counter).search(self.load_range.values, self.num_requests)
+
+    def _line(self, settings: TrialSettings, counter: itertools.count[int]) -> LoadLine[Step]:
+        return LoadLine(
+            make_step=lambda load, number: Step(Trial(next(counter), settings, number, (SLO_PLANE,), load)),
+            variable=self.load_range.variable,
+            num_runs=self.num_runs,
+            expects=lambda load: self.expects(settings, load),
+        )
 
 
 @dataclass(slots=True)
-class _LoadLine:
-    """The search at one setting. rows: the runs of every load that was probed."""
+class LoadLine(Generic[StepType]):
+    """The search at one setting, of whatever is loaded: ``make_step`` makes what runs a load for the n-th time.
 
-    settings: TrialSettings
-    counter: itertools.count[int]
+    A generator of these steps that is sent the row of each. rows: the runs of every load that was probed.
+    """
+
+    make_step: Callable[[Load, int], StepType]
     variable: str
     num_runs: int
-    expects: Callable[[TrialSettings, Load], bool]
+    expects: Callable[[Load], bool]
     rows: dict[float, list[Row]] = field(default_factory=dict)
 
-    def search(self, values: Sequence[float], num_requests: int) -> Steps:
+    def search(self, values: Sequence[float], num_requests: int) -> Generator[StepType, Row, None]:
+        """values: the loads to choose from, ascending; without them rates around the capacity, or 1 to num_requests."""
         if not values and self.variable == "request_rate":
-            row = yield self._step(Load(request_rate=math.inf), 1)
+            row = yield self.make_step(Load(request_rate=math.inf), 1)
             if row["status"] not in MEASURED_STATUSES:
                 return
             values = rates_around(row["request_throughput"] or 0.0)
@@ -112,7 +122,9 @@ class _LoadLine:
             if 0 <= place < len(loads):
                 yield from self._complete(loads[place])
 
-    def _narrow(self, loads: Sequence[float], place: int, keeps: int, misses: int) -> _Narrowing:
+    def _narrow(
+        self, loads: Sequence[float], place: int, keeps: int, misses: int
+    ) -> Generator[StepType, Row, tuple[int, int]]:
         kept = yield from self._most_runs_keep(loads[place])
         return (place, misses) if kept else (keeps, place)
 
@@ -121,24 +133,21 @@ class _LoadLine:
         low, high = 0, len(loads)
         while low < high:
             middle = (low + high) // 2
-            low, high = (middle + 1, high) if self.expects(self.settings, self._load(loads[middle])) else (low, middle)
+            low, high = (middle + 1, high) if self.expects(self._load(loads[middle])) else (low, middle)
         return low
 
-    def _most_runs_keep(self, value: float) -> _Judging:
+    def _most_runs_keep(self, value: float) -> Generator[StepType, Row, bool]:
         """Run until more than half of all runs agree, however the rest would turn out."""
         majority = self.num_runs // 2 + 1
         runs = self.rows.setdefault(value, [])
         while _num_keeping(runs) < majority and len(runs) - _num_keeping(runs) < self.num_runs - majority + 1:
-            runs.append((yield self._step(self._load(value), len(runs) + 1)))
+            runs.append((yield self.make_step(self._load(value), len(runs) + 1)))
         return _num_keeping(runs) >= majority
 
-    def _complete(self, value: float) -> Steps:
+    def _complete(self, value: float) -> Generator[StepType, Row, None]:
         runs = self.rows[value]
         while len(runs) < self.num_runs and runs[-1]["status"] in MEASURED_STATUSES:
-            runs.append((yield self._step(self._load(value), len(runs) + 1)))
-
-    def _step(self, load: Load, run_number: int) -> Step:
-        return Step(Trial(next(self.counter), self.settings, run_number, (_PLANE,), load))
+            runs.append((yield self.make_step(self._load(value), len(runs) + 1)))
 
     def _load(self, value: float) -> Load:
         if self.variable == "request_rate":

@@ -61,14 +61,14 @@ def serving_figures(traces: Sequence[RequestTrace], duration_seconds: float) -> 
     }
     gaps = [gap for trace in completed for gap in np.diff(trace.token_times)]
     tpots = [trace.tpot_seconds for trace in completed if trace.tpot_seconds is not None]
-    figures |= _statistics("ttft", [trace.ttft_seconds for trace in completed])
-    figures |= _statistics("tpot", tpots)
-    figures |= _statistics("itl", gaps)
-    figures |= _statistics("e2el", [trace.latency_seconds for trace in completed])
+    figures |= latency_statistics("ttft", [trace.ttft_seconds for trace in completed])
+    figures |= latency_statistics("tpot", tpots)
+    figures |= latency_statistics("itl", gaps)
+    figures |= latency_statistics("e2el", [trace.latency_seconds for trace in completed])
     return figures
 
 
-def _statistics(name: str, seconds: Sequence[float]) -> Row:
+def latency_statistics(name: str, seconds: Sequence[float]) -> Row:
     """The latency columns of ``name``: ttft, tpot, itl or e2el."""
     if not seconds:
         return cast(Row, {f"{key}_{name}_ms": None for key in ("mean", "median", "std", "p90", "p99")})

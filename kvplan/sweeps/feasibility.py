@@ -1,0 +1,75 @@
+"""What is said before anything runs: models that no trial can serve are refused, clipped requests are announced."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+from kvplan.catalog.engines import KVPLAN_ARCHITECTURES
+from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import KvplanError
+from kvplan.machine.host import available_memory_bytes
+from kvplan.runs.trials import Trial
+from kvplan.sweeps.forecast.prediction import Predictor
+from kvplan.units import format_bytes, plural
+from kvplan.workload.requests import RequestSpec, clip_requests
+
+# Of the memory that is free: the sweep's own process and the rest of the machine need some as well.
+_USABLE_SHARE: Final = 0.8
+_MOST_COUNTS: Final = 5
+
+
+def refuse_architecture(architecture: str, supported: Collection[str] = KVPLAN_ARCHITECTURES) -> None:
+    """KvplanError for an architecture that kvplan's engine does not run: no trial of such a model can ever start."""
+    if architecture not in supported:
+        raise KvplanError(
+            f"kvplan's engine does not support {architecture} yet.",
+            hint=f"it supports {', '.join(supported)}; `kvplan estimate` knows many more",
+        )
+
+
+def refuse_oversized(predictor: Predictor, trials: Iterable[Trial], model: str) -> None:
+    """KvplanError if the weights are larger than the whole device in every trial: no setting can change that.
+
+    model: as the user wrote it.
+    """
+    memories = [predictor.memory(trial.settings) for trial in trials]
+    smallest = min(memories, key=lambda memory: memory.weight_bytes, default=None)
+    total = predictor.device.memory_bytes
+    if smallest is not None and smallest.weight_bytes > total:
+        raise KvplanError(
+            f"The weights of {predictor.spec.id} take {format_bytes(smallest.weight_bytes)} in "
+            f"{smallest.settings.serving.dtype}, but the device has {format_bytes(total)}.",
+            hint=_way_out(smallest.fixed_bytes, predictor.device.kind, model),
+        )
+
+
+def _way_out(needed_bytes: int, device_kind: str, model: str) -> str:
+    """More of this machine's memory where that is enough, else another machine or model."""
+    available = available_memory_bytes()
+    if device_kind == "cpu" and needed_bytes < _USABLE_SHARE * available:
+        return f"--device-memory gives it more of the {format_bytes(available)} that this machine has free"
+    return f"`kvplan estimate {shlex.quote(model)}` shows which GPUs hold it; here, sweep a smaller model"
+
+
+def quantization_notice(spec: ModelSpec, dtype: str) -> str | None:
+    """That the engine will not run the weights in the format they are published in, None if it does."""
+    if spec.quantization is None:
+        return None
+    return f"the weights are published in {spec.quantization.method}; kvplan's engine runs them in {dtype}"
+
+
+def clipping_notice(trials: Iterable[Trial], requests: Sequence[RequestSpec]) -> str | None:
+    """Which contexts are too short for how many requests, in one line; None if every request fits everywhere."""
+    contexts = sorted({trial.settings.max_model_len for trial in trials})
+    clipped = {context: clip_requests(requests, context).num_clipped for context in contexts}
+    counts = [f"{count:,} at context {context:,}" for context, count in clipped.items() if count]
+    if not counts:
+        return None
+    if len(counts) > _MOST_COUNTS:
+        counts[_MOST_COUNTS - 1 : -1] = [f"... {len(counts) - _MOST_COUNTS} more"]
+    return (
+        f"of {plural(len(requests), 'request')}, some are longer than max_model_len and are clipped to it: "
+        f"{', '.join(counts)}; those trials serve less work than the others"
+    )
