@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import NamedTuple
 
@@ -14,6 +16,7 @@ import typer
 from kvplan import __version__
 from kvplan.errors import KvplanError
 from kvplan.help_sections import SectionedCommand, SectionedGroup
+from kvplan.list_words import repeat_options
 
 INTERRUPTED = 130
 
@@ -30,9 +33,13 @@ COMMANDS: dict[str, Listing] = {
     "plan": Listing("Plan", "Find the GPUs and settings for a given load."),
     "explain": Listing("Plan", "Read an engine's start-up log: where the memory went, and what to change."),
     "sweep": Listing("Measure", "Measure throughput, block occupancy and memory limits with kvplan's own engine."),
+    "profile": Listing("Measure", "Profile one setting: memory, batches, and where a step's time goes."),
     "bench": Listing("Measure", "Benchmark paging against what it replaces."),
     "calibrate": Listing("Measure", "Fit the predictions to measured rows."),
     "report": Listing("Measure", "Draw tables, plots and a page from a run directory."),
+    "serve": Listing("Serve", "Serve a model behind OpenAI's API with kvplan's own engine."),
+    "load": Listing("Serve", "Load an OpenAI-compatible server, and say what bound it."),
+    "top": Listing("Serve", "Watch running servers, and how many more sequences fit in each."),
     "models": Listing("Look up", "List the models known by name."),
     "gpus": Listing("Look up", "List the GPUs known by name."),
 }
@@ -85,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open as long as the process
     if sys.stdout is None:
         return _complain("standard output is closed", None, 1)
+    _write_what_fits()
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     code = _run(words)
     try:
@@ -96,10 +104,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def _write_what_fits() -> None:
+    """A character that the output's encoding lacks is written as its escape, as on stderr: it ends no run."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def _run(words: list[str]) -> int:
     wanted = _first_word(_words_to_complete() or words)
     try:
-        code = build_app(wanted)(args=words, prog_name="kvplan", standalone_mode=False)
+        app = build_app(wanted)
+        code = app(args=_with_lists(words, wanted), prog_name="kvplan", standalone_mode=False)
     except KvplanError as error:
         return _complain(error.message, error.hint, error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
@@ -112,6 +127,13 @@ def _run(words: list[str]) -> int:
     except _CLICK_ERROR as error:
         return _complain(_plain_message(error.format_message()), _help_hint(wanted), 2)  # type: ignore[attr-defined]
     return code if isinstance(code, int) else 0
+
+
+def _with_lists(words: list[str], wanted: str | None) -> list[str]:
+    """Further values of a command's LIST_OPTIONS may follow after spaces."""
+    if wanted not in COMMANDS:
+        return words
+    return repeat_options(words, getattr(import_module(f"kvplan.commands.{wanted}"), "LIST_OPTIONS", {}))
 
 
 def _first_word(words: Sequence[str]) -> str | None:
@@ -156,7 +178,8 @@ def _plain_message(message: str) -> str:
 
 
 def _complain(message: str, hint: str | None, exit_code: int) -> int:
-    print(f"error: {message.strip()}", file=sys.stderr)
-    if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+    with suppress(OSError):  # who cannot be told has the exit code
+        print(f"error: {message.strip()}", file=sys.stderr)
+        if hint:
+            print(f"hint: {hint}", file=sys.stderr)
     return exit_code

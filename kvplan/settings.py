@@ -15,8 +15,9 @@ from typing import Any, Final, Literal
 
 from kvplan.errors import UsageError
 
-KnobKind = Literal["share", "count", "tokens", "bytes", "name", "flag"]
-"""What a value is: a share (above 0, at most 1), a count, tokens (``32k``), bytes (``80GiB``), a name, yes or no."""
+KnobKind = Literal["share", "count", "tokens", "bytes", "name", "text", "flag"]
+"""What a value is: a share (above 0, at most 1), a count, tokens (``32k``), bytes (``80GiB``), a name (in any case), a
+text (as it is), yes or no."""
 
 SERVING_DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
 KV_CACHE_DTYPES: Final = (*SERVING_DTYPES, "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "int8")
@@ -26,6 +27,7 @@ MODEL_PANEL: Final = "Model"
 GPU_PANEL: Final = "GPUs"
 MEMORY_PANEL: Final = "Memory"
 BATCH_PANEL: Final = "Batch"
+SPECULATION_PANEL: Final = "Speculative decoding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def _knob(
 ) -> Any:
     """A field of ServingSettings: its default, and in its metadata everything else but the name."""
     facts = {"kind": kind, "default": default, "help": help, "unit": unit, "example": example, "panel": panel}
-    facts |= {"minimum": None if kind in ("share", "name", "flag") else minimum}
+    facts |= {"minimum": None if kind in ("share", "name", "text", "flag") else minimum}
     facts |= {"choices": choices, "aliases": aliases, "sweep_axis": sweep_axis}
     return field(default=default, metadata=facts)
 
@@ -211,6 +213,23 @@ class ServingSettings:
         aliases=("--pp",),
         panel=GPU_PANEL,
     )
+    data_parallel_size: int = _knob(
+        1,
+        "Groups of GPUs that each hold a whole copy of the attention layers and serve requests of their own; "
+        "the experts of a mixture are divided over all of them.",
+        kind="count",
+        unit="groups",
+        example="2",
+        aliases=("--dp",),
+        panel=GPU_PANEL,
+    )
+    enable_expert_parallel: bool = _knob(
+        False,
+        "Whole experts on each GPU instead of a slice of every expert.",
+        kind="flag",
+        aliases=("--ep",),
+        panel=GPU_PANEL,
+    )
     decode_context_parallel_size: int = _knob(
         1,
         "Ranks that share the KV cache of each sequence while it decodes.",
@@ -222,12 +241,32 @@ class ServingSettings:
     )
     num_speculative_tokens: int = _knob(
         0,
-        "Draft tokens per step, with the model's own multi-token-prediction layers.",
+        "Draft tokens per step, by the model's own multi-token-prediction layers or the speculative model.",
         kind="tokens",
         unit="tokens",
         example="1",
         minimum=0,
-        panel=BATCH_PANEL,
+        panel=SPECULATION_PANEL,
+    )
+    speculative_method: str | None = _knob(
+        None,
+        "Who drafts: ngram, suffix, draft_model, eagle, eagle3, mtp or medusa. Default: by the model's name, as vLLM.",
+        kind="text",
+        panel=SPECULATION_PANEL,
+    )
+    speculative_model: str | None = _knob(
+        None,
+        "The drafter: a smaller model of the same vocabulary, or an EAGLE or Medusa head.",
+        kind="text",
+        panel=SPECULATION_PANEL,
+    )
+    acceptance_rate: float | None = _knob(
+        None,
+        "Share of draft tokens that the model accepts. Default: a few, side by side.",
+        kind="share",
+        unit="share of the draft tokens",
+        example="0.7",
+        panel=SPECULATION_PANEL,
     )
     encoder_tokens: int | None = _knob(
         None,

@@ -24,11 +24,16 @@ _BYTE_UNITS = {
     "tib": TIB,
 }
 _TOKEN_UNITS = {"": 1, "k": 1024, "m": 1024**2}
+_LEAST_PLAIN_BYTES = MIB
+"""The smallest amount of memory that is believed without a unit: below it, ``64`` was meant to be 64 GiB."""
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """``80GiB`` -> 85899345920, ``80GB`` -> 80000000000, ``4096`` -> 4096. UsageError otherwise."""
+    """``80GiB`` -> 85899345920, ``80GB`` -> 80000000000, ``8589934592`` -> itself. UsageError otherwise.
+
+    A number without a unit is bytes, and refused below 1 MiB.
+    """
     match = _NUMBER.fullmatch(text)
     unit = match.group(2).lower() if match else None
     if match is None or unit not in _BYTE_UNITS:
@@ -36,6 +41,9 @@ def parse_bytes(text: str) -> int:
     number = int(float(match.group(1)) * _BYTE_UNITS[unit])
     if number <= 0:
         raise UsageError(f"'{text}' is not a positive amount of memory.", hint="write it like 80GiB, 80GB or 512MiB")
+    if not unit and number < _LEAST_PLAIN_BYTES:
+        written = text.strip()
+        raise UsageError(f"'{written}' has no unit.", hint=f"did you mean {written}GiB? Bytes are written {written}B")
     return number
 
 
@@ -73,3 +81,8 @@ def format_tokens(number: int) -> str:
     if number >= 1024 and number % 1024 == 0:
         return f"{number // 1024}k"
     return f"{number:,}"
+
+
+def plural(number: int, noun: str) -> str:
+    """``1 trial``, ``2 trials``, ``1,024 trials``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

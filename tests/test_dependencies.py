@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-IMPORT_NAMES = {"nvidia-ml-py": "pynvml"}
+IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
 
 
 def imported() -> set[str]:
@@ -23,14 +23,27 @@ def imported() -> set[str]:
     return names - sys.stdlib_module_names - {"kvplan", "kvplan_engine"}
 
 
-def declared() -> set[str]:
-    # tomllib is not in Python 3.10
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    block = re.search(r"^dependencies = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+# tomllib is not in Python 3.10
+PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def listed(heading: str) -> set[str]:
+    """The import names of the packages in the list under ``heading =``; kvplan's own extras are none."""
+    block = re.search(rf"^{heading} = \[\n(.*?)^\]", PROJECT, re.MULTILINE | re.DOTALL)
     assert block is not None
     packages = re.findall(r'^  "([A-Za-z0-9_-]+)', block[1], re.MULTILINE)
-    return {IMPORT_NAMES.get(name, name) for name in packages}
+    return {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in packages} - {"kvplan"}
 
 
 def test_imports_and_declarations_agree() -> None:
-    assert imported() == declared()
+    assert imported() == listed("dependencies") | listed("serve") | listed("load")
+
+
+def test_a_command_names_the_packages_of_its_extra() -> None:
+    from kvplan.commands.load import PACKAGES
+
+    assert set(PACKAGES) | {"uvloop"} == listed("load"), "uvloop is used where it is installed"
+
+
+def test_ci_installs_every_extra() -> None:
+    assert all(f'"kvplan[{extra}]"' in PROJECT for extra in ("serve", "load"))

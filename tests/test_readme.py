@@ -36,7 +36,7 @@ def test_a_command_prints_what_is_shown(command: str, shown: str) -> None:
     """Line by line; a line of dots stands for lines left out."""
     printed = [line.rstrip() for line in _kvplan(shlex.split(command)[1:]).strip().splitlines()]
     position = 0
-    for line in shown.strip().splitlines():
+    for line in shown.strip("\n").splitlines():
         if line.strip() == "...":
             continue
         assert line.rstrip() in printed[position:], f"a page shows a line that is not printed: {line!r}"

@@ -1,7 +1,7 @@
 """Predictions fitted to measurements: a sweep's rows become the few coefficients of the step-time model.
 
 ``kvplan calibrate`` is the only caller. It fits, scores the fit on settings that it did not see, and writes a measured
-profile (``kvplan.catalog.measured``) that ``estimate``, ``plan`` and ``sweep`` use on that device from then on.
+profile (``kvplan.catalog.devices.measured``) that ``estimate``, ``plan`` and ``sweep`` use on that device from then on.
 
 calibration.py   the whole of it: read, split, fit, score, profile
 trials.py        rows of run directories -> trials that can be simulated: requests, limits, model, device

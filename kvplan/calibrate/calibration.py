@@ -19,7 +19,7 @@ from kvplan.calibrate.scoring import (
     summarize_errors,
 )
 from kvplan.calibrate.trials import MeasuredTrial, TrialSet, read_trial_sets
-from kvplan.catalog.measured import FOLDER, SCHEMA, HeldOutError
+from kvplan.catalog.devices.measured import FOLDER, SCHEMA, HeldOutError
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.step_time import SPEED_UNITS, Speed
 from kvplan.paths import user_profiles_dir

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from kvplan.calibrate.trials import DeviceIdentity
-from kvplan.catalog.gpus import find_gpu
+from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.errors import UsageError
 from kvplan.estimate.speed.step_time import Speed
 from kvplan.machine.host import cpu_name

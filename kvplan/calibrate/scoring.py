@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import pandas as pd
 from kvplan.calibrate.fit import fit_speed
 from kvplan.calibrate.observations import observe
 from kvplan.calibrate.trials import MeasuredTrial
-from kvplan.catalog.measured import HeldOutError
+from kvplan.catalog.devices.measured import HeldOutError
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.batching import simulate_requests
 from kvplan.estimate.speed.simulated_figures import simulated_figures
@@ -20,6 +21,8 @@ from kvplan.estimate.speed.step_time import Speed, StepTimes
 
 FIGURES: Final = ("output_throughput", "tpot", "ttft")
 LEAST_SETTINGS: Final = 6
+LEVEL: Final = 0.9
+"""How often a range should hold what is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,22 @@ def _figures(figures: Sequence[dict[str, float | None]]) -> pd.DataFrame:
 
 
 def summarize_errors(errors_pct: pd.DataFrame) -> dict[str, HeldOutError]:
-    """Median and 90th percentile of |error| by figure; figures without any error are left out."""
+    """Median, 90th percentile and conformal quantile of |error| by figure; figures without any error are left out."""
     sizes = errors_pct.abs().dropna(axis="columns", how="all")
-    return {name: HeldOutError(float(sizes[name].median()), float(sizes[name].quantile(0.9))) for name in sizes}
+    return {name: _summary(sizes[name].dropna()) for name in sizes}
+
+
+def _summary(sizes: pd.Series[float]) -> HeldOutError:
+    return HeldOutError(float(sizes.median()), float(sizes.quantile(0.9)), conformal_quantile(sizes.tolist()))
+
+
+def conformal_quantile(sizes: Sequence[float], level: float = LEVEL) -> float:
+    """What one more size like these stays within with probability ``level``: the one of rank ceil((n + 1) level).
+
+    Fewer than 9 sizes cannot tell 9 in 10: then the largest, which holds n in n + 1.
+    """
+    rank = min(math.ceil((len(sizes) + 1) * level), len(sizes))
+    return sorted(sizes)[rank - 1]
 
 
 def repetition_spread_pct(trials: Sequence[MeasuredTrial]) -> float | None:

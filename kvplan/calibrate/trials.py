@@ -19,10 +19,11 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.speed.simulation import BatchLimits
 from kvplan.estimate.speed.step_time import StepShape, step_shape
 from kvplan.runs.columns import Row
-from kvplan.runs.directory import MANIFEST, TRIALS, Manifest, Series, TrialRecord, read_manifest, read_trials
+from kvplan.runs.directory import MANIFEST, TRIALS, Manifest, Series, TrialRecord, read_sweep_manifest, read_trials
 from kvplan.runs.rows import cell
 from kvplan.runs.statuses import MEASURED_STATUSES
 from kvplan.runs.trials import SETTING_NAMES
+from kvplan.units import plural
 from kvplan.workload.requests import RequestSpec, WorkloadSpec, clip_requests, generate_requests
 
 Setting = tuple[object, ...]
@@ -62,7 +63,7 @@ class DeviceIdentity:
     dtype: str
 
     def as_text(self) -> str:
-        cores = f", {self.num_cores} cores" if self.num_cores else ""
+        cores = f", {plural(self.num_cores, 'core')}" if self.num_cores else ""
         return f"{self.name}{cores}, {self.dtype}"
 
 
@@ -102,7 +103,7 @@ def read_trial_sets(directories: Sequence[Path]) -> TrialSet:
 
 
 def _read_directory(directory: Path) -> TrialSet:
-    manifest = read_manifest(directory)
+    manifest = read_sweep_manifest(directory)
     stored = read_trials(directory / TRIALS)
     served, excluded = _served(stored.records)
     if not served:

@@ -3,8 +3,8 @@
 Each command is a function in a module, both of its name; kvplan/cli.py imports only the one that is asked for.
 
 estimate, plan, explain, models, gpus    sizing; they start without torch, pandas and matplotlib
-sweep, bench, calibrate, report          measuring, and what is made of measurements
-setting_options                          options made from the declared settings (kvplan.settings)
-shared_options, option_groups            options in common; dataclasses of options
-estimate_output, sweep_output, render    how answers are printed
+sweep, bench, profile                    measuring with kvplan's engine
+serve, load, top                         the engine behind an API; loading and watching any server
+calibrate, report                        what is made of measurements
+options/, printing/                      from options to questions; from answers to tables and documents
 """

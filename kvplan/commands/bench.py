@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvplan.commands.render import OutputFormat
+from kvplan.commands.printing.render import OutputFormat
 
 if TYPE_CHECKING:
     from kvplan.bench.figures import Experiment, Figure
@@ -41,7 +41,7 @@ def bench(
 ) -> None:
     """Benchmark paging, batching, caching, chunked prefill and swapping against what each replaces."""
     from kvplan.bench.session import make_plan, run_bench
-    from kvplan.commands.render import print_csv, print_json
+    from kvplan.commands.printing.render import print_csv, print_json
     from kvplan.units import parse_bytes
 
     plan = make_plan(
@@ -92,7 +92,7 @@ class _Progress:
 
 
 def _print_experiment(experiment: Experiment, *, as_markdown: bool) -> None:
-    from kvplan.commands.render import print_markdown, print_table
+    from kvplan.commands.printing.render import print_markdown, print_table
 
     head = ["", experiment.baseline, experiment.measured, "gain"]
     rows = [_cells(figure) for figure in experiment.figures]

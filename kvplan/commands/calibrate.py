@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.commands.render import print_json, print_table
+from kvplan.commands.printing.render import print_json, print_table
 from kvplan.errors import UsageError
+from kvplan.units import plural
 
 if TYPE_CHECKING:
     from kvplan.calibrate.calibration import Calibration
     from kvplan.calibrate.peaks import PeakShare
-    from kvplan.catalog.measured import HeldOutError
+    from kvplan.catalog.devices.measured import HeldOutError
 
 Directories = Annotated[list[Path], typer.Argument(help="Directories that `kvplan sweep` wrote.", metavar="DIR...")]
 Out = Annotated[Path | None, typer.Option(help="File to write instead of one in your profile folder; - writes none.")]
@@ -59,7 +60,8 @@ def calibrate(
 def _print(found: Calibration) -> None:
     trials = found.trials
     models = ", ".join(trials.models)
-    print(f"{len(trials.trials)} rows ({len(trials.settings)} settings) of {models} on {trials.device.as_text()}")
+    rows, settings = plural(len(trials.trials), "row"), plural(len(trials.settings), "setting")
+    print(f"{rows} ({settings}) of {models} on {trials.device.as_text()}")
     for reason, count in trials.excluded.items():
         print(f"  {count} more excluded: {reason}")
     if found.other_cpu_pct is not None:
@@ -71,15 +73,17 @@ def _print(found: Calibration) -> None:
     print()
     if found.errors:
         title = (
-            f"Held-out error: fitted on {found.num_fitted_settings} settings, scored on {found.num_scored_settings} "
-            f"others ({found.num_scored_rows} rows, seed {found.seed})"
+            f"Held-out error: fitted on {plural(found.num_fitted_settings, 'setting')}, scored on "
+            f"{plural(found.num_scored_settings, 'other')} ({plural(found.num_scored_rows, 'row')}, seed {found.seed})"
         )
         _print_errors(title, found.errors)
     else:
         print("No setting was held out, so the error is unknown")
     for transfer in found.transfers:
         print()
-        title = f"Transfer to {', '.join(transfer.model_ids)}: {transfer.num_rows} rows that the fit did not see"
+        title = (
+            f"Transfer to {', '.join(transfer.model_ids)}: {plural(transfer.num_rows, 'row')} that the fit did not see"
+        )
         _print_errors(title, transfer.errors)
 
 

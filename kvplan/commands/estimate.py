@@ -2,42 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from kvplan.catalog.engines import EngineChoice
-from kvplan.catalog.gpus import DEFAULT_GPUS, find_gpu
-from kvplan.catalog.measured import load_measured
-from kvplan.catalog.models import provenance_note, resolve_model
-from kvplan.commands.estimate_output import print_estimate
-from kvplan.commands.render import OutputFormat, print_notes
-from kvplan.commands.setting_options import takes_settings
-from kvplan.commands.shared_options import (
+from kvplan.catalog.devices.gpus import DEFAULT_GPUS, parse_gpu_count
+from kvplan.catalog.devices.measured import load_measured
+from kvplan.catalog.engines import EngineChoice, version_note
+from kvplan.catalog.models import provenance_note
+from kvplan.catalog.speculation.config import with_speculative_config
+from kvplan.commands.options.estimate_lists import (
+    LIST_OPTIONS,
+    Lists,
+    answer_question,
+    notes_on,
+    questions,
+    resolve_models,
+)
+from kvplan.commands.options.settings import takes_settings
+from kvplan.commands.options.shared import (
     ENGINE_PANEL,
     OUTPUT_PANEL,
     Calibration,
-    Model,
     NoCalibration,
     calibration_name,
+    split_list,
 )
-from kvplan.errors import UsageError
-from kvplan.estimate.answer import EstimateRequest, make_estimate
+from kvplan.commands.printing.estimate_rows import counted_gpu
+from kvplan.commands.printing.estimates import print_estimates
+from kvplan.commands.printing.render import OutputFormat, print_notes
+from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.answer import Estimate
 from kvplan.estimate.weights import NAMED_FORMATS
-from kvplan.settings import GPU_PANEL, MODEL_PANEL, ServingSettings
-from kvplan.units import parse_tokens
+from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, MODEL_PANEL, SPECULATION_PANEL, ServingSettings
+
+__all__ = ["DEFAULT_ENGINE", "LIST_OPTIONS", "estimate", "parse_assumptions"]
 
 DEFAULT_ENGINE = "vllm"
 
-Context = Annotated[
-    str | None,
-    typer.Option(help="Tokens per sequence; 32k is 32,768. Default: the model's longest.", rich_help_panel=MODEL_PANEL),
+Models = Annotated[
+    list[str],
+    typer.Argument(help="Short names, Hugging Face ids, directories, config.json or .gguf files.", metavar="MODEL"),
+]
+Contexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TOKENS",
+        help="Tokens per sequence, such as 32k (32,768) or 8k,32k. Default: the model's longest.",
+        rich_help_panel=MODEL_PANEL,
+    ),
 ]
 Assumptions = Annotated[
     list[str] | None,
     typer.Option(help="KEY=VALUE for a key missing from the config; repeatable.", rich_help_panel=MODEL_PANEL),
 ]
-Gpus = Annotated[list[str] | None, typer.Option(help="GPU name; repeatable.", rich_help_panel=GPU_PANEL)]
+Gpus = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME", help="GPU names, such as h100 or l4,8xh200; takes several.", rich_help_panel=GPU_PANEL
+    ),
+]
+Weights = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Weight formats: auto (as published), none, " + ", ".join(NAMED_FORMATS) + "; takes several.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+Caches = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="KV cache formats: " + ", ".join(KNOBS["kv_cache_dtype"].choices) + "; takes several.",
+        rich_help_panel=MEMORY_PANEL,
+    ),
+]
+SpeculativeConfig = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON",
+        help="The drafter as vLLM takes it: method, model, num_speculative_tokens.",
+        rich_help_panel=SPECULATION_PANEL,
+    ),
+]
 Engine = Annotated[str, typer.Option(help="Memory model: vllm, vllm@VERSION or kvplan.", rich_help_panel=ENGINE_PANEL)]
 Explain = Annotated[
     bool, typer.Option("--explain", help="Show every formula and every assumption.", rich_help_panel=OUTPUT_PANEL)
@@ -45,30 +94,33 @@ Explain = Annotated[
 Format = Annotated[OutputFormat, typer.Option("--format", help="Output format.", rich_help_panel=OUTPUT_PANEL)]
 AsJson = Annotated[bool, typer.Option("--json", help="Same as --format json.", rich_help_panel=OUTPUT_PANEL)]
 
-_QUANTIZATION_HELP = "Weight format: auto (as published), none, " + ", ".join(NAMED_FORMATS) + "."
-
 
 @takes_settings(
     "dtype",
-    "quantization",
     "language_model_only",
     "encoder_tokens",
     "device_memory_bytes",
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "data_parallel_size",
+    "enable_expert_parallel",
     "gpu_memory_utilization",
-    "kv_cache_dtype",
     "block_size",
     "max_num_seqs",
     "max_num_batched_tokens",
-    helps={"quantization": _QUANTIZATION_HELP},
+    "speculative_model",
+    "num_speculative_tokens",
+    "acceptance_rate",
 )
 def estimate(
-    model: Model,
-    ctx: Context = None,
+    models: Models,
+    ctx: Contexts = None,
     assume: Assumptions = None,
+    quantization: Weights = None,
     gpu: Gpus = None,
+    kv_cache_dtype: Caches = None,
     settings: ServingSettings = ServingSettings(),
+    speculative_config: SpeculativeConfig = None,
     engine: Engine = DEFAULT_ENGINE,
     calibration: Calibration = None,
     no_calibration: NoCalibration = False,
@@ -76,18 +128,45 @@ def estimate(
     output_format: Format = OutputFormat.table,
     as_json: AsJson = False,
 ) -> None:
-    """Size a model: weights, KV cache, and how many sequences fit on which GPU."""
-    request = EstimateRequest(
-        context_tokens=parse_tokens(ctx) if ctx is not None else None,
-        gpus=tuple(find_gpu(name) for name in gpu or DEFAULT_GPUS),
-        engine=EngineChoice.parse(engine),
-        settings=settings,
-    )
-    spec = resolve_model(model, assumptions=parse_assumptions(assume or []))
+    """Size a model: weights, KV cache, and how many sequences fit on which GPU.
+
+    Several models, contexts or formats make one table.
+    """
+    lists = Lists(*map(split_list, (ctx, gpu, quantization, kv_cache_dtype)))
+    choice = EngineChoice.parse(engine)
+    gpus = [parse_gpu_count(name) for name in lists.gpus or DEFAULT_GPUS]
+    asked = questions(lists, with_speculative_config(settings, speculative_config))
+    specs = resolve_models(models, parse_assumptions(assume or []), after_gpus=bool(gpu))
     measured = load_measured(calibration_name(calibration, no_calibration))
-    answer = make_estimate(spec, request, measured)
-    print_notes(*measured.notices, provenance_note(spec))
-    print_estimate(answer, OutputFormat.json if as_json else output_format, explain=explain)
+    answers = [answer_question(spec, question, gpus, choice, measured) for spec in specs for question in asked]
+    chosen = OutputFormat.json if as_json else output_format
+    shows_assumptions = chosen is OutputFormat.table and (explain or len(answers) == 1)
+    print_notes(
+        *measured.notices,
+        version_note(choice.version) if choice.name == "vllm" else None,
+        *(
+            note
+            for spec in specs
+            if (note := provenance_note(spec)) not in (spec.assumptions if shows_assumptions else ())
+        ),
+        *dict.fromkeys(note for answer in answers for note in notes_on(answer)),
+    )
+    print_estimates(answers, chosen, explain=explain)
+    if lists.gpus and not any(each.fits for answer in answers for each in answer.deployments):
+        raise _nothing_fits(answers)
+
+
+def _nothing_fits(answers: Sequence[Estimate]) -> KvplanError:
+    """Of one deployment: what stands in its way. The hint is what lets the nearest one fit."""
+    misses = [(answer, each) for answer in answers for each in answer.deployments]
+    limits = [each.limit or "" for _, each in misses]
+    hint = "use more GPUs (such as --gpu 8xh100) or fewer bits per weight (--quantization fp8)"
+    if any(limit.startswith("longest sequence") for limit in limits):
+        hint = "use a shorter --ctx, more GPUs (such as --gpu 8xh100) or --kv-cache-dtype fp8"
+    if len(misses) > 1:
+        return KvplanError("None of these deployments fits.", hint=hint)
+    answer, deployment = misses[0]
+    return KvplanError(f"{answer.spec.id} does not fit on {counted_gpu(deployment)}: {deployment.limit}.", hint=hint)
 
 
 def parse_assumptions(texts: list[str]) -> dict[str, str]:

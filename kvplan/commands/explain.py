@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvplan.catalog.gpus import find_gpu
-from kvplan.catalog.models import resolve_model
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.models import provenance_note, resolve_model
 from kvplan.catalog.spec import ModelSpec
-from kvplan.commands.render import print_json, print_table
+from kvplan.commands.printing.render import print_json, print_notes, print_table
 from kvplan.errors import KvplanError
-from kvplan.planner.explanation import Explanation, difference_gib, explain_log
-from kvplan.planner.explanation_document import explanation_document
-from kvplan.planner.startup_log import parse_startup_log
+from kvplan.planner.explaining.document import explanation_document
+from kvplan.planner.explaining.explanation import Explanation, difference_gib, explain_log
+from kvplan.planner.explaining.startup_log import parse_startup_log
 from kvplan.units import format_gib
 
 _LARGEST_LOG_BYTES = 200 * 1024**2
@@ -34,7 +35,9 @@ def explain(
             f"{log} has nothing about memory or KV cache.", hint="pass the log of a vLLM or SGLang server's start"
         )
     profile = find_gpu(gpu) if gpu is not None else None
-    answer = explain_log(found, _model(model, found.model), profile)
+    spec = _model(model, found.model)
+    print_notes(None if spec is None else provenance_note(spec))
+    answer = explain_log(found, spec, profile)
     if as_json:
         print_json(explanation_document(answer))
     else:
@@ -43,7 +46,7 @@ def explain(
 
 def _read(path: Path) -> str:
     if str(path) == "-":
-        return sys.stdin.read()
+        return sys.stdin.buffer.read().decode("utf-8", errors="replace")
     try:
         if path.stat().st_size > _LARGEST_LOG_BYTES:
             raise KvplanError(f"{path} is larger than 200 MiB.", hint="pass the part that holds the start")
@@ -64,17 +67,24 @@ def _model(given: str | None, logged: str | None) -> ModelSpec | None:
     return None
 
 
+_CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)")
+"""A model's folder in the Hugging Face cache."""
+
+
 def _names(logged: str | None) -> list[str]:
     """The model as logged; of a path that is not here, its last part may be a known name."""
     if logged is None:
         return []
+    cached = _CACHED.search(logged)
+    if cached:
+        return ["/".join(cached.groups())]
     last = logged.rstrip("/").rsplit("/", 1)[-1]
     return [last] if logged.startswith(("/", "~", ".")) and not Path(logged).exists() else [logged]
 
 
 def _print(answer: Explanation) -> None:
     log, predicted = answer.log, answer.predicted
-    where = answer.gpu.id if answer.gpu else "an unknown GPU"
+    where = "a CPU" if log.device == "cpu" else answer.gpu.id if answer.gpu else "an unknown GPU"
     print(f"{log.engine} {log.version or '(version not printed)'}: {log.model or 'a model'} on {where}")
     if log.failure:
         print(f"  stopped: {log.failure}")
@@ -84,7 +94,9 @@ def _print(answer: Explanation) -> None:
         for part in answer.parts
         if (part.logged_bytes, part.predicted_bytes) != (None, None)
     ]
-    print_table(None, ("GiB of one GPU", "log", "kvplan", "difference"), rows)
+    if rows:
+        scope = "GiB of the host" if log.device == "cpu" else "GiB of one GPU"
+        print_table(None, (scope, "log", "kvplan", "difference"), rows)
     counts = [
         ("KV cache tokens", _count(log.kv_cache_tokens), _count(predicted.kv_cache_tokens)),
         ("blocks", _count(log.num_blocks), _count(predicted.num_blocks)),
@@ -99,8 +111,7 @@ def _print(answer: Explanation) -> None:
     for each in answer.changes:
         gain = f"  (+{each.gained_tokens:,} tokens)" if each.gained_tokens is not None else ""
         print(f"  {each.sentence}{gain}")
-    for note in answer.notes:
-        print(f"note: {note}", file=sys.stderr)
+    print_notes(*answer.notes)
 
 
 def _gib(number: int | None) -> str:

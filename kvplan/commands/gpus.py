@@ -6,8 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from kvplan.catalog.gpus import GpuProfile, load_gpus
-from kvplan.commands.render import OutputFormat, print_csv, print_json, print_markdown, print_table
+from kvplan.catalog.devices.gpus import GpuProfile, load_gpus
+from kvplan.commands.printing.render import (
+    OutputFormat,
+    print_csv,
+    print_json,
+    print_markdown,
+    print_notes,
+    print_table,
+)
 from kvplan.units import format_gib
 
 
@@ -19,6 +26,7 @@ def gpus(
     """List the GPUs known by name."""
     chosen = OutputFormat.json if as_json else output_format
     found = [profile for profile in load_gpus() if _matches(profile, search)]
+    print_notes(None if found else f"no device's name contains '{search}'.")
     if chosen is OutputFormat.json:
         print_json({"schema": "kvplan.gpus/1", "gpus": [_document(profile) for profile in found]})
     elif chosen is OutputFormat.csv:

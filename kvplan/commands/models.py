@@ -8,9 +8,16 @@ import typer
 
 from kvplan.catalog.models import profiles, read_profile
 from kvplan.catalog.registry import known_architectures
-from kvplan.commands.render import OutputFormat, print_csv, print_json, print_markdown, print_table
+from kvplan.commands.printing.render import (
+    OutputFormat,
+    print_csv,
+    print_json,
+    print_markdown,
+    print_notes,
+    print_table,
+)
 from kvplan.estimate.dtypes import serving_dtype
-from kvplan.estimate.kv_cache import CacheSettings, components_of
+from kvplan.estimate.kv_cache import CacheSettings, size_sequence
 from kvplan.units import format_tokens
 
 
@@ -26,6 +33,7 @@ def models(
         _print_architectures(chosen)
         return
     rows = [_row(profile) for profile in profiles() if _matches(profile, search)]
+    print_notes(None if rows else f"no model's name contains '{search}'.")
     if chosen is OutputFormat.json:
         print_json({"schema": "kvplan.models/1", "models": rows})
     elif chosen is OutputFormat.csv:
@@ -55,7 +63,7 @@ def _matches(profile: dict[str, Any], search: str | None) -> bool:
 def _row(profile: dict[str, Any]) -> dict[str, Any]:
     spec = read_profile(profile)
     dtype = serving_dtype(spec.dtype)
-    cached = components_of(spec.layers, CacheSettings(model_dtype=dtype, kv_dtype=dtype, encoder_tokens=1))
+    cache = size_sequence(spec, 1, CacheSettings(model_dtype=dtype, kv_dtype=dtype, encoder_tokens=1))
     return {
         "name": profile["name"],
         "id": spec.id,
@@ -65,7 +73,7 @@ def _row(profile: dict[str, Any]) -> dict[str, Any]:
         "num_parameters": spec.num_parameters,
         "num_active_parameters": spec.num_active_parameters,
         "max_position_embeddings": spec.max_position_embeddings,
-        "kv_bytes_per_token": sum(component.bytes_per_token for component in cached),
+        "kv_bytes_per_token": cache.bytes_per_token,
         "source": profile["source"],
         "date": profile["date"],
     }

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kvplan.commands.option_groups import given_options, takes_groups
+from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.errors import UsageError
 from kvplan.settings import KNOBS
 from kvplan.sweeps.axes import AXES, Axis, example_of
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvplan.sweeps.session import SweepOutcome
 
 INTERRUPTED: Final = 130
+INFEASIBLE: Final = 1
 
 MODEL_PANEL: Final = "Model and device"
 SETTINGS_PANEL: Final = "Engine settings"
@@ -32,21 +33,29 @@ _DEFAULTS: Final = {option.name: option.default for option in fields(SweepOption
 
 
 def _axis_option(axis: Axis) -> tuple[str, Any, Any]:
-    """A field of AxisOptions: one value, a list or a range, as text."""
+    """A field of AxisOptions: one value, a list or a range, as text; given again, it adds to the list."""
     knob = KNOBS[axis.name]
     what, _, _ = knob.help.partition(" Default:")
     example = example_of(axis)
     text = f"{what} {example[:1].upper()}{example[1:]}."
     option = typer.Option(axis.option, *knob.aliases, metavar="LIST", help=text, rich_help_panel=SETTINGS_PANEL)
-    return axis.name, Annotated[str | None, option], field(default=None)
+    return axis.name, Annotated[list[str] | None, option], field(default=None)
 
+
+_LISTS: Final = (
+    *(name for axis in AXES.values() for name in (axis.option, *KNOBS[axis.name].aliases)),
+    "--boundary",
+    "--slo",
+)
+LIST_OPTIONS: dict[str, Callable[[str], object]] = dict.fromkeys(_LISTS, bool)
+"""Options whose further values may follow after spaces (kvplan.list_words): every word, for there are no arguments."""
 
 AxisOptions = make_dataclass("AxisOptions", [_axis_option(axis) for axis in AXES.values()], frozen=True)
 
 
 @dataclass(frozen=True)
-class MachineOptions:
-    """What runs, and where."""
+class ModelOptions:
+    """What runs."""
 
     model: Annotated[
         str | None,
@@ -54,6 +63,12 @@ class MachineOptions:
             help="Short name, Hugging Face id, directory, config.json or .gguf file.", rich_help_panel=MODEL_PANEL
         ),
     ] = None
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """Where it runs, and with which weights."""
+
     load_format: Annotated[
         str | None,
         typer.Option(
@@ -145,7 +160,7 @@ class GoalOptions:
         ),
     ] = None
     boundary: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="Find where max_model_len, gpu_memory_utilization or max_num_seqs stops working: one, a list, "
             "or a pair such as max_model_len*gpu_memory_utilization.",
@@ -178,6 +193,7 @@ class GoalOptions:
 
 @takes_groups
 def sweep(
+    model: ModelOptions,
     machine: MachineOptions,
     axes: AxisOptions,  # type: ignore[valid-type]  # made from the declared settings
     workload: WorkloadOptions,
@@ -202,8 +218,10 @@ def sweep(
     ] = False,
 ) -> int:
     """Measure throughput, block occupancy and memory limits with kvplan's own engine."""
-    given = with_absolute_paths({**given_options(machine), **given_options(workload), **_goals(goals)})
-    given_axes = dict(given_options(axes))
+    given = with_absolute_paths(
+        {**given_options(model), **given_options(machine), **given_options(workload), **_goals(goals)}
+    )
+    given_axes = {name: ",".join(values) for name, values in given_options(axes).items()}
     if resume is not None:
         _refuse_together("--resume", {"--out": out is not None, "--dry-run": dry_run})
         return _resume(resume, given | given_axes, as_json=as_json)
@@ -216,12 +234,13 @@ def _goals(goals: GoalOptions) -> dict[str, Any]:
     if "slo" in given:
         given["slo_seconds"] = _slo_seconds(given.pop("slo"))
     if "boundary" in given:
-        given["boundary"] = tuple(name.strip() for name in given["boundary"].split(","))
+        given["boundary"] = tuple(name.strip() for text in given["boundary"] for name in text.split(","))
     return given
 
 
 def _new(given: Mapping[str, Any], axes: Mapping[str, str], out: Path | None, *, dry_run: bool, as_json: bool) -> int:
-    from kvplan.commands import sweep_output
+    from kvplan.commands.printing import sweeps as sweep_output
+    from kvplan.runs.store import free_directory
     from kvplan.sweeps.plan import make_plan
     from kvplan.sweeps.session import run_new_sweep
 
@@ -231,7 +250,7 @@ def _new(given: Mapping[str, Any], axes: Mapping[str, str], out: Path | None, *,
     if dry_run:
         sweep_output.print_dry_run(plan, as_json=as_json)
         return 0
-    directory = out if out is not None else plan.default_directory
+    directory = out if out is not None else free_directory(plan.default_directory)
     sweep_output.announce(plan, directory)
     command = shlex.join(["kvplan", *sys.argv[1:]])
     outcome = run_new_sweep(plan, directory, sweep_output.make_progress(), command=command)
@@ -239,12 +258,12 @@ def _new(given: Mapping[str, Any], axes: Mapping[str, str], out: Path | None, *,
 
 
 def _resume(directory: Path, given: Mapping[str, Any], *, as_json: bool) -> int:
-    from kvplan.commands import sweep_output
-    from kvplan.runs.directory import read_manifest
+    from kvplan.commands.printing import sweeps as sweep_output
+    from kvplan.runs.directory import read_sweep_manifest
     from kvplan.sweeps.options import refuse_differences
     from kvplan.sweeps.session import resume_sweep
 
-    refuse_differences(SweepOptions.from_json(read_manifest(directory)["options"]), given)
+    refuse_differences(SweepOptions.from_json(read_sweep_manifest(directory)["options"]), given)
     outcome = resume_sweep(
         directory,
         sweep_output.make_progress(),
@@ -254,13 +273,16 @@ def _resume(directory: Path, given: Mapping[str, Any], *, as_json: bool) -> int:
 
 
 def _finish(outcome: SweepOutcome, *, as_json: bool) -> int:
-    from kvplan.commands import sweep_output
+    from kvplan.commands.printing import sweeps as sweep_output
     from kvplan.reports import write_reports
+    from kvplan.runs.rows import is_measured
 
     sweep_output.print_outcome(outcome, as_json=as_json)
     if outcome.rows:
         sweep_output.print_written(outcome.directory, write_reports(outcome.directory))
-    return INTERRUPTED if outcome.interrupted else 0
+    if outcome.interrupted:
+        return INTERRUPTED
+    return 0 if any(is_measured(row) for row in outcome.rows) else INFEASIBLE
 
 
 def _slo_seconds(texts: list[str]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Final
 
 from kvplan.errors import KvplanError
 from kvplan.machine.host import available_memory_bytes, cpu_name
-from kvplan.units import GIB, format_bytes
+from kvplan.units import GIB, format_bytes, plural
 
 _DEFAULT_CPU_BYTES: Final = 4 * GIB
 
@@ -29,10 +29,13 @@ class Device:
     notice: str | None = None
 
 
-def detect_device(requested: str, memory_bytes: int | None, *, weight_bytes: int = 0) -> Device:
+def detect_device(
+    requested: str, memory_bytes: int | None, *, weight_bytes: int = 0, reason: str | None = None
+) -> Device:
     """``auto`` takes a GPU that both the driver and the installed torch can use, else the CPU.
 
     memory_bytes: the device's total as the user gave it; None for the GPU's own, or a part of this machine's memory.
+    reason: why it is that much, where the user did not say so.
     KvplanError if ``cuda`` was requested and there is none, or if the CPU has less memory free than requested.
     """
     if requested != "cpu":
@@ -41,15 +44,15 @@ def detect_device(requested: str, memory_bytes: int | None, *, weight_bytes: int
             name, total = gpu
             given = None if memory_bytes is None else min(memory_bytes, total)
             return Device("cuda", name, given or total, os.cpu_count() or 1, given)
-        reason = "no NVIDIA driver" if gpu is None else f"the installed torch has no CUDA support for the {gpu[0]}"
+        absence = "no NVIDIA driver" if gpu is None else f"the installed torch has no CUDA support for the {gpu[0]}"
         if requested == "cuda":
-            raise KvplanError(f"No CUDA device found ({reason}).", hint="use --device cpu")
-        found = "No GPU found" if gpu is None else f"A GPU is present, but {reason}"
-        return _cpu_device(memory_bytes, weight_bytes, f"{found}: running on the CPU")
-    return _cpu_device(memory_bytes, weight_bytes, "CPU device")
+            raise KvplanError(f"No CUDA device found ({absence}).", hint="use --device cpu")
+        found = "No GPU found" if gpu is None else f"A GPU is present, but {absence}"
+        return _cpu_device(memory_bytes, weight_bytes, f"{found}: running on the CPU", reason)
+    return _cpu_device(memory_bytes, weight_bytes, "CPU device", reason)
 
 
-def _cpu_device(memory_bytes: int | None, weight_bytes: int, what: str) -> Device:
+def _cpu_device(memory_bytes: int | None, weight_bytes: int, what: str, reason: str | None) -> Device:
     available = available_memory_bytes()
     total = memory_bytes or min(max(_DEFAULT_CPU_BYTES, _whole_gib(2 * weight_bytes)), available // 2)
     if total > available:
@@ -57,8 +60,9 @@ def _cpu_device(memory_bytes: int | None, weight_bytes: int, what: str) -> Devic
             f"--device-memory {format_bytes(total)} exceeds the {format_bytes(available)} that this machine has free.",
             hint="give less, for example --device-memory " + format_bytes(available // 2, digits=0).replace(" ", ""),
         )
-    given = "" if memory_bytes else " (--device-memory sets it)"
-    notice = f"{what}, {os.cpu_count()} cores, device memory {format_bytes(total)}{given}"
+    reason = reason or (None if memory_bytes else "--device-memory sets it")
+    given = f" ({reason})" if reason else ""
+    notice = f"{what}, {plural(os.cpu_count() or 1, 'core')}, device memory {format_bytes(total)}{given}"
     return Device("cpu", cpu_name(), total, os.cpu_count() or 1, total, notice)
 
 

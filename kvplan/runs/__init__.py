@@ -4,6 +4,7 @@ A sweep writes one row per trial; reports, calibration and a resumed sweep read 
 
     columns         Row: every column's name, type, unit, group and description
     rows            questions about a row: cells by name, settings, whether it was measured
+    setting_text    settings and loads in words and cells: what a line or a table shows of them
     trials          TrialSettings, Load and Trial: what a row was measured for, with its id
     statuses        how a trial can end
     directory       file names, the types of what they hold, and strict reading
@@ -13,5 +14,6 @@ A sweep writes one row per trial; reports, calibration and a resumed sweep read 
     points, boundaries, violations   where an axis starts, holds and fails, and what contradicts that
     slo_result      the largest load within a service level
     best_settings   the best setting for each goal
+    deploy          the commands that deploy a setting
     summary         summary.json: all of these answers
 """

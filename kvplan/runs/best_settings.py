@@ -1,17 +1,27 @@
-"""The best setting for each goal, with its figures and the commands that deploy it."""
+"""The best setting for each goal, with its figures and the commands that deploy it.
+
+Settings that differ in nothing but ``max_model_len`` and ``gpu_memory_utilization`` do the same steps, as long as no
+request waits for blocks or is clipped: what their timings differ by is noise, and says how large that is here. Among
+the settings that noise cannot tell from the best one, the one with the most room is taken.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final, TypedDict
 
-from kvplan.runs.boundaries import SAME_THROUGHPUT
+from kvplan.catalog.engines import KVPLAN_DEFAULTS
 from kvplan.runs.columns import Row
-from kvplan.runs.outliers import LOAD_NAMES, runs_by_setting, without_excluded
+from kvplan.runs.deploy import deployment_of
+from kvplan.runs.outliers import FAR_SHARE, noise_reason, runs_by_setting, without_excluded
 from kvplan.runs.rows import Cell, cell, is_measured, number, settings_of, throughput_of
-from kvplan.runs.trials import TrialSettings
+from kvplan.runs.slo_result import SloResult
+from kvplan.runs.trials import LOAD_NAMES, SETTING_NAMES
+from kvplan.units import plural
 
 _FIGURES: Final = (
     "output_throughput",
@@ -28,32 +38,44 @@ _FIGURES: Final = (
     "goodput_pct",
     "usd_per_mtok_out",
 )
-_DEPLOYED: Final = ("gpu_memory_utilization", "max_num_seqs", "block_size", "max_model_len", "max_num_batched_tokens")
+# Timings this close are the same, also where nothing was measured twice.
+LEAST_NOISE: Final = 0.03
+_ROOM_NAMES: Final = ("max_model_len", "gpu_memory_utilization")
 
 
 class BestSetting(TypedDict):
-    """A setting to deploy. figures: medians over its runs. spread: smallest and largest value, if it ran repeatedly."""
+    """A setting to deploy. figures: medians over its runs. spread: smallest and largest value, if it ran repeatedly.
+
+    noise_pct: how far apart two costs may be and still count as the same. num_alike: settings that are, with this one.
+    """
 
     goal: str
     reason: str
     trial_id: str
     status: str
     num_runs: int
+    num_alike: int
+    noise_pct: float
     load: dict[str, Cell]
     spread: dict[str, list[float]]
     settings: dict[str, float | str]
     figures: dict[str, float | None]
     commands: dict[str, str]
+    refusals: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """The runs of one setting as one row: its figures are their medians, its status the worst of theirs."""
+    """The runs of one setting as one row: its figures are their medians, its status the worst of theirs.
+
+    is_quiet: nothing else used the machine during any of them.
+    """
 
     row: Row
     num_runs: int
     spread: dict[str, list[float]]
     figures: dict[str, float | None]
+    is_quiet: bool
 
     def figure(self, name: str) -> float:
         return self.figures[name] or 0.0
@@ -76,6 +98,30 @@ class _Candidate:
     def is_undisturbed(self) -> bool:
         return self.row["status"] == "ok" and self.is_complete
 
+    @property
+    def work(self) -> tuple[Cell, ...]:
+        """Equal for candidates that do the same steps."""
+        names = [name for name in (*SETTING_NAMES, *LOAD_NAMES) if name not in _ROOM_NAMES or not self.is_undisturbed]
+        return tuple(cell(self.row, name) for name in names)
+
+    @property
+    def preference(self) -> tuple[float, ...]:
+        """The smaller, the better, among candidates of equal cost: a heavier load (they differ in a search), a longer
+        context, more memory, a block size near the default, less waste."""
+        row = self.row
+        blocks = abs(math.log2(row["block_size"] / (KVPLAN_DEFAULTS.block_size or 16)))
+        return (-self.load, -row["max_model_len"], -row["gpu_memory_utilization"], blocks, row["frag_pct"] or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A candidate, how many others are as good, and whether one of those has a lower figure."""
+
+    candidate: _Candidate
+    noise: float
+    num_alike: int
+    is_lowest: bool
+
 
 _Cost = Callable[[_Candidate], float]
 _GOALS: Final[tuple[tuple[str, _Cost, str], ...]] = (
@@ -89,22 +135,26 @@ _GOALS: Final[tuple[tuple[str, _Cost, str], ...]] = (
 )
 
 
-def best_settings(rows: Sequence[Row], model_id: str) -> list[BestSetting]:
+def best_settings(rows: Sequence[Row], model: str, searches: Sequence[SloResult] = ()) -> list[BestSetting]:
     """The best setting for each goal, among those that served every request as asked and without waiting for blocks.
 
-    If no trial did, those that had to queue or preempt are taken; if none was measured, the list is empty.
+    If no trial did, those that had to queue or preempt are taken; if none was measured, the list is empty. ``model``:
+    what the commands load. ``searches``: where some found a load within the service level, the fastest of these loads
+    is the only answer, because rows of a search differ in their load.
     """
     candidates = [
         _candidate(runs)
         for runs in runs_by_setting([row for row in without_excluded(rows) if is_measured(row)]).values()
     ]
+    found = [candidate for candidate in candidates if any(_is_found(candidate, search) for search in searches)]
+    if found:
+        return [_within_objectives(found, model)]
     for is_good in (lambda c: c.is_undisturbed, lambda c: c.is_complete, lambda c: True):
         chosen = [candidate for candidate in candidates if is_good(candidate)]
         if chosen:
-            within = _within_objectives(chosen, model_id)
-            if within and any("slo" in str(row["planes"]).split(";") for row in rows):
-                return within  # rows of a search differ in their load, so comparing them by anything else means little
-            return within + [_best(goal, _first(chosen, cost), reason, model_id) for goal, cost, reason in _GOALS]
+            meeting = [candidate for candidate in chosen if candidate.row["slo_pass"]]
+            within = [_within_objectives(meeting, model)] if meeting else []
+            return within + [_best(goal, _first(chosen, cost), reason, model) for goal, cost, reason in _GOALS]
     return []
 
 
@@ -118,49 +168,89 @@ def _candidate(runs: Sequence[Row]) -> _Candidate:
         if len(values) > 1:
             spread[name] = [min(values), max(values)]
     row["output_throughput"], row["frag_pct"] = figures["output_throughput"], figures["frag_pct"]
-    row["slo_pass"] = all(run["slo_pass"] for run in runs)
+    row["slo_pass"] = 2 * sum(bool(run["slo_pass"]) for run in runs) > len(runs)
     row["status"] = max((str(run["status"]) for run in runs), key=("ok", "queued", "preempted").index)
-    return _Candidate(row, len(runs), spread, figures)
+    return _Candidate(row, len(runs), spread, figures, all(noise_reason(run) is None for run in runs))
 
 
-def _first(candidates: Sequence[_Candidate], cost: _Cost) -> _Candidate:
-    """The candidate of least cost; of those that noise cannot tell from it, the one with the heaviest load (they differ
-    in a search), then the longest context, then the least waste."""
-    least = min(cost(candidate) for candidate in candidates)
-    alike = [candidate for candidate in candidates if cost(candidate) <= least * (1 + SAME_THROUGHPUT)]
-    return min(alike, key=lambda c: (-c.load, -c.row["max_model_len"], c.row["frag_pct"] or 0.0, cost(c)))
+def _is_found(candidate: _Candidate, search: SloResult) -> bool:
+    """Whether the candidate is the load that the search ended with."""
+    is_its_load = search.keeps is not None and number(candidate.row, search.variable) == search.keeps
+    return is_its_load and settings_of(candidate.row) == search.settings
 
 
-def _within_objectives(candidates: Sequence[_Candidate], model_id: str) -> list[BestSetting]:
-    """The fastest setting among those that meet the service level, if one was asked for."""
-    meeting = [candidate for candidate in candidates if candidate.row["slo_pass"]]
-    if not meeting:
-        return []
+def _noise(candidates: Sequence[_Candidate]) -> float:
+    """How far apart the same work was timed here, as a share: of runs, and of settings that do the same steps."""
+    throughputs: dict[tuple[Cell, ...], list[float]] = defaultdict(list)
+    for candidate in candidates:
+        if candidate.is_quiet:
+            throughputs[candidate.work] += candidate.spread.get("output_throughput") or [throughput_of(candidate.row)]
+    spreads = [(max(rates) - min(rates)) / median(rates) for rates in throughputs.values() if len(rates) > 1]
+    return min(max([LEAST_NOISE, median(spreads) if spreads else 0.0]), FAR_SHARE)
+
+
+def _first(candidates: Sequence[_Candidate], cost: _Cost) -> _Choice:
+    """The candidate of least cost, or the preferred one of those that noise cannot tell from it.
+
+    The same work costs the same: the median over all candidates that do it.
+    """
+    costs, noise = _costs_of_work(candidates, cost), _noise(candidates)
+    least = min(costs.values())
+    alike = [candidate for candidate in candidates if costs[candidate.work] <= least * (1 + noise)]
+    first = min(alike, key=lambda candidate: (not candidate.is_quiet, candidate.preference, cost(candidate)))
+    return _Choice(first, noise, len(alike), cost(first) <= min(map(cost, alike)))
+
+
+def _costs_of_work(candidates: Sequence[_Candidate], cost: _Cost) -> dict[tuple[Cell, ...], float]:
+    """The median cost of each kind of work, without the candidates timed on a busy machine where others did it too."""
+    groups: dict[tuple[Cell, ...], list[_Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        groups[candidate.work].append(candidate)
+    quiet = {work: [each for each in group if each.is_quiet] or group for work, group in groups.items()}
+    return {work: median(map(cost, group)) for work, group in quiet.items()}
+
+
+def _within_objectives(meeting: Sequence[_Candidate], model: str) -> BestSetting:
+    """The fastest setting among those that meet the service level."""
     fastest = _first(meeting, lambda candidate: candidate.seconds_per_token)
-    return [_best("slo", fastest, "most output tokens per second within the service level", model_id)]
+    return _best("slo", fastest, "most output tokens per second within the service level", model)
 
 
-def _best(goal: str, candidate: _Candidate, reason: str, model_id: str) -> BestSetting:
-    row, settings = candidate.row, settings_of(candidate.row)
+def _best(goal: str, choice: _Choice, reason: str, model: str) -> BestSetting:
+    candidate, row = choice.candidate, choice.candidate.row
+    in_flight = row["max_concurrency"] if goal == "slo" else None
+    deployment = deployment_of(row, model, max_num_seqs=in_flight)
     return {
         "goal": goal,
-        "reason": reason,
+        "reason": "; ".join([reason, *_remarks(choice), *_limit(row, in_flight), *deployment.refusals]),
         "trial_id": row["trial_id"],
         "status": row["status"],
         "num_runs": candidate.num_runs,
+        "num_alike": choice.num_alike,
+        "noise_pct": round(100 * choice.noise, 2),
         "load": {name: cell(row, name) for name in LOAD_NAMES},
         "spread": candidate.spread,
-        "settings": settings.as_json(),
+        "settings": settings_of(row).as_json(),
         "figures": candidate.figures,
-        "commands": {"kvplan": _python_command(model_id, settings), "vllm": _vllm_command(model_id, settings)},
+        "commands": deployment.commands,
+        "refusals": list(deployment.refusals),
     }
 
 
-def _python_command(model_id: str, settings: TrialSettings) -> str:
-    arguments = ", ".join(f"{name}={getattr(settings, name)}" for name in _DEPLOYED)
-    return f'LLM(model="{model_id}", {arguments})'
+def _limit(row: Row, in_flight: int | None) -> list[str]:
+    if in_flight is None or in_flight >= row["max_num_seqs"]:
+        return []
+    return [f"measured with {in_flight} requests in flight, so the commands admit max_num_seqs {in_flight}"]
 
 
-def _vllm_command(model_id: str, settings: TrialSettings) -> str:
-    options = " ".join(f"--{name.replace('_', '-')} {getattr(settings, name)}" for name in _DEPLOYED)
-    return f"vllm serve {model_id} {options}"
+def _remarks(choice: _Choice) -> list[str]:
+    remarks = []
+    clipped = choice.candidate.row["num_clipped_prompts"]
+    if clipped:
+        remarks.append(
+            f"{plural(clipped, 'request')} had to be clipped to max_model_len, so it served less than was asked"
+        )
+    if not choice.is_lowest:
+        percent = f"{100 * choice.noise:.0f} %"
+        remarks.append(f"{choice.num_alike} settings are alike within {percent}, this one has the most room")
+    return remarks

@@ -67,7 +67,11 @@ class Row(TypedDict, total=False):
     model_id: Annotated[str, About("identity", "the model as the catalog names it")]
     device: Annotated[str, About("identity", "cpu or cuda")]
     device_name: Annotated[str, About("identity", "processor or GPU as the driver names it")]
-    engine_version: Annotated[str | None, About("identity", "version of kvplan_engine")]
+    engine: Annotated[
+        str | None, About("identity", "what served: kvplan, vllm, sglang, llamacpp or trtllm; empty: kvplan")
+    ]
+    engine_version: Annotated[str | None, About("identity", "version of the engine")]
+    url: Annotated[str | None, About("identity", "address of the server that was loaded; empty: no server")]
     dtype: Annotated[str, About("identity", "storage type of weights and activations")]
     kv_cache_dtype: Annotated[str, About("identity", "storage type of the KV cache")]
     load_format: Annotated[str, About("identity", "format of the weights; dummy: random weights")]
@@ -89,11 +93,20 @@ class Row(TypedDict, total=False):
 
     workload: Annotated[str, About("workload", "the requests, summarized in one line")]
     num_prompts: Annotated[int, About("workload", "requests per trial", unit="requests")]
-    request_rate: Annotated[float | str, About("workload", "arrivals per second; inf: all at once", unit="requests/s")]
-    burstiness: Annotated[float, About("workload", "shape of the gamma-distributed gaps between arrivals; 1: Poisson")]
+    request_rate: Annotated[
+        float | str, About("workload", "arrivals per second; inf: all at once; 1..8: growing", unit="requests/s")
+    ]
+    burstiness: Annotated[
+        float | str,
+        About("workload", "shape of the gamma-distributed gaps between arrivals; 1: Poisson, inf: equal gaps"),
+    ]
     max_concurrency: Annotated[
         int | None, About("workload", "maximum number of requests in flight; empty: no limit", unit="requests")
     ]
+    users: Annotated[int | None, About("workload", "users of a closed loop, each with one request at a time")]
+    think_time: Annotated[float | None, About("workload", "a user's mean pause between answer and request", unit="s")]
+    num_warmups: Annotated[int | None, About("workload", "requests of the same load before the measured ones")]
+    endpoint: Annotated[str | None, About("workload", "completions or chat")]
     num_clipped_prompts: Annotated[
         int, About("workload", "requests shortened so that prompt + output fit into max_model_len", unit="requests")
     ]
@@ -127,7 +140,14 @@ class Row(TypedDict, total=False):
         int | None, About("throughput", "generated tokens of the completed requests", unit="tokens")
     ]
     request_throughput: Annotated[float | None, About("throughput", "completed / duration", unit="requests/s")]
-    output_throughput: Annotated[float | None, About("throughput", "total_output_tokens / duration", unit="tokens/s")]
+    output_throughput: Annotated[
+        float | None,
+        About(
+            "throughput",
+            "total_output_tokens / duration; after warm-up requests: all tokens that came within it / duration",
+            unit="tokens/s",
+        ),
+    ]
     total_token_throughput: Annotated[
         float | None, About("throughput", "(total_input_tokens + total_output_tokens) / duration", unit="tokens/s")
     ]
@@ -155,6 +175,41 @@ class Row(TypedDict, total=False):
     std_e2el_ms: Annotated[float | None, _latency("std", "e2el")]
     p90_e2el_ms: Annotated[float | None, _latency("p90", "e2el")]
     p99_e2el_ms: Annotated[float | None, _latency("p99", "e2el")]
+
+    mean_sent_ttft_ms: Annotated[
+        float | None, About("latency", "mean time to first token from sending, not from the schedule", unit="ms")
+    ]
+    p99_sent_ttft_ms: Annotated[float | None, About("latency", "99th percentile of the same", unit="ms")]
+
+    client_bound: Annotated[bool | None, About("client", "whether the load's client was the limit, not the server")]
+    dispatch_delay_p99_ms: Annotated[
+        float | None, About("client", "how late the client began requests, 99th percentile", unit="ms")
+    ]
+    loop_lag_p99_ms: Annotated[
+        float | None, About("client", "how late the client's event loop woke, 99th percentile", unit="ms")
+    ]
+    client_cpu_pct: Annotated[float | None, About("client", "CPU time of the client / duration, of one core", unit="%")]
+    client_ceiling: Annotated[
+        float | None,
+        About("client", "tokens it reads from a server that answers at once", unit="tokens/s"),
+    ]
+    token_source: Annotated[
+        str | None, About("client", "what told the number of tokens: continuous_usage, token_ids or usage (at the end)")
+    ]
+    chunks_per_token: Annotated[
+        float | None, About("client", "chunks with output / output tokens; below 0.95 there is no ITL")
+    ]
+
+    bound_by: Annotated[str | None, About("server", "what bound the run: kv, seats, compute, load or client")]
+    queue_p95: Annotated[
+        float | None,
+        About("server", "95th percentile of the time in the server's queue, from its histogram", unit="s"),
+    ]
+    server_mean_queue_ms: Annotated[float | None, About("server", "mean time in its queue", unit="ms")]
+    server_mean_ttft_ms: Annotated[float | None, About("server", "mean time to first token by its clock", unit="ms")]
+    server_mean_itl_ms: Annotated[float | None, About("server", "mean inter-token latency by its clock", unit="ms")]
+    server_mean_e2el_ms: Annotated[float | None, About("server", "mean end-to-end latency by its clock", unit="ms")]
+    kv_cache_tokens: Annotated[int | None, About("server", "tokens its KV pool holds, as it says", unit="tokens")]
 
     block_bytes: Annotated[
         int | None, About("kv", "K and V of one block over all layers, as allocated by the engine", unit="bytes")

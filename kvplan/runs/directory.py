@@ -101,7 +101,10 @@ class SettingsEntry(TypedDict):
 
 
 class Manifest(TypedDict, total=False):
-    """manifest.json. options: SweepOptions as JSON, as the user gave them. Older directories lack some keys."""
+    """manifest.json. options: SweepOptions as JSON, as the user gave them. Older directories lack some keys.
+
+    server: its URL, of a load; a load has no device, and its options are those of ``kvplan load``.
+    """
 
     schema: str
     run_id: str
@@ -109,6 +112,7 @@ class Manifest(TypedDict, total=False):
     command: str
     model: ModelEntry
     device: DeviceEntry
+    server: dict[str, str]
     workload: WorkloadEntry
     settings: SettingsEntry
     options: dict[str, Any]
@@ -173,3 +177,11 @@ def read_manifest(directory: Path) -> Manifest:
     if not isinstance(manifest, dict):
         raise KvplanError(f"{path} is not a sweep's manifest.")
     return cast(Manifest, manifest)
+
+
+def read_sweep_manifest(directory: Path) -> Manifest:
+    """The manifest of a sweep. KvplanError if the directory holds a load of a server: nothing to continue or to fit."""
+    manifest = read_manifest(directory)
+    if "server" in manifest:
+        raise KvplanError(f"{directory} holds a load, not a sweep.", hint=f"kvplan report {directory} reads it")
+    return manifest

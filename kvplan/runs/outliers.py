@@ -14,8 +14,9 @@ from statistics import median
 from typing import Final
 
 from kvplan.runs.columns import Row
-from kvplan.runs.rows import Cell, cell, is_measured, settings_of, throughput_of
-from kvplan.runs.trials import SETTING_NAMES
+from kvplan.runs.rows import Cell, cell, is_measured, throughput_of
+from kvplan.runs.setting_text import row_text, shown_in
+from kvplan.runs.trials import LOAD_NAMES, SETTING_NAMES
 
 Key = tuple[Cell, ...]
 
@@ -28,7 +29,6 @@ SLOW_CLOCK_PCT: Final = 70.0
 FAR_SHARE: Final = 0.10
 FAR_RANGES: Final = 3.0
 FEWEST_SIBLINGS: Final = 2
-LOAD_NAMES: Final = ("request_rate", "max_concurrency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +87,23 @@ def outlier_reason(row: Row, runs: Sequence[Row]) -> str | None:
 def excluded_runs(rows: Iterable[Row]) -> list[Exclusion]:
     """Outliers that were run again and still are outliers among all runs of their setting, if the rerun is not one."""
     found = []
-    for runs in runs_by_setting(rows).values():
+    listed = list(rows)
+    shown = shown_in(listed)
+    for runs in runs_by_setting(listed).values():
         replacements = {run["rerun_of"]: run for run in runs if run.get("rerun_of")}
         for run in runs:
             rerun = replacements.get(run["run_number"])
             reason = outlier_reason(run, runs)
             if rerun is None or reason is None or not is_measured(rerun) or outlier_reason(rerun, runs) is not None:
                 continue
-            found.append(Exclusion(str(run["trial_id"]), run["run_number"], reason, _sentence(run, rerun, reason)))
+            found.append(
+                Exclusion(str(run["trial_id"]), run["run_number"], reason, _sentence(run, rerun, reason, shown))
+            )
     return found
 
 
-def _sentence(run: Row, rerun: Row, reason: str) -> str:
-    settings = settings_of(run).as_text()
+def _sentence(run: Row, rerun: Row, reason: str, shown: Sequence[str]) -> str:
+    settings = row_text(run, shown)
     return f"run {run['run_number']} of {settings}: {reason}; run {rerun['run_number']} replaces it"
 
 

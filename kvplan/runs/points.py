@@ -16,7 +16,7 @@ from statistics import median
 from typing import Literal
 
 from kvplan.runs.columns import Row
-from kvplan.runs.outliers import excluded_runs
+from kvplan.runs.outliers import excluded_runs, noise_reason
 from kvplan.runs.rows import is_measured, settings_of, throughput_of
 from kvplan.runs.statuses import MEASURED_STATUSES, OUT_OF_MEMORY_STATUSES
 from kvplan.runs.trials import TrialSettings
@@ -26,7 +26,7 @@ BoundaryAxis = Literal["max_model_len", "gpu_memory_utilization", "max_num_seqs"
 
 @dataclass(slots=True)
 class Point:
-    """All runs of one setting. throughput: median of those that were measured."""
+    """All runs of one setting. throughput: median of those that were measured, see ``points_of``."""
 
     settings: TrialSettings
     statuses: set[str] = field(default_factory=set)
@@ -60,10 +60,17 @@ class Point:
 
 
 def points_of(rows: Iterable[Row]) -> list[Point]:
-    """One point per setting, in the order of the rows. Outliers that were run again do not count for throughput."""
+    """One point per setting, in the order of the rows.
+
+    Outliers that were run again do not count for throughput, nor do runs on a busy machine unless there are no others:
+    among quiet runs they would look like a decline.
+    """
     points: dict[TrialSettings, Point] = {}
     listed = list(rows)
     excluded = {exclusion.trial_id for exclusion in excluded_runs(listed)}
+    noisy = {row["trial_id"] for row in listed if noise_reason(row) is not None}
+    if any(is_measured(row) and row["trial_id"] not in noisy for row in listed):
+        excluded |= noisy
     for row in listed:
         settings = settings_of(row)
         point = points.setdefault(settings, Point(settings))
@@ -74,10 +81,10 @@ def points_of(rows: Iterable[Row]) -> list[Point]:
     return list(points.values())
 
 
-def lines_along(points: Sequence[Point], axis: BoundaryAxis) -> list[list[Point]]:
-    """Points that differ in ``axis`` alone, ascending; lines of a single point are left out."""
+def lines_along(points: Sequence[Point], axis: BoundaryAxis, shortest: int = 2) -> list[list[Point]]:
+    """Points that differ in ``axis`` alone, ascending; lines of fewer points than ``shortest`` are left out."""
     lines: dict[tuple[float | str, ...], list[Point]] = defaultdict(list)
     for point in points:
         lines[tuple(point.others(axis).values())].append(point)
     ordered = [sorted(line, key=lambda point: point.value(axis)) for line in lines.values()]
-    return [line for line in ordered if len(line) > 1]
+    return [line for line in ordered if len(line) >= shortest]

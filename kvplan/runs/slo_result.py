@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Final, Literal, TypedDict
 
 from kvplan.runs.columns import Row
 from kvplan.runs.outliers import excluded_runs
 from kvplan.runs.rows import is_measured, settings_of
+from kvplan.runs.setting_text import settings_text, shown_settings, varied_settings
 from kvplan.runs.trials import TrialSettings
+from kvplan.units import plural
 
 LoadVariable = Literal["request_rate", "max_concurrency"]
 
@@ -61,11 +63,12 @@ class SloResult:
     """The largest load that keeps the service level in most runs at one setting.
 
     keeps, misses: the last load that does and the next one, which does not; None if there was none. always, never: the
-    largest load up to which every run kept it, and the smallest from which none did.
+    largest load up to which every run kept it, and the smallest from which none did. settings: None for a server whose
+    settings are not known.
     """
 
     variable: LoadVariable
-    settings: TrialSettings
+    settings: TrialSettings | None
     keeps: float | None
     misses: float | None
     always: float | None
@@ -74,7 +77,7 @@ class SloResult:
     sentence: str
 
     def as_json(self) -> dict[str, object]:
-        return asdict(self) | {"settings": self.settings.as_json()}
+        return asdict(self) | {"settings": {} if self.settings is None else self.settings.as_json()}
 
 
 class SloSummary(TypedDict):
@@ -89,21 +92,45 @@ def slo_results(rows: Sequence[Row], objectives_ms: Mapping[str, float]) -> SloS
     """None without a service level."""
     if not objectives_ms:
         return None
+    return slo_summary(search_results(rows, objectives_ms), objectives_ms)
+
+
+def slo_summary(results: Sequence[SloResult], objectives_ms: Mapping[str, float]) -> SloSummary:
+    """The results as the summary has them."""
+    return {
+        "objectives_ms": dict(objectives_ms),
+        "criterion": "99th percentile of every objective, in more than half of the runs",
+        "searches": [result.as_json() for result in results],
+    }
+
+
+def search_results(rows: Sequence[Row], objectives_ms: Mapping[str, float]) -> list[SloResult]:
+    """One result for each setting at which a load was searched."""
     excluded = {exclusion.trial_id for exclusion in excluded_runs(rows)}
     searched = [row for row in rows if "slo" in str(row["planes"]).split(";") and row["trial_id"] not in excluded]
     lines: dict[TrialSettings, list[Row]] = defaultdict(list)
     for row in searched:
         lines[settings_of(row)].append(row)
-    results = [_result(settings, line, objectives_ms) for settings, line in lines.items()]
-    return {
-        "objectives_ms": dict(objectives_ms),
-        "criterion": "99th percentile of every objective, in more than half of the runs",
-        "searches": [result.as_json() for result in results if result is not None],
-    }
+    shown = shown_settings(varied_settings(lines))
+    results = [
+        line_result(settings, line, objectives_ms, settings_text(settings, shown)) for settings, line in lines.items()
+    ]
+    return [result for result in results if result is not None]
 
 
-def _result(settings: TrialSettings, line: Sequence[Row], objectives_ms: Mapping[str, float]) -> SloResult | None:
-    variable: LoadVariable = "request_rate" if len({row["request_rate"] for row in line}) > 1 else "max_concurrency"
+def line_result(
+    settings: TrialSettings | None,
+    line: Sequence[Row],
+    objectives_ms: Mapping[str, float],
+    where: str,
+    variable: LoadVariable | None = None,
+) -> SloResult | None:
+    """The result of one search's rows, ``where`` naming what was searched; None if no load was tried.
+
+    variable: what was searched; without it what differs between the rows.
+    """
+    varies = len({row["request_rate"] for row in line}) > 1
+    variable = variable or ("request_rate" if varies else "max_concurrency")
     runs: dict[float, list[Row]] = defaultdict(list)
     for row in line:
         load = row[variable]
@@ -119,8 +146,8 @@ def _result(settings: TrialSettings, line: Sequence[Row], objectives_ms: Mapping
     always = max((point.value for point in points if point.value < partial), default=None)
     last = max((point.value for point in points if point.num_keeping), default=-math.inf)
     never = min((point.value for point in points if point.value > last), default=None)
-    sentence = _sentence(variable, settings, objectives_ms, points, keeps, misses)
-    return SloResult(variable, settings, keeps, misses, always, never, points, sentence)
+    result = SloResult(variable, settings, keeps, misses, always, never, points, "")
+    return replace(result, sentence=_sentence(result, objectives_ms, where))
 
 
 def _point(value: float, runs: Sequence[Row]) -> LoadPoint:
@@ -147,31 +174,24 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _sentence(
-    variable: LoadVariable,
-    settings: TrialSettings,
-    objectives_ms: Mapping[str, float],
-    points: Sequence[LoadPoint],
-    keeps: float | None,
-    misses: float | None,
-) -> str:
+def _sentence(result: SloResult, objectives_ms: Mapping[str, float], where: str) -> str:
+    variable, keeps, misses = result.variable, result.keeps, result.misses
     unit = " requests/s" if variable == "request_rate" else ""
     level = ", ".join(f"{name} {bound:g} ms" for name, bound in objectives_ms.items())
-    where = f"{settings.max_num_seqs} sequences, utilization {settings.gpu_memory_utilization:g}"
-    by_value = {point.value: point for point in points}
+    by_value = {point.value: point for point in result.points}
     if keeps is None:
-        lowest = points[0]
+        lowest = result.points[0]
         return f"{where}: {level} (p99) is missed even at {variable} {lowest.value:g}{unit} ({_runs_phrase(lowest)})"
     at = by_value[keeps]
-    beyond = "the highest load tried" if misses is None else f"at {misses:g} {_runs_phrase(by_value[misses])}"
+    beyond = "the highest load tried" if misses is None else f"at {misses:g} in {_runs_phrase(by_value[misses])}"
+    every = "" if result.always in (None, keeps) else f"in every run up to {result.always:g}; "
     within = at.requests_within
     return (
-        f"{where}: {level} (p99) is met up to {variable} {keeps:g}{unit} ({_runs_phrase(at)}; {beyond}); "
-        f"goodput {at.request_goodput:.3g} requests/s, {100 * within.share:.0f} % of requests within the service level "
-        f"(95 % interval {100 * within.low:.0f} to {100 * within.high:.0f} %)"
+        f"{where}: {level} (p99) is met up to {variable} {keeps:g}{unit} (in {_runs_phrase(at)}; {every}{beyond}); "
+        f"goodput {at.request_goodput:.3g} requests/s, {100 * within.share:.0f} % of the requests of all runs within "
+        f"the service level (95 % interval {100 * within.low:.0f} to {100 * within.high:.0f} %)"
     )
 
 
 def _runs_phrase(point: LoadPoint) -> str:
-    noun = "run" if point.num_runs == 1 else "runs"
-    return f"{point.num_keeping} of {point.num_runs} {noun}"
+    return f"{point.num_keeping} of {plural(point.num_runs, 'run')}"

@@ -16,6 +16,7 @@ Status = Literal[
     "rejected_ctx",
     "timeout",
     "crash",
+    "failed",
     "skipped_oom_dominated",
 ]
 StatusKind = Literal["measured", "out_of_memory", "broken", "skipped"]
@@ -85,6 +86,12 @@ STATUSES: Final[tuple[TrialStatus, ...]] = (
         "broken",
         "the worker died",
         "the worker process died, or its engine failed in another way",
+    ),
+    TrialStatus(
+        "failed",
+        "broken",
+        "some requests failed",
+        "a server that was loaded refused or broke off at least one request",
     ),
     TrialStatus(
         "skipped_oom_dominated",

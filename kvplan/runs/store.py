@@ -13,6 +13,7 @@ import csv
 import errno
 import fcntl
 import io
+import itertools
 import json
 import os
 import shutil
@@ -50,16 +51,17 @@ class SweepStore:
         self._trials: io.FileIO | None = None
 
     @staticmethod
-    def create(directory: Path, manifest: Manifest) -> SweepStore:
-        """A new run. KvplanError if the directory cannot be written or already holds a sweep."""
+    def create(directory: Path, manifest: Manifest, *, can_be_continued: bool = True) -> SweepStore:
+        """A new run. KvplanError if the directory cannot be written or already holds a run."""
         store = SweepStore(directory)
         _make_directory(directory)
         store._lock()
         if (directory / MANIFEST).exists() or (directory / TRIALS).exists():
             store.close()
+            another = "choose another --out"
             raise KvplanError(
-                f"{directory} already holds a sweep.",
-                hint=f"continue it with --resume {directory}, or choose another --out",
+                f"{directory} already holds a sweep." if can_be_continued else f"{directory} already holds a run.",
+                hint=f"continue it with --resume {directory}, or {another}" if can_be_continued else another,
             )
         write_whole(directory / MANIFEST, _json_text(manifest))
         store._open_trials(0)
@@ -168,6 +170,23 @@ def _make_directory(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _not_writable(directory, error) from error
+
+
+def free_directory(wanted: Path) -> Path:
+    """A new, empty directory: ``wanted``, or with ``-2``, ``-3`` ... after its name if another sweep has just taken it.
+
+    KvplanError if none can be made there.
+    """
+    names = itertools.chain([wanted.name], (f"{wanted.name}-{number}" for number in itertools.count(2)))
+    for directory in map(wanted.with_name, names):
+        try:
+            directory.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _not_writable(directory, error) from error
+    return directory
 
 
 def _not_writable(directory: Path, error: OSError) -> KvplanError:

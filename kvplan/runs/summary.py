@@ -11,10 +11,11 @@ from typing import Final, TypedDict
 from kvplan.runs.best_settings import BestSetting, best_settings
 from kvplan.runs.boundaries import find_boundaries
 from kvplan.runs.columns import Row
+from kvplan.runs.deploy import model_to_deploy
 from kvplan.runs.directory import SUMMARY_SCHEMA, Manifest
 from kvplan.runs.outliers import NOISY_CPU_PCT, excluded_runs, noise_reason
 from kvplan.runs.rows import is_measured, throughput_of
-from kvplan.runs.slo_result import SloSummary, slo_results
+from kvplan.runs.slo_result import SloSummary, search_results, slo_results
 from kvplan.runs.violations import Violation, find_violations
 
 DEFAULT_BLOCK_SIZE: Final = 16
@@ -104,7 +105,7 @@ def summarize(manifest: Manifest, rows: Sequence[Row], *, interrupted: bool = Fa
         "num_finished": len(rows),
         "interrupted": interrupted,
         "status_counts": dict(Counter(str(row["status"]) for row in rows)),
-        "best": best_settings(rows, str(manifest["model"]["id"])),
+        "best": best_settings(rows, model_to_deploy(manifest), search_results(rows, objectives)),
         "slo": slo_results(rows, objectives),
         "boundaries": [boundary.as_json() for boundary in find_boundaries(rows, manifest["options"]["boundary"])],
         "violations": find_violations(rows),

@@ -79,13 +79,6 @@ class TrialSettings(ServingSettings):
     def from_json(record: Mapping[str, Any]) -> TrialSettings:
         return TrialSettings(**record)
 
-    def as_text(self) -> str:
-        """One line for people: ``utilization 0.9, 16 sequences, block 16, context 1,024``."""
-        return (
-            f"utilization {self.gpu_memory_utilization:g}, {self.max_num_seqs} sequences, "
-            f"block {self.block_size}, context {self.max_model_len:,}"
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -112,6 +105,8 @@ class Load:
 
 
 SWEEP_LOAD = Load()
+LOAD_NAMES: Final = ("request_rate", "max_concurrency")
+"""The columns that hold a row's load."""
 
 
 def rate_as_json(rate: float) -> float | str:

@@ -1,7 +1,8 @@
 """Worker processes: they hold the engine, so that the parent needs no torch and survives whatever the engine does.
 
-``sweep`` and ``bench`` each start one and talk to it in JSON, one object per line, over its stdin and stdout. What the
-messages say is each command's own affair (``kvplan.sweeps.worker.protocol``, ``kvplan.bench.protocol``).
+``sweep``, ``profile`` and ``bench`` each start one and talk to it in JSON, one object per line, over its stdin and
+stdout. What the messages say is each command's own affair (``kvplan.sweeps.worker.protocol``,
+``kvplan.profiling.protocol``, ``kvplan.bench.protocol``).
 
     messages   a message as a line, and back
     process    the parent's end: start, send, receive with a deadline, kill; why a worker died

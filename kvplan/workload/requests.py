@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kvplan.units import plural
 from kvplan.workload.files import FileRequest, read_workload_file
 from kvplan.workload.lengths import Lengths
 
@@ -52,7 +53,7 @@ class WorkloadSpec:
         if self.num_prefixes:
             one = "1 prefix" if self.num_prefixes == 1 else f"one of {self.num_prefixes} prefixes"
             source += f" after {one} of {self.prefix_len:,} tokens"
-        return f"{self.num_prompts} requests, {source}, {self.arrivals_as_text()}"
+        return f"{plural(self.num_prompts, 'request')}, {source}, {self.arrivals_as_text()}"
 
     def arrivals_as_text(self) -> str:
         """``all at once, at most 8 in flight`` or ``4 requests/s, burstiness 0.5``."""

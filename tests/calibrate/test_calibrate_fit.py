@@ -19,7 +19,7 @@ from kvplan.calibrate.observations import observe
 from kvplan.calibrate.peaks import Peaks, shares_of_peaks
 from kvplan.calibrate.scoring import repetition_spread_pct, score_trials, split_by_settings, summarize_errors
 from kvplan.calibrate.trials import read_trial_sets
-from kvplan.catalog.measured import COEFFICIENTS, HeldOutError
+from kvplan.catalog.devices.measured import COEFFICIENTS, HeldOutError
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.step_time import Speed, StepTimes
 
@@ -160,7 +160,7 @@ def test_the_spread_of_repetitions_is_their_distance_from_the_median(tmp_path: P
 
 def test_errors_without_a_measured_figure_are_left_out() -> None:
     errors = pd.DataFrame({"output_throughput": [-10.0, 20.0], "tpot": [math.nan, 5.0], "ttft": [math.nan] * 2})
-    assert summarize_errors(errors) == {"output_throughput": HeldOutError(15, 19), "tpot": HeldOutError(5, 5)}
+    assert summarize_errors(errors) == {"output_throughput": HeldOutError(15, 19, 20), "tpot": HeldOutError(5, 5, 5)}
 
 
 def test_coefficients_are_scaled_for_people() -> None:

@@ -10,17 +10,20 @@ import pytest
 from synthetic_sweep import TRUTH, tied, write_sweep
 
 from kvplan.calibrate.calibration import calibrate_directories, profile_document
-from kvplan.catalog import measured
-from kvplan.catalog.gpus import find_gpu
-from kvplan.catalog.measured import load_measured, read_measured
+from kvplan.catalog.devices import measured
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.devices.measured import load_measured, read_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import KvplanError
+from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.batching import simulate_requests
-from kvplan.estimate.speed.latency import DeviceSpeed, model_work, serving_speed
+from kvplan.estimate.speed.clocks import DeviceSpeed
+from kvplan.estimate.speed.latency import serving_speed
 from kvplan.estimate.speed.simulated_figures import simulated_figures
 from kvplan.estimate.speed.simulation import BatchLimits
 from kvplan.estimate.speed.step_time import Speed, StepTimes, step_shape
+from kvplan.estimate.speed.work import model_work
 from kvplan.machine.host import cpu_name
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import make_plan
@@ -138,7 +141,7 @@ def test_plan_and_simulation_agree(profile: Path) -> None:
     requests = [RequestSpec(index, 96 + index % 64, 24 + index % 17) for index in range(96)]
     limits = BatchLimits(8, 2048, 16, 4000)
     simulated = simulated_figures(simulate_requests(requests, limits, StepTimes(shape, speed), max_concurrency=8))
-    work = model_work(spec, 4 * spec.num_parameters, "float32", 1)
+    work = model_work(spec, 4 * spec.num_parameters, "float32", ParallelLayout(1))
     device = DeviceSpeed.of(found, spec.id, "float32")
     planned = serving_speed(work, find_gpu("cpu"), 8, 127, 32, (127 + 16) * kv_bytes, device)
     assert planned.output_tokens_per_second.middle == pytest.approx(simulated.output_throughput, rel=0.15)

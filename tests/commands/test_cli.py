@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -28,7 +29,8 @@ def test_commands_stand_in_sections_and_exist(capsys: pytest.CaptureFixture[str]
     text = capsys.readouterr().out
     sections = {
         "Plan:": ["estimate", "plan", "explain"],
-        "Measure:": ["sweep", "bench", "calibrate", "report"],
+        "Measure:": ["sweep", "profile", "bench", "calibrate", "report"],
+        "Serve:": ["serve", "load", "top"],
         "Look up:": ["models", "gpus"],
     }
     for title, names in sections.items():
@@ -68,7 +70,7 @@ def test_help_needs_none_of_the_large_packages() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("name", ["serve", "profile", "top", "load", "estimat"])
+@pytest.mark.parametrize("name", ["deploy", "monitor", "estimat"])
 def test_an_unknown_command_is_one_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "gpt2", "--port", "8000"]) == 2
     said = capsys.readouterr()
@@ -80,8 +82,8 @@ def test_an_unknown_command_is_one_sentence(name: str, capsys: pytest.CaptureFix
 
 
 def test_an_unexpected_argument_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "gpt2", "surplus"]) == 2
-    expected = "error: unexpected argument 'surplus'\nhint: kvplan estimate --help lists the options\n"
+    assert main(["gpus", "l4", "surplus"]) == 2
+    expected = "error: unexpected argument 'surplus'\nhint: kvplan gpus --help lists the options\n"
     assert capsys.readouterr() == ("", expected)
 
 
@@ -91,6 +93,27 @@ def test_output_that_cannot_be_written_is_one_sentence(words: list[str]) -> None
     with open("/dev/full", "w") as full:
         done = subprocess.run([*KVPLAN, *words], stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (1, "error: the output could not be written: No space left on device\n")
+
+
+ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "md"])
+def test_a_name_that_the_locale_cannot_write_is_escaped(tmp_path: Path, form: str) -> None:
+    (tmp_path / "modèle").mkdir()
+    config = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 64, "vocab_size": 100, "n_positions": 64}
+    (tmp_path / "modèle" / "config.json").write_text(json.dumps(config))
+    words = [*KVPLAN, "estimate", str(tmp_path / "modèle"), "--gpu", "l4", "--format", form]
+    done = subprocess.run(words, env=os.environ | ASCII, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"mod\\" in done.stdout and done.stdout.isascii()
+
+
+@pytest.mark.parametrize("words", [["estimate", "gpt2"], ["estimat"], ["gpus"]])
+def test_lost_output_and_lost_errors_together_end_quietly(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*KVPLAN, *words], stdout=full, stderr=full, check=False)
+    assert done.returncode in (1, 2)
 
 
 def test_closed_output_is_one_sentence() -> None:

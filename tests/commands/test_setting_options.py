@@ -9,7 +9,7 @@ import pytest
 
 from kvplan.catalog.engines import KVPLAN_DEFAULTS, vllm_release
 from kvplan.cli import main
-from kvplan.commands.setting_options import read_settings, takes_settings
+from kvplan.commands.options.settings import read_settings, takes_settings
 from kvplan.errors import UsageError
 from kvplan.settings import KNOBS, FilledSettings, ServingSettings
 from kvplan_engine import EngineConfig

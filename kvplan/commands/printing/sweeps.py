@@ -7,8 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvplan.commands.render import print_json, print_table
+from kvplan.commands.printing.render import print_json, print_table
 from kvplan.runs.best_settings import BestSetting
+from kvplan.runs.columns import Row
+from kvplan.runs.outliers import noise_reason
+from kvplan.runs.rows import is_measured
+from kvplan.runs.setting_text import cells, heads, text_columns, values_of
+from kvplan.runs.statuses import STATUS_BRIEF
 from kvplan.runs.summary import KvWaste, PredictionErrors
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.forecast.prediction import TrialPrediction
@@ -16,6 +21,7 @@ from kvplan.sweeps.forecast.timing import SECONDS_PER_LOAD, SECONDS_PER_TRIAL
 from kvplan.sweeps.plan import SweepPlan
 from kvplan.sweeps.progress import PlainProgress, Progress, RichProgress, format_seconds
 from kvplan.sweeps.session import SweepOutcome
+from kvplan.units import plural
 
 _GOALS: Mapping[str, str] = {
     "slo": "within SLO",
@@ -23,6 +29,7 @@ _GOALS: Mapping[str, str] = {
     "median_tpot_ms": "time per token",
     "p99_ttft_ms": "first token",
 }
+_MOST_NUMBERS = 8
 
 
 def make_progress() -> Progress:
@@ -33,9 +40,8 @@ def make_progress() -> Progress:
 def announce(plan: SweepPlan, directory: Path) -> None:
     for notice in plan.notices:
         print(notice, file=sys.stderr)
-    print(
-        f"{plan.spec.id}: {len(plan.trials)} trials of {plan.workload.as_text()}; writing {directory}", file=sys.stderr
-    )
+    trials = plural(len(plan.trials), "trial")
+    print(f"{plan.spec.id}: {trials} of {plan.workload.as_text()}; writing {directory}", file=sys.stderr)
 
 
 def print_dry_run(plan: SweepPlan, *, as_json: bool) -> None:
@@ -48,12 +54,15 @@ def print_dry_run(plan: SweepPlan, *, as_json: bool) -> None:
         return
     for notice in plan.notices:
         print(notice, file=sys.stderr)
-    head = ["trial", "utilization", "sequences", "block", "context", "blocks", "running", "outcome", "time"]
-    rows = [_trial_cells(trial, prediction) for trial, prediction in zip(plan.trials, predictions, strict=True)]
-    print_table(f"{plan.spec.id} on {plan.device.name}: {plan.workload.as_text()}", head, rows, text_columns=(7,))
+    head = ["trial", *heads(plan.shown), "blocks", "running", "outcome", "time"]
+    rows = [
+        _trial_cells(trial, prediction, plan.shown) for trial, prediction in zip(plan.trials, predictions, strict=True)
+    ]
+    columns = (*text_columns(plan.shown, first=1), head.index("outcome"))
+    print_table(f"{plan.spec.id} on {plan.device.name}: {plan.workload.as_text()}", head, rows, text_columns=columns)
     counts = Counter(prediction.status for prediction in predictions)
     expected = ", ".join(f"{count} {status}" for status, count in counts.items())
-    print(f"{len(rows)} trials, about {format_seconds(seconds)}; expected: {expected}")
+    print(f"{plural(len(rows), 'trial')}, about {format_seconds(seconds)}; expected: {expected}")
 
 
 def _trial_json(trial: Trial, prediction: TrialPrediction) -> dict[str, object]:
@@ -63,19 +72,16 @@ def _trial_json(trial: Trial, prediction: TrialPrediction) -> dict[str, object]:
         "predicted_status": prediction.status,
         "num_blocks_predicted": prediction.num_blocks,
         "block_bytes_predicted": prediction.block_bytes,
+        "num_clipped_prompts": prediction.requests.num_clipped,
         "pred_max_concurrency": prediction.max_concurrency,
         "predicted_seconds": round(prediction.seconds, 3),
     }
 
 
-def _trial_cells(trial: Trial, prediction: TrialPrediction) -> list[str]:
-    settings = trial.settings
+def _trial_cells(trial: Trial, prediction: TrialPrediction, shown: Sequence[str]) -> list[str]:
     return [
         str(trial.number),
-        f"{settings.gpu_memory_utilization:g}",
-        str(settings.max_num_seqs),
-        str(settings.block_size),
-        f"{settings.max_model_len:,}",
+        *cells(values_of(trial), shown),
         f"{prediction.num_blocks:,}",
         str(prediction.max_concurrency) if prediction.is_measured else "",
         prediction.status,
@@ -90,7 +96,8 @@ def print_written(directory: Path, pictures: Sequence[Path]) -> None:
 
 
 def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
-    """The summary: as JSON alone, or as tables."""
+    """The summary: as JSON alone, or as tables. What disturbed the sweep goes to stderr either way."""
+    _warn_of_noise(outcome.rows)
     if as_json:
         print_json(outcome.summary)
         return
@@ -98,9 +105,13 @@ def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
     if outcome.interrupted:
         done, total = summary["num_finished"], summary["num_trials"]
         print(
-            f"interrupted after {done} of {total} trials; continue with --resume {outcome.directory}", file=sys.stderr
+            f"interrupted after {done} of {plural(total, 'trial')}; continue with --resume {outcome.directory}",
+            file=sys.stderr,
         )
-    _print_best(summary["best"])
+    if summary["best"]:
+        _print_best(summary["best"], outcome.shown)
+    else:
+        print(nothing_served(outcome.rows))
     if summary["slo"] is not None:
         _print_sentences("Within the service level", [str(search["sentence"]) for search in summary["slo"]["searches"]])
     _print_sentences("Boundaries", [str(boundary["sentence"]) for boundary in summary["boundaries"]])
@@ -109,32 +120,59 @@ def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
     _print_waste(summary["kv_waste"])
     _print_predictions(summary["predictions"])
     counts = ", ".join(f"{count} {status}" for status, count in summary["status_counts"].items())
-    print(f"\n{summary['num_finished']} trials: {counts}")
+    print(f"\n{plural(summary['num_finished'], 'trial')}: {counts}")
 
 
-def _print_best(best: Sequence[BestSetting]) -> None:
-    if not best:
-        print("No trial served its requests.")
+def nothing_served(rows: Sequence[Row]) -> str:
+    """Why no trial served its requests: the commonest way in which they ended, with an example's own words."""
+    if not rows:
+        return "No trial was finished."
+    (status, count), *_ = Counter(str(row["status"]) for row in rows).most_common()
+    example = next((row["error"] for row in rows if row["status"] == status and row["error"]), None)
+    reason = f"{status}, {STATUS_BRIEF.get(status, 'which is unknown here')}"
+    share = "all of them" if count == len(rows) else f"{count:,} of {plural(len(rows), 'trial')}"
+    return f"No trial served its requests; {share} ended as {reason}." + (f" {example}" if example else "")
+
+
+def _warn_of_noise(rows: Sequence[Row]) -> None:
+    """One line on stderr if something else used the machine while trials were timed."""
+    noisy = [row for row in rows if noise_reason(row) is not None]
+    if not noisy:
         return
-    head = ["best", "utilization", "sequences", "block", "context", "tokens/s", "TTFT p99 ms", "TPOT ms", "KV waste %"]
+    numbers = ", ".join(str(row["trial_number"]) for row in noisy[:_MOST_NUMBERS])
+    more = f" and {len(noisy) - _MOST_NUMBERS} more" if len(noisy) > _MOST_NUMBERS else ""
+    measured = plural(sum(map(is_measured, rows)), "served trial")
+    share = max((row.get("other_cpu_pct") or 0.0 for row in noisy), default=0.0)
+    busy = f"other processes used up to {share:.0f} % of the CPU" if share else "the GPU was throttled"
+    print(
+        f"warning: the machine was busy during {len(noisy)} of {measured} ({numbers}{more}): {busy}. "
+        "Their throughput and latency are not the engine's own; blocks, memory and outcomes are not affected.",
+        file=sys.stderr,
+    )
+
+
+def _print_best(best: Sequence[BestSetting], shown: Sequence[str]) -> None:
+    head = ["best", *heads(shown), "tokens/s", "TTFT p99 ms", "TPOT ms", "KV waste %"]
     rows = []
     for entry in best:
-        settings, figures = entry["settings"], entry["figures"]
+        figures = entry["figures"]
         rows.append(
             [
                 _GOALS[entry["goal"]],
-                f"{settings['gpu_memory_utilization']:g}",
-                str(settings["max_num_seqs"]),
-                str(settings["block_size"]),
-                f"{settings['max_model_len']:,}",
+                *cells({**entry["settings"], **entry["load"]}, shown),
                 f"{figures['output_throughput']:,.1f}",
                 f"{figures['p99_ttft_ms']:,.0f}",
                 "" if figures["median_tpot_ms"] is None else f"{figures['median_tpot_ms']:,.1f}",
                 f"{figures['frag_pct']:.1f}",
             ]
         )
-    print_table("Best settings", head, rows)
-    print(f"  {best[0]['commands']['vllm']}")
+    print_table("Best settings", head, rows, text_columns=(0, *text_columns(shown, first=1)))
+    for remark in dict.fromkeys(
+        f"{_GOALS[entry['goal']]}: {entry['reason']}" for entry in best if ";" in entry["reason"]
+    ):
+        print(f"  {remark}")
+    for command in best[0]["commands"].values():
+        print(f"  {command}")
 
 
 def _print_sentences(title: str, sentences: Sequence[str]) -> None:
@@ -158,7 +196,7 @@ def _print_predictions(predictions: PredictionErrors) -> None:
     if compared:
         print(
             f"Predicted correctly before the start: block size in bytes for {predictions['block_bytes_equal']} of "
-            f"{compared} trials, number of blocks for {predictions['num_blocks_equal']} (largest error "
+            f"{plural(compared, 'trial')}, number of blocks for {predictions['num_blocks_equal']} (largest error "
             f"{predictions['num_blocks_max_error_pct']:.2f} %), outcome for {predictions['outcomes_equal']} of "
             f"{predictions['num_outcomes_compared']}"
         )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
+
+from kvplan.commands.printing.table_layout import table_lines
 
 
 class OutputFormat(str, Enum):
@@ -20,8 +24,9 @@ class OutputFormat(str, Enum):
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """One JSON document and nothing else."""
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    """One JSON document and nothing else; in ASCII where the output can say no more."""
+    encoding = (sys.stdout.encoding or "utf-8").casefold().replace("-", "")
+    print(json.dumps(document, indent=2, ensure_ascii=encoding != "utf8"))
 
 
 def print_csv(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -44,14 +49,27 @@ def print_markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def print_table(
     title: str | None, head: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: tuple[int, ...] = (0,)
 ) -> None:
-    """A plain-text table, readable without colour: ``text_columns`` to the left, numbers to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
-    sides = ["<" if index in text_columns else ">" for index in range(len(head))]
+    """A plain-text table, readable without colour: ``text_columns`` to the left, numbers to the right.
+
+    On a terminal it is as wide as that (kvplan.commands.printing.table_layout); elsewhere every row is one line.
+    """
     if title:
         print(title)
-    for row in (head, ["-" * width for width in widths], *rows):
-        cells = (f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True))
-        print("  " + "  ".join(cells).rstrip())
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in table_lines(head, rows, text_columns=text_columns, width=width):
+        print(line)
+
+
+def print_sentence(text: str, *, indent: str = "  ") -> None:
+    """A sentence below a table: on a terminal in lines as wide as that, elsewhere one line. Not for commands."""
+    if not sys.stdout.isatty():
+        print(indent + text)
+        return
+    width = max(shutil.get_terminal_size().columns, 40)
+    wrapped = textwrap.wrap(
+        text, width - 1, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    print("\n".join(wrapped))
 
 
 def print_notes(*notes: str | None) -> None:

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from kvplan.commands.render import OutputFormat, print_csv, print_json, print_markdown, print_table
+from kvplan.commands.printing.estimate_rows import csv_rows, gpu_label, print_comparison
+from kvplan.commands.printing.ranges import (
+    RANGE_HEAD,
+    RANGE_MEANING,
+    has_ranges,
+    limit_cell,
+    print_ranges,
+    range_cell,
+)
+from kvplan.commands.printing.render import OutputFormat, print_csv, print_json, print_markdown, print_table
+from kvplan.commands.printing.speculation import print_speculation
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.document import deployment_figures, estimate_document
-from kvplan.estimate.kv_cache import KIND_NAMES, KvComponent
+from kvplan.estimate.kv_cache import KIND_NAMES, KvCacheSize, KvComponent
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.sequence_pages import SequencePages
 from kvplan.units import format_bytes, format_gib, format_tokens
 
+MANY_SCHEMA = "kvplan.estimates/1"
 
-def print_estimate(answer: Estimate, output_format: OutputFormat, *, explain: bool = False) -> None:
-    """Print the answer; ``explain`` adds every formula and every assumption to the table for people."""
+
+def print_estimates(answers: Sequence[Estimate], output_format: OutputFormat, *, explain: bool = False) -> None:
+    """Print one answer in full, several as one table; ``explain`` adds every formula and assumption for people."""
     if output_format is OutputFormat.json:
-        print_json(estimate_document(answer))
+        documents = [estimate_document(answer) for answer in answers]
+        print_json(documents[0] if len(answers) == 1 else {"schema": MANY_SCHEMA, "estimates": documents})
     elif output_format is OutputFormat.csv:
-        print_csv([deployment_figures(deployment) for deployment in answer.deployments])
-    elif output_format is OutputFormat.md:
-        _print_markdown(answer)
+        print_csv([row for answer in answers for row in csv_rows(answer)])
+    elif len(answers) > 1 and not explain:
+        print_comparison(answers, as_markdown=output_format is OutputFormat.md)
     else:
-        _print_text(answer, explain=explain)
+        for number, answer in enumerate(answers):
+            print("\n" if number else "", end="")
+            if output_format is OutputFormat.md:
+                _print_markdown(answer)
+            else:
+                _print_text(answer, explain=explain)
 
 
 _COLUMNS = {
@@ -39,12 +60,25 @@ _MARKDOWN_HEAD = tuple(
 )  # no title tells the unit there
 
 
+def _deployment_table(answer: Estimate, head: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """(head, rows), with a column for the interval behind the tokens where there is one."""
+    rows = _deployment_rows(answer)
+    if not has_ranges(answer):
+        return list(head), rows
+    place = head.index("KV tokens") + 1
+    shown = zip(rows, answer.deployments, strict=True)
+    return (
+        [*head[:place], RANGE_HEAD, *head[place:]],
+        [[*row[:place], range_cell(deployment), *row[place:]] for row, deployment in shown],
+    )
+
+
 def _deployment_rows(answer: Estimate) -> list[list[str]]:
     rows = []
     for deployment in answer.deployments:
         figures = deployment_figures(deployment)
         cells = [_cell(name, figures[name]) for name in _COLUMNS.values()]
-        rows.append([deployment.gpu, *cells, "" if deployment.fits else (deployment.limit or "does not fit")])
+        rows.append([gpu_label(answer, deployment), *cells, limit_cell(deployment)])
     return rows
 
 
@@ -65,7 +99,9 @@ def _print_text(answer: Estimate, *, explain: bool) -> None:
         _print_deployments(answer)
         if explain:
             _print_budgets(answer)
+            print_ranges(answer)
         _print_speeds(answer, explain=explain)
+    print_speculation(answer)
     if explain:
         print()
         print("Assumptions:" if answer.assumptions else "No assumptions.")
@@ -91,21 +127,46 @@ def _is_large(answer: Estimate, num_bytes: int) -> bool:
 
 def _print_cache(answer: Estimate, *, explain: bool) -> None:
     cache, pages = answer.cache, answer.pages
-    fixed = f" + {format_bytes(cache.fixed_bytes_per_sequence)} per sequence" if cache.fixed_bytes_per_sequence else ""
-    print(f"KV cache  {cache.bytes_per_token:,} B per token{fixed} ({answer.kv_dtype})")
+    print(f"KV cache  {_cost_of_tokens(cache)} ({answer.kv_dtype})")
     for component in cache.components:
         print(f"            {KIND_NAMES[component.kind]}: {_component_line(component)}")
-    context = format_tokens(answer.context_tokens)
-    print(f"One sequence of {context} tokens: {format_bytes(cache.logical_bytes)}", end="")
+    context = _tokens(answer.context_tokens)
+    print(f"One sequence of {context}: {format_bytes(cache.logical_bytes)}", end="")
     if pages is None:
         print()
         return
-    print(f"; in blocks {format_bytes(pages.paged_bytes)}, to be admitted {format_bytes(pages.admission_bytes)}")
+    print(f"; in blocks {format_bytes(pages.paged_bytes)}, to be admitted {_admission(answer)}")
     if explain:
         print(f"            logical: {_affine(answer)} = {cache.logical_bytes:,} B")
         print(f"            paged: {pages.paged_formula} = {pages.paged_bytes:,} B")
-        in_flight = f" (with {answer.in_flight_tokens:,} tokens in flight)"
-        print(f"            admission: {pages.admission_formula} = {pages.admission_bytes:,} B{in_flight}")
+        for each, tokens in _admissions(answer):
+            in_flight = f" (with {tokens:,} tokens in flight)"
+            print(f"            admission: {each.admission_formula} = {each.admission_bytes:,} B{in_flight}")
+
+
+def _admissions(answer: Estimate) -> list[tuple[SequencePages, int]]:
+    """The pages of the GPU with the fewest tokens in flight and, where they differ, of the one with the most."""
+    both = ((answer.pages, answer.in_flight_tokens), (answer.most_pages, answer.most_in_flight_tokens))
+    return list(dict.fromkeys((pages, tokens) for pages, tokens in both if pages is not None))
+
+
+def _admission(answer: Estimate) -> str:
+    """``4.00 GiB``, or ``3.91 GiB to 10.48 GiB`` where GPUs have different default batches."""
+    return " to ".join(dict.fromkeys(format_bytes(pages.admission_bytes) for pages, _ in _admissions(answer)))
+
+
+def _tokens(number: int) -> str:
+    """``32k tokens``, ``1 token``."""
+    return f"{format_tokens(number)} token" + ("s" if number != 1 else "")
+
+
+def _cost_of_tokens(cache: KvCacheSize) -> str:
+    """What one more token costs at this context, and what the rest of a sequence takes: full windows and states."""
+    per_token = cache.next_token_bytes
+    fixed = cache.logical_bytes - per_token * cache.context_tokens
+    if fixed and not per_token:
+        return f"{format_bytes(fixed)} per sequence, nothing for a further token"
+    return f"{per_token:,} B per token" + (f" + {format_bytes(fixed)} per sequence" if fixed else "")
 
 
 def _affine(answer: Estimate) -> str:
@@ -125,17 +186,17 @@ def _affine(answer: Estimate) -> str:
 
 def _print_deployments(answer: Estimate) -> None:
     engine = answer.deployments[0].engine
-    context = format_tokens(answer.context_tokens)
-    rows = _deployment_rows(answer)
-    head: list[str] = list(_HEAD)
-    text_columns: tuple[int, ...] = (0, len(_HEAD) - 1)
+    context = _tokens(answer.context_tokens)
+    head, rows = _deployment_table(answer, _HEAD)
+    text_columns: tuple[int, ...] = (0, len(head) - 1)
     if not any(row[-1] for row in rows):
         head, rows, text_columns = head[:-1], [row[:-1] for row in rows], (0,)
-    first = answer.deployments[0]
-    num_gpus = first.settings.tensor_parallel_size * first.settings.pipeline_parallel_size
-    ranks, unit = (f" on {num_gpus} GPUs", "GiB per GPU") if num_gpus > 1 else ("", "GiB")
+    counts = {ParallelLayout.of(each.settings).num_gpus for each in answer.deployments}
+    ranks = f" on {min(counts)} GPUs" if len(counts) == 1 and counts != {1} else ""
+    unit = "GiB" if counts == {1} else "GiB per GPU"
+    meaning = f"; {RANGE_MEANING}" if RANGE_HEAD in head else ""
     print_table(
-        f"Sequences of {context} tokens that fit at once, {engine}{ranks} (memory in {unit}):",
+        f"Sequences of {context} that fit at once, {engine}{ranks} (memory in {unit}{meaning}):",
         head,
         rows,
         text_columns=text_columns,
@@ -179,8 +240,9 @@ def _component_line(component: KvComponent) -> str:
 def _print_markdown(answer: Estimate) -> None:
     print(f"**{answer.spec.id}**: {_parameters(answer)}, weights {format_bytes(answer.weights.total_bytes)}")
     print()
-    print(f"KV cache: {answer.cache.bytes_per_token:,} B per token ({answer.kv_dtype})")
+    print(f"KV cache: {_cost_of_tokens(answer.cache)} ({answer.kv_dtype})")
     for component in answer.cache.components:
         print(f"- {KIND_NAMES[component.kind]}: {_component_line(component)}")
     print()
-    print_markdown(_MARKDOWN_HEAD, _deployment_rows(answer))
+    print_markdown(*_deployment_table(answer, _MARKDOWN_HEAD))
+    print_speculation(answer, as_markdown=True)

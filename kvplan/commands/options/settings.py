@@ -20,9 +20,9 @@ from kvplan.settings import KNOBS, Knob, ServingSettings
 from kvplan.units import parse_bytes, parse_tokens
 
 Result = TypeVar("Result")
-_WRITTEN = {"share": float, "count": int, "tokens": str, "bytes": str, "name": str, "flag": bool}
+_WRITTEN = {"share": float, "count": int, "tokens": str, "bytes": str, "name": str, "text": str, "flag": bool}
 """What typer reads of each kind."""
-_METAVARS = {"tokens": "TOKENS", "bytes": "BYTES", "share": "SHARE", "name": "NAME"}
+_METAVARS = {"tokens": "TOKENS", "bytes": "BYTES", "share": "SHARE", "name": "NAME", "text": "NAME"}
 
 
 def takes_settings(

@@ -1,0 +1,254 @@
+"""``kvplan load``: load an OpenAI-compatible server, and say what bound it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from kvplan.commands.options.extras import need_packages
+from kvplan.commands.options.groups import given_options, takes_groups
+
+INTERRUPTED: Final = 130
+FAILED: Final = 1
+
+SERVER_PANEL: Final = "Server"
+ARRIVALS_PANEL: Final = "Arrivals"
+REQUESTS_PANEL: Final = "Requests"
+GOAL_PANEL: Final = "Goal"
+OUTPUT_PANEL: Final = "Output"
+PACKAGES: Final = ("httptools", "msgspec")
+
+LIST_OPTIONS: dict[str, Callable[[str], object]] = {"--slo": lambda text: ":" in text and "//" not in text}
+"""Options whose further values may follow after spaces (kvplan.list_words)."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Which server, and how it is asked."""
+
+    model: Annotated[
+        str | None, typer.Option(help="Model to ask for. Default: the server's first.", rich_help_panel=SERVER_PANEL)
+    ] = None
+    endpoint: Annotated[
+        str | None, typer.Option(help="completions or chat. Default: completions.", rich_help_panel=SERVER_PANEL)
+    ] = None
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="Sent as a bearer token.", envvar="OPENAI_API_KEY", rich_help_panel=SERVER_PANEL),
+    ] = None
+    request_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds after which a request has failed. Default: 600.", rich_help_panel=SERVER_PANEL),
+    ] = None
+
+
+@dataclass(frozen=True)
+class ArrivalOptions:
+    """How many requests, and when they come. Without any: all at once."""
+
+    num_prompts: Annotated[
+        int | None, typer.Option(help="Requests that are measured. Default: 100.", rich_help_panel=ARRIVALS_PANEL)
+    ] = None
+    duration: Annotated[
+        float | None,
+        typer.Option(help="Send for so many seconds instead of a number of requests.", rich_help_panel=ARRIVALS_PANEL),
+    ] = None
+    request_rate: Annotated[
+        str | None,
+        typer.Option(
+            help="Arrivals per second, or 1..8 for a rate that grows; a trace is rescaled to it.",
+            metavar="RATE",
+            rich_help_panel=ARRIVALS_PANEL,
+        ),
+    ] = None
+    burstiness: Annotated[
+        float | None,
+        typer.Option(
+            help="1 is a Poisson process, less is burstier, inf sends at equal gaps. Default: 1.",
+            rich_help_panel=ARRIVALS_PANEL,
+        ),
+    ] = None
+    max_concurrency: Annotated[
+        int | None, typer.Option(help="Maximum number of requests in flight.", rich_help_panel=ARRIVALS_PANEL)
+    ] = None
+    users: Annotated[
+        int | None,
+        typer.Option(help="A closed loop: so many users, one request at a time each.", rich_help_panel=ARRIVALS_PANEL),
+    ] = None
+    think_time: Annotated[
+        float | None,
+        typer.Option(
+            help="A user's mean pause between answer and next request, in seconds. Default: 0.",
+            rich_help_panel=ARRIVALS_PANEL,
+        ),
+    ] = None
+    num_warmups: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests of the same load before the measured ones. Default: 0.", rich_help_panel=ARRIVALS_PANEL
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """What the requests ask."""
+
+    input_len: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompt tokens: 128, 96..288, or lognormal:MEDIAN:SIGMA[:FIRST..LAST]. Default: 128.",
+            rich_help_panel=REQUESTS_PANEL,
+        ),
+    ] = None
+    output_len: Annotated[
+        str | None,
+        typer.Option(help="Generated tokens, in the same notation. Default: 64.", rich_help_panel=REQUESTS_PANEL),
+    ] = None
+    num_prefixes: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of shared prefixes that prompts start with. Default: 1.", rich_help_panel=REQUESTS_PANEL
+        ),
+    ] = None
+    prefix_len: Annotated[
+        str | None,
+        typer.Option(help="Tokens per shared prefix, in addition to --input-len.", rich_help_panel=REQUESTS_PANEL),
+    ] = None
+    same_prompt: Annotated[
+        bool | None,
+        typer.Option("--same-prompt", help="Every request asks the same.", rich_help_panel=REQUESTS_PANEL),
+    ] = None
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            help="File with lengths and times: JSON lines, ShareGPT, or a CSV trace (Azure, BurstGPT).",
+            rich_help_panel=REQUESTS_PANEL,
+        ),
+    ] = None
+    ignore_eos: Annotated[
+        bool | None,
+        typer.Option(
+            "--ignore-eos/--no-ignore-eos",
+            help="Generate all tokens asked for, or end where the model does. Default: all.",
+            rich_help_panel=REQUESTS_PANEL,
+        ),
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of lengths and arrivals. Default: 0.", rich_help_panel=REQUESTS_PANEL)
+    ] = None
+
+
+@dataclass(frozen=True)
+class LoadGoals:
+    """What to look for, and how carefully."""
+
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Service level in ms, such as 'ttft:500 tpot:50' or mlperf:llama3.1-8b.", rich_help_panel=GOAL_PANEL
+        ),
+    ] = None
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="Find the most users, or the largest max_concurrency or request_rate, within --slo; with values to "
+            "choose from: users=1..64.",
+            rich_help_panel=GOAL_PANEL,
+        ),
+    ] = None
+    num_runs: Annotated[
+        int | None, typer.Option(help="Repetitions of every load. Default: 1.", rich_help_panel=GOAL_PANEL)
+    ] = None
+    self_test: Annotated[
+        bool | None,
+        typer.Option(
+            "--self-test",
+            help="First measure how many tokens per second this client can read; alone without URL.",
+            rich_help_panel=GOAL_PANEL,
+        ),
+    ] = None
+
+
+@takes_groups
+def load(
+    server: ServerOptions,
+    arrivals: ArrivalOptions,
+    requests: RequestOptions,
+    goals: LoadGoals,
+    url: Annotated[
+        str | None, typer.Argument(metavar="URL", help="Address of the server, such as http://localhost:8000.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory to write. Default: kvplan-load-MODEL-TIME.", rich_help_panel=OUTPUT_PANEL),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.", rich_help_panel=OUTPUT_PANEL)
+    ] = False,
+) -> int:
+    """Load an OpenAI-compatible server: throughput and latency beside its own KV cache, queue and preemptions."""
+    need_packages("load", "load", PACKAGES)
+    from kvplan.commands.printing import loads as load_output
+    from kvplan.load.options import LoadOptions
+    from kvplan.load.self_test import measure_ceiling
+    from kvplan.load.session import default_directory, find_target, run_session
+
+    options = LoadOptions(url=url, **_given(server, arrivals, requests, goals))
+    ceiling = measure_ceiling(options) if options.self_test else None
+    if ceiling is not None:
+        load_output.print_ceiling(ceiling, as_json=as_json and url is None)
+    if url is None:
+        return 0
+    target = find_target(options)
+    directory = out if out is not None else default_directory(target)
+    load_output.announce(options, target, directory)
+    command = shlex.join(["kvplan", *_without_key(sys.argv[1:])])
+    listener = load_output.make_listener()
+    outcome = run_session(options, target, directory, listener, command=command, ceiling=ceiling)
+    load_output.print_outcome(outcome, ceiling, as_json=as_json)
+    return _exit_code(outcome)
+
+
+def _exit_code(outcome: Any) -> int:
+    from kvplan.commands.printing.sweeps import print_written
+    from kvplan.reports import write_reports
+
+    print_written(outcome.directory, write_reports(outcome.directory))
+    if outcome.interrupted:
+        return INTERRUPTED
+    return 0 if any(row["completed"] for row in outcome.rows) else FAILED
+
+
+def _given(*groups: Any) -> dict[str, Any]:
+    """The options that were written, as LoadOptions has them: bounds in seconds by name."""
+    given = {name: value for group in groups for name, value in given_options(group).items()}
+    if "slo" in given:
+        given["slo_seconds"] = slo_seconds(given.pop("slo"))
+    return given
+
+
+def slo_seconds(texts: list[str]) -> dict[str, float]:
+    """``["ttft:500 tpot:50"]`` -> bounds in seconds by name."""
+    from kvplan.planner.slo import parse_slo
+
+    slo = parse_slo([word for text in texts for word in text.replace(",", " ").split()])
+    bounds = {"ttft": slo.ttft_seconds, "tpot": slo.tpot_seconds, "e2el": slo.e2el_seconds}
+    return {name: seconds for name, seconds in bounds.items() if seconds is not None}
+
+
+def _without_key(words: list[str]) -> list[str]:
+    """The command line as the manifest keeps it: an API key is nobody's business."""
+    hidden = list(words)
+    for place, word in enumerate(words):
+        if word.startswith("--api-key="):
+            hidden[place] = "--api-key=..."
+        elif word == "--api-key" and place + 1 < len(words):
+            hidden[place + 1] = "..."
+    return hidden

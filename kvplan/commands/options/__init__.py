@@ -1,0 +1,9 @@
+"""How options become what a command asks: typer's side of the settings, lists, and what commands share.
+
+groups           a command's options as dataclasses
+settings         options made from the declared settings
+shared           arguments and options that several commands have
+plans            the options of `plan` in groups, and the question that they ask
+estimate_lists   several models, contexts and formats in one `estimate`
+extras           a hint where a command's packages are not installed
+"""

@@ -1,0 +1,7 @@
+"""What commands print: tables as wide as the terminal, documents, rows; data on stdout, talk on stderr.
+
+render, table_layout             the formats that every command offers; how a table fits a terminal
+estimates, estimate_rows         an estimate, and several in one table
+ranges, speculation              an estimate's intervals; what a drafter takes and gains
+plans, sweeps, loads             what `plan`, `sweep` and `load` print
+"""

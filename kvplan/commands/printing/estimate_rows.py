@@ -1,0 +1,93 @@
+"""Estimates as rows: one CSV line per deployment, and the table that compares models, formats and contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvplan.commands.printing.ranges import RANGE_HEAD, RANGE_MEANING, limit_cell, range_cell
+from kvplan.commands.printing.render import print_markdown, print_table
+from kvplan.estimate.answer import Estimate
+from kvplan.estimate.deployments import Deployment
+from kvplan.estimate.document import deployment_figures
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.units import format_bytes, format_gib, format_tokens
+
+
+def csv_rows(answer: Estimate) -> list[dict[str, object]]:
+    """One row per deployment: what was asked, what a token costs in bytes, and the deployment's figures."""
+    question = {
+        "model": answer.spec.id,
+        "context_tokens": answer.context_tokens,
+        "dtype": answer.dtype,
+        "weight_format": weight_format(answer),
+        "kv_cache_dtype": answer.kv_dtype,
+        "bytes_per_token": answer.cache.bytes_per_token,
+        "fixed_bytes_per_sequence": answer.cache.fixed_bytes_per_sequence,
+        "logical_bytes": answer.cache.logical_bytes,
+    }
+    rows = []
+    for deployment in answer.deployments:
+        served = {"dtype": deployment.settings.dtype, "kv_cache_dtype": deployment.settings.kv_cache_dtype}
+        rows.append(question | served | deployment_figures(deployment))
+    return rows
+
+
+def weight_format(answer: Estimate) -> str:
+    """The format that most of the weights are stored in."""
+    counts: dict[str, int] = {}
+    for each in answer.weights.components:
+        counts[each.format] = counts.get(each.format, 0) + each.num_elements
+    return max(counts, key=lambda name: counts[name])
+
+
+def gpu_label(answer: Estimate, deployment: Deployment) -> str:
+    """``h200``; ``8 x h200`` where the answer has deployments of several sizes."""
+    counts = {ParallelLayout.of(each.settings).num_gpus for each in answer.deployments}
+    return deployment.gpu if len(counts) == 1 else counted_gpu(deployment)
+
+
+def counted_gpu(deployment: Deployment) -> str:
+    """``h200``, or ``8 x h200``."""
+    num_gpus = ParallelLayout.of(deployment.settings).num_gpus
+    return deployment.gpu if num_gpus == 1 else f"{num_gpus} x {deployment.gpu}"
+
+
+_Cell = Callable[[Estimate, Deployment], str]
+_COLUMNS: tuple[tuple[str, _Cell], ...] = (
+    ("model", lambda answer, _: answer.spec.id.rsplit("/", 1)[-1]),
+    ("weights", lambda answer, _: weight_format(answer)),
+    ("KV cache", lambda answer, _: answer.kv_dtype),
+    ("context", lambda answer, _: format_tokens(answer.context_tokens)),
+    ("B/token", lambda answer, _: f"{answer.cache.next_token_bytes:,}"),
+    ("per sequence", lambda answer, _: format_bytes(answer.cache.logical_bytes)),
+    ("GPU", lambda _, found: counted_gpu(found)),
+    ("weights GiB", lambda _, found: format_gib(found.weight_bytes)),
+    ("KV pool GiB", lambda _, found: format_gib(found.kv_pool_bytes)),
+    ("KV tokens", lambda _, found: f"{found.kv_cache_tokens:,}"),
+    (RANGE_HEAD, lambda _, found: range_cell(found)),
+    ("sequences", lambda _, found: f"{found.max_concurrency:,.1f}"),
+    ("limit", lambda _, found: limit_cell(found)),
+)
+_TEXT = ("model", "weights", "KV cache", "GPU", "limit")
+_ONLY_WHERE_THEY_DIFFER = ("weights", "KV cache", "limit")
+
+
+def _is_shown(name: str, cells: Sequence[str]) -> bool:
+    return name not in _ONLY_WHERE_THEY_DIFFER or len(set(cells)) > 1
+
+
+def print_comparison(answers: Sequence[Estimate], *, as_markdown: bool) -> None:
+    """One row per model, format, context and GPU. Formats are a column where there are several."""
+    pairs = [(answer, deployment) for answer in answers for deployment in answer.deployments]
+    columns = [(name, [cell(*pair) for pair in pairs]) for name, cell in _COLUMNS]
+    shown = [(name, cells) for name, cells in columns if any(cells) and _is_shown(name, cells)]
+    head = [name for name, _ in shown]
+    rows = [list(row) for row in zip(*(cells for _, cells in shown), strict=True)]
+    if as_markdown:
+        print_markdown(head, rows)
+        return
+    engine = answers[0].deployments[0].engine
+    text_columns = tuple(index for index, name in enumerate(head) if name in _TEXT)
+    meaning = f"; {RANGE_MEANING}" if RANGE_HEAD in head else ""
+    title = f"Sequences that fit at once, {engine} (weights and KV pool per GPU{meaning}):"
+    print_table(title, head, rows, text_columns=text_columns)

@@ -1,0 +1,222 @@
+"""What ``kvplan plan`` prints: a table, one document, rows, or manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvplan.commands.printing.render import print_csv, print_json, print_sentence, print_table
+from kvplan.errors import KvplanError
+from kvplan.estimate.speed.latency import Range
+from kvplan.planner.deployment import Deployment
+from kvplan.planner.document import calibration_notes, load_assumption, network_notes, plan_document, plan_row
+from kvplan.planner.fixes import Fix
+from kvplan.planner.launch.engines import launch_commands
+from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
+from kvplan.planner.launch.replicas import balancer_command, vllm_processes
+from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
+from kvplan.planner.search import Alternative, Plan
+from kvplan.units import format_bytes, format_gib, plural
+
+_SHOWN = 10
+_MOST_PROCESSES = 8
+
+
+def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | None) -> None:
+    """The whole answer in ``output_format``. KvplanError, with the fix as its hint, where nothing serves the load."""
+    if output_format == "json":
+        print_json(plan_document(found, fix))
+    elif output_format == "csv":
+        print_csv([plan_row(deployment) for deployment in found.deployments])
+    elif output_format in _MANIFESTS and found.deployments:
+        print(_MANIFESTS[output_format](found.deployments[0], found.spec.id), end="")
+    else:
+        _print_plan(found)
+    if plot is not None and found.deployments:
+        from kvplan.planner.picture import draw_plan
+
+        draw_plan(found, plot)
+    if not found.deployments:
+        raise nothing_serves(found, fix)
+
+
+_MANIFESTS = {"compose": compose_file, "kubernetes": kubernetes_manifests}
+
+
+def nothing_serves(found: Plan, fix: Fix | None) -> KvplanError:
+    """What came nearest, and the change after which something serves."""
+    hint = None
+    if fix is not None:
+        hint = f"{fix.sentence}: then {fix.deployment.name} serves it"
+    if found.too_dear is not None:
+        return KvplanError(f"Nothing within ${found.request.usd_per_hour:,.2f} per hour serves this load.", hint=hint)
+    miss = found.nearest_miss
+    if miss is None:
+        return KvplanError("No deployment serves this load.", hint=hint)
+    lacks = f" ({format_bytes(miss.missing_bytes)} missing on each GPU)" if miss.missing_bytes else ""
+    limit = "at most " + plural(found.request.max_gpus, "GPU")
+    return KvplanError(
+        f"No deployment of {limit} serves this load. Nearest: {miss.name}{lacks}. {miss.sentence}", hint=hint
+    )
+
+
+_HEAD = (
+    "deployment",
+    "weights",
+    "KV",
+    "weights GiB",
+    "KV pool GiB",
+    "at ctx-avg",
+    "at ctx-max",
+    "by rule",
+    "TTFT ms",
+    "TPOT ms",
+    "tokens/s",
+    "$/h",
+    "$/Mtok",
+    "serves",
+    "limit",
+)
+_TEXT_COLUMNS = (0, 1, 2, 13, 14)
+
+
+def _print_plan(found: Plan) -> None:
+    workload = found.workload
+    who = f"{workload.num_users:,} users" if workload.num_users else f"{workload.requests_per_second:g} requests/s"
+    lengths = f"{workload.average_context:,} tokens on average, {workload.longest_context:,} at most"
+    print(f"{found.spec.id}: {who}, {lengths}; prompts {workload.input_tokens:,}, answers {workload.output_tokens:,}")
+    for note in workload.assumptions:
+        print_sentence(note)
+    if found.rule is not None:
+        total = found.rule.total_bytes / 1e9
+        print(f"  rule of thumb (weights + 1.2 GB x users + 5 GB): {total:,.0f} GB in all")
+    if found.deployments:
+        print()
+        _print_deployments(_shown(found), found.rule)
+        left = len(found.deployments) - len(_shown(found))
+        if left > 0:
+            print(f"  ... and {left} more (--json lists all)")
+    _print_alternatives(found.alternatives, found.rule, bool(found.deployments))
+    if not found.deployments:
+        return
+    shown = [*_shown(found), *(each.deployment for each in found.alternatives)]
+    print()
+    print_sentence(f"{_origin_sentence(shown)} {load_assumption(found)}")
+    if any(not deployment.slo.sure for deployment in shown):
+        print_sentence(
+            "likely: the share of the predicted speeds and KV pools at which it serves the load within its bounds."
+        )
+    for note in [*network_notes(shown), *calibration_notes(shown)]:
+        print_sentence(note)
+    _print_best(found.deployments[0], found.spec.id)
+
+
+def _shown(found: Plan) -> list[Deployment]:
+    """The first ten, of each number of a GPU in the same formats the best layout alone."""
+    firsts: dict[tuple[object, ...], Deployment] = {}
+    for each in found.deployments:
+        firsts.setdefault((each.choice.gpu.id, each.num_gpus, each.choice.formats, each.slo.sure), each)
+    return list(firsts.values())[:_SHOWN]
+
+
+def _print_deployments(deployments: Sequence[Deployment], rule: RuleOfThumb | None) -> None:
+    rows = [_row(deployment, rule) for deployment in deployments]
+    print_table(None, _HEAD, rows, text_columns=_TEXT_COLUMNS)
+
+
+def _print_alternatives(alternatives: Sequence[Alternative], rule: RuleOfThumb | None, has_answer: bool) -> None:
+    if not alternatives:
+        return
+    what = "For less, in other formats" if has_answer else "In other formats it would be served"
+    print(f"\n{what}:")
+    _print_deployments([each.deployment for each in alternatives], rule)
+    for caveat in dict.fromkeys(text for each in alternatives for text in each.caveats):
+        print_sentence(caveat)
+
+
+def _origin_sentence(shown: Sequence[Deployment]) -> str:
+    """Where the shown speeds come from."""
+    origins = dict.fromkeys(deployment.served.speed.origin for deployment in shown)
+    words = {
+        "roofline": "roofline estimates",
+        "measured": "based on measurements of this model",
+        "calibrated": "based on measurements of another model or dtype",
+    }
+    if len(origins) == 1:
+        return f"TTFT, TPOT and tokens/s are {words[next(iter(origins))]}."
+    return "TTFT, TPOT and tokens/s are roofline estimates unless noted below."
+
+
+def _print_best(best: Deployment, model_id: str) -> None:
+    print()
+    print_sentence(f"best: {_settings_line(best)}", indent="")
+    price = best.choice.gpu.price
+    if price is not None:
+        print_sentence(f"price: {price.source}")
+    for engine, command in launch_commands(best, model_id).items():
+        print(f"  {engine + ':':14s}{command}")
+    processes = vllm_processes(best, model_id)
+    if len(processes) == 1:
+        return
+    print(f"\n  all {len(processes)} processes (vllm):")
+    for process in processes[:_MOST_PROCESSES]:
+        node = f"node {process.node}: " if best.num_nodes > 1 else ""
+        print(f"    {node}{process.line}")
+    if len(processes) > _MOST_PROCESSES:
+        print(
+            f"    ... and {len(processes) - _MOST_PROCESSES} more (--json lists all, --format kubernetes starts them)"
+        )
+    balancer = balancer_command(best, model_id)
+    if balancer is not None:
+        print(f"  before them: {balancer}")
+
+
+def _settings_line(deployment: Deployment) -> str:
+    settings = deployment.prediction.settings.serving
+    spare = f" ({deployment.num_spare} of {deployment.replicas + deployment.num_spare} replicas spare)"
+    return (
+        f"{deployment.name}{spare if deployment.num_spare else ''}, "
+        f"gpu_memory_utilization {settings.gpu_memory_utilization}, "
+        f"max_num_seqs {settings.max_num_seqs}, max_model_len {settings.max_model_len}, "
+        f"max_num_batched_tokens {settings.max_num_batched_tokens}, block_size {deployment.prediction.block_size}"
+    )
+
+
+def _row(deployment: Deployment, rule: RuleOfThumb | None) -> tuple[str, ...]:
+    rank, speed, capacity = deployment.prediction.rank, deployment.served.speed, deployment.capacity
+    throughput, cost = deployment.output_tokens_per_second, deployment.usd_per_million_output_tokens()
+    return (
+        deployment.name,
+        deployment.weights_name,
+        deployment.prediction.settings.serving.kv_cache_dtype,
+        format_gib(rank.weight_bytes),
+        format_gib(max(rank.available_kv_bytes, 0)),
+        f"{capacity.average_sequences * deployment.replicas:,}",
+        f"{capacity.worst_sequences * deployment.replicas:,}",
+        "-" if rule is None else f"{users_by_rule(rule, deployment):,}",
+        _milliseconds(speed.ttft_seconds),
+        _milliseconds(speed.tpot_seconds),
+        _span(*throughput, ",.0f"),
+        "-" if deployment.usd_per_hour is None else f"{deployment.usd_per_hour:,.2f}",
+        "-" if cost is None else _span(*cost, ",.2f"),
+        _serves_word(deployment),
+        deployment.limit,
+    )
+
+
+def _serves_word(deployment: Deployment) -> str:
+    """met or yes: over the whole range of speeds; likely: over so much of it."""
+    if not deployment.slo.sure:
+        return f"likely {deployment.slo.share:.0%}"
+    return "SLO met" if deployment.slo.num_bounds else "yes"
+
+
+def _span(low: float, high: float, form: str) -> str:
+    first, last = format(low, form), format(high, form)
+    return first if first == last else f"{first}-{last}"
+
+
+def _milliseconds(found: Range) -> str:
+    if not found.is_bounded:
+        return f"{found.low * 1000:,.0f} and up"
+    return _span(found.low * 1000, found.high * 1000, ",.0f")

@@ -1,0 +1,49 @@
+"""How the interval around a deployment's KV cache is printed: as a column, and cause by cause under --explain."""
+
+from __future__ import annotations
+
+from kvplan.estimate.answer import Estimate
+from kvplan.estimate.deployments import Deployment
+from kvplan.units import format_gib
+
+RANGE_HEAD = "+/-"
+RANGE_MEANING = f"9 of 10 start-ups within {RANGE_HEAD}"
+
+
+def has_ranges(answer: Estimate) -> bool:
+    """Whether any deployment has an interval wider than a point."""
+    return any(_has_width(each) for each in answer.deployments)
+
+
+def _has_width(deployment: Deployment) -> bool:
+    return deployment.kv_range is not None and bool(deployment.kv_range.causes)
+
+
+def range_cell(deployment: Deployment) -> str:
+    """``1.2 %``: how far the KV tokens can lie from what is predicted; blank without one."""
+    found, tokens = deployment.kv_cache_tokens_range, deployment.kv_cache_tokens
+    if found is None or not tokens or not _has_width(deployment):
+        return ""
+    low, high = found
+    return f"{100 * max(tokens - low, high - tokens) / tokens:.1f} %"
+
+
+def limit_cell(deployment: Deployment) -> str:
+    """What stands in the way, for certain or at the low end of the interval; blank where nothing does."""
+    if not deployment.fits:
+        return deployment.limit or "does not fit"
+    found = deployment.max_concurrency_range
+    return "may not fit: the low end holds no sequence" if found is not None and found[0] < 1 else ""
+
+
+def print_ranges(answer: Estimate) -> None:
+    """The interval of every deployment and what it comes from, in GiB of one GPU."""
+    for deployment in answer.deployments:
+        found = deployment.kv_range
+        if found is None or not found.causes:
+            continue
+        (low, high), (few, many) = found.pool_bytes, found.tokens
+        pool = f"{format_gib(low)} to {format_gib(high)} GiB of KV pool, {few:,} to {many:,} tokens"
+        print(f"  {deployment.gpu}: 9 of 10 start-ups have {pool}; each cause alone (they add as squares):")
+        for each in found.causes:
+            print(f"    {RANGE_HEAD} {format_gib(each.num_bytes)} {each.sentence}")

@@ -1,0 +1,186 @@
+"""``kvplan serve``: an OpenAI-compatible server in front of kvplan's own engine.
+
+The options become the server's, and the server takes this process's place: signals and exit codes are its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+
+from kvplan.commands.options.groups import given_options, takes_groups
+from kvplan.commands.options.settings import takes_settings
+from kvplan.commands.options.shared import Model
+from kvplan.settings import KNOBS, ServingSettings
+
+SERVER_PANEL: Final = "Server"
+CACHE_PANEL: Final = "KV in host memory and on disk"
+DEVICE_PANEL: Final = "Device"
+
+_SERVER_MODULE: Final = "kvplan_engine.server"
+_KEY_VARIABLE: Final = "KVPLAN_API_KEY"
+
+ENGINE_NAMES: Final = {"device_memory_bytes": "device_memory"}
+"""Settings that the engine calls otherwise."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How clients reach the server."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=SERVER_PANEL)] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel=SERVER_PANEL)
+    ] = 8000
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(help="What clients call the model (repeatable). Default: MODEL.", rich_help_panel=SERVER_PANEL),
+    ] = None
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Key that clients must send (repeatable). Default: ${_KEY_VARIABLE}, or none.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = None
+    max_num_queued_reqs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Refuse requests while so many are queued.", rich_help_panel=SERVER_PANEL),
+    ] = None
+    max_num_queued_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Refuse requests beyond so many queued prompt tokens.", rich_help_panel=SERVER_PANEL),
+    ] = None
+    max_body_size: Annotated[
+        str, typer.Option(help="Largest request body, such as 32MiB.", metavar="BYTES", rich_help_panel=SERVER_PANEL)
+    ] = "32MiB"
+    shutdown_timeout: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds that requests in flight get after SIGTERM.", rich_help_panel=SERVER_PANEL),
+    ] = 0.0
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Settings that only kvplan's own engine has. None: the engine's default."""
+
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.", rich_help_panel=DEVICE_PANEL)] = None
+    load_format: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, dummy (random weights), safetensors or gguf.",
+            rich_help_panel=DEVICE_PANEL,
+        ),
+    ] = None
+    attention_backend: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda or reference.", rich_help_panel=DEVICE_PANEL)
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option(help="Of random weights, and of requests without one.", rich_help_panel=DEVICE_PANEL)
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Reuse cached prefixes. Default: yes.",
+            rich_help_panel=CACHE_PANEL,
+        ),
+    ] = None
+    async_scheduling: Annotated[
+        bool | None,
+        typer.Option(
+            "--async-scheduling/--no-async-scheduling",
+            help="Start a step before the last one's tokens are read. Default: on a GPU.",
+            rich_help_panel=DEVICE_PANEL,
+        ),
+    ] = None
+    scheduling: Annotated[
+        str | None, typer.Option(help="continuous or static (a baseline).", rich_help_panel=DEVICE_PANEL)
+    ] = None
+    kv_reservation: Annotated[
+        str | None, typer.Option(help="paged or contiguous (a baseline).", rich_help_panel=DEVICE_PANEL)
+    ] = None
+    swap_space: Annotated[
+        str | None,
+        typer.Option(
+            help="Host memory for the KV of preempted sequences.", metavar="BYTES", rich_help_panel=CACHE_PANEL
+        ),
+    ] = None
+    preemption_mode: Annotated[
+        str | None, typer.Option(help="auto, recompute or swap.", rich_help_panel=CACHE_PANEL)
+    ] = None
+    kv_host_cache_bytes: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-host-cache", help="Host memory for evicted blocks.", metavar="BYTES", rich_help_panel=CACHE_PANEL
+        ),
+    ] = None
+    kv_disk_cache_dir: Annotated[
+        str | None, typer.Option(help="Directory for blocks that host memory evicts.", rich_help_panel=CACHE_PANEL)
+    ] = None
+    kv_disk_cache_bytes: Annotated[
+        str | None,
+        typer.Option("--kv-disk-cache", help="Most bytes kept there.", metavar="BYTES", rich_help_panel=CACHE_PANEL),
+    ] = None
+    kv_load_policy: Annotated[str | None, typer.Option(help="auto or always.", rich_help_panel=CACHE_PANEL)] = None
+
+
+@takes_groups
+@takes_settings(
+    "dtype",
+    "max_model_len",
+    "gpu_memory_utilization",
+    "block_size",
+    "kv_cache_dtype",
+    "enforce_eager",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "tensor_parallel_size",
+    "device_memory_bytes",
+    helps={"device_memory_bytes": "Memory of the device, such as 4GiB. Default: all of a GPU's."},
+)
+def serve(model: Model, server: ServerOptions, settings: ServingSettings, engine: EngineOptions) -> None:
+    """Serve a model behind OpenAI's API with kvplan's own engine."""
+    from kvplan.units import parse_bytes
+
+    options = {
+        "model": model,
+        "settings": {**_engine_settings(settings), **given_options(engine)},
+        "host": server.host,
+        "port": server.port,
+        "served_model_names": server.served_model_name or [],
+        "api_keys": server.api_key or _keys_of_environment(),
+        "max_num_queued_reqs": server.max_num_queued_reqs,
+        "max_num_queued_tokens": server.max_num_queued_tokens,
+        "max_body_bytes": parse_bytes(server.max_body_size),
+        "shutdown_timeout": server.shutdown_timeout,
+    }
+    become_server(options)
+
+
+def _engine_settings(settings: ServingSettings) -> dict[str, Any]:
+    """Those that were given, under the engine's names."""
+    given = {name: getattr(settings, name) for name, knob in KNOBS.items() if getattr(settings, name) != knob.default}
+    return {ENGINE_NAMES.get(name, name): value for name, value in given.items()}
+
+
+def _keys_of_environment() -> list[str]:
+    key = os.environ.get(_KEY_VARIABLE)
+    return [key] if key else []
+
+
+def become_server(options: dict[str, Any]) -> NoReturn:
+    """Replace this process by the server, which reads ``options`` from its stdin: keys are on no command line there."""
+    read, write = os.pipe()
+    data = json.dumps(options).encode()
+    assert len(data) < 65536, "a pipe holds no more"
+    os.write(write, data)
+    os.close(write)
+    os.dup2(read, 0)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    os.execve(sys.executable, [sys.executable, "-m", _SERVER_MODULE], environment)

@@ -1,0 +1,44 @@
+"""List options on a command line: ``--gpu a b`` says what ``--gpu a --gpu b`` and ``--gpu a,b`` say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from kvplan.errors import UsageError
+
+
+def repeat_options(words: Sequence[str], readers: Mapping[str, Callable[[str], object]]) -> list[str]:
+    """Words after a list option's value that its reader takes, each with the option repeated before it.
+
+    ``readers``: by option, what reads one value; it raises UsageError or answers False for anything else, such as the
+    model in ``--gpu l4 gpt2``. What follows ``--`` is left alone.
+    """
+    found: list[str] = []
+    option: str | None = None
+    has_value = False
+    for position, word in enumerate(words):
+        if word == "--":
+            return [*found, *words[position:]]
+        if word.startswith("-"):
+            name, equals, _ = word.partition("=")
+            option, has_value = (name if name in readers else None), bool(equals)
+        elif option is not None and has_value:
+            if is_value(word, readers[option]):
+                found.append(option)
+            else:
+                option = None
+        else:
+            has_value = True
+        found.append(word)
+    return found
+
+
+def is_value(text: str, reader: Callable[[str], object]) -> bool:
+    """Whether each part of ``text`` between commas is read; the name of a file that exists never is."""
+    if Path(text).exists():
+        return False
+    try:
+        return all(bool(reader(part.strip())) for part in text.split(",") if part.strip())
+    except UsageError:
+        return False

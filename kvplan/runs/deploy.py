@@ -1,0 +1,86 @@
+"""The commands that deploy a setting which a sweep measured: every knob of it, ready to paste.
+
+An engine that would refuse the setting gets no command; the reason stands in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kvplan.catalog.engines import vllm_refusal
+from kvplan.runs.columns import Row
+from kvplan.runs.directory import Manifest
+from kvplan.runs.rows import settings_of
+from kvplan.runs.trials import SETTING_NAMES, TrialSettings
+from kvplan.settings import KNOBS
+from kvplan.units import GIB, MIB
+
+_CONFIG: Final = "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """commands: by engine. refusals: one sentence for each engine that cannot run the setting."""
+
+    commands: dict[str, str]
+    refusals: tuple[str, ...]
+
+
+def model_to_deploy(manifest: Manifest) -> str:
+    """What to load: the path that the sweep was given, else the model's id. A config.json is named by its directory."""
+    asked = str(manifest.get("options", {}).get("model", ""))
+    if not asked.startswith(os.sep):
+        return manifest["model"]["id"]
+    return str(Path(asked).parent) if Path(asked).name == _CONFIG else asked
+
+
+def deployment_of(row: Row, model: str, *, max_num_seqs: int | None = None) -> Deployment:
+    """The commands for the setting of a row. max_num_seqs: instead of the row's, where the load was smaller."""
+    settings = settings_of(row)
+    if max_num_seqs is not None:
+        settings = settings.with_changes(max_num_seqs=min(max_num_seqs, settings.max_num_seqs))
+    commands = {"kvplan": _python_command(row, model, settings)}
+    refusal = vllm_refusal(settings)
+    if refusal is None:
+        commands["vllm"] = _vllm_command(model, settings)
+    return Deployment(commands, () if refusal is None else (refusal,))
+
+
+def _given(settings: TrialSettings) -> dict[str, Any]:
+    """Every axis of the setting by name, without what follows from the others."""
+    values = {name: getattr(settings, name) for name in SETTING_NAMES}
+    if settings.kv_cache_dtype in ("auto", settings.dtype):
+        del values["kv_cache_dtype"]
+    return {name: value for name, value in values.items() if value not in (None, "auto")}
+
+
+def _python_command(row: Row, model: str, settings: TrialSettings) -> str:
+    arguments: dict[str, Any] = {"model": model} | _given(settings)
+    # The share is one of this amount, which the engine would otherwise choose anew.
+    if row["device"] == "cpu" and row["device_memory_bytes"]:
+        arguments |= {"device": "cpu", "device_memory": _bytes_text(row["device_memory_bytes"])}
+    return "LLM(" + ", ".join(f"{name}={_literal(value)}" for name, value in arguments.items()) + ")"
+
+
+def _vllm_command(model: str, settings: TrialSettings) -> str:
+    words = ["vllm", "serve", model]
+    for name, value in _given(settings).items():
+        words += [KNOBS[name].option, str(value)]
+    return shlex.join(words)
+
+
+def _literal(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def _bytes_text(number: int) -> str | int:
+    """``4GiB`` or ``1536MiB`` where that is exact."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
+        if number % unit == 0:
+            return f"{number // unit}{name}"
+    return number
