@@ -8,7 +8,7 @@ STAMP_DEV := $(VENV)/.kvplan-installed-dev
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: sweep check quick lint types imports test clean
+.PHONY: sweep check quick check-clients lint types imports test clean
 
 # a virtual environment of its own: works where the system's Python is externally managed
 $(VENV)/bin/python:
@@ -36,6 +36,10 @@ check: $(STAMP_DEV)
 quick: $(STAMP_DEV)
 	$(MAKE) lint types imports
 	$(PYTEST) -m "not slow"
+
+# the server alone: OpenAI's client, abusive clients, 10,000 requests of which a third leave
+check-clients: $(STAMP_DEV)
+	$(PYTEST) tests/engine/server
 
 lint: $(STAMP_DEV)
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@
     --models FILE  configs of models that no profile ships
     --rows         one line per row, worst first
     --groups       the errors by source and by version, to see where a constant drifts
+    --ranges       how many start-ups lie in their 90 % interval, with spreads fitted to the other sources and to all
 
 Grade A rows are predicted end to end (weights, available memory, tokens), grade B rows from the observed memory to
 tokens, and every row that failed for lack of memory must be predicted not to fit. Settings that a row does not state
@@ -29,8 +30,10 @@ from kvplan.catalog.engines import is_modified_build, vllm_release  # noqa: E402
 from kvplan.errors import KvplanError  # noqa: E402
 from kvplan.estimate.vllm.prediction import VllmPrediction, fill_pool, predict_vllm  # noqa: E402
 from kvplan.units import GIB  # noqa: E402
+from startup_ranges import print_ranges  # noqa: E402
 from startup_rows import (  # noqa: E402
     Row,
+    is_campaign,
     load_models,
     number,
     read_rows,
@@ -42,7 +45,6 @@ from startup_rows import (  # noqa: E402
 )
 
 DATA = ROOT / "tests" / "data"
-CAMPAIGN = "llm-d-incubation/llm-d-planner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def _score(row: Row, models: dict[str, dict[str, object]]) -> RowScore:
     base = {
         "id": row["id"],
         "grade": grade,
-        "campaign": CAMPAIGN in row["source_url"],
+        "campaign": is_campaign(row),
         "modified": is_modified_build(row["vllm_version"]),
         "source": row_source(row),
         "version": ".".join(map(str, vllm_release(row_version(row)).version[:2])),
@@ -266,11 +268,15 @@ def main() -> int:
     parser.add_argument("--models", type=Path, default=DATA / "vllm_startup_models.json")
     parser.add_argument("--rows", action="store_true", help="one line per row, worst first")
     parser.add_argument("--groups", action="store_true", help="errors by source and by version")
+    parser.add_argument("--ranges", action="store_true", help="how many start-ups lie in their 90 %% interval")
     arguments = parser.parse_args()
-    scores = score_rows(read_rows(arguments.csv), load_models(arguments.models))
+    rows, models = read_rows(arguments.csv), load_models(arguments.models)
+    scores = score_rows(rows, models)
     print_report(scores, per_row=arguments.rows)
     if arguments.groups:
         print_groups(scores)
+    if arguments.ranges:
+        print_ranges(rows, models)
     return 0
 
 
