@@ -1,0 +1,52 @@
+"""What a layer computes for each token alone: an MLP, or a mixture of which each token takes some experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_oai"]
+Scoring = Literal["softmax", "sigmoid", "softmax_of_top"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """Two matrices, up and down, or three when ``gated``: activation(gate) * up. gelu_tanh: the tanh formula.
+
+    swiglu_oai: gpt-oss's gate, clamped at ``limit``: min(g, limit) * sigmoid(1.702 g) * (clamp(u) + 1).
+    """
+
+    size: int
+    activation: Activation
+    gated: bool = True
+    bias: bool = False
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """``num_experts`` MLPs of which each token takes the ``top_k`` that a router scores highest.
+
+    scoring: softmax over all experts, sigmoid of each, or softmax over the chosen ones alone. normalised: the chosen
+    weights are divided by their sum. scale: then multiplied with this. correction: a bias of each expert that decides
+    the choice and not the weight. num_groups, top_groups: experts are chosen from the best groups only. shared: an MLP
+    that every token takes; shared_gate: weighted by a sigmoid of one more row of the router. router_bias: the router
+    adds one.
+    """
+
+    num_experts: int
+    top_k: int
+    expert: Mlp
+    scoring: Scoring = "softmax"
+    normalised: bool = True
+    scale: float = 1.0
+    correction: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    group_scoring: Literal["max", "top2_sum"] = "top2_sum"
+    shared: Mlp | None = None
+    shared_gate: bool = False
+    router_bias: bool = False
+
+
+FeedForward = Mlp | Mixture

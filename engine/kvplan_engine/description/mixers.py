@@ -1,0 +1,179 @@
+"""What moves information between tokens, and what it keeps of them. Sizes are numbers of elements, for one layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+KeptKind = Literal["full", "window", "chunk", "state"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Which tokens of a sequence a layer keeps.
+
+    full: all of them. window: the last ``tokens``, a query's own position included. chunk: those of the query's own run
+    of ``tokens``. state: none; one state of fixed size stands for all of them.
+    """
+
+    kind: KeptKind
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kind in ("window", "chunk")) != (self.tokens is not None) or (self.tokens or 1) < 1:
+            raise ValueError(f"a layer that keeps '{self.kind}' cannot keep {self.tokens} tokens")
+
+
+FULL = Kept("full")
+STATE = Kept("state")
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions: of each head's ``rotary_size`` elements, pairs turn by the position.
+
+    neighbours: pairs are elements 2i and 2i + 1 (GPT-J's way), otherwise half of ``rotary_size`` apart. scaling:
+    ``rope_type`` and what that type needs, as the config has it. offset: where the rotary elements begin in a head.
+    """
+
+    theta: float
+    rotary_size: int
+    neighbours: bool = False
+    scaling: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """Sparse attention's index (DeepSeek V3.2): one key of ``head_size`` per token picks the ``top_k`` to attend to."""
+
+    num_heads: int
+    head_size: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Attention with a key and a value per KV head and token.
+
+    scale: what scores are multiplied with. rope: None where positions are learned, slopes or absent. head_norm: queries
+    and keys are normalised: "head" each head with one weight of ``key_size``, "per_head" with a weight of each head's
+    own, "all" across all heads at once. gate: attention's output is multiplied with a gate, per element or per head,
+    projected from the layer's input ("element": in the same matrix as the query). alibi: scores grow with a slope of
+    each head times the key's position. sinks: a logit for each head without a value. reads_layer: this layer has no
+    keys and values of its own and reads those of an earlier one. value_is_key: values are the keys before their norm.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    scale: float
+    rope: Rope | None = None
+    kept: Kept = FULL
+    softcap: float | None = None
+    sinks: bool = False
+    alibi: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    head_norm: Literal["none", "head", "per_head", "all"] = "none"
+    norm_after_rope: bool = False
+    gate: Literal["none", "element", "separate", "head"] = "none"
+    reads_layer: int | None = None
+    value_is_key: bool = False
+    indexer: Indexer | None = None
+
+    @property
+    def query_size(self) -> int:
+        return self.num_heads * self.key_size
+
+    @property
+    def output_size(self) -> int:
+        """Elements of attention's output per token, input of the output projection."""
+        return self.num_heads * self.value_size
+
+    @property
+    def kv_size(self) -> int:
+        """Elements of keys and values per token."""
+        return self.num_kv_heads * (self.key_size + self.value_size)
+
+    @property
+    def qkv_size(self) -> int:
+        return self.query_size + self.kv_size
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek V2): one latent of ``kv_rank`` and one rotary key per token, for all heads.
+
+    q_rank: queries come from a latent of their own; None: straight from the layer's input. nope_size, rope_size: of a
+    query's head without and with positions.
+    """
+
+    num_heads: int
+    q_rank: int | None
+    kv_rank: int
+    nope_size: int
+    rope_size: int
+    value_size: int
+    scale: float
+    rope: Rope
+    bias: bool = False
+    indexer: Indexer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedAttention:
+    """DeepSeek V4's: one vector per token (key and value at once) in a window, and one per ``ratio`` tokens beyond.
+
+    ratio None: the window alone. indexer: one small key per compressed vector.
+    """
+
+    num_heads: int
+    head_size: int
+    kept: Kept
+    ratio: int | None = None
+    indexer: Indexer | None = None
+
+
+StateKind = Literal["gated_delta", "kimi_delta", "mamba1", "mamba2", "short_conv", "linear_attention"]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A layer whose memory of the past has a fixed size: state space, linear attention, short convolution.
+
+    conv_channels x (conv_kernel - 1) inputs of a convolution are kept, and ``recurrent_shape`` = (heads, rows, columns)
+    elements of state, () where there is none. conv_dtype, recurrent_dtype: None for the model's. num_heads, key_heads,
+    key_size, value_size, num_groups: of the kind, 0 where it has none of them.
+    """
+
+    kind: StateKind
+    conv_channels: int
+    conv_kernel: int
+    recurrent_shape: tuple[int, ...]
+    conv_dtype: str | None = None
+    recurrent_dtype: str | None = None
+    num_heads: int = 0
+    key_heads: int = 0
+    key_size: int = 0
+    value_size: int = 0
+    num_groups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CrossAttention:
+    """Attention over an encoder's outputs: their keys and values are kept for the life of the sequence.
+
+    encoder_tokens: per sequence, where the architecture fixes them; None: the input decides.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    encoder_tokens: int | None = None
+
+
+Mixer = Attention | LatentAttention | CompressedAttention | State | CrossAttention

@@ -1,0 +1,86 @@
+"""A decoder: layers of mixers and feed-forwards around one residual stream, and what stands around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from kvplan_engine.description.feed_forward import FeedForward
+from kvplan_engine.description.mixers import Mixer
+
+NormKind = Literal["rms", "rms_plus_one", "layer", "layer_no_bias", "none"]
+NormPlaces = Literal["before", "after", "both", "parallel", "parallel_two"]
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """rms_plus_one: RMSNorm whose weight is stored minus one (Gemma). layer_no_bias: LayerNorm without a bias; none:
+    without weight or bias. places: a block's norm stands before it, after it (OLMo 2), or both (Gemma 2); "parallel":
+    attention and MLP read the same norm and are added to the residual together; "parallel_two": each reads its own.
+    """
+
+    kind: NormKind = "rms"
+    eps: float = 1e-6
+    places: NormPlaces = "before"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A parameter that belongs to no part, which only counts: capacity is measured for it, nothing runs it."""
+
+    name: str
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer. mixers: none (MLP alone), one, two beside each other (Falcon-H1), or self and cross attention.
+
+    residual_scale: what a block's output is multiplied with before it is added. others: parameters of no part.
+    """
+
+    mixers: tuple[Mixer, ...]
+    feed_forward: FeedForward | None
+    norms: Norms = Norms()
+    residual_scale: float = 1.0
+    others: tuple[Shape, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A causal language model, as its config.json describes it. Equal layers are one object.
+
+    architecture: the name in config.json, which a ``Family`` is registered under. max_position_embeddings: tokens.
+    learned_positions: rows of a table of positions that is added to the embedding, None where there is none, with
+    ``position_offset`` added to each position first (OPT: 2). embedding_scale: what an embedding is multiplied with.
+    embedding_norm: a LayerNorm follows the embedding (BLOOM). logits_scale, logits_softcap: what becomes of the logits.
+    head_bias: the output head has one. dtype: that the weights were published in. others: parameters of no part.
+    """
+
+    architecture: str
+    layers: tuple[Layer, ...]
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    norm: Norms
+    tie_word_embeddings: bool
+    dtype: str
+    eos_token_ids: tuple[int, ...] = ()
+    learned_positions: int | None = None
+    position_offset: int = 0
+    embedding_scale: float = 1.0
+    embedding_norm: bool = False
+    logits_scale: float = 1.0
+    logits_softcap: float | None = None
+    head_bias: bool = False
+    others: tuple[Shape, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @cached_property
+    def distinct_layers(self) -> tuple[Layer, ...]:
+        """Each kind of layer once, in order of appearance."""
+        return tuple(dict.fromkeys(self.layers))
