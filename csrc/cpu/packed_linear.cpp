@@ -3,48 +3,17 @@
 // Rows of x are taken in chunks that stay in the second-level cache. For each chunk the threads share the panels; a
 // panel is walked in steps whose weights stay in the first-level cache while all rows of the chunk pass over them, and
 // the next step's weights are prefetched meanwhile.
-#include <cstring>
 #include <vector>
 
-#include "packed_tile.h"
+#include "packed_product.h"
 #include "parallel.h"
-#include "simd_math.h"
 
 namespace kvplan {
 namespace {
 
-constexpr int64_t kMostChunkRows = 192;
-constexpr int64_t kChunkBytes = 819200;           // of x
-constexpr int64_t kStepBytes = 20480;             // of a panel, a good half of the first-level cache
-constexpr int64_t kItemPanels = 8;                // a thread takes about as many at a time
-constexpr int kMostUnitPanels = 4;
-constexpr int64_t kMostWaitingTiles = 3;          // tiles of rows that wait for a step of weights rather than work on it
-
-template <class T>
-using Input = typename Inner<T>::Input;
-
-template <class T>
-struct Product {
-  const kvplan_packed_linear& args;
-  int64_t row, rows;   // of this chunk
-  const Input<T>* x;   // the chunk's rows as the inner loop reads them
-  int64_t x_stride;
-  int unit_panels;     // panels that are computed together and finished together
-};
-
-int64_t divided_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-bool is_gated(const kvplan_packed_linear& args) {
-  return args.activation == KVPLAN_SILU_AND_MUL;
-}
-
-// Panels computed in one unit: so many that few rows still keep the multipliers busy, and pairs where gate meets up.
-int unit_panels(const kvplan_packed_linear& args, int64_t rows) {
-  if (rows == 1) return 4;
-  return rows <= 3 || is_gated(args) ? 2 : 1;
-}
+constexpr int64_t kStepBytes = 20480;     // of a panel, a good half of the first-level cache
+constexpr int64_t kItemPanels = 8;        // a thread takes about as many at a time
+constexpr int64_t kMostWaitingTiles = 3;  // tiles of rows that wait for a step of weights rather than work on it
 
 template <class T>
 using Tile = void (*)(const TileStep<T>&);
@@ -70,7 +39,7 @@ Tile<T> tile_of(int64_t rows, int64_t tiles) {
 
 // One step of one panel for all rows, in tiles of nearly equal height.
 template <class T>
-void run_rows(const Product<T>& product, TileStep<T> step, int64_t ahead_bytes) {
+void run_rows(const PackedProduct<T>& product, TileStep<T> step, int64_t ahead_bytes) {
   const int64_t tiles = divided_up(product.rows, kPanelTileRows);
   const Input<T>* x = step.x;
   float* sums = step.sums;
@@ -85,17 +54,18 @@ void run_rows(const Product<T>& product, TileStep<T> step, int64_t ahead_bytes) 
   }
 }
 
-// `panels` (at most the unit's) panels from `panel` on, all inputs: their sums.
+}  // namespace
+
 template <class T>
-void run_unit(const Product<T>& product, int64_t panel, int64_t panels, int64_t end_panel, float* sums) {
+void multiply_unit(const PackedProduct<T>& product, int64_t panel, int64_t panels, int64_t end_panel, float* sums) {
   constexpr int64_t kInputs = Inner<T>::kInputs;
-  const int64_t inputs = packed_inputs<T>(product.args.inputs), groups = inputs / kInputs;
+  const int64_t inputs = packed_inputs<T>(product.inputs), groups = inputs / kInputs;
   const int64_t steps = divided_up(inputs * kPanelOutputs * int64_t{sizeof(T)}, kStepBytes);
-  const T* weights = static_cast<const T*>(product.args.packed) + panel * inputs * kPanelOutputs;
+  const T* weights = product.packed + panel * inputs * kPanelOutputs;
   TileStep<T> step{};
   step.x_stride = product.x_stride;
   step.panel_stride = inputs * kPanelOutputs;
-  step.sums_stride = kMostChunkRows * kPanelOutputs;
+  step.sums_stride = kPanelSums;
   const bool together = panels == product.unit_panels && panels > 1 && product.rows <= 3;
   for (int64_t c = 0; c < (together ? 1 : panels); ++c)
     for (int64_t i = 0; i < steps; ++i) {
@@ -123,123 +93,49 @@ void run_unit(const Product<T>& product, int64_t panel, int64_t panels, int64_t 
     }
 }
 
-template <class T>
-KVPLAN_INLINE Floats load_bias(const void* bias, int64_t first, int count) {
-  if (bias == nullptr) return Floats{};
-  const T* source = static_cast<const T*>(bias) + first;
-  return count == kLanes ? load(source) : load_part(source, count);
-}
+template void multiply_unit(const PackedProduct<float>&, int64_t, int64_t, int64_t, float*);
+template void multiply_unit(const PackedProduct<BFloat16>&, int64_t, int64_t, int64_t, float*);
 
-KVPLAN_INLINE Floats activated(Floats value, int activation) {
-  if (activation == KVPLAN_GELU_TANH) return gelu_tanh(value);
-  if (activation == KVPLAN_GELU_ERF) return gelu_erf(value);
-  return value;
-}
-
-// out = activation(sums + bias) for one panel, or silu(gate) * up for a pair of them.
-template <class T>
-void finish_panel(const Product<T>& product, int64_t panel, const float* sums) {
-  const kvplan_packed_linear& args = product.args;
-  const bool gated = is_gated(args);
-  const int64_t outputs = gated ? args.outputs / 2 : args.outputs;
-  const int64_t first = (gated ? panel / 2 : panel) * kPanelOutputs;
-  for (int v = 0; v < kPanelVectors; ++v) {
-    const int64_t column = first + v * kLanes;
-    if (column >= outputs) return;
-    const int count = outputs - column < kLanes ? static_cast<int>(outputs - column) : kLanes;
-    const Floats bias = load_bias<T>(args.bias, column, count);
-    const Floats up_bias = gated ? load_bias<T>(args.bias, outputs + column, count) : Floats{};
-    for (int64_t r = 0; r < product.rows; ++r) {
-      const float* source = sums + r * kPanelOutputs + v * kLanes;
-      Floats value = load(source) + bias;
-      if (gated) {
-        value = silu(value) * (load(source + kMostChunkRows * kPanelOutputs) + up_bias);
-      } else {
-        value = activated(value, args.activation);
-      }
-      T* target = static_cast<T*>(args.out) + (product.row + r) * args.out_stride + column;
-      if (count == kLanes) {
-        store(target, value);
-      } else {
-        store_part(target, value, count);
-      }
-    }
-  }
-}
+namespace {
 
 template <class T>
-void run_panels(const Product<T>& product, int64_t begin, int64_t end) {
-  static thread_local std::vector<float> memory(kMostUnitPanels * kMostChunkRows * kPanelOutputs);
-  const int64_t stride = kMostChunkRows * kPanelOutputs;
-  for (int64_t panel = begin; panel < end; panel += product.unit_panels) {
-    const int64_t panels = end - panel < product.unit_panels ? end - panel : product.unit_panels;
-    run_unit<T>(product, panel, panels, end, memory.data());
-    for (int64_t c = 0; c < panels; c += is_gated(product.args) ? 2 : 1)
-      finish_panel<T>(product, panel + c, memory.data() + c * stride);
-  }
-}
-
-// Whether rows so many bytes apart may be read side by side. Rows whose addresses agree in their lower 12 bits take turns
-// in the first-level cache (measured on Zen 4: a third of the speed at a stride of 4 KiB, two thirds at 2 KiB).
-bool reads_well(int64_t stride_bytes) {
-  return stride_bytes % 2048 != 0;
-}
-
-// Elements from row to row of a copy of x: rows an odd number of cache lines apart.
-template <class T>
-int64_t copied_stride(int64_t inputs) {
-  constexpr int64_t kLine = 64 / sizeof(Input<T>);
-  return divided_up(inputs, kLine) / 2 * 2 * kLine + kLine;
-}
-
-// A row of x as the inner loop reads it, filled up with zeros.
-template <class T>
-void copy_row(const T* source, Input<T>* target, int64_t inputs) {
-  int64_t k = 0;
-  if constexpr (sizeof(T) == sizeof(Input<T>)) {
-    std::memcpy(target, source, sizeof(T) * static_cast<size_t>(inputs));
-    k = inputs;
-  } else {
-    for (; k + kLanes <= inputs; k += kLanes) store(target + k, load(source + k));
-    for (; k < inputs; ++k) target[k] = to_float(source[k]);
-  }
-  for (; k < packed_inputs<T>(inputs); ++k) target[k] = Input<T>{};
-}
-
-template <class T>
-void run_chunk(Product<T> product, std::vector<Input<T>>& memory, int threads) {
-  const kvplan_packed_linear& args = product.args;
-  const T* x = static_cast<const T*>(args.x) + product.row * args.x_stride;
-  const bool fits = sizeof(T) == sizeof(Input<T>) && packed_inputs<T>(args.inputs) == args.inputs;
-  const bool direct = fits && (product.rows == 1 || reads_well(args.x_stride * int64_t{sizeof(T)}));
-  product.unit_panels = unit_panels(args, product.rows);
-  product.x_stride = direct ? args.x_stride : copied_stride<T>(args.inputs);
-  if (!direct) memory.resize(static_cast<size_t>(product.rows * product.x_stride));
+void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std::vector<Input<T>>& memory,
+               int threads) {
+  const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+  const bool direct = reads_in_place<T>(args.inputs, args.x_stride, rows), pairs = is_gated(args.activation);
+  const int64_t x_stride = direct ? args.x_stride : copied_stride<T>(args.inputs);
+  if (!direct) memory.resize(static_cast<size_t>(rows * x_stride));
   Input<T>* copy = memory.data();
-  product.x = direct ? reinterpret_cast<const Input<T>*>(x) : copy;
-  const int64_t panels = divided_up(args.outputs, kPanelOutputs);
+  const PackedProduct<T> product{static_cast<const T*>(args.packed), args.inputs, rows,
+                                 direct ? reinterpret_cast<const Input<T>*>(x) : copy, x_stride,
+                                 unit_panels(pairs, rows)};
+  const PanelResult<T, T> result{static_cast<const T*>(args.bias),
+                                 static_cast<T*>(args.out) + row * args.out_stride,
+                                 args.out_stride,
+                                 pairs ? args.outputs / 2 : args.outputs,
+                                 args.activation,
+                                 0.0f};
+  const int64_t panels = num_panels(args.outputs, pairs);
   const int64_t units = divided_up(panels, product.unit_panels);
   const int64_t rounds = divided_up(panels, kItemPanels * threads);
   const int64_t items = rounds * threads < units ? rounds * threads : units;
-  const auto copy_rows = [&](int64_t row) {
-    copy_row(x + row * args.x_stride, copy + row * product.x_stride, args.inputs);
-  };
+  const auto copy_x = [&](int64_t i) { copy_row(x + i * args.x_stride, copy + i * x_stride, args.inputs); };
   const auto multiply = [&](int64_t item) {
+    static thread_local std::vector<float> sums(kUnitSums);
     const int64_t end = units * (item + 1) / items * product.unit_panels;
-    run_panels<T>(product, units * item / items * product.unit_panels, end < panels ? end : panels);
+    run_panels(product, units * item / items * product.unit_panels, end < panels ? end : panels, pairs, sums.data(),
+               result);
   };
-  for_each_item_in_turn(direct ? 0 : product.rows, copy_rows, items, multiply, threads);
+  for_each_item_in_turn(direct ? 0 : rows, copy_x, items, multiply, threads);
 }
 
 template <class T>
 void multiply_packed(const kvplan_packed_linear& args, int threads) {
   static thread_local std::vector<Input<T>> memory;
-  const int64_t by_cache = kChunkBytes / (args.inputs * int64_t{sizeof(Input<T>)});
-  const int64_t most = by_cache > kMostChunkRows ? kMostChunkRows : (by_cache < 24 ? 24 : by_cache);
-  const int64_t chunks = divided_up(args.rows, most);
+  const int64_t chunks = divided_up(args.rows, chunk_rows<T>(args.inputs));
   for (int64_t i = 0; i < chunks; ++i) {
     const int64_t begin = args.rows * i / chunks, end = args.rows * (i + 1) / chunks;
-    run_chunk<T>(Product<T>{args, begin, end - begin, nullptr, 0, 1}, memory, threads);
+    run_chunk<T>(args, begin, end - begin, memory, threads);
   }
 }
 
@@ -248,9 +144,11 @@ int64_t first_output(int64_t panel, int64_t outputs, bool gated) {
   return gated ? panel / 2 * kPanelOutputs + panel % 2 * (outputs / 2) : panel * kPanelOutputs;
 }
 
+}  // namespace
+
 template <class T>
 void pack(const T* weight, T* packed, int64_t inputs, int64_t outputs, bool gated, int threads) {
-  for_each_range(divided_up(outputs, kPanelOutputs), 1, threads, [&](int64_t begin, int64_t end) {
+  for_each_range(num_panels(outputs, gated), 1, threads, [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t first = first_output(panel, outputs, gated);
       T* target = packed + panel * packed_inputs<T>(inputs) * kPanelOutputs;
@@ -263,6 +161,11 @@ void pack(const T* weight, T* packed, int64_t inputs, int64_t outputs, bool gate
     }
   });
 }
+
+template void pack(const float*, float*, int64_t, int64_t, bool, int);
+template void pack(const BFloat16*, BFloat16*, int64_t, int64_t, bool, int);
+
+namespace {
 
 template <class T>
 int unpack_rows(const T* packed, const int64_t* indices, T* out, int64_t out_stride, int64_t rows, int64_t inputs,

@@ -156,8 +156,18 @@ int kvplan_linear(
     // [rows, outputs]
     void* out, int64_t out_stride, int64_t rows, int64_t inputs, int64_t outputs, int storage, int threads);
 
-// What follows a product: nothing, GELU by the tanh formula or the error function, or silu(first half) * second half.
-enum kvplan_activation { KVPLAN_NO_ACTIVATION = 0, KVPLAN_GELU_TANH = 1, KVPLAN_GELU_ERF = 2, KVPLAN_SILU_AND_MUL = 3 };
+// What follows a product: nothing, GELU by the tanh formula or the error function, silu(first half) * second half, the
+// same with GELU by the tanh formula, gpt-oss's gate (with the limit L: g = min(first, L), g sigmoid(1.702 g) (second
+// within -L and L, plus 1)), or max(x, 0)^2. A limit is known to mixtures alone.
+enum kvplan_activation {
+  KVPLAN_NO_ACTIVATION = 0,
+  KVPLAN_GELU_TANH = 1,
+  KVPLAN_GELU_ERF = 2,
+  KVPLAN_SILU_AND_MUL = 3,
+  KVPLAN_GELU_TANH_AND_MUL = 4,
+  KVPLAN_SWIGLU_OAI = 5,
+  KVPLAN_RELU_SQUARED = 6,
+};
 
 // One product with a packed weight: out = activation(x @ weight^T + bias).
 typedef struct kvplan_packed_linear {

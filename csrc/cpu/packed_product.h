@@ -1,0 +1,155 @@
+// The parts of a product with a packed weight that packed_linear.cpp and mixture.cpp share: sums of some panels over some
+// rows, and what is stored of them.
+#pragma once
+
+#include <cstring>
+
+#include "activation.h"
+#include "packed_tile.h"
+
+namespace kvplan {
+
+constexpr int64_t kMostChunkRows = 192;
+constexpr int64_t kChunkBytes = 819200;  // of x
+constexpr int kMostUnitPanels = 4;
+constexpr int64_t kUnitSums = kMostUnitPanels * kMostChunkRows * kPanelOutputs;
+constexpr int64_t kPanelSums = kMostChunkRows * kPanelOutputs;  // from panel to panel of a unit
+
+template <class T>
+using Input = typename Inner<T>::Input;
+
+inline int64_t divided_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+// Some rows of x and a packed weight.
+template <class T>
+struct PackedProduct {
+  const T* packed;
+  int64_t inputs;     // as published
+  int64_t rows;       // at most kMostChunkRows
+  const Input<T>* x;  // as the inner loop reads them
+  int64_t x_stride;
+  int unit_panels;    // panels that are computed together and finished together
+};
+
+// Panels computed in one unit: so many that few rows still keep the multipliers busy, and pairs where gate meets up.
+inline int unit_panels(bool gated, int64_t rows) {
+  if (rows == 1) return 4;
+  return rows <= 3 || gated ? 2 : 1;
+}
+
+// Sums of `panels` (at most the unit's) panels from `panel` on, over all inputs: [panels, kMostChunkRows, kPanelOutputs].
+// end_panel: where the caller stops, so that nothing behind it is prefetched.
+template <class T>
+void multiply_unit(const PackedProduct<T>& product, int64_t panel, int64_t panels, int64_t end_panel, float* sums);
+
+extern template void multiply_unit(const PackedProduct<float>&, int64_t, int64_t, int64_t, float*);
+extern template void multiply_unit(const PackedProduct<BFloat16>&, int64_t, int64_t, int64_t, float*);
+
+// Panels of a weight: gate's and up's alternate, each half filled up to whole ones.
+inline int64_t num_panels(int64_t outputs, bool gated) {
+  return gated ? 2 * divided_up(outputs / 2, kPanelOutputs) : divided_up(outputs, kPanelOutputs);
+}
+
+// Fills the panels of a weight [outputs, inputs].
+template <class T>
+void pack(const T* weight, T* packed, int64_t inputs, int64_t outputs, bool gated, int threads);
+
+extern template void pack(const float*, float*, int64_t, int64_t, bool, int);
+extern template void pack(const BFloat16*, BFloat16*, int64_t, int64_t, bool, int);
+
+// Rows of x that are multiplied in one go, so that they stay in the second-level cache.
+template <class T>
+int64_t chunk_rows(int64_t inputs) {
+  const int64_t by_cache = kChunkBytes / (inputs * int64_t{sizeof(Input<T>)});
+  return by_cache > kMostChunkRows ? kMostChunkRows : (by_cache < 24 ? 24 : by_cache);
+}
+
+// Whether rows so many elements apart can be read where they lie. Rows whose addresses agree in their lower 12 bits take
+// turns in the first-level cache (measured on Zen 4: a third of the speed at a stride of 4 KiB, two thirds at 2 KiB).
+template <class T>
+bool reads_in_place(int64_t inputs, int64_t stride, int64_t rows) {
+  const bool fits = sizeof(T) == sizeof(Input<T>) && packed_inputs<T>(inputs) == inputs;
+  return fits && (rows == 1 || stride * int64_t{sizeof(T)} % 2048 != 0);
+}
+
+// Elements from row to row of a copy of x: rows an odd number of cache lines apart.
+template <class T>
+int64_t copied_stride(int64_t inputs) {
+  constexpr int64_t kLine = 64 / sizeof(Input<T>);
+  return divided_up(inputs, kLine) / 2 * 2 * kLine + kLine;
+}
+
+// A row of x as the inner loop reads it, filled up with zeros.
+template <class T>
+void copy_row(const T* source, Input<T>* target, int64_t inputs) {
+  int64_t k = 0;
+  if constexpr (sizeof(T) == sizeof(Input<T>)) {
+    std::memcpy(target, source, sizeof(T) * static_cast<size_t>(inputs));
+    k = inputs;
+  } else {
+    for (; k + kLanes <= inputs; k += kLanes) store(target + k, load(source + k));
+    for (; k < inputs; ++k) target[k] = to_float(source[k]);
+  }
+  for (; k < packed_inputs<T>(inputs); ++k) target[k] = Input<T>{};
+}
+
+template <class T>
+KVPLAN_INLINE Floats load_bias(const T* bias, int64_t first, int count) {
+  if (bias == nullptr) return Floats{};
+  return count == kLanes ? load(bias + first) : load_part(bias + first, count);
+}
+
+// Where a product's columns go, and what becomes of them on the way. T: of the bias, Out: of what is stored.
+template <class T, class Out>
+struct PanelResult {
+  const T* bias;    // [outputs], gate's before up's, or null
+  Out* out;         // [rows, out_stride]
+  int64_t out_stride;
+  int64_t columns;  // of out
+  int activation;
+  float limit;      // of the activation, see gated()
+
+  // Stores one panel, or the pair of gate and up that begins at `panel`.
+  void operator()(int64_t panel, int64_t rows, const float* sums) const {
+    const bool pair = is_gated(activation);
+    const int64_t first = (pair ? panel / 2 : panel) * kPanelOutputs;
+    for (int v = 0; v < kPanelVectors; ++v) {
+      const int64_t column = first + v * kLanes;
+      if (column >= columns) return;
+      const int count = columns - column < kLanes ? static_cast<int>(columns - column) : kLanes;
+      const Floats own = load_bias(bias, column, count);
+      const Floats up_bias = pair ? load_bias(bias, columns + column, count) : Floats{};
+      for (int64_t r = 0; r < rows; ++r) {
+        const float* source = sums + r * kPanelOutputs + v * kLanes;
+        Floats value = load(source) + own;
+        if (pair) {
+          value = gated(value, load(source + kPanelSums) + up_bias, activation, limit);
+        } else {
+          value = activated(value, activation);
+        }
+        Out* target = out + r * out_stride + column;
+        if (count == kLanes) {
+          store(target, value);
+        } else {
+          store_part(target, value, count);
+        }
+      }
+    }
+  }
+};
+
+// Panels [begin, end) of a product, unit by unit: finish(panel, rows, sums) for each panel, or for each pair of them.
+// sums: memory for kUnitSums.
+template <class T, class Finish>
+void run_panels(const PackedProduct<T>& product, int64_t begin, int64_t end, bool pairs, float* sums,
+                const Finish& finish) {
+  for (int64_t panel = begin; panel < end; panel += product.unit_panels) {
+    const int64_t panels = end - panel < product.unit_panels ? end - panel : product.unit_panels;
+    multiply_unit<T>(product, panel, panels, end, sums);
+    for (int64_t c = 0; c < panels; c += pairs ? 2 : 1) finish(panel + c, product.rows, sums + c * kPanelSums);
+  }
+}
+
+}  // namespace kvplan
