@@ -174,19 +174,21 @@ class Engine:
         if prompt_token_ids and not (min(prompt_token_ids) >= 0 and max(prompt_token_ids) < vocab_size):
             raise EngineError(f"a token of request '{request_id}' lies outside the vocabulary of {vocab_size:,}.")
 
-    def abort(self, request_id: str, index: int | None = None) -> None:
-        """Stop a request, or only its sample ``index``, and return the blocks.
+    def abort(self, request_id: str, index: int | None = None) -> bool:
+        """Stop a request, or only its sample ``index``, and return the blocks. Whether nothing of it is left.
 
         One that is unknown or finished is not an error. Samples other than 0 exist from the first token on.
         """
         request = self._requests.get(request_id)
         if request is None:
-            return
+            return True
         for sequence in request.sequences:
             if index in (None, sequence.index) and sequence.status is not SequenceStatus.FINISHED:
                 self.scheduler.finish(sequence, FinishReason.ABORT)
-        if index is None or request.is_finished:
+        is_over = index is None or request.is_finished
+        if is_over:
             del self._requests[request_id]
+        return is_over
 
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished

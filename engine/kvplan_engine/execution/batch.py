@@ -86,11 +86,16 @@ class BatchBuilder:
     def _views(
         self, known: dict[int, dict[str, torch.Tensor]], names: tuple[str, ...], number: int
     ) -> dict[str, torch.Tensor]:
-        """The parts of buffers that a step of so many tokens or sequences fills; made once for each number."""
+        """The parts of buffers that a step of so many tokens or sequences fills.
+
+        Kept for each number of sequences, which decode steps repeat; not for each number of tokens in prompts.
+        """
         views = known.get(number)
         if views is None:
             sizes = _sizes(number, number)
-            views = known[number] = {name: self._workspace[name][: sizes[name]] for name in names}
+            views = {name: self._workspace[name][: sizes[name]] for name in names}
+            if number < len(self._starts):
+                known[number] = views
         return views
 
     def _sampled_rows(self, plan: StepPlan) -> torch.Tensor:

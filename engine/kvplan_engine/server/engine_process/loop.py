@@ -83,8 +83,7 @@ class EngineLoop:
 
     def _abort(self, message: Abort) -> None:
         name = str(message.first)
-        self._engine.abort(name, message.index)
-        if message.index is None:
+        if self._engine.abort(name, message.index):
             self._first.pop(name, None)
 
     def _run_command(self, command: Command) -> Reply:
