@@ -1,0 +1,165 @@
+"""How a model's KV lies in the blocks of the pool: groups of layers, and each part's place in a bundle. No torch.
+
+Layers that keep and drop the same tokens form a group. For each logical block of ``block_size`` tokens a sequence
+holds one bundle in each group of tokens, ``width`` blocks of the pool, and in a group of states one for all its tokens:
+
+    8 full and 40 window layers, all of one size    a block is K and V of 8 layers
+      full      logical block 0: [7]                   1: [12]
+      window    logical block 0: [2 9 4 11 5]          1: [3 8 0 6 10]
+    16 full layers with 48 layers of states         a block is K and V of 16 layers
+      full      logical block 0: [7]                   1: [12]
+      state     [1 2 3 ... 147]
+
+The rule by which the size of a block follows from the units is in ARCHITECTURE.md, "The KV layout".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from kvplan_engine.blocks.packing import KeptPart, pack, packed_bytes, rounded_up
+from kvplan_engine.description.kept_units import KeptUnit
+from kvplan_engine.description.mixers import Kept
+
+_GROUP_ORDER = ("full", "window", "chunk", "state")
+_ALLOWED_WASTE = Fraction(2, 100)
+_STATE_ALIGNMENT_BYTES = 16  # of parts and blocks beside states, which may be of another dtype than the KV
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a part begins in a bundle: ``offset`` bytes into its ``slot``-th block."""
+
+    slot: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Layers that keep the same tokens. width: blocks in a bundle. unit_bytes: what of a bundle holds content.
+
+    places: (layer, part) -> where it begins.
+    """
+
+    kept: Kept
+    width: int
+    unit_bytes: int
+    places: Mapping[tuple[int, str], Place]
+
+    @property
+    def is_state(self) -> bool:
+        return self.kept.kind == "state"
+
+    def first_kept_token(self, num_computed_tokens: int) -> int:
+        """The first token that the next query still sees, when ``num_computed_tokens`` are computed; 0 for a state."""
+        tokens = self.kept.tokens
+        if tokens is None:
+            return 0
+        if self.kept.kind == "window":
+            return max(0, num_computed_tokens - tokens + 1)
+        return num_computed_tokens // tokens * tokens
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """Blocks of ``block_bytes`` bytes for ``block_size`` tokens. groups: full, windows and chunks by length, states."""
+
+    block_bytes: int
+    block_size: int
+    groups: tuple[KvGroup, ...]
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether a logical block is one block: all layers keep the same tokens."""
+        return len(self.groups) == 1 and self.groups[0].width == 1 and not self.groups[0].is_state
+
+    def blocks_for(self, num_tokens: int, in_flight: int = 1) -> int:
+        """The most blocks that one sequence holds while it grows to ``num_tokens``, at most ``in_flight`` per step."""
+        return sum(group.width * self._most_bundles(group, num_tokens, in_flight) for group in self.groups)
+
+    def _most_bundles(self, group: KvGroup, num_tokens: int, in_flight: int) -> int:
+        if group.is_state:
+            return 1
+        filled = -(-num_tokens // self.block_size)
+        if group.kept.tokens is None:
+            return filled
+        return min(filled, -(-(group.kept.tokens + in_flight - 2) // self.block_size) + 1)
+
+    def largest_sequence(self, num_blocks: int, limit: int, in_flight: int = 1) -> int:
+        """The longest sequence, in tokens, that ``num_blocks`` are enough for; at most ``limit``."""
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.blocks_for(middle, min(in_flight, middle)) <= num_blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def plan_layout(units: Sequence[KeptUnit], block_size: int, dtype_bytes: Callable[[str], int]) -> KvLayout:
+    """The layout of a model that keeps ``units``; dtype_bytes: bytes of one element, by ``KeptUnit.dtype``.
+
+    ValueError for a model that keeps nothing.
+    """
+    if not units:
+        raise ValueError("the model keeps nothing of a sequence")
+    parts: dict[Kept, list[KeptPart]] = {}
+    for unit in units:
+        parts.setdefault(unit.kept, []).append(_part(unit, block_size, dtype_bytes))
+    ordered = {kept: parts[kept] for kept in sorted(parts, key=_order)}
+    alignment = _STATE_ALIGNMENT_BYTES if any(kept.kind == "state" for kept in parts) else 1
+    block_bytes = _block_bytes(ordered, alignment)
+    groups = tuple(_group(kept, members, block_bytes, alignment) for kept, members in ordered.items())
+    return KvLayout(block_bytes, block_size, groups)
+
+
+def _order(kept: Kept) -> tuple[int, int]:
+    return _GROUP_ORDER.index(kept.kind), kept.tokens or 0
+
+
+def _part(unit: KeptUnit, block_size: int, dtype_bytes: Callable[[str], int]) -> KeptPart:
+    row_bytes = unit.row_elements * dtype_bytes(unit.dtype)
+    if unit.kept.kind == "state":
+        return KeptPart((unit.layer, unit.part), unit.num_rows, row_bytes)
+    return KeptPart((unit.layer, unit.part), 1, -(-block_size // unit.tokens_per_row) * row_bytes)
+
+
+def _block_bytes(groups: Mapping[Kept, list[KeptPart]], alignment: int) -> int:
+    token_groups = [members for kept, members in groups.items() if kept.kind != "state"]
+    if not token_groups:
+        (states,) = groups.values()
+        return packed_bytes(states, alignment)
+    largest_unit = max(part.unit_bytes for members in groups.values() for part in members)
+    smallest = min(token_groups, key=_num_bytes)
+    best: tuple[Fraction, int] | None = None
+    for number in range(1, len(smallest) + 1):
+        size = _largest_run(smallest, -(-len(smallest) // number), alignment)
+        if size < largest_unit:
+            continue
+        waste = max(_waste(members, size, alignment) for members in token_groups)
+        if waste <= _ALLOWED_WASTE:
+            return size
+        if best is None or waste < best[0]:
+            best = waste, size
+    return best[1] if best is not None else rounded_up(largest_unit, alignment)
+
+
+def _largest_run(parts: Sequence[KeptPart], length: int, alignment: int) -> int:
+    return max(packed_bytes(parts[first : first + length], alignment) for first in range(0, len(parts), length))
+
+
+def _waste(parts: Sequence[KeptPart], block_bytes: int, alignment: int) -> Fraction:
+    return Fraction(pack(parts, block_bytes, alignment).width * block_bytes, _num_bytes(parts)) - 1
+
+
+def _num_bytes(parts: Iterable[KeptPart]) -> int:
+    return sum(part.num_bytes for part in parts)
+
+
+def _group(kept: Kept, parts: Sequence[KeptPart], block_bytes: int, alignment: int) -> KvGroup:
+    packed = pack(parts, block_bytes, alignment)
+    places = {part.key: Place(*start) for part, start in zip(parts, packed.starts, strict=True)}
+    return KvGroup(kept, packed.width, _num_bytes(parts), places)
