@@ -8,5 +8,7 @@ weights (``load_format="none"``).
     mixers         what moves information between tokens: attention of every kind, states, convolutions
     feed_forward   MLPs and mixtures of experts
     model          layers of mixers and feed-forwards, and what stands around them
+    norms          which normalisations there are, and where they stand
+    parameters/    every parameter of a model: its shape, part by part
     kept_units     what a layer keeps of a sequence, and for how long
 """

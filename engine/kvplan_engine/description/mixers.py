@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kvplan_engine.description.norms import NormKind
+
 KeptKind = Literal["full", "window", "chunk", "state"]
 
 
@@ -40,7 +42,7 @@ class Rope:
     theta: float
     rotary_size: int
     neighbours: bool = False
-    scaling: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
+    scaling: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default"}, hash=False)
     offset: int = 0
 
 
@@ -59,10 +61,11 @@ class Attention:
 
     scale: what scores are multiplied with. rope: None where positions are learned, slopes or absent. head_norm: queries
     and keys are normalised: "head" each head with one weight of ``key_size``, "per_head" with a weight of each head's
-    own, "all" across all heads at once. gate: attention's output is multiplied with a gate, per element or per head,
-    projected from the layer's input ("element": in the same matrix as the query). alibi: scores grow with a slope of
-    each head times the key's position. sinks: a logit for each head without a value. reads_layer: this layer has no
-    keys and values of its own and reads those of an earlier one. value_is_key: values are the keys before their norm.
+    own, "all" across all heads at once; head_norm_kind: None for the layer's own kind. gate: attention's output is
+    multiplied with a gate, per element or per head, projected from the layer's input ("element": in the same matrix as
+    the query, "separate": in one of its own). alibi: scores grow with a slope of each head times the key's position.
+    sinks: a logit for each head without a value. reads_layer: this layer has no keys and values of its own and reads
+    those of an earlier one. value_is_key: values are the keys before their norm.
     """
 
     num_heads: int
@@ -78,6 +81,7 @@ class Attention:
     qkv_bias: bool = False
     output_bias: bool = False
     head_norm: Literal["none", "head", "per_head", "all"] = "none"
+    head_norm_kind: NormKind | None = None
     norm_after_rope: bool = False
     gate: Literal["none", "element", "separate", "head"] = "none"
     reads_layer: int | None = None

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from kvplan_engine.description.feed_forward import FeedForward
 from kvplan_engine.description.mixers import Mixer
-
-NormKind = Literal["rms", "rms_plus_one", "layer", "layer_no_bias", "none"]
-NormPlaces = Literal["before", "after", "both", "parallel", "parallel_two"]
-
-
-@dataclass(frozen=True, slots=True)
-class Norms:
-    """rms_plus_one: RMSNorm whose weight is stored minus one (Gemma). layer_no_bias: LayerNorm without a bias; none:
-    without weight or bias. places: a block's norm stands before it, after it (OLMo 2), or both (Gemma 2); "parallel":
-    attention and MLP read the same norm and are added to the residual together; "parallel_two": each reads its own.
-    """
-
-    kind: NormKind = "rms"
-    eps: float = 1e-6
-    places: NormPlaces = "before"
+from kvplan_engine.description.norms import PRE_NORM, Norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +27,7 @@ class Layer:
 
     mixers: tuple[Mixer, ...]
     feed_forward: FeedForward | None
-    norms: Norms = Norms()
+    norms: Norms = PRE_NORM
     residual_scale: float = 1.0
     others: tuple[Shape, ...] = ()
 

@@ -1,0 +1,16 @@
+"""Every parameter of a model, from its description alone: names of our own, shapes, what each is stacked of.
+
+``checkpoints/parameters`` finds the tensors of a checkpoint for them. A part that no file here handles is refused by
+name (TypeError).
+
+    parameter   Parameter, and the shapes that parts are made of
+    attention   attention: queries, keys and values as one matrix, norms of heads, the output projection
+    mlp         the MLP: gate and up as one matrix, and down
+    norms       a layer's norms, wherever they stand
+    model       all of them, layer by layer, and what stands around the layers
+"""
+
+from kvplan_engine.description.parameters.model import layer_parameters, model_parameters, num_parameters
+from kvplan_engine.description.parameters.parameter import Kind, Parameter
+
+__all__ = ["Kind", "Parameter", "layer_parameters", "model_parameters", "num_parameters"]

@@ -1,0 +1,68 @@
+"""All parameters of a model, layer by layer, and those around the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from kvplan_engine.description.feed_forward import FeedForward, Mlp
+from kvplan_engine.description.mixers import Attention, Mixer
+from kvplan_engine.description.model import Layer, ModelDescription, Shape
+from kvplan_engine.description.norms import NormKind
+from kvplan_engine.description.parameters.attention import attention_parameters
+from kvplan_engine.description.parameters.mlp import mlp_parameters
+from kvplan_engine.description.parameters.norms import norm_parameters
+from kvplan_engine.description.parameters.parameter import Parameter, norm, projection
+
+
+def num_parameters(model: ModelDescription) -> int:
+    """Elements of all parameters; a head that is the embedding too counts once."""
+    return sum(parameter.num_elements for parameter in model_parameters(model))
+
+
+def model_parameters(model: ModelDescription) -> Iterator[Parameter]:
+    """Every parameter once: the embedding, layer by layer, the head."""
+    hidden = model.hidden_size
+    yield from projection("embedding", model.vocab_size, hidden)
+    if model.learned_positions is not None:
+        yield from projection("positions", model.learned_positions, hidden)
+    if model.embedding_norm:
+        yield from norm("embedding_norm", "layer", hidden)
+    of_layer = {layer: list(layer_parameters(layer, hidden)) for layer in model.distinct_layers}
+    for index, layer in enumerate(model.layers):
+        for parameter in of_layer[layer]:
+            yield replace(parameter, layer=index)
+    yield from norm("final_norm", model.norm.kind, hidden)
+    if not model.tie_word_embeddings:
+        yield from projection("head", model.vocab_size, hidden, bias=model.head_bias)
+    yield from _others(model.others)
+
+
+def layer_parameters(layer: Layer, hidden_size: int) -> Iterator[Parameter]:
+    """Those of one layer, which they do not name. The parts of a second mixer begin with "second."."""
+    for mixer, prefix in zip(layer.mixers, ("", "second."), strict=False):
+        for parameter in _mixer_parameters(mixer, hidden_size, layer.norms.kind):
+            yield replace(parameter, part=prefix + parameter.part)
+    if layer.feed_forward is not None:
+        yield from _feed_forward_parameters(layer.feed_forward, hidden_size)
+    yield from norm_parameters(layer, hidden_size)
+    yield from _others(layer.others)
+
+
+def _mixer_parameters(mixer: Mixer, hidden_size: int, norm_kind: NormKind) -> Iterator[Parameter]:
+    match mixer:
+        case Attention():
+            return attention_parameters(mixer, hidden_size, norm_kind)
+    raise TypeError(f"nothing says which parameters a {type(mixer).__name__} has")
+
+
+def _feed_forward_parameters(feed_forward: FeedForward, hidden_size: int) -> Iterator[Parameter]:
+    match feed_forward:
+        case Mlp():
+            return mlp_parameters(feed_forward, hidden_size)
+    raise TypeError(f"nothing says which parameters a {type(feed_forward).__name__} has")
+
+
+def _others(shapes: Sequence[Shape]) -> Iterator[Parameter]:
+    for shape in shapes:
+        yield Parameter(shape.name, shape.sizes, "other", "")
