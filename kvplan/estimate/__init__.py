@@ -9,6 +9,7 @@ vllm/, kvplan/       each engine's memory: settings, prediction
 sglang               SGLang's pools, for explaining its logs
 speculation          what a drafter takes and gains
 sequence_pages       what one sequence takes of an engine's pool
+kv_groups            layers that keep the same tokens: blocks of one sequence
 kv_cache, mixers     what each kind of attention and state caches, and what it costs a step
 weights, dtypes      bytes of a checkpoint, bytes of an element
 speed/               time to first token, time per output token, throughput

@@ -1,0 +1,109 @@
+"""What a layer keeps of a sequence in kvplan's own engine, part by part: the units that its blocks are made of.
+
+``kv_cache.layer_entries`` counts the same elements as the architecture needs them; here they are cut as the engine lays
+them down: keys and values apart, whole pages of ``block_size`` tokens, states row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvplan.catalog.spec import (
+    CompressedAttention,
+    CrossAttention,
+    LatentAttention,
+    LayerSpec,
+    Mixer,
+    SoftmaxAttention,
+    StateMixer,
+    WindowKind,
+)
+from kvplan.errors import unhandled_kind
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.kv_groups import FULL, STATE, Kept, KeptKind
+
+_KEPT_AS: dict[WindowKind, KeptKind] = {"full": "full", "sliding": "window", "chunked": "chunk"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """``num_rows`` units of ``unit_bytes``: one page of tokens, or the rows of a state."""
+
+    kept: Kept
+    unit_bytes: int
+    num_rows: int = 1
+
+    @property
+    def num_bytes(self) -> int:
+        return self.unit_bytes * self.num_rows
+
+
+def layer_parts(layer: LayerSpec, cache: CacheSettings, block_size: int, encoder_tokens: int) -> tuple[Part, ...]:
+    """The parts of one layer, in order. ``encoder_tokens``: of a sequence, where the architecture does not fix them."""
+    parts = [part for mixer in layer.mixers for part in _mixer_parts(mixer, cache, block_size)]
+    if layer.cross_attention is not None:
+        parts.append(_cross_part(layer.cross_attention, cache, encoder_tokens))
+    return tuple(parts)
+
+
+def _mixer_parts(mixer: Mixer, cache: CacheSettings, block_size: int) -> Iterator[Part]:
+    size = element_bytes(cache.kv_dtype) * block_size
+    if isinstance(mixer, SoftmaxAttention):
+        return _softmax_parts(mixer, size)
+    if isinstance(mixer, LatentAttention):
+        return _latent_parts(mixer, size)
+    if isinstance(mixer, CompressedAttention):
+        return _compressed_parts(mixer, cache, block_size)
+    if isinstance(mixer, StateMixer):
+        return _state_parts(mixer, cache)
+    raise unhandled_kind(mixer, "layer_parts")
+
+
+def _softmax_parts(mixer: SoftmaxAttention, page_bytes: int) -> Iterator[Part]:
+    """Keys, then values; none where another layer's are read. ``page_bytes``: of one element for each token."""
+    if mixer.kv_shared_with is not None:
+        return
+    kind = _KEPT_AS[mixer.window_kind]
+    kept = FULL if kind == "full" else Kept(kind, mixer.window_tokens)
+    yield Part(kept, mixer.num_kv_heads * mixer.head_size_k * page_bytes)
+    yield Part(kept, mixer.num_kv_heads * mixer.head_size_v * page_bytes)
+    if mixer.indexer is not None:
+        yield Part(FULL, mixer.indexer.head_size * page_bytes)
+
+
+def _latent_parts(mixer: LatentAttention, page_bytes: int) -> Iterator[Part]:
+    yield Part(FULL, mixer.cache_elements_per_token * page_bytes)
+    if mixer.indexer is not None:
+        yield Part(FULL, mixer.indexer.head_size * page_bytes)
+
+
+def _compressed_parts(mixer: CompressedAttention, cache: CacheSettings, block_size: int) -> Iterator[Part]:
+    size = element_bytes(cache.kv_dtype)
+    yield Part(Kept("window", mixer.window_tokens), mixer.head_size * size * block_size)
+    if mixer.ratio is None:
+        return
+    rows = -(-block_size // mixer.ratio)
+    yield Part(FULL, mixer.head_size * size * rows)
+    if mixer.indexer is not None:
+        yield Part(FULL, mixer.indexer.head_size * size * rows)
+
+
+def _state_parts(mixer: StateMixer, cache: CacheSettings) -> Iterator[Part]:
+    """The convolution's inputs token by token, then the recurrent state in rows of its last axis."""
+    if mixer.conv_kernel > 1:
+        size = element_bytes(mixer.conv_dtype or cache.model_dtype)
+        yield Part(STATE, (mixer.conv_channels + mixer.conv_group_channels) * size, mixer.conv_kernel - 1)
+    if mixer.recurrent_shape:
+        *outer, columns = mixer.recurrent_shape
+        num_rows = 1
+        for extent in outer:
+            num_rows *= extent
+        size = element_bytes(cache.state_dtype or mixer.recurrent_dtype or cache.model_dtype)
+        yield Part(STATE, columns * size, num_rows)
+
+
+def _cross_part(cross: CrossAttention, cache: CacheSettings, encoder_tokens: int) -> Part:
+    row = cross.num_kv_heads * (cross.head_size_k + cross.head_size_v) * element_bytes(cache.kv_dtype)
+    return Part(STATE, row, cache.encoder_tokens or cross.encoder_tokens or encoder_tokens)
