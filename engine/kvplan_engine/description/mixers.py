@@ -45,6 +45,10 @@ class Rope:
     scaling: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default"}, hash=False)
     offset: int = 0
 
+    def same_table(self, other: Rope) -> bool:
+        """Whether positions turn by the same angles, whichever elements are paired."""
+        return (self.theta, self.rotary_size, self.scaling) == (other.theta, other.rotary_size, other.scaling)
+
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
@@ -65,7 +69,8 @@ class Attention:
     multiplied with a gate, per element or per head, projected from the layer's input ("element": in the same matrix as
     the query, "separate": in one of its own). alibi: scores grow with a slope of each head times the key's position.
     sinks: a logit for each head without a value. reads_layer: this layer has no keys and values of its own and reads
-    those of an earlier one. value_is_key: values are the keys before their norm.
+    those of an earlier one. value_is_key: values are the keys before their norm. shared_weights: several layers run the
+    same projections, which the model lists among its ``others`` (Zamba 2).
     """
 
     num_heads: int
@@ -87,6 +92,7 @@ class Attention:
     reads_layer: int | None = None
     value_is_key: bool = False
     indexer: Indexer | None = None
+    shared_weights: bool = False
 
     @property
     def query_size(self) -> int:
@@ -131,7 +137,9 @@ class LatentAttention:
 class CompressedAttention:
     """DeepSeek V4's: one vector per token (key and value at once) in a window, and one per ``ratio`` tokens beyond.
 
-    ratio None: the window alone. indexer: one small key per compressed vector.
+    ratio None: the window alone. indexer: one small key per compressed vector. q_rank: queries come from a latent of
+    this size. output_groups, output_rank: heads are projected to ``output_rank`` elements group by group, and from
+    there to the hidden size.
     """
 
     num_heads: int
@@ -139,6 +147,9 @@ class CompressedAttention:
     kept: Kept
     ratio: int | None = None
     indexer: Indexer | None = None
+    q_rank: int = 0
+    output_groups: int = 1
+    output_rank: int = 0
 
 
 StateKind = Literal["gated_delta", "kimi_delta", "mamba1", "mamba2", "short_conv", "linear_attention"]
@@ -150,7 +161,9 @@ class State:
 
     conv_channels x (conv_kernel - 1) inputs of a convolution are kept, and ``recurrent_shape`` = (heads, rows, columns)
     elements of state, () where there is none. conv_dtype, recurrent_dtype: None for the model's. num_heads, key_heads,
-    key_size, value_size, num_groups: of the kind, 0 where it has none of them.
+    key_size, value_size, num_groups: of the kind, 0 where it has none of them. rank: of the low-rank projections of a
+    step (Mamba 1) or of a gate (Kimi). bias, output_bias, conv_bias: of the projections from and to the hidden state
+    and of the convolution. norms: Mamba 2 normalises its output, Mamba 1 what comes before its state (Jamba).
     """
 
     kind: StateKind
@@ -164,13 +177,19 @@ class State:
     key_size: int = 0
     value_size: int = 0
     num_groups: int = 1
+    rank: int = 0
+    bias: bool = False
+    output_bias: bool = False
+    conv_bias: bool = False
+    norms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CrossAttention:
     """Attention over an encoder's outputs: their keys and values are kept for the life of the sequence.
 
-    encoder_tokens: per sequence, where the architecture fixes them; None: the input decides.
+    encoder_tokens: per sequence, where the architecture fixes them; None: the input decides. bias: of queries, values
+    and the output (keys have none). head_norm: each head of queries and keys is normalised.
     """
 
     num_heads: int
@@ -178,6 +197,8 @@ class CrossAttention:
     key_size: int
     value_size: int
     encoder_tokens: int | None = None
+    bias: bool = False
+    head_norm: bool = False
 
 
 Mixer = Attention | LatentAttention | CompressedAttention | State | CrossAttention

@@ -5,6 +5,9 @@ name (TypeError).
 
     parameter   Parameter, and the shapes that parts are made of
     attention   attention: queries, keys and values as one matrix, norms of heads, the output projection
+    latent      latent and compressed attention, and their index
+    state       state spaces, linear attention, short convolutions
+    cross       attention over an encoder's outputs
     mlp         the MLP: gate and up as one matrix, and down
     norms       a layer's norms, wherever they stand
     model       all of them, layer by layer, and what stands around the layers

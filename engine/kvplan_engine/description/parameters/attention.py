@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.mixers import Attention, Indexer
 from kvplan_engine.description.norms import NormKind
 from kvplan_engine.description.parameters.parameter import Parameter, Rows, norm, projection
 
 
 def attention_parameters(attention: Attention, hidden_size: int, norm_kind: NormKind) -> Iterator[Parameter]:
     """Of one layer. norm_kind: the layer's, for norms of heads that name no kind of their own."""
+    if attention.shared_weights:
+        return
     yield from projection("qkv", _rows(attention), hidden_size, bias=attention.qkv_bias)
     yield from projection("output", hidden_size, attention.output_size, bias=attention.output_bias)
     if attention.gate == "separate":
@@ -25,6 +27,16 @@ def attention_parameters(attention: Attention, hidden_size: int, norm_kind: Norm
             yield from norm("key_norm", kind, key_size)
     if attention.sinks:
         yield Parameter("sinks", (attention.num_heads,), "bias", "")
+    if attention.indexer is not None:
+        yield from _indexer_parameters(attention.indexer, hidden_size, kind)
+
+
+def _indexer_parameters(indexer: Indexer, hidden_size: int, norm_kind: NormKind) -> Iterator[Parameter]:
+    """MiniMax M3's: small queries and one small key from the layer's input, both normalised."""
+    rows: Rows = (("query", indexer.num_heads * indexer.head_size), ("key", indexer.head_size))
+    yield from projection("indexer.qk", rows, hidden_size)
+    yield from norm("indexer.query_norm", norm_kind, indexer.head_size)
+    yield from norm("indexer.key_norm", norm_kind, indexer.head_size)
 
 
 def _rows(attention: Attention) -> Rows:

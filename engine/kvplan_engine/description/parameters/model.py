@@ -6,13 +6,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kvplan_engine.description.feed_forward import FeedForward, Mlp
-from kvplan_engine.description.mixers import Attention, Mixer
+from kvplan_engine.description.mixers import (
+    Attention,
+    CompressedAttention,
+    CrossAttention,
+    LatentAttention,
+    Mixer,
+    State,
+)
 from kvplan_engine.description.model import Layer, ModelDescription, Shape
 from kvplan_engine.description.norms import NormKind
 from kvplan_engine.description.parameters.attention import attention_parameters
+from kvplan_engine.description.parameters.cross import cross_parameters
+from kvplan_engine.description.parameters.latent import compressed_parameters, latent_parameters
 from kvplan_engine.description.parameters.mlp import mlp_parameters
 from kvplan_engine.description.parameters.norms import norm_parameters
 from kvplan_engine.description.parameters.parameter import Parameter, norm, projection
+from kvplan_engine.description.parameters.state import state_parameters
 
 
 def num_parameters(model: ModelDescription) -> int:
@@ -53,6 +63,14 @@ def _mixer_parameters(mixer: Mixer, hidden_size: int, norm_kind: NormKind) -> It
     match mixer:
         case Attention():
             return attention_parameters(mixer, hidden_size, norm_kind)
+        case LatentAttention():
+            return latent_parameters(mixer, hidden_size)
+        case CompressedAttention():
+            return compressed_parameters(mixer, hidden_size)
+        case State():
+            return state_parameters(mixer, hidden_size)
+        case CrossAttention():
+            return cross_parameters(mixer, hidden_size)
     raise TypeError(f"nothing says which parameters a {type(mixer).__name__} has")
 
 
