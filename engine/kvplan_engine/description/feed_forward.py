@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_oai"]
-Scoring = Literal["softmax", "sigmoid", "softmax_of_top"]
+Scoring = Literal["softmax", "sigmoid", "softmax_of_top", "sqrt_softplus"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class Mixture:
     shared: Mlp | None = None
     shared_gate: bool = False
     router_bias: bool = False
+    latent_size: int | None = None
+    num_idle: int = 0
 
 
 FeedForward = Mlp | Mixture
