@@ -31,7 +31,8 @@ class Mixture:
     weights are divided by their sum. scale: then multiplied with this. correction: a bias of each expert that decides
     the choice and not the weight. num_groups, top_groups: experts are chosen from the best groups only. shared: an MLP
     that every token takes; shared_gate: weighted by a sigmoid of one more row of the router. router_bias: the router
-    adds one.
+    adds one. latent_size: experts work on a projection of the hidden state, and their sum is projected back (Nemotron 3
+    Super). num_idle: further choices of the router, which give the token back as it is (LongCat).
     """
 
     num_experts: int
