@@ -1,0 +1,19 @@
+"""Decoders that attend to an encoder as well. The encoder itself is left out.
+
+t5       T5, mT5, UMT5
+whisper  Whisper
+mllama   Llama 3.2 Vision
+"""
+
+from kvplan_engine.checkpoints.families.encoder.mllama import read_mllama
+from kvplan_engine.checkpoints.families.encoder.t5 import read_t5
+from kvplan_engine.checkpoints.families.encoder.whisper import read_whisper
+from kvplan_engine.checkpoints.families.family import Family
+
+ENCODER = (
+    Family(("T5ForConditionalGeneration",), ("t5",), read_t5),
+    Family(("MT5ForConditionalGeneration",), ("mt5",), read_t5),
+    Family(("UMT5ForConditionalGeneration",), ("umt5",), read_t5),
+    Family(("WhisperForConditionalGeneration",), ("whisper",), read_whisper),
+    Family(("MllamaForConditionalGeneration",), ("mllama",), read_mllama),
+)

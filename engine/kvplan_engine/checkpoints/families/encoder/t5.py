@@ -1,0 +1,42 @@
+"""T5, mT5, UMT5: the decoder of an encoder-decoder, with relative positions as a bias of the scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplan_engine.checkpoints.families.common import model, norms
+from kvplan_engine.checkpoints.fields import activation
+from kvplan_engine.description.feed_forward import Mlp
+from kvplan_engine.description.mixers import Attention, CrossAttention
+from kvplan_engine.description.model import Layer, ModelDescription, Shape
+
+
+def read_t5(config: dict[str, Any]) -> ModelDescription:
+    """transformers: T5Stack as a decoder, MT5, UMT5. UMT5 has a relative bias in each layer, the others in the first.
+
+    Scores are not scaled. How long an input the encoder reads, the config does not say.
+    """
+    hidden, heads, size = int(config["d_model"]), int(config["num_heads"]), int(config["d_kv"])
+    norm = norms(config, key="layer_norm_epsilon")
+    mixers = (Attention(heads, heads, size, size, scale=1.0), CrossAttention(heads, heads, size, size))
+    cross_norm = Shape("cross_attention_norm", (hidden,))
+    bias = Shape("relative_attention_bias", (int(config.get("relative_attention_num_buckets", 32)), heads))
+    number = int(config.get("num_decoder_layers") or config["num_layers"])
+    in_all = _family(config) == "UMT5"
+    layers = [
+        Layer(mixers, _mlp(config), norm, others=(cross_norm, bias) if in_all or index == 0 else (cross_norm,))
+        for index in range(number)
+    ]
+    own = {"hidden_size": hidden, "max_position_embeddings": config.get("n_positions")}
+    return model({**config, **own}, layers, norm, max_positions=512, tied=_family(config) == "T5")
+
+
+def _family(config: dict[str, Any]) -> str:
+    return str(config["architectures"][0]).removesuffix("ForConditionalGeneration")
+
+
+def _mlp(config: dict[str, Any]) -> Mlp:
+    """``feed_forward_proj`` is an activation, behind "gated-" where it has a gate; a gated GELU is the tanh formula."""
+    *gate, name = str(config.get("feed_forward_proj", "relu")).split("-")
+    act = activation("gelu_new" if gate and name == "gelu" else name)
+    return Mlp(int(config["d_ff"]), act, gated=bool(gate))

@@ -1,0 +1,49 @@
+"""Laguna: query heads of each layer's own number, a gate per head, windows, a mixture of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, window
+from kvplan_engine.description.feed_forward import FeedForward, Mixture
+from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.model import Layer, ModelDescription
+
+
+def read_laguna(config: dict[str, Any]) -> ModelDescription:
+    """transformers: LagunaModel."""
+    norm = norms(config)
+    kinds = by_period(config, 0, "full_attention")
+    heads = config.get("num_attention_heads_per_layer") or [int(config["num_attention_heads"])] * len(kinds)
+    blocks = config.get("mlp_layer_types") or ["dense"] + ["sparse"] * (len(kinds) - 1)
+    layers = [
+        Layer((_attention(config, kind, int(number)),), _feed_forward(config, block), norm)
+        for kind, number, block in zip(kinds, heads, blocks, strict=True)
+    ]
+    return model(config, layers, norm)
+
+
+def _attention(config: dict[str, Any], kind: str, heads: int) -> Attention:
+    return attention(
+        config,
+        kept=window(config, kind, 512),
+        layer_type=kind,
+        num_heads=heads,
+        size=int(config.get("head_dim", 128)),
+        head_norm="head",
+        gate="head" if config.get("gating", True) in (True, "per-head") else "separate",
+    )
+
+
+def _feed_forward(config: dict[str, Any], block: str) -> FeedForward:
+    if block == "dense":
+        return mlp(config, bias=False)
+    return Mixture(
+        int(config["num_experts"]),
+        int(config["num_experts_per_tok"]),
+        mlp(config, int(config["moe_intermediate_size"]), bias=False),
+        scoring="sigmoid",
+        scale=float(config.get("moe_routed_scaling_factor", 1.0)),
+        correction=True,
+        shared=mlp(config, int(config["shared_expert_intermediate_size"]), bias=False),
+    )

@@ -1,0 +1,31 @@
+"""Latent attention: one vector per token for all heads.
+
+deepseek     with experts: DeepSeek V2 to V3.2, Kimi K2, GLM 4.7 Flash and 5, Mistral 4
+dense        without: MiniCPM3, Youtu-LLM
+longcat      LongCat Flash
+deepseek_v4  DeepSeek V4: compressed attention
+parts        latent attention and its index, by the keys that all of these share
+"""
+
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.latent.deepseek import read_deepseek
+from kvplan_engine.checkpoints.families.latent.deepseek_v4 import read_deepseek_v4
+from kvplan_engine.checkpoints.families.latent.dense import read_minicpm3, read_youtu
+from kvplan_engine.checkpoints.families.latent.longcat import read_longcat
+
+_DEEPSEEK = {
+    "DeepseekV2ForCausalLM": ("deepseek_v2",),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", "kimi_k2"),
+    "DeepseekV32ForCausalLM": ("deepseek_v32",),
+    "GlmMoeDsaForCausalLM": ("glm_moe_dsa",),
+    "Glm4MoeLiteForCausalLM": ("glm4_moe_lite",),
+    "Mistral4ForCausalLM": ("mistral4",),
+}
+
+LATENT = (
+    *(Family((name,), types, read_deepseek) for name, types in _DEEPSEEK.items()),
+    Family(("MiniCPM3ForCausalLM",), ("minicpm3",), read_minicpm3),
+    Family(("YoutuForCausalLM",), ("youtu",), read_youtu),
+    Family(("LongcatFlashForCausalLM",), ("longcat_flash",), read_longcat),
+    Family(("DeepseekV4ForCausalLM",), ("deepseek_v4",), read_deepseek_v4),
+)

@@ -1,0 +1,81 @@
+"""DeepSeek V4: compressed attention, four residual streams (hyper-connections), first layers that route by a hash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplan_engine.checkpoints.families.common import mlp, model, norms
+from kvplan_engine.checkpoints.families.latent.parts import indexer
+from kvplan_engine.description.feed_forward import Mixture
+from kvplan_engine.description.mixers import CompressedAttention, Kept
+from kvplan_engine.description.model import Layer, ModelDescription, Shape
+
+_INDEXED_RATIO = 4
+"""Layers that keep one vector in four choose among them; of those with one in 128, all are read."""
+
+
+def read_deepseek_v4(config: dict[str, Any]) -> ModelDescription:
+    """transformers: DeepseekV4Model."""
+    norm = norms(config)
+    others = _layer_shapes(config)
+    layers = [
+        Layer((_attention(config, ratio),), _mixture(config, hashed), norm, others=others)
+        for ratio, hashed in zip(_ratios(config), _hashed_layers(config), strict=True)
+    ]
+    return model(config, layers, norm, others=_head_shapes(config))
+
+
+def _ratios(config: dict[str, Any]) -> list[int | None]:
+    """``compress_ratios``, with 0 for the window alone; the list goes on with the layers of multi-token prediction."""
+    number = int(config["num_hidden_layers"])
+    return [int(ratio) or None for ratio in config["compress_ratios"][:number]]
+
+
+def _hashed_layers(config: dict[str, Any]) -> list[bool]:
+    number, hashed = int(config["num_hidden_layers"]), int(config.get("num_hash_layers", 3))
+    return [index < hashed for index in range(number)]
+
+
+def _attention(config: dict[str, Any], ratio: int | None) -> CompressedAttention:
+    return CompressedAttention(
+        num_heads=int(config["num_attention_heads"]),
+        head_size=int(config["head_dim"]),
+        kept=Kept("window", int(config.get("sliding_window", 128))),
+        ratio=ratio,
+        indexer=indexer(config) if ratio == _INDEXED_RATIO else None,
+        q_rank=int(config["q_lora_rank"]),
+        output_groups=int(config["o_groups"]),
+        output_rank=int(config["o_lora_rank"]),
+    )
+
+
+def _mixture(config: dict[str, Any], hashed: bool) -> Mixture:
+    """``hashed``: a table says which experts a token id takes, so no correction chooses them."""
+    size, shared = int(config["moe_intermediate_size"]), int(config.get("n_shared_experts") or 0)
+    return Mixture(
+        int(config["n_routed_experts"]),
+        int(config["num_experts_per_tok"]),
+        mlp(config, size, bias=False, limit=float(config.get("swiglu_limit", 10.0))),
+        scoring="sqrt_softplus",
+        normalised=bool(config.get("norm_topk_prob", True)),
+        scale=float(config.get("routed_scaling_factor", 1.5)),
+        correction=not hashed,
+        shared=mlp(config, size * shared, bias=False) if shared else None,
+    )
+
+
+def _layer_shapes(config: dict[str, Any]) -> tuple[Shape, ...]:
+    """What mixes the streams before and after each of the two blocks."""
+    streams, hidden = int(config.get("hc_mult", 4)), int(config["hidden_size"])
+    rows = streams * (2 + streams)
+    return tuple(
+        Shape(f"{block}_hyper_connection.{name}", sizes)
+        for block in ("attention", "mlp")
+        for name, sizes in (("fn", (rows, streams * hidden)), ("base", (rows,)), ("scale", (3,)))
+    )
+
+
+def _head_shapes(config: dict[str, Any]) -> tuple[Shape, ...]:
+    streams, hidden = int(config.get("hc_mult", 4)), int(config["hidden_size"])
+    sizes = {"hc_fn": (streams, streams * hidden), "hc_base": (streams,), "hc_scale": (1,)}
+    return tuple(Shape(f"hyper_head.{name}", size) for name, size in sizes.items())

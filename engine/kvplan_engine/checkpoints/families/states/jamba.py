@@ -1,0 +1,40 @@
+"""Jamba: one attention without positions in eight layers, Mamba in the others, experts in every other MLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplan_engine.checkpoints.families.common import attention, mlp, model, norms
+from kvplan_engine.checkpoints.families.states.parts import mamba1
+from kvplan_engine.description.feed_forward import FeedForward, Mixture
+from kvplan_engine.description.mixers import Mixer
+from kvplan_engine.description.model import Layer, ModelDescription
+
+
+def read_jamba(config: dict[str, Any]) -> ModelDescription:
+    """transformers: JambaModel."""
+    norm = norms(config)
+    layers = [
+        Layer((_mixer(config, index),), _feed_forward(config, index), norm)
+        for index in range(int(config["num_hidden_layers"]))
+    ]
+    return model(config, layers, norm, max_positions=262144)
+
+
+def _is_at(config: dict[str, Any], index: int, what: str, period: int, offset: int) -> bool:
+    every = int(config.get(f"{what}_layer_period", period))
+    return index % every == int(config.get(f"{what}_layer_offset", offset))
+
+
+def _mixer(config: dict[str, Any], index: int) -> Mixer:
+    if _is_at(config, index, "attn", 8, 4):
+        return attention(config, rope=None, qkv_bias=False, output_bias=False)
+    return mamba1(config, "mamba_", norms=True)
+
+
+def _feed_forward(config: dict[str, Any], index: int) -> FeedForward:
+    plain = mlp(config, bias=False)
+    experts = int(config.get("num_experts", 16))
+    if experts == 1 or not _is_at(config, index, "expert", 2, 1):
+        return plain
+    return Mixture(experts, int(config.get("num_experts_per_tok", 2)), plain, normalised=False)

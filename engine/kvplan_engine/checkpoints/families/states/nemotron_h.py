@@ -1,0 +1,82 @@
+"""Nemotron H and Nemotron 3: each layer is one block, of Mamba 2, attention, an MLP or experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplan_engine.checkpoints.families.common import attention, model, norms
+from kvplan_engine.checkpoints.families.states.parts import mamba2
+from kvplan_engine.checkpoints.fields import activation
+from kvplan_engine.description.feed_forward import Mixture, Mlp
+from kvplan_engine.description.mixers import Attention, State
+from kvplan_engine.description.model import Layer, ModelDescription
+
+_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+def read_nemotron_h(config: dict[str, Any]) -> ModelDescription:
+    """transformers: NemotronHModel."""
+    norm = norms(config, key="layer_norm_epsilon")
+    parts = {"mamba": _mamba, "attention": _attention, "mlp": _mlp, "moe": _mixture}
+    layers = []
+    for kind in _kinds(config):
+        part = parts[kind](config)
+        is_mixer = isinstance(part, State | Attention)
+        layers.append(Layer((part,), None, norm) if is_mixer else Layer((), part, norm))  # type: ignore[arg-type]
+    return model(config, layers, norm, max_positions=4096)
+
+
+def _kinds(config: dict[str, Any]) -> list[str]:
+    """A letter or a name of each layer; the newer configs say ``layers_block_type``."""
+    pattern = config.get("hybrid_override_pattern")
+    if pattern is not None:
+        return [_LETTERS[letter] for letter in pattern]
+    names = config.get("layers_block_type") or config["layer_types"]
+    return [_NAMES.get(name, name) for name in names]
+
+
+def _mamba(config: dict[str, Any]) -> State:
+    bias = bool(config.get("use_bias", False))
+    return mamba2(
+        heads=int(config.get("mamba_num_heads", 128)),
+        head_size=int(config.get("mamba_head_dim", 64)),
+        columns=int(config.get("ssm_state_size", 128)),
+        groups=int(config.get("n_groups", 8)),
+        kernel=int(config.get("conv_kernel", 4)),
+        bias=bias,
+        conv_bias=bool(config.get("use_conv_bias", True)),
+        recurrent_dtype=config.get("mamba_ssm_cache_dtype", "float32"),
+    )
+
+
+def _attention(config: dict[str, Any]) -> Attention:
+    """Without positions. The first models say ``attention_head_dim``."""
+    size = int(config.get("head_dim") or config.get("attention_head_dim") or 128)
+    return attention(config, size=size, rope=None)
+
+
+def _plain(config: dict[str, Any], size: int) -> Mlp:
+    act = activation(config.get("mlp_hidden_act", "relu2"))
+    return Mlp(size, act, gated=False, bias=bool(config.get("mlp_bias", False)))
+
+
+def _mlp(config: dict[str, Any]) -> Mlp:
+    return _plain(config, int(config["intermediate_size"]))
+
+
+def _mixture(config: dict[str, Any]) -> Mixture:
+    latent = config.get("moe_latent_size")
+    return Mixture(
+        int(config["n_routed_experts"]),
+        int(config["num_experts_per_tok"]),
+        _plain(config, int(config["moe_intermediate_size"])),
+        scoring="sigmoid",
+        normalised=bool(config.get("norm_topk_prob", True)),
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+        correction=True,
+        num_groups=int(config.get("n_group", 1)),
+        top_groups=int(config.get("topk_group", 1)),
+        shared=_plain(config, int(config["moe_shared_expert_intermediate_size"])),
+        latent_size=int(latent) if latent else None,
+    )

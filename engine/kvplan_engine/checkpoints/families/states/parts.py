@@ -1,0 +1,93 @@
+"""Layers with a state, as the configs of the families that have them describe it."""
+
+from __future__ import annotations
+
+import math
+
+from kvplan_engine.checkpoints.families.common import Config
+from kvplan_engine.description.mixers import State
+
+
+def mamba1(config: Config, prefix: str = "", *, inner: int | None = None, norms: bool = False) -> State:
+    """Of ``inner`` channels, ``expand`` times the hidden size where it is not said. prefix: "mamba_" (Jamba)."""
+    hidden = int(config["hidden_size"])
+    size = inner or int(config.get(f"{prefix}expand", 2)) * hidden
+    rank = config.get(f"{prefix}dt_rank", config.get("time_step_rank", "auto"))
+    columns = int(config.get(f"{prefix}d_state") or config.get("state_size") or 16)
+    return State(
+        "mamba1",
+        conv_channels=size,
+        conv_kernel=int(config.get(f"{prefix}d_conv") or config.get("conv_kernel") or 4),
+        recurrent_shape=(size, columns),
+        rank=math.ceil(hidden / 16) if rank == "auto" else int(rank),
+        bias=bool(config.get(f"{prefix}proj_bias", config.get("use_bias", False))),
+        conv_bias=bool(config.get(f"{prefix}conv_bias", config.get("use_conv_bias", True))),
+        norms=norms,
+    )
+
+
+def mamba2(
+    *,
+    heads: int,
+    head_size: int,
+    columns: int,
+    groups: int,
+    kernel: int,
+    bias: bool = False,
+    output_bias: bool | None = None,
+    conv_bias: bool = True,
+    norms: bool = True,
+    recurrent_dtype: str | None = None,
+) -> State:
+    """Heads of ``head_size`` x ``columns``; B and C go through the convolution beside the heads' inputs.
+
+    output_bias: None for as ``bias``.
+    """
+    return State(
+        "mamba2",
+        conv_channels=heads * head_size + 2 * groups * columns,
+        conv_kernel=kernel,
+        recurrent_shape=(heads, head_size, columns),
+        recurrent_dtype=recurrent_dtype,
+        num_heads=heads,
+        num_groups=groups,
+        bias=bias,
+        output_bias=bias if output_bias is None else output_bias,
+        conv_bias=conv_bias,
+        norms=norms,
+    )
+
+
+def prefixed_mamba2(config: Config, **others: bool) -> State:
+    """Mamba 2 by the keys of Bamba, Granite 4 and Falcon H1, which begin with "mamba_"."""
+    hidden = int(config["hidden_size"])
+    inner = int(config.get("mamba_d_ssm") or int(config.get("mamba_expand", 2)) * hidden)
+    heads = int(config.get("mamba_n_heads", 128))
+    size = config.get("mamba_d_head", "auto")
+    return mamba2(
+        heads=heads,
+        head_size=inner // heads if size == "auto" else int(size),
+        columns=int(config.get("mamba_d_state", 256)),
+        groups=int(config.get("mamba_n_groups", 1)),
+        kernel=int(config.get("mamba_d_conv", 4)),
+        bias=bool(config.get("mamba_proj_bias", False)),
+        conv_bias=bool(config.get("mamba_conv_bias", True)),
+        **others,
+    )
+
+
+def gated_delta(config: Config) -> State:
+    """Gated DeltaNet by Qwen's keys; its state is as ``mamba_ssm_dtype`` says, else as the model."""
+    key_heads, heads = int(config["linear_num_key_heads"]), int(config["linear_num_value_heads"])
+    key_size, value_size = int(config["linear_key_head_dim"]), int(config["linear_value_head_dim"])
+    return State(
+        "gated_delta",
+        conv_channels=2 * key_heads * key_size + heads * value_size,
+        conv_kernel=int(config.get("linear_conv_kernel_dim", 4)),
+        recurrent_shape=(heads, value_size, key_size),
+        recurrent_dtype=config.get("mamba_ssm_dtype"),
+        num_heads=heads,
+        key_heads=key_heads,
+        key_size=key_size,
+        value_size=value_size,
+    )

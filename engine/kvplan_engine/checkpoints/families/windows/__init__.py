@@ -1,0 +1,44 @@
+"""Layers of which some keep a window or a chunk of the tokens and some keep all.
+
+gemma2       Gemma 2
+gemma3       Gemma 3
+gemma3n      Gemma 3n: also keys and values that later layers read
+gemma4       Gemma 4
+olmo3        OLMo 3
+cohere2      Command R7B, Command A
+exaone       EXAONE 4, K-EXAONE
+gpt_oss      gpt-oss
+granite_swa  Granite with windows
+gpt_neo      GPT-Neo
+llama4       Llama 4: chunks
+"""
+
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.windows.cohere2 import read_cohere2, read_cohere2_moe
+from kvplan_engine.checkpoints.families.windows.exaone import read_exaone4, read_exaone_moe
+from kvplan_engine.checkpoints.families.windows.gemma2 import read_gemma2
+from kvplan_engine.checkpoints.families.windows.gemma3 import read_gemma3
+from kvplan_engine.checkpoints.families.windows.gemma3n import read_gemma3n
+from kvplan_engine.checkpoints.families.windows.gemma4 import read_gemma4
+from kvplan_engine.checkpoints.families.windows.gpt_neo import read_gpt_neo
+from kvplan_engine.checkpoints.families.windows.gpt_oss import read_gpt_oss
+from kvplan_engine.checkpoints.families.windows.granite_swa import read_granite_moe_swa, read_granite_swa
+from kvplan_engine.checkpoints.families.windows.llama4 import read_llama4
+from kvplan_engine.checkpoints.families.windows.olmo3 import read_olmo3
+
+WINDOWS = (
+    Family(("Gemma2ForCausalLM",), ("gemma2",), read_gemma2),
+    Family(("Gemma3ForCausalLM",), ("gemma3_text",), read_gemma3),
+    Family(("Gemma3nForCausalLM",), ("gemma3n_text",), read_gemma3n),
+    Family(("Gemma4ForCausalLM",), ("gemma4_text",), read_gemma4),
+    Family(("Olmo3ForCausalLM",), ("olmo3",), read_olmo3),
+    Family(("Cohere2ForCausalLM",), ("cohere2",), read_cohere2),
+    Family(("Cohere2MoeForCausalLM",), ("cohere2_moe",), read_cohere2_moe),
+    Family(("Exaone4ForCausalLM",), ("exaone4",), read_exaone4),
+    Family(("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), ("exaone_moe",), read_exaone_moe),
+    Family(("GptOssForCausalLM",), ("gpt_oss",), read_gpt_oss),
+    Family(("GraniteSWAForCausalLM",), ("granite_swa",), read_granite_swa),
+    Family(("GraniteMoeSWAForCausalLM",), ("granitemoe_swa",), read_granite_moe_swa),
+    Family(("GPTNeoForCausalLM",), ("gpt_neo",), read_gpt_neo),
+    Family(("Llama4ForCausalLM",), ("llama4_text",), read_llama4),
+)

@@ -1,0 +1,57 @@
+"""Granite with windows: one full layer in front of every three with a window, sinks, scales; dense or with experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplan_engine.checkpoints.families.common import attention, head_size, mlp, model, norms, rope, window
+from kvplan_engine.description.feed_forward import FeedForward, Mixture
+from kvplan_engine.description.model import Layer, ModelDescription
+
+
+def read_granite_swa(config: dict[str, Any]) -> ModelDescription:
+    """transformers: GraniteSWAModel."""
+    return _read(config, mlp(config))
+
+
+def read_granite_moe_swa(config: dict[str, Any]) -> ModelDescription:
+    """transformers: GraniteMoeSWAModel."""
+    shared = int(config.get("shared_intermediate_size", 0))
+    mixture = Mixture(
+        int(config["num_local_experts"]),
+        int(config["num_experts_per_tok"]),
+        mlp(config, bias=False),
+        scoring="softmax_of_top",
+        shared=mlp(config, shared, bias=False) if shared else None,
+    )
+    return _read(config, mixture)
+
+
+def _read(config: dict[str, Any], feed_forward: FeedForward) -> ModelDescription:
+    norm = norms(config)
+    residual = float(config.get("residual_multiplier", 1.0))
+    number = int(config["num_hidden_layers"])
+    kinds = config.get("layer_types") or [
+        "sliding_attention" if index % 4 else "full_attention" for index in range(number)
+    ]
+    thetas = config.get("layer_rope_theta") or [None] * number
+    layers = []
+    for kind, theta in zip(kinds, thetas, strict=True):
+        size = head_size(config)
+        options = {} if theta is None else {"theta": float(theta)}
+        mixer = attention(
+            config,
+            kept=window(config, kind, 128),
+            scale=float(config.get("attention_multiplier", 1.0)),
+            rope=None if theta == 0 else rope(config, size, **options),
+            sinks=True,
+        )
+        layers.append(Layer((mixer,), feed_forward, norm, residual))
+    return model(
+        config,
+        layers,
+        norm,
+        tied=True,
+        embedding_scale=float(config.get("embedding_multiplier", 1.0)),
+        logits_scale=1 / float(config.get("logits_scaling", 1.0)),
+    )

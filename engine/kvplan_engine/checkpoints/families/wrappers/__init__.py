@@ -1,0 +1,90 @@
+"""Language models inside of other configs.
+
+multimodal  vision and audio wrappers: which family reads the text, with what
+defaults    what a nested config may leave out
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.wrappers.multimodal import Find, read_multimodal
+
+TEXT_TYPES = {
+    "glm4v_text": "Glm4ForCausalLM",
+    "glm4v_moe_text": "Glm4MoeForCausalLM",
+    "paddleocr_vl_text": "Ernie4_5ForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_omni_text": "Qwen2ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
+    "qwen3_omni_moe_text": "Qwen3MoeForCausalLM",
+}
+"""Types that only a wrapper's text has, and the language model of each."""
+
+_ALWAYS = {
+    "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "DotsOCRForCausalLM": "Qwen2ForCausalLM",
+    "LlavaLlamaForCausalLM": "LlamaForCausalLM",
+    "Phi3VForCausalLM": "Phi3ForCausalLM",
+    "Step3p7ForConditionalGeneration": "Step3p7FlashForCausalLM",
+    "MiniMaxM3SparseForConditionalGeneration": "MiniMaxM3ForCausalLM",
+    "DeepseekVLV2ForCausalLM": "DeepseekV2ForCausalLM",
+}
+"""Those that always hold the same language model, whose config has its keys at the top or names no type."""
+
+_TYPED = {
+    "AyaVisionForConditionalGeneration": ("aya_vision",),
+    "Cohere2VisionForConditionalGeneration": ("cohere2_vision",),
+    "Exaone4_5_ForConditionalGeneration": ("exaone4_5",),
+    "Gemma3ForConditionalGeneration": ("gemma3",),
+    "Gemma3nForConditionalGeneration": ("gemma3n",),
+    "Gemma4ForConditionalGeneration": ("gemma4",),
+    "Glm4vForConditionalGeneration": ("glm4v",),
+    "Glm4vMoeForConditionalGeneration": ("glm4v_moe",),
+    "H2OVLChatModel": ("h2ovl_chat",),
+    "Idefics3ForConditionalGeneration": ("idefics3",),
+    "InternS1ForConditionalGeneration": ("interns1",),
+    "InternVLChatModel": ("internvl_chat",),
+    "InternVLForConditionalGeneration": ("internvl",),
+    "KimiK25ForConditionalGeneration": ("kimi_k25",),
+    "KimiVLForConditionalGeneration": ("kimi_vl",),
+    "Lfm2VlForConditionalGeneration": ("lfm2_vl",),
+    "Llama4ForConditionalGeneration": ("llama4",),
+    "Llama_Nemotron_Nano_VL": ("Llama_Nemotron_Nano_VL",),
+    "LlavaForConditionalGeneration": ("llava",),
+    "LlavaNextForConditionalGeneration": ("llava_next",),
+    "LlavaNextVideoForConditionalGeneration": ("llava_next_video",),
+    "LlavaOnevisionForConditionalGeneration": ("llava_onevision",),
+    "MiniCPMV4_6ForConditionalGeneration": ("minicpmv4_6",),
+    "Mistral3ForConditionalGeneration": ("mistral3",),
+    "NVLM_D": ("NVLM_D",),
+    "NemotronH_Nano_VL_V2": ("NemotronH_Nano_VL_V2",),
+    "PaddleOCRVLForConditionalGeneration": ("paddleocr_vl",),
+    "PaliGemmaForConditionalGeneration": ("paligemma",),
+    "PixtralForConditionalGeneration": (),
+    "Qwen2AudioForConditionalGeneration": ("qwen2_audio",),
+    "Qwen2_5OmniForConditionalGeneration": (),
+    "Qwen2_5OmniModel": ("qwen2_5_omni",),
+    "Qwen3OmniMoeForConditionalGeneration": ("qwen3_omni_moe",),
+    "Qwen3VLForConditionalGeneration": ("qwen3_vl",),
+    "Qwen3VLMoeForConditionalGeneration": ("qwen3_vl_moe",),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5",),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe",),
+    "SkyworkR1VChatModel": ("skywork_chat",),
+    "SmolVLMForConditionalGeneration": ("smolvlm",),
+    "UltravoxModel": ("ultravox",),
+    "VoxtralForConditionalGeneration": ("voxtral",),
+    **dict.fromkeys(_ALWAYS, ()),
+}
+"""Each wrapper, and the ``model_type`` of a config that names no architecture."""
+
+
+def wrapper_families(find: Find, types: Mapping[str, str]) -> tuple[Family, ...]:
+    """A described family for each wrapper. find, types: of the families inside; they are asked when one is read."""
+    return tuple(
+        Family((name,), own, partial(read_multimodal, find=find, types=types, inner=_ALWAYS.get(name)))
+        for name, own in _TYPED.items()
+    )

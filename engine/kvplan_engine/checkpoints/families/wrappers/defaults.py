@@ -1,0 +1,39 @@
+"""What transformers' classes take for keys that a nested text config leaves out, as published ones do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+}
+
+NESTED_DEFAULTS: dict[str, Mapping[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": {
+        **_LLAMA,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
+    "qwen2": {"vocab_size": 151936, "max_position_embeddings": 32768},
+    "gemma3_text": {
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+    },
+    "gemma3n_text": {"vocab_size": 262400, "max_position_embeddings": 32768},
+    "gemma4_text": {"vocab_size": 262144, "max_position_embeddings": 131072},
+}
+"""By ``model_type`` of the text: LlamaConfig's, MistralConfig's, Qwen2Config's, Gemma3TextConfig's, and so on."""

@@ -1,0 +1,63 @@
+"""A language model inside of another config: the text's own family reads it, vision and audio towers are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.wrappers.defaults import NESTED_DEFAULTS
+from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.errors import EngineError
+
+_SECTIONS = ("thinker_config", "text_config", "llm_config", "language_config")
+_DTYPES = ("dtype", "torch_dtype")
+_OUTER = ("tie_word_embeddings", "eos_token_id")
+"""What the outer config says for the inner one where that is silent. A dtype it says for all of its parts."""
+
+Find = Callable[[str], Family]
+
+
+def read_multimodal(
+    config: dict[str, Any], find: Find, types: Mapping[str, str], inner: str | None
+) -> ModelDescription:
+    """``find`` gives an architecture's family, ``types`` a model_type's architecture; ``inner``: what it always holds.
+
+    EngineError where the config does not say which language model it holds.
+    """
+    text = text_of(config)
+    architecture = _text_architecture(config, text, types, inner)
+    described = find(architecture).read({**text, "architectures": [architecture]})
+    return replace(described, architecture=config["architectures"][0])
+
+
+def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The language model's own section, completed from around it; the whole config where it has no such section."""
+    found = dict(config)
+    while section := next((found[name] for name in _SECTIONS if isinstance(found.get(name), dict)), None):
+        outer = {key: found[key] for key in (*_DTYPES, *_OUTER) if found.get(key) is not None}
+        said = {key: value for key, value in section.items() if value is not None or key == "sliding_window"}
+        dtypes = {key: outer[key] for key in _DTYPES if key in outer}
+        usual = NESTED_DEFAULTS.get(str(section.get("model_type")), {})
+        found = usual | outer | said | dtypes
+    return found
+
+
+def _text_architecture(
+    config: dict[str, Any], text: dict[str, Any], types: Mapping[str, str], inner: str | None
+) -> str:
+    """What the text's type stands for, else what it names, else what this wrapper always holds."""
+    outer = str(config["architectures"][0])
+    by_type = types.get(str(text.get("model_type")))
+    if by_type is not None and by_type != outer:
+        return by_type
+    named = str((text.get("architectures") or [outer])[0])
+    if named != outer:
+        return named
+    if inner is None:
+        raise EngineError(
+            f"the config of this {outer} does not say which language model it holds.",
+            hint="its text_config needs a model_type or architectures",
+        )
+    return inner
