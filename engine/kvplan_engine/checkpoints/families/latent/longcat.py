@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import activation, model, norms
+from kvplan_engine.checkpoints.families.common import model, norms
 from kvplan_engine.checkpoints.families.latent.parts import latent_attention
+from kvplan_engine.checkpoints.fields import activation
 from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.description.model import Layer, ModelDescription
 

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import (
-    attention,
-    by_period,
-    head_size,
-    mlp,
-    model,
-    norms,
-    rope,
-    window,
-)
+from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, rope, window
+from kvplan_engine.checkpoints.fields import head_size
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.model import Layer, ModelDescription

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import activation, model
+from kvplan_engine.checkpoints.families.common import model
+from kvplan_engine.checkpoints.fields import activation
 from kvplan_engine.description.feed_forward import Mlp
 from kvplan_engine.description.mixers import FULL, Attention, Kept
 from kvplan_engine.description.model import Layer, ModelDescription

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import attention, head_size, mlp, model, norms, rope
+from kvplan_engine.checkpoints.families.common import attention, mlp, model, norms, rope
+from kvplan_engine.checkpoints.fields import head_size
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.mixers import FULL, Attention, Kept
 from kvplan_engine.description.model import Layer, ModelDescription

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, rope, window
-from kvplan_engine.checkpoints.families.common import head_size as head_size_of
+from kvplan_engine.checkpoints.fields import head_size
 from kvplan_engine.description.mixers import Attention, Rope
 from kvplan_engine.description.model import Layer, ModelDescription
 
@@ -19,7 +19,7 @@ def read_olmo3(config: dict[str, Any]) -> ModelDescription:
 
 
 def _attention(config: dict[str, Any], kind: str) -> Attention:
-    size = head_size_of(config)
+    size = head_size(config)
     theta = float(config.get("rope_theta", 10000.0))
     scaled = kind == "full_attention" or "rope_parameters" in config
     positions = rope(config, size, kind) if scaled else Rope(theta, size)  # a scaling is for full layers alone
