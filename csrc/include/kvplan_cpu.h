@@ -200,6 +200,88 @@ int kvplan_pack_weight(
 
 int kvplan_multiply_packed(const kvplan_packed_linear* args, int threads);
 
+// What a router's logits become: softmax over all experts, sigmoid of each, softmax over the chosen ones, or Phi-MoE's
+// choice (a softmax for each chosen expert over those whose logits come close to it, earlier chosen ones left out).
+enum kvplan_scoring {
+  KVPLAN_SOFTMAX = 0,
+  KVPLAN_SIGMOID = 1,
+  KVPLAN_SOFTMAX_OF_TOP = 2,
+  KVPLAN_SPARSE_MIXER = 3,
+};
+
+// The score of a group of experts: its best expert's, or the sum of its best two.
+enum kvplan_group_scoring { KVPLAN_GROUP_MAX = 0, KVPLAN_GROUP_TOP2_SUM = 1 };
+
+enum { KVPLAN_MOST_GROUPS = 64 };
+
+// Which experts a row takes, and how much of each.
+typedef struct kvplan_router {
+  // [num_experts, hidden], packed; with shared_gate one more row
+  const void* packed;
+  // [num_experts], or null
+  const void* bias;
+  // [num_experts] float32, or null: added to the scores for the choice alone
+  const float* correction;
+  int64_t num_experts, top_k;
+  int64_t num_groups, top_groups;  // the choice is among the experts of the best groups; 1, 1: no groups
+  float scale;                     // of the weights
+  float jitter;                    // of KVPLAN_SPARSE_MIXER: logits further from the best than twice this are left out
+  int32_t scoring, group_scoring;
+  int32_t normalised;              // the weights are divided by their sum
+  int32_t shared_gate;             // the shared expert's weight is the sigmoid of the last row's logit; otherwise 1
+} kvplan_router;
+
+// MLPs of one size, one after the other.
+typedef struct kvplan_experts {
+  // [count], each as kvplan_pack_expert made it: [size, hidden], or [2 * size, hidden] for a gated activation
+  const void* up;
+  // [count, size], or [count, 2 * size]; or null
+  const void* up_bias;
+  // [count], each [hidden, size]
+  const void* down;
+  // [count, hidden], or null
+  const void* down_bias;
+  int64_t count, size;
+  float limit;  // of KVPLAN_SWIGLU_OAI
+  int32_t activation;
+} kvplan_experts;
+
+// A mixture of experts over some rows: out = sum of each row's weights * expert(x), and the shared expert's.
+typedef struct kvplan_mixture {
+  kvplan_router router;
+  kvplan_experts experts;
+  kvplan_experts shared;  // count 0 or 1
+  // [rows, hidden]
+  const void* x;
+  // [rows, hidden]; not x
+  void* out;
+  int64_t x_stride, out_stride;
+  int64_t rows, hidden;
+  // [rows, top_k]: what the router chose, best first
+  int32_t* expert_ids;
+  float* expert_weights;
+  // [rows * (top_k * experts.size + shared.size)]: memory for what lies between the products
+  void* inner;
+  int32_t storage;
+} kvplan_mixture;
+
+// Elements of an expert's packed weight.
+int64_t kvplan_packed_expert_elements(int64_t inputs, int64_t outputs, int activation, int storage);
+
+// Packs one weight [outputs, inputs] of an expert; the two halves of a gated one are filled up to whole panels each.
+int kvplan_pack_expert(
+    // [outputs, inputs], contiguous
+    const void* weight,
+    // [kvplan_packed_expert_elements(inputs, outputs, activation, storage)]
+    void* packed, int64_t inputs, int64_t outputs, int activation, int storage, int threads);
+
+// The choice alone: expert_ids and expert_weights.
+int kvplan_route(const kvplan_mixture* args, int threads);
+
+// The choice and the experts. Experts that no row takes are not read. Sums run over a row's experts in the order of
+// their numbers, the shared one last, so a row's result does not depend on its batch.
+int kvplan_run_mixture(const kvplan_mixture* args, int threads);
+
 // The weights of a decoder's layer. Of the products and norms only what belongs to the weights is set; next_norm is the
 // one before the next layer's attention, or the model's last. A norm with a bias is a LayerNorm, one without an RMSNorm.
 typedef struct kvplan_layer {

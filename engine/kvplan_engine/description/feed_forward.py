@@ -27,12 +27,14 @@ class Mlp:
 class Mixture:
     """``num_experts`` MLPs of which each token takes the ``top_k`` that a router scores highest.
 
-    scoring: softmax over all experts, sigmoid of each, or softmax over the chosen ones alone. normalised: the chosen
-    weights are divided by their sum. scale: then multiplied with this. correction: a bias of each expert that decides
-    the choice and not the weight. num_groups, top_groups: experts are chosen from the best groups only. shared: an MLP
-    that every token takes; shared_gate: weighted by a sigmoid of one more row of the router. router_bias: the router
-    adds one. latent_size: experts work on a projection of the hidden state, and their sum is projected back (Nemotron 3
-    Super). num_idle: further choices of the router, which give the token back as it is (LongCat).
+    scoring: softmax over all experts, sigmoid of each, softmax over the chosen ones alone, or Phi-MoE's sparse_mixer:
+    one chosen expert after the other has its share of a softmax over those left whose logits are within twice
+    ``jitter`` of the best, relative to their size. normalised: the chosen weights are divided by their sum. scale: then
+    multiplied with this. correction: a bias of each expert that decides the choice and not the weight. num_groups,
+    top_groups: experts are chosen from the best groups only. shared: an MLP that every token takes; shared_gate:
+    weighted by a sigmoid of one more row of the router. router_bias: the router adds one. latent_size: experts work on
+    a projection of the hidden state, and their sum is projected back (Nemotron 3 Super). num_idle: further choices of
+    the router, which give the token back as it is (LongCat).
     """
 
     num_experts: int
@@ -48,6 +50,7 @@ class Mixture:
     shared: Mlp | None = None
     shared_gate: bool = False
     router_bias: bool = False
+    jitter: float = 0.0
     latent_size: int | None = None
     num_idle: int = 0
 

@@ -2,6 +2,7 @@
 
 interface   Ops: the operations of a model, each declared once
 torch_ops   the definition of each in plain torch
+torch_mixture, mixture_weights   a mixture of experts: its definition, and its weights as all kernels take them
 arguments   what all kernels ask of their arguments
 build       compiles csrc/cpu on first use
 cpu/        the compiled CPU kernels: operations, packed weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from kvplan_engine.description.feed_forward import FeedForward, Mlp
+from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
 from kvplan_engine.description.mixers import (
     Attention,
     CompressedAttention,
@@ -19,6 +19,7 @@ from kvplan_engine.description.norms import NormKind
 from kvplan_engine.description.parameters.attention import attention_parameters
 from kvplan_engine.description.parameters.cross import cross_parameters
 from kvplan_engine.description.parameters.latent import compressed_parameters, latent_parameters
+from kvplan_engine.description.parameters.mixture import mixture_parameters
 from kvplan_engine.description.parameters.mlp import mlp_parameters
 from kvplan_engine.description.parameters.norms import norm_parameters
 from kvplan_engine.description.parameters.parameter import Parameter, norm, projection
@@ -78,6 +79,8 @@ def _feed_forward_parameters(feed_forward: FeedForward, hidden_size: int) -> Ite
     match feed_forward:
         case Mlp():
             return mlp_parameters(feed_forward, hidden_size)
+        case Mixture():
+            return mixture_parameters(feed_forward, hidden_size)
     raise TypeError(f"nothing says which parameters a {type(feed_forward).__name__} has")
 
 

@@ -3,5 +3,6 @@
 library      the C functions and their argument structures, typed
 ops          the operations of ``kernels.interface``
 packed       a weight packed once, and the product with it
+mixture      a mixture of experts packed once, and its structures for C (mixture_args)
 huge_pages   large pages for memory that every step reads
 """

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from kvplan_engine.kernels.build import NATIVE, BuildVariant, KernelBuildError, build_library
+from kvplan_engine.kernels.cpu.mixture_args import MixtureArgs
 
 log = logging.getLogger(__name__)
 
@@ -197,6 +198,14 @@ class CpuKernels:
             "kvplan_pack_weight", *(c_void_p, c_void_p, c_int64, c_int64), *(c_int, c_int, c_int)
         )
         self.multiply_packed = self._function("kvplan_multiply_packed", POINTER(PackedLinearArgs), c_int)
+        self.packed_expert_elements = self._function(
+            "kvplan_packed_expert_elements", c_int64, c_int64, c_int, c_int, result=c_int64
+        )
+        self.pack_expert = self._function(
+            "kvplan_pack_expert", *(c_void_p, c_void_p, c_int64, c_int64), *(c_int, c_int, c_int)
+        )
+        self.route = self._function("kvplan_route", POINTER(MixtureArgs), c_int)
+        self.run_mixture = self._function("kvplan_run_mixture", POINTER(MixtureArgs), c_int)
         self.run_layers = self._function("kvplan_run_layers", POINTER(LayersArgs), c_int)
         self.unpack_rows = self._function("kvplan_unpack_rows", *(c_void_p,) * 3, *(c_int64,) * 4, c_int, c_int)
         self.exp = self._function("kvplan_exp", c_void_p, c_void_p, c_int64)

@@ -1,0 +1,374 @@
+// A mixture of experts: each row's experts are chosen, rows are sorted by expert, and each expert's two products run over
+// the rows that chose it, read from the panels of packed_tile.h. What no row chose is not read.
+//
+// Threads take panels of an expert in turn, so that few rows with many experts and many rows with few keep all of them
+// busy. In the second product a thread owns some of the outputs and walks through all experts in order, adding to its
+// rows' sums: no two threads add to the same sum, and the order of additions is always the same.
+#include <algorithm>
+#include <vector>
+
+#include "packed_product.h"
+#include "parallel.h"
+#include "routing.h"
+
+namespace kvplan {
+namespace {
+
+constexpr int64_t kSumBytes = 32 << 20;  // of the sums of all outputs: what bounds the rows of one pass
+constexpr int64_t kItemPanels = 8;       // a thread takes at most so many at a time
+constexpr int64_t kRouterRows = 16;      // rows that a thread routes at a time
+
+// An expert, or the shared one, with the rows that take it.
+template <class T>
+struct Expert {
+  const T* up;
+  const T* up_bias;
+  const T* down;
+  const T* down_bias;
+  int64_t size;
+  int activation;
+  float limit;
+  int64_t rows;
+  const int32_t* tokens;  // [rows]: rows of x, ascending; null: all of them
+  const float* weights;   // [rows], or null: 1
+  T* inner;               // [rows, size]
+};
+
+// Some panels of an expert's first product over some of its rows.
+struct Item {
+  int64_t expert, row, rows, panel, end_panel;
+};
+
+// What one pass over at most so many rows needs, kept per calling thread.
+struct Pass {
+  std::vector<float> logits, shared_weights, weights;
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> starts;
+  std::vector<Item> items;
+};
+
+// Memory of a thread for the rows that it multiplies.
+template <class T>
+Input<T>* row_memory(int64_t elements) {
+  static thread_local std::vector<Input<T>> memory;
+  if (memory.size() < static_cast<size_t>(elements)) memory.resize(static_cast<size_t>(elements));
+  return memory.data();
+}
+
+float* unit_sums() {
+  static thread_local std::vector<float> memory(kUnitSums);
+  return memory.data();
+}
+
+template <class T>
+int64_t expert_elements(int64_t inputs, int64_t outputs, bool pairs) {
+  return num_panels(outputs, pairs) * kPanelOutputs * packed_inputs<T>(inputs);
+}
+
+int64_t whole_vectors(int64_t count) {
+  return divided_up(count, kLanes) * kLanes;
+}
+
+int64_t router_outputs(const kvplan_router& router) {
+  return router.num_experts + (router.shared_gate ? 1 : 0);
+}
+
+// logits [rows, whole_vectors(router_outputs)] of rows from `row` on.
+template <class T>
+void score_rows(const kvplan_mixture& args, int64_t row, int64_t rows, float* logits) {
+  const int64_t outputs = router_outputs(args.router), inputs = args.hidden;
+  const int64_t stride = copied_stride<T>(inputs);
+  Input<T>* copy = row_memory<T>(kRouterRows * stride);
+  for (int64_t i = 0; i < rows; ++i)
+    copy_row(static_cast<const T*>(args.x) + (row + i) * args.x_stride, copy + i * stride, inputs);
+  const PackedProduct<T> product{static_cast<const T*>(args.router.packed), inputs, rows, copy, stride,
+                                 unit_panels(false, rows)};
+  const PanelResult<T, float> result{static_cast<const T*>(args.router.bias), logits, whole_vectors(outputs), outputs,
+                                     KVPLAN_NO_ACTIVATION,                    0.0f};
+  run_panels(product, 0, num_panels(outputs, false), false, unit_sums(), result);
+}
+
+// The choice of all rows; shared_weights [rows] where there is a gate.
+template <class T>
+void route(const kvplan_mixture& args, float* shared_weights, int threads) {
+  const kvplan_router& router = args.router;
+  const int64_t width = whole_vectors(router_outputs(router));
+  // few rows: one for each thread
+  const int64_t most = std::min(kRouterRows, divided_up(args.rows, threads));
+  for_each_item(divided_up(args.rows, most), threads, [&](int, int64_t item) {
+    static thread_local std::vector<float> memory;
+    memory.resize(static_cast<size_t>((most + 1) * width));
+    float* choice = memory.data() + most * width;
+    const int64_t begin = item * most, rows = std::min(most, args.rows - begin);
+    score_rows<T>(args, begin, rows, memory.data());
+    for (int64_t i = 0; i < rows; ++i) {
+      float* logits = memory.data() + i * width;
+      if (router.shared_gate) shared_weights[begin + i] = sigmoid(splat(logits[router.num_experts]))[0];
+      choose_experts(router, logits, choice, args.expert_ids + (begin + i) * router.top_k,
+                     args.expert_weights + (begin + i) * router.top_k);
+    }
+  });
+}
+
+// Rows by expert: those of expert e are tokens[starts[e]] to tokens[starts[e + 1] - 1], in order.
+void sort_rows(const kvplan_mixture& args, Pass& pass) {
+  const int64_t experts = args.router.num_experts, top_k = args.router.top_k, pairs = args.rows * top_k;
+  pass.starts.assign(static_cast<size_t>(experts + 1), 0);
+  pass.tokens.resize(static_cast<size_t>(pairs));
+  pass.weights.resize(static_cast<size_t>(pairs));
+  for (int64_t i = 0; i < pairs; ++i) ++pass.starts[static_cast<size_t>(args.expert_ids[i]) + 1];
+  for (int64_t e = 0; e < experts; ++e) pass.starts[static_cast<size_t>(e + 1)] += pass.starts[static_cast<size_t>(e)];
+  std::vector<int64_t> next(pass.starts.begin(), pass.starts.end() - 1);
+  for (int64_t i = 0; i < pairs; ++i) {
+    const size_t at = static_cast<size_t>(next[static_cast<size_t>(args.expert_ids[i])]++);
+    pass.tokens[at] = static_cast<int32_t>(i / top_k);
+    pass.weights[at] = args.expert_weights[i];
+  }
+}
+
+template <class T>
+Expert<T> expert_at(const kvplan_experts& all, int64_t index, int64_t hidden) {
+  const bool pairs = is_gated(all.activation);
+  const int64_t outputs = pairs ? 2 * all.size : all.size;
+  Expert<T> expert{};
+  expert.up = static_cast<const T*>(all.up) + index * expert_elements<T>(hidden, outputs, pairs);
+  expert.down = static_cast<const T*>(all.down) + index * expert_elements<T>(all.size, hidden, false);
+  if (all.up_bias != nullptr) expert.up_bias = static_cast<const T*>(all.up_bias) + index * outputs;
+  if (all.down_bias != nullptr) expert.down_bias = static_cast<const T*>(all.down_bias) + index * hidden;
+  expert.size = all.size;
+  expert.activation = all.activation;
+  expert.limit = all.limit;
+  return expert;
+}
+
+// The experts that some row takes, in order, the shared one last.
+template <class T>
+std::vector<Expert<T>> taken_experts(const kvplan_mixture& args, const Pass& pass) {
+  std::vector<Expert<T>> taken;
+  T* inner = static_cast<T*>(args.inner);
+  for (int64_t e = 0; e < args.router.num_experts; ++e) {
+    const int64_t start = pass.starts[static_cast<size_t>(e)], rows = pass.starts[static_cast<size_t>(e + 1)] - start;
+    if (rows == 0) continue;
+    Expert<T> expert = expert_at<T>(args.experts, e, args.hidden);
+    expert.rows = rows;
+    expert.tokens = pass.tokens.data() + start;
+    expert.weights = pass.weights.data() + start;
+    expert.inner = inner + start * args.experts.size;
+    taken.push_back(expert);
+  }
+  if (args.shared.count == 0) return taken;
+  Expert<T> shared = expert_at<T>(args.shared, 0, args.hidden);
+  shared.rows = args.rows;
+  shared.weights = args.router.shared_gate ? pass.shared_weights.data() : nullptr;
+  shared.inner = inner + args.rows * args.router.top_k * args.experts.size;
+  taken.push_back(shared);
+  return taken;
+}
+
+template <class T>
+int64_t up_panels(const Expert<T>& expert) {
+  const bool pairs = is_gated(expert.activation);
+  return num_panels(pairs ? 2 * expert.size : expert.size, pairs);
+}
+
+// The first products cut into items of nearly `most` panels, whole units each.
+template <class T>
+void cut_items(const std::vector<Expert<T>>& experts, int64_t hidden, int64_t most, std::vector<Item>& items) {
+  items.clear();
+  for (size_t e = 0; e < experts.size(); ++e) {
+    const int64_t panels = up_panels(experts[e]), chunks = divided_up(experts[e].rows, chunk_rows<T>(hidden));
+    for (int64_t c = 0; c < chunks; ++c) {
+      const int64_t begin = experts[e].rows * c / chunks, rows = experts[e].rows * (c + 1) / chunks - begin;
+      const int64_t unit = unit_panels(is_gated(experts[e].activation), rows);
+      const int64_t units = divided_up(panels, unit), parts = divided_up(units, std::max<int64_t>(1, most / unit));
+      for (int64_t i = 0; i < parts; ++i)
+        items.push_back({static_cast<int64_t>(e), begin, rows, units * i / parts * unit,
+                         std::min(panels, units * (i + 1) / parts * unit)});
+    }
+  }
+}
+
+// x of an item's rows, as the inner loop reads them: where they lie, or copied together into `memory`.
+template <class T>
+const Input<T>* gather(const kvplan_mixture& args, const Expert<T>& expert, const Item& item, Input<T>* memory,
+                       bool is_there, int64_t& stride) {
+  const T* x = static_cast<const T*>(args.x);
+  const int64_t first = expert.tokens == nullptr ? item.row : expert.tokens[item.row];
+  stride = args.x_stride;
+  if ((expert.tokens == nullptr || item.rows == 1) && reads_in_place<T>(args.hidden, args.x_stride, item.rows))
+    return reinterpret_cast<const Input<T>*>(x + first * args.x_stride);
+  stride = copied_stride<T>(args.hidden);
+  for (int64_t i = 0; i < item.rows && !is_there; ++i) {
+    const int64_t row = expert.tokens == nullptr ? item.row + i : expert.tokens[item.row + i];
+    copy_row(x + row * args.x_stride, memory + i * stride, args.hidden);
+  }
+  return memory;
+}
+
+template <class T>
+void run_item(const kvplan_mixture& args, const Expert<T>& expert, const Item& item, bool is_there) {
+  const bool pairs = is_gated(expert.activation);
+  int64_t stride;
+  Input<T>* memory = row_memory<T>(chunk_rows<T>(args.hidden) * copied_stride<T>(args.hidden));
+  const Input<T>* x = gather(args, expert, item, memory, is_there, stride);
+  const PackedProduct<T> product{expert.up, args.hidden, item.rows, x, stride, unit_panels(pairs, item.rows)};
+  const PanelResult<T, T> result{expert.up_bias, expert.inner + item.row * expert.size, expert.size, expert.size,
+                                 expert.activation, expert.limit};
+  run_panels(product, item.panel, item.end_panel, pairs, unit_sums(), result);
+}
+
+// inner = activation(x @ up) of every expert's rows.
+template <class T>
+void run_first_products(const kvplan_mixture& args, const std::vector<Expert<T>>& experts, std::vector<Item>& items,
+                        int threads) {
+  for (int64_t most = kItemPanels; most > 0; most /= 2) {
+    cut_items(experts, args.hidden, most, items);
+    if (static_cast<int64_t>(items.size()) >= 4 * threads) break;
+  }
+  std::vector<const Item*> last(static_cast<size_t>(threads));  // whose rows a thread has copied together
+  for_each_item(static_cast<int64_t>(items.size()), threads, [&](int worker, int64_t i) {
+    const Item& item = items[static_cast<size_t>(i)];
+    const Item*& before = last[static_cast<size_t>(worker)];
+    const bool is_there = before != nullptr && before->expert == item.expert && before->row == item.row;
+    before = &item;
+    run_item(args, experts[static_cast<size_t>(item.expert)], item, is_there);
+  });
+}
+
+// Adds panels [begin, end) of one expert's second product, weighted, to sums [rows of the pass, width].
+template <class T>
+void add_expert(const Expert<T>& expert, int64_t hidden, int64_t begin, int64_t end, float* sums, int64_t width) {
+  const int64_t chunks = divided_up(expert.rows, chunk_rows<T>(expert.size));
+  for (int64_t c = 0; c < chunks; ++c) {
+    const int64_t row = expert.rows * c / chunks, rows = expert.rows * (c + 1) / chunks - row;
+    const T* inner = expert.inner + row * expert.size;
+    const bool direct = reads_in_place<T>(expert.size, expert.size, rows);
+    const int64_t stride = direct ? expert.size : copied_stride<T>(expert.size);
+    Input<T>* copy = direct ? nullptr : row_memory<T>(rows * stride);
+    for (int64_t i = 0; i < rows && !direct; ++i) copy_row(inner + i * expert.size, copy + i * stride, expert.size);
+    const PackedProduct<T> product{expert.down, expert.size, rows,
+                                   direct ? reinterpret_cast<const Input<T>*>(inner) : copy, stride,
+                                   unit_panels(false, rows)};
+    run_panels(product, begin, end, false, unit_sums(), [&](int64_t panel, int64_t, const float* products) {
+      for (int v = 0; v < kPanelVectors; ++v) {
+        const int64_t column = panel * kPanelOutputs + v * kLanes;
+        const int64_t left = hidden - column;
+        if (left <= 0) return;
+        const Floats bias = load_bias(expert.down_bias, column, left < kLanes ? static_cast<int>(left) : kLanes);
+        for (int64_t i = 0; i < rows; ++i) {
+          const int64_t token = expert.tokens == nullptr ? row + i : expert.tokens[row + i];
+          const float weight = expert.weights == nullptr ? 1.0f : expert.weights[row + i];
+          float* target = sums + token * width + column - begin * kPanelOutputs;
+          store(target, load(target) + weight * (load(products + i * kPanelOutputs + v * kLanes) + bias));
+        }
+      }
+    });
+  }
+}
+
+// out = the weighted sums of all experts' second products.
+template <class T>
+void run_second_products(const kvplan_mixture& args, const std::vector<Expert<T>>& experts, int threads) {
+  const int64_t panels = num_panels(args.hidden, false);
+  const int64_t most = std::min(kItemPanels, args.rows < kMostUnitPanels ? divided_up(panels, 2 * threads)
+                                                                         : divided_up(panels, threads));
+  const int64_t items = divided_up(panels, most);
+  for_each_item(items, threads, [&](int, int64_t item) {
+    static thread_local std::vector<float> memory;
+    const int64_t begin = panels * item / items, end = panels * (item + 1) / items;
+    const int64_t width = (end - begin) * kPanelOutputs, first = begin * kPanelOutputs;
+    memory.assign(static_cast<size_t>(args.rows * width), 0.0f);
+    for (const Expert<T>& expert : experts) add_expert(expert, args.hidden, begin, end, memory.data(), width);
+    for (int64_t row = 0; row < args.rows; ++row) {
+      T* target = static_cast<T*>(args.out) + row * args.out_stride + first;
+      const int64_t count = std::min(width, args.hidden - first);
+      int64_t i = 0;
+      for (; i + kLanes <= count; i += kLanes) store(target + i, load(memory.data() + row * width + i));
+      if (i < count) store_part(target + i, load(memory.data() + row * width + i), static_cast<int>(count - i));
+    }
+  });
+}
+
+template <class T>
+void run_pass(const kvplan_mixture& args, int threads) {
+  static thread_local Pass pass;
+  pass.shared_weights.resize(static_cast<size_t>(args.rows));
+  route<T>(args, pass.shared_weights.data(), threads);
+  sort_rows(args, pass);
+  const std::vector<Expert<T>> experts = taken_experts<T>(args, pass);
+  run_first_products(args, experts, pass.items, threads);
+  run_second_products(args, experts, threads);
+}
+
+// The rows from `begin` to `end` - 1 of a mixture. `inner` is used again in every pass.
+template <class T>
+kvplan_mixture some_rows(const kvplan_mixture& args, int64_t begin, int64_t end) {
+  kvplan_mixture some = args;
+  some.x = static_cast<const T*>(args.x) + begin * args.x_stride;
+  some.out = static_cast<T*>(args.out) + begin * args.out_stride;
+  some.expert_ids = args.expert_ids + begin * args.router.top_k;
+  some.expert_weights = args.expert_weights + begin * args.router.top_k;
+  some.rows = end - begin;
+  return some;
+}
+
+template <class T>
+void run_mixture(const kvplan_mixture& args, int threads) {
+  const int64_t most = std::max<int64_t>(kMostChunkRows, kSumBytes / (args.hidden * int64_t{sizeof(float)}));
+  const int64_t passes = divided_up(args.rows, most);
+  for (int64_t i = 0; i < passes; ++i)
+    run_pass<T>(some_rows<T>(args, args.rows * i / passes, args.rows * (i + 1) / passes), threads);
+}
+
+bool can_route(const kvplan_router& router) {
+  return router.top_k > 0 && router.num_groups > 0 && router.num_groups <= KVPLAN_MOST_GROUPS &&
+         router.num_experts % router.num_groups == 0 && router.top_groups <= router.num_groups &&
+         router.top_k <= router.num_experts / router.num_groups * router.top_groups;
+}
+
+}  // namespace
+}  // namespace kvplan
+
+int64_t kvplan_packed_expert_elements(int64_t inputs, int64_t outputs, int activation, int storage) {
+  using namespace kvplan;
+  const bool pairs = is_gated(activation);
+  return storage == KVPLAN_BFLOAT16 ? expert_elements<BFloat16>(inputs, outputs, pairs)
+                                    : expert_elements<float>(inputs, outputs, pairs);
+}
+
+int kvplan_pack_expert(const void* weight, void* packed, int64_t inputs, int64_t outputs, int activation, int storage,
+                       int threads) {
+  using namespace kvplan;
+  const bool pairs = is_gated(activation);
+  if (pairs && outputs % 2 != 0) return KVPLAN_BAD_INDEX;
+  if (storage == KVPLAN_BFLOAT16) {
+    pack(static_cast<const BFloat16*>(weight), static_cast<BFloat16*>(packed), inputs, outputs, pairs, threads);
+  } else {
+    pack(static_cast<const float*>(weight), static_cast<float*>(packed), inputs, outputs, pairs, threads);
+  }
+  return KVPLAN_OK;
+}
+
+int kvplan_route(const kvplan_mixture* args, int threads) {
+  if (!kvplan::can_route(args->router)) return KVPLAN_BAD_INDEX;
+  if (args->rows == 0) return KVPLAN_OK;
+  std::vector<float> shared_weights(static_cast<size_t>(args->rows));
+  const int used = threads > 0 ? threads : 1;
+  if (args->storage == KVPLAN_BFLOAT16) {
+    kvplan::route<kvplan::BFloat16>(*args, shared_weights.data(), used);
+  } else {
+    kvplan::route<float>(*args, shared_weights.data(), used);
+  }
+  return KVPLAN_OK;
+}
+
+int kvplan_run_mixture(const kvplan_mixture* args, int threads) {
+  if (!kvplan::can_route(args->router)) return KVPLAN_BAD_INDEX;
+  const int used = threads > 0 ? threads : 1;
+  if (args->storage == KVPLAN_BFLOAT16) {
+    kvplan::run_mixture<kvplan::BFloat16>(*args, used);
+  } else {
+    kvplan::run_mixture<float>(*args, used);
+  }
+  return KVPLAN_OK;
+}

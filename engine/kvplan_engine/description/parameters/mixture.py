@@ -1,0 +1,32 @@
+"""The parameters of a mixture of experts: the experts' matrices one below the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvplan_engine.description.feed_forward import Mixture
+from kvplan_engine.description.parameters.mlp import mlp_parameters
+from kvplan_engine.description.parameters.parameter import Parameter, Rows, projection
+
+
+def mixture_parameters(mixture: Mixture, hidden_size: int) -> Iterator[Parameter]:
+    """Of one layer: the router, the experts [experts x rows, inputs], the shared expert and what stands beside it."""
+    choices = mixture.num_experts + mixture.num_idle
+    yield from projection("router", choices, hidden_size, bias=mixture.router_bias)
+    if mixture.correction:
+        yield Parameter("correction", (choices,), "bias", "")
+    yield from _expert_parameters(mixture, mixture.latent_size or hidden_size)
+    if mixture.shared is not None:
+        yield from mlp_parameters(mixture.shared, hidden_size, "shared.")
+    if mixture.shared_gate:
+        yield from projection("shared_gate", 1, hidden_size)
+    if mixture.latent_size is not None:
+        yield from projection("latent_down", mixture.latent_size, hidden_size)
+        yield from projection("latent_up", hidden_size, mixture.latent_size)
+
+
+def _expert_parameters(mixture: Mixture, inner_size: int) -> Iterator[Parameter]:
+    expert, count = mixture.expert, mixture.num_experts
+    up: Rows = (("gate", expert.size), ("up", expert.size)) if expert.gated else (("up", expert.size),)
+    yield from projection("experts.up", up * count, inner_size, bias=expert.bias)
+    yield from projection("experts.down", (("down", inner_size),) * count, expert.size, bias=expert.bias)

@@ -1,0 +1,120 @@
+"""A mixture of experts in plain torch: the definition that the kernels are tested against.
+
+Computes in float32, or in float64 for float64 inputs, and rounds once, when the result is stored.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from kvplan_engine.description.feed_forward import Mixture, Mlp
+from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureWeights
+from kvplan_engine.kernels.torch_ops import _upcast
+
+_NOTHING = float("-inf")
+
+
+def run_mixture(x: torch.Tensor, mixture: Mixture, weights: MixtureWeights, out: torch.Tensor) -> None:
+    """out [T, H] = the weighted sum of each row's experts of x [T, H], in the order of their numbers, shared last."""
+    wide = _upcast(x)
+    ids, shares = route(router_logits(wide, weights), mixture, weights.correction)
+    total = torch.zeros_like(wide)
+    for expert in ids.unique().tolist():
+        rows, places = (ids == expert).nonzero(as_tuple=True)
+        result = _run_expert(wide[rows], mixture.expert, weights.experts, expert)
+        total.index_add_(0, rows, shares[rows, places].unsqueeze(1) * result)
+    if mixture.shared is not None and weights.shared is not None:
+        result = _run_expert(wide, mixture.shared, weights.shared, 0)
+        if weights.shared_gate is not None:
+            result = result * torch.sigmoid(wide @ weights.shared_gate.to(wide.dtype).t())
+        total += result
+    out.copy_(total)
+
+
+def router_logits(x: torch.Tensor, weights: MixtureWeights) -> torch.Tensor:
+    """[T, E] of x [T, H]."""
+    logits = x @ weights.router.to(x.dtype).t()
+    return logits if weights.router_bias is None else logits + weights.router_bias.to(x.dtype)
+
+
+def route(
+    logits: torch.Tensor, mixture: Mixture, correction: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts [T, top_k] int64 of each row, best first, and their weights [T, top_k]; see Mixture."""
+    if mixture.scoring == "sparse_mixer":
+        ids, shares = _sparse_mixer(logits, mixture)
+    else:
+        scores = {"softmax": lambda: logits.softmax(-1), "sigmoid": lambda: logits.sigmoid()}.get(
+            mixture.scoring, lambda: logits
+        )()
+        choice = scores if correction is None else scores + correction.to(scores.dtype)
+        if mixture.num_groups > 1:
+            choice = _within_groups(choice, mixture)
+        ids = choice.topk(mixture.top_k, dim=-1).indices
+        shares = scores.gather(1, ids)
+        if mixture.scoring == "softmax_of_top":
+            shares = shares.softmax(-1)
+    if mixture.normalised:
+        shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
+    return ids, shares * mixture.scale
+
+
+def _within_groups(choice: torch.Tensor, mixture: Mixture) -> torch.Tensor:
+    """``choice`` with minus infinity outside of the best groups."""
+    groups = choice.view(choice.shape[0], mixture.num_groups, -1)
+    best = groups.topk(2 if mixture.group_scoring == "top2_sum" and groups.shape[2] > 1 else 1, dim=-1).values
+    chosen = best.sum(-1).topk(mixture.top_groups, dim=-1).indices
+    stays = torch.zeros(groups.shape[:2], dtype=torch.bool, device=choice.device).scatter_(1, chosen, True)
+    return groups.masked_fill(~stays.unsqueeze(-1), _NOTHING).view_as(choice)
+
+
+def _sparse_mixer(logits: torch.Tensor, mixture: Mixture) -> tuple[torch.Tensor, torch.Tensor]:
+    """Phi-MoE's choice (Liu et al., GRIN, 2024), one expert after the other."""
+    left = logits.clone()
+    ids, shares = [], []
+    for _ in range(mixture.top_k):
+        most, best = left.max(-1, keepdim=True)
+        distance = (most - logits) / logits.abs().clamp(min=most)
+        close = left.masked_fill(distance > 2 * mixture.jitter, _NOTHING)
+        ids.append(best)
+        shares.append(close.softmax(-1).gather(1, best))
+        left = left.scatter(1, best, _NOTHING)
+    return torch.cat(ids, 1), torch.cat(shares, 1)
+
+
+def _run_expert(x: torch.Tensor, mlp: Mlp, weights: ExpertWeights, index: int) -> torch.Tensor:
+    inner = _linear(x, weights.up, weights.up_bias, index)
+    return _linear(activated(inner, mlp), weights.down, weights.down_bias, index)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, index: int) -> torch.Tensor:
+    product = x @ weight[index].to(x.dtype).t()
+    return product if bias is None else product + bias[index].to(x.dtype)
+
+
+def activated(inner: torch.Tensor, mlp: Mlp) -> torch.Tensor:
+    """[T, F] of the first product [T, 2F], gate beside up, or [T, F] without a gate; see Mlp."""
+    if not mlp.gated:
+        return _activation(inner, mlp.activation)
+    gate, up = inner.chunk(2, dim=-1)
+    if mlp.activation != "swiglu_oai":
+        return _activation(gate, mlp.activation) * up
+    limit = float("inf") if mlp.limit is None else mlp.limit
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+
+
+def _activation(x: torch.Tensor, name: str) -> torch.Tensor:
+    match name:
+        case "silu":
+            return functional.silu(x)
+        case "gelu":
+            return functional.gelu(x)
+        case "gelu_tanh":
+            return functional.gelu(x, approximate="tanh")
+        case "relu":
+            return functional.relu(x)
+        case "relu2":
+            return functional.relu(x).square()
+    raise ValueError(f"no expert computes the activation '{name}'")

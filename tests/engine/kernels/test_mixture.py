@@ -1,0 +1,132 @@
+"""A mixture of experts in every build of the kernels: against float64, and the same whatever the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from mixture_cases import HIDDEN, MIXTURES, clear_rows, random_rows, random_weights
+
+from kvplan_engine.description.feed_forward import Mixture, Mlp
+from kvplan_engine.kernels import torch_mixture
+from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE
+from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
+from kvplan_engine.kernels.cpu.mixture import PackedMixture
+
+
+@pytest.fixture(scope="module", params=[NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
+def kernels(request: pytest.FixtureRequest) -> CpuKernels:
+    return load_kernels(request.param)
+
+
+def _choice(packed: PackedMixture, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.empty(len(x), packed.mixture.top_k, dtype=torch.int32)
+    weights = torch.empty(len(x), packed.mixture.top_k)
+    packed.choose(x, ids, weights)
+    return ids, weights
+
+
+def _result(packed: PackedMixture, x: torch.Tensor) -> torch.Tensor:
+    """The mixture of x, into strided rows with something behind each that must stay."""
+    rows, hidden = x.shape
+    room = torch.full((rows, hidden + 3), 7.0, dtype=x.dtype)
+    ids = torch.empty(rows, packed.mixture.top_k, dtype=torch.int32)
+    inner = torch.empty(rows * packed.num_inner_columns, dtype=x.dtype)
+    packed.run(x, room[:, :hidden], ids, torch.empty(ids.shape), inner)
+    assert (room[:, hidden:] == 7.0).all()
+    return room[:, :hidden]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_equals_the_definition(kernels: CpuKernels, name: str, dtype: torch.dtype) -> None:
+    mixture = MIXTURES[name]
+    weights = random_weights(mixture, HIDDEN, dtype)
+    packed = PackedMixture(kernels, mixture, weights)
+    for rows in (1, 2, 5, 261):
+        x = random_rows(rows, HIDDEN, dtype)
+        clear = clear_rows(x, mixture, weights)
+        assert clear.double().mean() > 0.9 or rows < 10
+        want_ids, want_weights = torch_mixture.route(
+            torch_mixture.router_logits(x.double(), weights), mixture, weights.correction
+        )
+        ids, shares = _choice(packed, x)
+        assert torch.equal(ids[clear].long(), want_ids[clear])
+        assert torch.allclose(shares[clear].double(), want_weights[clear], rtol=1e-4, atol=1e-6)
+        want = torch.empty(x.shape, dtype=torch.float64)
+        torch_mixture.run_mixture(x.double(), mixture, weights, want)
+        error = (_result(packed, x).double() - want).abs()[clear]
+        limit = (2e-5 if dtype == torch.float32 else 2**-6) * (1 + want.abs())[clear]
+        assert (error <= limit).all(), (rows, float((error / limit).max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["groups", "shared with a gate", "gpt-oss"])
+def test_a_row_does_not_depend_on_its_batch(kernels: CpuKernels, name: str, dtype: torch.dtype) -> None:
+    mixture = MIXTURES[name]
+    packed = PackedMixture(kernels, mixture, random_weights(mixture, HIDDEN, dtype))
+    x = random_rows(701, HIDDEN, dtype)
+    all_rows = _result(packed, x)
+    for count in (1, 2, 3, 5, 8, 64, 350):
+        assert torch.equal(_result(packed, x[701 - count :]), all_rows[701 - count :]), count
+
+
+def test_threads_give_the_same_numbers(kernels: CpuKernels) -> None:
+    mixture = MIXTURES["groups"]
+    packed = PackedMixture(kernels, mixture, random_weights(mixture, HIDDEN, torch.float32))
+    before = torch.get_num_threads()
+    try:
+        for rows in (1, 3, 90):
+            x = random_rows(rows, HIDDEN, torch.float32)
+            results = []
+            for threads in (1, 2, 5):
+                torch.set_num_threads(threads)
+                results.append(_result(packed, x))
+            assert all(torch.equal(result, results[0]) for result in results)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_many_rows_in_several_passes(kernels: CpuKernels) -> None:
+    """A wide model's sums of all rows do not fit at once: 32 MiB of them are 1024 rows."""
+    mixture = Mixture(3, 1, Mlp(16, "silu"))
+    packed = PackedMixture(kernels, mixture, random_weights(mixture, 8192, torch.float32))
+    x = random_rows(1500, 8192, torch.float32)
+    assert torch.equal(_result(packed, x)[1400:], _result(packed, x[1400:]))
+
+
+def test_no_rows_at_all(kernels: CpuKernels) -> None:
+    packed = PackedMixture(kernels, MIXTURES["plain"], random_weights(MIXTURES["plain"], HIDDEN, torch.float32))
+    assert _result(packed, torch.empty(0, HIDDEN)).shape == (0, HIDDEN)
+    assert _choice(packed, torch.empty(0, HIDDEN))[0].shape == (0, 2)
+
+
+def test_what_no_router_can_choose_is_refused(kernels: CpuKernels) -> None:
+    x = random_rows(2, HIDDEN, torch.float32)
+    for mixture in (
+        Mixture(4, 5, Mlp(8, "silu")),
+        Mixture(8, 3, Mlp(8, "silu"), num_groups=4, top_groups=1),
+        Mixture(8, 3, Mlp(8, "silu"), num_groups=3, top_groups=3),
+    ):
+        packed = PackedMixture(kernels, mixture, random_weights(mixture, HIDDEN, torch.float32))
+        with pytest.raises(ValueError, match="can be chosen"):
+            _choice(packed, x)
+
+
+def test_wrong_operands_are_named(kernels: CpuKernels) -> None:
+    mixture = MIXTURES["plain"]
+    weights = random_weights(mixture, HIDDEN, torch.float32)
+    with pytest.raises(ValueError, match=r"experts.up is .*, wanted contiguous \(8, 100, 72\)"):
+        PackedMixture(kernels, Mixture(8, 2, Mlp(50, "silu")), weights)
+    with pytest.raises(ValueError, match="correction is None"):
+        PackedMixture(kernels, Mixture(8, 2, Mlp(48, "silu"), correction=True), weights)
+    with pytest.raises(ValueError, match="shared expert"):
+        PackedMixture(kernels, Mixture(8, 2, Mlp(48, "silu"), shared=Mlp(8, "silu")), weights)
+    with pytest.raises(ValueError, match="do not compute"):
+        PackedMixture(kernels, Mixture(8, 2, Mlp(48, "xielu")), weights)
+    packed = PackedMixture(kernels, mixture, weights)
+    ids, shares = torch.empty(2, 2, dtype=torch.int32), torch.empty(2, 2)
+    x = random_rows(2, HIDDEN, torch.float32)
+    with pytest.raises(ValueError, match="ids is"):
+        packed.choose(x, ids.long(), shares)
+    with pytest.raises(ValueError, match="inner is"):
+        packed.run(x, torch.empty(2, HIDDEN), ids, shares, torch.empty(3))
