@@ -11,7 +11,7 @@ from kvplan_engine.errors import EngineError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"} | {name: name for name in DTYPES}
-LOAD_FORMATS = ("auto", "dummy", "safetensors", "gguf")
+LOAD_FORMATS = ("auto", "dummy", "none", "safetensors", "gguf")
 DEVICES = ("auto", "cpu", "cuda")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 SCHEDULINGS = ("continuous", "static")
@@ -81,7 +81,17 @@ class EngineConfig:
     )
     dtype: str = _knob("auto", "dtype to compute in; auto: what suits the model and the device", choices=DTYPES)
     load_format: str = _knob(
-        "auto", "format of the weights; auto: what is there; dummy: random weights", choices=LOAD_FORMATS
+        "auto",
+        "format of the weights; auto: what is there; dummy: random weights; none: no tensors at all, blocks and bytes "
+        "are counted and tokens are random",
+        choices=LOAD_FORMATS,
+    )
+    weight_bytes: int | None = _knob(
+        None,
+        "size of the weights to account for with load_format none; None: parameters times dtype",
+        unit="bytes",
+        range=_AMOUNT,
+        in_vllm=False,
     )
     gpu_memory_utilization: float = _knob(
         0.9, "share of the device's total memory that the engine may use", range=_SHARE, reconfigurable=True
@@ -184,7 +194,20 @@ class EngineConfig:
                 f"the engine runs on one device: tensor_parallel_size {self.tensor_parallel_size} is not possible yet.",
                 hint="`kvplan estimate --tp` sizes a tensor-parallel deployment",
             )
+        self._check_load_format()
         self._check_offload()
+
+    def _check_load_format(self) -> None:
+        if self.weight_bytes is not None and not self.is_counted:
+            raise EngineError(
+                f"weight_bytes is for load_format 'none', and load_format is '{self.load_format}'.",
+                hint="leave weight_bytes out: weights that are loaded are measured",
+            )
+        if self.is_counted and self.kv_disk_cache_dir is not None:
+            raise EngineError(
+                "load_format 'none' has no KV that could be written to disk.",
+                hint="leave kv_disk_cache_dir out; kv_host_cache_bytes and swap_space are counted",
+            )
 
     def _check_offload(self) -> None:
         if self.preemption_mode == "swap" and not self.swap_space:
@@ -202,6 +225,11 @@ class EngineConfig:
     def kv_dtype(self, model_dtype: str) -> str:
         """How K and V of a model in ``model_dtype`` are stored: the name of a torch dtype."""
         return model_dtype if self.kv_cache_dtype == "auto" else KV_CACHE_DTYPES[self.kv_cache_dtype]
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether memory is only counted: no weights, no KV, no workspace."""
+        return self.load_format == "none"
 
     @property
     def caches_prefixes(self) -> bool:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.config import EngineConfig, knobs
-from kvplan_engine.device.allocation import allocating
-from kvplan_engine.device.device import open_device, resolve_dtype
 from kvplan_engine.errors import EngineError
-from kvplan_engine.execution.carving import MemoryCarver
+from kvplan_engine.execution.capacity import refuse_beams, refuse_what_needs_logits
 from kvplan_engine.execution.output_processor import OutputProcessor
+from kvplan_engine.execution.starting import start
 from kvplan_engine.execution.step_loop import StepLoop
 from kvplan_engine.execution.step_observer import UNOBSERVED, StepObserver
+from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.offload.assembly import make_offload
 from kvplan_engine.requests.beams import BeamGroup, BeamSearchParams
@@ -45,17 +45,17 @@ class Engine:
 
     def __init__(self, config: EngineConfig, *, source: Any = None, tokenizer: Any = None) -> None:
         self.config = config
-        self.device = open_device(config.device, config.device_memory)
-        with allocating("weights"):
-            self.model = LoadedModel(
-                config,
-                config.model if source is None else source,
-                self.device,
-                lambda model_dtype: resolve_dtype(config.dtype, model_dtype, self.device),
-            )
+        started = start(config, config.model if source is None else source)
+        self.device, self.model, self._carver = started.device, started.model, started.carver
         self._stops = StopChecker(self.model.config.eos_token_ids, tokenizer)
-        self._carver = MemoryCarver(self.model, self.device)
         self._make_pool()
+
+    @property
+    def decoder(self) -> Decoder:
+        """What computes the model; EngineError where nothing is computed."""
+        if not isinstance(self.model, LoadedModel):
+            raise EngineError("load_format 'none' computes nothing.", hint="use load_format='dummy' to time steps")
+        return self.model.decoder
 
     # ---- memory
 
@@ -113,11 +113,10 @@ class Engine:
         self.memory = memory = carving.memory
         self.max_model_len = carving.max_model_len
         self._runner = carving.runner
-        assert self._runner.kv is not None
         pool = BlockPool(memory.num_blocks, memory.block_size)
         salt = repr((model.config, model.dtype, config.kv_dtype(model.dtype))).encode()
         self.prefix_cache = PrefixCache(pool, enabled=config.caches_prefixes, salt=salt)
-        self._offload = make_offload(config, memory, pool, model, self._runner.kv, carving.seconds_per_token)
+        self._offload = make_offload(config, memory, pool, model, self._runner.make_mover, carving.seconds_per_token)
         self.scheduler = Scheduler(
             config,
             self.max_model_len,
@@ -146,6 +145,8 @@ class Engine:
     ) -> Request:
         """Queue a prompt. EngineError when its id is taken, a token is out of range, or it can never fit."""
         self._check_prompt(request_id, prompt_token_ids)
+        if self.config.is_counted:
+            refuse_what_needs_logits(params)
         self._stops.check_params(params)
         params.check_vocabulary(self.model.config.vocab_size)
         request = Request(request_id, prompt_token_ids, params, prompt=prompt)
@@ -159,6 +160,8 @@ class Engine:
     ) -> Request:
         """Queue a prompt for beam search; in the end its answers are in ``request.beams.finished``."""
         self._check_prompt(request_id, prompt_token_ids)
+        if self.config.is_counted:
+            refuse_beams()
         max_length = min(len(prompt_token_ids) + params.max_tokens, self.max_model_len)
         group: BeamGroup[Sequence] = BeamGroup(params, frozenset(self.model.config.eos_token_ids), max_length)
         request = make_beam_request(request_id, prompt_token_ids, group, self.model.config.vocab_size, prompt=prompt)

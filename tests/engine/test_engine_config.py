@@ -48,6 +48,7 @@ def test_what_a_loaded_engine_may_change() -> None:
         "device",
         "dtype",
         "load_format",
+        "weight_bytes",
         "kv_cache_dtype",
         "device_memory",
         "seed",
@@ -90,7 +91,7 @@ def test_an_unknown_setting_is_refused_in_one_sentence() -> None:
 
 def test_memory_may_be_given_as_text_wherever_a_setting_is_in_bytes() -> None:
     names = [name for name, knob in knobs().items() if knob.unit == "bytes"]
-    assert names == ["swap_space", "device_memory", "kv_host_cache_bytes", "kv_disk_cache_bytes"]
+    assert names == ["weight_bytes", "swap_space", "device_memory", "kv_host_cache_bytes", "kv_disk_cache_bytes"]
     for name in names:
         with pytest.raises(EngineError, match=f"{name} 'lots' is not an amount of memory"):
             LLM("gpt2", **{name: "lots"})

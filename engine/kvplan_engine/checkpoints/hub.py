@@ -12,17 +12,17 @@ from kvplan_engine.errors import EngineError
 
 logger = logging.getLogger("kvplan_engine")
 
-_FILES = [
+_WEIGHT_FILES = ["*.safetensors", "model.safetensors.index.json"]
+_OTHER_FILES = [
     "config.json",
     "generation_config.json",
-    "*.safetensors",
-    "model.safetensors.index.json",
     "tokenizer*",
     "vocab*",
     "merges.txt",
     "special_tokens_map.json",
     "chat_template*",
 ]
+_WITHOUT_WEIGHTS = ("dummy", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def resolve_source(model: Any, load_format: str) -> ModelSource:
     """Find the files of ``model``; EngineError when the name is unknown and nothing can be fetched.
 
     A name that is neither a path nor in the local cache is fetched from the hub, weights and all, unless
-    ``load_format`` is dummy. Without a network the shipped profile's config is used.
+    ``load_format`` is dummy or none. Without a network the shipped profile's config is used.
     """
     if isinstance(model, dict):
         return ModelSource(model, None)
@@ -45,10 +45,11 @@ def resolve_source(model: Any, load_format: str) -> ModelSource:
     if path.exists():
         return ModelSource(str(path), path)
     profile = find_profile(str(model))
-    if load_format == "dummy" and profile is not None:
+    has_weights = load_format not in _WITHOUT_WEIGHTS
+    if profile is not None and not has_weights:
         return ModelSource(profile["config"], None)
     repository = profile["id"] if profile is not None else str(model)
-    snapshot = _snapshot(repository)
+    snapshot = _snapshot(repository, _OTHER_FILES + (_WEIGHT_FILES if has_weights else []))
     if snapshot is not None:
         return ModelSource(str(snapshot), snapshot)
     if profile is not None and load_format == "auto":
@@ -59,7 +60,7 @@ def resolve_source(model: Any, load_format: str) -> ModelSource:
     )
 
 
-def _snapshot(repository: str) -> Path | None:
+def _snapshot(repository: str, files: list[str]) -> Path | None:
     """The folder of a cached or freshly fetched repository, or None."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -68,7 +69,7 @@ def _snapshot(repository: str) -> Path | None:
         if not local_only and constants.is_offline_mode():
             return None
         try:
-            return Path(snapshot_download(repository, allow_patterns=_FILES, local_files_only=local_only))
+            return Path(snapshot_download(repository, allow_patterns=files, local_files_only=local_only))
         except HFValidationError:
             return None
         except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as problem:

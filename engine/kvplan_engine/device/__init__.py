@@ -3,6 +3,7 @@
 The engine opens a device; the execution room measures memory and queues work on it.
 
     device           what a device offers; the CPU as a device; the choice between CPU and GPU
+    counted          a device whose memory is only counted
     cuda             an NVIDIA GPU
     cuda_absence     why no GPU can be used, in one sentence
     allocation       out-of-memory errors, recognised and reported by phase

@@ -164,7 +164,7 @@ def open_device(kind: str, memory_bytes: int | None) -> Device:
 
 def _open_cpu(memory_bytes: int | None) -> CpuDevice:
     available = available_memory_bytes()
-    total = memory_bytes or min(_DEFAULT_CPU_BYTES, available // 2)
+    total = memory_bytes or default_cpu_bytes()
     if total > available:
         raise EngineError(
             f"device_memory {total / 1024**3:.2f} GiB is more than is free: {available / 1024**3:.2f} GiB.",
@@ -173,6 +173,11 @@ def _open_cpu(memory_bytes: int | None) -> CpuDevice:
     if memory_bytes is None:
         logger.info("CPU device with %.2f GiB (device_memory sets it)", total / 1024**3)
     return CpuDevice(total)
+
+
+def default_cpu_bytes() -> int:
+    """Memory of a CPU device whose size nobody chose: 4 GiB, or half of what is free if that is less."""
+    return min(_DEFAULT_CPU_BYTES, available_memory_bytes() // 2)
 
 
 def cpu_name() -> str:

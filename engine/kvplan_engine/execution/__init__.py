@@ -2,7 +2,11 @@
 
 step_loop          the engine's steps, one ahead of the tokens where that is possible
 step_observer      who wants to know what each step does and where its time goes
+starting           device, model and carver of an engine: loaded, or only counted
+step_runner        what the step loop needs of a runner
 model_runner       the tensors of an engine and one step over them
+capacity           the account of an engine without tensors
+capacity_runner    its steps: random tokens
 batch              a plan turned into the model's inputs
 staging            inputs to the device and tokens from it, without waiting
 graphs             decode steps captured as graphs

@@ -13,6 +13,7 @@ from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device
 from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.execution.profile_step import measure_profile_step
+from kvplan_engine.execution.step_runner import StepRunner
 from kvplan_engine.memory.breakdown import MemoryBreakdown
 from kvplan_engine.memory.plan import plan_memory, resolve_max_model_len
 from kvplan_engine.models.loaded_model import LoadedModel
@@ -25,7 +26,7 @@ class Carving:
     max_model_len: as resolved for the model, in tokens. seconds_per_token: of a large prefill step, measured.
     """
 
-    runner: ModelRunner
+    runner: StepRunner
     memory: MemoryBreakdown
     max_model_len: int
     seconds_per_token: float

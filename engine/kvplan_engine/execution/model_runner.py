@@ -13,10 +13,12 @@ from kvplan_engine.execution.graphs import DecodeGraphs, PaddedBatches, ladder_o
 from kvplan_engine.execution.staging import InputStage, PendingTokens, TokenStage
 from kvplan_engine.layers.rope import fill_rope_table
 from kvplan_engine.memory.breakdown import workspace_buffers
-from kvplan_engine.memory.kv_cache import allocate_kv_pool
+from kvplan_engine.memory.kv_cache import allocate_host_pool, allocate_kv_pool
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.models.step_batch import StepBatch
+from kvplan_engine.offload.disk_tier import DiskTier
+from kvplan_engine.offload.mover import BlockMover
 from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.sampling.sampler import Sampler
 
@@ -76,6 +78,11 @@ class ModelRunner:
         """Free the pool, and the graphs with it, which hold its address."""
         self.graphs = None
         self.kv = None
+
+    def make_mover(self, num_host_slots: int, disk: DiskTier | None) -> BlockMover:
+        """See StepRunner.make_mover. OutOfDeviceMemory(phase="kv_host") when the slots cannot be allocated."""
+        assert self.kv is not None
+        return BlockMover(self._model.ops, self.kv, allocate_host_pool(self.kv, num_host_slots), disk)
 
     # ---- one step
 

@@ -21,14 +21,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from kvplan_engine.device.allocation import allocating
-from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.execution.output_processor import OutputProcessor
-from kvplan_engine.execution.staging import PendingTokens
 from kvplan_engine.execution.step_observer import UNOBSERVED, StepObserver
-from kvplan_engine.offload.mover import BlockMover
+from kvplan_engine.execution.step_runner import StepRunner, Waitable
+from kvplan_engine.offload.mover import Mover
 from kvplan_engine.requests.outputs import StepOutput
 from kvplan_engine.requests.stats import StepStats
 from kvplan_engine.requests.step_plan import StepPlan
@@ -57,8 +55,8 @@ class StepLoop:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: ModelRunner,
-        mover: BlockMover,
+        runner: StepRunner,
+        mover: Mover,
         output_processor: OutputProcessor,
         count: Count,
         *,
@@ -121,7 +119,7 @@ class StepLoop:
         ended("sample")
         return started
 
-    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> _Started:
+    def _sample(self, plan: StepPlan, logits: Any) -> _Started:
         runner = self._runner
         if self.runs_ahead and plan.is_plainly_greedy and not plan.needs_token_details:
             tokens = runner.choose_likeliest(logits, plan)
@@ -148,6 +146,6 @@ class StepLoop:
         return outputs
 
 
-def _read(tokens: PendingTokens) -> SampledTokens:
+def _read(tokens: Waitable) -> SampledTokens:
     array = tokens.wait()
     return SampledTokens(array.tolist(), array)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
 
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.transfers import TransferLog
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.memory.breakdown import MemoryBreakdown
-from kvplan_engine.memory.kv_cache import allocate_host_pool
-from kvplan_engine.models.loaded_model import LoadedModel
+from kvplan_engine.models.counted_model import EngineModel
 from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.host_tier import HostTier
-from kvplan_engine.offload.mover import BlockMover
+from kvplan_engine.offload.mover import Mover
 from kvplan_engine.offload.preemption import PreemptionPolicy
 from kvplan_engine.offload.swap import SwapSpace
 from kvplan_engine.offload.tiers import KvTiers
@@ -31,7 +29,7 @@ class Offload:
     """
 
     log: TransferLog
-    mover: BlockMover
+    mover: Mover
     preemption: PreemptionPolicy
     tiers: KvTiers
 
@@ -57,14 +55,15 @@ def make_offload(
     config: EngineConfig,
     memory: MemoryBreakdown,
     pool: BlockPool,
-    model: LoadedModel,
-    kv: torch.Tensor,
+    model: EngineModel,
+    make_mover: Callable[[int, DiskTier | None], Mover],
     seconds_per_token: float,
 ) -> Offload:
-    """Allocates the host memory, which does not count towards the device's.
+    """Has the host memory allocated, which does not count towards the device's.
 
-    kv: the device pool. seconds_per_token: of a large prefill step. OutOfDeviceMemory(phase="kv_host") when there is
-    not enough, EngineError when the directory of the disk tier cannot be used.
+    make_mover: see StepRunner.make_mover. seconds_per_token: of a large prefill step.
+    OutOfDeviceMemory(phase="kv_host") when there is not enough, EngineError when the directory of the disk tier cannot
+    be used.
     """
     log = TransferLog()
     cost = CostModel(memory.block_bytes, memory.block_size, seconds_per_token)
@@ -74,17 +73,16 @@ def make_offload(
     if config.kv_disk_cache_dir is not None:
         key = kv_identity(model, config.kv_dtype(model.dtype), memory.block_size)
         disk = DiskTier(config.kv_disk_cache_dir, config.kv_disk_cache_bytes, memory.block_bytes, key)
-    host_kv = allocate_host_pool(kv, num_swap_slots + num_tier_slots)
     swap = SwapSpace(pool, num_swap_slots, log)
     return Offload(
         log=log,
-        mover=BlockMover(model.ops, kv, host_kv, disk),
+        mover=make_mover(num_swap_slots + num_tier_slots, disk),
         preemption=PreemptionPolicy(config.preemption_mode, swap, cost),
         tiers=KvTiers(pool, HostTier(num_swap_slots, num_tier_slots), disk, cost, log, config.kv_load_policy),
     )
 
 
-def kv_identity(model: LoadedModel, kv_dtype: str, block_size: int) -> bytes:
+def kv_identity(model: EngineModel, kv_dtype: str, block_size: int) -> bytes:
     """16 bytes that differ if KV blocks do: a hash of config, dtypes, block size and a sample of every weight."""
     digest = hashlib.blake2b(repr((model.config, model.dtype, kv_dtype, block_size)).encode(), digest_size=16)
     digest.update(model.weight_fingerprint)

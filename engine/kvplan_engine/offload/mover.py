@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import torch
 
@@ -10,6 +11,21 @@ from kvplan_engine.blocks.block_table import BlockCopy
 from kvplan_engine.blocks.transfers import FromDisk, FromHost, ToDisk, ToHost, Transfer
 from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.offload.disk_tier import DiskTier
+
+
+class Mover(Protocol):
+    """Carries out transfers."""
+
+    def run(self, transfers: list[Transfer]) -> None:
+        """Carry out all of them, with the same result as one after another."""
+        ...
+
+
+class CountedMover:
+    """For blocks without content: there is nothing to copy."""
+
+    def run(self, transfers: list[Transfer]) -> None:
+        """See Mover.run."""
 
 
 class BlockMover:

@@ -102,7 +102,7 @@ class StepRecorder:
         return self._read_memory()
 
     def _note_operations(self) -> None:
-        run = self._engine.model.decoder.layer_run
+        run = self._engine.decoder.layer_run
         now = {} if run is None else dict(run.operation_seconds())
         for name, seconds in now.items():
             spent = seconds - self._operations_before.get(name, 0.0)

@@ -49,8 +49,8 @@ def _serve(engine: Engine, order: TrialOrder, watch: TrialWatch) -> tuple[Row, R
     hits_before = engine.prefix_cache.num_hit_tokens
     recorder = StepRecorder(engine, lambda: _memory_in_use(watch))
     watch.start(engine)
-    if engine.model.decoder.layer_run is not None:
-        engine.model.decoder.layer_run.time_operations()
+    if engine.decoder.layer_run is not None:
+        engine.decoder.layer_run.time_operations()
     engine.observe_steps(recorder)
 
     def see_step(sample: StepSample) -> None:

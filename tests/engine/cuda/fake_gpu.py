@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvplan_engine import engine as core
 from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.execution import starting
 from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.runtime import Kernel
@@ -206,6 +206,6 @@ def take_gpu(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
     """Let engines open ``gpu`` and run the emulated kernels on it."""
     # products by torch, as on a GPU: the CPU's own kernels would be no part of a captured graph
     kernels = DeviceKernels(CudaBackend(gpu.runtime), CudaOps(gpu.runtime), (Linear,))
-    monkeypatch.setattr(core, "open_device", lambda *_: gpu)
+    monkeypatch.setattr(starting, "open_device", lambda *_: gpu)
     monkeypatch.setattr(loaded_model, "select_kernels", lambda *_: kernels)
     return gpu

@@ -1,0 +1,71 @@
+"""Capacity without tensors (``load_format="none"``): the memory is divided as it would be, and nothing is allocated.
+
+Everything that decides who runs when is the real one: scheduler, block pool, prefix cache, swap space, host tier,
+preemption, and how sequences end. Weights, workspace and KV pool are bytes in an account: those that the engine would
+allocate for these settings. There is no profile step: overhead is the device's constant, and a GPU's graphs, which
+only a start can measure, are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NoReturn
+
+from kvplan_engine.config import EngineConfig
+from kvplan_engine.device.counted import CountedDevice
+from kvplan_engine.errors import EngineError
+from kvplan_engine.execution.capacity_runner import CapacityRunner
+from kvplan_engine.execution.carving import Carving
+from kvplan_engine.memory.breakdown import workspace_buffers
+from kvplan_engine.memory.plan import plan_memory, resolve_max_model_len
+from kvplan_engine.models.counted_model import CountedModel
+from kvplan_engine.requests.sampling_params import SamplingParams
+
+# Without a measured step, recomputing costs more than any copy: what there is room for is swapped and cached.
+_UNKNOWN_SECONDS_PER_TOKEN = math.inf
+_WITH_TENSORS = "use load_format 'dummy', or real weights"
+
+
+def refuse_what_needs_logits(params: SamplingParams) -> None:
+    """EngineError for log-probabilities and stop strings: random tokens have no probability, and mean no text."""
+    asked = "log-probabilities" if params.logprobs is not None else "stop strings" if params.stop_strings else None
+    if asked is not None:
+        raise EngineError(f"load_format 'none' draws random tokens, so it has no {asked}.", hint=_WITH_TENSORS)
+
+
+def refuse_beams() -> NoReturn:
+    """EngineError: a search follows probabilities."""
+    raise EngineError("load_format 'none' draws random tokens, so no beam is better.", hint=_WITH_TENSORS)
+
+
+class CapacityCarver:
+    """Divides the memory that the weights of ``model`` would leave, any number of times."""
+
+    def __init__(self, model: CountedModel, device: CountedDevice) -> None:
+        self._model = model
+        self._device = device
+
+    def carve(self, config: EngineConfig) -> Carving:
+        """See MemoryCarver.carve: the same errors, nothing allocated."""
+        model = self._model
+        max_model_len = resolve_max_model_len(config, model.config)
+        buffers = workspace_buffers(
+            model.config,
+            model.dtype,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=config.block_size,
+        )
+        memory = plan_memory(
+            config,
+            model.config,
+            config.kv_dtype(model.dtype),
+            max_model_len,
+            device_total_bytes=self._device.total_bytes,
+            weight_bytes=model.weight_bytes,
+            workspace_bytes=sum(buffer.num_bytes for buffer in buffers),
+            overhead_bytes=self._device.overhead_bytes,
+        )
+        runner = CapacityRunner(model.config.vocab_size, config.seed)
+        return Carving(runner, memory, max_model_len, _UNKNOWN_SECONDS_PER_TOKEN)

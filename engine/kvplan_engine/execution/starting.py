@@ -1,0 +1,52 @@
+"""Where an engine begins: device, model, and who divides the memory; with tensors, or counted without any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvplan_engine.config import EngineConfig
+from kvplan_engine.device.allocation import allocating
+from kvplan_engine.device.counted import count_device
+from kvplan_engine.device.device import Device, open_device, resolve_dtype
+from kvplan_engine.execution.capacity import CapacityCarver
+from kvplan_engine.execution.carving import Carving, MemoryCarver
+from kvplan_engine.models.counted_model import CountedModel, EngineModel
+from kvplan_engine.models.loaded_model import LoadedModel
+
+
+class Carver(Protocol):
+    """Divides the memory that the weights leave."""
+
+    def carve(self, config: EngineConfig) -> Carving:
+        """OutOfDeviceMemory or ContextTooLong when that is not possible."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What stays while pools come and go."""
+
+    device: Device
+    model: EngineModel
+    carver: Carver
+
+
+def start(config: EngineConfig, source: Any) -> Started:
+    """``source`` loaded on the device that ``config`` names. OutOfDeviceMemory or EngineError."""
+    return _count(config, source) if config.is_counted else _load(config, source)
+
+
+def _load(config: EngineConfig, source: Any) -> Started:
+    device = open_device(config.device, config.device_memory)
+    with allocating("weights"):
+        model = LoadedModel(
+            config, source, device, lambda model_dtype: resolve_dtype(config.dtype, model_dtype, device)
+        )
+    return Started(device, model, MemoryCarver(model, device))
+
+
+def _count(config: EngineConfig, source: Any) -> Started:
+    device = count_device(config.device, config.device_memory)
+    model = CountedModel(config, source, device)
+    return Started(device, model, CapacityCarver(model, device))

@@ -1,0 +1,54 @@
+"""What the step loop needs of a runner: see ModelRunner, which computes steps, and CapacityRunner, which does not."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvplan_engine.offload.disk_tier import DiskTier
+from kvplan_engine.offload.mover import Mover
+from kvplan_engine.requests.step_plan import StepPlan
+from kvplan_engine.sampling.sampler import SampledTokens
+
+
+class Waitable(Protocol):
+    """Tokens on their way to the host."""
+
+    def wait(self) -> np.ndarray:
+        """The tokens, int64; waits until their step is done."""
+        ...
+
+
+class StepSampler(Protocol):
+    """Chooses the tokens of a step on the host."""
+
+    def sample_step(self, logits: Any, plan: StepPlan) -> SampledTokens:
+        """A token for each of ``plan.sampled``."""
+        ...
+
+
+class StepRunner(Protocol):
+    """Runs steps over one division of the memory. What ``prepare`` and ``forward`` return is between the two."""
+
+    @property
+    def sampler(self) -> StepSampler: ...
+
+    @property
+    def num_graph_replays(self) -> int: ...
+
+    def make_mover(self, num_host_slots: int, disk: DiskTier | None) -> Mover:
+        """Who carries out transfers between the pool, ``num_host_slots`` slots of host memory, and files."""
+        ...
+
+    def prepare(self, plan: StepPlan, latest: np.ndarray | None = None, before: StepPlan | None = None) -> Any:
+        """The step's inputs. before: the plan whose tokens are still pending, if any."""
+        ...
+
+    def forward(self, batch: Any) -> Any:
+        """One step over ``batch``: what ``sampler`` and ``choose_likeliest`` choose from."""
+        ...
+
+    def choose_likeliest(self, logits: Any, plan: StepPlan) -> Waitable:
+        """The likeliest token for each of ``plan.sampled``, not waited for."""
+        ...
