@@ -114,7 +114,8 @@ def _request_event(kind: str, name: str, number: int, seconds: float, args: dict
         "ph": kind,
         "name": name,
         "cat": "request",
-        "id": number,
+        # Local to the process: Perfetto puts events with a plain id under "Global Legacy Events" instead.
+        "id2": {"local": f"{number:#x}"},
         "pid": _REQUESTS,
         "tid": 0,
         "ts": _microseconds(seconds),

@@ -108,7 +108,7 @@ def test_the_trace_has_the_fields_of_the_trace_event_format(trace: dict[str, Any
         if event["ph"] == "C":
             assert event["args"] and all(isinstance(value, (int, float)) for value in event["args"].values())
         if event["ph"] in "be":
-            assert event["cat"] and "id" in event
+            assert event["cat"] and event["id2"]["local"], "in the process of requests, not beside all processes"
     times = [event["ts"] for event in trace["traceEvents"] if event["ph"] != "M"]
     assert times == sorted(times)
 
@@ -141,9 +141,9 @@ def test_every_request_of_the_trace_begins_and_ends(trace: dict[str, Any]) -> No
     closed = []
     for event in trace["traceEvents"]:
         if event["ph"] == "b":
-            open_names.setdefault(event["id"], []).append(event["name"])
+            open_names.setdefault(event["id2"]["local"], []).append(event["name"])
         elif event["ph"] == "e":
-            assert open_names[event["id"]].pop() == event["name"], "the innermost ends first"
+            assert open_names[event["id2"]["local"]].pop() == event["name"], "the innermost ends first"
             closed.append(event["name"])
     assert not any(open_names.values())
     assert closed.count("decoding") == closed.count("to the first token") == _NUM_PROMPTS
