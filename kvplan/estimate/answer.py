@@ -186,7 +186,9 @@ def _pages(
     if request.engine.name != "kvplan" and spec.has_indexer:
         notes.append("vLLM keeps the indexer's keys in 8 bits, so that blocks can be smaller than the logical size.")
     if request.engine.name == "kvplan":
-        return kvplan_pages(spec, cache, context_tokens=context_tokens, block_size=block_size)
+        return kvplan_pages(
+            spec, cache, context_tokens=context_tokens, block_size=block_size, in_flight_tokens=in_flight
+        )
     try:
         return vllm_pages(
             spec,

@@ -7,6 +7,7 @@ from typing import Any
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.deployments import Deployment
 from kvplan.estimate.kv_cache import KvComponent
+from kvplan.estimate.kvplan.layout import KvLayout
 from kvplan.estimate.speculation import DeploymentSpeculation, Speculation
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
 from kvplan.estimate.speed.latency import Range
@@ -93,6 +94,24 @@ def _cache_document(answer: Estimate) -> dict[str, Any]:
         "admission_bytes_most": answer.most_pages.admission_bytes if answer.most_pages else None,
         "in_flight_tokens_most": answer.most_in_flight_tokens,
         "components": [_component_document(component) for component in cache.components],
+        "layout": None if pages is None or pages.layout is None else _layout_document(pages.layout),
+    }
+
+
+def _layout_document(layout: KvLayout) -> dict[str, Any]:
+    """The pool of kvplan's own engine. ``width``: blocks for ``block_size`` tokens, of a state for the sequence."""
+    return {
+        "block_size": layout.block_size,
+        "block_bytes": layout.block_bytes,
+        "groups": [
+            {
+                "kept": group.kept.kind,
+                "kept_tokens": group.kept.tokens,
+                "width": group.width,
+                "unit_bytes": group.unit_bytes,
+            }
+            for group in layout.groups
+        ],
     }
 
 

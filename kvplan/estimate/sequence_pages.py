@@ -1,8 +1,8 @@
 """What one sequence takes of an engine's pool: whole blocks while it runs, and what is reserved before it may start.
 
 Three figures are all legitimate, and most disputes come from mixing them. *Logical*: the bytes of the architecture.
-*Paged*: whole blocks, padded where layers of several kinds share one pool. *Admission*: what vLLM must find free
-before it lets the sequence in; every sliding window then also holds the tokens of the prefill that is in flight.
+*Paged*: whole blocks, padded where layers of several kinds share one pool. *Admission*: what must be free for the
+sequence to be let in; every sliding window then also holds the tokens of the prefill that is in flight.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ from dataclasses import dataclass
 from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.kv_cache import CacheSettings
-from kvplan.estimate.kvplan.memory import token_bytes
+from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.estimate.vllm.groups import RequestShape, blocks_per_request, plan_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class SequencePages:
-    """One sequence in blocks: how many while it decodes and how many at admission, and what a block costs."""
+    """One sequence in blocks: how many while it decodes and how many at admission, and what a block costs.
+
+    ``layout``: what the blocks hold, of kvplan's own engine.
+    """
 
     block_size: int
     bytes_per_block: int
     num_groups: int
     paged_blocks: int
     admission_blocks: int
+    layout: KvLayout | None = None
 
     @property
     def paged_bytes(self) -> int:
@@ -70,7 +74,16 @@ def vllm_pages(
     )
 
 
-def kvplan_pages(spec: ModelSpec, cache: CacheSettings, *, context_tokens: int, block_size: int) -> SequencePages:
-    """The blocks of one sequence in kvplan's own engine: every layer in one block, windows not cut short."""
-    blocks = -(-context_tokens // block_size)
-    return SequencePages(block_size, token_bytes(spec, cache) * block_size, 1, blocks, blocks)
+def kvplan_pages(
+    spec: ModelSpec, cache: CacheSettings, *, context_tokens: int, block_size: int, in_flight_tokens: int
+) -> SequencePages:
+    """The blocks of one sequence in kvplan's own engine; of a prompt ``in_flight_tokens`` are computed in a step."""
+    layout = plan_layout(spec, cache, block_size, encoder_tokens=context_tokens)
+    return SequencePages(
+        block_size=block_size,
+        bytes_per_block=layout.block_bytes,
+        num_groups=len(layout.groups),
+        paged_blocks=layout.blocks_for(context_tokens),
+        admission_blocks=layout.blocks_for(context_tokens, min(in_flight_tokens, context_tokens)),
+        layout=layout,
+    )

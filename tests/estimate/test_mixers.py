@@ -97,13 +97,6 @@ def test_every_mixer_has_an_activation_width() -> None:
         assert widths and min(widths) > 0, name
 
 
-@pytest.mark.parametrize(("model", "kind"), [("jamba-v0.1", "convolution state"), ("whisper-large-v3", "cross")])
-def test_kvplans_engine_refuses_caches_that_it_does_not_have(capsys, model: str, kind: str) -> None:  # type: ignore[no-untyped-def]
-    assert main(["estimate", model, "--engine", "kvplan"]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == "" and f"it has no cache for {kind}" in captured.err
-
-
 def test_speeds_say_that_they_leave_out_the_encoder(capsys) -> None:  # type: ignore[no-untyped-def]
     assert main(["estimate", "whisper-large-v3", "--gpu", "h100-sxm", "--explain"]) == 0
     assert "Speeds leave out the encoder and the attention to its output." in capsys.readouterr().out

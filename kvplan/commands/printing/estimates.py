@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvplan.commands.printing.estimate_rows import csv_rows, gpu_label, print_comparison
+from kvplan.commands.printing.kv_layout import layout_lines
 from kvplan.commands.printing.ranges import (
     RANGE_HEAD,
     RANGE_MEANING,
@@ -17,6 +18,7 @@ from kvplan.commands.printing.ranges import (
 from kvplan.commands.printing.render import OutputFormat, print_csv, print_json, print_markdown, print_table
 from kvplan.commands.printing.speculation import print_speculation
 from kvplan.estimate.answer import Estimate
+from kvplan.estimate.deployments import Deployment
 from kvplan.estimate.document import deployment_figures, estimate_document
 from kvplan.estimate.kv_cache import KIND_NAMES, KvCacheSize, KvComponent
 from kvplan.estimate.parallel import ParallelLayout
@@ -138,10 +140,18 @@ def _print_cache(answer: Estimate, *, explain: bool) -> None:
     print(f"; in blocks {format_bytes(pages.paged_bytes)}, to be admitted {_admission(answer)}")
     if explain:
         print(f"            logical: {_affine(answer)} = {cache.logical_bytes:,} B")
-        print(f"            paged: {pages.paged_formula} = {pages.paged_bytes:,} B")
+        print(f"            paged: {pages.paged_formula} = {pages.paged_bytes:,} B{_over(answer, pages)}")
+        for line in layout_lines(pages.layout, answer.context_tokens) if pages.layout else ():
+            print(f"              {line}")
         for each, tokens in _admissions(answer):
             in_flight = f" (with {tokens:,} tokens in flight)"
             print(f"            admission: {each.admission_formula} = {each.admission_bytes:,} B{in_flight}")
+
+
+def _over(answer: Estimate, pages: SequencePages) -> str:
+    """How much of the blocks the architecture does not need."""
+    needed = answer.cache.logical_bytes
+    return f", {100 * (pages.paged_bytes / needed - 1):.1f} % over logical" if needed else ""
 
 
 def _admissions(answer: Estimate) -> list[tuple[SequencePages, int]]:
@@ -216,8 +226,16 @@ def _print_budgets(answer: Estimate) -> None:
             f"  {row.gpu}: {format_gib(row.settings.device_memory_bytes)} x {row.settings.gpu_memory_utilization:g} = "
             f"{format_gib(row.budget_bytes)} GiB budget - weights {format_gib(row.weight_bytes)} - activations "
             f"{format_gib(row.activation_peak_bytes)} - overhead {format_gib(row.overhead_bytes)} = "
-            f"{format_gib(row.kv_pool_bytes)} GiB = {row.num_blocks:,} blocks of {row.block_size} tokens"
+            f"{format_gib(row.kv_pool_bytes)} GiB = {row.num_blocks:,} blocks of {_block(answer, row)}"
         )
+
+
+def _block(answer: Estimate, row: Deployment) -> str:
+    """What a block is: so many tokens or, where it is a part of them, bytes."""
+    layout = answer.pages.layout if answer.pages else None
+    if layout is None or layout.is_uniform:
+        return f"{row.block_size} tokens"
+    return format_bytes(layout.block_bytes)
 
 
 def _parameters(answer: Estimate) -> str:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvplan.catalog.spec import DenseFeedForward, FeedForward, ModelSpec, MoeFeedForward
-from kvplan.errors import KvplanError, unhandled_kind
+from kvplan.errors import unhandled_kind
 from kvplan.estimate.dtypes import element_bytes
-from kvplan.estimate.kv_cache import KIND_NAMES, CacheSettings, components_of
+from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory
+from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.estimate.kvplan.settings import EngineDevice, ResolvedSettings, resolve_settings
 from kvplan.estimate.mixers import activation_width
 from kvplan.settings import FilledSettings, ServingSettings
@@ -42,14 +43,18 @@ class EnginePrediction:
     graphs: GraphMemory | None
     """Decode steps captured as graphs; None on a CPU."""
     kv_pool_bytes: int
-    block_bytes: int
+    layout: KvLayout
     num_blocks: int
     kv_cache_tokens: int
     max_concurrency: float
-    """Sequences of ``max_model_len`` tokens that fit at once."""
+    """Sequences of ``max_model_len`` tokens that fit at once while they decode."""
     largest_context: int
     """Tokens of the longest sequence that fits; 0 when none does."""
     outcome: Outcome
+
+    @property
+    def block_bytes(self) -> int:
+        return self.layout.block_bytes
 
     @property
     def graph_bytes(self) -> int:
@@ -108,31 +113,21 @@ def _aligned(number: int) -> int:
     return -(-number // _ALIGNMENT) * _ALIGNMENT
 
 
-def token_bytes(spec: ModelSpec, cache: CacheSettings) -> int:
-    """Bytes of one token in the caches of all layers: the engine keeps every token, also those beyond a window.
+def engine_layout(spec: ModelSpec, settings: FilledSettings) -> KvLayout:
+    """How the engine lays the caches of all layers into blocks.
 
-    KvplanError for caches that are not made of tokens (states, cross attention): the engine has none.
+    A sequence attends to as many encoder tokens as a sequence has of its own where nothing else says how many.
     """
-    components = components_of(spec.layers, cache)
-    for component in components:
-        if component.entry.state_bytes:
-            raise KvplanError(
-                f"kvplan's engine cannot run {spec.id}: it has no cache for {KIND_NAMES[component.kind]}.",
-                hint="use --engine vllm",
-            )
-    return sum(component.bytes_per_token + component.window_bytes_per_token for component in components)
-
-
-def _block_bytes(spec: ModelSpec, settings: FilledSettings) -> int:
-    """All layers' K and V of one block."""
-    cache = CacheSettings(model_dtype=settings.dtype, kv_dtype=settings.kv_cache_dtype)
-    return token_bytes(spec, cache) * settings.block_size
+    cache = CacheSettings(
+        model_dtype=settings.dtype, kv_dtype=settings.kv_cache_dtype, encoder_tokens=settings.encoder_tokens
+    )
+    return plan_layout(spec, cache, settings.block_size, encoder_tokens=settings.max_model_len)
 
 
 def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> EnginePrediction:
     """What the engine allocates on ``device`` (whose memory is before utilization), or how it refuses.
 
-    UsageError and KvplanError as in ``resolve_settings`` and ``token_bytes``.
+    UsageError and KvplanError as in ``resolve_settings``.
     """
     resolved = resolve_settings(spec, asked, device)
     settings = resolved.serving
@@ -144,10 +139,9 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
     budget_bytes = int(settings.device_memory_bytes * settings.gpu_memory_utilization)
     kv_pool_bytes = budget_bytes - weight_bytes - activation_bytes - overhead_bytes
     kv_pool_bytes -= graphs.num_bytes if graphs is not None else 0
-    block_bytes = _block_bytes(spec, settings)
-    num_blocks = max(kv_pool_bytes, 0) // block_bytes if block_bytes else 0
-    blocks_needed = -(-settings.max_model_len // settings.block_size)
-    is_too_long = settings.max_model_len > positions
+    layout = engine_layout(spec, settings)
+    num_blocks = max(kv_pool_bytes, 0) // layout.block_bytes if layout.block_bytes else 0
+    longest, in_flight = settings.max_model_len, min(settings.max_num_batched_tokens, settings.max_model_len)
     return EnginePrediction(
         settings=resolved,
         budget_bytes=budget_bytes,
@@ -156,12 +150,18 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
         overhead_bytes=overhead_bytes,
         graphs=graphs,
         kv_pool_bytes=max(kv_pool_bytes, 0),
-        block_bytes=block_bytes,
+        layout=layout,
         num_blocks=num_blocks,
-        kv_cache_tokens=num_blocks * settings.block_size,
-        max_concurrency=num_blocks / blocks_needed,
-        largest_context=min(num_blocks * settings.block_size, positions),
-        outcome=_outcome(weight_bytes, budget_bytes, num_blocks, blocks_needed, too_long=is_too_long),
+        kv_cache_tokens=layout.pool_tokens(num_blocks, longest),
+        max_concurrency=num_blocks / max(layout.blocks_for(longest), 1),
+        largest_context=layout.longest_sequence(num_blocks, settings.max_num_batched_tokens, positions),
+        outcome=_outcome(
+            weight_bytes,
+            budget_bytes,
+            num_blocks,
+            blocks_needed=layout.blocks_for(longest, in_flight),
+            too_long=longest > positions,
+        ),
     )
 
 
@@ -172,7 +172,7 @@ def _graphs(spec: ModelSpec, resolved: ResolvedSettings) -> GraphMemory | None:
     return graph_memory(spec, rows, resolved.device.compute_capability)
 
 
-def _outcome(weight_bytes: int, budget_bytes: int, num_blocks: int, blocks_needed: int, *, too_long: bool) -> Outcome:
+def _outcome(weight_bytes: int, budget_bytes: int, num_blocks: int, *, blocks_needed: int, too_long: bool) -> Outcome:
     if too_long:
         return "rejected_ctx"
     if weight_bytes > budget_bytes:
