@@ -23,6 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
+from kvplan_engine.description.parameters import model_parameters
 from kvplan_engine.kernels.cpu.library import cpu_kernels
 from kvplan_engine.kernels.cpu.packed import PackedWeight
 
@@ -92,19 +93,20 @@ class PartTimer:
         self.seconds: Times = defaultdict(float)
         self._decoder = engine.model.decoder
         for layer in self._decoder._layers:
-            for name in ("qkv", "output", "up", "down"):
-                self._wrap_projection(layer, name)
+            for part, names in ((layer.attention, ("qkv", "output")), (layer.feed_forward, ("up", "down"))):
+                for name in names:
+                    self._wrap_projection(part, name)
+            layer.attention._backend = _Timed(self, None, layer.attention._backend)
+            layer.feed_forward._activation = self.timed("activation", layer.feed_forward._activation)
             for name in ("attention_norm", "mlp_norm"):
                 setattr(layer, name, _Timed(self, "norms", getattr(layer, name)))
         self._decoder._final_norm = _Timed(self, "norms", self._decoder._final_norm)
-        self._decoder._attention = _Timed(self, None, self._decoder._attention)
-        self._decoder._ops = _Timed(self, None, self._decoder._ops)
         self._decoder._logits = self.timed("head", self._decoder._logits)
         self._decoder._embed = self.timed("embedding", self._decoder._embed)
 
-    def _wrap_projection(self, layer: Any, name: str) -> None:
-        projection = getattr(layer, name)
-        setattr(layer, name, _Timed(self, f"product {name}", projection))
+    def _wrap_projection(self, part: Any, name: str) -> None:
+        projection = getattr(part, name)
+        setattr(part, name, _Timed(self, f"product {name}", projection))
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -163,14 +165,10 @@ def floors(engine: Engine, batch: int, bandwidth: float, rate: float) -> Times:
     """Seconds that each part takes at least: bytes read at ``bandwidth``, operations at ``rate``."""
     model = engine.model.config
     size = torch.empty(0, dtype=getattr(torch, engine.model.dtype)).element_size()
-    up_rows = 2 * model.ffn_size if model.gated_mlp else model.ffn_size
-    weights = {
-        "product qkv": model.num_layers * model.qkv_size * model.hidden_size,
-        "product output": model.num_layers * model.query_size * model.hidden_size,
-        "product up": model.num_layers * up_rows * model.hidden_size,
-        "product down": model.num_layers * model.ffn_size * model.hidden_size,
-        "head": model.vocab_size * model.hidden_size,
-    }
+    weights = {"head": model.vocab_size * model.hidden_size}
+    for part in ("qkv", "output", "up", "down"):
+        matrices = [each for each in model_parameters(model) if each.part == part and each.kind == "matrix"]
+        weights[f"product {part}"] = sum(each.num_elements for each in matrices)
     result = {part: max(count * size / bandwidth, 2 * count * batch / rate) for part, count in weights.items()}
     kv_bytes = engine.stats.num_used_tokens * engine.memory.block_bytes / engine.memory.block_size
     return result | {"attend": kv_bytes / bandwidth}

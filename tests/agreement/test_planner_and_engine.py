@@ -20,6 +20,7 @@ from kvplan_engine import Engine, EngineConfig, EngineError
 from kvplan_engine.checkpoints.config_json import load_model_config
 from kvplan_engine.checkpoints.families import SUPPORTED_ARCHITECTURES
 from kvplan_engine.device.overhead import CPU_OVERHEAD_BYTES
+from kvplan_engine.models.known_parts import refuse_unknown_parts
 
 GIB = 1024**3
 
@@ -30,12 +31,13 @@ def _native_profiles() -> list[str]:
     for file in sorted((profiles_dir() / "models").glob("*.json")):
         config = json.loads(file.read_text(encoding="utf-8"))["config"]
         try:
-            architecture = load_model_config(config).architecture
+            model = load_model_config(config)
+            refuse_unknown_parts(model)
         except EngineError:  # another architecture, or a feature that the engine refuses by name
             continue
         if "quantization_config" not in config:
             names.append(file.stem)
-            architectures.add(architecture)
+            architectures.add(model.architecture)
     assert architectures == set(SUPPORTED_ARCHITECTURES)
     return names
 

@@ -6,29 +6,30 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kvplan_engine.checkpoints.config import ModelConfig
 from kvplan_engine.checkpoints.families import architecture_of, family_of
+from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
 from kvplan_engine.paths import model_profile_folders
 
 
-def load_model_config(source: str | Path | dict[str, Any]) -> ModelConfig:
+def load_model_config(source: str | Path | dict[str, Any]) -> ModelDescription:
     """Read a config dict, a config.json, a directory that holds one, or a short name of a shipped profile.
 
-    EngineError when there is none, when it is malformed, or when the architecture is not one the engine runs.
+    EngineError when there is none, when it is malformed, or when the engine does not know the architecture.
     """
     read = source if isinstance(source, dict) else read_config_json(source)
     # null is as good as absent, as in transformers; but a window that is null is none, and an absent one the default
     config = {key: value for key, value in read.items() if value is not None or key == "sliding_window"}
-    family = family_of(architecture_of(config))
+    architecture = architecture_of(config)
+    family = family_of(architecture)
     try:
-        return family.read_config(config)
+        return family.read(config | {"architectures": [architecture]})
     except KeyError as missing:
         problem = f"lacks {missing}"
     except (TypeError, ValueError, ZeroDivisionError) as error:
         problem = f"is malformed: {error}"
     raise EngineError(
-        f"the config of this {family.architecture} {problem}.", hint="use the config.json as published"
+        f"the config of this {architecture} {problem}.", hint="use the config.json as published"
     ) from None
 
 

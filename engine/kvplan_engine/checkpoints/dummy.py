@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from kvplan_engine.checkpoints.config import ModelConfig
-from kvplan_engine.checkpoints.weights import Weights, model_parameters
+from kvplan_engine.checkpoints.weights import Weights
+from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.parameters import model_parameters
 
 # Values repeat after this many elements: drawing each of billions would take minutes and change nothing.
 # A prime, so that no row of a matrix repeats the one before it.
@@ -13,15 +14,15 @@ _PERIOD = 1_000_003
 _STANDARD_DEVIATION = 0.02
 
 
-def fill_dummy(weights: Weights, config: ModelConfig, seed: int) -> None:
+def fill_dummy(weights: Weights, model: ModelDescription, seed: int) -> None:
     """Normal(0, 0.02) matrices, unit norms, zero biases; the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.empty(_PERIOD).normal_(0.0, _STANDARD_DEVIATION, generator=generator)
-    values = values.to(weights["embedding"].device)
+    values = values.to(weights["embedding.weight"].device)
     offset = 0
-    for parameter in model_parameters(config):
+    for parameter in model_parameters(model):
         tensor = weights[parameter.name]
-        if parameter.kind == "matrix":
+        if parameter.kind in ("matrix", "other"):
             offset = _fill_repeating(tensor.view(-1), values, offset)
         else:
             tensor.fill_(1.0 if parameter.kind == "norm" else 0.0)

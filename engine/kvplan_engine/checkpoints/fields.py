@@ -2,48 +2,131 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvplan_engine.description.feed_forward import Activation, Mlp
+from kvplan_engine.description.mixers import FULL, Attention, Kept, Rope
+from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.description.norms import Norms
 from kvplan_engine.errors import EngineError
 
-_GATED_ACTIVATIONS = {"silu": "silu_and_mul"}
-_PLAIN_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}
-_ROPE_TYPES = ("default", "linear", "llama3")
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "xielu": "xielu",
+}
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
-def gated_activation(name: str) -> str:
-    """``ModelConfig.activation`` of an MLP with a gate, from the name that configs use."""
-    return _known_activation(name, _GATED_ACTIVATIONS, "with a gate")
+def decoder(
+    config: Mapping[str, Any],
+    layers: Sequence[Layer],
+    norm: Norms,
+    *,
+    max_positions: int = 2048,
+    tied: bool = False,
+    **others: Any,
+) -> ModelDescription:
+    """A model of ``layers`` with the keys that nearly all configs share. norm: the last one, behind the layers.
+
+    max_positions, tied: where the config says nothing, the defaults of the family's class in transformers. others:
+    further fields of the ModelDescription.
+    """
+    sizes = {"hidden_size": int(others.pop("hidden_size", None) or config["hidden_size"])}
+    return ModelDescription(
+        architecture=config["architectures"][0],
+        layers=tuple(layers),
+        vocab_size=int(config["vocab_size"]),
+        max_position_embeddings=int(config.get("max_position_embeddings") or max_positions),
+        norm=norm,
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", tied)),
+        dtype=dtype_name(config),
+        eos_token_ids=eos_token_ids(config),
+        **(sizes | others),
+    )
 
 
-def plain_activation(name: str) -> str:
-    """``ModelConfig.activation`` of an MLP without a gate."""
-    return _known_activation(name, _PLAIN_ACTIVATIONS, "without a gate")
+def attention(config: Mapping[str, Any], *, rope: Rope | None, **others: Any) -> Attention:
+    """Attention with the keys that nearly all configs share. others: further fields, or other values for these."""
+    heads = int(config["num_attention_heads"])
+    size = head_size(config)
+    shared = {
+        "num_heads": heads,
+        "num_kv_heads": kv_heads(config, heads),
+        "key_size": size,
+        "value_size": size,
+        "scale": size**-0.5,
+    }
+    return Attention(**(shared | others), rope=rope)
 
 
-def _known_activation(name: str, known: dict[str, str], kind: str) -> str:
-    if name not in known:
+def mlp(config: Mapping[str, Any], **others: Any) -> Mlp:
+    """A gated MLP of ``intermediate_size``, with SiLU where the config says nothing. others: as for ``attention``."""
+    shared = {"size": int(config["intermediate_size"]), "activation": activation(config.get("hidden_act") or "silu")}
+    return Mlp(**(shared | others))
+
+
+def head_size(config: Mapping[str, Any]) -> int:
+    """``head_dim``, else what an equal share of the hidden size is."""
+    return int(config.get("head_dim") or int(config["hidden_size"]) // int(config["num_attention_heads"]))
+
+
+def window(tokens: Any) -> Kept:
+    """A sliding window of ``tokens``; null and 0 are none."""
+    return Kept("window", int(tokens)) if tokens else FULL
+
+
+def activation(name: str) -> Activation:
+    """``Mlp.activation`` from the name that configs use."""
+    if name not in _ACTIVATIONS:
         raise EngineError(
-            f"the engine does not know the activation '{name}' in an MLP {kind}.", hint="it knows " + ", ".join(known)
+            f"the engine does not know the activation '{name}'.", hint="it knows " + ", ".join(_ACTIVATIONS)
         )
-    return known[name]
+    return _ACTIVATIONS[name]
 
 
-def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """The old keys (``rope_theta`` and ``rope_scaling``) or the new one (``rope_parameters``) as one dict."""
+def rope(
+    config: Mapping[str, Any],
+    size: int | None = None,
+    *,
+    theta: float = 10000.0,
+    partial: float = 1.0,
+    neighbours: bool = False,
+) -> Rope:
+    """The old keys (``rope_theta`` and ``rope_scaling``) or the new one (``rope_parameters``).
+
+    size: of a head; None for ``head_size``. theta, partial: the base and the share of a head that turns, where the
+    config does not say.
+    """
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    parameters.setdefault("rope_theta", float(config.get("rope_theta") or 10000.0))
-    parameters["rope_type"] = parameters.get("rope_type") or parameters.get("type") or "default"
-    if parameters["rope_type"] not in _ROPE_TYPES:
-        raise EngineError(
-            f"the engine does not know the RoPE scaling '{parameters['rope_type']}'.",
-            hint="it knows default, linear and llama3",
-        )
-    return parameters
+    base = float(parameters.pop("rope_theta", None) or config.get("rope_theta") or theta)
+    share = parameters.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or partial
+    parameters["rope_type"] = parameters.get("rope_type") or parameters.pop("type", None) or "default"
+    parameters.pop("type", None)
+    if parameters["rope_type"] in ("yarn", "longrope", "su"):
+        _complete_scaling(parameters, config)
+    whole = head_size(config) if size is None else size
+    return Rope(base, int(whole * float(share)), neighbours, parameters)
 
 
-def kv_heads(config: dict[str, Any], num_heads: int) -> int:
+def _complete_scaling(parameters: dict[str, Any], config: Mapping[str, Any]) -> None:
+    """What a scaling needs and a config may say outside of it."""
+    positions = int(config["max_position_embeddings"])
+    own = parameters.get("original_max_position_embeddings")
+    original = int(own or config.get("original_max_position_embeddings") or positions)
+    parameters["original_max_position_embeddings"] = original
+    if parameters.get("factor") is None:
+        parameters["factor"] = positions / original
+
+
+def kv_heads(config: Mapping[str, Any], num_heads: int) -> int:
     """``num_key_value_heads``, as many as query heads where the config says nothing."""
     number = int(config.get("num_key_value_heads") or num_heads)
     if num_heads % number:
@@ -51,7 +134,7 @@ def kv_heads(config: dict[str, Any], num_heads: int) -> int:
     return number
 
 
-def dtype_name(config: dict[str, Any]) -> str:
+def dtype_name(config: Mapping[str, Any]) -> str:
     """The dtype the weights were published in, without ``torch.``; float32 where the config is silent."""
     name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in _DTYPES:
@@ -59,7 +142,7 @@ def dtype_name(config: dict[str, Any]) -> str:
     return name
 
 
-def eos_token_ids(config: dict[str, Any]) -> tuple[int, ...]:
+def eos_token_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     """``eos_token_id``, which is a number, a list or absent."""
     value = config.get("eos_token_id")
     if value is None:

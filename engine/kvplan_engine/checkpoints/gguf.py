@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvplan_engine.checkpoints.config import ModelConfig
 from kvplan_engine.checkpoints.families import FAMILIES, family_of
 from kvplan_engine.checkpoints.families.family import Family, Gguf
-from kvplan_engine.checkpoints.parameters import decoder_parameters
+from kvplan_engine.checkpoints.parameters import stored_parameters
 from kvplan_engine.checkpoints.weights import Weights, fill_weights
+from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.uniform import uniform_attention
 from kvplan_engine.errors import EngineError
 
 
@@ -28,7 +29,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         return metadata[f"{gguf.architecture}.{key}"]
 
     return {
-        "architectures": [family.architecture],
+        "architectures": [family.architectures[0]],
         "num_hidden_layers": number("block_count"),
         "hidden_size": number("embedding_length"),
         "intermediate_size": number("feed_forward_length"),
@@ -57,11 +58,11 @@ def _family_in(path: Path, metadata: dict[str, Any]) -> tuple[Family, Gguf]:
     return known[architecture]
 
 
-def fill_from_gguf(weights: Weights, config: ModelConfig, path: Path) -> None:
+def fill_from_gguf(weights: Weights, model: ModelDescription, path: Path) -> None:
     """Dequantise every tensor of ``path`` into ``weights``."""
     from gguf import dequantize
 
-    gguf = family_of(config.architecture).gguf
+    gguf = family_of(model.architecture).gguf
     assert gguf is not None, "read_gguf_config knows no other families"
     tensors = {tensor.name: tensor for tensor in _open(path).tensors}
     if "rope_freqs.weight" in tensors:
@@ -72,18 +73,20 @@ def fill_from_gguf(weights: Weights, config: ModelConfig, path: Path) -> None:
         values = dequantize(stored.data, stored.tensor_type)
         # a copy: unquantised tensors are read-only views of the mapped file
         values = np.array(values.reshape([int(extent) for extent in reversed(stored.shape)]))
-        num_heads = _heads_of_pairs(name, gguf, config)
+        num_heads = _heads_of_pairs(name, gguf, model)
         return torch.from_numpy(values if num_heads is None else _halves_of_heads(values, num_heads))
 
-    fill_weights(weights, decoder_parameters(config, gguf.names), read, path.name)
+    fill_weights(weights, stored_parameters(model, gguf.names), read, path.name)
 
 
-def _heads_of_pairs(name: str, gguf: Gguf, config: ModelConfig) -> int | None:
+def _heads_of_pairs(name: str, gguf: Gguf, model: ModelDescription) -> int | None:
     """How many heads the rows of tensor ``name`` are, if pairs that rotate together lie side by side in each."""
     if not gguf.pairs_side_by_side:
         return None
+    attention = uniform_attention(model)
+    assert attention is not None, "the families that have it are uniform"
     query, key, _ = gguf.names.qkv
-    return {query: config.num_heads, key: config.num_kv_heads}.get(name.split(".")[-2])
+    return {query: attention.num_heads, key: attention.num_kv_heads}.get(name.split(".")[-2])
 
 
 def _halves_of_heads(values: np.ndarray, num_heads: int) -> np.ndarray:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvplan_engine.checkpoints.config import ModelConfig
 from kvplan_engine.checkpoints.config_json import load_model_config
 from kvplan_engine.checkpoints.dummy import fill_dummy
 from kvplan_engine.checkpoints.gguf import fill_from_gguf, read_gguf_config
 from kvplan_engine.checkpoints.safetensors import fill_from_safetensors, read_safetensors_config
 from kvplan_engine.checkpoints.weights import Weights
+from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
 
 logger = logging.getLogger("kvplan_engine")
@@ -31,7 +31,7 @@ class Loader:
     needs: str
     is_source: Callable[[Path], bool]
     has_weights: Callable[[Path], bool]
-    fill: Callable[[Weights, ModelConfig, Path], None]
+    fill: Callable[[Weights, ModelDescription, Path], None]
     read_config: Callable[[Path], dict[str, Any]] | None = None
 
 
@@ -52,7 +52,7 @@ LOADERS = {
 """By name, in the order in which "auto" tries them. "dummy" needs no source and is not among them."""
 
 
-def read_config(source: Any) -> ModelConfig:
+def read_config(source: Any) -> ModelDescription:
     """The config of ``source``: a dict, a path or a shipped profile's name (see ``load_model_config``)."""
     if isinstance(source, (str, Path)):
         for loader in LOADERS.values():
@@ -61,18 +61,18 @@ def read_config(source: Any) -> ModelConfig:
     return load_model_config(source)
 
 
-def load_weights(weights: Weights, config: ModelConfig, source: Any, load_format: str, seed: int) -> bool:
+def load_weights(weights: Weights, model: ModelDescription, source: Any, load_format: str, seed: int) -> bool:
     """Fill ``weights`` from ``source``; whether they are dummies, whose values mean nothing.
 
     EngineError when ``load_format`` is not "auto" and does not fit ``source``.
     """
     loader = _choose(source, load_format)
     if loader is not None:
-        loader.fill(weights, config, Path(source))
+        loader.fill(weights, model, Path(source))
         return False
     if load_format == "auto":
         logger.warning("no weights found: running with dummy weights (shapes and speed are right, text is not)")
-    fill_dummy(weights, config, seed)
+    fill_dummy(weights, model, seed)
     return True
 
 

@@ -1,4 +1,4 @@
-"""What parameters a decoder has, and which tensors of a checkpoint they are made of.
+"""Which tensors of a checkpoint each parameter of a model is made of (``description/parameters`` says which there are).
 
 One parameter may be several tensors stacked: the query, key and value projections are one matrix here, because one
 product of three times the width is faster than three.
@@ -6,100 +6,84 @@ product of three times the width is faster than three.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from kvplan_engine.checkpoints.config import ModelConfig
+import torch
 
+from kvplan_engine.checkpoints.row_order import arrange_heads, heads_of
+from kvplan_engine.checkpoints.tensor_names import TensorNames
+from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.parameters import Parameter, model_parameters
 
-@dataclass(frozen=True, slots=True)
-class TensorNames:
-    """What a checkpoint calls its tensors, without ``.weight`` and ``.bias``; the defaults are Llama's.
-
-    layer: what stands before the names inside a layer, ``{}`` being its number. qkv: three names, or one where they
-    are fused, in the order query, key, value. up: gate and up, or one name where they are fused or there is no gate.
-    transposed: projections are stored [in, out] (GPT-2's Conv1D).
-    """
-
-    embedding: str = "model.embed_tokens"
-    positions: str = ""
-    layer: str = "model.layers.{}"
-    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    output: str = "self_attn.o_proj"
-    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    down: str = "mlp.down_proj"
-    attention_norm: str = "input_layernorm"
-    mlp_norm: str = "post_attention_layernorm"
-    query_norm: str = "self_attn.q_norm"
-    key_norm: str = "self_attn.k_norm"
-    final_norm: str = "model.norm"
-    head: str = "lm_head"
-    transposed: bool = False
+Arrange = Callable[[torch.Tensor], torch.Tensor]
+"""A stored tensor, the rows in the parameter's order and the values as they are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One tensor of a checkpoint, and how many rows of the parameter it fills. transposed: stored [in, out]."""
+    """One tensor of a checkpoint, and how many rows of the parameter it fills.
+
+    transposed: stored [in, out]. arrange: what makes the parameter's rows of it, None where they are stored as used.
+    """
 
     name: str
     num_rows: int
     transposed: bool = False
+    arrange: Arrange | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
-    """One tensor, [sum of the sources' rows, ...]. kind (``matrix``, ``norm``, ``bias``) decides its dummy values."""
+class StoredParameter:
+    """One parameter, [sum of the sources' rows, ...], and what fills it."""
 
-    name: str
-    shape: tuple[int, ...]
-    kind: str
+    parameter: Parameter
     sources: tuple[Source, ...]
 
+    @property
+    def name(self) -> str:
+        return self.parameter.name
 
-def decoder_parameters(config: ModelConfig, names: TensorNames) -> list[Parameter]:
-    """Every parameter of the decoder, each once: a tied output head is the embedding."""
-    hidden = config.hidden_size
-    parameters = [_table("embedding", names.embedding, config.vocab_size, hidden)]
-    if not config.is_rotary:
-        parameters.append(_table("positions", names.positions, config.max_position_embeddings, hidden))
-    for layer in range(config.num_layers):
-        parameters += _layer_parameters(config, names, f"layers.{layer}", names.layer.format(layer))
-    parameters += _norm("final_norm", names.final_norm, hidden, config.layer_norm)
-    if not config.tie_word_embeddings:
-        parameters.append(_table("head", names.head, config.vocab_size, hidden))
-    return parameters
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.parameter.shape
 
 
-def _layer_parameters(c: ModelConfig, names: TensorNames, ours: str, theirs: str) -> Iterator[Parameter]:
-    for name, sources, rows, inputs, bias in (
-        ("qkv", names.qkv, (c.query_size, c.kv_size, c.kv_size), c.hidden_size, c.qkv_bias),
-        ("output", (names.output,), (c.hidden_size,), c.query_size, c.output_bias),
-        ("up", names.up, (c.ffn_size,) * (2 if c.gated_mlp else 1), c.hidden_size, c.mlp_bias),
-        ("down", (names.down,), (c.hidden_size,), c.ffn_size, c.mlp_bias),
-    ):
-        parts = dict(zip(sources, rows if len(sources) > 1 else (sum(rows),), strict=True))
-        yield _projection(f"{ours}.{name}.weight", theirs, parts, inputs, names.transposed)
-        if bias:
-            stored = tuple(Source(f"{theirs}.{source}.bias", size) for source, size in parts.items())
-            yield Parameter(f"{ours}.{name}.bias", (sum(rows),), "bias", stored)
-    yield from _norm(f"{ours}.attention_norm", f"{theirs}.{names.attention_norm}", c.hidden_size, c.layer_norm)
-    yield from _norm(f"{ours}.mlp_norm", f"{theirs}.{names.mlp_norm}", c.hidden_size, c.layer_norm)
-    if c.head_norms:
-        yield from _norm(f"{ours}.query_norm", f"{theirs}.{names.query_norm}", c.head_size, False)
-        yield from _norm(f"{ours}.key_norm", f"{theirs}.{names.key_norm}", c.head_size, False)
+def stored_parameters(model: ModelDescription, names: TensorNames) -> list[StoredParameter]:
+    """Every parameter of the model, each once, with the tensors that a checkpoint of these names has for it."""
+    return [StoredParameter(each, tuple(_sources(each, model, names))) for each in model_parameters(model)]
 
 
-def _projection(name: str, layer: str, parts: dict[str, int], num_inputs: int, transposed: bool) -> Parameter:
-    sources = tuple(Source(f"{layer}.{part}.weight", rows, transposed) for part, rows in parts.items())
-    return Parameter(name, (sum(parts.values()), num_inputs), "matrix", sources)
+def _sources(parameter: Parameter, model: ModelDescription, names: TensorNames) -> Iterator[Source]:
+    stored = names.of(parameter.part)
+    rows = parameter.rows if len(stored) > 1 else (("", parameter.shape[0]),)
+    transposed = names.transposed and parameter.layer is not None and parameter.kind == "matrix"
+    for name, (label, size) in zip(stored, rows, strict=True):
+        full = ".".join(filter(None, (_prefix(parameter, names) + name, parameter.leaf)))
+        yield Source(full, size, transposed, _arrange(parameter, label, model, names))
 
 
-def _table(name: str, source: str, rows: int, columns: int) -> Parameter:
-    return Parameter(name, (rows, columns), "matrix", (Source(f"{source}.weight", rows),))
+def _prefix(parameter: Parameter, names: TensorNames) -> str:
+    return "" if parameter.layer is None else names.layer.format(parameter.layer) + "."
 
 
-def _norm(name: str, source: str, size: int, bias: bool) -> list[Parameter]:
-    weight = Parameter(f"{name}.weight", (size,), "norm", (Source(f"{source}.weight", size),))
-    if not bias:
-        return [weight]
-    return [weight, Parameter(f"{name}.bias", (size,), "bias", (Source(f"{source}.bias", size),))]
+def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: TensorNames) -> Arrange | None:
+    """What has to happen to a stored tensor of this parameter; label: of the rows that it fills, "" for all."""
+    layer = None if parameter.layer is None else model.layers[parameter.layer]
+    norms = model.norm if layer is None else layer.norms
+    if layer is not None and parameter.part in ("qkv", "query_norm", "key_norm"):
+        attention = layer.mixers[0]
+        assert isinstance(attention, Attention)
+        stored = heads_of(attention, parameter.part, label)
+        if stored is not None and (stored.must_move or names.grouped):
+            return partial(arrange_heads, heads=stored, grouped=names.grouped and parameter.part == "qkv")
+    if parameter.kind == "norm" and norms.kind == "rms_plus_one":
+        return _plus_one
+    return None
+
+
+def _plus_one(tensor: torch.Tensor) -> torch.Tensor:
+    """Gemma's RMSNorm stores its weight minus one."""
+    return tensor + 1

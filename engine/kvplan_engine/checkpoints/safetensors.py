@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvplan_engine.checkpoints.config import ModelConfig
 from kvplan_engine.checkpoints.config_json import read_config_json
 from kvplan_engine.checkpoints.families import family_of
-from kvplan_engine.checkpoints.weights import ReadTensor, Weights, fill_weights, model_parameters
+from kvplan_engine.checkpoints.parameters import stored_parameters
+from kvplan_engine.checkpoints.weights import ReadTensor, Weights, fill_weights
+from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
 
 _DTYPES_WIDEST_FIRST = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -19,13 +20,14 @@ _LARGEST_HEADER = 100_000_000
 """Bytes; the format's own limit."""
 
 
-def fill_from_safetensors(weights: Weights, config: ModelConfig, folder: Path) -> None:
+def fill_from_safetensors(weights: Weights, model: ModelDescription, folder: Path) -> None:
     """Read a directory's ``*.safetensors``: one file, or several with an index."""
-    parameters = model_parameters(config)
+    family = family_of(model.architecture)
+    assert family.names is not None, "a family without names is refused before"
+    parameters = stored_parameters(model, family.names)
     first_name = parameters[0].sources[0].name
     with _open(folder) as (read, names):
-        prefixes = family_of(config.architecture).prefixes
-        prefix = next((prefix for prefix in prefixes if prefix + first_name in names), "")
+        prefix = next((prefix for prefix in family.prefixes if prefix + first_name in names), "")
         fill_weights(weights, parameters, lambda name: read(prefix + name), str(folder))
 
 

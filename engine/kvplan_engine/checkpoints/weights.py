@@ -6,14 +6,13 @@ So the most that a load needs beyond the weights is one tensor, and running out 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable
 
 import torch
 
-from kvplan_engine.checkpoints.config import ModelConfig
-from kvplan_engine.checkpoints.families import family_of
-from kvplan_engine.checkpoints.parameters import Parameter, Source, decoder_parameters
+from kvplan_engine.checkpoints.parameters import Source, StoredParameter
+from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.parameters import model_parameters, num_parameters
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.errors import EngineError
 
@@ -24,20 +23,10 @@ ReadTensor = Callable[[str], torch.Tensor]
 _FINGERPRINT_ELEMENTS = 256  # of each tensor
 
 
-def model_parameters(config: ModelConfig) -> list[Parameter]:
-    """The model's parameters, with the names that its family has in safetensors checkpoints."""
-    return decoder_parameters(config, family_of(config.architecture).names)
-
-
-def num_parameters(config: ModelConfig) -> int:
-    """Elements of all of the model's parameters."""
-    return sum(math.prod(parameter.shape) for parameter in model_parameters(config))
-
-
-def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+def allocate_weights(model: ModelDescription, dtype: torch.dtype, device: torch.device) -> Weights:
     """Uninitialised tensors for every parameter; OutOfDeviceMemory(phase="weights") when they do not fit."""
-    with allocating("weights", num_parameters(config) * dtype.itemsize):
-        return {p.name: torch.empty(p.shape, dtype=dtype, device=device) for p in model_parameters(config)}
+    with allocating("weights", num_parameters(model) * dtype.itemsize):
+        return {p.name: torch.empty(p.shape, dtype=dtype, device=device) for p in model_parameters(model)}
 
 
 def weight_bytes(weights: Weights) -> int:
@@ -56,7 +45,7 @@ def weight_fingerprint(weights: Weights) -> bytes:
     return digest.digest()
 
 
-def fill_weights(weights: Weights, parameters: list[Parameter], read: ReadTensor, where: str) -> None:
+def fill_weights(weights: Weights, parameters: list[StoredParameter], read: ReadTensor, where: str) -> None:
     """Copy every source of ``parameters`` from the checkpoint called ``where``. EngineError where one does not fit."""
     for parameter in parameters:
         row = 0
@@ -74,6 +63,8 @@ def _read_source(source: Source, read: ReadTensor, shape: torch.Size, where: str
         raise EngineError(f"{where} holds no tensor '{source.name}'.", hint=hint) from None
     if source.transposed:
         tensor = tensor.t()
+    if source.arrange is not None and tensor.shape == shape:
+        tensor = source.arrange(tensor)
     if tensor.shape != shape:
         raise EngineError(
             f"'{source.name}' in {where} has shape {list(tensor.shape)}, the config says {list(shape)}.", hint=hint

@@ -10,5 +10,6 @@ weights (``load_format="none"``).
     model          layers of mixers and feed-forwards, and what stands around them
     norms          which normalisations there are, and where they stand
     parameters/    every parameter of a model: its shape, part by part
+    uniform        models whose layers all keep the same of each token
     kept_units     what a layer keeps of a sequence, and for how long
 """

@@ -12,7 +12,7 @@ from kvplan_engine.execution.batch import INDEX_BUFFERS, BatchBuilder
 from kvplan_engine.execution.graphs import DecodeGraphs, PaddedBatches, ladder_of
 from kvplan_engine.execution.staging import InputStage, PendingTokens, TokenStage
 from kvplan_engine.layers.rope import fill_rope_table
-from kvplan_engine.memory.breakdown import workspace_buffers
+from kvplan_engine.memory.breakdown import rope_tables, workspace_buffers
 from kvplan_engine.memory.kv_cache import allocate_host_pool, allocate_kv_pool
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.loaded_model import LoadedModel
@@ -53,9 +53,8 @@ class ModelRunner:
         self._replayed = False  # whether the last step was a graph's replay, which chooses the likeliest tokens too
 
     def _fill_tables(self) -> None:
-        rope = self._model.config.rope
-        if rope is not None:
-            fill_rope_table(self.workspace["rope"], rope)
+        for name, rope in rope_tables(self._model.config).items():
+            fill_rope_table(self.workspace[name], rope)
 
     def touch(self, num_blocks: int) -> None:
         """Write to the workspace and ``num_blocks`` blocks, so that physical memory backs them before a measurement."""

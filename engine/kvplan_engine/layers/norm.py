@@ -1,22 +1,29 @@
-"""The two normalisations, each alone or fused with the residual addition before it."""
+"""The normalisations, each alone or fused with the residual addition before it."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 
 from kvplan_engine.checkpoints.weights import Weights
+from kvplan_engine.description.norms import NormKind
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, NormArgs
 from kvplan_engine.kernels.interface import Ops
 
 
 class Norm:
-    """RMSNorm, or LayerNorm where the checkpoint has a bias for it; ``name`` is the parameter's without ``.weight``."""
+    """RMSNorm or LayerNorm; ``name`` is the parameter's without ``.weight``.
+
+    width: of a norm without parameters, which is a LayerNorm.
+    """
 
     __slots__ = ("_bias", "_epsilon", "_ops", "_weight")
 
-    def __init__(self, weights: Weights, name: str, epsilon: float, ops: Ops) -> None:
-        self._weight = weights[f"{name}.weight"]
-        self._bias = weights.get(f"{name}.bias")
+    def __init__(
+        self, weights: Weights, name: str, kind: NormKind, epsilon: float, ops: Ops, *, width: int | None = None
+    ) -> None:
+        self._weight, self._bias = _parameters(weights, name, kind, width)
         self._epsilon = epsilon
         self._ops = ops
 
@@ -31,10 +38,7 @@ class Norm:
         )
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        if self._bias is None:
-            self._ops.rms_norm(x, self._weight, self._epsilon, out)
-        else:
-            self._ops.layer_norm(x, self._weight, self._bias, self._epsilon, out)
+        self._apply(x, self._weight, self._bias, out)
 
     def after_adding(self, delta: torch.Tensor, residual: torch.Tensor, out: torch.Tensor) -> None:
         """``residual += delta``, then ``out = norm(residual)``, in one pass over the rows."""
@@ -42,3 +46,41 @@ class Norm:
             self._ops.add_rms_norm(delta, residual, self._weight, self._epsilon, out)
         else:
             self._ops.add_layer_norm(delta, residual, self._weight, self._bias, self._epsilon, out)
+
+    def of_each_head(self, heads: torch.Tensor) -> None:
+        """In place, each of ``heads`` [T, n, d] with its own d of the n d weights."""
+        weight = self._weight.view(heads.shape[1:])
+        bias = None if self._bias is None else self._bias.view(heads.shape[1:])
+        for index in range(heads.shape[1]):
+            head = heads[:, index]
+            self._apply(head, weight[index], None if bias is None else bias[index], head)
+
+    def of_all_heads(self, heads: torch.Tensor) -> None:
+        """In place, all of a token's ``heads`` [T, n, d] as one vector."""
+        rows = heads.flatten(1)
+        self(rows, rows)
+
+    def _apply(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+        if bias is None:
+            self._ops.rms_norm(x, weight, self._epsilon, out)
+        else:
+            self._ops.layer_norm(x, weight, bias, self._epsilon, out)
+
+
+def _parameters(
+    weights: Weights, name: str, kind: NormKind, width: int | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight and bias; a LayerNorm that lacks one gets ones or zeros, one tensor for all norms of a model."""
+    if kind == "none":
+        like = weights["embedding.weight"]
+        assert width is not None
+        return _constant(1.0, width, like.dtype, like.device), _constant(0.0, width, like.dtype, like.device)
+    weight = weights[f"{name}.weight"]
+    if kind == "layer_no_bias":
+        return weight, _constant(0.0, weight.shape[0], weight.dtype, weight.device)
+    return weight, weights.get(f"{name}.bias")
+
+
+@cache
+def _constant(value: float, width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((width,), value, dtype=dtype, device=device)

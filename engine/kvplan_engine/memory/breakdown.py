@@ -12,7 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan_engine.checkpoints.config import ModelConfig
+from kvplan_engine.description.feed_forward import FeedForward, Mlp
+from kvplan_engine.description.mixers import Attention, Mixer, Rope
+from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.uniform import uniform_attention
+from kvplan_engine.errors import EngineError
+
+MEASURE_INSTEAD = "load_format='none' measures its capacity without computing anything"
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 _ALIGNMENT_BYTES = 64  # a cache line: buffers never share one
@@ -40,7 +46,7 @@ class BufferSpec:
 
 
 def workspace_buffers(
-    model: ModelConfig,
+    model: ModelDescription,
     dtype: str,
     *,
     max_num_batched_tokens: int,
@@ -50,17 +56,17 @@ def workspace_buffers(
 ) -> list[BufferSpec]:
     """Every buffer of a step, for the largest step that the settings allow.
 
-    ``scratch`` holds qkv and the attention's output, later the MLP's inner activations, never both.
+    ``scratch`` holds what a part of a layer needs for itself, one part after the other. A table of cosines and sines
+    for each Rope of the model's layers is called "rope", "rope.1" ... (see ``rope_tables``).
     """
     tokens = max_num_batched_tokens
     seqs = min(max_num_seqs, tokens)
     blocks = -(-max_model_len // block_size)
-    inner = 2 * model.ffn_size if model.gated_mlp else model.ffn_size
     buffers = [
         BufferSpec("hidden", (tokens, model.hidden_size), dtype),
         BufferSpec("normed", (tokens, model.hidden_size), dtype),
         BufferSpec("delta", (tokens, model.hidden_size), dtype),
-        BufferSpec("scratch", (tokens, max(model.qkv_size + model.query_size, inner)), dtype),
+        BufferSpec("scratch", (tokens, scratch_columns(model)), dtype),
         BufferSpec("last_hidden", (seqs, model.hidden_size), dtype),
         BufferSpec("logits", (seqs, model.vocab_size), dtype),
         BufferSpec("sampler", (min(seqs, SAMPLER_ROWS) * model.vocab_size * SAMPLER_ELEMENT_BYTES,), "uint8"),
@@ -71,14 +77,44 @@ def workspace_buffers(
         BufferSpec("seq_lens", (seqs,), "int32"),
         BufferSpec("query_starts", (seqs + 1,), "int32"),
     ]
-    if model.is_rotary:
-        buffers.append(BufferSpec("rope", (max_model_len, model.head_size), "float32"))
+    for name, rope in rope_tables(model).items():
+        buffers.append(BufferSpec(name, (max_model_len, rope.rotary_size), "float32"))
     return buffers
 
 
-def kv_block_bytes(model: ModelConfig, kv_dtype: str, block_size: int) -> int:
+def rope_tables(model: ModelDescription) -> dict[str, Rope]:
+    """The tables of cosines and sines that the layers need, by the name of their buffer; alike ones are one."""
+    tables: dict[str, Rope] = {}
+    for layer in model.distinct_layers:
+        for rope in filter(None, (getattr(mixer, "rope", None) for mixer in layer.mixers)):
+            if not any(rope.same_table(known) for known in tables.values()):
+                tables[f"rope.{len(tables)}" if tables else "rope"] = rope
+    return tables
+
+
+def scratch_columns(model: ModelDescription) -> int:
+    """Elements of scratch memory per token: the most that any part of a layer needs at once."""
+    parts = [part for layer in model.distinct_layers for part in (*layer.mixers, layer.feed_forward)]
+    return max(map(_part_columns, parts))
+
+
+def _part_columns(part: Mixer | FeedForward | None) -> int:
+    match part:
+        case Attention():  # queries, keys and values, and attention's output
+            return part.qkv_size + part.output_size
+        case Mlp():
+            return 2 * part.size if part.gated else part.size
+        case None:
+            return 0
+    raise EngineError(f"the engine does not compute a {type(part).__name__}.", hint=MEASURE_INSTEAD)
+
+
+def kv_block_bytes(model: ModelDescription, kv_dtype: str, block_size: int) -> int:
     """Bytes of one block: K and V of ``block_size`` tokens at every layer."""
-    return model.num_layers * 2 * model.num_kv_heads * block_size * model.head_size * DTYPE_BYTES[kv_dtype]
+    attention = uniform_attention(model)
+    if attention is None:
+        raise EngineError(f"the layers of this {model.architecture} keep different things.", hint=MEASURE_INSTEAD)
+    return model.num_layers * attention.kv_size * block_size * DTYPE_BYTES[kv_dtype]
 
 
 @dataclass(frozen=True, slots=True)

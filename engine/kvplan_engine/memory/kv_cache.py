@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import torch
 
-from kvplan_engine.checkpoints.config import ModelConfig
+from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.uniform import uniform_attention
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.kernels.cpu.huge_pages import advise_huge_pages
 from kvplan_engine.memory.breakdown import kv_block_bytes
 
 
 def allocate_kv_pool(
-    config: ModelConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    model: ModelDescription, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """[num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]; index 0 of the third axis holds keys, 1 values.
 
     A block is contiguous, with all layers in it, so that copying, swapping or storing it is one copy.
     OutOfDeviceMemory(phase="kv_init") when the allocation fails.
     """
-    shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, block_size, config.head_size)
-    num_bytes = num_blocks * kv_block_bytes(config, str(dtype).removeprefix("torch."), block_size)
+    attention = uniform_attention(model)
+    assert attention is not None, "a decoder refuses layers that differ"
+    shape = (num_blocks, model.num_layers, 2, attention.num_kv_heads, block_size, attention.key_size)
+    num_bytes = num_blocks * kv_block_bytes(model, str(dtype).removeprefix("torch."), block_size)
     with allocating("kv_init", num_bytes):
         pool = torch.empty(shape, dtype=dtype, device=device)
     advise_huge_pages(pool)

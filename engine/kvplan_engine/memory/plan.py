@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from kvplan_engine.checkpoints.config import ModelConfig
 from kvplan_engine.config import EngineConfig
+from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import ContextTooLong, OutOfDeviceMemory
 from kvplan_engine.memory.breakdown import MemoryBreakdown, kv_block_bytes
 
 _GIB = 1024**3
 
 
-def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+def resolve_max_model_len(config: EngineConfig, model: ModelDescription) -> int:
     """The context length to serve, in tokens; ContextTooLong when it exceeds the model's positions."""
     limit = model.max_position_embeddings
     if config.max_model_len is None:
@@ -27,7 +27,7 @@ def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 def plan_memory(
     config: EngineConfig,
-    model: ModelConfig,
+    model: ModelDescription,
     kv_dtype: str,
     max_model_len: int,
     *,

@@ -6,7 +6,13 @@
     counted_model    what an engine needs to know of a model, and one whose weights are only counted
     device_kernels   DeviceKernels, what computes a model on a device, and select_kernels, which chooses it
     decoder          the decoder that all families share
-    decoder_layer    the weights of one layer
+    embedding        from token ids to the residual stream
+    decoder_layer    the parts of one layer
+    attention_part   one layer's attention
+    mlp_part         one layer's MLP
+    known_parts      what of a description the decoder computes; the rest is refused by name
+    part_kernels     the kernels that a part is made with
+    step_space       what the parts share in one step
     layer_run        all layers in one call, where the kernels have one
     step_batch       what the decoder reads in one step
 """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from kvplan_engine.checkpoints.config import ModelConfig
 from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.weights import num_parameters
 from kvplan_engine.config import EngineConfig
+from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.device.device import Device, resolve_dtype
 from kvplan_engine.memory.breakdown import DTYPE_BYTES
 
@@ -18,7 +18,7 @@ class EngineModel(Protocol):
     dtype: of weights and activations. weight_fingerprint: differs where weights differ.
     """
 
-    config: ModelConfig
+    config: ModelDescription
     dtype: str
     weight_bytes: int
     weight_fingerprint: bytes
@@ -35,7 +35,7 @@ class CountedModel:
     weight_fingerprint = b"counted"
 
     def __init__(self, config: EngineConfig, source: Any, device: Device) -> None:
-        self.config: ModelConfig = read_config(source)
+        self.config: ModelDescription = read_config(source)
         self.dtype = resolve_dtype(config.dtype, self.config.dtype, device)
         counted_bytes = num_parameters(self.config) * DTYPE_BYTES[self.dtype]
         self.weight_bytes = counted_bytes if config.weight_bytes is None else config.weight_bytes

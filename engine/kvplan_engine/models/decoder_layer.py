@@ -1,31 +1,76 @@
-"""The weights of one layer, ready to be applied: by the decoder's loop, or all layers' by a ``LayerRun``."""
+"""The parts of one layer, ready to be applied: by the decoder's loop, or all layers' by a ``LayerRun``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import torch
 
-from kvplan_engine.checkpoints.config import ModelConfig
 from kvplan_engine.checkpoints.weights import Weights
-from kvplan_engine.kernels.interface import Ops
+from kvplan_engine.description.feed_forward import Mlp
+from kvplan_engine.description.model import Layer
+from kvplan_engine.description.parameters.norms import norm_parts
+from kvplan_engine.description.uniform import attention_of
 from kvplan_engine.layers.norm import Norm
-from kvplan_engine.layers.projection import ProjectionKind, StoredWeight, make_projection
+from kvplan_engine.models.attention_part import AttentionPart
+from kvplan_engine.models.mlp_part import MlpPart
+from kvplan_engine.models.part_kernels import PartKernels
 
 
 class DecoderLayer:
-    """Projections and norms of layer ``index``. query_norm, key_norm: of each head, None where the model has none."""
+    """Attention, feed-forward and norms of layer ``index``; a norm that its family does not have is None.
+
+    attention_norm, mlp_norm: before a block. attention_post_norm, mlp_post_norm: of its output.
+    """
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, index: int, ops: Ops, kinds: Sequence[ProjectionKind]
+        self, layer: Layer, weights: Weights, index: int, kernels: PartKernels, *, width: int, rope_table: str | None
     ) -> None:
-        activations = {"qkv": None, "output": None, "up": config.activation, "down": None}
-        self.qkv, self.output, self.up, self.down = (
-            make_projection(kinds, StoredWeight(weights, f"layers.{index}.{name}", activation=activation))
-            for name, activation in activations.items()
-        )
+        self.description = layer
+        attention, feed_forward = attention_of(layer), layer.feed_forward
+        assert attention is not None, "refuse_unknown_parts comes first"
+        assert isinstance(feed_forward, Mlp), "refuse_unknown_parts comes first"
+        self.attention = AttentionPart(attention, layer.norms, weights, index, kernels, rope_table)
+        self.feed_forward = MlpPart(feed_forward, weights, index, kernels)
 
-        def norm(name: str) -> Norm:
-            return Norm(weights, f"layers.{index}.{name}", config.norm_eps, ops)
+        parts = norm_parts(layer)
+
+        def norm(part: str) -> Norm | None:
+            norms = layer.norms
+            if part not in parts:
+                return None
+            return Norm(weights, f"layers.{index}.{part}", norms.kind, norms.eps, kernels.ops, width=width)
 
         self.attention_norm, self.mlp_norm = norm("attention_norm"), norm("mlp_norm")
-        self.query_norm = norm("query_norm") if config.head_norms else None
-        self.key_norm = norm("key_norm") if config.head_norms else None
+        self.attention_post_norm, self.mlp_post_norm = norm("attention_post_norm"), norm("mlp_post_norm")
+
+    def between(self, hidden: torch.Tensor, normed: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Attention's output ``delta`` is added to ``hidden``; the feed-forward's input, one of the two others."""
+        self._finish(delta, self.attention_post_norm)
+        if not self.description.norms.places.startswith("parallel"):
+            return _add(delta, hidden, normed, self.mlp_norm)
+        if self.mlp_norm is not None:
+            self.mlp_norm(hidden, normed)
+        hidden += delta
+        return normed
+
+    def behind(
+        self, hidden: torch.Tensor, normed: torch.Tensor, delta: torch.Tensor, next_norm: Norm | None
+    ) -> torch.Tensor:
+        """The feed-forward's output ``delta`` is added to ``hidden``; the next layer's input."""
+        self._finish(delta, self.mlp_post_norm)
+        return _add(delta, hidden, normed, next_norm)
+
+    def _finish(self, delta: torch.Tensor, post_norm: Norm | None) -> None:
+        """What becomes of a block's output before it is added to the residual stream, in place."""
+        if post_norm is not None:
+            post_norm(delta, delta)
+        if self.description.residual_scale != 1.0:
+            delta.mul_(self.description.residual_scale)
+
+
+def _add(delta: torch.Tensor, hidden: torch.Tensor, normed: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+    """``hidden += delta``, and ``norm`` of it into ``normed``; what the next block reads."""
+    if norm is None:
+        hidden += delta
+        return hidden
+    norm.after_adding(delta, hidden, normed)
+    return normed

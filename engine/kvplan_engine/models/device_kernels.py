@@ -11,44 +11,34 @@ from dataclasses import dataclass
 
 import torch
 
-from kvplan_engine.attention.backend import AttentionBackend
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.reference import ReferenceBackend
-from kvplan_engine.checkpoints.config import ModelConfig
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cpu import ops as cpu_ops
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels, cpu_kernels, load_kernels
 from kvplan_engine.kernels.cuda.driver import current_runtime
 from kvplan_engine.kernels.cuda.ops import CudaOps
-from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.layers.linear import Linear
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.onednn import FewRowsLinear, OneDnnLinear
 from kvplan_engine.layers.panels import Panels
-from kvplan_engine.layers.projection import ProjectionKind
 from kvplan_engine.models.decoder_layer import DecoderLayer
 from kvplan_engine.models.layer_run import CpuLayerRun, LayerRun
+from kvplan_engine.models.part_kernels import PartKernels
 
-MakeLayerRun = Callable[[ModelConfig, Sequence[DecoderLayer], Norm], "LayerRun | None"]
+MakeLayerRun = Callable[[Sequence[DecoderLayer], Norm], "LayerRun | None"]
 
 
-def _layer_by_layer(config: ModelConfig, layers: Sequence[DecoderLayer], final_norm: Norm) -> None:
+def _layer_by_layer(layers: Sequence[DecoderLayer], final_norm: Norm) -> None:
     """For kernels that have no call for all layers."""
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceKernels:
-    """What computes a model.
+class DeviceKernels(PartKernels):
+    """What computes a model. make_layer_run: all its layers in one call, or None where they cannot be run so."""
 
-    projections: the ways to store a weight and multiply with it, best first; the last one takes every weight.
-    make_layer_run: all layers of a model in one call, or None where its layers cannot be run so.
-    """
-
-    attention: AttentionBackend
-    ops: Ops
-    projections: tuple[ProjectionKind, ...]
     make_layer_run: MakeLayerRun = _layer_by_layer
 
 
@@ -103,8 +93,8 @@ def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
     """csrc/cpu, with oneDNN's products for bfloat16 where the CPU has AMX."""
     attention = CpuBackend(kernels)
 
-    def make_layer_run(config: ModelConfig, layers: Sequence[DecoderLayer], final_norm: Norm) -> CpuLayerRun | None:
-        return CpuLayerRun.of(config, layers, final_norm, attention, kernels)
+    def make_layer_run(layers: Sequence[DecoderLayer], final_norm: Norm) -> CpuLayerRun | None:
+        return CpuLayerRun.of(layers, final_norm, attention, kernels)
 
     return DeviceKernels(attention, cpu_ops, (OneDnnLinear, FewRowsLinear, Panels(kernels), Linear), make_layer_run)
 

@@ -13,12 +13,13 @@ from typing import Protocol
 
 import torch
 
-from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions
+from kvplan_engine.attention.backend import AttentionInputs
 from kvplan_engine.attention.cpu import CpuBackend, raise_for
-from kvplan_engine.checkpoints.config import ModelConfig
+from kvplan_engine.description.uniform import attention_of
 from kvplan_engine.kernels.cpu.library import LAYER_OPERATIONS, STATUS_OK, CpuKernels, LayerArgs, LayersArgs
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.attention_part import AttentionPart
 from kvplan_engine.models.decoder_layer import DecoderLayer
 from kvplan_engine.models.step_batch import StepBatch
 
@@ -26,7 +27,7 @@ from kvplan_engine.models.step_batch import StepBatch
 class LayerRun(Protocol):
     """All layers of a model over one step."""
 
-    def __call__(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace, options: AttentionOptions) -> None:
+    def __call__(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace) -> None:
         """From ``normed`` of the first norm to ``normed`` of the last; the step's K and V are in ``kv`` afterwards.
 
         With ``batch.sampled_attention`` the last norm's rows are those of ``batch.sampled_rows``.
@@ -48,39 +49,38 @@ class CpuLayerRun:
 
     def __init__(
         self,
-        config: ModelConfig,
+        part: AttentionPart,
         layers: Sequence[LayerArgs],
         attention: CpuBackend,
         kernels: CpuKernels,
     ) -> None:
-        self._config, self._attention, self._kernels = config, attention, kernels
+        self._part, self._attention, self._kernels = part, attention, kernels
         self._layers = (LayerArgs * len(layers))(*layers)
         self._seconds: Array[c_double] | None = None
 
     @classmethod
     def of(
         cls,
-        config: ModelConfig,
         layers: Sequence[DecoderLayer],
         final_norm: Norm,
         attention: CpuBackend,
         kernels: CpuKernels,
     ) -> CpuLayerRun | None:
         """One call for all ``layers``, or None where the kernels lack a part of them."""
-        if config.head_norms:
+        if not _is_taken(layers):
             return None
         next_norms = [layer.attention_norm for layer in layers[1:]] + [final_norm]
         args = [_layer_args(layer, norm) for layer, norm in zip(layers, next_norms, strict=True)]
         complete = [each for each in args if each is not None]
-        return cls(config, complete, attention, kernels) if len(complete) == len(args) else None
+        return cls(layers[0].attention, complete, attention, kernels) if len(complete) == len(args) else None
 
-    def __call__(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace, options: AttentionOptions) -> None:
+    def __call__(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace) -> None:
         """See LayerRun.__call__."""
-        config, tokens, slots = self._config, batch.num_tokens, batch.attention.slots
-        qkv, attended = workspace.scratch((tokens, config.qkv_size), (tokens, config.query_size))
-        heads = qkv.view(tokens, -1, config.head_size)
-        query, key, value = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
-        out = attended.view(tokens, config.num_heads, config.head_size)
+        options, heads_of, tokens = self._part.options, self._part.description, batch.num_tokens
+        qkv, attended = workspace.scratch((tokens, heads_of.qkv_size), (tokens, heads_of.output_size))
+        heads = qkv.view(tokens, -1, heads_of.key_size)
+        query, key, value = heads.split([heads_of.num_heads, heads_of.num_kv_heads, heads_of.num_kv_heads], dim=1)
+        out = attended.view(tokens, heads_of.num_heads, heads_of.key_size)
         inputs = AttentionInputs(query, kv, 0, batch.attention, out, options)
         args = LayersArgs(
             layers=cast(self._layers, POINTER(LayerArgs)),
@@ -89,12 +89,12 @@ class CpuLayerRun:
             qkv=qkv.data_ptr(),
             inner=qkv.data_ptr(),  # never needed at once
             attention=pointer(self._attention.attention_args(inputs)),
-            write=pointer(self._attention.write_args(key, value, kv, 0, slots)),
+            write=pointer(self._attention.write_args(key, value, kv, 0, batch.attention.slots)),
             kv_layer_bytes=kv.stride(1) * kv.itemsize,
             positions=batch.positions.data_ptr(),
         )
-        if config.is_rotary:
-            table = workspace["rope"]
+        if self._part.rope_table is not None:
+            table = workspace[self._part.rope_table]
             args.cos_sin, args.rope_rows, args.rotary = table.data_ptr(), table.shape[0], table.shape[1]
         if self._seconds is not None:
             args.operation_seconds = cast(self._seconds, POINTER(c_double))
@@ -117,9 +117,24 @@ class CpuLayerRun:
         return {} if self._seconds is None else dict(zip(LAYER_OPERATIONS, self._seconds, strict=True))
 
 
-def _layer_args(layer: DecoderLayer, next_norm: Norm) -> LayerArgs | None:
+def _is_taken(layers: Sequence[DecoderLayer]) -> bool:
+    """Whether the layers are all alike, and of the parts that the kernels have."""
+    first = layers[0].description
+    attention = attention_of(first)
+    return (
+        all(layer.description == first for layer in layers)
+        and attention is not None
+        and attention.head_norm == "none"
+        and first.norms.places == "before"
+        and first.residual_scale == 1.0
+    )
+
+
+def _layer_args(layer: DecoderLayer, next_norm: Norm | None) -> LayerArgs | None:
     """One layer as the kernels take it; None where they lack a product or the activation."""
-    products = {name: getattr(layer, name).layer_args for name in ("qkv", "output", "up", "down")}
-    if None in products.values() or layer.up.activation is None:
+    attention, mlp = layer.attention, layer.feed_forward
+    named = {"qkv": attention.qkv, "output": attention.output, "up": mlp.up, "down": mlp.down}
+    products = {name: projection.layer_args for name, projection in named.items()}
+    if None in products.values() or mlp.up.activation is None or layer.mlp_norm is None or next_norm is None:
         return None
     return LayerArgs(**products, mlp_norm=layer.mlp_norm.layer_args(), next_norm=next_norm.layer_args())

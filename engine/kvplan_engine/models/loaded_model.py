@@ -6,20 +6,22 @@ from typing import Any
 
 import torch
 
-from kvplan_engine.checkpoints.config import ModelConfig
 from kvplan_engine.checkpoints.loaders import load_weights, read_config
 from kvplan_engine.checkpoints.weights import Weights, allocate_weights, weight_bytes, weight_fingerprint
 from kvplan_engine.config import EngineConfig
+from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.device.device import Device
 from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.device_kernels import select_kernels
+from kvplan_engine.models.known_parts import refuse_unknown_parts
 
 
 class LoadedModel:
     """A model's config and weights on a device; stays while pools come and go. is_dummy: the values mean nothing."""
 
     def __init__(self, config: EngineConfig, source: Any, device: Device, dtype_of: Any) -> None:
-        self.config: ModelConfig = read_config(source)
+        self.config: ModelDescription = read_config(source)
+        refuse_unknown_parts(self.config)
         self.dtype: str = dtype_of(self.config.dtype)
         self._scalar: torch.dtype = getattr(torch, self.dtype)
         self.weights: Weights = allocate_weights(self.config, self._scalar, device.torch_device)
@@ -33,5 +35,5 @@ class LoadedModel:
 
     def reserve_decode(self, kv: torch.Tensor, max_num_seqs: int) -> None:
         """Let attention compile and allocate what decode steps need, so that they can be captured."""
-        options = self.decoder.attention_options
-        self.attention.reserve_decode(kv, self._scalar, self.config.num_heads, max_num_seqs, options)
+        for part in self.decoder.distinct_attention:
+            self.attention.reserve_decode(kv, self._scalar, part.description.num_heads, max_num_seqs, part.options)

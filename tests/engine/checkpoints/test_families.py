@@ -8,9 +8,14 @@ import pytest
 
 from kvplan_engine import EngineError
 from kvplan_engine.checkpoints.config_json import load_model_config
-from kvplan_engine.checkpoints.families import FAMILIES, SUPPORTED_ARCHITECTURES, family_of
-from kvplan_engine.checkpoints.parameters import decoder_parameters
-from kvplan_engine.checkpoints.weights import model_parameters, num_parameters
+from kvplan_engine.checkpoints.families import family_of
+from kvplan_engine.checkpoints.parameters import stored_parameters
+from kvplan_engine.description.feed_forward import Mlp
+from kvplan_engine.description.mixers import FULL, Attention, Kept
+from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.parameters import model_parameters, num_parameters
+from kvplan_engine.description.uniform import uniform_attention
+from kvplan_engine.models.known_parts import refuse_unknown_parts
 
 PROFILES = {
     "GPT2LMHeadModel": ("gpt2", 124_439_808),
@@ -32,7 +37,20 @@ LLAMA = {
 }
 
 
-@pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
+def attention_of(source: Any) -> Attention:
+    """The attention of all layers of a config or of a shipped profile."""
+    attention = uniform_attention(load_model_config(source))
+    assert attention is not None
+    return attention
+
+
+def activation_of(model: ModelDescription) -> str:
+    (layer,) = model.distinct_layers
+    assert isinstance(layer.feed_forward, Mlp)
+    return layer.feed_forward.activation
+
+
+@pytest.mark.parametrize("architecture", PROFILES)
 def test_a_published_model_has_the_parameters_it_should(architecture: str) -> None:
     name, expected = PROFILES[architecture]
     config = load_model_config(name)
@@ -40,12 +58,12 @@ def test_a_published_model_has_the_parameters_it_should(architecture: str) -> No
     assert num_parameters(config) == expected
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.architecture)
-def test_every_name_is_used_once(family: Any) -> None:
+@pytest.mark.parametrize("architecture", PROFILES)
+def test_every_name_is_used_once(architecture: str) -> None:
     """In safetensors and in GGUF: no tensor fills two parameters, and both fill the same ones."""
-    config = load_model_config(PROFILES[family.architecture][0])
+    config, family = load_model_config(PROFILES[architecture][0]), family_of(architecture)
     for names in filter(None, (family.names, family.gguf and family.gguf.names)):
-        parameters = decoder_parameters(config, names)
+        parameters = stored_parameters(config, names)
         sources = [source.name for parameter in parameters for source in parameter.sources]
         assert len(set(sources)) == len(sources)
         assert all(sum(source.num_rows for source in p.sources) == p.shape[0] for p in parameters)
@@ -53,8 +71,8 @@ def test_every_name_is_used_once(family: Any) -> None:
 
 
 def test_an_unknown_architecture_is_refused_by_name() -> None:
-    with pytest.raises(EngineError, match=r"does not run MambaForCausalLM yet") as caught:
-        load_model_config({"architectures": ["MambaForCausalLM"]})
+    with pytest.raises(EngineError, match=r"does not run UnheardOfForCausalLM yet") as caught:
+        load_model_config({"architectures": ["UnheardOfForCausalLM"]})
     assert caught.value.hint is not None
     assert "Qwen3ForCausalLM" in caught.value.hint
     with pytest.raises(EngineError, match=r"does not run \? yet"):
@@ -69,8 +87,8 @@ def test_an_unknown_dtype_is_refused_with_the_ones_there_are() -> None:
 def test_a_mistral_that_does_not_mention_its_window_has_the_default_one() -> None:
     """As MistralConfig in transformers; null is no window."""
     mistral = LLAMA | {"architectures": ["MistralForCausalLM"]}
-    assert load_model_config(mistral).window_tokens == 4096
-    assert load_model_config(mistral | {"sliding_window": None}).window_tokens is None
+    assert attention_of(mistral).kept == Kept("window", 4096)
+    assert attention_of(mistral | {"sliding_window": None}).kept == FULL
 
 
 @pytest.mark.parametrize(
@@ -78,13 +96,13 @@ def test_a_mistral_that_does_not_mention_its_window_has_the_default_one() -> Non
     [
         ({"hidden_size": "wide"}, "the config of this LlamaForCausalLM is malformed"),
         ({"num_key_value_heads": 3}, "4 query heads cannot share 3 KV heads evenly"),
-        ({"hidden_act": "gelu"}, "does not know the activation 'gelu' in an MLP with a gate"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "does not know the RoPE scaling 'yarn'"),
+        ({"hidden_act": "sine"}, "does not know the activation 'sine'"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, "lacks the RoPE scaling 'spiral'"),
     ],
 )
 def test_what_the_engine_does_not_compute_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        load_model_config(LLAMA | change)
+        refuse_unknown_parts(load_model_config(LLAMA | change))
 
 
 def test_a_missing_key_is_named() -> None:
@@ -95,24 +113,27 @@ def test_a_missing_key_is_named() -> None:
 def test_activations_without_a_gate() -> None:
     gpt2 = {"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_head": 4, "n_layer": 1, "vocab_size": 9}
     gpt2["n_positions"] = 16
-    for published, ours in (("gelu", "gelu"), ("gelu_new", "gelu_new"), ("gelu_pytorch_tanh", "gelu_new")):
-        assert load_model_config(gpt2 | {"activation_function": published}).activation == ours
-    with pytest.raises(EngineError, match=r"the activation 'silu' in an MLP without a gate"):
-        load_model_config(gpt2 | {"activation_function": "silu"})
+    for published, ours in (("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh")):
+        assert activation_of(load_model_config(gpt2 | {"activation_function": published})) == ours
+    with pytest.raises(EngineError, match=r"the activation 'sine'"):
+        load_model_config(gpt2 | {"activation_function": "sine"})
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
 def test_qwens_window_is_off_unless_it_is_used(architecture: str) -> None:
     config = LLAMA | {"architectures": [architecture], "sliding_window": 32}
-    assert load_model_config(config).window_tokens is None
-    assert load_model_config(config | {"use_sliding_window": True}).window_tokens == 32
-    with pytest.raises(EngineError, match="mix windowed and full attention"):
-        load_model_config(config | {"use_sliding_window": True, "max_window_layers": 1})
+    assert attention_of(config).kept == FULL
+    assert attention_of(config | {"use_sliding_window": True}).kept == Kept("window", 32)
+    mixed = load_model_config(config | {"use_sliding_window": True, "max_window_layers": 1})
+    assert [layer.mixers[0].kept for layer in mixed.layers] == [FULL, Kept("window", 32)]  # type: ignore[union-attr]
+    with pytest.raises(EngineError, match="it lacks layers that keep different tokens") as caught:
+        refuse_unknown_parts(mixed)
+    assert "load_format='none'" in (caught.value.hint or "")
 
 
 def test_features_follow_the_family() -> None:
-    assert load_model_config("qwen3-8b").head_norms
-    assert not load_model_config("llama-3.1-8b").head_norms
-    assert load_model_config("qwen2.5-7b").qkv_bias
-    assert load_model_config("gpt2").layer_norm
+    assert attention_of("qwen3-8b").head_norm == "head"
+    assert attention_of("llama-3.1-8b").head_norm == "none"
+    assert attention_of("qwen2.5-7b").qkv_bias
+    assert load_model_config("gpt2").norm.kind == "layer"
     assert family_of("GPT2LMHeadModel").gguf is None

@@ -9,8 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from kvplan_engine import EngineError
+from kvplan_engine.checkpoints.families import family_of
 from kvplan_engine.checkpoints.loaders import load_weights, read_config
-from kvplan_engine.checkpoints.weights import Weights, allocate_weights, model_parameters, weight_fingerprint
+from kvplan_engine.checkpoints.parameters import stored_parameters
+from kvplan_engine.checkpoints.weights import Weights, allocate_weights, weight_fingerprint
 
 CONFIG = {
     "architectures": ["GPT2LMHeadModel"],
@@ -31,7 +33,9 @@ def _published(prefix: str = "") -> dict[str, torch.Tensor]:
     """Random tensors under a checkpoint's names."""
     torch.manual_seed(0)
     tensors = {}
-    for parameter in model_parameters(MODEL):
+    names = family_of(MODEL.architecture).names
+    assert names is not None
+    for parameter in stored_parameters(MODEL, names):
         for source in parameter.sources:
             shape = (source.num_rows, *parameter.shape[1:])
             tensors[prefix + source.name] = torch.randn(tuple(reversed(shape)) if source.transposed else shape)
@@ -45,7 +49,7 @@ def test_safetensors_with_and_without_a_prefix(tmp_path: Path, prefix: str, load
     save_file(tensors, tmp_path / "model.safetensors")
     weights = _empty_weights()
     assert not load_weights(weights, MODEL, str(tmp_path), load_format, seed=0)
-    assert torch.equal(weights["embedding"], tensors[f"{prefix}wte.weight"])
+    assert torch.equal(weights["embedding.weight"], tensors[f"{prefix}wte.weight"])
     assert torch.equal(weights["layers.0.qkv.weight"], tensors[f"{prefix}h.0.attn.c_attn.weight"].t())
 
 

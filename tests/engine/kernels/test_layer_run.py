@@ -17,6 +17,8 @@ from kvplan_engine import Engine, EngineConfig, SamplingParams
 from kvplan_engine.layers import onednn
 from kvplan_engine.layers.onednn import OneDnnLinear
 from kvplan_engine.layers.panels import PanelLinear
+from kvplan_engine.layers.projection import Projection
+from kvplan_engine.models.decoder_layer import DecoderLayer
 
 _SHARED = {"vocab_size": 199, "max_position_embeddings": 96, "torch_dtype": "float32"}
 GPT2 = {
@@ -104,6 +106,10 @@ def test_one_call_computes_what_the_loop_computes(config: dict[str, object], dty
     assert torch.equal(one_call[1], loop[1])
 
 
+def _products(layer: DecoderLayer) -> tuple[Projection, ...]:
+    return layer.attention.qkv, layer.attention.output, layer.feed_forward.up, layer.feed_forward.down
+
+
 def onednn_packs_bfloat16() -> bool:
     """False on AVX2 (also with ONEDNN_MAX_CPU_ISA=AVX2), where claiming to have AMX must change nothing."""
     try:
@@ -120,7 +126,7 @@ def test_what_runs_where(config: dict[str, object], dtype: str, amx: bool) -> No
     """Ours in one call for float32, and for bfloat16 without AMX; oneDNN layer by layer where there is AMX."""
     engine = start_engine(config, dtype)
     decoder = engine.model.decoder
-    kinds = {type(each) for layer in decoder._layers for each in (layer.qkv, layer.output, layer.up, layer.down)}
+    kinds = {type(each) for layer in decoder._layers for each in _products(layer)}
     is_onednn = dtype == "bfloat16" and amx and onednn_packs_bfloat16()
     assert kinds == {OneDnnLinear if is_onednn else PanelLinear}
     assert (decoder.layer_run is None) == is_onednn

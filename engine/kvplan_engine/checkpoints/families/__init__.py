@@ -1,11 +1,9 @@
-"""The families of models that the engine runs: one file each, registered in ``FAMILIES``.
+"""The families of models that the engine knows: one file each, in rooms by kind, registered in ``FAMILIES``.
 
-    family   what a family has to say: architecture, config.json, tensor names, GGUF
-    gpt2     GPT-2
-    llama    Llama, and ``llama_config``, which the families below build on
-    mistral  Mistral: Llama with a sliding window
-    qwen2    Qwen2: Llama with biases on queries, keys and values
-    qwen3    Qwen3: Llama with norms of each query and key head
+    family   what a family has to say: architectures, config.json, tensor names, GGUF
+    dense/   attention and an MLP in every layer
+    windows/, latent/, states/, encoder/, heterogeneous/   described: windows and chunks, MLA, states, cross attention
+    wrappers/   language models inside of vision and audio models' configs; common: what several rooms share
 
 ``docs/how-to/add-a-model-family.md`` walks through adding one. Everything else asks ``family_of``.
 """
@@ -15,19 +13,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvplan_engine.checkpoints.families.dense import DENSE
+from kvplan_engine.checkpoints.families.encoder import ENCODER
 from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.gpt2 import GPT2
-from kvplan_engine.checkpoints.families.llama import LLAMA
-from kvplan_engine.checkpoints.families.mistral import MISTRAL
-from kvplan_engine.checkpoints.families.qwen2 import QWEN2
-from kvplan_engine.checkpoints.families.qwen3 import QWEN3
+from kvplan_engine.checkpoints.families.heterogeneous import HETEROGENEOUS
+from kvplan_engine.checkpoints.families.latent import LATENT
+from kvplan_engine.checkpoints.families.states import STATES
+from kvplan_engine.checkpoints.families.windows import WINDOWS
+from kvplan_engine.checkpoints.families.wrappers import TEXT_TYPES, wrapper_families
 from kvplan_engine.errors import EngineError
 
-FAMILIES = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)
+_LANGUAGE_MODELS: tuple[Family, ...] = (*DENSE, *WINDOWS, *LATENT, *STATES, *ENCODER, *HETEROGENEOUS)
+_INNER = {kind: family.architectures[0] for family in _LANGUAGE_MODELS for kind in family.model_types} | TEXT_TYPES
+FAMILIES = (*_LANGUAGE_MODELS, *wrapper_families(lambda architecture: family_of(architecture), _INNER))
 
-_BY_ARCHITECTURE = {family.architecture: family for family in FAMILIES}
-SUPPORTED_ARCHITECTURES = tuple(_BY_ARCHITECTURE)
-_ARCHITECTURE_OF_TYPE = {family.model_type: family.architecture for family in FAMILIES}
+_BY_ARCHITECTURE = {architecture: family for family in FAMILIES for architecture in family.architectures}
+KNOWN_ARCHITECTURES = tuple(_BY_ARCHITECTURE)
+"""Those whose config.json the engine reads; it runs those of them that have names for their tensors."""
+SUPPORTED_ARCHITECTURES = tuple(name for name, family in _BY_ARCHITECTURE.items() if family.names is not None)
+_ARCHITECTURE_OF_TYPE = {kind: family.architectures[0] for family in FAMILIES for kind in family.model_types}
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -37,7 +41,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def family_of(architecture: str) -> Family:
-    """The family of ``architecture``; EngineError where the engine does not run it."""
+    """The family of ``architecture``; EngineError where the engine does not know it."""
     family = _BY_ARCHITECTURE.get(architecture)
     if family is None:
         raise EngineError(

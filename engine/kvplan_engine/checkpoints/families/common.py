@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints import fields
@@ -38,11 +39,16 @@ def attention(config: Config, *, kept: Kept = FULL, layer_type: str = "", **othe
 
 
 def rope(config: Config, size: int, layer_type: str = "", **options: Any) -> Rope:
-    """RoPE of heads of ``size``, where a config may have parameters for each type of layers."""
+    """RoPE of heads of ``size``, where a config may have parameters for each type of layers.
+
+    options: ``rotary_size`` where it is not a share of the head, else as for ``fields.rope``.
+    """
     parameters = config.get("rope_parameters") or {}
     own = parameters.get(layer_type)
     found = {**config, "rope_parameters": own} if isinstance(own, dict) else config
-    return fields.rope(found, size, **options)
+    rotary_size = options.pop("rotary_size", None)
+    read = fields.rope(found, size, **options)
+    return read if rotary_size is None else replace(read, rotary_size=int(rotary_size))
 
 
 def mlp(config: Config, size: int | None = None, **others: Any) -> Mlp:

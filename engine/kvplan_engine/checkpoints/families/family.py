@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from kvplan_engine.checkpoints.config import ModelConfig
-from kvplan_engine.checkpoints.parameters import TensorNames
+from kvplan_engine.checkpoints.tensor_names import TensorNames
+from kvplan_engine.description.model import ModelDescription
 
 LLAMA_CPP_NAMES = TensorNames(
     embedding="token_embd",
@@ -43,16 +43,17 @@ class Gguf:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture of config.json. model_type: what a config without ``architectures`` calls it.
+    """Architectures of config.json that are read alike. model_types: what a config without ``architectures`` says.
 
-    read_config: the config.json as a ModelConfig; KeyError, TypeError and ValueError mean that it is malformed.
-    names: of the tensors in its safetensors checkpoints. prefixes: what may stand before all of these names.
-    gguf: None where the engine does not load the family from GGUF files.
+    read: the config.json as a ModelDescription; KeyError, TypeError and ValueError mean that it is malformed. Its
+    ``architectures`` names one of these, whatever the file says. names: of the tensors in its safetensors checkpoints;
+    None for a family that is only described: its capacity can be measured (``load_format="none"``), nothing runs it.
+    prefixes: what may stand before all of these names. gguf: None where the engine does not load it from GGUF files.
     """
 
-    architecture: str
-    model_type: str
-    read_config: Callable[[dict[str, Any]], ModelConfig]
-    names: TensorNames = field(default_factory=TensorNames)
+    architectures: tuple[str, ...]
+    model_types: tuple[str, ...]
+    read: Callable[[dict[str, Any]], ModelDescription]
+    names: TensorNames | None = None
     prefixes: tuple[str, ...] = ("",)
     gguf: Gguf | None = None

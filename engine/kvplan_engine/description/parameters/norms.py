@@ -24,9 +24,13 @@ _MLP: dict[NormPlaces, tuple[str, ...]] = {
 }
 
 
-def norm_parameters(layer: Layer, hidden_size: int) -> Iterator[Parameter]:
-    """The norms around a layer's mixers and around its feed-forward."""
+def norm_parts(layer: Layer) -> tuple[str, ...]:
+    """The names of the layer's norms, around its mixers and around its feed-forward."""
     places = layer.norms.places
-    parts = (_ATTENTION[places] if layer.mixers else ()) + (_MLP[places] if layer.feed_forward is not None else ())
-    for part in parts:
+    return (_ATTENTION[places] if layer.mixers else ()) + (_MLP[places] if layer.feed_forward is not None else ())
+
+
+def norm_parameters(layer: Layer, hidden_size: int) -> Iterator[Parameter]:
+    """Their weights and biases."""
+    for part in norm_parts(layer):
         yield from norm(part, layer.norms.kind, hidden_size)

@@ -1,0 +1,45 @@
+"""What a family's checkpoints call their tensors. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """What a checkpoint calls its tensors, without ``.weight`` and ``.bias``; the defaults are Llama's.
+
+    layer: what stands before the names inside a layer, ``{}`` being its number. qkv: three names, or one where they
+    are fused, in the order query, key, value. up: gate and up, or one name where they are fused or there is no gate.
+    inside: of a layer's other parts ("experts.up"), by the part's name; a tuple where several tensors are stacked.
+    transposed: projections are stored [in, out] (GPT-2's Conv1D). grouped: the rows of a fused qkv lie in groups, the
+    queries, the key and the value of each KV head (GPT-NeoX).
+    """
+
+    embedding: str = "model.embed_tokens"
+    positions: str = ""
+    embedding_norm: str = ""
+    layer: str = "model.layers.{}"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    output: str = "self_attn.o_proj"
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    attention_norm: str = "input_layernorm"
+    mlp_norm: str = "post_attention_layernorm"
+    attention_post_norm: str = "post_attention_layernorm"
+    mlp_post_norm: str = "post_feedforward_layernorm"
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    inside: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    transposed: bool = False
+    grouped: bool = False
+
+    def of(self, part: str) -> tuple[str, ...]:
+        """The names of ``part``. KeyError where the family has none for it."""
+        named = self.inside.get(part) or getattr(self, part.replace(".", "_"), None)
+        if not named:
+            raise KeyError(f"names of '{part}'")
+        return (named,) if isinstance(named, str) else tuple(named)

@@ -1,0 +1,90 @@
+"""One layer's attention: from its normalised input to its output, by way of the paged pool."""
+
+from __future__ import annotations
+
+import torch
+
+from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, Rotation, refuse_missing_options
+from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.checkpoints.weights import Weights
+from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.norms import Norms
+from kvplan_engine.layers.norm import Norm
+from kvplan_engine.layers.projection import StoredWeight, make_projection
+from kvplan_engine.models.part_kernels import PartKernels
+from kvplan_engine.models.step_space import StepSpace
+
+
+class AttentionPart:
+    """Projections, norms of heads, rotation, and paged attention of layer ``index``.
+
+    rope_table: the workspace's buffer of cosines and sines, None where the layer does not rotate. EngineError where
+    the attention backend lacks an option of this attention.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        norms: Norms,
+        weights: Weights,
+        index: int,
+        kernels: PartKernels,
+        rope_table: str | None,
+    ) -> None:
+        self.description, self.rope_table = attention, rope_table
+        self.options = options_of(attention)
+        refuse_missing_options(kernels.attention, self.options)
+        self._index, self._backend = index, kernels.attention
+        name = f"layers.{index}"
+        self.qkv = make_projection(kernels.projections, StoredWeight(weights, f"{name}.qkv"))
+        self.output = make_projection(kernels.projections, StoredWeight(weights, f"{name}.output"))
+        kind = attention.head_norm_kind or norms.kind
+        self.query_norm, self.key_norm = (
+            Norm(weights, f"{name}.{part}", kind, norms.eps, kernels.ops) if attention.head_norm != "none" else None
+            for part in ("query_norm", "key_norm")
+        )
+
+    def project(self, normed: torch.Tensor, step: StepSpace) -> tuple[torch.Tensor, torch.Tensor]:
+        """The queries [T, hq, d], and where attention's output goes [T, hq d]; keys and values are in the pool."""
+        attention, num_tokens = self.description, normed.shape[0]
+        qkv, attended = step.workspace.scratch((num_tokens, attention.qkv_size), (num_tokens, attention.output_size))
+        self.qkv(normed, qkv)
+        heads = qkv.view(num_tokens, -1, attention.key_size)
+        query, key, value = heads.split([attention.num_heads, attention.num_kv_heads, attention.num_kv_heads], dim=1)
+        self._normalise(query, key)
+        slots = step.batch.attention.slots
+        if self.rope_table is not None:
+            rotated = heads[:, : -attention.num_kv_heads]
+            rotation = Rotation(rotated, step.batch.positions, step.workspace[self.rope_table])
+            self._backend.rotate_and_write(rotation, value, step.kv, self._index, slots)
+        else:
+            self._backend.write_kv(key, value, step.kv, self._index, slots)
+        return query, attended
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        attended: torch.Tensor,
+        metadata: AttentionMetadata,
+        step: StepSpace,
+        delta: torch.Tensor,
+    ) -> None:
+        """Attention of ``query`` over the pool, into ``attended``, and its output projection into ``delta`` [T, H]."""
+        out = attended.view(query.shape)
+        self._backend.attend(AttentionInputs(query, step.kv, self._index, metadata, out, self.options))
+        self.output(attended, delta)
+
+    def _normalise(self, query: torch.Tensor, key: torch.Tensor) -> None:
+        if self.query_norm is None or self.key_norm is None:
+            return
+        if self.description.head_norm == "head":
+            self.query_norm(query, query)
+            self.key_norm(key, key)
+            return
+        for norm, heads in ((self.query_norm, query), (self.key_norm, key)):
+            norm.of_each_head(heads) if self.description.head_norm == "per_head" else norm.of_all_heads(heads)
+
+
+def options_of(attention: Attention) -> AttentionOptions:
+    """How the layer attends, for an attention backend."""
+    return AttentionOptions(attention.scale, window=attention.kept.tokens, softcap=attention.softcap)

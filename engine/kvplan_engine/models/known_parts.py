@@ -1,0 +1,60 @@
+"""What the decoder computes; anything else of a description is refused by name, before weights are loaded."""
+
+from __future__ import annotations
+
+from kvplan_engine.checkpoints.families import family_of
+from kvplan_engine.description.feed_forward import Mlp
+from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.description.uniform import attention_of, uniform_attention
+from kvplan_engine.errors import EngineError
+from kvplan_engine.layers.rope import ROPE_TYPES
+from kvplan_engine.memory.breakdown import MEASURE_INSTEAD
+
+
+def refuse_unknown_parts(model: ModelDescription) -> None:
+    """EngineError that names what the decoder lacks for ``model``; it comes with a way to measure the model anyway."""
+    for layer in model.distinct_layers:
+        _refuse_if(_lacking(layer), model)
+    if uniform_attention(model) is None:
+        _refuse_if("layers that keep different tokens", model)
+    if model.others or family_of(model.architecture).names is None:
+        _refuse_if("all of its parts", model)
+
+
+def _refuse_if(lacking: str | None, model: ModelDescription) -> None:
+    if lacking is not None:
+        raise EngineError(
+            f"the engine does not run {model.architecture} yet: it lacks {lacking}.", hint=MEASURE_INSTEAD
+        )
+
+
+def _lacking(layer: Layer) -> str | None:
+    """The first thing in ``layer`` that no part computes."""
+    attention = attention_of(layer)
+    if attention is None:
+        return " and ".join(type(mixer).__name__ for mixer in layer.mixers) or "layers without attention"
+    if not isinstance(layer.feed_forward, Mlp):
+        return f"a {type(layer.feed_forward).__name__}"
+    if layer.others:
+        return "all of its parts"
+    return _lacking_in_attention(attention) or _lacking_in_mlp(layer.feed_forward)
+
+
+def _lacking_in_attention(attention: Attention) -> str | None:
+    if attention.kept.kind not in ("full", "window"):
+        return f"attention that keeps a {attention.kept.kind}"
+    if attention.rope is not None and attention.rope.scaling.get("rope_type", "default") not in ROPE_TYPES:
+        return f"the RoPE scaling '{attention.rope.scaling['rope_type']}' (it has {', '.join(ROPE_TYPES)})"
+    named = {
+        "attention sinks": attention.sinks,
+        "ALiBi": attention.alibi,
+        "gated attention": attention.gate != "none",
+        "norms of heads behind RoPE": attention.norm_after_rope,
+        "values that are keys": attention.value_is_key,
+    }
+    return next((name for name, wanted in named.items() if wanted), None)
+
+
+def _lacking_in_mlp(mlp: Mlp) -> str | None:
+    return f"the activation '{mlp.activation}'" if mlp.activation == "swiglu_oai" else None

@@ -1,0 +1,32 @@
+"""One layer's MLP."""
+
+from __future__ import annotations
+
+import torch
+
+from kvplan_engine.checkpoints.weights import Weights
+from kvplan_engine.description.feed_forward import Mlp
+from kvplan_engine.layers.activation import MlpActivation
+from kvplan_engine.layers.projection import StoredWeight, make_projection
+from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.part_kernels import PartKernels
+
+
+class MlpPart:
+    """Up (and gate), activation, down, of layer ``index``."""
+
+    def __init__(self, mlp: Mlp, weights: Weights, index: int, kernels: PartKernels) -> None:
+        name = f"layers.{index}"
+        self._size = mlp.size
+        self._activation = MlpActivation(mlp, weights, f"{name}.activation", kernels.ops)
+        stored = StoredWeight(weights, f"{name}.up", activation=self._activation.name)
+        self.up = make_projection(kernels.projections, stored)
+        self.down = make_projection(kernels.projections, StoredWeight(weights, f"{name}.down"))
+        is_halved = mlp.gated and self.up.activation is not None
+        self._columns = mlp.size * (2 if mlp.gated and not is_halved else 1)
+
+    def __call__(self, normed: torch.Tensor, workspace: Workspace, delta: torch.Tensor) -> None:
+        """From ``normed`` [T, H] into ``delta`` [T, H], by way of the scratch buffer."""
+        (inner,) = workspace.scratch((normed.shape[0], self._columns))
+        self.up(normed, inner)
+        self.down(inner if self.up.activation is not None else self._activation(inner), delta)

@@ -1,0 +1,18 @@
+"""The kernels that one part of a layer is made with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplan_engine.attention.backend import AttentionBackend
+from kvplan_engine.kernels.interface import Ops
+from kvplan_engine.layers.projection import ProjectionKind
+
+
+@dataclass(frozen=True, slots=True)
+class PartKernels:
+    """projections: the ways to store a weight and multiply with it, best first; the last one takes every weight."""
+
+    attention: AttentionBackend
+    ops: Ops
+    projections: tuple[ProjectionKind, ...]

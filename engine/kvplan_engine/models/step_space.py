@@ -1,0 +1,19 @@
+"""What the parts of a layer share in one step: the batch, the pool and the workspace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.step_batch import StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpace:
+    """One step's inputs and where it writes: keys and values into the pool ``kv``, all else into the workspace."""
+
+    batch: StepBatch
+    kv: torch.Tensor
+    workspace: Workspace
