@@ -97,11 +97,11 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
-            code = self.process.wait(20)
+            code = self.process.wait(120)
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
-        self._reader.join(10)
+        self._reader.join(60)
         return code
 
     # ---- HTTP
@@ -111,7 +111,7 @@ class ServerProcess:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, method=method, headers=headers or {})
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 return HttpAnswer(answer.status, answer.read(), dict(answer.headers))
         except urllib.error.HTTPError as error:
             with error:
@@ -179,7 +179,7 @@ def decoded_events(stream: bytes) -> Iterator[Any]:
             yield text if text == "[DONE]" else json.loads(text)
 
 
-def wait_for(look: Callable[[], Any], is_reached: Callable[[Any], bool], seconds: float = 20.0) -> Any:
+def wait_for(look: Callable[[], Any], is_reached: Callable[[Any], bool], seconds: float = 120.0) -> Any:
     """What ``look`` sees once ``is_reached``; the last sight fails the test when time is up."""
     deadline = time.monotonic() + seconds
     while not is_reached(seen := look()):

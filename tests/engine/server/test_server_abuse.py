@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from object_counts import ObjectCounts
 from server_process import ServerProcess
 
 FINE = {"prompt": "the cache", "max_tokens": 3}
@@ -212,18 +213,19 @@ def test_no_block_is_lost_where_little_fits(model_path: Path, settings: dict[str
 
 
 @pytest.mark.slow
-def test_memory_stays_flat_over_many_requests(model_path: Path) -> None:
-    """Of both processes, once allocators have their size. Without a prefix cache, which would fill the whole pool."""
+def test_objects_do_not_grow_with_requests(model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waves of the same requests until one leaves both processes as they were: a leak grows in every wave.
+
+    Without a prefix cache, which would fill the whole pool.
+    """
+    number, counts = 400, ObjectCounts(tmp_path, monkeypatch)
     with ServerProcess(str(model_path), {"enable_prefix_caching": False}) as server:
-        pids = (server.process.pid, server.engine_pid)
-
-        def resident_bytes() -> list[int]:
-            pages = [Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1] for pid in pids]
-            return [int(number) * 4096 for number in pages]
-
-        _check_storm(server, 3000)
-        before = resident_bytes()
-        for _ in range(3):
-            _check_storm(server, 3000)
-        growth = [after - first for after, first in zip(resident_bytes(), before, strict=True)]
-        assert max(growth) < 9000 * 300, f"{growth} bytes over 9,000 requests"
+        _check_storm(server, number)
+        before, growing, growth = counts.of(server), {"api", "engine"}, []
+        while growing:
+            assert len(growth) < 8, f"objects more after each {number} requests: {growth}"
+            _check_storm(server, number)
+            after = counts.of(server)
+            growth.append({name: after[name] - before[name] for name in after})
+            growing -= {name for name in growing if growth[-1][name] <= number // 10}
+            before = after

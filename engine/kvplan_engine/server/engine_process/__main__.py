@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket
@@ -39,6 +40,8 @@ def _serve(order: Load, channel: Channel) -> int:
 
     with load(order) as llm:
         channel.send(Ready(model_facts(llm, order.model), pool_facts(llm.engine)))
+        gc.collect()
+        gc.freeze()  # finished requests are cycles: a collection that finds them need not look at torch's objects
         EngineLoop(llm.engine, channel).run()
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -18,8 +19,9 @@ from kvplan_engine.server.openai.requests import DetokenizeBody, TokenizeBody
 MODEL_PATH = "/v1/models/"
 
 
+@cache
 def version() -> str:
-    """kvplan's."""
+    """kvplan's, read once: it lies in a file."""
     try:
         return metadata.version("kvplan")
     except metadata.PackageNotFoundError:
