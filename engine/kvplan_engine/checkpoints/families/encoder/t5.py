@@ -20,7 +20,7 @@ def read_t5(config: dict[str, Any]) -> ModelDescription:
     norm = norms(config, key="layer_norm_epsilon")
     mixers = (Attention(heads, heads, size, size, scale=1.0), CrossAttention(heads, heads, size, size))
     cross_norm = Shape("cross_attention_norm", (hidden,))
-    bias = Shape("relative_attention_bias", (int(config.get("relative_attention_num_buckets", 32)), heads))
+    bias = Shape("relative_attention_bias", (_buckets(config), heads))
     number = int(config.get("num_decoder_layers") or config["num_layers"])
     in_all = _family(config) == "UMT5"
     layers = [
@@ -28,7 +28,25 @@ def read_t5(config: dict[str, Any]) -> ModelDescription:
         for index in range(number)
     ]
     own = {"hidden_size": hidden, "max_position_embeddings": config.get("n_positions")}
-    return model({**config, **own}, layers, norm, max_positions=512, tied=_family(config) == "T5")
+    tied = _family(config) == "T5"
+    encoder = _encoder_shapes(config, num_biases=int(config["num_layers"]) if in_all else 1)
+    return model({**config, **own}, layers, norm, max_positions=512, tied=tied, others=encoder)
+
+
+def _encoder_shapes(config: dict[str, Any], num_biases: int) -> tuple[Shape, ...]:
+    """The encoder, which is served with the decoder: its layers' weights by kind, its biases and last norm."""
+    hidden, heads, size = int(config["d_model"]), int(config["num_heads"]), int(config["d_kv"])
+    number, feed_forward = int(config["num_layers"]), _mlp(config)
+    return (
+        Shape("encoder.attention", (number, 4, heads * size, hidden)),
+        Shape("encoder.mlp", (number, 3 if feed_forward.gated else 2, feed_forward.size, hidden)),
+        Shape("encoder.norms", (2 * number + 1, hidden)),
+        Shape("encoder.relative_attention_bias", (num_biases, _buckets(config), heads)),
+    )
+
+
+def _buckets(config: dict[str, Any]) -> int:
+    return int(config.get("relative_attention_num_buckets", 32))
 
 
 def _family(config: dict[str, Any]) -> str:

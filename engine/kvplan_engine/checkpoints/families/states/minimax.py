@@ -1,4 +1,4 @@
-"""MiniMax Text 01 and M1: lightning attention (a state in float32) in most layers, attention in the others; experts."""
+"""MiniMax Text 01 and M1: lightning attention (a state) in most layers, attention in the others; experts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def _state(config: dict[str, Any], size: int) -> State:
         conv_channels=0,
         conv_kernel=1,
         recurrent_shape=(heads, size, size),
-        recurrent_dtype="float32",
         num_heads=heads,
         key_heads=heads,
         key_size=size,

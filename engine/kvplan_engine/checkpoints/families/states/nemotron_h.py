@@ -37,6 +37,7 @@ def _kinds(config: dict[str, Any]) -> list[str]:
 
 
 def _mamba(config: dict[str, Any]) -> State:
+    """The first models do not say ``mamba_ssm_cache_dtype``: their code keeps the state as the model is."""
     bias = bool(config.get("use_bias", False))
     return mamba2(
         heads=int(config.get("mamba_num_heads", 128)),
@@ -46,7 +47,7 @@ def _mamba(config: dict[str, Any]) -> State:
         kernel=int(config.get("conv_kernel", 4)),
         bias=bias,
         conv_bias=bool(config.get("use_conv_bias", True)),
-        recurrent_dtype=config.get("mamba_ssm_cache_dtype", "float32"),
+        recurrent_dtype=config.get("mamba_ssm_cache_dtype"),
     )
 
 

@@ -19,7 +19,6 @@ def read_gemma3(config: dict[str, Any]) -> ModelDescription:
         config,
         [Layer((_attention(config, kind),), feed_forward, norm) for kind in kinds],
         norm,
-        vocab_size=int(config.get("vocab_size", 262208)),
         max_positions=131072,
         tied=True,
         embedding_scale=float(config["hidden_size"]) ** 0.5,

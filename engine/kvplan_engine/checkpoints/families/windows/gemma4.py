@@ -46,12 +46,13 @@ def _per_layer_size(config: dict[str, Any]) -> int:
 def _attention(config: dict[str, Any], kind: str, reads_layer: int | None) -> Attention:
     full = kind == "full_attention"
     same = full and bool(config.get("attention_k_eq_v", False))
+    kv_heads = (config.get("num_global_key_value_heads") if same else None) or config["num_key_value_heads"]
     return attention(
         config,
         kept=window(config, kind, 512),
         layer_type=kind,
         size=int(config.get("global_head_dim", 512) if full else config.get("head_dim", 256)),
-        num_kv_heads=int(config.get("num_global_key_value_heads") or config["num_key_value_heads"]) if same else None,
+        num_kv_heads=int(kv_heads),
         scale=1.0,
         head_norm="head",
         reads_layer=reads_layer,
