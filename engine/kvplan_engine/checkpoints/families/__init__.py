@@ -2,6 +2,7 @@
 
     family   what a family has to say: architectures, config.json, tensor names, GGUF
     dense/   attention and an MLP in every layer
+    mixtures/   attention in every layer, experts in some or all of them
     windows/, latent/, states/, encoder/, heterogeneous/   described: windows and chunks, MLA, states, cross attention
     wrappers/   language models inside of vision and audio models' configs; common: what several rooms share
 
@@ -18,12 +19,13 @@ from kvplan_engine.checkpoints.families.encoder import ENCODER
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.heterogeneous import HETEROGENEOUS
 from kvplan_engine.checkpoints.families.latent import LATENT
+from kvplan_engine.checkpoints.families.mixtures import MIXTURES
 from kvplan_engine.checkpoints.families.states import STATES
 from kvplan_engine.checkpoints.families.windows import WINDOWS
 from kvplan_engine.checkpoints.families.wrappers import TEXT_TYPES, wrapper_families
 from kvplan_engine.errors import EngineError
 
-_LANGUAGE_MODELS: tuple[Family, ...] = (*DENSE, *WINDOWS, *LATENT, *STATES, *ENCODER, *HETEROGENEOUS)
+_LANGUAGE_MODELS: tuple[Family, ...] = (*DENSE, *MIXTURES, *WINDOWS, *LATENT, *STATES, *ENCODER, *HETEROGENEOUS)
 _INNER = {kind: family.architectures[0] for family in _LANGUAGE_MODELS for kind in family.model_types} | TEXT_TYPES
 FAMILIES = (*_LANGUAGE_MODELS, *wrapper_families(lambda architecture: family_of(architecture), _INNER))
 

@@ -1,0 +1,64 @@
+"""DeepSeek's first mixture (DeepSeek-MoE 16B), and Bailing's (Ling), whose code lives beside their checkpoints."""
+
+from __future__ import annotations
+
+from kvplan_engine.checkpoints.families.common import Config, attention, mlp, norms, rope
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.mixtures.parts import (
+    QWEN_NAMES,
+    after_dense_ones,
+    decoder,
+    shared_mlp,
+    whole,
+)
+from kvplan_engine.checkpoints.fields import head_size
+from kvplan_engine.description.feed_forward import Mixture
+from kvplan_engine.description.model import ModelDescription
+
+
+def read_deepseek_moe(config: Config) -> ModelDescription:
+    """modeling_deepseek.py of deepseek-ai/deepseek-moe-16b-base."""
+    size = int(config["moe_intermediate_size"])
+    mixture = Mixture(
+        whole(config, "n_routed_experts"),
+        whole(config, "num_experts_per_tok"),
+        mlp(config, size, bias=False),
+        normalised=bool(config.get("norm_topk_prob", False)),
+        shared=shared_mlp({**config, "mlp_bias": False}, size * whole(config, "n_shared_experts", default=0)),
+    )
+    dense = mlp(config, bias=False)
+    return decoder(config, norms(config), attention(config), mixture, after_dense_ones(config), dense=dense)
+
+
+def read_bailing_moe(config: Config) -> ModelDescription:
+    """modeling_bailing_moe.py and modeling_bailing_moe_v2.py of inclusionAI's Ling and Ring."""
+    size, bias = int(config["moe_intermediate_size"]), bool(config.get("use_bias", False))
+    sigmoid = config.get("score_function") == "sigmoid"
+    shared_size = whole(config, "moe_shared_expert_intermediate_size", default=size)
+    mixture = Mixture(
+        whole(config, "num_experts"),
+        whole(config, "num_experts_per_tok"),
+        mlp(config, size, bias=False),
+        scoring="sigmoid" if sigmoid else "softmax",
+        normalised=bool(config.get("norm_topk_prob", True)),
+        scale=float(config.get("routed_scaling_factor") or 1.0),
+        correction=bool(config.get("moe_router_enable_expert_bias", False)),
+        num_groups=whole(config, "n_group", default=1),
+        top_groups=whole(config, "topk_group", default=1),
+        shared=shared_mlp({**config, "mlp_bias": False}, shared_size * whole(config, "num_shared_experts", default=0)),
+    )
+    mixer = attention(
+        config,
+        rope=rope(config, head_size(config)),
+        qkv_bias=bool(config.get("use_qkv_bias", bias)),
+        output_bias=bias,
+        head_norm="head" if config.get("use_qk_norm", False) else "none",
+    )
+    dense = mlp(config, bias=bias)
+    return decoder(config, norms(config), mixer, mixture, after_dense_ones(config), dense=dense, max_positions=32768)
+
+
+FAMILIES = (
+    Family(("DeepseekForCausalLM",), ("deepseek",), read_deepseek_moe, QWEN_NAMES),
+    Family(("BailingMoeForCausalLM", "BailingMoeV2ForCausalLM"), ("bailing_moe", "bailing_moe_v2"), read_bailing_moe),
+)

@@ -1,0 +1,121 @@
+"""What families with experts share: which layers have them, the usual keys and names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvplan_engine.checkpoints.families.common import Config, mlp, model
+from kvplan_engine.checkpoints.tensor_names import TensorNames
+from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
+from kvplan_engine.description.mixers import FULL, Attention, Kept
+from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.description.norms import Norms
+
+QWEN_NAMES = TensorNames(
+    inside={
+        "router": "mlp.gate",
+        "correction": "mlp.gate.e_score_correction_bias",
+        "experts.up": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+        "experts.down": "mlp.experts.{}.down_proj",
+        "shared.up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+        "shared.down": "mlp.shared_experts.down_proj",
+    }
+)
+"""Most families' names, ``{}`` being an expert's number."""
+
+MIXTRAL_NAMES = TensorNames(
+    inside={
+        "router": "block_sparse_moe.gate",
+        "correction": "block_sparse_moe.e_score_correction_bias",
+        "experts.up": ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
+        "experts.down": "block_sparse_moe.experts.{}.w2",
+    }
+)
+"""Mixtral's, which others took over."""
+
+
+def with_names(names: TensorNames, **parts: str | tuple[str, ...]) -> TensorNames:
+    """``names`` with some of a layer's parts called otherwise; "__" in a keyword stands for the part's dot."""
+    return replace(names, inside={**names.inside, **{part.replace("__", "."): name for part, name in parts.items()}})
+
+
+def whole(config: Config, *keys: str, default: int | None = None) -> int:
+    """The first of ``keys`` that the config has. KeyError where it has none and there is no ``default``."""
+    for key in keys:
+        if config.get(key) is not None:
+            return int(config[key])
+    if default is None:
+        raise KeyError(keys[0])
+    return default
+
+
+def shared_mlp(config: Config, size: int) -> Mlp | None:
+    """The shared expert; None of size 0."""
+    return mlp(config, size) if size else None
+
+
+def grouped_sigmoid(config: Config, experts: str = "n_routed_experts", *, normalised: bool = True) -> Mixture:
+    """DeepSeek V3's routing with its keys. normalised: where the config does not say."""
+    size = int(config["moe_intermediate_size"])
+    return Mixture(
+        whole(config, experts, "num_local_experts", "num_experts"),
+        int(config["num_experts_per_tok"]),
+        mlp(config, size, bias=False),
+        scoring="sigmoid",
+        normalised=bool(config.get("norm_topk_prob", normalised)),
+        scale=float(config.get("routed_scaling_factor") or 1.0),
+        correction=True,
+        num_groups=whole(config, "n_group", default=1),
+        top_groups=whole(config, "topk_group", default=1),
+        shared=shared_mlp(config, size * whole(config, "n_shared_experts", default=0)),
+    )
+
+
+def after_dense_ones(config: Config) -> list[bool]:
+    """Which layers have experts: all behind the first ``first_k_dense_replace``, or one in ``moe_layer_freq``."""
+    first, every = whole(config, "first_k_dense_replace", default=0), whole(config, "moe_layer_freq", default=1)
+    return [index >= first and index % every == 0 for index in range(int(config["num_hidden_layers"]))]
+
+
+def stepped(config: Config) -> list[bool]:
+    """Qwen's rule: every ``decoder_sparse_step``-th layer but those in ``mlp_only_layers``."""
+    dense, step = set(config.get("mlp_only_layers") or ()), whole(config, "decoder_sparse_step", default=1)
+    return [index not in dense and (index + 1) % step == 0 for index in range(int(config["num_hidden_layers"]))]
+
+
+def late_windows(config: Config) -> list[Kept]:
+    """Qwen's windows: with ``use_sliding_window``, from layer ``max_window_layers`` on, or as ``layer_types`` says."""
+    number, tokens = int(config["num_hidden_layers"]), config.get("sliding_window")
+    if not config.get("use_sliding_window") or not tokens:
+        return [FULL] * number
+    first = whole(config, "max_window_layers", default=28)
+    types = config.get("layer_types") or [
+        "sliding_attention" if index >= first else "full_attention" for index in range(number)
+    ]
+    kept = Kept("window", int(tokens))
+    return [kept if kind == "sliding_attention" else FULL for kind in types[:number]]
+
+
+def decoder(
+    config: Config,
+    norm: Norms,
+    mixers: Callable[[int], Attention] | Attention,
+    mixture: Mixture,
+    sparse: Sequence[bool] | None = None,
+    *,
+    dense: Mlp | None = None,
+    residual_scale: float = 1.0,
+    **others: Any,
+) -> ModelDescription:
+    """Layers with ``mixture`` where ``sparse`` says so, otherwise with ``dense``. mixers: one for all, or by layer."""
+    number = int(config["num_hidden_layers"])
+    layers = []
+    for index in range(number):
+        feed_forward: FeedForward = mixture
+        if sparse is not None and not sparse[index]:
+            feed_forward = mlp(config) if dense is None else dense
+        mixer = mixers if isinstance(mixers, Attention) else mixers(index)
+        layers.append(Layer((mixer,), feed_forward, norm, residual_scale))
+    return model(config, layers, norm, **others)
