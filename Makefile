@@ -6,6 +6,7 @@ STAMP := $(VENV)/.kvplan-installed
 STAMP_DEV := $(VENV)/.kvplan-installed-dev
 # processes that run tests side by side; each takes up to 3 GiB
 JOBS ?= 2
+CLIENTS ?=
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 .PHONY: sweep check quick check-clients lint types imports test clean
@@ -37,9 +38,11 @@ quick: $(STAMP_DEV)
 	$(MAKE) lint types imports
 	$(PYTEST) -m "not slow"
 
-# the server alone: OpenAI's client, abusive clients, 10,000 requests of which a third leave
+# the server: OpenAI's client, abusive clients, 10,000 requests of which a third leave; then real clients as published.
+# Those that are not on the PATH are named in CLIENTS (tools/check_clients.py says how); one that is missing is an error.
 check-clients: $(STAMP_DEV)
 	$(PYTEST) tests/engine/server
+	$(BIN)/python tools/check_clients.py --out docs/clients.md $(CLIENTS)
 
 lint: $(STAMP_DEV)
 	$(BIN)/ruff check .
