@@ -7,11 +7,13 @@ under a sequence, whatever brought it there, is seen in the step that would have
 from __future__ import annotations
 
 import random
+from array import array
 from collections import OrderedDict
 from typing import Any
 
 from kvplan_engine.blocks.block_pool import BlockHash, BlockPool
 from kvplan_engine.blocks.block_table import BlockCopy
+from kvplan_engine.blocks.layout import KvLayout, uniform_layout
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.blocks.transfers import FromDisk, FromHost, ToDisk, ToHost, Transfer, TransferLog
 from kvplan_engine.config import EngineConfig
@@ -43,7 +45,7 @@ class MemoryDisk:
         self.read_seconds = 0.0
         self._num_blocks = num_blocks
         self._damage_every = damage_every
-        self._content: OrderedDict[BlockHash, Block] = OrderedDict()
+        self._content: OrderedDict[BlockHash, bytes] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._content)
@@ -57,16 +59,16 @@ class MemoryDisk:
             return True
         return False
 
-    def read(self, block_hash: BlockHash) -> Block | None:
+    def read(self, block_hash: BlockHash) -> bytearray | None:
         self.num_read += 1
         if self._damage_every and self.num_read % self._damage_every == 0:
             del self._content[block_hash]
             return None
-        return list(self._content[block_hash])
+        return bytearray(self._content[block_hash])
 
     def write(self, block_hash: BlockHash, content: Block) -> None:
         if self._num_blocks and not self.touch(block_hash):
-            self._content[block_hash] = content
+            self._content[block_hash] = array("q", content).tobytes()
             while len(self._content) > self._num_blocks:
                 self._content.popitem(last=False)
 
@@ -88,6 +90,7 @@ class SchedulerHarness:
         num_tier_slots: int = 0,
         num_disk_blocks: int = 0,
         damage_every: int = 0,
+        layout: KvLayout | None = None,
         check: bool = True,
         seed: int = 0,
         **modes: str,
@@ -96,7 +99,7 @@ class SchedulerHarness:
         self.rng = random.Random(seed)
         log = TransferLog()
         cost = CostModel(block_bytes=1, block_size=block_size, seconds_per_token=1.0)
-        self.pool = BlockPool(num_blocks, block_size)
+        self.pool = BlockPool(num_blocks, layout or uniform_layout(block_size))
         self.swap = SwapSpace(self.pool, num_swap_slots, log)
         self.host = HostTier(num_swap_slots, num_tier_slots)
         self.disk: Any = MemoryDisk(num_disk_blocks, damage_every) if num_disk_blocks else None
@@ -204,8 +207,9 @@ class SchedulerHarness:
         if isinstance(transfer, FromHost):
             return list(self._host_memory[transfer.slot])
         if isinstance(transfer, FromDisk):
-            return list(transfer.payload)
-        return list((self._host_memory if transfer.from_host else self.device)[transfer.index])
+            return array("q", bytes(transfer.payload)).tolist()
+        pool = self._host_memory if transfer.from_host else self.device
+        return [slot for index in transfer.indices for slot in pool[index]]
 
     def _write(self, transfer: Transfer, content: Block) -> None:
         if isinstance(transfer, BlockCopy):

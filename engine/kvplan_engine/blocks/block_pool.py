@@ -4,12 +4,20 @@
                    ^ taken from this end                 a cached block that is looked up again leaves in O(1)
 A block is free when nobody references it. A free block may still hold KV that is worth finding again (prefix
 cache): it keeps its hash until it is handed out for something else.
+
+Where a group of layers takes several blocks for one logical block, these are a *bundle*, whichever blocks they are:
+
+    allocate(2 bundles, width 3)  ->  [7, 2]      blocks_of(7) = (7, 1, 4)    blocks_of(2) = (2, 9, 3)
+A bundle is known by its first block, which has the references, the hash and the generation of all. A free bundle that
+is cached stays together; evicting it, or freeing one without a hash, makes blocks of it again.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+
+from kvplan_engine.blocks.layout import KvLayout
 
 BlockHash = bytes
 
@@ -19,11 +27,16 @@ class NoFreeBlocks(Exception):
 
 
 class BlockPool:
-    """Reference counts and the free queue of ``num_blocks`` blocks of ``block_size`` token slots each."""
+    """Reference counts and the free queue of ``num_blocks`` blocks, which ``layout`` says how to fill.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    Where it says "block" below, a bundle's first block stands for the bundle.
+    num_logical_blocks: the sum over all tables of how many logical blocks they reach, kept by the tables.
+    """
+
+    def __init__(self, num_blocks: int, layout: KvLayout) -> None:
         self.num_blocks = num_blocks
-        self.block_size = block_size
+        self.layout = layout
+        self.block_size = layout.block_size
         self.on_evict: Callable[[int, BlockHash], None] | None = None  # called with a cached block and its hash
         self._reference_counts = [0] * num_blocks
         self._generations = [0] * num_blocks
@@ -31,13 +44,16 @@ class BlockPool:
         self._free_cached: OrderedDict[int, None] = OrderedDict()  # taken from its beginning
         self._hash_of_block: dict[int, BlockHash] = {}
         self._block_of_hash: dict[BlockHash, int] = {}
+        self._bundles: dict[int, tuple[int, ...]] = {}  # those of several blocks, by their first
+        self._num_hidden_free = 0  # blocks of free cached bundles beside their first
         self.num_evictions = 0
         self.num_references = 0
+        self.num_logical_blocks = 0
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that nobody references, including those that still hold cached KV."""
-        return len(self._free_uncached) + len(self._free_cached)
+        return len(self._free_uncached) + len(self._free_cached) + self._num_hidden_free
 
     @property
     def num_used_blocks(self) -> int:
@@ -46,12 +62,13 @@ class BlockPool:
     @property
     def num_cached_blocks(self) -> int:
         """Blocks, in use or free, that can be found again by their hash."""
-        return len(self._block_of_hash)
+        known = self._hash_of_block
+        return len(known) + sum(len(blocks) - 1 for first, blocks in self._bundles.items() if first in known)
 
     @property
     def num_free_cached_blocks(self) -> int:
         """Free blocks that can still be found again."""
-        return len(self._free_cached)
+        return len(self._free_cached) + self._num_hidden_free
 
     def reference_count(self, block: int) -> int:
         return self._reference_counts[block]
@@ -60,26 +77,57 @@ class BlockPool:
         """How often ``block`` has been handed out. A full block's content stays the same as long as this does."""
         return self._generations[block]
 
+    def blocks_of(self, block: int) -> tuple[int, ...]:
+        """All blocks of the bundle that begins with ``block``."""
+        return self._bundles.get(block) or (block,)
+
     def num_unused_among(self, blocks: Iterable[int]) -> int:
-        """How many of ``blocks`` nobody references: sharing these uses up free ones."""
+        """How many blocks of ``blocks`` nobody references: sharing these uses up free ones."""
         counts = self._reference_counts
-        return sum(not counts[block] for block in blocks)
+        unused = [block for block in blocks if not counts[block]]
+        return len(unused) if not self._bundles else sum(len(self.blocks_of(block)) for block in unused)
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Take ``num_blocks`` free blocks, one reference each. NoFreeBlocks if there are fewer: then none is taken."""
+        blocks = self._take(num_blocks)
+        counts = self._reference_counts
+        for block in blocks:
+            counts[block] = 1
+        self.num_references += num_blocks
+        return blocks
+
+    def allocate_bundles(self, number: int, width: int) -> list[int]:
+        """Take ``number`` bundles of ``width`` blocks: their first blocks. NoFreeBlocks: then none is taken."""
+        if width == 1:
+            return self.allocate(number)
+        blocks = self._take(number * width)
+        counts, bundles, firsts = self._reference_counts, self._bundles, blocks[::width]
+        for position, first in enumerate(firsts):
+            counts[first] = 1
+            bundles[first] = tuple(blocks[position * width : (position + 1) * width])
+        self.num_references += number
+        return firsts
+
+    def _take(self, num_blocks: int) -> list[int]:
         if num_blocks > self.num_free_blocks:
             raise NoFreeBlocks
         num_uncached = min(num_blocks, len(self._free_uncached))
         blocks = [self._free_uncached.popitem()[0] for _ in range(num_uncached)]
-        for _ in range(num_blocks - num_uncached):
+        while len(blocks) < num_blocks:
             block, _ = self._free_cached.popitem(last=False)
             self._forget_hash(block)
-            blocks.append(block)
-        counts, generations = self._reference_counts, self._generations
+            if block in self._bundles:
+                bundle = self._bundles.pop(block)
+                self._num_hidden_free -= len(bundle) - 1
+                blocks.extend(bundle)
+            else:
+                blocks.append(block)
+        if len(blocks) > num_blocks:  # the rest of the last bundle
+            self._free_uncached |= dict.fromkeys(reversed(blocks[num_blocks:]))
+            del blocks[num_blocks:]
+        generations = self._generations
         for block in blocks:
-            counts[block] = 1
             generations[block] += 1
-        self.num_references += num_blocks
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -88,6 +136,8 @@ class BlockPool:
         for block in blocks:
             if self._reference_counts[block] == 0:
                 del (self._free_cached if block in self._free_cached else self._free_uncached)[block]
+                if block in self._bundles:
+                    self._num_hidden_free -= len(self._bundles[block]) - 1
             self._reference_counts[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
@@ -99,13 +149,32 @@ class BlockPool:
         for block in reversed(blocks):
             self._reference_counts[block] -= 1
             if self._reference_counts[block] == 0:
-                (self._free_cached if block in self._hash_of_block else self._free_uncached)[block] = None
+                if block in self._bundles:
+                    self._free_bundle(block)
+                else:
+                    (self._free_cached if block in self._hash_of_block else self._free_uncached)[block] = None
+
+    def _free_bundle(self, first: int) -> None:
+        if first in self._hash_of_block:
+            self._free_cached[first] = None
+            self._num_hidden_free += len(self._bundles[first]) - 1
+        else:
+            self._generations[first] += 1  # its blocks part: nothing can be found here any more
+            self._free_uncached |= dict.fromkeys(reversed(self._bundles.pop(first)))
 
     def cache(self, block: int, block_hash: BlockHash) -> None:
         """Register ``block``, in use, under ``block_hash``, unless another block with this content already is."""
         if block_hash not in self._block_of_hash and block not in self._hash_of_block:
             self._block_of_hash[block_hash] = block
             self._hash_of_block[block] = block_hash
+
+    def is_cached(self, block: int) -> bool:
+        """Whether ``block`` can be found by a hash; its content must not change then."""
+        return block in self._hash_of_block
+
+    def uncache(self, block: int) -> None:
+        """Forget the hash of ``block``, which is in use and about to change."""
+        del self._block_of_hash[self._hash_of_block.pop(block)]
 
     def find(self, block_hash: BlockHash) -> int | None:
         """The block with the content of ``block_hash``, or None."""
@@ -119,10 +188,15 @@ class BlockPool:
 
     def forget_cached(self) -> None:
         """Forget the content of every free block: none is found again, and none counts as evicted."""
-        for block in self._free_cached:
-            del self._block_of_hash[self._hash_of_block.pop(block)]
-        self._free_uncached |= self._free_cached
+        cached = list(self._free_cached)
         self._free_cached.clear()
+        for block in cached:
+            self.uncache(block)
+            if block in self._bundles:
+                self._num_hidden_free -= len(self._bundles[block]) - 1
+                self._free_bundle(block)
+            else:
+                self._free_uncached[block] = None
 
     def _forget_hash(self, block: int) -> None:
         block_hash = self._hash_of_block.pop(block)
@@ -136,15 +210,19 @@ class BlockPool:
         counts = self._reference_counts
         assert sum(counts) == self.num_references, "the sum of references is wrong"
         assert all(count >= 0 for count in counts), "negative reference count"
-        unreferenced = {block for block, count in enumerate(counts) if count == 0}
-        assert unreferenced == {*self._free_uncached, *self._free_cached}, "free queues != unreferenced"
-        assert unreferenced & self._hash_of_block.keys() == set(self._free_cached), "a free block is in the wrong queue"
-        assert len(unreferenced) == self.num_free_blocks, "a block is in both free queues"
+        used = [first for first, count in enumerate(counts) if count]
+        assert not (self._free_cached.keys() | self._free_uncached.keys()) & set(used), "a used block is free"
+        held = [block for first in (*used, *self._free_cached) for block in self.blocks_of(first)]
+        assert sorted([*held, *self._free_uncached]) == list(range(self.num_blocks)), "blocks are lost or held twice"
+        assert self._hash_of_block.keys() - set(used) == set(self._free_cached), "a free block is in the wrong queue"
+        assert self._bundles.keys() <= {*used, *self._free_cached}, "a free bundle without a hash"
+        num_used = sum(len(self.blocks_of(first)) for first in used)
+        assert self.num_free_blocks == self.num_blocks - num_used, "the number of free blocks is wrong"
         assert len(self._block_of_hash) == len(self._hash_of_block), "hash maps differ in size"
         for block, block_hash in self._hash_of_block.items():
             assert self._block_of_hash[block_hash] == block, "hash maps disagree"
         tables = list(tables)
         if tables:
-            held = Counter(block for table in tables for block in table)
-            assert all(counts[block] == number for block, number in held.items()), "reference counts != block tables"
-            assert sum(counts) == sum(held.values()), "a reference is held by no block table"
+            holders = Counter(block for table in tables for block in table)
+            assert all(counts[block] == number for block, number in holders.items()), "reference counts != tables"
+            assert sum(counts) == sum(holders.values()), "a reference is held by no block table"

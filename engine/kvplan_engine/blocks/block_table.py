@@ -1,15 +1,26 @@
-"""One sequence's block table: logical block i of the sequence -> physical block of the pool. No torch.
+"""One sequence's block tables: logical block i of the sequence -> physical blocks of the pool. No torch.
 
 block_size 4, 10 tokens:    logical   0        1        2
                             tokens    0 1 2 3  4 5 6 7  8 9 . .      <- two empty slots: all that paging wastes
                             physical  7        2        9
+
+Each group of layers has a table of its own, whose entries are bundles. A window gives back what lies before it; a state
+is one bundle for all tokens. With a window of 4 the sequence above needs, for its eleventh token:
+
+                            full      7        2        9
+                            window             5        1       first = 1
+                            state     3
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
+from operator import mul
 
-from kvplan_engine.blocks.block_pool import BlockPool
+from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
+from kvplan_engine.blocks.layout import KvGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,64 +31,239 @@ class BlockCopy:
     target: int
 
 
-class BlockTable:
-    """The blocks of one sequence, in order; it owns one reference to each of them.
+@dataclass(frozen=True, slots=True)
+class FoundBundles:
+    """What a sequence starts from in one group: the bundles from logical block ``first`` on.
 
-    version: changes whenever a block is replaced, but not when blocks are appended.
+    None: the content is not in the pool but in a tier or in swap space.
     """
 
-    __slots__ = ("_pool", "blocks", "version")
+    first: int
+    bundles: list[int | None]
 
-    def __init__(self, pool: BlockPool, blocks: list[int] | None = None) -> None:
+
+class GroupTable:
+    """What a sequence holds in one group: ``bundles``, the first of them that of logical block ``first``."""
+
+    __slots__ = ("bundles", "first", "group")
+
+    def __init__(self, group: KvGroup, bundles: list[int], first: int = 0) -> None:
+        self.group = group
+        self.bundles = bundles
+        self.first = first
+
+
+class BlockTable:
+    """The bundles of one sequence, group by group; it owns one reference to each of them.
+
+    end: how many logical blocks it reaches, with those that were left behind. version: changes whenever a bundle is
+    replaced or left behind, but not when bundles are appended.
+    """
+
+    __slots__ = ("_pool", "end", "groups", "version")
+
+    def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self.blocks: list[int] = blocks or []
+        self.groups = [GroupTable(group, []) for group in pool.layout.groups]
+        self.end = 0
         self.version = 0
 
     def __len__(self) -> int:
-        return len(self.blocks)
+        return self.end
+
+    @property
+    def blocks(self) -> list[int]:
+        """The bundles of the first group: all there are where all layers keep the same tokens."""
+        return self.groups[0].bundles
+
+    @property
+    def all_bundles(self) -> list[int]:
+        """Those of all groups, sorted by logical block; a state comes first."""
+        if len(self.groups) == 1:
+            return self.groups[0].bundles
+        states = [table.bundles for table in self.groups if table.group.is_state]
+        pages = [reversed(table.bundles) for table in self.groups if not table.group.is_state]
+        deepest_first = [bundle for row in zip_longest(*pages) for bundle in row if bundle is not None]
+        return [*chain(*states), *reversed(deepest_first)]
+
+    # ---- growing
 
     def num_new_blocks(self, first_token: int, num_tokens: int) -> int:
-        """How many blocks ``reserve`` would take for ``num_tokens`` tokens in all, writing from ``first_token`` on."""
-        needed = -(-num_tokens // self._pool.block_size) - len(self.blocks)
-        return max(needed, 0) + (1 if self._shared_block_to_write(first_token) is not None else 0)
+        """How many blocks ``reserve`` must take for ``num_tokens`` tokens in all, writing from ``first_token`` on.
 
-    def reserve(self, first_token: int, num_tokens: int) -> BlockCopy | None:
+        A copy of a state that nobody else holds is not counted: without room for it, the state itself is used.
+        """
+        number, end = 0, max(-(-num_tokens // self._pool.block_size), self.end)
+        for table in self.groups:
+            if table.group.is_state:
+                missing = 1 if not table.bundles or self._is_shared(table.bundles[0]) else 0
+            else:
+                missing = end - self.end + (self._shared_to_write(table, first_token) is not None)
+            number += table.group.width * missing
+        return number
+
+    def reserve(self, first_token: int, num_tokens: int) -> list[BlockCopy]:
         """Make room for ``num_tokens`` tokens in all, of which those from ``first_token`` on are written now.
 
-        A shared block is replaced by one of its own before it is written (copy-on-write): the copy to make is
-        returned. NoFreeBlocks when the pool has too few; then nothing has changed.
+        What they do not see is given back. A shared bundle is replaced by one of its own before it is written
+        (copy-on-write): the copies to make are returned. NoFreeBlocks when the pool has too few; then nothing has
+        changed but for what was given back.
         """
-        shared = self._shared_block_to_write(first_token)
-        new_blocks = self._pool.allocate(self.num_new_blocks(first_token, num_tokens))
-        copy = None
-        if shared is not None:
-            copy = BlockCopy(source=self.blocks[shared], target=new_blocks.pop())
-            self._pool.free([copy.source])
-            self.blocks[shared] = copy.target
-            self.version += 1
-        self.blocks.extend(new_blocks)
-        return copy
+        self.leave_behind(first_token)
+        if self.num_new_blocks(first_token, num_tokens) > self._pool.num_free_blocks:
+            raise NoFreeBlocks
+        number = max(-(-num_tokens // self._pool.block_size) - self.end, 0)
+        for table in self.groups:
+            missing = (not table.bundles) if table.group.is_state else number
+            table.bundles += self._pool.allocate_bundles(missing, table.group.width)
+        self._reach(self.end + number)
+        return [copy for table in self.groups for copy in self._own(table, first_token)]
 
-    def _shared_block_to_write(self, first_token: int) -> int | None:
-        """Index of the block to copy, if any. Only a partly filled one can be: full blocks are never written again."""
-        logical = first_token // self._pool.block_size
-        if first_token % self._pool.block_size == 0 or logical >= len(self.blocks):
+    def leave_behind(self, first_token: int) -> None:
+        """Give back the bundles that no token from ``first_token`` on sees."""
+        for table in self.groups:
+            if table.group.kept.tokens is not None:
+                first = table.group.first_kept_token(first_token) // self._pool.block_size
+                number = first - table.first
+                if number > 0:
+                    self._pool.free(table.bundles[:number])
+                    del table.bundles[:number]
+                    table.first = first
+                    self.version += 1
+
+    def _reach(self, end: int) -> None:
+        self._pool.num_logical_blocks += end - self.end
+        self.end = end
+
+    # ---- copy-on-write
+
+    def _own(self, table: GroupTable, first_token: int) -> Iterator[BlockCopy]:
+        """Replace what would be written from ``first_token`` on and is not this sequence's alone."""
+        pool = self._pool
+        index = self._state_to_replace(table) if table.group.is_state else self._shared_to_write(table, first_token)
+        if index is None:
+            return
+        source = table.bundles[index]
+        (target,) = pool.allocate_bundles(1, table.group.width)
+        table.bundles[index] = target
+        self.version += 1
+        yield from map(BlockCopy, pool.blocks_of(source), pool.blocks_of(target))
+        pool.free([source])
+
+    def _shared_to_write(self, table: GroupTable, first_token: int) -> int | None:
+        """Index of the bundle to copy, if any. Only a partly filled one can be: full ones are never written again."""
+        size = self._pool.block_size
+        index = first_token // size - table.first
+        if first_token % size == 0 or index >= len(table.bundles):
             return None
-        return logical if self._pool.reference_count(self.blocks[logical]) > 1 else None
+        return index if self._is_shared(table.bundles[index]) else None
+
+    def _state_to_replace(self, table: GroupTable) -> int | None:
+        """A state is written in every step. Without room for a copy, one that only the cache holds is taken from it."""
+        pool, bundle = self._pool, table.bundles[0]
+        if not self._is_shared(bundle):
+            if not pool.is_cached(bundle):
+                return None
+            if pool.num_free_blocks < table.group.width:
+                pool.uncache(bundle)
+                return None
+        return 0
+
+    def _is_shared(self, bundle: int) -> bool:
+        return self._pool.reference_count(bundle) > 1
+
+    # ---- all at once
 
     def fork(self) -> BlockTable:
-        """A second table over the same blocks; each gets another reference."""
-        self._pool.share(self.blocks)
-        return BlockTable(self._pool, list(self.blocks))
+        """A second table over the same bundles; each gets another reference."""
+        child = BlockTable(self._pool)
+        for table, own in zip(self.groups, child.groups, strict=True):
+            self._pool.share(table.bundles)
+            own.bundles, own.first = list(table.bundles), table.first
+        child._reach(self.end)
+        return child
 
-    def adopt(self, blocks: list[int]) -> None:
-        """Start an empty table with blocks from the prefix cache; takes a reference to each."""
-        assert not self.blocks
-        self._pool.share(blocks)
-        self.blocks = list(blocks)
+    def adopt(self, found: Sequence[FoundBundles], end: int) -> list[int]:
+        """Fill an empty table, which then reaches ``end`` logical blocks, with what was found for each group.
+
+        Bundles of the pool are shared; for what lies elsewhere new ones are taken and returned, in order.
+        NoFreeBlocks when the pool has too few; then nothing has changed.
+        """
+        assert not self.end
+        pool, layout = self._pool, self._pool.layout
+        in_pool = in_pool_among(found)
+        pool.share(in_pool)
+        numbers = [each.bundles.count(None) for each in found]
+        if sum(map(mul, numbers, layout.widths)) > pool.num_free_blocks:
+            pool.free(in_pool)
+            raise NoFreeBlocks
+        taken = [pool.allocate_bundles(number, width) for number, width in zip(numbers, layout.widths, strict=True)]
+        for table, each, new in zip(self.groups, found, map(iter, taken), strict=True):
+            table.bundles = [next(new) if bundle is None else bundle for bundle in each.bundles]
+            table.first = each.first
+        self._reach(end)
+        return list(chain(*taken))
+
+    def hold(self, numbers: Sequence[int], end: int, first_token: int) -> None:
+        """Reserve for a whole life: ``numbers`` bundles in each group, over which its tokens move from now on.
+
+        They reach ``end`` logical blocks. In a window, what lies before ``first_token``'s is written again behind.
+        """
+        for table, number in zip(self.groups, numbers, strict=True):
+            missing = max(number - len(table.bundles), 0)
+            table.bundles += self._pool.allocate_bundles(missing, table.group.width)
+            behind = table.group.first_kept_token(first_token) // self._pool.block_size - table.first
+            if behind > 0:
+                table.bundles = table.bundles[behind:] + table.bundles[:behind]
+                table.first += behind
+                self.version += 1
+        self._reach(end)
 
     def release(self) -> None:
-        """Give all blocks back."""
-        self._pool.free(self.blocks)
-        self.blocks = []
+        """Give all bundles back."""
+        self._pool.free(self.all_bundles)
+        for table in self.groups:
+            table.bundles, table.first = [], 0
+        self._reach(0)
         self.version += 1
+
+    def check(self, num_computed_tokens: int) -> None:
+        """Assert that every group has the bundles that the next token sees."""
+        size = self._pool.block_size
+        assert num_computed_tokens <= self.end * size, "computed tokens without a block"
+        for table in self.groups:
+            if table.group.is_state:
+                assert len(table.bundles) == 1, "a running sequence without its state"
+                continue
+            assert table.first <= table.group.first_kept_token(num_computed_tokens) // size, "a token is missed"
+            needed = -(-num_computed_tokens // size) - table.first
+            assert len(table.bundles) >= needed, "computed tokens without a bundle"
+
+
+def grow_each(pool: BlockPool, tables: Sequence[BlockTable]) -> None:
+    """One more logical block for each of ``tables``. The pool must have that many free blocks."""
+    for index, group in enumerate(pool.layout.groups):
+        if not group.is_state:
+            for table, bundle in zip(tables, pool.allocate_bundles(len(tables), group.width), strict=True):
+                table.groups[index].bundles.append(bundle)
+    for table in tables:
+        table.end += 1
+    pool.num_logical_blocks += len(tables)
+
+
+def in_pool_among(found: Sequence[FoundBundles]) -> list[int]:
+    """The bundles of ``found`` that are in the pool."""
+    return [bundle for each in found for bundle in each.bundles if bundle is not None]
+
+
+def num_blocks_to_start(pool: BlockPool, found: Sequence[FoundBundles], num_held: int) -> int:
+    """How many free blocks a sequence uses up that adopts ``found`` and then holds ``num_held`` blocks in all.
+
+    A state that somebody uses does not help: it will be copied.
+    """
+    number = num_held
+    for group, each in zip(pool.layout.groups, found, strict=True):
+        if not group.is_state:
+            in_use = sum(bundle is not None and pool.reference_count(bundle) > 0 for bundle in each.bundles)
+            number -= group.width * in_use
+    return number

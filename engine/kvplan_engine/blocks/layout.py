@@ -21,7 +21,7 @@ from fractions import Fraction
 
 from kvplan_engine.blocks.packing import KeptPart, pack, packed_bytes, rounded_up
 from kvplan_engine.description.kept_units import KeptUnit
-from kvplan_engine.description.mixers import Kept
+from kvplan_engine.description.mixers import FULL, Kept
 
 _GROUP_ORDER = ("full", "window", "chunk", "state")
 _ALLOWED_WASTE = Fraction(2, 100)
@@ -75,9 +75,32 @@ class KvLayout:
         """Whether a logical block is one block: all layers keep the same tokens."""
         return len(self.groups) == 1 and self.groups[0].width == 1 and not self.groups[0].is_state
 
+    @property
+    def widths(self) -> list[int]:
+        return [group.width for group in self.groups]
+
+    @property
+    def forgets(self) -> bool:
+        """Whether some layers need only the last tokens."""
+        return any(group.kept.tokens is not None for group in self.groups)
+
+    @property
+    def has_states(self) -> bool:
+        return any(group.is_state for group in self.groups)
+
+    @property
+    def token_blocks(self) -> int:
+        """Blocks of one logical block: one bundle in each group of tokens."""
+        return sum(group.width for group in self.groups if not group.is_state)
+
     def blocks_for(self, num_tokens: int, in_flight: int = 1) -> int:
         """The most blocks that one sequence holds while it grows to ``num_tokens``, at most ``in_flight`` per step."""
-        return sum(group.width * self._most_bundles(group, num_tokens, in_flight) for group in self.groups)
+        bundles = self.most_bundles(num_tokens, in_flight)
+        return sum(group.width * number for group, number in zip(self.groups, bundles, strict=True))
+
+    def most_bundles(self, num_tokens: int, in_flight: int = 1) -> list[int]:
+        """The most bundles that one sequence holds in each group: see ``blocks_for``."""
+        return [self._most_bundles(group, num_tokens, in_flight) for group in self.groups]
 
     def _most_bundles(self, group: KvGroup, num_tokens: int, in_flight: int) -> int:
         if group.is_state:
@@ -86,6 +109,14 @@ class KvLayout:
         if group.kept.tokens is None:
             return filled
         return min(filled, -(-(group.kept.tokens + in_flight - 2) // self.block_size) + 1)
+
+    def blocks_held(self, num_computed_tokens: int, num_tokens: int) -> int:
+        """Blocks that one sequence holds to compute the tokens from ``num_computed_tokens`` to ``num_tokens`` - 1."""
+        end, size = -(-num_tokens // self.block_size), self.block_size
+        return sum(
+            group.width * (1 if group.is_state else end - group.first_kept_token(num_computed_tokens) // size)
+            for group in self.groups
+        )
 
     def largest_sequence(self, num_blocks: int, limit: int, in_flight: int = 1) -> int:
         """The longest sequence, in tokens, that ``num_blocks`` are enough for; at most ``limit``."""
@@ -97,6 +128,11 @@ class KvLayout:
             else:
                 high = middle - 1
         return low
+
+
+def uniform_layout(block_size: int, *, block_bytes: int = 1, kept: Kept = FULL) -> KvLayout:
+    """All layers keep the same tokens, whatever they are: a logical block is one block of ``block_bytes``."""
+    return KvLayout(block_bytes, block_size, (KvGroup(kept, 1, block_bytes, {}),))
 
 
 def plan_layout(units: Sequence[KeptUnit], block_size: int, dtype_bytes: Callable[[str], int]) -> KvLayout:

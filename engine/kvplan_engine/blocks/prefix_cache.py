@@ -1,19 +1,28 @@
-"""Reusing KV that is already in the pool: full blocks are identified by a chained hash of their tokens. No torch.
+"""Reusing KV that is already there: full blocks are identified by a chained hash of their tokens. No torch.
 
 hash(block i) = blake2b(hash(block i-1) + the block's token ids), so equal hashes mean equal tokens from position 0 on,
 which is what makes their KV equal. The chain starts from a salt: a digest of whatever else the KV depends on.
+
+All groups of layers have the same tokens in their logical block i, so one chain serves them all: a bundle is found by
+this hash and its group. A sequence can start behind i blocks if every layer then finds what its next token sees:
+
+    full      0 1 2 3      i = 4: all of them
+    window    . . 2 3             those that the window reaches back to
+    state           4             the state after exactly these tokens, which is kept at the end of a prompt
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvplan_engine.blocks.block_pool import BlockHash, BlockPool
-from kvplan_engine.blocks.block_table import BlockTable
+from kvplan_engine.blocks.block_table import BlockTable, FoundBundles
+from kvplan_engine.blocks.layout import KvGroup
 
 _DIGEST_BYTES = 16  # 2**-64 chance of any collision among four billion blocks
 
@@ -27,18 +36,41 @@ class HashedTokens(Protocol):
     num_registered_blocks: int
 
 
-def chain_hash(parent: BlockHash, packed_token_ids: bytes) -> BlockHash:
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """``num_blocks`` logical blocks need not be computed. found: of each group, what is in the pool and what is not.
+
+    missing: the names of those that are not in the pool, group by group.
+    """
+
+    num_blocks: int
+    found: list[FoundBundles]
+    missing: list[BlockHash]
+
+
+def chain_hash(parent: BlockHash, packed_token_ids: bytes, digest_bytes: int = _DIGEST_BYTES) -> BlockHash:
     """The hash of a full block that follows the block with hash ``parent``."""
-    return hashlib.blake2b(parent + packed_token_ids, digest_size=_DIGEST_BYTES).digest()
+    return hashlib.blake2b(parent + packed_token_ids, digest_size=digest_bytes).digest()
+
+
+def _nowhere(_: BlockHash) -> bool:
+    return False
 
 
 class PrefixCache:
-    """Looks up and registers full blocks of sequences; counts queried and hit tokens, as vLLM does."""
+    """Looks up and registers full blocks of sequences; counts queried and hit tokens, as vLLM does.
+
+    A bundle's name in the pool, in tiers and in files is the hash of its block; where there are several groups, of one
+    byte less, with the number of the group behind.
+    """
 
     def __init__(self, pool: BlockPool, *, enabled: bool = True, salt: bytes = b"") -> None:
         self.enabled = enabled
         self._pool = pool
         self._pack = struct.Struct(f"<{pool.block_size}i").pack
+        groups = pool.layout.groups
+        self._suffixes = [b""] if len(groups) == 1 else [bytes([number]) for number in range(len(groups))]
+        self._digest_bytes = _DIGEST_BYTES - len(self._suffixes[0])
         self._root: BlockHash = hashlib.blake2b(salt, digest_size=_DIGEST_BYTES).digest()
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -48,25 +80,15 @@ class PrefixCache:
         self._pool.forget_cached()
         self._root = hashlib.blake2b(self._root + b"reset", digest_size=_DIGEST_BYTES).digest()
 
+    # ---- hashes
+
     def extend_hashes(self, hashes: list[BlockHash], token_ids: Rows[int], num_tokens: int) -> None:
         """Append to ``hashes`` those of the full blocks among the first ``num_tokens`` tokens that it lacks."""
         size = self._pool.block_size
         for index in range(len(hashes), num_tokens // size):
             parent = hashes[-1] if hashes else self._root
-            hashes.append(chain_hash(parent, self._pack(*token_ids[index * size : (index + 1) * size])))
-
-    def register_next(self, sequences: Iterable[HashedTokens]) -> None:
-        """Register the next block of each of ``sequences``, which has just become full; runs in every decode step."""
-        pack, size, cache = self._pack, self._pool.block_size, self._pool.cache
-        for sequence in sequences:
-            index, hashes = sequence.num_registered_blocks, sequence.block_hashes
-            if index == len(hashes):
-                first = index * size
-                hashes.append(
-                    chain_hash(hashes[-1] if index else self._root, pack(*sequence.token_ids[first : first + size]))
-                )
-            cache(sequence.table.blocks[index], hashes[index])
-            sequence.num_registered_blocks = index + 1
+            packed = self._pack(*token_ids[index * size : (index + 1) * size])
+            hashes.append(chain_hash(parent, packed, self._digest_bytes))
 
     def usable_hashes(self, hashes: list[BlockHash], token_ids: Rows[int]) -> list[BlockHash]:
         """Hashes of the full blocks among all but the last token of a prompt; extends ``hashes`` as needed.
@@ -79,15 +101,49 @@ class PrefixCache:
         self.extend_hashes(hashes, token_ids, num_tokens)
         return hashes[: (num_tokens - 1) // self._pool.block_size]
 
-    def lookup(self, hashes: Rows[BlockHash]) -> list[int]:
-        """The longest run of cached blocks, from the first hash on."""
-        blocks: list[int] = []
-        for block_hash in hashes:
-            block = self._pool.find(block_hash)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+    # ---- finding
+
+    def lookup(self, hashes: Rows[BlockHash], is_elsewhere: Callable[[BlockHash], bool] = _nowhere) -> PrefixMatch:
+        """The most blocks, from the first hash on, behind which a sequence can start.
+
+        is_elsewhere: whether the bundle of that name can be brought into the pool.
+        """
+        number = self._longest(hashes, lambda name: self._pool.find(name) is not None or is_elsewhere(name))
+        found: list[FoundBundles] = []
+        missing: list[BlockHash] = []
+        for group, suffix in zip(self._pool.layout.groups, self._suffixes, strict=True):
+            first = number - self._num_needed(group, number)
+            names = [name + suffix for name in hashes[first:number]]
+            bundles = [self._pool.find(name) for name in names]
+            missing += [name for name, bundle in zip(names, bundles, strict=True) if bundle is None]
+            found.append(FoundBundles(0 if group.is_state else first, bundles))
+        return PrefixMatch(number, found, missing)
+
+    def _longest(self, hashes: Rows[BlockHash], is_there: Callable[[BlockHash], bool]) -> int:
+        """One pass: runs[g] blocks of group g in a row end with this one; for a state only this one counts."""
+        groups = list(zip(self._pool.layout.groups, self._suffixes, strict=True))
+        if len(groups) == 1 and groups[0][0].kept.kind == "full":
+            return next((index for index, name in enumerate(hashes) if not is_there(name)), len(hashes))
+        runs = [0] * len(groups)
+        longest = 0
+        for index, block_hash in enumerate(hashes):
+            for place, (group, suffix) in enumerate(groups):
+                if is_there(block_hash + suffix):
+                    runs[place] += 1
+                elif group.kept.kind == "full":
+                    return longest
+                else:
+                    runs[place] = 0
+            needed = (self._num_needed(group, index + 1) for group, _ in groups)
+            if all(run >= number for run, number in zip(runs, needed, strict=True)):
+                longest = index + 1
+        return longest
+
+    def _num_needed(self, group: KvGroup, num_blocks: int) -> int:
+        """How many bundles, up to the last one, a sequence needs in ``group`` to start behind ``num_blocks`` blocks."""
+        if group.is_state:
+            return min(num_blocks, 1)
+        return num_blocks - group.first_kept_token(num_blocks * self._pool.block_size) // self._pool.block_size
 
     def record_lookup(self, num_tokens: int, num_hit_tokens: int) -> None:
         """Count an admitted prompt once, however often it was looked up while the pool was full."""
@@ -95,8 +151,33 @@ class PrefixCache:
             self.num_queried_tokens += num_tokens
             self.num_hit_tokens += num_hit_tokens
 
-    def register(self, hashes: Rows[BlockHash], blocks: Rows[int], first: int, last: int) -> None:
-        """Register blocks ``first`` to ``last`` - 1 of a sequence, which are full, under their hashes."""
+    # ---- registering
+
+    def register_next(self, sequences: Iterable[HashedTokens]) -> None:
+        """Register the next block of each of ``sequences``, which has just become full; runs in every decode step."""
+        pack, size, digest_bytes = self._pack, self._pool.block_size, self._digest_bytes
+        for sequence in sequences:
+            index, hashes = sequence.num_registered_blocks, sequence.block_hashes
+            if index == len(hashes):
+                first = index * size
+                packed = pack(*sequence.token_ids[first : first + size])
+                hashes.append(chain_hash(hashes[-1] if index else self._root, packed, digest_bytes))
+            self._register_block(sequence.table, hashes[index], index)
+            sequence.num_registered_blocks = index + 1
+
+    def register(self, table: BlockTable, hashes: Rows[BlockHash], first: int, last: int) -> None:
+        """Register logical blocks ``first`` to ``last`` - 1 of a sequence, which are full, under their hashes."""
         if self.enabled:
             for index in range(first, last):
-                self._pool.cache(blocks[index], hashes[index])
+                self._register_block(table, hashes[index], index)
+
+    def _register_block(self, table: BlockTable, block_hash: BlockHash, index: int) -> None:
+        for group, suffix in zip(table.groups, self._suffixes, strict=True):
+            if index >= group.first and not group.group.is_state:
+                self._pool.cache(group.bundles[index - group.first], block_hash + suffix)
+
+    def register_states(self, table: BlockTable, block_hash: BlockHash) -> None:
+        """Register the states of a sequence that has computed exactly the block of ``block_hash`` and those before."""
+        for group, suffix in zip(table.groups, self._suffixes, strict=True):
+            if group.group.is_state:
+                self._pool.cache(group.bundles[0], block_hash + suffix)

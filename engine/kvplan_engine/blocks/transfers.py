@@ -38,9 +38,9 @@ class FromHost:
 
 @dataclass(frozen=True, slots=True)
 class ToDisk:
-    """Host slot ``index`` if ``from_host``, otherwise pool block ``index`` -> file ``block_hash``."""
+    """Host slots ``indices`` if ``from_host``, otherwise pool blocks, one behind the other -> file ``block_hash``."""
 
-    index: int
+    indices: tuple[int, ...]
     from_host: bool
     block_hash: BlockHash
 
@@ -49,8 +49,16 @@ class ToDisk:
 class FromDisk:
     """``payload``, already read from disk and checked -> pool block ``block``."""
 
-    payload: bytearray
+    payload: bytearray | memoryview
     block: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedGroup:
+    """What a swapped sequence has in one group: the slots of its bundles, from logical block ``first`` on."""
+
+    first: int
+    slots: list[int]
 
 
 Transfer = BlockCopy | ToHost | FromHost | ToDisk | FromDisk

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.block_table import BlockTable
+from kvplan_engine.blocks.layout import uniform_layout
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.memory.breakdown import SAMPLER_ROWS, MemoryBreakdown
@@ -57,7 +58,7 @@ def _run(runner: ModelRunner, plan: StepPlan) -> None:
 
 
 def _largest_step(config: EngineConfig, memory: MemoryBreakdown, max_model_len: int) -> tuple[StepPlan, list[Sequence]]:
-    pool = BlockPool(memory.num_blocks, memory.block_size)
+    pool = BlockPool(memory.num_blocks, uniform_layout(memory.block_size, block_bytes=memory.block_bytes))
     num_tokens = config.max_num_batched_tokens
     num_seqs = min(config.max_num_seqs, num_tokens, memory.num_blocks)
     # top_p takes the sampler's longest path

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvplan_engine.blocks.block_pool import BlockPool
+from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.blocks.transfers import TransferLog
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.memory.breakdown import MemoryBreakdown
@@ -44,7 +45,7 @@ class Offload:
         return {
             "swapped_out_blocks": swap.num_blocks_out,
             "swapped_in_blocks": swap.num_blocks_in,
-            "kv_host_cache_blocks": len(tiers.host),
+            "kv_host_cache_blocks": tiers.host.num_used_slots,
             "kv_host_cache_hits": tiers.num_host_hit_tokens,
             "kv_disk_cache_blocks": len(tiers.disk) if tiers.disk is not None else 0,
             "kv_disk_cache_hits": tiers.num_disk_hit_tokens,
@@ -71,8 +72,8 @@ def make_offload(
     num_tier_slots = config.kv_host_cache_bytes // memory.block_bytes
     disk = None
     if config.kv_disk_cache_dir is not None:
-        key = kv_identity(model, config.kv_dtype(model.dtype), memory.block_size)
-        disk = DiskTier(config.kv_disk_cache_dir, config.kv_disk_cache_bytes, memory.block_bytes, key)
+        key, layout = kv_identity(model, config.kv_dtype(model.dtype), pool.layout), pool.layout
+        disk = DiskTier(config.kv_disk_cache_dir, config.kv_disk_cache_bytes, layout.block_bytes, key, layout.widths)
     swap = SwapSpace(pool, num_swap_slots, log)
     return Offload(
         log=log,
@@ -82,8 +83,8 @@ def make_offload(
     )
 
 
-def kv_identity(model: EngineModel, kv_dtype: str, block_size: int) -> bytes:
-    """16 bytes that differ if KV blocks do: a hash of config, dtypes, block size and a sample of every weight."""
-    digest = hashlib.blake2b(repr((model.config, model.dtype, kv_dtype, block_size)).encode(), digest_size=16)
+def kv_identity(model: EngineModel, kv_dtype: str, layout: KvLayout) -> bytes:
+    """16 bytes that differ if KV blocks do: a hash of config, dtypes, layout and a sample of every weight."""
+    digest = hashlib.blake2b(repr((model.config, model.dtype, kv_dtype, layout)).encode(), digest_size=16)
     digest.update(model.weight_fingerprint)
     return digest.digest()

@@ -1,8 +1,8 @@
-"""Evicted blocks on disk, one file each, which later engines with the same model find again. No torch.
+"""Evicted bundles on disk, one file each, which later engines with the same model find again. No torch.
 
-    <directory>/<key>/<block hash>.kv       key: model, weights, dtype and block size, hashed
+    <directory>/<key>/<name>.kv             key: model, weights, dtype and layout, hashed
     header    magic, format version, key, block hash, payload bytes, checksum of the payload
-    payload   the block as it lies in the pool: [num_layers, 2, num_kv_heads, block_size, head_size]
+    payload   the blocks of the bundle, as they lie in the pool
 
 A file is written under another name and then renamed, so no file is ever incomplete. A file that cannot be read, is
 damaged or belongs to something else is left alone and never served; a warning in the log says so. When a write fails
@@ -17,6 +17,7 @@ import os
 import struct
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvplan_engine.blocks.block_pool import BlockHash
@@ -39,17 +40,20 @@ class _BadFile(Exception):
 class DiskTier:
     """Files of at most ``limit_bytes`` together. EngineError when the directory cannot be used.
 
-    block_bytes: of one block. key: 16 bytes that differ if the blocks of two engines are not interchangeable.
+    block_bytes: of one block. widths: blocks in a bundle of each group. key: 16 bytes that differ if the bundles of two
+    engines are not interchangeable.
     """
 
-    def __init__(self, directory: str | Path, limit_bytes: int, block_bytes: int, key: bytes) -> None:
+    def __init__(
+        self, directory: str | Path, limit_bytes: int, block_bytes: int, key: bytes, widths: Sequence[int] = (1,)
+    ) -> None:
         self.is_on = True
         self.limit_bytes = limit_bytes
-        self._block_bytes = block_bytes
-        self._file_bytes = _HEADER.size + block_bytes
+        self._payload_bytes = [width * block_bytes for width in widths]
         self._key = key
         self._folder = Path(directory) / key.hex()
-        self._used: OrderedDict[BlockHash, None] = OrderedDict()  # least recently used first
+        self._used: OrderedDict[BlockHash, int] = OrderedDict()  # bytes of the files, least recently used first
+        self._used_bytes = 0
         self.num_read = 0
         self.read_seconds = 0.0
         try:
@@ -71,24 +75,32 @@ class DiskTier:
 
     @property
     def used_bytes(self) -> int:
-        return len(self._used) * self._file_bytes
+        return self._used_bytes
+
+    def _payload_bytes_of(self, block_hash: BlockHash) -> int:
+        """Where there are several groups, a name ends with the group's number. _BadFile for one that there is not."""
+        group = block_hash[-1] if len(self._payload_bytes) > 1 else 0
+        if group >= len(self._payload_bytes):
+            raise _BadFile("of another layout")
+        return self._payload_bytes[group]
 
     # ---- what is there
 
     def _scan(self) -> None:
         """Index the files that are valid, least recently used first."""
-        valid: list[tuple[float, BlockHash]] = []
+        valid: list[tuple[float, BlockHash, int]] = []
         bad: list[str] = []
         for entry in os.scandir(self._folder):
             modified = entry.stat().st_mtime
             if entry.name.endswith(_SUFFIX):
                 try:
-                    valid.append((modified, self._check_entry(Path(entry.path))))
+                    valid.append((modified, self._check_entry(Path(entry.path)), entry.stat().st_size))
                 except (_BadFile, OSError) as problem:
                     bad.append(f"{entry.name}: {problem}")
             elif entry.name.endswith(".tmp") and modified < time.time() - _STALE_SECONDS:
                 os.unlink(entry.path)
-        self._used = OrderedDict((block_hash, None) for _, block_hash in sorted(valid))
+        self._used = OrderedDict((block_hash, num_bytes) for _, block_hash, num_bytes in sorted(valid))
+        self._used_bytes = sum(self._used.values())
         if bad:
             logger.warning("ignored %d damaged or foreign KV file(s) in %s, %s", len(bad), self._folder, bad[0])
         self._make_room(0)
@@ -111,10 +123,10 @@ class DiskTier:
             raise _BadFile("not a KV file")
         if version != _VERSION:
             raise _BadFile(f"format version {version}, not {_VERSION}")
-        if key != self._key or stored_hash != block_hash or payload_bytes != self._block_bytes:
+        if key != self._key or stored_hash != block_hash or payload_bytes != self._payload_bytes_of(block_hash):
             raise _BadFile("of another model, dtype, block size or content")
-        if file_bytes != self._file_bytes:
-            raise _BadFile(f"{file_bytes} bytes long instead of {self._file_bytes}")
+        if file_bytes != _HEADER.size + payload_bytes:
+            raise _BadFile(f"{file_bytes} bytes long instead of {_HEADER.size + payload_bytes}")
         result: bytes = checksum
         return result
 
@@ -139,7 +151,7 @@ class DiskTier:
             os.utime(path)  # the order of use survives a restart
         except (_BadFile, OSError) as problem:
             logger.warning("ignored KV file %s: %s", path, problem)
-            self._used.pop(block_hash, None)
+            self._used_bytes -= self._used.pop(block_hash, 0)
             return None
         self._used.move_to_end(block_hash)
         self.num_read += 1
@@ -147,10 +159,10 @@ class DiskTier:
         return payload
 
     def _read_checked(self, path: Path, block_hash: BlockHash) -> bytearray:
-        payload = bytearray(self._block_bytes)
+        payload = bytearray(self._payload_bytes_of(block_hash))
         with path.open("rb", buffering=0) as file:
             checksum = self._check_header(file.read(_HEADER.size), os.fstat(file.fileno()).st_size, block_hash)
-            if file.readinto(payload) != self._block_bytes:
+            if file.readinto(payload) != len(payload):
                 raise _BadFile("truncated")
         if hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest() != checksum:
             raise _BadFile("its checksum is wrong")
@@ -159,15 +171,16 @@ class DiskTier:
     # ---- writing
 
     def write(self, block_hash: BlockHash, payload: memoryview) -> None:
-        """Store a block; the least recently used ones make room for it."""
-        if not self.is_on or self._file_bytes > self.limit_bytes or self.touch(block_hash):
+        """Store a bundle; the least recently used ones make room for it."""
+        file_bytes = _HEADER.size + payload.nbytes
+        if not self.is_on or file_bytes > self.limit_bytes or self.touch(block_hash):
             return
         path = self._path(block_hash)
         temporary = path.with_name(f"{block_hash.hex()}.{os.getpid()}.tmp")
         checksum = hashlib.blake2b(payload, digest_size=_DIGEST_BYTES).digest()
-        header = _HEADER.pack(_MAGIC, _VERSION, self._key, block_hash, self._block_bytes, checksum)
+        header = _HEADER.pack(_MAGIC, _VERSION, self._key, block_hash, payload.nbytes, checksum)
         try:
-            self._make_room(self._file_bytes)
+            self._make_room(file_bytes)
             with temporary.open("wb") as file:
                 file.write(header)
                 file.write(payload)
@@ -175,17 +188,20 @@ class DiskTier:
         except OSError as problem:
             self._switch_off(problem, temporary)
             return
-        self._used[block_hash] = None
+        self._used[block_hash] = file_bytes
+        self._used_bytes += file_bytes
 
     def _make_room(self, num_bytes: int) -> None:
         while self._used and self.used_bytes + num_bytes > self.limit_bytes:
-            oldest, _ = self._used.popitem(last=False)
+            oldest, file_bytes = self._used.popitem(last=False)
+            self._used_bytes -= file_bytes
             self._path(oldest).unlink(missing_ok=True)
 
     def _switch_off(self, problem: OSError, temporary: Path) -> None:
         logger.warning("the KV cache on disk is switched off: writing to %s failed: %s", self._folder, problem)
         self.is_on = False
         self._used.clear()
+        self._used_bytes = 0
         try:
             temporary.unlink(missing_ok=True)
         except OSError as leftover:

@@ -1,19 +1,20 @@
-"""Evicted blocks in host memory, found by hash; the least recently used is dropped first. No torch."""
+"""Evicted bundles in host memory, found by name; the least recently used is dropped first. No torch."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import chain
 
 from kvplan_engine.blocks.block_pool import BlockHash
 
 
 @dataclass(frozen=True, slots=True)
-class HostSlot:
-    """A slot of the host pool for new content. evicted: the hash of the content it replaces, if any."""
+class HostRoom:
+    """Slots of the host pool for new content. evicted: the names of what had to go for it, with their slots."""
 
-    slot: int
-    evicted: BlockHash | None
+    slots: tuple[int, ...]
+    evicted: list[tuple[BlockHash, tuple[int, ...]]]
 
 
 class HostTier:
@@ -22,48 +23,64 @@ class HostTier:
     def __init__(self, first_slot: int, num_slots: int) -> None:
         self.num_slots = num_slots
         self._free = list(range(first_slot + num_slots - 1, first_slot - 1, -1))
-        self._slot_of_hash: OrderedDict[BlockHash, int] = OrderedDict()  # least recently used first
+        self._slots_of_hash: OrderedDict[BlockHash, tuple[int, ...]] = OrderedDict()  # least recently used first
         self._pinned: set[BlockHash] = set()
 
     def __len__(self) -> int:
-        return len(self._slot_of_hash)
+        return len(self._slots_of_hash)
 
-    def find(self, block_hash: BlockHash) -> int | None:
-        return self._slot_of_hash.get(block_hash)
+    @property
+    def num_used_slots(self) -> int:
+        return self.num_slots - len(self._free)
+
+    def find(self, block_hash: BlockHash) -> tuple[int, ...] | None:
+        return self._slots_of_hash.get(block_hash)
 
     def touch(self, block_hash: BlockHash) -> bool:
         """Mark as just used; returns whether it is here."""
-        if block_hash not in self._slot_of_hash:
+        if block_hash not in self._slots_of_hash:
             return False
-        self._slot_of_hash.move_to_end(block_hash)
+        self._slots_of_hash.move_to_end(block_hash)
         return True
 
-    def put(self, block_hash: BlockHash) -> HostSlot | None:
-        """A slot for new content: a free one, or the least recently used; None when all are pinned."""
-        if self._free:
-            room = HostSlot(self._free.pop(), None)
-        else:
-            oldest = next((known for known in self._slot_of_hash if known not in self._pinned), None)
-            if oldest is None:
-                return None
-            room = HostSlot(self._slot_of_hash.pop(oldest), oldest)
-        self._slot_of_hash[block_hash] = room.slot
-        return room
+    def put(self, block_hash: BlockHash, width: int = 1) -> HostRoom | None:
+        """``width`` slots for new content, the least recently used makes room; None where too much is pinned."""
+        evicted = self._to_evict(width - len(self._free))
+        if evicted is None:
+            return None
+        for _, slots in evicted:
+            self._free.extend(reversed(slots))
+        slots = tuple(self._free.pop() for _ in range(width))
+        self._slots_of_hash[block_hash] = slots
+        return HostRoom(slots, evicted)
+
+    def _to_evict(self, num_slots: int) -> list[tuple[BlockHash, tuple[int, ...]]] | None:
+        """Take the least recently used content of ``num_slots`` slots out; None, and nothing, if that is too much."""
+        names: list[BlockHash] = []
+        for name, slots in self._slots_of_hash.items():
+            if num_slots <= 0:
+                break
+            if name not in self._pinned:
+                names.append(name)
+                num_slots -= len(slots)
+        if num_slots > 0:
+            return None
+        return [(name, self._slots_of_hash.pop(name)) for name in names]
 
     def pin(self, block_hash: BlockHash) -> None:
         """Protect the content until ``unpin_all``: a transfer that reads it is being planned."""
         self._pinned.add(block_hash)
-        self._slot_of_hash.move_to_end(block_hash)
+        self._slots_of_hash.move_to_end(block_hash)
 
     def unpin_all(self) -> None:
         self._pinned.clear()
 
-    def items(self) -> list[tuple[BlockHash, int]]:
-        """Hashes with their slots, least recently used first."""
-        return list(self._slot_of_hash.items())
+    def items(self) -> list[tuple[BlockHash, tuple[int, ...]]]:
+        """Names with their slots, least recently used first."""
+        return list(self._slots_of_hash.items())
 
     def check(self, last_slot: int) -> None:
-        """Assert that every slot below ``last_slot`` is free or holds one hash, and that nothing is pinned."""
-        slots = sorted([*self._free, *self._slot_of_hash.values()])
+        """Assert that every slot below ``last_slot`` is free or in one bundle, and that nothing is pinned."""
+        slots = sorted([*self._free, *chain(*self._slots_of_hash.values())])
         assert slots == list(range(last_slot - self.num_slots, last_slot)), "host slots are lost or held twice"
         assert not self._pinned, "content is still pinned between two steps"

@@ -67,7 +67,8 @@ class BlockMover:
         assert pool is not None and self._disk is not None, "a transfer to disk, but there is no disk tier"
         if self._device_kv.is_cuda:  # copies to host memory may still be running
             torch.cuda.synchronize()
-        content = pool[transfer.index].cpu().view(-1).view(torch.uint8)
+        parts = [pool[index].cpu().view(-1).view(torch.uint8) for index in transfer.indices]
+        content = parts[0] if len(parts) == 1 else torch.cat(parts)
         self._disk.write(transfer.block_hash, content.numpy().data)
 
     def _load(self, transfer: FromDisk) -> None:

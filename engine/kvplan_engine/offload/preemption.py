@@ -24,14 +24,14 @@ class PreemptionPolicy:
             return False
         if self.mode == "auto" and not self._is_cheaper(sequence):
             return False
-        slots = self.swap.swap_out(sequence.table, sequence.num_computed_tokens)
-        if slots is None:
+        swapped = self.swap.swap_out(sequence.table, sequence.num_computed_tokens)
+        if swapped is None:
             return False
-        sequence.swap_slots = slots
+        sequence.swapped = swapped
         return True
 
     def _is_cheaper(self, sequence: Sequence) -> bool:
         num_tokens = sequence.num_computed_tokens
         num_out = self.swap.num_blocks_to_copy(sequence.table, num_tokens)
-        num_back = -(-num_tokens // self._cost.block_size)
+        num_back = self.swap.num_blocks_back(num_tokens)
         return self._cost.copy_seconds(num_out + num_back) < self._cost.recompute_seconds(num_tokens)

@@ -1,14 +1,15 @@
-"""Blocks that the pool evicted, kept in host memory and then on disk, found again by their hash. No torch.
+"""Bundles that the pool evicted, kept in host memory and then on disk, found again by their names. No torch.
 
     pool --evicted--> host memory --evicted--> disk --evicted--> gone
       ^---- loaded when cheaper than computing ---'
 
-A block that is loaded also stays where it was, so evicting it again costs nothing.
+A bundle that is loaded also stays where it was, so evicting it again costs nothing. Its blocks lie in slots of their
+own in host memory, and in one file on disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvplan_engine.blocks.block_pool import BlockHash, BlockPool
@@ -21,10 +22,11 @@ _FEW_READS = 8  # after this many reads the disk's speed is taken from them
 
 
 @dataclass(frozen=True, slots=True)
-class FetchedBlock:
-    """Content on its way back: in host slot ``slot``, or ``payload`` read from disk."""
+class FetchedBundle:
+    """The content of ``name`` on its way back: in host ``slots``, or ``payload`` read from disk."""
 
-    slot: int | None = None
+    name: BlockHash
+    slots: tuple[int, ...] = ()
     payload: bytearray | None = None
 
 
@@ -47,26 +49,28 @@ class KvTiers:
 
     # ---- out of the pool
 
-    def _keep(self, block: int, block_hash: BlockHash) -> None:
-        """The pool is about to reuse ``block``: keep its content, unless recomputing it costs less."""
+    def _keep(self, bundle: int, block_hash: BlockHash) -> None:
+        """The pool is about to reuse ``bundle``: keep its content, unless recomputing it costs less."""
+        blocks = self._pool.blocks_of(bundle)
         if not self.host.num_slots:
-            self._keep_on_disk(block, block_hash, from_host=False)
+            self._keep_on_disk(blocks, block_hash, from_host=False)
         elif self._pays_from_host and not self.host.touch(block_hash):
-            room = self.host.put(block_hash)
+            room = self.host.put(block_hash, len(blocks))
             if room is None:
                 return
-            if room.evicted is not None:
-                self._keep_on_disk(room.slot, room.evicted, from_host=True)
-            self._log.add(ToHost(block, room.slot))
+            for name, slots in room.evicted:
+                self._keep_on_disk(slots, name, from_host=True)
+            for block, slot in zip(blocks, room.slots, strict=True):
+                self._log.add(ToHost(block, slot))
 
-    def _keep_on_disk(self, index: int, block_hash: BlockHash, *, from_host: bool) -> None:
+    def _keep_on_disk(self, indices: tuple[int, ...], block_hash: BlockHash, *, from_host: bool) -> None:
         if self._pays_from_disk and self.disk is not None and not self.disk.touch(block_hash):
-            self._log.add(ToDisk(index, from_host, block_hash))
+            self._log.add(ToDisk(indices, from_host, block_hash))
 
     @property
     def _pays_from_host(self) -> bool:
         cost = self._cost
-        return self._policy == "always" or cost.copy_seconds(1) < cost.recompute_seconds(cost.block_size)
+        return self._policy == "always" or cost.copy_seconds(self._num_copies) < cost.recompute_seconds(cost.block_size)
 
     @property
     def _pays_from_disk(self) -> bool:
@@ -75,54 +79,65 @@ class KvTiers:
         return self._policy == "always" or self._disk_seconds < self._cost.recompute_seconds(self._cost.block_size)
 
     @property
+    def _num_copies(self) -> int:
+        """Blocks to copy so that one logical block need not be computed."""
+        return max(self._pool.layout.token_blocks, 1)
+
+    @property
     def _disk_seconds(self) -> float:
-        """Of one block: measured once enough have been read, estimated before."""
+        """Of one logical block: measured once enough have been read, estimated before."""
         assert self.disk is not None
         num_read = self.disk.num_read
-        return self.disk.read_seconds / num_read if num_read >= _FEW_READS else self._cost.disk_seconds(1)
+        if num_read >= _FEW_READS:
+            return self.disk.read_seconds / num_read * self._num_copies
+        return self._cost.disk_seconds(self._num_copies)
 
     # ---- back into the pool
 
-    def find_run(self, hashes: Sequence[BlockHash]) -> int:
-        """How many of ``hashes``, from the first on, can be loaded and are worth loading."""
-        pays_from_host, pays_from_disk = self._pays_from_host, self._pays_from_disk
-        for number, block_hash in enumerate(hashes):
-            if pays_from_host and self.host.find(block_hash) is not None:
-                continue
-            if not (pays_from_disk and self.disk is not None and block_hash in self.disk):
-                return number
-        return len(hashes)
+    def finder(self) -> Callable[[BlockHash], bool]:
+        """Whether the bundle of a name can be loaded and is worth loading: a function, for one moment."""
+        host = self.host if self._pays_from_host and len(self.host) else None
+        disk = self.disk if self._pays_from_disk else None
+        return lambda name: (host is not None and host.find(name) is not None) or (disk is not None and name in disk)
 
-    def fetch(self, hashes: Sequence[BlockHash]) -> list[FetchedBlock] | None:
-        """The content of ``hashes``; ``place`` must follow. None when a file turns out to be bad.
+    def fetch(self, names: Sequence[BlockHash]) -> list[FetchedBundle] | None:
+        """The content of ``names``; ``place`` must follow. None when a file turns out to be bad.
 
-        After None, ``find_run`` returns a shorter run for the same hashes.
+        After None, ``finder`` no longer finds it.
         """
-        fetched: list[FetchedBlock] = []
-        for block_hash in hashes:
-            slot = self.host.find(block_hash)
-            if slot is not None:
-                self.host.pin(block_hash)
-                fetched.append(FetchedBlock(slot=slot))
+        fetched: list[FetchedBundle] = []
+        for name in names:
+            slots = self.host.find(name)
+            if slots is not None:
+                self.host.pin(name)
+                fetched.append(FetchedBundle(name, slots=slots))
                 continue
-            payload = self.disk.read(block_hash) if self.disk is not None else None
+            payload = self.disk.read(name) if self.disk is not None else None
             if payload is None:
                 self.host.unpin_all()
                 return None
-            fetched.append(FetchedBlock(payload=payload))
+            fetched.append(FetchedBundle(name, payload=payload))
         return fetched
 
-    def place(self, fetched: Sequence[FetchedBlock], blocks: Sequence[int]) -> None:
-        """Queue transfers of the content to ``blocks`` before the next step."""
-        size = self._pool.block_size
-        for content, block in zip(fetched, blocks, strict=True):
-            if content.slot is not None:
-                self._log.add(FromHost(content.slot, block))
-                self.num_host_hit_tokens += size
-            elif content.payload is not None:
-                self._log.add(FromDisk(content.payload, block))
-                self.num_disk_hit_tokens += size
+    def place(self, fetched: Sequence[FetchedBundle], bundles: Sequence[int]) -> None:
+        """Queue transfers of the content to ``bundles`` before the next step."""
+        for content, bundle in zip(fetched, bundles, strict=True):
+            blocks = self._pool.blocks_of(bundle)
+            for slot, block in zip(content.slots, blocks, strict=False):
+                self._log.add(FromHost(slot, block))
+            if content.payload is not None:
+                for part, block in zip(_split(content.payload, len(blocks)), blocks, strict=True):
+                    self._log.add(FromDisk(part, block))
+        self._count_hits(fetched)
         self.host.unpin_all()
+
+    def _count_hits(self, fetched: Sequence[FetchedBundle]) -> None:
+        """Count each logical block once, however many groups have a bundle of it."""
+        end = None if len(self._pool.layout.groups) == 1 else -1
+        from_disk = {content.name[:end] for content in fetched if content.payload is not None}
+        from_host = {content.name[:end] for content in fetched} - from_disk
+        self.num_host_hit_tokens += len(from_host) * self._pool.block_size
+        self.num_disk_hit_tokens += len(from_disk) * self._pool.block_size
 
     # ---- the end
 
@@ -130,7 +145,15 @@ class KvTiers:
         """Queue writes to disk of all that pool and host memory have cached, so that the next engine finds it."""
         if self.disk is None or not self.disk.is_on:
             return
-        for block_hash, slot in self.host.items():
-            self._log.add(ToDisk(slot, True, block_hash))
-        for block, block_hash in self._pool.cached_blocks():
-            self._log.add(ToDisk(block, False, block_hash))
+        for block_hash, slots in self.host.items():
+            self._log.add(ToDisk(slots, True, block_hash))
+        for bundle, block_hash in self._pool.cached_blocks():
+            self._log.add(ToDisk(self._pool.blocks_of(bundle), False, block_hash))
+
+
+def _split(payload: bytearray, number: int) -> Sequence[bytearray | memoryview]:
+    """``payload`` in ``number`` equal parts."""
+    if number == 1:
+        return [payload]
+    size, whole = len(payload) // number, memoryview(payload)
+    return [whole[first : first + size] for first in range(0, len(payload), size)]

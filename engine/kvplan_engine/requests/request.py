@@ -9,6 +9,7 @@ from itertools import count
 
 from kvplan_engine.blocks.block_pool import BlockHash
 from kvplan_engine.blocks.block_table import BlockTable
+from kvplan_engine.blocks.transfers import SwappedGroup
 from kvplan_engine.requests.beams import BeamGroup
 from kvplan_engine.requests.detokenizer import Detokenizer
 from kvplan_engine.requests.sampling_params import SamplingParams
@@ -124,7 +125,7 @@ class Sequence:
         "row",
         "status",
         "stop_match",
-        "swap_slots",
+        "swapped",
         "table",
         "token_counts",
         "token_ids",
@@ -146,7 +147,7 @@ class Sequence:
         self.block_hashes: list[BlockHash] = []
         self.num_registered_blocks = 0
         self.last_token_seconds: float | None = None  # None: no token since it last started or resumed
-        self.swap_slots: list[int] = []  # the host slots of its KV while it is swapped out
+        self.swapped: list[SwappedGroup] = []  # where its KV is in host memory while it is swapped out
         self.high_water_tokens = 0  # computed before a preemption: up to here it is recomputation
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None

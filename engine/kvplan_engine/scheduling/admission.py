@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence as Rows
 
 from kvplan_engine.blocks.block_pool import BlockPool
+from kvplan_engine.blocks.block_table import FoundBundles
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.errors import EngineError
@@ -19,7 +21,8 @@ from kvplan_engine.offload.tiers import KvTiers
 from kvplan_engine.requests.request import Request, Sequence
 from kvplan_engine.requests.status import SequenceStatus
 from kvplan_engine.requests.step_plan import StepPlan
-from kvplan_engine.scheduling.running_sequences import Reservation, RunningSequences
+from kvplan_engine.scheduling.reservation import Reservation
+from kvplan_engine.scheduling.running_sequences import RunningSequences
 
 # Share of the pool kept free when a sequence is admitted beside running ones: each of these will soon need a block, and
 # a sequence admitted into the last free blocks would be preempted in the next step.
@@ -98,16 +101,14 @@ class Admission:
                 break
 
     def _try_swap_in(self, sequence: Sequence, plan: StepPlan) -> bool:
-        swap, slots = self._swap, sequence.swap_slots
-        computed = sequence.num_computed_tokens
-        num_new_tokens = min(sequence.num_tokens - computed, self._config.max_num_batched_tokens - plan.num_tokens)
-        num_more = -(-(computed + num_new_tokens) // self._pool.block_size) - len(slots)
-        if swap.num_blocks_to_take(slots) + num_more + self._kept_back_blocks > self._pool.num_free_blocks:
+        swap, computed = self._swap, sequence.num_computed_tokens
+        num_new_tokens = self._num_new_tokens(sequence, computed, sequence.num_tokens, plan)
+        if not self._fits(swap.find(sequence.swapped), computed, num_new_tokens):
             return False
         self.swapped.popleft()
-        swap.swap_in(sequence.table, slots)
-        sequence.swap_slots = []
-        self._prefix_cache.register(sequence.block_hashes, sequence.table.blocks, 0, sequence.num_registered_blocks)
+        swap.swap_in(sequence.table, sequence.swapped, computed)
+        sequence.swapped = []
+        self._prefix_cache.register(sequence.table, sequence.block_hashes, 0, sequence.num_registered_blocks)
         self._enter_running(sequence, num_new_tokens, plan)
         return True
 
@@ -140,38 +141,40 @@ class Admission:
                     cached    cached    loadable  computed
                     in pool   in pool   in a tier
         """
-        cache, pool = self._prefix_cache, self._pool
+        cache = self._prefix_cache
         hashes = cache.usable_hashes(sequence.block_hashes, sequence.token_ids)
-        cached = cache.lookup(hashes)
-        loadable = hashes[len(cached) :]
-        loadable = loadable[: self._tiers.find_run(loadable)]
-        num_reused = len(cached) + len(loadable)
-        first = num_reused * pool.block_size
-        num_new_tokens = min(len(sequence.token_ids) - first, self._config.max_num_batched_tokens - plan.num_tokens)
-        num_more = -(-self._reservation.num_tokens_held(first + num_new_tokens) // pool.block_size) - len(cached)
-        if num_more + self._kept_back_blocks + pool.num_unused_among(cached) > pool.num_free_blocks:
+        match = cache.lookup(hashes, self._tiers.finder())
+        first = match.num_blocks * self._pool.block_size
+        num_new_tokens = self._num_new_tokens(sequence, first, len(sequence.token_ids), plan)
+        if not self._fits(match.found, first, num_new_tokens):
             return False
-        fetched = self._tiers.fetch(loadable)
+        fetched = self._tiers.fetch(match.missing)
         if fetched is None:  # a file was bad, and the tier has dropped it
             return self._try_admit(sequence, plan)
         self.waiting.popleft()
-        sequence.table.adopt(cached)
+        taken = sequence.table.adopt(match.found, match.num_blocks)
+        self._tiers.place(fetched, taken)
+        cache.register(sequence.table, hashes, 0, match.num_blocks)
         sequence.num_computed_tokens = first
-        sequence.num_registered_blocks = num_reused
+        sequence.num_registered_blocks = match.num_blocks
         if sequence.high_water_tokens == 0:
             sequence.request.first_scheduled_seconds = time.perf_counter()
             sequence.request.num_cached_tokens = first
             cache.record_lookup(len(sequence.token_ids), first)
         self._enter_running(sequence, num_new_tokens, plan)
-        self._tiers.place(fetched, sequence.table.blocks[len(cached) : num_reused])
-        cache.register(sequence.block_hashes, sequence.table.blocks, len(cached), num_reused)
         return True
 
     # ---- both
 
-    @property
-    def _kept_back_blocks(self) -> int:
-        return self._watermark_blocks if self._running else 0
+    def _num_new_tokens(self, sequence: Sequence, first: int, num_tokens: int, plan: StepPlan) -> int:
+        budget = self._config.max_num_batched_tokens - plan.num_tokens
+        return self._reservation.chunk(sequence, first, min(num_tokens - first, budget))
+
+    def _fits(self, found: Rows[FoundBundles], first: int, num_new_tokens: int) -> bool:
+        """Whether there are blocks for a sequence that starts from ``found``, and for what is kept back."""
+        kept_back = self._watermark_blocks if self._running else 0
+        number = self._reservation.num_blocks_to_start(found, first, num_new_tokens)
+        return number + kept_back <= self._pool.num_free_blocks
 
     def _enter_running(self, sequence: Sequence, num_new_tokens: int, plan: StepPlan) -> None:
         sequence.status = SequenceStatus.RUNNING

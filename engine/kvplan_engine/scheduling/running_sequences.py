@@ -1,4 +1,4 @@
-"""The running sequences, and the blocks they take. No torch.
+"""The running sequences. No torch.
 
 An ordered set that keeps its own sums, so that a step needs to visit only the sequences that have something to do.
 """
@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from kvplan_engine.blocks.transfers import TransferLog
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.requests.request import Request, Sequence
 from kvplan_engine.scheduling.persistent_batch import PersistentBatch
@@ -19,8 +18,8 @@ class RunningSequences:
     """Sequences that hold blocks, oldest first; leaving from the middle costs O(1).
 
     decoding: those that compute one token per step; others: all the rest, in order. A sequence enters among the others.
-    num_tokens: their computed tokens. shared_tails: those whose last block is shared: they need one of their own before
-    they write to it. A sequence from which samples will fork keeps seats for them.
+    num_tokens: their computed tokens. shared_tails: those whose last block, or state, is shared: they need one of their
+    own before they write to it. A sequence from which samples will fork keeps seats for them.
     num_needing_details, num_not_plainly_greedy, num_needing_values: how many belong to a request with
     ``needs_token_details``, without ``is_plainly_greedy``, with ``needs_values``. stop_ids: the tokens that may end one
     of them.
@@ -112,8 +111,13 @@ class RunningSequences:
         """A sample that a seat was kept for now runs."""
         self._num_kept_seats -= 1
 
+    def begin_tail_sharing(self, sequence: Sequence) -> None:
+        """Others, or the prefix cache, need what ``sequence`` would write to next."""
+        sequence.has_shared_tail = True
+        self.shared_tails.add(sequence)
+
     def end_tail_sharing(self, sequence: Sequence) -> None:
-        """``sequence`` now owns its last block, or has given it back."""
+        """``sequence`` now owns what it writes to, or has given it back."""
         if sequence.has_shared_tail:
             sequence.has_shared_tail = False
             self.shared_tails.discard(sequence)
@@ -132,31 +136,6 @@ class RunningSequences:
         assert self.num_needing_values == sum(request.needs_values for request in requests), "needing values"
         assert self.stop_ids == frozenset().union(*(request.stop_ids for request in requests)), "stop tokens"
         self.decoding.check()
-
-
-class Reservation:
-    """Takes the blocks that the next tokens of a sequence are written to.
-
-    Paged, a sequence holds what its tokens fill; contiguous, room for ``max_model_len`` tokens from its start. A shared
-    block that is about to be written is replaced by a copy, which goes to ``log``.
-    """
-
-    def __init__(self, config: EngineConfig, max_model_len: int, running: RunningSequences, log: TransferLog) -> None:
-        self._whole_length = max_model_len if config.reserves_all else None
-        self._running = running
-        self._log = log
-
-    def num_tokens_held(self, num_tokens: int) -> int:
-        """How many tokens a sequence of ``num_tokens`` holds room for."""
-        return num_tokens if self._whole_length is None else self._whole_length
-
-    def take(self, sequence: Sequence, num_new_tokens: int) -> None:
-        """Blocks for the next ``num_new_tokens`` of ``sequence``. NoFreeBlocks when the pool has too few."""
-        first = sequence.num_computed_tokens
-        copy = sequence.table.reserve(first, self.num_tokens_held(first + num_new_tokens))
-        self._running.end_tail_sharing(sequence)
-        if copy is not None:
-            self._log.add(copy)
 
 
 def num_forks(sequence: Sequence) -> int:

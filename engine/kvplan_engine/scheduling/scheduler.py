@@ -27,7 +27,7 @@ Blocks are hashed when the tokens in them are known: in the step after they beca
 from __future__ import annotations
 
 from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
-from kvplan_engine.blocks.block_table import BlockTable
+from kvplan_engine.blocks.block_table import BlockTable, grow_each
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.blocks.transfers import TransferLog
 from kvplan_engine.config import EngineConfig
@@ -37,7 +37,8 @@ from kvplan_engine.requests.request import Request, Sequence
 from kvplan_engine.requests.status import FinishReason, SequenceStatus
 from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.scheduling.admission import Admission, check_request
-from kvplan_engine.scheduling.running_sequences import Reservation, RunningSequences, num_forks
+from kvplan_engine.scheduling.reservation import Reservation
+from kvplan_engine.scheduling.running_sequences import RunningSequences, num_forks
 
 
 class Scheduler:
@@ -70,7 +71,8 @@ class Scheduler:
         self._preemption = preemption
         self._log = log
         self._recomputing: set[Sequence] = set()
-        self._reservation = Reservation(config, max_model_len, self.running, log)
+        self._token_blocks = pool.layout.token_blocks
+        self._reservation = Reservation(config, max_model_len, pool, self.running, log)
         self._admission = Admission(config, pool, prefix_cache, self.running, self._reservation, preemption.swap, tiers)
         self.waiting = self._admission.waiting
         self.swapped = self._admission.swapped
@@ -119,8 +121,8 @@ class Scheduler:
             self.waiting.remove(sequence)
         elif sequence.status is SequenceStatus.SWAPPED:
             self.swapped.remove(sequence)
-            self._preemption.swap.release(sequence.swap_slots)
-            sequence.swap_slots = []
+            self._preemption.swap.release(sequence.swapped)
+            sequence.swapped = []
         self._recomputing.discard(sequence)
         self.num_orphan_tokens += sequence.num_pending_tokens
         sequence.status = SequenceStatus.FINISHED
@@ -195,16 +197,20 @@ class Scheduler:
                 running.stop_decoding(sequence)
 
     def _grow_decoding(self, plan: StepPlan) -> list[Sequence]:
-        """Append a block to each decoding sequence that needs one, preempting newer ones; which these are."""
-        decoding = self.running.decoding
-        if self.config.reserves_all:
-            return []
+        """A logical block for each decoding sequence that needs one, preempting newer ones; which these are."""
+        decoding, layout = self.running.decoding, self.pool.layout
         growing = decoding.at_border
-        while len(growing) > self.pool.num_free_blocks:
+        if self.config.reserves_all:
+            for sequence in growing if layout.forgets else ():
+                self._reservation.take(sequence, 1)
+            return []
+        if layout.forgets:
+            for sequence in growing:
+                sequence.table.leave_behind(sequence.num_computed_tokens)
+        while len(growing) * self._token_blocks > self.pool.num_free_blocks:
             self._preempt_newest(plan)
             growing = decoding.at_border
-        for sequence, block in zip(growing, self.pool.allocate(len(growing)), strict=True):
-            sequence.table.blocks.append(block)
+        grow_each(self.pool, [sequence.table for sequence in growing])
         return growing
 
     def _reserve_chunks(self, plan: StepPlan) -> list[tuple[Sequence, int]]:
@@ -213,6 +219,7 @@ class Scheduler:
         chunks = []
         for sequence in tuple(self.running.others):
             num_new_tokens = min(_num_missing(sequence), budget)
+            num_new_tokens = self._reservation.chunk(sequence, sequence.num_computed_tokens, num_new_tokens)
             if num_new_tokens and self._try_reserve(sequence, num_new_tokens, plan):
                 chunks.append((sequence, num_new_tokens))
                 budget -= num_new_tokens
@@ -313,27 +320,30 @@ class Scheduler:
 
     def _register_full_blocks(self, sequence: Sequence) -> None:
         """Register the full blocks of a running sequence with the prefix cache, as far as their tokens are known."""
-        cache, hashes, blocks = self.prefix_cache, sequence.block_hashes, sequence.table.blocks
+        cache, hashes = self.prefix_cache, sequence.block_hashes
         num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // self.pool.block_size
         first = sequence.num_registered_blocks
         if first >= num_full or not cache.enabled:
             return
         sequence.num_registered_blocks = num_full
         cache.extend_hashes(hashes, sequence.token_ids, num_full * self.pool.block_size)
-        cache.register(hashes, blocks, first, num_full)
+        cache.register(sequence.table, hashes, first, num_full)
+        if sequence.num_computed_tokens == self._reservation.checkpoint(sequence) > 0:
+            cache.register_states(sequence.table, hashes[num_full - 1])
+            self.running.begin_tail_sharing(sequence)
 
     def check(self) -> None:
         """Assert the invariants that tie sequences to blocks; see :meth:`BlockPool.check`."""
-        tables = [sequence.table.blocks for sequence in self.running]
+        tables = [sequence.table.all_bundles for sequence in self.running]
         for sequence in self.running:
-            room = len(sequence.table) * self.pool.block_size
-            assert sequence.num_computed_tokens <= room, "computed tokens without a block"
+            sequence.table.check(sequence.num_computed_tokens)
         for sequence in (*self.waiting, *self.swapped):
-            assert not sequence.table.blocks, "a queued sequence holds blocks"
+            assert not sequence.table.all_bundles, "a queued sequence holds blocks"
+        assert self.pool.num_logical_blocks == sum(len(sequence.table) for sequence in self.running), "logical blocks"
         assert self.num_orphan_tokens >= 0, "more tokens were dropped than were on their way"
         self.running.check()
         self.pool.check(tables)
-        self._preemption.swap.check([sequence.swap_slots for sequence in self.swapped])
+        self._preemption.swap.check([sequence.swapped for sequence in self.swapped])
         if not tables:
             assert self.pool.num_used_blocks == 0, "blocks are in use though no sequence runs"
 

@@ -11,7 +11,7 @@ from kvplan_engine.scheduling.scheduler import Scheduler
 def count_step(scheduler: Scheduler, block_bytes: int, plan: StepPlan) -> dict[str, int]:
     """The counts of StepStats for ``plan``, taken while its sequences still hold their blocks."""
     pool, running = scheduler.pool, scheduler.running
-    num_used_blocks, num_unused_slots = pool.num_used_blocks, _num_unused_slots(scheduler)
+    num_used_blocks, num_unused_slots = pool.num_used_blocks, _num_unused_slots(scheduler) * pool.layout.token_blocks
     return {
         "num_running": len(running),
         "num_waiting": len(scheduler.waiting),
@@ -30,18 +30,18 @@ def count_step(scheduler: Scheduler, block_bytes: int, plan: StepPlan) -> dict[s
 
 
 def _num_unused_slots(scheduler: Scheduler) -> int:
-    """Token slots of used blocks that hold no KV: for each running sequence, its table minus its computed tokens.
+    """Token slots of logical blocks that hold no KV: for each running sequence, its table minus its computed tokens.
 
     The unused slots of a last block that siblings share are counted once.
     """
     block_size = scheduler.pool.block_size
-    number = scheduler.pool.num_references * block_size - scheduler.running.num_tokens
+    number = scheduler.pool.num_logical_blocks * block_size - scheduler.running.num_tokens
     tails: set[int] = set()
     for sequence in scheduler.running.shared_tails:
-        tail = sequence.table.blocks[-1]
-        if tail in tails:
-            number -= len(sequence.table) * block_size - sequence.num_computed_tokens
-        tails.add(tail)
+        for tail in sequence.table.blocks[-1:]:
+            if tail in tails:
+                number -= len(sequence.table) * block_size - sequence.num_computed_tokens
+            tails.add(tail)
     return number
 
 

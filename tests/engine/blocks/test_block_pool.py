@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
-from kvplan_engine.blocks.block_table import BlockTable
+from kvplan_engine.blocks.block_table import BlockCopy, BlockTable, FoundBundles
+from kvplan_engine.blocks.layout import uniform_layout
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 
 
 def test_uncached_blocks_are_reused_last_in_first_out_and_cached_ones_least_recently_used_first() -> None:
-    pool = BlockPool(num_blocks=6, block_size=4)
+    pool = BlockPool(6, uniform_layout(4))
     first, second = pool.allocate(2), pool.allocate(2)
     assert (first, second) == ([0, 1], [2, 3])
     pool.cache(0, b"head")
@@ -27,7 +28,7 @@ def test_uncached_blocks_are_reused_last_in_first_out_and_cached_ones_least_rece
 
 
 def test_allocate_is_all_or_nothing() -> None:
-    pool = BlockPool(num_blocks=3, block_size=4)
+    pool = BlockPool(3, uniform_layout(4))
     pool.allocate(2)
     with pytest.raises(NoFreeBlocks):
         pool.allocate(2)
@@ -36,7 +37,7 @@ def test_allocate_is_all_or_nothing() -> None:
 
 
 def test_cached_block_comes_back_into_use_without_being_taken() -> None:
-    pool = BlockPool(num_blocks=2, block_size=4)
+    pool = BlockPool(2, uniform_layout(4))
     (block, _) = pool.allocate(2)
     pool.cache(block, b"hash")
     pool.free([block])
@@ -48,34 +49,33 @@ def test_cached_block_comes_back_into_use_without_being_taken() -> None:
 
 
 def test_fork_copies_only_the_partly_filled_block_and_only_when_it_is_written() -> None:
-    pool = BlockPool(num_blocks=8, block_size=4)
+    pool = BlockPool(8, uniform_layout(4))
     parent = BlockTable(pool)
     parent.reserve(0, 6)  # blocks 0 and 1, the second half full
     child = parent.fork()
     assert pool.num_used_blocks == 2
-    copy = child.reserve(6, 7)
-    assert copy is not None
-    assert (copy.source, copy.target) == (1, 2)
+    assert child.reserve(6, 7) == [BlockCopy(source=1, target=2)]
     assert parent.blocks == [0, 1]
     assert child.blocks == [0, 2]
-    assert parent.reserve(6, 7) is None  # alone again: written in place
+    assert parent.reserve(6, 7) == []  # alone again: written in place
     pool.check([parent.blocks, child.blocks])
 
 
 def test_prefix_lookup_leaves_the_last_token_to_compute() -> None:
-    pool = BlockPool(num_blocks=8, block_size=4)
+    pool = BlockPool(8, uniform_layout(4))
     cache = PrefixCache(pool)
     tokens = list(range(8))
     hashes: list[bytes] = []
     cache.extend_hashes(hashes, tokens, 8)
-    blocks = pool.allocate(2)
-    cache.register(hashes, blocks, 0, 2)
-    assert cache.lookup(cache.usable_hashes(hashes, tokens)) == blocks[:1]
-    assert cache.lookup(cache.usable_hashes(hashes, [*tokens, 8])) == blocks
+    table = BlockTable(pool)
+    table.reserve(0, 8)
+    cache.register(table, hashes, 0, 2)
+    assert cache.lookup(cache.usable_hashes(hashes, tokens)).found == [FoundBundles(0, [0])]
+    assert cache.lookup(cache.usable_hashes(hashes, [*tokens, 8])).found == [FoundBundles(0, [0, 1])]
 
 
 def test_hashes_differ_by_salt_and_by_everything_before() -> None:
-    pool = BlockPool(num_blocks=1, block_size=2)
+    pool = BlockPool(1, uniform_layout(2))
     a: list[bytes] = []
     b: list[bytes] = []
     c: list[bytes] = []
@@ -90,23 +90,23 @@ class BlockMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(num_blocks=12, block_size=4)
+        self.pool = BlockPool(12, uniform_layout(4))
         self.cache = PrefixCache(self.pool)
         self.tables: list[tuple[BlockTable, list[int]]] = []
 
     def _register(self, table: BlockTable, tokens: list[int]) -> None:
         hashes: list[bytes] = []
         self.cache.extend_hashes(hashes, tokens, len(tokens))
-        self.cache.register(hashes, table.blocks, 0, len(hashes))
+        self.cache.register(table, hashes, 0, len(hashes))
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=20))
     def start(self, tokens: list[int]) -> None:
         hashes: list[bytes] = []
         table = BlockTable(self.pool)
-        found = self.cache.lookup(self.cache.usable_hashes(hashes, tokens))
-        table.adopt(found)
+        match = self.cache.lookup(self.cache.usable_hashes(hashes, tokens))
+        table.adopt(match.found, match.num_blocks)
         try:
-            assert table.reserve(len(found) * 4, len(tokens)) is None
+            assert table.reserve(match.num_blocks * 4, len(tokens)) == []
         except NoFreeBlocks:
             table.release()
             return

@@ -97,10 +97,10 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
         damaged = bytearray(good)
         damaged[position] ^= 1 << (position % 8)
         path.write_bytes(damaged)
-        disk._used[HASHES[0]] = None
+        disk._used[HASHES[0]] = 0
         assert disk.read(HASHES[0]) is None, f"byte {position} was flipped and nobody noticed"
     path.write_bytes(good)
-    disk._used[HASHES[0]] = None
+    disk._used[HASHES[0]] = 0
     assert disk.read(HASHES[0]) == payload(0)
 
 

@@ -10,8 +10,9 @@ from small_models import Checkpoint, greedy
 
 from kvplan_engine import LLM, EngineError, SamplingParams
 from kvplan_engine.blocks.block_pool import BlockPool
-from kvplan_engine.blocks.block_table import BlockCopy, BlockTable
-from kvplan_engine.blocks.transfers import FromHost, ToHost, Transfer, TransferLog
+from kvplan_engine.blocks.block_table import BlockCopy, BlockTable, num_blocks_to_start
+from kvplan_engine.blocks.layout import uniform_layout
+from kvplan_engine.blocks.transfers import FromHost, SwappedGroup, ToHost, Transfer, TransferLog
 from kvplan_engine.kernels.cpu import ops
 from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.mover import BlockMover, group_transfers
@@ -24,13 +25,16 @@ class Swapping:
 
     def __init__(self, num_slots: int = 8) -> None:
         self.log = TransferLog()
-        self.pool = BlockPool(num_blocks=8, block_size=4)
+        self.pool = BlockPool(8, uniform_layout(4))
         self.swap = SwapSpace(self.pool, num_slots, self.log)
 
     def table(self, num_tokens: int) -> BlockTable:
         table = BlockTable(self.pool)
         table.reserve(0, num_tokens)
         return table
+
+    def num_blocks_to_take(self, slots: list[SwappedGroup], num_held: int) -> int:
+        return num_blocks_to_start(self.pool, self.swap.find(slots), num_held)
 
 
 def test_blocks_go_out_and_come_back_into_the_next_free_ones() -> None:
@@ -41,9 +45,9 @@ def test_blocks_go_out_and_come_back_into_the_next_free_ones() -> None:
     assert s.pool.num_free_blocks == 8
     s.table(32).release()  # everything is overwritten
     assert slots is not None
-    assert s.swap.num_blocks_to_take(slots) == 3
-    s.swap.swap_in(table, slots)
-    assert s.log.take() == [FromHost(slot, block) for slot, block in zip(slots, table.blocks, strict=True)]
+    assert s.num_blocks_to_take(slots, 3) == 3
+    s.swap.swap_in(table, slots, 10)
+    assert s.log.take() == [FromHost(slot, block) for slot, block in zip(slots[0].slots, table.blocks, strict=True)]
     assert s.swap.num_free_slots == 8
     s.pool.check([table.blocks])
 
@@ -55,7 +59,7 @@ def test_full_blocks_nobody_took_need_no_copy_back() -> None:
     assert slots is not None
     s.log.take()
     other = s.table(8)  # takes blocks 0 and 1, freed last of all
-    s.swap.swap_in(table, slots)
+    s.swap.swap_in(table, slots, 10)
     assert s.log.take() == [FromHost(0, 2), FromHost(1, 3), FromHost(2, 4)]
     other.release()
     table.release()
@@ -63,8 +67,8 @@ def test_full_blocks_nobody_took_need_no_copy_back() -> None:
     slots = s.swap.swap_out(table, 10)
     assert slots is not None
     s.log.take()
-    before = s.swap.num_blocks_to_take(slots)
-    s.swap.swap_in(table, slots)
+    before = s.num_blocks_to_take(slots, 3)
+    s.swap.swap_in(table, slots, 10)
     assert before == 3
     assert [type(transfer) for transfer in s.log.take()] == [FromHost]  # only the partly filled one
     s.pool.check([table.blocks])
@@ -85,10 +89,10 @@ def test_a_shared_block_stays_with_the_others_and_is_copied_once() -> None:
     assert s.pool.num_used_blocks == 0
     s.swap.check([slots_of_child, slots_of_parent])
     s.table(32).release()
-    s.swap.swap_in(parent, slots_of_parent)
+    s.swap.swap_in(parent, slots_of_parent, 8)
     assert len(s.log.take()) == 2
-    assert s.swap.num_blocks_to_take(slots_of_child) == 0
-    s.swap.swap_in(child, slots_of_child)
+    assert s.num_blocks_to_take(slots_of_child, 2) == 0
+    s.swap.swap_in(child, slots_of_child, 8)
     assert s.log.take() == []  # shared again
     assert child.blocks == parent.blocks
     s.swap.check([])
@@ -102,7 +106,7 @@ def test_a_shared_block_that_is_partly_filled_gets_a_copy_of_its_own() -> None:
     slots = s.swap.swap_out(child, 6)
     parent.reserve(6, 7)  # alone now: written in place, beyond what the child knows
     assert slots is not None
-    s.swap.swap_in(child, slots)
+    s.swap.swap_in(child, slots, 6)
     assert child.blocks[0] == parent.blocks[0]
     assert child.blocks[1] != parent.blocks[1]
 
@@ -119,7 +123,7 @@ def test_no_room_changes_nothing() -> None:
 def test_auto_swaps_where_copying_is_cheaper_than_computing() -> None:
     class OneSequence:
         def __init__(self, table: BlockTable) -> None:
-            self.table, self.num_computed_tokens, self.swap_slots = table, 8, []
+            self.table, self.num_computed_tokens, self.swapped = table, 8, []
 
     for seconds_per_token, goes_out in ((1e-3, True), (1e-9, False)):
         s = Swapping()

@@ -12,6 +12,7 @@ from small_models import Checkpoint, greedy
 
 from kvplan_engine import LLM, EngineError, SamplingParams
 from kvplan_engine.blocks.block_pool import BlockPool
+from kvplan_engine.blocks.layout import uniform_layout
 from kvplan_engine.blocks.transfers import FromHost, ToDisk, ToHost, TransferLog
 from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.disk_tier import DiskTier
@@ -24,7 +25,7 @@ class Tiers:
 
     def __init__(self, disk: DiskTier | None = None, *, num_slots: int = 2, policy: str = "always") -> None:
         self.log = TransferLog()
-        self.pool = BlockPool(num_blocks=4, block_size=4)
+        self.pool = BlockPool(4, uniform_layout(4))
         self.host = HostTier(10, num_slots)
         cost = CostModel(block_bytes=64, block_size=4, seconds_per_token=1e-12)
         self.tiers = KvTiers(self.pool, self.host, disk, cost, self.log, policy)
@@ -42,9 +43,8 @@ def disk(tmp_path: Path) -> DiskTier:
 def test_evicted_blocks_cascade_in_order(disk: DiskTier) -> None:
     t = Tiers(disk)
     t.pool.allocate(3)
-    assert t.log.take() == [ToHost(3, 10), ToHost(2, 11), ToDisk(10, True, b"d"), ToHost(1, 10)]
-    assert t.tiers.find_run([b"b", b"c"]) == 2
-    assert t.tiers.find_run([b"b", b"d"]) == 1
+    assert t.log.take() == [ToHost(3, 10), ToHost(2, 11), ToDisk((10,), True, b"d"), ToHost(1, 10)]
+    assert [t.tiers.finder()(name) for name in (b"b", b"c", b"d")] == [True, True, False]
     t.host.check(last_slot=12)
 
 
@@ -74,7 +74,7 @@ def test_auto_neither_keeps_nor_loads_what_is_cheaper_to_compute() -> None:
     t = Tiers(policy="auto")  # a token takes a picosecond
     t.pool.allocate(4)
     assert t.log.take() == []
-    assert t.tiers.find_run([b"a"]) == 0
+    assert not t.tiers.finder()(b"a")
 
 
 def tiered_llm(checkpoint: Checkpoint, **settings: Any) -> LLM:

@@ -12,6 +12,7 @@ import torch
 
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.block_table import BlockTable
+from kvplan_engine.blocks.layout import uniform_layout
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.memory.breakdown import SAMPLER_ELEMENT_BYTES, SAMPLER_ROWS
 from kvplan_engine.requests.request import Request, Sequence
@@ -22,7 +23,7 @@ VOCAB = 24
 PROMPT = [3, 5, 5, 7]
 ANSWER = [3, 9, 9, 9, 11]
 NUM_DRAWS = 3200
-BLOCKS = BlockPool(1, 16)
+BLOCKS = BlockPool(1, uniform_layout(16))
 
 
 def make_sampler(vocab_size: int = VOCAB) -> Sampler:
