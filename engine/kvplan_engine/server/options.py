@@ -15,7 +15,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     served_model_names: what clients may call the model, its own name if empty. api_keys: any of them lets a client in;
     without keys nobody needs one. max_num_queued_reqs, max_num_queued_tokens: beyond them requests are refused; None
     for no limit. max_body_bytes: of a request. shutdown_timeout: seconds that requests in flight get at the end.
-    port 0: one that is free.
+    dead_engine_seconds: how long a server whose engine has died goes on answering 503, before it ends and its
+    supervisor restarts it. port 0: one that is free.
     """
 
     model: str
@@ -28,6 +29,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_num_queued_tokens: int | None = None
     max_body_bytes: int = 32 * 1024 * 1024
     shutdown_timeout: float = 0.0
+    dead_engine_seconds: float = 2.0
 
     def __post_init__(self) -> None:
         for good, text in (

@@ -29,8 +29,6 @@ from kvplan_engine.server.options import ServerOptions
 logger = logging.getLogger("kvplan_engine.server")
 
 FAILED = 1
-# How long a server whose engine has died goes on answering 503, before it ends and its supervisor restarts it.
-_DEATH_SECONDS = 2.0
 # A connection whose client neither reads nor answers the kernel's probes is closed after this time.
 _DEAD_PEER_SECONDS = 60
 _LAG_PROBE_SECONDS = 0.25
@@ -145,7 +143,8 @@ class _Ending:
         if client.is_dead:
             self.is_engine_dead = True
             logger.error("the engine process has ended; so does this server")
-            await asyncio.sleep(_DEATH_SECONDS)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.asked.wait(), self._state.options.dead_engine_seconds)
         else:
             await self._drain()
         server.should_exit = True

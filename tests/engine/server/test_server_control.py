@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +38,9 @@ ITL = "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0 7.5 10.0 
 
 
 @pytest.fixture(scope="module")
-def own(model_path: Path) -> Iterator[ServerProcess]:
+def own(long_model_path: Path) -> Iterator[ServerProcess]:
     """A server whose counters and settings nobody else changes."""
-    with ServerProcess(str(model_path), {"max_num_seqs": 8}, served_model_names=["small"]) as server:
+    with ServerProcess(str(long_model_path), {"max_num_seqs": 8}, served_model_names=["small"]) as server:
         yield server
 
 
@@ -51,7 +54,7 @@ def test_metrics_have_vllms_names_and_buckets(own: ServerProcess) -> None:
         ("e2e_request_latency_seconds", LATENCY),
         ("inter_token_latency_seconds", ITL),
         ("request_params_n", "1.0 2.0 5.0 10.0 20.0 +Inf"),
-        ("request_prompt_tokens", "1.0 2.0 5.0 10.0 20.0 50.0 100.0 200.0 +Inf"),
+        ("request_prompt_tokens", "1.0 2.0 5.0 10.0 20.0 50.0 100.0 200.0 500.0 1000.0 2000.0 5000.0 +Inf"),
     ):
         found = [dict(labels)["le"] for each, labels in metrics if each == f"vllm:{name}_bucket"]
         assert sorted(found, key=float) == bounds.split(), name
@@ -90,6 +93,18 @@ def test_metrics_count_what_happened(own: ServerProcess) -> None:
     assert blocks["used"] == 0
 
 
+@contextmanager
+def _endless_stream(server: ServerProcess) -> Iterator[None]:
+    """A request runs all the while: much longer than a test, until its client leaves. Then the server is idle."""
+    longest = server.get("/v1/models").json["data"][0]["max_model_len"] - 1
+    data = json.dumps({"prompt": [3], "max_tokens": longest, "n": 4, "ignore_eos": True, "stream": True}).encode()
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data) + data)
+        wait_for(lambda: server.metric("vllm:num_requests_running"), lambda number: number > 0)
+        yield
+    server.wait_until_idle()
+
+
 def test_the_prefix_cache_can_be_emptied_while_nothing_runs(own: ServerProcess) -> None:
     prompt = list(range(100, 140))
     fields: dict[str, Any] = {"max_tokens": 2, "ignore_eos": True}
@@ -103,11 +118,8 @@ def test_the_prefix_cache_can_be_emptied_while_nothing_runs(own: ServerProcess) 
     assert own.stats()["num_cached_blocks"] == 0
     assert cached() == 0
     assert cached() == 32
-    thread = threading.Thread(target=lambda: own.complete([3], max_tokens=250, n=8, ignore_eos=True))
-    thread.start()
-    wait_for(lambda: own.metric("vllm:num_requests_running"), lambda number: number > 0)
-    assert own.post("/reset_prefix_cache", {}).json == {"success": False}
-    thread.join()
+    with _endless_stream(own):
+        assert own.post("/reset_prefix_cache", {}).json == {"success": False}
 
 
 def test_settings_change_without_a_restart(own: ServerProcess) -> None:
@@ -119,7 +131,7 @@ def test_settings_change_without_a_restart(own: ServerProcess) -> None:
     results: list[Any] = []
     flying = threading.Thread(target=lambda: results.append(own.complete([3, 4], max_tokens=200, n=8, ignore_eos=True)))
     flying.start()
-    wait_for(lambda: own.metric("vllm:num_requests_running"), lambda number: number > 0)
+    wait_for(lambda: own.metric("vllm:prompt_tokens_total"), lambda number: number > num_prompt_tokens)
     answer = own.request("PATCH", "/v1/runtime_config", {"block_size": 32, "max_model_len": 128, "max_num_seqs": 4})
     assert answer.status == 200, answer.body
     assert answer.json["block_size"] == 32
@@ -134,6 +146,7 @@ def test_settings_change_without_a_restart(own: ServerProcess) -> None:
     assert "max_num_seqs 4" in refused.error["message"]
     assert own.metric("vllm:prompt_tokens_total") > num_prompt_tokens
     assert own.metric("vllm:prefix_cache_queries_total") > queries, "counters go on over a new pool"
+    assert own.request("PATCH", "/v1/runtime_config", {"max_model_len": 8192}).status == 200
 
 
 @pytest.mark.parametrize(("changes", "says"), [
@@ -156,14 +169,13 @@ def test_settings_that_do_not_fit_leave_the_server_as_it_was(
 
 
 def test_new_settings_do_not_wait_for_ever(own: ServerProcess) -> None:
-    thread = threading.Thread(target=lambda: own.complete([3], max_tokens=120, n=4, ignore_eos=True))
-    thread.start()
-    wait_for(lambda: own.metric("vllm:num_requests_running"), lambda number: number > 0)
-    answer = own.request("PATCH", "/v1/runtime_config?timeout=0.001", {"max_num_seqs": 2})
-    assert answer.status == 409
-    assert "nothing was changed" in answer.error["message"]
-    thread.join()
+    with _endless_stream(own):
+        assert own.get("/load").json == {"server_load": 1}
+        answer = own.request("PATCH", "/v1/runtime_config?timeout=0.001", {"max_num_seqs": 2})
+        assert answer.status == 409
+        assert "nothing was changed" in answer.error["message"]
     assert own.complete("the", max_tokens=2)["choices"]
+    assert own.get("/load").json == {"server_load": 0}
 
 
 def test_server_info_says_what_runs(own: ServerProcess) -> None:

@@ -16,7 +16,7 @@ import openai
 import pytest
 from server_process import HttpAnswer, ServerProcess, decoded_events, wait_for
 
-LONG: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 4000, "ignore_eos": True, "temperature": 0.0}
+LONG: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 8000, "ignore_eos": True, "temperature": 0.0}
 KEY = {"authorization": "Bearer secret-1"}
 
 
@@ -78,7 +78,7 @@ def test_every_key_lets_in_and_monitors_need_none(limited: ServerProcess) -> Non
     other = openai.OpenAI(base_url=limited.url + "/v1", api_key="other", max_retries=0)
     with other as client, pytest.raises(openai.AuthenticationError):
         client.models.list()
-    assert [limited.get(path).status for path in ("/health", "/ping", "/version", "/metrics")] == [200] * 4
+    assert [limited.get(path).status for path in ("/health", "/ping", "/load", "/version", "/metrics")] == [200] * 5
 
 
 # ---- limits
@@ -141,19 +141,23 @@ def _in_background(work: Any) -> tuple[threading.Thread, list[Any]]:
 
 
 def test_sigterm_lets_requests_in_flight_finish_and_refuses_new_ones(long_model_path: Path) -> None:
-    with ServerProcess(str(long_model_path), shutdown_timeout=120.0) as server:
-        with Held(server) as held:
-            reader = held.open({**LONG, "n": 8, "max_tokens": 300})
-            wait_for(lambda: server.metric("vllm:num_requests_running"), lambda number: number > 0)
+    """The request in flight is one whose client has sent half of it, so it lasts until the test sends the rest."""
+    data = json.dumps({**LONG, "n": 8, "max_tokens": 30, "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data)
+    with ServerProcess(str(long_model_path), shutdown_timeout=600.0) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(head + data[:20])
+            wait_for(lambda: server.get("/load").json, lambda load: load == {"server_load": 1})
             server.process.send_signal(signal.SIGTERM)
             wait_for(lambda: server.get("/health").status, lambda status: status == 503)
             refused = server.post("/v1/completions", LONG)
             assert refused.status == 503
             assert "shutting down" in refused.error["message"]
+            connection.sendall(data[20:])
             received = b""
-            reader.settimeout(120)
+            connection.settimeout(120)
             while not received.endswith(b"0\r\n\r\n"):
-                received += reader.recv(1 << 16)
+                received += connection.recv(1 << 16)
             assert received.count(b'"finish_reason":"length"') == 8
             assert b"[DONE]" in received
         assert server.process.wait(120) == 0
@@ -174,7 +178,7 @@ def test_without_patience_requests_in_flight_end_with_an_error(long_model_path: 
 
 def test_a_killed_engine_is_said_to_everybody_and_ends_the_server(long_model_path: Path) -> None:
     """Exit code 1: a supervisor starts it anew."""
-    with ServerProcess(str(long_model_path)) as server:
+    with ServerProcess(str(long_model_path), dead_engine_seconds=600.0) as server:
         engine = server.engine_pid
         streamed, stream_results = _in_background(
             lambda: server.post("/v1/completions", {**LONG, "n": 60, "stream": True})
@@ -182,7 +186,7 @@ def test_a_killed_engine_is_said_to_everybody_and_ends_the_server(long_model_pat
         waiting, whole_results = _in_background(lambda: server.post("/v1/completions", {**LONG, "n": 4}))
         wait_for(lambda: server.metric("vllm:num_requests_running"), lambda number: number > 60)
         os.kill(engine, signal.SIGKILL)
-        wait_for(lambda: server.get("/health").status, lambda status: status == 503, seconds=2)
+        wait_for(lambda: server.get("/health").status, lambda status: status == 503)
         refused: HttpAnswer = server.post("/v1/completions", LONG)
         assert refused.status == 503
         assert "The engine process was ended by SIGKILL." in refused.error["message"]
@@ -192,7 +196,7 @@ def test_a_killed_engine_is_said_to_everybody_and_ends_the_server(long_model_pat
         *_, error, _ = decoded_events(stream.body)
         assert "ended by SIGKILL" in error["error"]["message"]
         assert whole.status == 503
-        assert server.process.wait(120) == 1
+        assert server.end() == 1
     assert any("the engine process has ended" in line for line in server.lines)
 
 

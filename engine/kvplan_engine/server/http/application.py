@@ -30,13 +30,14 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/detokenize": {"POST": service.detokenize},
     "/health": {"GET": service.health},
     "/ping": {"GET": service.health, "POST": service.health},
+    "/load": {"GET": service.load},
     "/version": {"GET": service.show_version},
     "/metrics": {"GET": service.show_metrics},
     "/server_info": {"GET": control.server_info},
     "/reset_prefix_cache": {"POST": control.reset_prefix_cache},
 }
-_WITHOUT_KEY = frozenset({"/health", "/ping", "/version", "/metrics"})
-_WHILE_DRAINING = frozenset({"/health", "/ping", "/version", "/metrics", "/server_info"})
+_WITHOUT_KEY = frozenset({"/health", "/ping", "/load", "/version", "/metrics"})
+_WHILE_DRAINING = _WITHOUT_KEY | {"/server_info"}
 
 
 class Application:

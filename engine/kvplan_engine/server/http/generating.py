@@ -22,13 +22,15 @@ _LONGEST_REQUEST_ID = 128
 
 
 async def completions(state: ServerState, exchange: Exchange) -> None:
-    body = parse_body(await exchange.body(state.options.max_body_bytes), CompletionBody)
-    await _generate(state, exchange, body, CompletionShape, "cmpl")
+    with state.counting_load():
+        body = parse_body(await exchange.body(state.options.max_body_bytes), CompletionBody)
+        await _generate(state, exchange, body, CompletionShape, "cmpl")
 
 
 async def chat_completions(state: ServerState, exchange: Exchange) -> None:
-    body = parse_body(await exchange.body(state.options.max_body_bytes), ChatBody)
-    await _generate(state, exchange, body, ChatShape, "chatcmpl")
+    with state.counting_load():
+        body = parse_body(await exchange.body(state.options.max_body_bytes), ChatBody)
+        await _generate(state, exchange, body, ChatShape, "chatcmpl")
 
 
 async def _generate(

@@ -57,6 +57,11 @@ async def health(state: ServerState, exchange: Exchange) -> None:
     await exchange.answer(503 if state.client.is_dead or state.is_draining else 200, b"")
 
 
+async def load(state: ServerState, exchange: Exchange) -> None:
+    """Requests to the endpoints that generate which are not answered yet, as vLLM counts them for load balancers."""
+    await exchange.answer(200, msgspec.json.encode({"server_load": state.server_load}))
+
+
 async def show_version(state: ServerState, exchange: Exchange) -> None:
     await exchange.answer(200, msgspec.json.encode({"version": version()}))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvplan_engine.server.engine_client.client import EngineClient
@@ -16,7 +18,10 @@ from kvplan_engine.server.text.tokenizer import TextTokenizer
 
 @dataclass(slots=True, eq=False)
 class ServerState:
-    """One server. is_draining: it ends soon and takes no new requests. created: seconds of the epoch."""
+    """One server. is_draining: it ends soon and takes no new requests. created: seconds of the epoch.
+
+    num_open: HTTP requests that are not answered yet. server_load: those of them that generate.
+    """
 
     options: ServerOptions
     client: EngineClient
@@ -27,6 +32,7 @@ class ServerState:
     no_template: str = ""
     is_draining: bool = False
     num_open: int = 0
+    server_load: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
 
     def read_model(self) -> None:
@@ -43,6 +49,15 @@ class ServerState:
             self.template = ChatTemplate(model.chat_template, model.special_tokens)
         except TemplateFailed as problem:
             self.no_template = str(problem)
+
+    @contextmanager
+    def counting_load(self) -> Iterator[None]:
+        """Around the whole handling of a request that generates."""
+        self.server_load += 1
+        try:
+            yield
+        finally:
+            self.server_load -= 1
 
     def served_name(self, asked: str | None) -> str:
         """The name an answer carries: the one asked for, by default the first. 404 for one that is not served."""
