@@ -58,11 +58,19 @@ def stored_parameters(model: ModelDescription, names: TensorNames) -> list[Store
 
 def _sources(parameter: Parameter, model: ModelDescription, names: TensorNames) -> Iterator[Source]:
     stored = names.of(parameter.part)
+    stored = _of_each_expert(stored, parameter)
     rows = parameter.rows if len(stored) > 1 else (("", parameter.shape[0]),)
     transposed = names.transposed and parameter.layer is not None and parameter.kind == "matrix"
     for name, (label, size) in zip(stored, rows, strict=True):
         full = ".".join(filter(None, (_prefix(parameter, names) + name, parameter.leaf)))
         yield Source(full, size, transposed, _arrange(parameter, label, model, names))
+
+
+def _of_each_expert(stored: tuple[str, ...], parameter: Parameter) -> tuple[str, ...]:
+    """``stored`` names with "{}" filled in for one expert after the other."""
+    if "{}" not in stored[0]:
+        return stored
+    return tuple(name.format(expert) for expert in range(len(parameter.rows) // len(stored)) for name in stored)
 
 
 def _prefix(parameter: Parameter, names: TensorNames) -> str:
@@ -71,6 +79,10 @@ def _prefix(parameter: Parameter, names: TensorNames) -> str:
 
 def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: TensorNames) -> Arrange | None:
     """What has to happen to a stored tensor of this parameter; label: of the rows that it fills, "" for all."""
+    if parameter.part == "correction":
+        return _centred
+    if parameter.part.startswith("experts.") and not label:
+        return partial(torch.Tensor.reshape, shape=parameter.shape)
     layer = None if parameter.layer is None else model.layers[parameter.layer]
     norms = model.norm if layer is None else layer.norms
     if layer is not None and parameter.part in ("qkv", "query_norm", "key_norm"):
@@ -82,6 +94,12 @@ def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: T
     if parameter.kind == "norm" and norms.kind == "rms_plus_one":
         return _plus_one
     return None
+
+
+def _centred(tensor: torch.Tensor) -> torch.Tensor:
+    """Experts are chosen by how their corrections differ, which survives a rounding best around 0."""
+    wide = tensor.float().flatten()
+    return wide - (wide.max() + wide.min()) / 2
 
 
 def _plus_one(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu", "swiglu_oai"]
-Scoring = Literal["softmax", "sigmoid", "softmax_of_top", "sqrt_softplus"]
+Scoring = Literal["softmax", "sigmoid", "softmax_of_top", "sqrt_softplus", "sparse_mixer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,14 @@ class Mlp:
 class Mixture:
     """``num_experts`` MLPs of which each token takes the ``top_k`` that a router scores highest.
 
-    scoring: softmax over all experts, sigmoid of each, softmax over the chosen ones alone, or Phi-MoE's sparse_mixer:
-    one chosen expert after the other has its share of a softmax over those left whose logits are within twice
-    ``jitter`` of the best, relative to their size. normalised: the chosen weights are divided by their sum. scale: then
-    multiplied with this. correction: a bias of each expert that decides the choice and not the weight. num_groups,
-    top_groups: experts are chosen from the best groups only. shared: an MLP that every token takes; shared_gate:
-    weighted by a sigmoid of one more row of the router. router_bias: the router adds one. latent_size: experts work on
-    a projection of the hidden state, and their sum is projected back (Nemotron 3 Super). num_idle: further choices of
-    the router, which give the token back as it is (LongCat).
+    scoring: softmax over all experts, sigmoid or sqrt(softplus) of each, softmax over the chosen ones alone, or
+    Phi-MoE's sparse_mixer: one chosen expert after the other has its share of a softmax over those left whose logits
+    are within twice ``jitter`` of the best, relative to their size. normalised: the chosen weights are divided by their
+    sum. scale: then multiplied with this. correction: a bias of each expert that decides the choice and not the weight.
+    num_groups, top_groups: experts are chosen from the best groups only. shared: an MLP that every token takes;
+    shared_gate: weighted by a sigmoid of one more row of the router. router_bias: the router adds one. latent_size:
+    experts work on a projection of the hidden state, and their sum is projected back (Nemotron 3 Super). num_idle:
+    further choices of the router, which give the token back as it is (LongCat).
     """
 
     num_experts: int

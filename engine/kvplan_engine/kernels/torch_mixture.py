@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from kvplan_engine.description.feed_forward import Mixture, Mlp
+from kvplan_engine.description.feed_forward import Mixture, Mlp, Scoring
 from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureWeights
 from kvplan_engine.kernels.torch_ops import _upcast
 
@@ -45,9 +45,7 @@ def route(
     if mixture.scoring == "sparse_mixer":
         ids, shares = _sparse_mixer(logits, mixture)
     else:
-        scores = {"softmax": lambda: logits.softmax(-1), "sigmoid": lambda: logits.sigmoid()}.get(
-            mixture.scoring, lambda: logits
-        )()
+        scores = _scores(logits, mixture.scoring)
         choice = scores if correction is None else scores + correction.to(scores.dtype)
         if mixture.num_groups > 1:
             choice = _within_groups(choice, mixture)
@@ -58,6 +56,19 @@ def route(
     if mixture.normalised:
         shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
     return ids, shares * mixture.scale
+
+
+def _scores(logits: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    match scoring:
+        case "softmax":
+            return logits.softmax(-1)
+        case "sigmoid":
+            return logits.sigmoid()
+        case "sqrt_softplus":
+            return functional.softplus(logits).sqrt()
+        case "softmax_of_top":
+            return logits
+    raise ValueError(f"no scores are made by '{scoring}'")
 
 
 def _within_groups(choice: torch.Tensor, mixture: Mixture) -> torch.Tensor:

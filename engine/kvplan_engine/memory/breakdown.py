@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan_engine.description.feed_forward import FeedForward, Mlp
+from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
 from kvplan_engine.description.mixers import Attention, Mixer, Rope
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.uniform import uniform_attention
@@ -104,6 +104,9 @@ def _part_columns(part: Mixer | FeedForward | None) -> int:
             return part.qkv_size + part.output_size
         case Mlp():
             return 2 * part.size if part.gated else part.size
+        case Mixture():  # gate and up of each token's experts, and of the shared one
+            inner = part.top_k * part.expert.size + (0 if part.shared is None else part.shared.size)
+            return 2 * inner if part.expert.gated else inner
         case None:
             return 0
     raise EngineError(f"the engine does not compute a {type(part).__name__}.", hint=MEASURE_INSTEAD)

@@ -10,6 +10,7 @@
     decoder_layer    the parts of one layer
     attention_part   one layer's attention
     mlp_part         one layer's MLP
+    mixture_part     one layer's mixture of experts
     known_parts      what of a description the decoder computes; the rest is refused by name
     part_kernels     the kernels that a part is made with
     step_space       what the parts share in one step

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from kvplan_engine.checkpoints.weights import Weights
-from kvplan_engine.description.feed_forward import Mlp
+from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
 from kvplan_engine.description.model import Layer
 from kvplan_engine.description.parameters.norms import norm_parts
 from kvplan_engine.description.uniform import attention_of
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.models.attention_part import AttentionPart
+from kvplan_engine.models.mixture_part import MixturePart
 from kvplan_engine.models.mlp_part import MlpPart
 from kvplan_engine.models.part_kernels import PartKernels
 
@@ -27,9 +28,9 @@ class DecoderLayer:
         self.description = layer
         attention, feed_forward = attention_of(layer), layer.feed_forward
         assert attention is not None, "refuse_unknown_parts comes first"
-        assert isinstance(feed_forward, Mlp), "refuse_unknown_parts comes first"
+        assert feed_forward is not None, "refuse_unknown_parts comes first"
         self.attention = AttentionPart(attention, layer.norms, weights, index, kernels, rope_table)
-        self.feed_forward = MlpPart(feed_forward, weights, index, kernels)
+        self.feed_forward = _make_feed_forward(feed_forward, weights, index, kernels)
 
         parts = norm_parts(layer)
 
@@ -65,6 +66,14 @@ class DecoderLayer:
             post_norm(delta, delta)
         if self.description.residual_scale != 1.0:
             delta.mul_(self.description.residual_scale)
+
+
+def _make_feed_forward(part: FeedForward, weights: Weights, index: int, kernels: PartKernels) -> MlpPart | MixturePart:
+    match part:
+        case Mlp():
+            return MlpPart(part, weights, index, kernels)
+        case Mixture():
+            return MixturePart(part, weights, index, kernels)
 
 
 def _add(delta: torch.Tensor, hidden: torch.Tensor, normed: torch.Tensor, norm: Norm | None) -> torch.Tensor:

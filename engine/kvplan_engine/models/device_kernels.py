@@ -21,6 +21,7 @@ from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels, cpu_ker
 from kvplan_engine.kernels.cuda.driver import current_runtime
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.layers.linear import Linear
+from kvplan_engine.layers.mixture import PanelMixtures, TorchMixture
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.onednn import FewRowsLinear, OneDnnLinear
 from kvplan_engine.layers.panels import Panels
@@ -96,7 +97,9 @@ def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
     def make_layer_run(layers: Sequence[DecoderLayer], final_norm: Norm) -> CpuLayerRun | None:
         return CpuLayerRun.of(layers, final_norm, attention, kernels)
 
-    return DeviceKernels(attention, cpu_ops, (OneDnnLinear, FewRowsLinear, Panels(kernels), Linear), make_layer_run)
+    projections = (OneDnnLinear, FewRowsLinear, Panels(kernels), Linear)
+    mixtures = (PanelMixtures(kernels), TorchMixture)
+    return DeviceKernels(attention, cpu_ops, projections, mixtures, make_layer_run)
 
 
 def reference_kernels() -> DeviceKernels:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvplan_engine.checkpoints.families import family_of
-from kvplan_engine.description.feed_forward import Mlp
+from kvplan_engine.description.feed_forward import FeedForward, Mlp
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.model import Layer, ModelDescription
 from kvplan_engine.description.uniform import attention_of, uniform_attention
@@ -34,11 +34,11 @@ def _lacking(layer: Layer) -> str | None:
     attention = attention_of(layer)
     if attention is None:
         return " and ".join(type(mixer).__name__ for mixer in layer.mixers) or "layers without attention"
-    if not isinstance(layer.feed_forward, Mlp):
-        return f"a {type(layer.feed_forward).__name__}"
+    if layer.feed_forward is None:
+        return "layers without a feed-forward"
     if layer.others:
         return "all of its parts"
-    return _lacking_in_attention(attention) or _lacking_in_mlp(layer.feed_forward)
+    return _lacking_in_attention(attention) or _lacking_in_feed_forward(layer.feed_forward)
 
 
 def _lacking_in_attention(attention: Attention) -> str | None:
@@ -56,5 +56,12 @@ def _lacking_in_attention(attention: Attention) -> str | None:
     return next((name for name, wanted in named.items() if wanted), None)
 
 
-def _lacking_in_mlp(mlp: Mlp) -> str | None:
-    return f"the activation '{mlp.activation}'" if mlp.activation == "swiglu_oai" else None
+def _lacking_in_feed_forward(part: FeedForward) -> str | None:
+    if isinstance(part, Mlp):
+        return f"the activation '{part.activation}'" if part.activation == "swiglu_oai" else None
+    named = {
+        "experts without a gate": not part.expert.gated,  # the scratch memory has no room for the choice
+        "experts on a projection": part.latent_size is not None,
+        "experts that do nothing": part.num_idle > 0,
+    }
+    return next((name for name, wanted in named.items() if wanted), None)

@@ -15,12 +15,14 @@ import torch
 
 from kvplan_engine.attention.backend import AttentionInputs
 from kvplan_engine.attention.cpu import CpuBackend, raise_for
+from kvplan_engine.description.feed_forward import Mlp
 from kvplan_engine.description.uniform import attention_of
 from kvplan_engine.kernels.cpu.library import LAYER_OPERATIONS, STATUS_OK, CpuKernels, LayerArgs, LayersArgs
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.attention_part import AttentionPart
 from kvplan_engine.models.decoder_layer import DecoderLayer
+from kvplan_engine.models.mlp_part import MlpPart
 from kvplan_engine.models.step_batch import StepBatch
 
 
@@ -125,6 +127,7 @@ def _is_taken(layers: Sequence[DecoderLayer]) -> bool:
         all(layer.description == first for layer in layers)
         and attention is not None
         and attention.head_norm == "none"
+        and isinstance(first.feed_forward, Mlp)
         and first.norms.places == "before"
         and first.residual_scale == 1.0
     )
@@ -133,6 +136,8 @@ def _is_taken(layers: Sequence[DecoderLayer]) -> bool:
 def _layer_args(layer: DecoderLayer, next_norm: Norm | None) -> LayerArgs | None:
     """One layer as the kernels take it; None where they lack a product or the activation."""
     attention, mlp = layer.attention, layer.feed_forward
+    if not isinstance(mlp, MlpPart):
+        return None
     named = {"qkv": attention.qkv, "output": attention.output, "up": mlp.up, "down": mlp.down}
     products = {name: projection.layer_args for name, projection in named.items()}
     if None in products.values() or mlp.up.activation is None or layer.mlp_norm is None or next_norm is None:

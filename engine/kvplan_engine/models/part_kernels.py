@@ -6,13 +6,18 @@ from dataclasses import dataclass
 
 from kvplan_engine.attention.backend import AttentionBackend
 from kvplan_engine.kernels.interface import Ops
+from kvplan_engine.layers.mixture import MixtureKind, TorchMixture
 from kvplan_engine.layers.projection import ProjectionKind
 
 
 @dataclass(frozen=True, slots=True)
 class PartKernels:
-    """projections: the ways to store a weight and multiply with it, best first; the last one takes every weight."""
+    """projections: the ways to store a weight and multiply with it, best first; the last one takes every weight.
+
+    mixtures: the same for mixtures of experts.
+    """
 
     attention: AttentionBackend
     ops: Ops
     projections: tuple[ProjectionKind, ...]
+    mixtures: tuple[MixtureKind, ...] = (TorchMixture,)

@@ -130,3 +130,13 @@ def test_wrong_operands_are_named(kernels: CpuKernels) -> None:
         packed.choose(x, ids.long(), shares)
     with pytest.raises(ValueError, match="inner is"):
         packed.run(x, torch.empty(2, HIDDEN), ids, shares, torch.empty(3))
+
+
+def test_scores_of_the_definition() -> None:
+    logits = torch.tensor([[0.5, -1.0, 2.0, 0.1]], dtype=torch.float64)
+    ids, weights = torch_mixture.route(logits, Mixture(4, 2, Mlp(8, "silu"), "sqrt_softplus", normalised=False))
+    assert ids.tolist() == [[2, 0]]
+    assert torch.allclose(weights, torch.log1p(logits[:, [2, 0]].exp()).sqrt())
+    ids, weights = torch_mixture.route(logits, Mixture(4, 2, Mlp(8, "silu"), "sparse_mixer", normalised=False))
+    assert ids.tolist() == [[2, 0]]
+    assert weights.tolist() == [[1.0, 1.0]]  # nothing else comes close

@@ -32,7 +32,8 @@ MOST_GROUPS = 64
 def packs_mixture(mixture: Mixture) -> bool:
     """Whether the kernels compute this mixture."""
     mlps = [mixture.expert] if mixture.shared is None else [mixture.expert, mixture.shared]
-    known = all((mlp.activation, mlp.gated) in EXPERT_ACTIVATION_CODES for mlp in mlps)
+    known = mixture.scoring in SCORING_CODES
+    known = known and all((mlp.activation, mlp.gated) in EXPERT_ACTIVATION_CODES for mlp in mlps)
     plain = mixture.latent_size is None and not mixture.num_idle
     return known and plain and mixture.num_groups <= MOST_GROUPS
 
@@ -75,8 +76,9 @@ class PackedMixture:
         self._kernels, self.mixture = kernels, mixture
         self.dtype, self._hidden = weights.router.dtype, weights.router.shape[1]
         self._experts = PackedExperts(kernels, mixture.expert, weights.experts)
-        shared = mixture.shared and weights.shared and PackedExperts(kernels, mixture.shared, weights.shared)
-        self._shared = shared
+        self._shared = None
+        if mixture.shared is not None and weights.shared is not None:
+            self._shared = PackedExperts(kernels, mixture.shared, weights.shared)
         rows = weights.router if weights.shared_gate is None else torch.cat([weights.router, weights.shared_gate])
         self._router = _pack(kernels, rows.unsqueeze(0), 0)
         self._router_bias = _with_gate(weights.router_bias, weights.shared_gate)
@@ -84,7 +86,7 @@ class PackedMixture:
         self.args = MixtureArgs(
             router=self._router_args(),
             experts=self._experts.args,
-            shared=ExpertsArgs() if shared is None else shared.args,
+            shared=ExpertsArgs() if self._shared is None else self._shared.args,
             hidden=self._hidden,
             storage=STORAGE_CODES[self.dtype],
         )

@@ -1,0 +1,132 @@
+"""A layer's mixture of experts over its weights: what a device offers, and how one is chosen.
+
+A ``MixtureKind`` is one way to keep the experts' weights and compute with them. A device lists its kinds, best first
+(``models/device_kernels.py``); the last one takes every mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kvplan_engine.checkpoints.weights import Weights
+from kvplan_engine.description.feed_forward import Mixture, Mlp
+from kvplan_engine.kernels import torch_mixture
+from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels
+from kvplan_engine.kernels.cpu.mixture import PackedMixture, packs_mixture
+from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureWeights
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureRoom:
+    """A step's memory of one mixture for T rows.
+
+    ids [T, top_k] int32 and shares [T, top_k] float32: what the router chose. inner [T x (top_k x F + shared F)]: what
+    lies between an expert's products.
+    """
+
+    ids: torch.Tensor
+    shares: torch.Tensor
+    inner: torch.Tensor
+
+
+class MixtureRun(Protocol):
+    """One layer's mixture."""
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor, room: MixtureRoom) -> None:
+        """out [T, H] = the mixture of x [T, H]; not the same memory."""
+        ...
+
+
+class MixtureKind(Protocol):
+    """One way to keep a mixture's weights and compute with them."""
+
+    def takes(self, mixture: Mixture, dtype: torch.dtype) -> bool:
+        """Whether this kind runs ``mixture`` with weights of ``dtype`` here."""
+        ...
+
+    def make(self, mixture: Mixture, weights: Weights, index: int) -> MixtureRun:
+        """The mixture of layer ``index``; takes the weights out of the model's where it keeps another layout."""
+        ...
+
+
+def make_mixture(kinds: Sequence[MixtureKind], mixture: Mixture, weights: Weights, index: int) -> MixtureRun:
+    """The mixture of layer ``index`` by the first of ``kinds`` that takes it."""
+    dtype = weights[f"layers.{index}.router.weight"].dtype
+    return next(kind for kind in kinds if kind.takes(mixture, dtype)).make(mixture, weights, index)
+
+
+class TorchMixture:
+    """Plain torch over the weights as they were published. Takes every mixture, on any device."""
+
+    def __init__(self, mixture: Mixture, weights: MixtureWeights) -> None:
+        self._mixture, self._weights = mixture, weights
+
+    @classmethod
+    def takes(cls, mixture: Mixture, dtype: torch.dtype) -> bool:
+        """See MixtureKind.takes."""
+        return True
+
+    @classmethod
+    def make(cls, mixture: Mixture, weights: Weights, index: int) -> TorchMixture:
+        """See MixtureKind.make. The weights stay where they are."""
+        return cls(mixture, mixture_weights(mixture, weights, index))
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor, room: MixtureRoom) -> None:
+        torch_mixture.run_mixture(x, self._mixture, self._weights, out)
+
+
+class PanelMixture:
+    """Our own kernel over weights that were packed once (csrc/cpu/mixture.cpp)."""
+
+    def __init__(self, packed: PackedMixture) -> None:
+        self._packed = packed
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor, room: MixtureRoom) -> None:
+        self._packed.run(x, out, room.ids, room.shares, room.inner)
+
+
+@dataclass(frozen=True, slots=True)
+class PanelMixtures:
+    """The kind: float32 and bfloat16 in panels, by ``kernels``."""
+
+    kernels: CpuKernels
+
+    def takes(self, mixture: Mixture, dtype: torch.dtype) -> bool:
+        """See MixtureKind.takes."""
+        return dtype in STORAGE_CODES and packs_mixture(mixture)
+
+    def make(self, mixture: Mixture, weights: Weights, index: int) -> PanelMixture:
+        """See MixtureKind.make."""
+        packed = PackedMixture(self.kernels, mixture, mixture_weights(mixture, weights, index))
+        for part in ("router", "experts.up", "experts.down", "shared.up", "shared.down", "shared_gate"):
+            weights.pop(f"layers.{index}.{part}.weight", None)
+        return PanelMixture(packed)
+
+
+def mixture_weights(mixture: Mixture, weights: Weights, index: int) -> MixtureWeights:
+    """Views of layer ``index``'s weights, the experts one after the other."""
+    name = f"layers.{index}"
+    shared = mixture.shared
+    return MixtureWeights(
+        weights[f"{name}.router.weight"],
+        _experts(mixture.expert, mixture.num_experts, weights, f"{name}.experts"),
+        weights.get(f"{name}.router.bias"),
+        weights.get(f"{name}.correction"),
+        None if shared is None else _experts(shared, 1, weights, f"{name}.shared"),
+        weights.get(f"{name}.shared_gate.weight"),
+    )
+
+
+def _experts(mlp: Mlp, count: int, weights: Weights, name: str) -> ExpertWeights:
+    up, down = (weights[f"{name}.{part}.weight"] for part in ("up", "down"))
+    up_bias, down_bias = (weights.get(f"{name}.{part}.bias") for part in ("up", "down"))
+    return ExpertWeights(
+        up.view(count, -1, up.shape[1]),
+        down.view(count, -1, mlp.size),
+        None if up_bias is None else up_bias.view(count, -1),
+        None if down_bias is None else down_bias.view(count, -1),
+    )

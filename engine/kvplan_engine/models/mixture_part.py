@@ -1,0 +1,39 @@
+"""One layer's mixture of experts."""
+
+from __future__ import annotations
+
+import torch
+
+from kvplan_engine.checkpoints.weights import Weights
+from kvplan_engine.description.feed_forward import Mixture
+from kvplan_engine.layers.mixture import MixtureRoom, make_mixture
+from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.part_kernels import PartKernels
+
+_ALIGNMENT_BYTES = 64
+_CHOICE_BYTES = 8
+"""Of one chosen expert: its number and its weight."""
+
+
+class MixturePart:
+    """The router and the experts of layer ``index``, the shared one among them."""
+
+    def __init__(self, mixture: Mixture, weights: Weights, index: int, kernels: PartKernels) -> None:
+        self._mixture = mixture
+        self._run = make_mixture(kernels.mixtures, mixture, weights, index)
+
+    def __call__(self, normed: torch.Tensor, workspace: Workspace, delta: torch.Tensor) -> None:
+        """From ``normed`` [T, H] into ``delta`` [T, H], by way of the scratch buffer."""
+        self._run(normed, delta, self._room(normed.shape[0], workspace["scratch"].view(-1)))
+
+    def _room(self, rows: int, scratch: torch.Tensor) -> MixtureRoom:
+        """``scratch`` cut up. Behind the activation an expert's inner columns are half of those that it is made for."""
+        mixture = self._mixture
+        shape = (rows, mixture.top_k)
+        choices = rows * mixture.top_k
+        raw = scratch.view(torch.uint8)
+        ids, shares = (raw[4 * choices * i : 4 * choices * (i + 1)] for i in range(2))
+        start = -(-choices * _CHOICE_BYTES // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        columns = mixture.top_k * mixture.expert.size + (0 if mixture.shared is None else mixture.shared.size)
+        inner = raw[start : start + rows * columns * scratch.itemsize].view(scratch.dtype)
+        return MixtureRoom(ids.view(torch.int32).view(shape), shares.view(torch.float32).view(shape), inner)
