@@ -30,7 +30,7 @@ def decoder(
     layers: Sequence[Layer],
     norm: Norms,
     *,
-    max_positions: int = 2048,
+    max_positions: int | None = 2048,
     tied: bool = False,
     **others: Any,
 ) -> ModelDescription:
@@ -39,12 +39,13 @@ def decoder(
     max_positions, tied: where the config says nothing, the defaults of the family's class in transformers. others:
     further fields of the ModelDescription.
     """
+    positions = config.get("max_position_embeddings") or max_positions
     sizes = {"hidden_size": int(others.pop("hidden_size", None) or config["hidden_size"])}
     return ModelDescription(
         architecture=config["architectures"][0],
         layers=tuple(layers),
         vocab_size=int(config["vocab_size"]),
-        max_position_embeddings=int(config.get("max_position_embeddings") or max_positions),
+        max_position_embeddings=None if positions is None else int(positions),
         norm=norm,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", tied)),
         dtype=dtype_name(config),

@@ -36,7 +36,8 @@ class Layer:
 class ModelDescription:
     """A causal language model, as its config.json describes it. Equal layers are one object.
 
-    architecture: the name in config.json, which a ``Family`` is registered under. max_position_embeddings: tokens.
+    architecture: the name in config.json, which a ``Family`` is registered under. max_position_embeddings:
+    tokens, None where the architecture sets no limit (states, relative positions).
     learned_positions: rows of a table of positions that is added to the embedding, None where there is none, with
     ``position_offset`` added to each position first (OPT: 2). embedding_scale: what an embedding is multiplied with.
     embedding_norm: a LayerNorm follows the embedding (BLOOM). logits_scale, logits_softcap: what becomes of the logits.
@@ -47,7 +48,7 @@ class ModelDescription:
     layers: tuple[Layer, ...]
     hidden_size: int
     vocab_size: int
-    max_position_embeddings: int
+    max_position_embeddings: int | None
     norm: Norms
     tie_word_embeddings: bool
     dtype: str

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from kvplan_engine.blocks.layout import KvLayout, plan_layout
 from kvplan_engine.config import EngineConfig
+from kvplan_engine.description.kept_units import kept_units
 from kvplan_engine.description.model import ModelDescription
-from kvplan_engine.errors import ContextTooLong, OutOfDeviceMemory
-from kvplan_engine.memory.breakdown import MemoryBreakdown, kv_block_bytes
+from kvplan_engine.errors import ContextTooLong, EngineError, OutOfDeviceMemory
+from kvplan_engine.memory.breakdown import DTYPE_BYTES, MemoryBreakdown
 
 _GIB = 1024**3
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelDescription) -> int:
-    """The context length to serve, in tokens; ContextTooLong when it exceeds the model's positions."""
+    """The context length to serve, in tokens; ContextTooLong when it exceeds the model's positions.
+
+    EngineError where neither the settings nor the model say one.
+    """
     limit = model.max_position_embeddings
     if config.max_model_len is None:
+        if limit is None:
+            raise EngineError("the config of this model gives no maximum length.", hint="give one: max_model_len=4096")
         return limit
-    if config.max_model_len > limit:
+    if limit is not None and config.max_model_len > limit:
         raise ContextTooLong(
             f"max_model_len {config.max_model_len:,} is more than the {limit:,} positions this model has.",
             requested_tokens=config.max_model_len,
@@ -25,10 +32,19 @@ def resolve_max_model_len(config: EngineConfig, model: ModelDescription) -> int:
     return config.max_model_len
 
 
+def kv_layout(config: EngineConfig, model: ModelDescription, dtype: str, max_model_len: int) -> KvLayout:
+    """How the KV of ``model``, which runs in ``dtype``, lies in the blocks of the pool.
+
+    max_model_len: also how many tokens an encoder gives where neither the architecture nor the config limits them.
+    """
+    names = {"kv": config.kv_dtype(dtype), "model": dtype}
+    units = kept_units(model, encoder_tokens=max_model_len)
+    return plan_layout(units, config.block_size, lambda name: DTYPE_BYTES[names.get(name, name)])
+
+
 def plan_memory(
     config: EngineConfig,
-    model: ModelDescription,
-    kv_dtype: str,
+    layout: KvLayout,
     max_model_len: int,
     *,
     device_total_bytes: int,
@@ -49,18 +65,17 @@ def plan_memory(
             hint="raise gpu_memory_utilization, use a larger device or a smaller dtype",
         )
     pool_bytes = budget - weight_bytes - workspace_bytes - overhead_bytes - graph_bytes
-    block_bytes = kv_block_bytes(model, kv_dtype, config.block_size)
-    num_blocks = pool_bytes // block_bytes
-    if num_blocks <= 0:
+    num_blocks = pool_bytes // layout.block_bytes
+    if num_blocks < layout.blocks_for(1):
         raise OutOfDeviceMemory(
             f"nothing is left for the KV pool: of {budget / _GIB:.2f} GiB, weights take {weight_bytes / _GIB:.2f}, the "
             f"workspace {workspace_bytes / _GIB:.2f} and overhead {(overhead_bytes + graph_bytes) / _GIB:.2f} GiB.",
             phase="kv_init",
-            requested_bytes=block_bytes,
+            requested_bytes=layout.blocks_for(1) * layout.block_bytes,
             free_bytes=max(pool_bytes, 0),
             hint="raise gpu_memory_utilization, or lower max_num_batched_tokens or max_num_seqs",
         )
-    largest = num_blocks * config.block_size
+    largest = layout.largest_sequence(num_blocks, max_model_len, config.max_num_batched_tokens)
     if largest < max_model_len:
         raise ContextTooLong(
             f"one sequence of max_model_len {max_model_len:,} tokens does not fit the KV pool of {largest:,} tokens.",
@@ -76,8 +91,8 @@ def plan_memory(
         activation_peak_bytes=0,
         overhead_bytes=overhead_bytes,
         kv_pool_bytes=pool_bytes,
-        block_bytes=block_bytes,
+        block_bytes=layout.block_bytes,
         num_blocks=num_blocks,
-        block_size=config.block_size,
+        block_size=layout.block_size,
         graph_bytes=graph_bytes,
     )

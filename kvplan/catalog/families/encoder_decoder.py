@@ -20,7 +20,7 @@ def cross_attention(own: SoftmaxAttention, encoder_tokens: int | None) -> CrossA
 
 
 def read_t5(view: ConfigView) -> Body:
-    """T5 and its relatives: relative positions in each stack's first layer; the encoder counts as part of the model."""
+    """T5 and its relatives: relative positions in a stack's first layer, UMT5's in all; the encoder counts as well."""
     hidden, inner = view.integer("d_model"), view.integer("d_ff")
     heads, head = view.integer("num_heads"), view.integer("d_kv")
     vocab = view.integer("vocab_size")
@@ -35,8 +35,10 @@ def read_t5(view: ConfigView) -> Body:
     encoder_size = encoder_layers * count_elements(own.tensors + part.tensors + norms(2, hidden)) + hidden
     tied = read_tied(view, default=True)
     tensors = outside(hidden, vocab, tied=tied)
+    in_each_layer = view.text("model_type", default="") == "umt5"
     tensors += tuple(
-        Tensor(f"{stack}.relative_attention_bias", (buckets, heads), "position") for stack in ("encoder", "decoder")
+        Tensor(f"{stack}.relative_attention_bias", (number if in_each_layer else 1, buckets, heads), "position")
+        for stack, number in (("encoder", encoder_layers), ("decoder", decoder_layers))
     )
     tensors += (Tensor("encoder", (encoder_size,), "linear", "ranks"),)
     # Positions are relative: ``n_positions`` is the length of the training data, and limits nothing.

@@ -137,7 +137,7 @@ def read_step3p7(view: ConfigView) -> Body:
     local = attention(sizes.hidden, local_heads, sizes.kv_heads, sizes.head, window=sliding(tokens), traits=traits)
     family = MixtureFamily(
         PlainFamily(),
-        after_dense_ones,
+        _step_sparse_layers,
         expert_size=("moe_intermediate_size",),
         shared_size=("share_expert_dim", "share_expert_dims"),
         router_bias=True,
@@ -146,6 +146,21 @@ def read_step3p7(view: ConfigView) -> Body:
     mixers = [full if window.kind == "full" else local for window in windows]
     layers = _stack(sizes, mixers, read_feed_forwards(view, family, sizes))
     return hybrid_body(view, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))
+
+
+def _step_sparse_layers(view: ConfigView, num_layers: int) -> list[bool]:
+    """``mlp_layer_types``, else the layers that ``moe_layers_enum`` lists ("3,4,5"), else all from the fourth on."""
+    if view.has("mlp_layer_types"):
+        return after_dense_ones(view, num_layers)
+    listed = view.config.get("moe_layers_enum")
+    if listed is None:
+        return [index >= 3 for index in range(num_layers)]
+    numbers = listed.split(",") if isinstance(listed, str) else listed
+    try:
+        sparse = {int(number) for number in numbers}
+    except (TypeError, ValueError):
+        raise view.reject("moe_layers_enum", "numbers of layers, such as 3,4,5") from None
+    return [index in sparse for index in range(num_layers)]
 
 
 def read_laguna(view: ConfigView) -> Body:

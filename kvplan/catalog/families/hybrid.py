@@ -192,7 +192,7 @@ def _granite_feed_forward(view: ConfigView, sizes: Sizes) -> FeedForward:
 def read_falcon_h1(view: ConfigView) -> Body:
     """Falcon H1: attention and Mamba 2 side by side in every layer."""
     sizes = read_sizes(view)
-    mamba_sizes = _read_mamba2_sizes(view, sizes.hidden, gated_norm=view.flag("mamba_rms_norm", default=True))
+    mamba_sizes = _read_mamba2_sizes(view, sizes.hidden, gated_norm=view.flag("mamba_rms_norm", default=False))
     mamba_sizes = replace(mamba_sizes, output_bias=view.flag("projectors_bias", default=False))
     bias = view.flag("mlp_bias", default=False)
     layer = LayerSpec(

@@ -106,7 +106,10 @@ class DeltaSizes:
 
 
 def gated_delta_net(hidden: int, sizes: DeltaSizes, *, state_dtype: str | None = None) -> StateMixer:
-    """Qwen3-Next's linear attention. Its projections of q, k, v and the gate may stand fused or apart: same weights."""
+    """Qwen3-Next's linear attention. Its projections of q, k, v and the gate may stand fused or apart: same weights.
+
+    A row of the state is what one element of a value has with each element of a key.
+    """
     name = "linear_attn"
     key, value = sizes.key_heads * sizes.key_head, sizes.value_heads * sizes.value_head
     channels = 2 * key + value
@@ -116,7 +119,7 @@ def gated_delta_net(hidden: int, sizes: DeltaSizes, *, state_dtype: str | None =
     tensors += _per_head(name, sizes.value_heads, "dt_bias", "A_log")
     tensors += norm(f"{name}.norm", sizes.value_head)
     tensors += linear(f"{name}.out_proj", hidden, value, "row")
-    shape = (sizes.value_heads, sizes.key_head, sizes.value_head)
+    shape = (sizes.value_heads, sizes.value_head, sizes.key_head)
     return StateMixer("gated_delta_net", channels, sizes.kernel, shape, recurrent_dtype=state_dtype, tensors=tensors)
 
 

@@ -14,7 +14,7 @@ from kvplan_engine.description.model import Layer, ModelDescription, Shape
 def read_t5(config: dict[str, Any]) -> ModelDescription:
     """transformers: T5Stack as a decoder, MT5, UMT5. UMT5 has a relative bias in each layer, the others in the first.
 
-    Scores are not scaled. How long an input the encoder reads, the config does not say.
+    Scores are not scaled. ``n_positions`` is the length of the training data and limits nothing.
     """
     hidden, heads, size = int(config["d_model"]), int(config["num_heads"]), int(config["d_kv"])
     norm = norms(config, key="layer_norm_epsilon")
@@ -27,10 +27,9 @@ def read_t5(config: dict[str, Any]) -> ModelDescription:
         Layer(mixers, _mlp(config), norm, others=(cross_norm, bias) if in_all or index == 0 else (cross_norm,))
         for index in range(number)
     ]
-    own = {"hidden_size": hidden, "max_position_embeddings": config.get("n_positions")}
-    tied = _family(config) == "T5"
+    own = {"hidden_size": hidden, "max_position_embeddings": None}
     encoder = _encoder_shapes(config, num_biases=int(config["num_layers"]) if in_all else 1)
-    return model({**config, **own}, layers, norm, max_positions=512, tied=tied, others=encoder)
+    return model({**config, **own}, layers, norm, max_positions=None, tied=True, others=encoder)
 
 
 def _encoder_shapes(config: dict[str, Any], num_biases: int) -> tuple[Shape, ...]:

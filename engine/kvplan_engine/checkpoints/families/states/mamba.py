@@ -33,4 +33,4 @@ def read_mamba2(config: dict[str, Any]) -> ModelDescription:
 def _read(config: dict[str, Any], state: State, *, tied: bool) -> ModelDescription:
     norm = norms(config, key="layer_norm_epsilon")
     layers = [Layer((state,), None, norm)] * int(config["num_hidden_layers"])
-    return model(config, layers, norm, tied=tied)
+    return model(config, layers, norm, tied=tied, max_positions=None)

@@ -58,7 +58,7 @@ def mamba2(
     )
 
 
-def prefixed_mamba2(config: Config, **others: bool) -> State:
+def prefixed_mamba2(config: Config, *, output_bias: bool | None = None, norms: bool = True) -> State:
     """Mamba 2 by the keys of Bamba, Granite 4 and Falcon H1, which begin with "mamba_"."""
     hidden = int(config["hidden_size"])
     inner = int(config.get("mamba_d_ssm") or int(config.get("mamba_expand", 2)) * hidden)
@@ -72,7 +72,8 @@ def prefixed_mamba2(config: Config, **others: bool) -> State:
         kernel=int(config.get("mamba_d_conv", 4)),
         bias=bool(config.get("mamba_proj_bias", False)),
         conv_bias=bool(config.get("mamba_conv_bias", True)),
-        **others,
+        output_bias=output_bias,
+        norms=norms,
     )
 
 

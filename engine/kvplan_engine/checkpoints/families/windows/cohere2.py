@@ -23,6 +23,7 @@ def read_cohere2(config: dict[str, Any]) -> ModelDescription:
 
 def read_cohere2_moe(config: dict[str, Any]) -> ModelDescription:
     """transformers: Cohere2MoeModel. The first layers are dense, with windows by a pattern of their own."""
+    config = {"head_dim": 128, **config}
     rms = config.get("rms_norm_eps") is not None
     norm = norms(config, "rms", "parallel") if rms else norms(config, "layer_no_bias", "parallel", key="layer_norm_eps")
     dense = int(config.get("first_k_dense_replace", 0))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import attention, mlp, model, norms, rope, window
 from kvplan_engine.checkpoints.fields import head_size
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
+from kvplan_engine.description.mixers import Rope
 from kvplan_engine.description.model import Layer, ModelDescription
 
 
@@ -36,15 +38,14 @@ def _read(config: dict[str, Any], feed_forward: FeedForward) -> ModelDescription
         "sliding_attention" if index % 4 else "full_attention" for index in range(number)
     ]
     thetas = config.get("layer_rope_theta") or [None] * number
+    positions = rope(config, head_size(config))
     layers = []
     for kind, theta in zip(kinds, thetas, strict=True):
-        size = head_size(config)
-        options = {} if theta is None else {"theta": float(theta)}
         mixer = attention(
             config,
             kept=window(config, kind, 128),
             scale=float(config.get("attention_multiplier", 1.0)),
-            rope=None if theta == 0 else rope(config, size, **options),
+            rope=_turned(positions, theta),
             sinks=True,
         )
         layers.append(Layer((mixer,), feed_forward, norm, residual))
@@ -56,3 +57,10 @@ def _read(config: dict[str, Any], feed_forward: FeedForward) -> ModelDescription
         embedding_scale=float(config.get("embedding_multiplier", 1.0)),
         logits_scale=1 / float(config.get("logits_scaling", 1.0)),
     )
+
+
+def _turned(positions: Rope, theta: float | None) -> Rope | None:
+    """``positions`` with a layer's own base: None where it has none of its own, 0 where it turns nothing."""
+    if theta is None:
+        return positions
+    return replace(positions, theta=float(theta)) if theta else None

@@ -40,7 +40,7 @@ def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
         said = {key: value for key, value in section.items() if value is not None or key == "sliding_window"}
         dtypes = {key: outer[key] for key in _DTYPES if key in outer}
         usual = NESTED_DEFAULTS.get(str(section.get("model_type")), {})
-        found = usual | outer | said | dtypes
+        found = {**usual, **outer, **said, **dtypes}
     return found
 
 
