@@ -6,7 +6,7 @@ product of three times the width is faster than three.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -57,8 +57,8 @@ def stored_parameters(model: ModelDescription, names: TensorNames) -> list[Store
 
 
 def _sources(parameter: Parameter, model: ModelDescription, names: TensorNames) -> Iterator[Source]:
-    stored = names.of(parameter.part)
-    stored = _of_each_expert(stored, parameter)
+    places = "" if parameter.layer is None else model.layers[parameter.layer].norms.places
+    stored = _of_each_expert(names.of(parameter.part, places), parameter)
     rows = parameter.rows if len(stored) > 1 else (("", parameter.shape[0]),)
     transposed = names.transposed and parameter.layer is not None and parameter.kind == "matrix"
     for name, (label, size) in zip(stored, rows, strict=True):
@@ -84,16 +84,25 @@ def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: T
     if parameter.part.startswith("experts.") and not label:
         return partial(torch.Tensor.reshape, shape=parameter.shape)
     layer = None if parameter.layer is None else model.layers[parameter.layer]
-    norms = model.norm if layer is None else layer.norms
+    kind = model.norm.kind if layer is None else layer.norms.kind
+    steps: list[Arrange] = []
     if layer is not None and parameter.part in ("qkv", "query_norm", "key_norm"):
         attention = layer.mixers[0]
         assert isinstance(attention, Attention)
+        grouped = names.grouped and parameter.part == "qkv"
         stored = heads_of(attention, parameter.part, label)
-        if stored is not None and (stored.must_move or names.grouped):
-            return partial(arrange_heads, heads=stored, grouped=names.grouped and parameter.part == "qkv")
-    if parameter.kind == "norm" and norms.kind == "rms_plus_one":
-        return _plus_one
-    return None
+        if stored is not None and (stored.must_move or grouped):
+            steps.append(partial(arrange_heads, heads=stored, grouped=grouped))
+        kind = attention.head_norm_kind or kind
+    if parameter.kind == "norm" and kind in ("rms_plus_one", "layer_plus_one"):
+        steps.append(_plus_one)
+    return partial(_in_turn, steps) if steps else None
+
+
+def _in_turn(steps: Sequence[Arrange], tensor: torch.Tensor) -> torch.Tensor:
+    for step in steps:
+        tensor = step(tensor)
+    return tensor
 
 
 def _centred(tensor: torch.Tensor) -> torch.Tensor:
@@ -103,5 +112,5 @@ def _centred(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _plus_one(tensor: torch.Tensor) -> torch.Tensor:
-    """Gemma's RMSNorm stores its weight minus one."""
+    """Gemma's RMSNorm and Nemotron's LayerNorm store their weights minus one."""
     return tensor + 1

@@ -1,8 +1,8 @@
 """The rows of queries and keys, from the order of a checkpoint into the one that the kernels want.
 
 RoPE turns pairs of a head's elements. Some families pair neighbours, 2i and 2i + 1, where the kernels pair elements
-half of the rotary size apart. Scores are sums over a head's elements, so their order does not matter as long as queries and
-keys have the same: the rows are moved once, when the weights are loaded.
+half of the rotary size apart. Scores are sums over a head's elements, so their order does not matter as long as queries
+and keys have the same: the rows are moved once, when the weights are loaded.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class StoredHeads:
     head_size: int
     group: int
     rope: Rope | None
+    is_norm: bool = False
 
     @property
     def must_move(self) -> bool:
-        return self.rope is not None and (self.rope.neighbours or self.rope.offset > 0)
+        return self.is_norm or (self.rope is not None and (self.rope.neighbours or self.rope.offset > 0))
 
 
 def heads_of(attention: Attention, part: str, label: str) -> StoredHeads | None:
@@ -43,7 +44,7 @@ def heads_of(attention: Attention, part: str, label: str) -> StoredHeads | None:
     counts = {"": (queries, keys), "query": (queries, 0), "key": (0, keys)}.get(label)
     if counts is None:
         return None
-    return StoredHeads(*counts, attention.key_size, group, attention.rope)
+    return StoredHeads(*counts, attention.key_size, group, attention.rope, part != "qkv")
 
 
 def arrange_heads(tensor: torch.Tensor, heads: StoredHeads, *, grouped: bool) -> torch.Tensor:
@@ -51,6 +52,8 @@ def arrange_heads(tensor: torch.Tensor, heads: StoredHeads, *, grouped: bool) ->
 
     grouped: stored as the queries, the key and the value of each KV head in turn.
     """
+    if heads.is_norm:  # some store [heads, head_size]
+        tensor = tensor.flatten()
     if grouped:
         tensor = _ungrouped(tensor, heads)
     if not heads.must_move:
@@ -69,7 +72,8 @@ def _ungrouped(tensor: torch.Tensor, heads: StoredHeads) -> torch.Tensor:
 def _halves(rows: torch.Tensor, heads: StoredHeads) -> torch.Tensor:
     """rows [heads, head_size, ...]: the rotary ones first, and of neighbours all firsts before all seconds."""
     rope = heads.rope
-    assert rope is not None
+    if rope is None:
+        return rows
     end = rope.offset + rope.rotary_size
     rotary = rows[:, rope.offset : end]
     if rope.neighbours:

@@ -13,6 +13,7 @@ class TensorNames:
     layer: what stands before the names inside a layer, ``{}`` being its number. qkv: three names, or one where they
     are fused, in the order query, key, value. up: gate and up, or one name where they are fused or there is no gate.
     inside: of a layer's other parts ("experts.up"), by the part's name; a tuple where several tensors are stacked.
+    by_places: names that a layer's norms have where they stand so (``Norms.places``), before all others.
     transposed: projections are stored [in, out] (GPT-2's Conv1D). grouped: the rows of a fused qkv lie in groups, the
     queries, the key and the value of each KV head (GPT-NeoX).
     """
@@ -34,12 +35,13 @@ class TensorNames:
     final_norm: str = "model.norm"
     head: str = "lm_head"
     inside: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    by_places: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     transposed: bool = False
     grouped: bool = False
 
-    def of(self, part: str) -> tuple[str, ...]:
-        """The names of ``part``. KeyError where the family has none for it."""
-        named = self.inside.get(part) or getattr(self, part.replace(".", "_"), None)
+    def of(self, part: str, places: str = "") -> tuple[str, ...]:
+        """The names of ``part``, in a layer whose norms stand at ``places``. KeyError where there are none."""
+        named = self.by_places.get(places, {}).get(part) or self.inside.get(part) or getattr(self, part, None)
         if not named:
             raise KeyError(f"names of '{part}'")
         return (named,) if isinstance(named, str) else tuple(named)

@@ -70,7 +70,9 @@ class Attention:
     the query, "separate": in one of its own). alibi: scores grow with a slope of each head times the key's position.
     sinks: a logit for each head without a value. reads_layer: this layer has no keys and values of its own and reads
     those of an earlier one. value_is_key: values are the keys before their norm. shared_weights: several layers run the
-    same projections, which the model lists among its ``others`` (Zamba 2).
+    same projections, which the model lists among its ``others`` (Zamba 2). clip: queries, keys and values are kept
+    within it, on both sides of 0. alibi_scale: of the slopes. growing_scale: (beta, tokens): the query at position p is
+    multiplied with 1 + beta * log(1 + floor(p / tokens)).
     """
 
     num_heads: int
@@ -83,6 +85,9 @@ class Attention:
     softcap: float | None = None
     sinks: bool = False
     alibi: bool = False
+    alibi_scale: float = 1.0
+    growing_scale: tuple[float, int] | None = None
+    clip: float | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     head_norm: Literal["none", "head", "per_head", "all"] = "none"

@@ -34,7 +34,7 @@ class AttentionPart:
         self.description, self.rope_table = attention, rope_table
         self.options = options_of(attention)
         refuse_missing_options(kernels.attention, self.options)
-        self._index, self._backend = index, kernels.attention
+        self._index, self._backend, self._ops = index, kernels.attention, kernels.ops
         name = f"layers.{index}"
         self.qkv = make_projection(kernels.projections, StoredWeight(weights, f"{name}.qkv"))
         self.output = make_projection(kernels.projections, StoredWeight(weights, f"{name}.output"))
@@ -49,16 +49,13 @@ class AttentionPart:
         attention, num_tokens = self.description, normed.shape[0]
         qkv, attended = step.workspace.scratch((num_tokens, attention.qkv_size), (num_tokens, attention.output_size))
         self.qkv(normed, qkv)
+        if attention.clip is not None:
+            qkv.clamp_(-attention.clip, attention.clip)
         heads = qkv.view(num_tokens, -1, attention.key_size)
         query, key, value = heads.split([attention.num_heads, attention.num_kv_heads, attention.num_kv_heads], dim=1)
-        self._normalise(query, key)
-        slots = step.batch.attention.slots
-        if self.rope_table is not None:
-            rotated = heads[:, : -attention.num_kv_heads]
-            rotation = Rotation(rotated, step.batch.positions, step.workspace[self.rope_table])
-            self._backend.rotate_and_write(rotation, value, step.kv, self._index, slots)
-        else:
-            self._backend.write_kv(key, value, step.kv, self._index, slots)
+        self._turn_and_write(heads, query, key, value, step)
+        if attention.growing_scale is not None:
+            query.mul_(_growth(step.batch.positions, *attention.growing_scale).to(query.dtype)[:, None, None])
         return query, attended
 
     def attend(
@@ -74,6 +71,24 @@ class AttentionPart:
         self._backend.attend(AttentionInputs(query, step.kv, self._index, metadata, out, self.options))
         self.output(attended, delta)
 
+    def _turn_and_write(
+        self, heads: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepSpace
+    ) -> None:
+        """Norms of heads and rotation, in the family's order, and keys and values into the pool."""
+        slots = step.batch.attention.slots
+        rotation = None
+        if self.rope_table is not None:
+            rotated = heads[:, : -self.description.num_kv_heads]
+            rotation = Rotation(rotated, step.batch.positions, step.workspace[self.rope_table])
+        if rotation is not None and self.description.norm_after_rope:
+            self._ops.rope_inplace(rotation.heads, rotation.positions, rotation.cos_sin)
+            rotation = None
+        self._normalise(query, key)
+        if rotation is not None:
+            self._backend.rotate_and_write(rotation, value, step.kv, self._index, slots)
+        else:
+            self._backend.write_kv(key, value, step.kv, self._index, slots)
+
     def _normalise(self, query: torch.Tensor, key: torch.Tensor) -> None:
         if self.query_norm is None or self.key_norm is None:
             return
@@ -88,3 +103,8 @@ class AttentionPart:
 def options_of(attention: Attention) -> AttentionOptions:
     """How the layer attends, for an attention backend."""
     return AttentionOptions(attention.scale, window=attention.kept.tokens, softcap=attention.softcap)
+
+
+def _growth(positions: torch.Tensor, beta: float, tokens: int) -> torch.Tensor:
+    """[T] float32: 1 + beta * log(1 + floor(position / tokens))."""
+    return 1 + beta * torch.log1p((positions // tokens).float())

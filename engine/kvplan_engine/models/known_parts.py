@@ -48,9 +48,8 @@ def _lacking_in_attention(attention: Attention) -> str | None:
         return f"the RoPE scaling '{attention.rope.scaling['rope_type']}' (it has {', '.join(ROPE_TYPES)})"
     named = {
         "attention sinks": attention.sinks,
-        "ALiBi": attention.alibi,
+        "slopes instead of positions (ALiBi)": attention.alibi,
         "gated attention": attention.gate != "none",
-        "norms of heads behind RoPE": attention.norm_after_rope,
         "values that are keys": attention.value_is_key,
     }
     return next((name for name, wanted in named.items() if wanted), None)

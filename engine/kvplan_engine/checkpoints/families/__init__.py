@@ -48,6 +48,6 @@ def family_of(architecture: str) -> Family:
     if family is None:
         raise EngineError(
             f"the engine does not run {architecture} yet.",
-            hint="it runs " + ", ".join(SUPPORTED_ARCHITECTURES) + "; `kvplan estimate` sizes many more",
+            hint=f"it knows {len(KNOWN_ARCHITECTURES)} architectures, which docs/models.md lists; Qwen3ForCausalLM is one",
         )
     return family

@@ -52,5 +52,5 @@ def norm(part: str, kind: NormKind, size: int) -> Iterator[Parameter]:
     """The weight [size] of a norm, and the bias that LayerNorm has; nothing for a norm without parameters."""
     if kind != "none":
         yield Parameter(part, (size,), "norm")
-    if kind == "layer":
+    if kind in ("layer", "layer_plus_one"):
         yield Parameter(part, (size,), "bias", "bias")

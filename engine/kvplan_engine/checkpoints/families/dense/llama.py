@@ -37,8 +37,8 @@ def llama_attention(config: Mapping[str, Any], **others: Any) -> Attention:
 
 
 LLAMA = Family(
-    architectures=("LlamaForCausalLM",),
-    model_types=("llama",),
+    architectures=("LlamaForCausalLM", "AquilaForCausalLM"),
+    model_types=("llama", "aquila"),
     read=llama,
     names=TensorNames(),
     gguf=Gguf("llama", pairs_side_by_side=True, may_have_attention_bias=True),

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values."""
+"""Qwen2, Qwen2.5 and MiMo: Llama with biases on queries, keys and values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def _kept_by_layer(config: Mapping[str, Any]) -> list[Kept]:
 
 
 def _read(config: dict[str, Any]) -> ModelDescription:
-    return qwen(config, qkv_bias=True)
+    return qwen(config, qkv_bias=True, output_bias=False)
 
 
 QWEN2 = Family(("Qwen2ForCausalLM",), ("qwen2",), _read, TensorNames(), gguf=Gguf("qwen2"))
+MIMO = Family(("MiMoForCausalLM",), ("mimo",), _read, TensorNames())

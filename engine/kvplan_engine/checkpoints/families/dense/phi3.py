@@ -1,0 +1,24 @@
+"""Phi-3 and Phi-4: Llama with fused projections; in some models part of a head turns, in some there is a window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplan_engine.checkpoints.families.dense.llama import llama
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.fields import window
+from kvplan_engine.checkpoints.tensor_names import TensorNames
+from kvplan_engine.description.model import ModelDescription
+
+
+def _read(config: dict[str, Any]) -> ModelDescription:
+    no_bias = {"qkv_bias": False, "output_bias": False}
+    return llama(config, kept=window(config.get("sliding_window")), max_positions=4096, **no_bias)
+
+
+PHI3 = Family(
+    architectures=("Phi3ForCausalLM",),
+    model_types=("phi3",),
+    read=_read,
+    names=TensorNames(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),
+)
