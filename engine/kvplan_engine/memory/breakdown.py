@@ -13,7 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
-from kvplan_engine.description.mixers import Attention, Mixer, Rope
+from kvplan_engine.description.mixers import (
+    Attention,
+    CompressedAttention,
+    CrossAttention,
+    LatentAttention,
+    Mixer,
+    Rope,
+    State,
+)
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.uniform import uniform_attention
 from kvplan_engine.errors import EngineError
@@ -107,9 +115,24 @@ def _part_columns(part: Mixer | FeedForward | None) -> int:
         case Mixture():  # gate and up of each token's experts, and of the shared one
             inner = part.top_k * part.expert.size + (0 if part.shared is None else part.shared.size)
             return 2 * inner if part.expert.gated else inner
+        case LatentAttention():
+            return _latent_columns(part)
+        case CompressedAttention():  # queries and output, the one vector that is key and value, the index's queries
+            index = 0 if part.indexer is None else part.indexer.num_heads * part.indexer.head_size
+            return (2 * part.num_heads + 1) * part.head_size + index
+        case State():  # projected inputs, the convolution's outputs, the gate
+            return 3 * part.conv_channels
+        case CrossAttention():  # queries and output; an encoder's keys and values are computed once, into the pool
+            return part.num_heads * (part.key_size + part.value_size)
         case None:
             return 0
-    raise EngineError(f"the engine does not compute a {type(part).__name__}.", hint=MEASURE_INSTEAD)
+
+
+def _latent_columns(part: LatentAttention) -> int:
+    """Queries as projected and as turned, keys and values of all heads, attention's output, and the latents."""
+    query = part.num_heads * (part.nope_size + part.rope_size)
+    expanded = part.num_heads * (part.nope_size + part.value_size)
+    return 2 * query + expanded + part.num_heads * part.value_size + part.kv_rank + (part.q_rank or 0)
 
 
 def kv_block_bytes(model: ModelDescription, kv_dtype: str, block_size: int) -> int:
