@@ -136,8 +136,14 @@ class LLM:
 
     def _output(self, request: Request) -> RequestOutput:
         completions = [self._completion(sequence) for sequence in sorted(request.sequences, key=lambda s: s.index)]
+        gathered = request.prompt_logprobs
         return RequestOutput(
-            request.request_id, request.prompt, request.prompt_token_ids, request.num_cached_tokens, completions
+            request.request_id,
+            request.prompt,
+            request.prompt_token_ids,
+            request.num_cached_tokens,
+            completions,
+            prompt_logprobs=None if gathered is None else gathered.by_token(request.prompt_token_ids),
         )
 
     def _completion(self, sequence: TokenSequence) -> CompletionOutput:

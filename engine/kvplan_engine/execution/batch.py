@@ -23,6 +23,7 @@ class BatchBuilder:
 
     A decoding sequence that keeps its row has grown by one token since the plan before: its position, length and slot
     grow by one, and from time to time its row of the block tables by a block. All other rows are written anew.
+    What a row of the tables has before a window's first block means nothing.
     """
 
     def __init__(self, workspace: Workspace, block_size: int, stage: InputStage | None = None) -> None:
@@ -68,13 +69,14 @@ class BatchBuilder:
             query_starts=seqs["query_starts"],
             max_query_len=max_query_len,
         )
+        skips_rows = 2 * len(sampled) <= num_tokens and not plan.wants_prompt_logprobs
         return StepBatch(
             token_ids=tokens["token_ids"],
             positions=tokens["positions"],
             attention=attention,
             sampled=sampled,
             sampled_rows=self._sampled_rows(plan) if plan.chunks else self._numbers[:num_decodes],
-            sampled_attention=self._sampled_attention(plan, attention) if 2 * len(sampled) <= num_tokens else None,
+            sampled_attention=self._sampled_attention(plan, attention) if skips_rows else None,
         )
 
     def _views_of_tokens(self, num_tokens: int) -> dict[str, torch.Tensor]:
@@ -125,11 +127,11 @@ class BatchBuilder:
         self._slots[:number] += 1
         for row in plan.fresh_rows:
             sequence = plan.decodes[row]
-            position, blocks_of_row = sequence.num_computed_tokens, sequence.table.blocks
+            position, table = sequence.num_computed_tokens, sequence.table.groups[0]
             self._positions[row] = position
             self._seq_lens[row] = position + 1
-            self._slots[row] = blocks_of_row[position // size] * size + position % size
-            self._block_tables[row, : len(blocks_of_row)] = blocks_of_row
+            self._slots[row] = table.bundles[position // size - table.first] * size + position % size
+            self._block_tables[row, table.first : table.first + len(table.bundles)] = table.bundles
         for row, block in zip(plan.grown_rows, plan.grown_blocks, strict=True):
             self._slots_memory[row] = block * size
             self._tables_memory[row, self._positions_memory[row] // size] = block
@@ -160,8 +162,8 @@ class BatchBuilder:
         starts[first_row + 1 : first_row + number + 1] = first_row + np.cumsum(counts)
         self._seq_lens[rows] = firsts + counts
         for row, item in enumerate(plan.chunks, start=first_row):
-            blocks = item.sequence.table.blocks
-            self._block_tables[row, : len(blocks)] = blocks
+            table = item.sequence.table.groups[0]
+            self._block_tables[row, table.first : table.first + len(table.bundles)] = table.bundles
         tokens = slice(first_row, plan.num_tokens)
         row_of_token = np.repeat(np.arange(number), counts)
         positions = np.arange(first_row, plan.num_tokens) - starts[rows][row_of_token] + firsts[row_of_token]

@@ -66,6 +66,9 @@ class CapacityRunner:
             _avoid(tokens, plan.stop_ids, self._vocab_size)
         return SampledTokens(tokens.tolist(), tokens)
 
+    def take_prompt_logprobs(self, plan: StepPlan) -> None:
+        """Nothing was computed that could say something of a prompt."""
+
     def choose_likeliest(self, _: StepPlan, plan: StepPlan) -> _Ready:
         """The same for steps that run ahead of their tokens."""
         return _Ready(self.sample_step(plan, plan).array)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -20,6 +22,7 @@ from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.mover import BlockMover
 from kvplan_engine.requests.step_plan import StepPlan
+from kvplan_engine.sampling.prompt_logprobs import take_prompt_logprobs
 from kvplan_engine.sampling.sampler import Sampler
 
 
@@ -103,6 +106,11 @@ class ModelRunner:
         assert self.graphs is not None
         self.graphs.replay(num_seqs, size)
         return self.workspace["logits"][:num_seqs]
+
+    def take_prompt_logprobs(self, plan: StepPlan) -> None:
+        """See StepRunner.take_prompt_logprobs."""
+        logits_of = partial(self._model.decoder.logits_of_rows, self.workspace)
+        take_prompt_logprobs(plan, logits_of, self.sampler)
 
     def choose_likeliest(self, logits: torch.Tensor, plan: StepPlan) -> PendingTokens:
         """The likeliest token for each of ``plan.sampled``, kept on the device and sent to the host."""

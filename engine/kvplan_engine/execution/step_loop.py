@@ -125,6 +125,8 @@ class StepLoop:
             tokens = runner.choose_likeliest(logits, plan)
             return _Started(plan, lambda: _read(tokens), is_pending=True)
         sampled = runner.sampler.sample_step(logits, plan)
+        if plan.wants_prompt_logprobs:
+            runner.take_prompt_logprobs(plan)
         return _Started(plan, lambda: sampled, is_pending=False)
 
     def _take(self, began: float, counts: dict[str, Any]) -> Rows[StepOutput]:

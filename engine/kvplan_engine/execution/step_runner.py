@@ -49,6 +49,13 @@ class StepRunner(Protocol):
         """One step over ``batch``: what ``sampler`` and ``choose_likeliest`` choose from."""
         ...
 
+    def take_prompt_logprobs(self, plan: StepPlan) -> None:
+        """Give the requests of ``plan`` that ask for them the log-probabilities of their prompts' tokens.
+
+        For the step that has just been sampled, whose logits are lost.
+        """
+        ...
+
     def choose_likeliest(self, logits: Any, plan: StepPlan) -> Waitable:
         """The likeliest token for each of ``plan.sampled``, not waited for."""
         ...

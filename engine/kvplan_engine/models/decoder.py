@@ -98,6 +98,16 @@ class Decoder:
             torch.index_select(normed, 0, batch.sampled_rows, out=last_hidden)
         else:
             last_hidden = normed[:num_rows]
+        return self._apply_head(last_hidden, logits)
+
+    def logits_of_rows(self, workspace: Workspace, first: int, last: int) -> torch.Tensor:
+        """Logits [last - first, vocab_size] of these rows of the last step, in the place of the step's own.
+
+        The step must have computed the last layer for all rows: with ``batch.sampled_attention`` None.
+        """
+        return self._apply_head(workspace["normed"][first:last], workspace["logits"][: last - first])
+
+    def _apply_head(self, last_hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         self._head(last_hidden, logits)
         if self.model.logits_scale != 1.0:
             logits.mul_(self.model.logits_scale)

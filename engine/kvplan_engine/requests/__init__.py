@@ -3,6 +3,7 @@
 ``LLM`` and ``Engine`` create requests, the scheduler moves their sequences, the output processor appends their tokens.
 
     request           Request and Sequence: a prompt, its token streams, and how far their KV is computed
+    prompt_logprobs   log-probabilities of a prompt's own tokens, gathered chunk by chunk
     sampling_params   how a request's tokens are chosen
     status            states of a sequence, finish reasons
     step_plan         what one step computes: passed from the scheduler to the model runner and the output processor

@@ -82,7 +82,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A finished request: ``params.n`` completions of one prompt."""
+    """A finished request: ``params.n`` completions of one prompt.
+
+    prompt_logprobs: if requested, for each token of the prompt its own natural log-probability and its alternatives',
+    by token id; None for the first token, which nothing comes before.
+    """
 
     request_id: str
     prompt: str | None
@@ -90,3 +94,4 @@ class RequestOutput:
     num_cached_tokens: int
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = True
+    prompt_logprobs: list[dict[int, float] | None] | None = None

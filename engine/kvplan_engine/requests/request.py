@@ -12,6 +12,7 @@ from kvplan_engine.blocks.block_table import BlockTable
 from kvplan_engine.blocks.transfers import SwappedGroup
 from kvplan_engine.requests.beams import BeamGroup
 from kvplan_engine.requests.detokenizer import Detokenizer
+from kvplan_engine.requests.prompt_logprobs import PromptLogprobs
 from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.requests.status import FinishReason, SequenceStatus
 from kvplan_engine.requests.token_counts import TokenCounts
@@ -33,7 +34,11 @@ class Request:
         self.num_preemptions = 0
         self.stop_ids: frozenset[int] = frozenset()  # the tokens that end it
         # each of its tokens is looked at by itself: for log-probabilities or stop strings
-        self.needs_token_details = params.logprobs is not None or bool(params.stop_strings)
+        self.prompt_logprobs: PromptLogprobs | None = None
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = PromptLogprobs(len(prompt_token_ids), params.prompt_logprobs)
+        wants_logprobs = params.logprobs is not None or self.prompt_logprobs is not None
+        self.needs_token_details = wants_logprobs or bool(params.stop_strings)
         self.sequences: list[Sequence] = []
         self.beams: BeamGroup[Sequence] | None = None  # the sequences are beams of a search
 
@@ -48,6 +53,11 @@ class Request:
     def needs_values(self) -> bool:
         """Whether its next step cannot start before the tokens of the last one are known."""
         return self.beams is not None or self.params.has_penalties or self.needs_token_details
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether every token of its prompt has to be computed, to see what is said of the next one."""
+        return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
 
     @property
     def num_pending_forks(self) -> int:

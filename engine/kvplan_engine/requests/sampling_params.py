@@ -14,7 +14,8 @@ class SamplingParams:
 
     n: parallel samples of one prompt. top_k=0 (or -1) and top_p=1.0 keep the whole vocabulary. min_p: drop tokens less
     likely than ``min_p`` times the likeliest. seed: makes this request's tokens independent of what else is in the
-    batch. logprobs: how many alternatives to report per token. Penalties are OpenAI's (presence and frequency, over
+    batch. logprobs: how many alternatives to report per token; prompt_logprobs: the same for the tokens of the prompt,
+    which is then computed as a whole, cached or not. Penalties are OpenAI's (presence and frequency, over
     generated tokens) and Hugging Face's (repetition, over prompt and generated tokens).
     EngineError when a value is out of range.
     """
@@ -31,6 +32,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -49,6 +51,10 @@ class SamplingParams:
                 f"min_tokens must lie in [0, {self.max_tokens}], got {self.min_tokens}",
             ),
             (self.logprobs is None or self.logprobs >= 0, f"logprobs must not be negative, got {self.logprobs}"),
+            (
+                self.prompt_logprobs is None or self.prompt_logprobs >= 0,
+                f"prompt_logprobs must not be negative, got {self.prompt_logprobs}",
+            ),
             (-2 <= self.presence_penalty <= 2, f"presence_penalty must lie in [-2, 2], got {self.presence_penalty}"),
             (-2 <= self.frequency_penalty <= 2, f"frequency_penalty must lie in [-2, 2], got {self.frequency_penalty}"),
             (self.repetition_penalty > 0, f"repetition_penalty must be positive, got {self.repetition_penalty}"),
@@ -88,7 +94,8 @@ class SamplingParams:
                     raise EngineError(
                         f"sampling parameters: {name} names token {token}, outside the vocabulary of {vocab_size:,}."
                     )
-        if self.logprobs is not None and self.logprobs > vocab_size:
-            raise EngineError(
-                f"sampling parameters: logprobs {self.logprobs} is more than the {vocab_size:,} tokens there are."
-            )
+        for name, number in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if number is not None and number > vocab_size:
+                raise EngineError(
+                    f"sampling parameters: {name} {number} is more than the {vocab_size:,} tokens there are."
+                )

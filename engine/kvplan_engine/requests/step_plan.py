@@ -52,6 +52,11 @@ class StepPlan:
         return [ScheduledSequence(sequence, 1, True) for sequence in self.decodes] + self.chunks
 
     @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether logits are needed of rows that get no token. The same before and after ``Scheduler.commit``."""
+        return any(item.sequence.request.lacks_prompt_logprobs for item in self.chunks)
+
+    @property
     def num_seqs(self) -> int:
         return len(self.decodes) + len(self.chunks)
 

@@ -1,6 +1,7 @@
 """Logits to tokens. The model runner and the step loop call the sampler; sampling parameters are in ``requests``.
 
-sampler      greedy and random tokens, log-probabilities, seeds
-logits       minimum length, bias and penalties, applied to a row of logits
-truncation   min-p, top-k and top-p
+sampler           greedy and random tokens, log-probabilities, seeds
+prompt_logprobs   log-probabilities of the prompts in a step
+logits            minimum length, bias and penalties, applied to a row of logits
+truncation        min-p, top-k and top-p
 """

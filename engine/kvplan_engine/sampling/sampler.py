@@ -49,18 +49,22 @@ class SampledTokens:
 
 
 class Sampler:
-    """Chooses tokens for a step. memory: the workspace's sampler buffer, uint8: six float32 matrices of a few rows."""
+    """Chooses tokens for a step. memory: the workspace's sampler buffer, uint8: six float32 matrices of a few rows.
+
+    num_rows: of these matrices. mask [num_rows, vocab_size] bool: in the last of them, for whoever works between steps.
+    """
 
     def __init__(self, memory: torch.Tensor, vocab_size: int, ops: Ops, *, engine_seed: int) -> None:
         self._ops = ops
         self._engine_seed = engine_seed
-        self._num_rows = max(1, min(SAMPLER_ROWS, memory.numel() // (vocab_size * SAMPLER_ELEMENT_BYTES)))
-        num_bytes = self._num_rows * vocab_size * 4
+        self.num_rows = max(1, min(SAMPLER_ROWS, memory.numel() // (vocab_size * SAMPLER_ELEMENT_BYTES)))
+        num_bytes = self.num_rows * vocab_size * 4
         matrices = [
-            memory[start * num_bytes : (start + 1) * num_bytes].view(torch.float32).view(self._num_rows, vocab_size)
+            memory[start * num_bytes : (start + 1) * num_bytes].view(torch.float32).view(self.num_rows, vocab_size)
             for start in range(SAMPLER_ELEMENT_BYTES // 4)
         ]
         self._logits, self._raw_logprobs, self._probabilities, self._ranked, self._cumulative, self._noise = matrices
+        self.mask = self._noise.view(torch.bool)[:, :vocab_size]
 
     def sample(self, logits: torch.Tensor, draws: list[Draw], stop_ids: list[frozenset[int]]) -> list[SampledToken]:
         """A token for each draw from logits [rows, vocab_size]; ``stop_ids[i]`` are excluded before min_tokens."""
@@ -68,8 +72,8 @@ class Sampler:
             tokens = self.likeliest(logits).tolist()
             return [SampledToken(tokens[draw.row]) for draw in draws]
         result: list[SampledToken] = []
-        for start in range(0, len(draws), self._num_rows):
-            stop = start + self._num_rows
+        for start in range(0, len(draws), self.num_rows):
+            stop = start + self.num_rows
             result += self._sample_rows(logits, draws[start:stop], stop_ids[start:stop])
         return result
 
@@ -91,6 +95,11 @@ class Sampler:
         best = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
         self._ops.argmax_rows(logits, best)
         return best
+
+    def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """Natural log-probabilities [rows, vocab_size] float32 of at most ``num_rows`` rows, until the next call."""
+        rows = self._logits[: logits.shape[0]].copy_(logits)
+        return torch.log_softmax(rows, dim=-1, out=self._raw_logprobs[: logits.shape[0]])
 
     def _sample_rows(
         self, logits: torch.Tensor, draws: list[Draw], stop_ids: list[frozenset[int]]

@@ -142,7 +142,8 @@ class Admission:
                     in pool   in pool   in a tier
         """
         cache = self._prefix_cache
-        hashes = cache.usable_hashes(sequence.block_hashes, sequence.token_ids)
+        looks_up = not sequence.request.lacks_prompt_logprobs
+        hashes = cache.usable_hashes(sequence.block_hashes, sequence.token_ids) if looks_up else []
         match = cache.lookup(hashes, self._tiers.finder())
         first = match.num_blocks * self._pool.block_size
         num_new_tokens = self._num_new_tokens(sequence, first, len(sequence.token_ids), plan)
@@ -160,7 +161,8 @@ class Admission:
         if sequence.high_water_tokens == 0:
             sequence.request.first_scheduled_seconds = time.perf_counter()
             sequence.request.num_cached_tokens = first
-            cache.record_lookup(len(sequence.token_ids), first)
+            if looks_up:
+                cache.record_lookup(len(sequence.token_ids), first)
         self._enter_running(sequence, num_new_tokens, plan)
         return True
 
