@@ -58,7 +58,7 @@ def stored_parameters(model: ModelDescription, names: TensorNames) -> list[Store
 
 def _sources(parameter: Parameter, model: ModelDescription, names: TensorNames) -> Iterator[Source]:
     places = "" if parameter.layer is None else model.layers[parameter.layer].norms.places
-    stored = _of_each_expert(names.of(parameter.part, places), parameter)
+    stored = _of_each_one(names.of(parameter.part, places), parameter)
     rows = parameter.rows if len(stored) > 1 else (("", parameter.shape[0]),)
     transposed = names.transposed and parameter.layer is not None and parameter.kind == "matrix"
     for name, (label, size) in zip(stored, rows, strict=True):
@@ -66,8 +66,8 @@ def _sources(parameter: Parameter, model: ModelDescription, names: TensorNames) 
         yield Source(full, size, transposed, _arrange(parameter, label, model, names))
 
 
-def _of_each_expert(stored: tuple[str, ...], parameter: Parameter) -> tuple[str, ...]:
-    """``stored`` names with "{}" filled in for one expert after the other."""
+def _of_each_one(stored: tuple[str, ...], parameter: Parameter) -> tuple[str, ...]:
+    """``stored`` names with "{}" filled in for one expert, or head, after the other."""
     if "{}" not in stored[0]:
         return stored
     return tuple(name.format(expert) for expert in range(len(parameter.rows) // len(stored)) for name in stored)

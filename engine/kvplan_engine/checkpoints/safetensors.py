@@ -27,8 +27,14 @@ def fill_from_safetensors(weights: Weights, model: ModelDescription, folder: Pat
     parameters = stored_parameters(model, family.names)
     first_name = parameters[0].sources[0].name
     with _open(folder) as (read, names):
-        prefix = next((prefix for prefix in family.prefixes if prefix + first_name in names), "")
-        fill_weights(weights, parameters, lambda name: read(prefix + name), str(folder))
+        prefix = next((each for each in family.prefixes if _stored_name(first_name, each, names) in names), "")
+        fill_weights(weights, parameters, lambda name: read(_stored_name(name, prefix, names)), str(folder))
+
+
+def _stored_name(name: str, prefix: str, names: set[str]) -> str:
+    """What the checkpoint calls ``name``: the prefix may not stand before the head, or stand for "model."."""
+    candidates = (prefix + name, prefix + name.removeprefix("model."), name)
+    return next((candidate for candidate in candidates if candidate in names), prefix + name)
 
 
 def read_safetensors_config(folder: Path) -> dict[str, Any]:

@@ -48,6 +48,6 @@ def family_of(architecture: str) -> Family:
     if family is None:
         raise EngineError(
             f"the engine does not run {architecture} yet.",
-            hint=f"it knows {len(KNOWN_ARCHITECTURES)} architectures, which docs/models.md lists; Qwen3ForCausalLM is one",
+            hint=f"it knows {len(KNOWN_ARCHITECTURES)} architectures, which docs/models.md lists",
         )
     return family

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kvplan_engine.description.mixers import Attention, Indexer
 from kvplan_engine.description.norms import NormKind
@@ -20,11 +21,10 @@ def attention_parameters(attention: Attention, hidden_size: int, norm_kind: Norm
     elif attention.gate == "head":
         yield from projection("gate", attention.num_heads, hidden_size)
     kind = attention.head_norm_kind or norm_kind
-    query_size, key_size = _normed_sizes(attention)
-    if query_size:
-        yield from norm("query_norm", kind, query_size)
+    if attention.head_norm != "none":
+        yield from _head_norm("query_norm", attention, kind, attention.num_heads)
         if attention.reads_layer is None:
-            yield from norm("key_norm", kind, key_size)
+            yield from _head_norm("key_norm", attention, kind, attention.num_kv_heads)
     if attention.sinks:
         yield Parameter("sinks", (attention.num_heads,), "bias", "")
     if attention.indexer is not None:
@@ -49,12 +49,11 @@ def _rows(attention: Attention) -> Rows:
     return rows
 
 
-def _normed_sizes(attention: Attention) -> tuple[int, int]:
-    """Weights of the norms of queries and of keys; 0 where there are none."""
-    match attention.head_norm:
-        case "none":
-            return 0, 0
-        case "head":
-            return attention.key_size, attention.key_size
-        case "per_head" | "all":
-            return attention.query_size, attention.num_kv_heads * attention.key_size
+def _head_norm(part: str, attention: Attention, kind: NormKind, num_heads: int) -> Iterator[Parameter]:
+    """One weight for all heads, or a row for each."""
+    size = attention.key_size
+    if attention.head_norm == "head":
+        yield from norm(part, kind, size)
+        return
+    for parameter in norm(part, kind, num_heads * size):
+        yield replace(parameter, rows=tuple((f"head {head}", size) for head in range(num_heads)))

@@ -10,12 +10,12 @@ from kvplan_engine.checkpoints.fields import rope
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.model import ModelDescription
 
-_HIDDEN_SIZE_WITH_ROPE = 4096
-"""Of the 7B; the config does not say which positions a model has."""
+_LARGEST_WITH_ROPE = 4096
+"""Hidden size of the 7B; the config does not say which positions a model has."""
 
 
 def _read(config: dict[str, Any]) -> ModelDescription:
-    alibi = int(config["hidden_size"]) != _HIDDEN_SIZE_WITH_ROPE
+    alibi = int(config["hidden_size"]) > _LARGEST_WITH_ROPE
     positions = int(config.get("model_max_length") or config.get("max_position_embeddings") or 4096)
     keys = config | {"max_position_embeddings": positions}
     return llama(keys, rope=None if alibi else rope(keys), alibi=alibi)

@@ -15,8 +15,9 @@ def _read(config: dict[str, Any]) -> ModelDescription:
     parallel = bool(config.get("use_parallel_residual", True))
     norms = Norms("layer", float(config.get("layer_norm_eps", 1e-5)), "parallel_two" if parallel else "before")
     positions = rope(config, theta=float(config.get("rotary_emb_base", 10000)), partial=config.get("rotary_pct", 0.25))
+    keys = config | {"num_key_value_heads": None}
     bias = bool(config.get("attention_bias", True))
-    own = attention(config, rope=positions, qkv_bias=bias, output_bias=bias)
+    own = attention(keys, rope=positions, qkv_bias=bias, output_bias=bias)
     inner = mlp(config, activation=activation(config.get("hidden_act", "gelu")), gated=False, bias=True)
     return decoder(config, [Layer((own,), inner, norms)] * int(config["num_hidden_layers"]), norms)
 

@@ -20,7 +20,7 @@ def _read(config: dict[str, Any]) -> ModelDescription:
     bias, is_learned = bool(config.get("enable_bias", True)), config.get("layer_norm_elementwise_affine", True)
     if not config.get("do_layer_norm_before", True) or config.get("word_embed_proj_dim", hidden) != hidden:
         raise EngineError("the engine does not know OPT with norms on the residual stream or a narrow embedding.")
-    keys = config | {"intermediate_size": int(config["ffn_dim"])}
+    keys = config | {"intermediate_size": int(config["ffn_dim"]), "num_key_value_heads": None}
     norms = Norms("layer" if is_learned else "none", 1e-5)
     act = activation(config.get("activation_function", "relu"))
     own = attention(keys, rope=None, qkv_bias=bias, output_bias=bias)
