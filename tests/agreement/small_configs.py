@@ -55,6 +55,7 @@ _DELTA = {
 }
 _T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 3, "num_heads": 4, "feed_forward_proj": "gated-gelu"}
 _GPT = {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 256, "rotary_dim": 8}
+_GPT |= dict.fromkeys(("num_hidden_layers", "num_key_value_heads"))
 _SPARSE = {"sparse_attention_freq": [0, 1, 1, 1] * 2, "sparse_num_index_heads": 2, "sparse_index_dim": 16}
 _SPARSE |= {"sparse_topk_blocks": 2, "sparse_block_size": 32}
 _ZAMBA = {

@@ -17,7 +17,7 @@ from kvplan_engine.checkpoints.families.dense.glm import GLM, GLM4
 from kvplan_engine.checkpoints.families.dense.gpt2 import GPT2
 from kvplan_engine.checkpoints.families.dense.gpt_bigcode import GPT_BIGCODE
 from kvplan_engine.checkpoints.families.dense.gpt_neox import GPT_NEOX
-from kvplan_engine.checkpoints.families.dense.gptj import GPTJ
+from kvplan_engine.checkpoints.families.dense.gptj import CODEGEN, GPTJ
 from kvplan_engine.checkpoints.families.dense.granite import GRANITE
 from kvplan_engine.checkpoints.families.dense.helium import HELIUM
 from kvplan_engine.checkpoints.families.dense.hunyuan import HUNYUAN
@@ -58,6 +58,7 @@ DENSE = (
     GPT_BIGCODE,
     GPT_NEOX,
     GPTJ,
+    CODEGEN,
     GRANITE,
     HELIUM,
     HUNYUAN,

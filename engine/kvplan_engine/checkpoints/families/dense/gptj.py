@@ -1,4 +1,4 @@
-"""GPT-J: attention and MLP side by side behind one norm; neighbours in part of each head turn; a head with bias."""
+"""GPT-J, CodeGen: attention and MLP side by side behind one norm; neighbours in part of each head turn; head bias."""
 
 from __future__ import annotations
 
@@ -38,3 +38,5 @@ GPTJ = Family(
         final_norm="transformer.ln_f",
     ),
 )
+CODEGEN = Family(("CodeGenForCausalLM",), ("codegen",), _read)
+"""Described only: its checkpoints stack queries, values and keys in four parts, in this order."""

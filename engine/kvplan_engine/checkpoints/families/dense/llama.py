@@ -37,7 +37,7 @@ def llama_attention(config: Mapping[str, Any], **others: Any) -> Attention:
 
 
 LLAMA = Family(
-    architectures=("LlamaForCausalLM", "AquilaForCausalLM"),
+    architectures=("LlamaForCausalLM", "LLaMAForCausalLM", "AquilaForCausalLM"),
     model_types=("llama", "aquila"),
     read=llama,
     names=TensorNames(),
