@@ -14,7 +14,7 @@ from kvplan_engine.description.model import ModelDescription
 
 def _read(config: dict[str, Any]) -> ModelDescription:
     bias = bool(config.get("use_bias", False))
-    keys = {"rms_norm_eps": 1e-5} | config
+    keys = {"rms_norm_eps": 1e-5, "head_dim": 128} | config
     positions = rope(keys, theta=500000.0, neighbours=True)
     layer = llama_layer(keys, rope=positions, qkv_bias=bias, output_bias=bias)
     layer = replace(layer, feed_forward=mlp(keys, bias=bias))

@@ -13,7 +13,7 @@ from kvplan_engine.description.model import Layer, ModelDescription
 
 
 def _layer(config: dict[str, Any]) -> Layer:
-    keys = {"head_dim": 128, "rms_norm_eps": 1.5625e-07} | config | {"mlp_bias": False}
+    keys = {"head_dim": 128, "attention_bias": True, "rms_norm_eps": 1.5625e-07} | config | {"mlp_bias": False}
     return llama_layer(keys, rope=rope(keys, partial=0.5, neighbours=True), output_bias=False)
 
 

@@ -19,6 +19,7 @@ def _read_internlm2(config: dict[str, Any]) -> ModelDescription:
 
 def _read_internlm3(config: dict[str, Any]) -> ModelDescription:
     bias = bool(config.get("bias", False))
+    config = {"head_dim": 128} | config
     layer = llama_layer(config, qkv_bias=bool(config.get("qkv_bias", False)), output_bias=bias)
     layers = [replace(layer, feed_forward=mlp(config, bias=bias))] * int(config["num_hidden_layers"])
     return decoder(config, layers, layer.norms, max_positions=32768)
