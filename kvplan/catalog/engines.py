@@ -28,6 +28,21 @@ KVPLAN_ARCHITECTURES: Final = (
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "Dots1ForCausalLM",
+    "Ernie4_5_MoeForCausalLM",
+    "FlexOlmoForCausalLM",
+    "Glm4MoeForCausalLM",
+    "GraniteMoeForCausalLM",
+    "GraniteMoeSharedForCausalLM",
+    "HYV3ForCausalLM",
+    "HunYuanMoEV1ForCausalLM",
+    "MiniMaxM2ForCausalLM",
+    "MixtralForCausalLM",
+    "OlmoeForCausalLM",
+    "PhiMoEForCausalLM",
+    "PhimoeForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
 )
 """What kvplan's own engine can run (tests/agreement compares it with the engine's families)."""
 

@@ -77,6 +77,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeSharedConfig",
         _WIDE | {"num_local_experts": 8, "num_experts_per_tok": 3, "shared_intermediate_size": 72},
     ),
+    "hunyuan_v1_moe": (
+        "HunYuanMoEV1Config",
+        _WIDE | {"num_experts": 8, "moe_topk": 3, "head_dim": 16, "num_shared_expert": 1},
+    ),
     "phimoe": (
         "PhimoeConfig",
         _WIDE

@@ -75,8 +75,13 @@ def mlp(config: Mapping[str, Any], **others: Any) -> Mlp:
 
 
 def head_size(config: Mapping[str, Any]) -> int:
-    """``head_dim``, else what an equal share of the hidden size is."""
-    return int(config.get("head_dim") or int(config["hidden_size"]) // int(config["num_attention_heads"]))
+    """``head_dim``, else an equal share of the hidden size. ValueError where there is none."""
+    if config.get("head_dim"):
+        return int(config["head_dim"])
+    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    if hidden % heads:
+        raise ValueError(f"a hidden size of {hidden} has no equal share for each of {heads} heads")
+    return hidden // heads
 
 
 def window(tokens: Any) -> Kept:

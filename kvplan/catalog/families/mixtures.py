@@ -98,6 +98,7 @@ class MixtureFamily:
     dense_size: tuple[str, ...] = ("intermediate_size",)
     shared_size: tuple[str, ...] = ()
     """Keys of the shared expert's whole size."""
+    shared_size_default: int = 0
     shared_count: tuple[str, ...] = ()
     """Keys of a number of shared experts, each of the experts' size."""
     shared_default: int = 0
@@ -109,8 +110,8 @@ class MixtureFamily:
 
 def shared_intermediate(view: ConfigView, family: MixtureFamily, expert_size: int) -> int:
     """Inner size of all shared experts together; 0 when there are none."""
-    if family.shared_size and any(view.has(key) for key in family.shared_size):
-        return view.integer(*family.shared_size, minimum=0)
+    if family.shared_size:
+        return view.integer(*family.shared_size, default=family.shared_size_default, minimum=0)
     if family.shared_each:
         expert_size = view.integer(*family.shared_each, default=expert_size)
     if family.shared_count:
@@ -139,10 +140,25 @@ def read_feed_forwards(view: ConfigView, family: MixtureFamily, sizes: Sizes) ->
     return [routed if is_sparse else dense for is_sparse in sparse]
 
 
-_QWEN2 = PlainFamily(qkv_bias=Flag(("qkv_bias",), True), windows=windows.when_used)
-_QWEN3 = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head", windows=windows.when_used)
-_GRANITE = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS)
-_GLM = PlainFamily(Flag(("attention_bias",), False), qk_norm="head", qk_norm_flag=Flag(("use_qk_norm",), False))
+_QWEN2 = PlainFamily(qkv_bias=Flag(("qkv_bias",), True), windows=windows.when_used, max_positions=32768)
+_QWEN3 = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head", windows=windows.when_used, max_positions=32768)
+_GRANITE = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, max_positions=2048)
+_GLM = PlainFamily(
+    ATTENTION_BIAS,
+    qk_norm="head",
+    qk_norm_flag=Flag(("use_qk_norm",), False),
+    max_positions=131072,
+    rotary_share=0.5,
+)
+_PHI = PlainFamily(
+    ATTENTION_BIAS,
+    ATTENTION_BIAS,
+    norm_bias=True,
+    head_bias=Flag(("lm_head_bias",), False),
+    windows=windows.every_layer,
+    max_positions=131072,
+)
+_OLMO = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="full", max_positions=4096)
 _GPT_OSS = PlainFamily(
     Flag(("attention_bias",), True), Flag(("attention_bias",), True), windows=windows.gpt_oss, sinks=True
 )
@@ -161,55 +177,46 @@ _BAILING = MixtureFamily(
 
 MIXTURES: dict[str, MixtureFamily] = {
     "MixtralForCausalLM": MixtureFamily(
-        PlainFamily(windows=windows.every_layer), traits=MoeTraits(name="block_sparse_moe")
+        PlainFamily(windows=windows.every_layer, max_positions=131072), traits=MoeTraits(name="block_sparse_moe")
     ),
     "Qwen2MoeForCausalLM": MixtureFamily(
-        _QWEN2, stepped, shared_size=("shared_expert_intermediate_size",), traits=MoeTraits(shared_gate=True)
+        _QWEN2,
+        stepped,
+        shared_size=("shared_expert_intermediate_size",),
+        shared_size_default=5632,
+        traits=MoeTraits(shared_gate=True),
     ),
     "Qwen3MoeForCausalLM": MixtureFamily(_QWEN3, stepped),
-    "OlmoeForCausalLM": MixtureFamily(PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="full")),
-    "FlexOlmoForCausalLM": MixtureFamily(PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="full")),
-    "PhimoeForCausalLM": MixtureFamily(
-        PlainFamily(
-            ATTENTION_BIAS,
-            ATTENTION_BIAS,
-            norm_bias=True,
-            head_bias=Flag(("lm_head_bias",), False),
-            windows=windows.every_layer,
-        )
-    ),
-    "PhiMoEForCausalLM": MixtureFamily(
-        PlainFamily(
-            ATTENTION_BIAS,
-            ATTENTION_BIAS,
-            norm_bias=True,
-            head_bias=Flag(("lm_head_bias",), False),
-            windows=windows.every_layer,
-        )
-    ),
+    "OlmoeForCausalLM": MixtureFamily(_OLMO),
+    "FlexOlmoForCausalLM": MixtureFamily(_OLMO),
+    "PhimoeForCausalLM": MixtureFamily(_PHI),
+    "PhiMoEForCausalLM": MixtureFamily(_PHI),
     "GraniteMoeForCausalLM": MixtureFamily(_GRANITE),
     "GraniteMoeSharedForCausalLM": MixtureFamily(_GRANITE, shared_size=("shared_intermediate_size",)),
     "DeepseekForCausalLM": MixtureFamily(
         PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS), after_dense_ones, shared_count=("n_shared_experts",)
     ),
-    "Glm4MoeForCausalLM": MixtureFamily(_GLM, after_dense_ones, shared_count=("n_shared_experts",), router_bias=True),
+    "Glm4MoeForCausalLM": MixtureFamily(
+        _GLM, after_first_layer, shared_count=("n_shared_experts",), shared_default=1, router_bias=True
+    ),
     "Dots1ForCausalLM": MixtureFamily(
-        replace(_QWEN3, windows=windows.when_used),
+        replace(_QWEN3, max_positions=2048),
         after_dense_ones,
         shared_count=("n_shared_experts",),
         router_bias=True,
     ),
     "Ernie4_5_MoeForCausalLM": MixtureFamily(
-        PlainFamily(*(Flag(("use_bias",), False),) * 3, tied=True),
+        PlainFamily(*(Flag(("use_bias",), False),) * 3, tied=True, max_positions=131072),
         ernie_range,
         shared_count=("moe_num_shared_experts",),
+        shared_default=2,
         router_bias=True,
     ),
     "HunYuanMoEV1ForCausalLM": MixtureFamily(
         PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head"), shared_default=1
     ),
     "MiniMaxM2ForCausalLM": MixtureFamily(
-        PlainFamily(qk_norm="full"), router_bias=True, traits=MoeTraits(name="block_sparse_moe")
+        PlainFamily(qk_norm="full", max_positions=196608), router_bias=True, traits=MoeTraits(name="block_sparse_moe")
     ),
     "GptOssForCausalLM": MixtureFamily(_GPT_OSS, router_bias=True, traits=MoeTraits(bias=True)),
     "Llama4ForCausalLM": MixtureFamily(

@@ -64,6 +64,8 @@ class PlainFamily:
     windows: Callable[[ConfigView, int], list[Window]] = windows.no_window
     max_positions: int | None = None
     """The longest sequence where the config is silent: the default of the family's class in transformers."""
+    rotary_share: float = 1.0
+    """Of a head, where the config is silent."""
     sinks: bool = False
     output_gate: Literal["none", "element", "separate", "head"] = "none"
 
@@ -211,6 +213,6 @@ def assemble(view: ConfigView, family: PlainFamily, sizes: Sizes, feed_forwards:
         vocab_size=sizes.vocab,
         tied=tied,
         max_position_embeddings=read_max_positions(view, default=family.max_positions),
-        rope=read_rope(view, sizes.head),
+        rope=read_rope(view, sizes.head, default_share=family.rotary_share),
         extras=multi_token_layers(view, layers[-1], sizes.hidden, keys=("num_nextn_predict_layers",)),
     )

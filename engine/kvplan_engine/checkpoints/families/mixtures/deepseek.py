@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvplan_engine.checkpoints.families.common import Config, attention, mlp, norms, rope
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.mixtures.parts import (
-    QWEN_NAMES,
     after_dense_ones,
     decoder,
     shared_mlp,
@@ -59,6 +58,6 @@ def read_bailing_moe(config: Config) -> ModelDescription:
 
 
 FAMILIES = (
-    Family(("DeepseekForCausalLM",), ("deepseek",), read_deepseek_moe, QWEN_NAMES),
+    Family(("DeepseekForCausalLM",), ("deepseek",), read_deepseek_moe),
     Family(("BailingMoeForCausalLM", "BailingMoeV2ForCausalLM"), ("bailing_moe", "bailing_moe_v2"), read_bailing_moe),
 )

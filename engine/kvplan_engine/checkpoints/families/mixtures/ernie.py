@@ -23,7 +23,7 @@ def read_ernie4_5_moe(config: Config) -> ModelDescription:
     """transformers: Ernie4_5_MoeModel."""
     bias = bool(config.get("use_bias", False))
     keys = {**config, "mlp_bias": bias}
-    size = int(config["moe_intermediate_size"])
+    size = whole(config, "moe_intermediate_size", "intermediate_size")
     mixture = Mixture(
         whole(config, "moe_num_experts", "num_experts"),
         whole(config, "moe_k", "num_experts_per_tok"),

@@ -28,9 +28,10 @@ def read_glm4_moe(config: Config) -> ModelDescription:
         head_norm="head" if config.get("use_qk_norm", False) else "none",
         output_bias=False,
     )
-    sparse = after_dense_ones({"first_k_dense_replace": 1, **config})
-    mixture = grouped_sigmoid({"n_shared_experts": 1, **config})
-    return decoder(config, norms(config), mixer, mixture, sparse, dense=mlp(config, bias=False), max_positions=131072)
+    sparse = after_dense_ones(config, first=1)
+    mixture = grouped_sigmoid(config, shared=1)
+    norm = norms({"rms_norm_eps": 1e-5, **config})
+    return decoder(config, norm, mixer, mixture, sparse, dense=mlp(config, bias=False), max_positions=131072)
 
 
 def read_dots1(config: Config) -> ModelDescription:
@@ -57,9 +58,7 @@ def read_hy_v3(config: Config) -> ModelDescription:
         shared=shared_mlp(config, size * whole(config, "num_shared_experts", default=0)),
     )
     types = config.get("mlp_layer_types")
-    sparse = (
-        after_dense_ones({"first_k_dense_replace": 1, **config}) if types is None else [t == "sparse" for t in types]
-    )
+    sparse = after_dense_ones(config, first=1) if types is None else [t == "sparse" for t in types]
     return decoder(config, norms(config), attention(config, head_norm="head"), mixture, sparse)
 
 

@@ -32,7 +32,7 @@ def read_hunyuan_moe(config: Config) -> ModelDescription:
         shared=mlp(config, size * _same_for_all({"num_shared_expert": 1, **config}, "num_shared_expert"), bias=False),
     )
     mixer = attention(config, head_norm="head", norm_after_rope=True)
-    return decoder(config, norms(config), mixer, mixture)
+    return decoder(config, norms({"rms_norm_eps": 1e-5, **config}), mixer, mixture)
 
 
 _NAMES = with_names(

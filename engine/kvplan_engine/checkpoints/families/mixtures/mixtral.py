@@ -13,8 +13,10 @@ from kvplan_engine.description.model import ModelDescription
 def read_mixtral(config: Config) -> ModelDescription:
     """transformers: MixtralModel."""
     mixture = Mixture(whole(config, "num_local_experts"), whole(config, "num_experts_per_tok"), mlp(config, bias=False))
-    mixer = attention(config, kept=window(config.get("sliding_window")), qkv_bias=False, output_bias=False)
-    return decoder(config, norms(config), mixer, mixture, max_positions=131072)
+    turns = rope(config, head_size(config), theta=1e6)
+    kept = window(config.get("sliding_window"))
+    mixer = attention(config, rope=turns, kept=kept, qkv_bias=False, output_bias=False)
+    return decoder(config, norms({"rms_norm_eps": 1e-5, **config}), mixer, mixture, max_positions=131072)
 
 
 def read_minimax_m2(config: Config) -> ModelDescription:
@@ -27,11 +29,11 @@ def read_minimax_m2(config: Config) -> ModelDescription:
         correction=True,
     )
     size = head_size(config)
-    turns = rope(config, size, rotary_size=config.get("rotary_dim"), theta=5000000.0)
+    turns = rope(config, size, rotary_size=config.get("rotary_dim"), theta=5e6)
     head_norm = "all" if config.get("use_qk_norm", True) else "none"
     mixer = attention(config, rope=turns, head_norm=head_norm, qkv_bias=False, output_bias=False)
-    named = "dtype" in config or "torch_dtype" in config
-    stored = config if named else {**config, "dtype": "bfloat16"}
+    named = config.get("dtype") or config.get("torch_dtype")
+    stored = config if named or config.get("model_type") != "minimax_m2" else {**config, "dtype": "bfloat16"}
     return decoder(stored, norms(config), mixer, mixture, max_positions=196608)
 
 

@@ -56,9 +56,11 @@ def shared_mlp(config: Config, size: int) -> Mlp | None:
     return mlp(config, size) if size else None
 
 
-def grouped_sigmoid(config: Config, experts: str = "n_routed_experts", *, normalised: bool = True) -> Mixture:
-    """DeepSeek V3's routing with its keys. normalised: where the config does not say."""
-    size = int(config["moe_intermediate_size"])
+def grouped_sigmoid(
+    config: Config, experts: str = "n_routed_experts", *, normalised: bool = True, shared: int = 0
+) -> Mixture:
+    """DeepSeek V3's routing with its keys. normalised, shared (experts): where the config does not say."""
+    size = whole(config, "moe_intermediate_size", "intermediate_size")
     return Mixture(
         whole(config, experts, "num_local_experts", "num_experts"),
         int(config["num_experts_per_tok"]),
@@ -69,13 +71,16 @@ def grouped_sigmoid(config: Config, experts: str = "n_routed_experts", *, normal
         correction=True,
         num_groups=whole(config, "n_group", default=1),
         top_groups=whole(config, "topk_group", default=1),
-        shared=shared_mlp(config, size * whole(config, "n_shared_experts", default=0)),
+        shared=shared_mlp(config, size * whole(config, "n_shared_experts", default=shared)),
     )
 
 
-def after_dense_ones(config: Config) -> list[bool]:
-    """Which layers have experts: all behind the first ``first_k_dense_replace``, or one in ``moe_layer_freq``."""
-    first, every = whole(config, "first_k_dense_replace", default=0), whole(config, "moe_layer_freq", default=1)
+def after_dense_ones(config: Config, first: int = 0) -> list[bool]:
+    """Which layers have experts: all behind ``first_k_dense_replace``, or one in ``moe_layer_freq`` of those.
+
+    first: where the config does not say.
+    """
+    first, every = whole(config, "first_k_dense_replace", default=first), whole(config, "moe_layer_freq", default=1)
     return [index >= first and index % every == 0 for index in range(int(config["num_hidden_layers"]))]
 
 

@@ -22,7 +22,7 @@ def _mixture(config: Config, shared_size: int) -> Mixture:
     return Mixture(
         whole(config, "num_experts", "num_local_experts"),
         whole(config, "num_experts_per_tok"),
-        mlp(config, int(config["moe_intermediate_size"]), bias=False),
+        mlp(config, whole(config, "moe_intermediate_size", "intermediate_size"), bias=False),
         normalised=bool(config.get("norm_topk_prob", False)),
         shared=shared_mlp(config, shared_size),
         shared_gate=shared_size > 0,
