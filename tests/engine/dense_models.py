@@ -272,6 +272,15 @@ RENAMED: dict[str, Renamed] = {
 }
 
 
+def randomise(model: torch.nn.Module) -> None:
+    """Weights that decide the next token by more than rounding; norms begin at 1 and biases at 0, which would hide."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            spread = 0.15 if parameter.ndim > 1 else 0.3
+            center = parameter if parameter.ndim == 1 else torch.zeros(())
+            parameter.copy_(center + spread * torch.randn_like(parameter))
+
+
 class DenseCheckpoint:
     """A saved random model: ``path`` for the engine, ``model`` for transformers."""
 
@@ -282,11 +291,7 @@ class DenseCheckpoint:
         config = getattr(transformers, dense.config)(**dense.values)
         self.shortest = dense.shortest
         self.model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        with torch.no_grad():  # norms begin at 1 and biases at 0: one that is forgotten would not show
-            for parameter in self.model.parameters():
-                spread = 0.15 if parameter.ndim > 1 else 0.3
-                center = parameter if parameter.ndim == 1 else torch.zeros(())
-                parameter.copy_(center + spread * torch.randn_like(parameter))
+        randomise(self.model)
         self.path = folder / name
         self.model.save_pretrained(self.path)
         if renamed is not None:

@@ -116,6 +116,8 @@ def rope(
     share = parameters.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or partial
     parameters["rope_type"] = parameters.get("rope_type") or parameters.pop("type", None) or "default"
     parameters.pop("type", None)
+    if parameters["rope_type"] == "mrope":  # a position in text is the same in all of its sections
+        parameters["rope_type"] = "default"
     if parameters["rope_type"] in ("yarn", "longrope", "su"):
         _complete_scaling(parameters, config)
     whole = head_size(config) if size is None else size

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan_engine.checkpoints.config_json import read_config_json
-from kvplan_engine.checkpoints.families import family_of
+from kvplan_engine.checkpoints.families import names_of
 from kvplan_engine.checkpoints.parameters import stored_parameters
 from kvplan_engine.checkpoints.weights import ReadTensor, Weights, fill_weights
 from kvplan_engine.description.model import ModelDescription
@@ -22,12 +22,12 @@ _LARGEST_HEADER = 100_000_000
 
 def fill_from_safetensors(weights: Weights, model: ModelDescription, folder: Path) -> None:
     """Read a directory's ``*.safetensors``: one file, or several with an index."""
-    family = family_of(model.architecture)
-    assert family.names is not None, "a family without names is refused before"
-    parameters = stored_parameters(model, family.names)
+    own, prefixes = names_of(model)
+    assert own is not None, "a family without names is refused before"
+    parameters = stored_parameters(model, own)
     first_name = parameters[0].sources[0].name
     with _open(folder) as (read, names):
-        prefix = next((each for each in family.prefixes if _stored_name(first_name, each, names) in names), "")
+        prefix = next((each for each in prefixes if _stored_name(first_name, each, names) in names), "")
         fill_weights(weights, parameters, lambda name: read(_stored_name(name, prefix, names)), str(folder))
 
 

@@ -41,6 +41,7 @@ class ModelDescription:
     learned_positions: rows of a table of positions that is added to the embedding, None where there is none, with
     ``position_offset`` added to each position first (OPT: 2). embedding_scale: what an embedding is multiplied with.
     embedding_norm: a LayerNorm follows the embedding (BLOOM). logits_scale, logits_softcap: what becomes of the logits.
+    language_model: the architecture of the text's half inside of a vision or audio model; None for a model of its own.
     head_bias: the output head has one. dtype: that the weights were published in. others: parameters of no part.
     """
 
@@ -60,6 +61,7 @@ class ModelDescription:
     logits_scale: float = 1.0
     logits_softcap: float | None = None
     head_bias: bool = False
+    language_model: str | None = None
     others: tuple[Shape, ...] = ()
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan_engine.checkpoints.families import family_of
+from kvplan_engine.checkpoints.families import names_of
 from kvplan_engine.description.feed_forward import FeedForward, Mlp
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.model import Layer, ModelDescription
@@ -18,7 +18,7 @@ def refuse_unknown_parts(model: ModelDescription) -> None:
         _refuse_if(_lacking(layer), model)
     if uniform_attention(model) is None:
         _refuse_if("layers that keep different tokens", model)
-    if model.others or family_of(model.architecture).names is None:
+    if model.others or names_of(model)[0] is None:
         _refuse_if("all of its parts", model)
 
 
@@ -57,7 +57,7 @@ def _lacking_in_attention(attention: Attention) -> str | None:
 
 def _lacking_in_feed_forward(part: FeedForward) -> str | None:
     if isinstance(part, Mlp):
-        return f"the activation '{part.activation}'" if part.activation == "swiglu_oai" else None
+        return "a gate within limits" if part.activation == "swiglu_oai" or part.limit is not None else None
     named = {
         "experts without a gate": not part.expert.gated,  # the scratch memory has no room for the choice
         "experts on a projection": part.latent_size is not None,

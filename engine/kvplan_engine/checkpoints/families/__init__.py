@@ -22,7 +22,9 @@ from kvplan_engine.checkpoints.families.latent import LATENT
 from kvplan_engine.checkpoints.families.mixtures import MIXTURES
 from kvplan_engine.checkpoints.families.states import STATES
 from kvplan_engine.checkpoints.families.windows import WINDOWS
-from kvplan_engine.checkpoints.families.wrappers import TEXT_TYPES, wrapper_families
+from kvplan_engine.checkpoints.families.wrappers import PREFIXES, SEE_AHEAD, TEXT_TYPES, wrapper_families
+from kvplan_engine.checkpoints.tensor_names import TensorNames
+from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
 
 _LANGUAGE_MODELS: tuple[Family, ...] = (*DENSE, *MIXTURES, *WINDOWS, *LATENT, *STATES, *ENCODER, *HETEROGENEOUS)
@@ -51,3 +53,14 @@ def family_of(architecture: str) -> Family:
             hint=f"it knows {len(KNOWN_ARCHITECTURES)} architectures, which docs/models.md lists",
         )
     return family
+
+
+def names_of(model: ModelDescription) -> tuple[TensorNames | None, tuple[str, ...]]:
+    """The names of the model's tensors in safetensors files, and what may stand before them; None: it is not run.
+
+    Inside of a vision or audio model these are the language model's.
+    """
+    family = family_of(model.language_model or model.architecture)
+    if model.language_model is None:
+        return family.names, family.prefixes
+    return None if model.architecture in SEE_AHEAD else family.names, PREFIXES

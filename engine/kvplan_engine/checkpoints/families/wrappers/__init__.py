@@ -23,6 +23,12 @@ TEXT_TYPES = {
 }
 """Types that only a wrapper's text has, and the language model of each."""
 
+PREFIXES = ("model.language_model.", "language_model.", "model.text_model.", "thinker.", "")
+"""What may stand before the names of the language model, or for the "model." that they begin with."""
+
+SEE_AHEAD = frozenset({"PaliGemmaForConditionalGeneration"})
+"""Those whose prompts are not causal: each of their tokens sees all others. They are described and not run."""
+
 _ALWAYS = {
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",

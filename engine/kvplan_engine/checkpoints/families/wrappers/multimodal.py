@@ -29,7 +29,7 @@ def read_multimodal(
     text = text_of(config)
     architecture = _text_architecture(config, text, types, inner)
     described = find(architecture).read({**text, "architectures": [architecture]})
-    return replace(described, architecture=config["architectures"][0])
+    return replace(described, architecture=config["architectures"][0], language_model=architecture)
 
 
 def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
