@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvplan_engine.blocks.block_pool import BlockPool
-from kvplan_engine.blocks.layout import uniform_layout
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.config import EngineConfig, knobs
 from kvplan_engine.errors import EngineError
@@ -114,7 +113,7 @@ class Engine:
         self.memory = memory = carving.memory
         self.max_model_len = carving.max_model_len
         self._runner = carving.runner
-        pool = BlockPool(memory.num_blocks, uniform_layout(memory.block_size, block_bytes=memory.block_bytes))
+        pool = BlockPool(memory.num_blocks, carving.layout)
         salt = repr((model.config, model.dtype, config.kv_dtype(model.dtype))).encode()
         self.prefix_cache = PrefixCache(pool, enabled=config.caches_prefixes, salt=salt)
         self._offload = make_offload(config, memory, pool, model, self._runner.make_mover, carving.seconds_per_token)

@@ -9,7 +9,7 @@ from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.weights import num_parameters
 from kvplan_engine.device.overhead import CPU_OVERHEAD_BYTES
 from kvplan_engine.memory.breakdown import DTYPE_BYTES, workspace_buffers
-from kvplan_engine.memory.plan import plan_memory, resolve_max_model_len
+from kvplan_engine.memory.plan import kv_layout, plan_memory, resolve_max_model_len
 
 
 def engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict[str, Any]:
@@ -27,8 +27,7 @@ def engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict[
         )
         memory = plan_memory(
             config,
-            model,
-            config.kv_dtype(dtype),
+            kv_layout(config, model, dtype, max_model_len),
             max_model_len,
             device_total_bytes=device_bytes,
             weight_bytes=num_parameters(model) * DTYPE_BYTES[dtype],

@@ -32,7 +32,7 @@ def _config(name: str) -> transformers.PretrainedConfig:
         common |= {"tie_word_embeddings": True, "hidden_size": 96, "num_attention_heads": 6}
         return transformers.LlamaConfig(**common)
     if name == "mistral":
-        return transformers.MistralConfig(**common, sliding_window=24)
+        return transformers.MistralConfig(**common, sliding_window=48)
     if name == "qwen2":
         return transformers.Qwen2Config(**common)
     if name == "qwen3":

@@ -90,9 +90,10 @@ class BlockPool:
     def allocate(self, num_blocks: int) -> list[int]:
         """Take ``num_blocks`` free blocks, one reference each. NoFreeBlocks if there are fewer: then none is taken."""
         blocks = self._take(num_blocks)
-        counts = self._reference_counts
+        counts, generations = self._reference_counts, self._generations
         for block in blocks:
             counts[block] = 1
+            generations[block] += 1
         self.num_references += num_blocks
         return blocks
 
@@ -101,6 +102,9 @@ class BlockPool:
         if width == 1:
             return self.allocate(number)
         blocks = self._take(number * width)
+        generations = self._generations
+        for block in blocks:
+            generations[block] += 1
         counts, bundles, firsts = self._reference_counts, self._bundles, blocks[::width]
         for position, first in enumerate(firsts):
             counts[first] = 1
@@ -125,9 +129,6 @@ class BlockPool:
         if len(blocks) > num_blocks:  # the rest of the last bundle
             self._free_uncached |= dict.fromkeys(reversed(blocks[num_blocks:]))
             del blocks[num_blocks:]
-        generations = self._generations
-        for block in blocks:
-            generations[block] += 1
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:

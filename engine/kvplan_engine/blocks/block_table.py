@@ -93,13 +93,13 @@ class BlockTable:
 
         A copy of a state that nobody else holds is not counted: without room for it, the state itself is used.
         """
-        number, end = 0, max(-(-num_tokens // self._pool.block_size), self.end)
+        missing = max(-(-num_tokens // self._pool.block_size) - self.end, 0)
+        number = missing * self._pool.layout.token_blocks
         for table in self.groups:
             if table.group.is_state:
-                missing = 1 if not table.bundles or self._is_shared(table.bundles[0]) else 0
-            else:
-                missing = end - self.end + (self._shared_to_write(table, first_token) is not None)
-            number += table.group.width * missing
+                number += table.group.width * (not table.bundles or self._is_shared(table.bundles[0]))
+            elif self._shared_to_write(table, first_token) is not None:
+                number += table.group.width
         return number
 
     def reserve(self, first_token: int, num_tokens: int) -> list[BlockCopy]:
@@ -109,15 +109,23 @@ class BlockTable:
         (copy-on-write): the copies to make are returned. NoFreeBlocks when the pool has too few; then nothing has
         changed but for what was given back.
         """
-        self.leave_behind(first_token)
-        if self.num_new_blocks(first_token, num_tokens) > self._pool.num_free_blocks:
+        pool, layout = self._pool, self._pool.layout
+        if layout.forgets:
+            self.leave_behind(first_token)
+        if self.num_new_blocks(first_token, num_tokens) > pool.num_free_blocks:
             raise NoFreeBlocks
-        number = max(-(-num_tokens // self._pool.block_size) - self.end, 0)
+        number = -(-num_tokens // pool.block_size) - self.end
+        if number > 0:
+            self._append(number)
+        if first_token % pool.block_size == 0 and not layout.has_states:
+            return []  # nothing is partly filled
+        return [copy for table in self.groups for copy in self._own(table, first_token)]
+
+    def _append(self, number: int) -> None:
         for table in self.groups:
             missing = (not table.bundles) if table.group.is_state else number
             table.bundles += self._pool.allocate_bundles(missing, table.group.width)
         self._reach(self.end + number)
-        return [copy for table in self.groups for copy in self._own(table, first_token)]
 
     def leave_behind(self, first_token: int) -> None:
         """Give back the bundles that no token from ``first_token`` on sees."""
@@ -190,6 +198,8 @@ class BlockTable:
         NoFreeBlocks when the pool has too few; then nothing has changed.
         """
         assert not self.end
+        if not end:
+            return []
         pool, layout = self._pool, self._pool.layout
         in_pool = in_pool_among(found)
         pool.share(in_pool)

@@ -70,6 +70,9 @@ class PrefixCache:
         self._pack = struct.Struct(f"<{pool.block_size}i").pack
         groups = pool.layout.groups
         self._suffixes = [b""] if len(groups) == 1 else [bytes([number]) for number in range(len(groups))]
+        self._groups = list(zip(groups, self._suffixes, strict=True))
+        self._is_single = len(groups) == 1 and not groups[0].is_state
+        self._no_match = PrefixMatch(0, [FoundBundles(0, []) for _ in groups], [])
         self._digest_bytes = _DIGEST_BYTES - len(self._suffixes[0])
         self._root: BlockHash = hashlib.blake2b(salt, digest_size=_DIGEST_BYTES).digest()
         self.num_queried_tokens = 0
@@ -108,10 +111,14 @@ class PrefixCache:
 
         is_elsewhere: whether the bundle of that name can be brought into the pool.
         """
+        if not hashes:
+            return self._no_match
         number = self._longest(hashes, lambda name: self._pool.find(name) is not None or is_elsewhere(name))
+        if not number:
+            return self._no_match
         found: list[FoundBundles] = []
         missing: list[BlockHash] = []
-        for group, suffix in zip(self._pool.layout.groups, self._suffixes, strict=True):
+        for group, suffix in self._groups:
             first = number - self._num_needed(group, number)
             names = [name + suffix for name in hashes[first:number]]
             bundles = [self._pool.find(name) for name in names]
@@ -121,8 +128,8 @@ class PrefixCache:
 
     def _longest(self, hashes: Rows[BlockHash], is_there: Callable[[BlockHash], bool]) -> int:
         """One pass: runs[g] blocks of group g in a row end with this one; for a state only this one counts."""
-        groups = list(zip(self._pool.layout.groups, self._suffixes, strict=True))
-        if len(groups) == 1 and groups[0][0].kept.kind == "full":
+        groups = self._groups
+        if self._is_single and not self._pool.layout.forgets:
             return next((index for index, name in enumerate(hashes) if not is_there(name)), len(hashes))
         runs = [0] * len(groups)
         longest = 0
@@ -156,13 +163,18 @@ class PrefixCache:
     def register_next(self, sequences: Iterable[HashedTokens]) -> None:
         """Register the next block of each of ``sequences``, which has just become full; runs in every decode step."""
         pack, size, digest_bytes = self._pack, self._pool.block_size, self._digest_bytes
+        cache = self._pool.cache if self._is_single else None
         for sequence in sequences:
             index, hashes = sequence.num_registered_blocks, sequence.block_hashes
             if index == len(hashes):
                 first = index * size
                 packed = pack(*sequence.token_ids[first : first + size])
                 hashes.append(chain_hash(hashes[-1] if index else self._root, packed, digest_bytes))
-            self._register_block(sequence.table, hashes[index], index)
+            if cache is not None:
+                only = sequence.table.groups[0]
+                cache(only.bundles[index - only.first], hashes[index])
+            else:
+                self._register_block(sequence.table, hashes[index], index)
             sequence.num_registered_blocks = index + 1
 
     def register(self, table: BlockTable, hashes: Rows[BlockHash], first: int, last: int) -> None:

@@ -17,7 +17,7 @@ from kvplan_engine.errors import EngineError
 from kvplan_engine.execution.capacity_runner import CapacityRunner
 from kvplan_engine.execution.carving import Carving
 from kvplan_engine.memory.breakdown import workspace_buffers
-from kvplan_engine.memory.plan import plan_memory, resolve_max_model_len
+from kvplan_engine.memory.plan import kv_layout, plan_memory, resolve_max_model_len
 from kvplan_engine.models.counted_model import CountedModel
 from kvplan_engine.requests.sampling_params import SamplingParams
 
@@ -57,10 +57,10 @@ class CapacityCarver:
             max_model_len=max_model_len,
             block_size=config.block_size,
         )
+        layout = kv_layout(config, model.config, model.dtype, max_model_len)
         memory = plan_memory(
             config,
-            model.config,
-            config.kv_dtype(model.dtype),
+            layout,
             max_model_len,
             device_total_bytes=self._device.total_bytes,
             weight_bytes=model.weight_bytes,
@@ -68,4 +68,4 @@ class CapacityCarver:
             overhead_bytes=self._device.overhead_bytes,
         )
         runner = CapacityRunner(model.config.vocab_size, config.seed)
-        return Carving(runner, memory, max_model_len, _UNKNOWN_SECONDS_PER_TOKEN)
+        return Carving(runner, memory, layout, max_model_len, _UNKNOWN_SECONDS_PER_TOKEN)

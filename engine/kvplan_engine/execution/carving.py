@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device
@@ -15,7 +16,7 @@ from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.execution.profile_step import measure_profile_step
 from kvplan_engine.execution.step_runner import StepRunner
 from kvplan_engine.memory.breakdown import MemoryBreakdown
-from kvplan_engine.memory.plan import plan_memory, resolve_max_model_len
+from kvplan_engine.memory.plan import kv_layout, plan_memory, resolve_max_model_len
 from kvplan_engine.models.loaded_model import LoadedModel
 
 
@@ -23,11 +24,13 @@ from kvplan_engine.models.loaded_model import LoadedModel
 class Carving:
     """One division of the memory. runner: with its workspace, pool and graphs in place.
 
-    max_model_len: as resolved for the model, in tokens. seconds_per_token: of a large prefill step, measured.
+    layout: of the pool. max_model_len: as resolved for the model, in tokens. seconds_per_token: of a large prefill
+    step, measured.
     """
 
     runner: StepRunner
     memory: MemoryBreakdown
+    layout: KvLayout
     max_model_len: int
     seconds_per_token: float
 
@@ -63,13 +66,13 @@ class MemoryCarver:
         if runner.graph_sizes:
             runner.capture_graphs()
         memory = replace(memory, activation_peak_bytes=self._activation_peak_bytes)
-        return Carving(runner, memory, max_model_len, self._seconds_per_token)
+        layout = kv_layout(config, self._model.config, self._model.dtype, max_model_len)
+        return Carving(runner, memory, layout, max_model_len, self._seconds_per_token)
 
     def _plan(self, runner: ModelRunner, config: EngineConfig, max_model_len: int) -> MemoryBreakdown:
         return plan_memory(
             config,
-            self._model.config,
-            config.kv_dtype(self._model.dtype),
+            kv_layout(config, self._model.config, self._model.dtype, max_model_len),
             max_model_len,
             device_total_bytes=self._device.total_bytes,
             weight_bytes=self._model.weight_bytes,

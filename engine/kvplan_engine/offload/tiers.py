@@ -96,8 +96,8 @@ class KvTiers:
 
     def finder(self) -> Callable[[BlockHash], bool]:
         """Whether the bundle of a name can be loaded and is worth loading: a function, for one moment."""
-        host = self.host if self._pays_from_host and len(self.host) else None
-        disk = self.disk if self._pays_from_disk else None
+        host = self.host if len(self.host) and self._pays_from_host else None
+        disk = self.disk if self.disk is not None and self._pays_from_disk else None
         return lambda name: (host is not None and host.find(name) is not None) or (disk is not None and name in disk)
 
     def fetch(self, names: Sequence[BlockHash]) -> list[FetchedBundle] | None:
@@ -128,8 +128,9 @@ class KvTiers:
             if content.payload is not None:
                 for part, block in zip(_split(content.payload, len(blocks)), blocks, strict=True):
                     self._log.add(FromDisk(part, block))
-        self._count_hits(fetched)
-        self.host.unpin_all()
+        if fetched:
+            self._count_hits(fetched)
+            self.host.unpin_all()
 
     def _count_hits(self, fetched: Sequence[FetchedBundle]) -> None:
         """Count each logical block once, however many groups have a bundle of it."""

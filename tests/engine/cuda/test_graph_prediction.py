@@ -20,7 +20,7 @@ from kvplan_engine import Engine, EngineConfig
 from kvplan_engine.checkpoints.config_json import load_model_config
 from kvplan_engine.device.overhead import CUDA_OVERHEAD_BYTES
 from kvplan_engine.execution.graphs import ladder_of
-from kvplan_engine.memory.plan import plan_memory
+from kvplan_engine.memory.plan import kv_layout, plan_memory
 
 GIB, MIB = 1024**3, 1024**2
 COMMON = {
@@ -87,8 +87,7 @@ def test_the_engine_given_these_bytes_has_the_predicted_blocks() -> None:
     config = EngineConfig(model="llama-3.1-8b", max_num_seqs=64, max_model_len=8192)
     memory = plan_memory(
         config,
-        load_model_config("llama-3.1-8b"),
-        "bfloat16",
+        kv_layout(config, load_model_config("llama-3.1-8b"), "bfloat16", 8192),
         8192,
         device_total_bytes=80 * GIB,
         weight_bytes=predicted.weight_bytes,

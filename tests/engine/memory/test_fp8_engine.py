@@ -66,8 +66,11 @@ def test_every_way_gives_the_tokens_of_the_reference(
     shrink_pool(llm, num_tokens=96 if is_short else 1024)
     assert answer(llm, prompts_of(3), 12) == plain_answers[name]
     stats = llm.get_stats()
-    assert ("preemption_mode" in way) <= (stats["num_preemptions"] > 0)
-    assert (way.get("preemption_mode") == "swap") == (stats["num_swaps"] > 0)
+    may_swap = way.get("preemption_mode") == "swap"
+    if name != "mistral":  # its windows give blocks back before they run out
+        assert ("preemption_mode" in way) <= (stats["num_preemptions"] > 0)
+        assert may_swap <= (stats["num_swaps"] > 0)
+    assert (stats["num_swaps"] > 0) <= may_swap
 
 
 def test_blocks_outlive_the_engine_on_disk_but_not_in_another_dtype(
