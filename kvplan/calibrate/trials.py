@@ -15,7 +15,9 @@ from typing import Final
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.dtypes import cache_dtype, element_bytes
+from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.kvplan.layout import plan_layout
 from kvplan.estimate.speed.simulation import BatchLimits
 from kvplan.estimate.speed.step_time import StepShape, step_shape
 from kvplan.runs.columns import Row
@@ -175,20 +177,22 @@ def _rate(row: Row, spec: WorkloadSpec) -> float:
 
 def _trial(record: TrialRecord, spec: ModelSpec, requests: _RequestsByLoad) -> MeasuredTrial:
     row = record["row"]
-    num_blocks, block_bytes = row["num_blocks_total"], row["block_bytes"]
-    assert num_blocks is not None and block_bytes is not None, "a served trial has a pool"
+    num_blocks, block_size = row["num_blocks_total"], row["block_size"]
+    assert num_blocks is not None, "a served trial has a pool"
+    kv_dtype = cache_dtype(row["dtype"], row["kv_cache_dtype"])
+    layout = plan_layout(spec, CacheSettings(model_dtype=row["dtype"], kv_dtype=kv_dtype), block_size)
     load = (str(row["request_rate"]), row["max_concurrency"])
     return MeasuredTrial(
         setting=(spec.id, *(cell(row, name) for name in SETTING_NAMES), *load),
         model_id=spec.id,
         row=row,
         requests=requests.of(row),
-        limits=BatchLimits(row["max_num_seqs"], row["max_num_batched_tokens"], row["block_size"], num_blocks),
+        limits=BatchLimits(row["max_num_seqs"], row["max_num_batched_tokens"], block_size, num_blocks, layout.groups),
         max_concurrency=row["max_concurrency"],
         shape=step_shape(
             spec,
             element_bytes=element_bytes(row["dtype"]),
-            kv_bytes_per_token=block_bytes / row["block_size"],
+            kv_bytes_per_token=layout.bytes_per_token,
         ),
         series=record.get("series"),
     )

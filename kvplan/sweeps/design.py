@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplan.errors import UsageError
+from kvplan.estimate.kvplan.memory import EnginePrediction
 from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.axes import AXES, MOST_VALUES, AxisValue
 from kvplan.sweeps.forecast.prediction import Predictor
@@ -146,13 +147,12 @@ def memory_utilizations(predictor: Predictor, base: TrialSettings, contexts: Seq
     """Utilizations on both sides of every boundary in the plane, ascending, up to what the device has room for."""
     plenty = predictor.memory(base)
     fixed_bytes = plenty.fixed_bytes
-    token_bytes = plenty.block_bytes / base.block_size
-    demand_tokens = _demand_tokens(predictor, base)
     # Between two contexts the shorter one starts and the longer one is refused.
-    between = [(shorter + longer) / 2 for shorter, longer in itertools.pairwise(contexts)]
-    tokens = [*between, 1.1 * contexts[-1], max(1.3 * contexts[-1], 0.7 * demand_tokens)]
+    between = [_sequence_bytes(plenty, (shorter + longer) / 2) for shorter, longer in itertools.pairwise(contexts)]
+    longest = _sequence_bytes(plenty, contexts[-1])
+    pools = [*between, 1.1 * longest, max(1.3 * longest, 0.7 * _demand_bytes(predictor, plenty, base))]
     budgets = [0.6 * plenty.weight_bytes, (plenty.weight_bytes + fixed_bytes) / 2]
-    budgets += [fixed_bytes + number * token_bytes for number in tokens]
+    budgets += [fixed_bytes + pool for pool in pools]
     digits = _digits(budgets, predictor.device.memory_bytes)
     utilizations = {round(budget / predictor.device.memory_bytes, digits) for budget in budgets}
     return tuple(sorted(value for value in utilizations | {_UTILIZATION} if 0 < value <= _UTILIZATION))
@@ -166,20 +166,31 @@ def telling_memory(predictor: Predictor, settings: TrialSettings | None = None) 
     """
     base = settings or base_settings(predictor)
     plenty = predictor.memory(base)
-    tokens = max(1.3 * base.max_model_len, _demand_tokens(predictor, base)) / _FILLED_SHARE
-    budget = plenty.fixed_bytes + tokens * plenty.block_bytes / base.block_size
+    filled = max(1.3 * _sequence_bytes(plenty, base.max_model_len), _demand_bytes(predictor, plenty, base))
+    budget = plenty.fixed_bytes + filled / _FILLED_SHARE
     return math.ceil(budget / _UTILIZATION / _MEMORY_STEP) * _MEMORY_STEP
 
 
-def _demand_tokens(predictor: Predictor, base: TrialSettings) -> float:
-    """Tokens that the workload's longest concurrent requests hold at once if memory is not the limit."""
+def _sequence_bytes(memory: EnginePrediction, num_tokens: float) -> float:
+    """What a sequence of ``num_tokens`` comes to hold of the pool. A block of tokens counts in part."""
+    layout = memory.layout
+    if layout.is_uniform:
+        return num_tokens * layout.bytes_per_token
+    in_flight = memory.settings.serving.max_num_batched_tokens
+    tokens = math.ceil(num_tokens)
+    return layout.blocks_for(tokens, min(in_flight, tokens)) * layout.block_bytes
+
+
+def _demand_bytes(predictor: Predictor, memory: EnginePrediction, base: TrialSettings) -> float:
+    """What the workload's longest concurrent requests hold at once if memory is not the limit."""
     totals = sorted(
         (request.num_prompt_tokens + request.num_output_tokens for request in predictor.requests), reverse=True
     )
-    return sum(totals[: min(base.max_num_seqs, predictor.max_concurrency or len(totals))])
+    together = totals[: min(base.max_num_seqs, predictor.max_concurrency or len(totals))]
+    return sum(_sequence_bytes(memory, total) for total in together)
 
 
 def _digits(budgets: Sequence[float], device_bytes: int) -> int:
     """Decimals at which rounding moves no budget by more than a sixteenth of the smallest gap between two budgets."""
-    gap = min(larger - smaller for smaller, larger in itertools.pairwise(sorted(budgets)))
+    gap = min(larger - smaller for smaller, larger in itertools.pairwise(sorted(set(budgets))))
     return max(2, math.ceil(-math.log10(gap / 8 / device_bytes)))

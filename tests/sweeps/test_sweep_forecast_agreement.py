@@ -78,6 +78,7 @@ def test_the_engine_takes_the_steps_of_the_forecast(engine: Engine, seed: int) -
     forecast = forecast_trial(requests, settings, num_blocks=num_blocks, cost=COST)
     assert forecast.num_steps == len(recording.samples)
     assert forecast.num_preemptions == engine.stats.num_preemptions
+    assert forecast.max_used_blocks == max(sample.num_used_blocks for sample in recording.samples)
     assert forecast.max_running == max(sample.num_running for sample in recording.samples)
     assert forecast.num_output_tokens == sum(len(trace.token_times) for trace in recording.traces)
     expected = "queued" if engine.stats.num_blocked_admissions else "ok"

@@ -42,6 +42,11 @@ class KvLayout:
     def has_states(self) -> bool:
         return any(group.kept == STATE for group in self.groups)
 
+    @property
+    def bytes_per_token(self) -> float:
+        """Of a token that every layer of tokens still sees."""
+        return sum(group.unit_bytes for group in self.groups if group.kept != STATE) / self.block_size
+
     def pool_tokens(self, num_blocks: int, max_model_len: int) -> int:
         """Tokens of a pool filled with sequences of ``max_model_len``, or of any where the layout is uniform."""
         if self.is_uniform:

@@ -1,16 +1,18 @@
 """Continuous batching simulated on lengths alone: which step computes what, and when each token appears.
 
-The rules are those of the engine's scheduler (and of vLLM's): running sequences first, oldest first, one token each
-when they decode; then waiting ones in order of arrival while the token budget, max_num_seqs and the free blocks allow,
-prompts in chunks of what is left of the budget; when blocks run out the newest running sequence loses its own and waits
-at the front to be computed again, and nobody is admitted in that step. Requests are sent between steps, at most
-``max_concurrency`` in flight, and count as arrived when they are sent.
+The rules are those of the engine's scheduler (and of vLLM's): running sequences first, those that decode with a token
+each, then prompts in chunks of what is left of the token budget, oldest first; then waiting ones in order of arrival
+while the budget, max_num_seqs and the free blocks allow. When blocks run out the newest running sequence loses its own
+and waits at the front to be computed again, and nobody is admitted in that step. Requests are sent between steps, at
+most ``max_concurrency`` in flight, and count as arrived when they are sent. Blocks are ``simulated_pool``'s.
 
     num_known     tokens of the sequence: prompt and what was generated
     num_computed  tokens whose K and V lie in the pool; num_known - num_computed are still to compute
 
-Requests may begin with a shared prefix: once one of them has computed it, its whole blocks are found and shared.
-Not simulated: blocks of a preempted sequence that are found again when it returns, and eviction of unused prefixes.
+Requests may begin with a shared prefix: once one of them has computed it, its whole blocks are found and shared, but
+for models with states, which are found only at the end of the prompt that left them; that prompt's last chunk begins
+there. Not simulated: blocks of a preempted sequence that are found again when it returns, and eviction of unused
+prefixes.
 
 While no request arrives, ends or runs out of blocks, steps differ only in the length of the sequences and are
 simulated in one go. Inputs and results are the types of ``simulation``.
@@ -22,6 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvplan.estimate.speed.simulated_pool import Holding, Prefix, SimulatedPool
 from kvplan.estimate.speed.simulation import (
     BatchLimits,
     RequestLengths,
@@ -31,33 +34,21 @@ from kvplan.estimate.speed.simulation import (
     StepLoads,
 )
 
-# Share of the pool that stays free when a sequence is admitted beside running ones.
-_WATERMARK = 0.01
-
-
-@dataclass(slots=True)
-class _Prefix:
-    """A shared beginning of prompts: its whole blocks that have been computed, and how many running sequences use them.
-
-    Blocks that nobody uses are free, and found all the same.
-    """
-
-    num_blocks: int = 0
-    num_users: int = 0
-
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """num_blocks: its own; num_shared_blocks: those of its prefix, which are counted once for all."""
+    """``holding``: its blocks, and how many of its tokens are computed."""
 
     simulated: SimulatedRequest
     num_known: int
     num_output_left: int
-    prefix: _Prefix
+    holding: Holding
     num_prefix_tokens: int = 0
-    num_computed: int = 0
-    num_blocks: int = 0
-    num_shared_blocks: int = 0
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens to compute before it gets another."""
+        return self.num_known - self.holding.num_computed
 
     def got_tokens(self, first_step: int, num_steps: int) -> None:
         runs = self.simulated.token_steps
@@ -79,16 +70,16 @@ class _SimulatedScheduler:
         self._limits = limits
         self._clock = clock
         self._max_in_flight = max_concurrency or max(len(requests), 1)
-        self._num_free = limits.num_blocks
-        self._watermark = int(limits.num_blocks * _WATERMARK)
+        self._pool = SimulatedPool(limits)
         self._running: list[_Sequence] = []
         self._waiting: deque[_Sequence] = deque()
         self._seconds = 0.0
-        self._prefixes: dict[int, _Prefix] = {}
+        self._prefixes: dict[int, Prefix] = {}
         self.loads = StepLoads()
         self.simulated: list[SimulatedRequest] = []
         self.num_preemptions = 0
         self.max_running = 0
+        self.max_used_blocks = 0
         self.was_blocked = False
 
     def run(self) -> None:
@@ -109,8 +100,8 @@ class _SimulatedScheduler:
                 request.num_prompt_tokens, request.num_output_tokens, self._seconds, len(self.loads)
             )
             self.simulated.append(simulated)
-            prefix = self._prefixes.setdefault(request.prefix_index, _Prefix())
-            sequence = _Sequence(simulated, request.num_prompt_tokens, request.num_output_tokens, prefix)
+            holding = Holding(self._prefixes.setdefault(request.prefix_index, Prefix()))
+            sequence = _Sequence(simulated, request.num_prompt_tokens, request.num_output_tokens, holding)
             sequence.num_prefix_tokens = min(request.num_prefix_tokens, request.num_prompt_tokens)
             self._waiting.append(sequence)
 
@@ -124,25 +115,49 @@ class _SimulatedScheduler:
     def _step(self) -> None:
         scheduled: list[tuple[_Sequence, int]] = []
         preempted_before = self.num_preemptions
-        budget = self._continue_running(scheduled, self._limits.max_num_batched_tokens)
+        budget = self._continue_running(scheduled)
         if self.num_preemptions == preempted_before:
             self._admit(scheduled, budget)
-        self._finish_step(scheduled)
+        self._finish_step([each for each in scheduled if each[0].holding.end])
 
-    def _continue_running(self, scheduled: list[tuple[_Sequence, int]], budget: int) -> int:
-        position = 0
-        while position < len(self._running) and budget > 0:
-            sequence = self._running[position]
-            num_new = min(sequence.num_known - sequence.num_computed, budget)
-            while not self._take_blocks(sequence, num_new):
-                victim = self._running.pop()
-                self._preempt(victim)
-                if victim is sequence:
-                    return budget
-            scheduled.append((sequence, num_new))
-            budget -= num_new
-            position += 1
+    def _continue_running(self, scheduled: list[tuple[_Sequence, int]]) -> int:
+        """Blocks for the running sequences, decoding ones first; what is left of the token budget."""
+        budget = self._limits.max_num_batched_tokens
+        decoding = [sequence for sequence in self._running if sequence.num_missing == 1][:budget]
+        others = [sequence for sequence in self._running if sequence.num_missing > 1]
+        self._grow([sequence for sequence in decoding if self._pool.is_at_border(sequence.holding)])
+        scheduled += [(sequence, 1) for sequence in decoding if sequence.holding.end]
+        budget -= len(scheduled)
+        for sequence in others:
+            num_new = self._chunk(sequence, min(sequence.num_missing, budget))
+            if num_new and sequence.holding.end and self._take_chunk(sequence, num_new):
+                scheduled.append((sequence, num_new))
+                budget -= num_new
         return budget
+
+    def _grow(self, growing: list[_Sequence]) -> None:
+        """A logical block for each of ``growing``; what all of them have left behind is free before."""
+        for sequence in growing:
+            self._pool.give_back(sequence.holding)
+        while not self._pool.take_one_each([sequence.holding for sequence in growing]):
+            self._preempt_newest()
+            growing = [sequence for sequence in growing if sequence.holding.end]
+
+    def _take_chunk(self, sequence: _Sequence, num_new: int) -> bool:
+        """Blocks for the next tokens of a prompt; False where it is the newest and there are too few."""
+        self._pool.give_back(sequence.holding)
+        while not self._pool.take(sequence.holding, num_new):
+            if self._preempt_newest() is sequence:
+                return False
+        return True
+
+    def _chunk(self, sequence: _Sequence, num_tokens: int) -> int:
+        """How many of ``num_tokens`` a step computes: a state is left to the prefix cache at the end of a block."""
+        if not (self._pool.has_states and self._limits.caches_prefixes):
+            return num_tokens
+        size, first = self._limits.block_size, sequence.holding.num_computed
+        checkpoint = (sequence.simulated.num_prompt_tokens - 1) // size * size
+        return checkpoint - first if first < checkpoint < first + num_tokens else num_tokens
 
     def _admit(self, scheduled: list[tuple[_Sequence, int]], budget: int) -> None:
         while self._waiting and budget > 0 and len(self._running) < self._limits.max_num_seqs:
@@ -150,9 +165,11 @@ class _SimulatedScheduler:
             if not self._has_room_for(sequence, budget):
                 self.was_blocked = True
                 return
-            self._adopt_prefix(sequence)
-            num_new = min(sequence.num_known - sequence.num_computed, budget)
-            self._take_blocks(sequence, num_new)
+            num_found = self._found_blocks(sequence)
+            if num_found:
+                self._pool.adopt(sequence.holding, num_found)
+            num_new = self._chunk(sequence, min(sequence.num_missing, budget))
+            self._pool.take(sequence.holding, num_new)
             self._running.append(self._waiting.popleft())
             scheduled.append((sequence, num_new))
             budget -= num_new
@@ -160,11 +177,8 @@ class _SimulatedScheduler:
     def _has_room_for(self, sequence: _Sequence, budget: int) -> bool:
         num_found = self._found_blocks(sequence)
         num_cached = num_found * self._limits.block_size
-        needed = self._blocks_for(num_cached + min(sequence.num_known - num_cached, budget))
-        if sequence.prefix.num_users:
-            needed -= num_found
-        kept_back = self._watermark if self._running else 0
-        return needed + kept_back <= self._num_free
+        num_tokens = num_cached + self._chunk(sequence, min(sequence.num_known - num_cached, budget))
+        return self._pool.has_room(num_found, num_tokens, sequence.holding.prefix, beside_others=bool(self._running))
 
     def _finish_step(self, scheduled: list[tuple[_Sequence, int]]) -> None:
         num_tokens = num_sampled = num_kv_tokens = 0
@@ -173,14 +187,15 @@ class _SimulatedScheduler:
         self.max_running = max(self.max_running, len(self._running))
         for sequence, num_new in scheduled:
             # causal: the first new token sees what was there and itself, the last one all
-            num_pairs += num_new * (sequence.num_computed + (num_new + 1) / 2)
-            sequence.num_computed += num_new
+            holding = sequence.holding
+            num_pairs += num_new * (holding.num_computed + (num_new + 1) / 2)
+            holding.num_computed += num_new
             num_tokens += num_new
-            num_kv_tokens += sequence.num_computed
-            if sequence.num_computed == sequence.num_known:
+            num_kv_tokens += holding.num_computed
+            if not sequence.num_missing:
                 num_sampled += 1
                 sequence.got_tokens(step, 1)
-            if sequence.num_prefix_tokens and not sequence.num_shared_blocks:
+            if sequence.num_prefix_tokens and not holding.num_shared:
                 self._share_prefix(sequence)
         self._record(num_tokens, len(scheduled), num_sampled, num_kv_tokens, num_pairs)
         self._let_finished_go()
@@ -198,10 +213,11 @@ class _SimulatedScheduler:
         loads.end_seconds.append(self._seconds)
 
     def _let_finished_go(self) -> None:
+        self.max_used_blocks = max(self.max_used_blocks, self._limits.num_blocks - self._pool.num_free)
         if any(sequence.num_output_left == 0 for sequence in self._running):
             for sequence in self._running:
                 if sequence.num_output_left == 0:
-                    self._release(sequence)
+                    self._pool.release(sequence.holding)
             self._running = [sequence for sequence in self._running if sequence.num_output_left]
 
     # ---- many steps in which only lengths change
@@ -211,13 +227,14 @@ class _SimulatedScheduler:
         running, count = self._running, len(self._running)
         if not count or count > self._limits.max_num_batched_tokens or self._may_admit(count):
             return False
-        if any(sequence.num_known - sequence.num_computed != 1 for sequence in running):
+        if any(sequence.num_missing != 1 for sequence in running):
             return False
-        num_steps = self._steps_with_blocks(min(sequence.num_output_left for sequence in running))
+        most = min(sequence.num_output_left for sequence in running)
+        num_steps = self._pool.steps_with_blocks([sequence.holding for sequence in running], most)
         if num_steps < 1:
             return False
         first = len(self.loads)
-        num_kv_tokens = sum(sequence.num_computed for sequence in running)
+        num_kv_tokens = sum(sequence.holding.num_computed for sequence in running)
         while num_steps > len(self.loads) - first:
             num_kv_tokens += count
             self._record(count, count, count, num_kv_tokens, float(num_kv_tokens))
@@ -226,8 +243,7 @@ class _SimulatedScheduler:
         num_simulated = len(self.loads) - first
         for sequence in running:
             sequence.got_tokens(first, num_simulated)
-            self._take_blocks(sequence, num_simulated)
-            sequence.num_computed += num_simulated
+            self._pool.decode(sequence.holding, num_simulated)
         self._let_finished_go()
         return True
 
@@ -238,74 +254,34 @@ class _SimulatedScheduler:
         budget = self._limits.max_num_batched_tokens - num_running
         if budget <= 0:
             return False
-        # blocks only become fewer while sequences decode; a step that takes the last ones is simulated by itself
+        # blocks only become fewer in such steps; one that takes the last of them is simulated by itself
         return not self.was_blocked or self._has_room_for(self._waiting[0], budget)
 
-    def _steps_with_blocks(self, most: int) -> int:
-        """Decode steps, up to ``most``, that the free blocks suffice for."""
-        fits, above = 0, most + 1
-        step = most
-        while above - fits > 1:
-            needed = sum(self._missing_blocks(sequence, step) for sequence in self._running)
-            fits, above = (step, above) if needed <= self._num_free else (fits, step)
-            step = (fits + above) // 2
-        return fits
-
-    # ---- blocks
-
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._limits.block_size)
-
-    def _missing_blocks(self, sequence: _Sequence, num_new: int) -> int:
-        held = sequence.num_blocks + sequence.num_shared_blocks
-        return max(self._blocks_for(sequence.num_computed + num_new) - held, 0)
-
-    def _take_blocks(self, sequence: _Sequence, num_new: int) -> bool:
-        missing = self._missing_blocks(sequence, num_new)
-        if missing > self._num_free:
-            return False
-        self._num_free -= missing
-        sequence.num_blocks += missing
-        return True
-
-    def _release(self, sequence: _Sequence) -> None:
-        self._num_free += sequence.num_blocks
-        if sequence.num_shared_blocks:
-            sequence.prefix.num_users -= 1
-            if not sequence.prefix.num_users:
-                self._num_free += sequence.prefix.num_blocks
-        sequence.num_blocks = sequence.num_shared_blocks = 0
+    # ---- prefixes and preemption
 
     def _found_blocks(self, sequence: _Sequence) -> int:
         """Whole blocks of its prefix that somebody has computed; at least one token is left to compute."""
-        if not sequence.prefix.num_blocks:
+        found = sequence.holding.prefix.num_logical
+        if not found:
             return 0
         usable = min(sequence.num_prefix_tokens, sequence.num_known - 1) // self._limits.block_size
-        return min(usable, sequence.prefix.num_blocks)
-
-    def _adopt_prefix(self, sequence: _Sequence) -> None:
-        num_found = self._found_blocks(sequence)
-        if num_found:
-            prefix = sequence.prefix
-            if not prefix.num_users:
-                self._num_free -= prefix.num_blocks
-            prefix.num_users += 1
-            sequence.num_shared_blocks = num_found
-            sequence.num_computed = num_found * self._limits.block_size
+        return min(usable, found)
 
     def _share_prefix(self, sequence: _Sequence) -> None:
         """The first to have computed its whole prefix lets the others use its blocks."""
+        holding = sequence.holding
         num_blocks = sequence.num_prefix_tokens // self._limits.block_size
-        if num_blocks and not sequence.prefix.num_blocks and sequence.num_computed >= sequence.num_prefix_tokens:
-            sequence.prefix.num_blocks = sequence.num_shared_blocks = num_blocks
-            sequence.prefix.num_users = 1
-            sequence.num_blocks -= num_blocks
+        if self._pool.has_states or not self._limits.caches_prefixes or not num_blocks or holding.prefix.num_logical:
+            return
+        if holding.num_computed >= sequence.num_prefix_tokens:
+            self._pool.share(holding, num_blocks)
 
-    def _preempt(self, sequence: _Sequence) -> None:
-        self._release(sequence)
-        sequence.num_computed = 0
+    def _preempt_newest(self) -> _Sequence:
+        sequence = self._running.pop()
+        self._pool.release(sequence.holding)
         self._waiting.appendleft(sequence)
         self.num_preemptions += 1
+        return sequence
 
 
 def simulate_requests(
@@ -327,4 +303,5 @@ def simulate_requests(
         scheduler.max_running,
         scheduler.num_preemptions,
         scheduler.was_blocked,
+        scheduler.max_used_blocks,
     )

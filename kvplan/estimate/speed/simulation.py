@@ -8,6 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvplan.estimate.kv_groups import FULL, KvGroup
+
+UNIFORM = (KvGroup(FULL, 1, 0),)
+"""Every layer keeps all tokens: a logical block is one block of the pool."""
+
 
 class RequestLengths(Protocol):
     """What the simulation needs to know of a request."""
@@ -41,12 +46,14 @@ class StepClock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The engine's settings that decide who runs."""
+    """The engine's settings that decide who runs. ``groups``: the layout of the pool."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int
     num_blocks: int
+    groups: tuple[KvGroup, ...] = UNIFORM
+    caches_prefixes: bool = True
 
 
 @dataclass(slots=True)
@@ -79,13 +86,17 @@ class SimulatedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The whole run. ``was_blocked``: at some step one waited only because the pool had too few free blocks."""
+    """The whole run. ``was_blocked``: at some step one waited only because the pool had too few free blocks.
+
+    ``max_used_blocks``: blocks that the running sequences held in the step in which they held the most.
+    """
 
     loads: StepLoads
     requests: tuple[SimulatedRequest, ...]
     max_running: int
     num_preemptions: int
     was_blocked: bool
+    max_used_blocks: int = 0
 
     @property
     def status(self) -> str:

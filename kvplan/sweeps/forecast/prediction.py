@@ -84,6 +84,7 @@ class Predictor:
                 clipped.requests,
                 settings,
                 num_blocks=memory.num_blocks,
+                groups=memory.layout.groups,
                 cost=self.step_times(settings, memory),
                 max_concurrency=self.max_concurrency,
             )
@@ -114,7 +115,7 @@ class Predictor:
         shape = step_shape(
             self.spec,
             element_bytes=element_bytes(dtype),
-            kv_bytes_per_token=memory.block_bytes / settings.block_size,
+            kv_bytes_per_token=memory.layout.bytes_per_token,
         )
         if self.calibration is None:
             speed = guess_speed(self.device.kind, _known_gpu(self.device), dtype)

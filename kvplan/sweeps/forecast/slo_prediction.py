@@ -31,6 +31,7 @@ class SloPrediction:
             clip_requests(predictor.requests, settings.max_model_len).requests,
             settings,
             num_blocks=memory.num_blocks,
+            groups=memory.layout.groups,
             cost=predictor.step_times(settings, memory),
             max_concurrency=predictor.max_concurrency,
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvplan.estimate.kv_groups import KvGroup
 from kvplan.estimate.speed.batching import simulate_requests
-from kvplan.estimate.speed.simulation import BatchLimits, Simulation, StepClock
+from kvplan.estimate.speed.simulation import UNIFORM, BatchLimits, Simulation, StepClock
 from kvplan.runs.trials import TrialSettings
 from kvplan.workload.requests import RequestSpec
 
@@ -16,11 +17,19 @@ def forecast_trial(
     *,
     num_blocks: int,
     cost: StepClock,
+    groups: tuple[KvGroup, ...] = UNIFORM,
     max_concurrency: int | None = None,
 ) -> Simulation:
     """Simulate the requests (already clipped to max_model_len) on a pool of ``num_blocks`` blocks.
 
     The pool must hold one sequence of max_model_len tokens, as the engine requires; then every request completes.
     """
-    limits = BatchLimits(settings.max_num_seqs, settings.max_num_batched_tokens, settings.block_size, num_blocks)
+    limits = BatchLimits(
+        settings.max_num_seqs,
+        settings.max_num_batched_tokens,
+        settings.block_size,
+        num_blocks,
+        groups,
+        caches_prefixes=settings.enable_prefix_caching is not False,
+    )
     return simulate_requests(requests, limits, cost, max_concurrency=max_concurrency)
