@@ -174,6 +174,12 @@ class LoadGoals:
             rich_help_panel=GOAL_PANEL,
         ),
     ] = None
+    num_clients: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that send, for servers that one cannot read. Default: 1.", rich_help_panel=GOAL_PANEL
+        ),
+    ] = None
 
 
 @takes_groups

@@ -10,6 +10,8 @@ and the client is watched as closely as the server: a client that was the limit 
     observed/  the client's health, the server's metrics, the verdict, the figures
     instant/   a server that answers at once
     self_test  how much this client can read: the same load against that server
+    sending    the part of a run that sends, on an event loop of this process
+    processes/ sending from several processes at once
     run        one run: sent, watched, measured
     rows       a run as a row of a run directory
     summary    summary.json and the keys of ``vllm bench serve``

@@ -89,6 +89,7 @@ class LoadOptions:
     num_warmups: int = 0
     num_runs: int | None = None
     seed: int = 0
+    num_clients: int = 1
     ignore_eos: bool = True
     request_timeout: float = DEFAULT_TIMEOUT_SECONDS
     search: str | None = None
@@ -98,7 +99,7 @@ class LoadOptions:
     def __post_init__(self) -> None:
         _check(self.url is not None or self.self_test, "No server given", "kvplan load http://localhost:8000")
         _check(self.endpoint in ("completions", "chat"), f"Unknown --endpoint '{self.endpoint}'", "completions or chat")
-        for name in ("num_prompts", "max_concurrency", "users", "num_runs", "num_prefixes"):
+        for name in ("num_prompts", "max_concurrency", "users", "num_runs", "num_prefixes", "num_clients"):
             value = getattr(self, name)
             _check(value is None or value >= 1, f"{_option(name)} must be at least 1, got {value}", "leave it out")
         for name in ("duration", "burstiness", "request_timeout"):

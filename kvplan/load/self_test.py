@@ -8,7 +8,8 @@ from kvplan.load.client.body import RequestForm
 from kvplan.load.instant.process import instant_server
 from kvplan.load.observed.health import LEAST_CEILING_RATIO
 from kvplan.load.options import LoadOptions
-from kvplan.load.run import run_load, run_on_loop
+from kvplan.load.run import run_load
+from kvplan.load.sending import run_on_loop
 from kvplan.load.target import find_model, probe_target
 from kvplan.load.traffic.arrivals import UNLIMITED
 from kvplan.metrics.http import ServerAddress
@@ -19,7 +20,7 @@ _LEAST_REQUESTS = 256
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """tokens_per_second: read with ``num_in_flight`` streams. cpu_seconds_per_token: the client's own CPU time.
+    """tokens_per_second: read with ``num_in_flight`` streams. cpu_seconds_per_token: of all the client's processes.
 
     Both client and server had to share the machine, so a server elsewhere leaves the client more.
     """
@@ -35,7 +36,7 @@ class Ceiling:
         ratio = self.tokens_per_second / measured_throughput
         return (
             f"the client reads at most {self.tokens_per_second:,.0f} tokens/s here, only {ratio:.1f} times what was "
-            "measured: part of the latency may be its own"
+            "measured: part of the latency may be its own (--num-clients sends from several processes)"
         )
 
 
@@ -59,8 +60,13 @@ def measure_ceiling(options: LoadOptions) -> Ceiling:
         model, _ = find_model(address, None, None)
         form = RequestForm(address, options.endpoint, model)
         target = run_on_loop(probe_target(form, None, timeout_seconds=options.request_timeout))
-        run = run_load(target, plan, timeout_seconds=options.request_timeout, with_metrics=False)
+        run = run_load(
+            target,
+            plan,
+            timeout_seconds=options.request_timeout,
+            num_clients=options.num_clients,
+            with_metrics=False,
+        )
     row = run.row({})
     throughput, tokens = row["output_throughput"] or 0.0, row["total_output_tokens"] or 0
-    cpu = run.health.cpu_share * run.measured.duration
-    return Ceiling(throughput, cpu / tokens if tokens else 0.0, num_in_flight)
+    return Ceiling(throughput, run.health.cpu_seconds / tokens if tokens else 0.0, num_in_flight)

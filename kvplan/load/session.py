@@ -16,8 +16,9 @@ from kvplan.errors import KvplanError
 from kvplan.load.client.body import RequestForm
 from kvplan.load.options import LoadOptions
 from kvplan.load.rows import LoadIdentity, LoadStep, record_of, row_before
-from kvplan.load.run import LoadRun, OnProgress, run_load, run_on_loop
+from kvplan.load.run import LoadRun, OnProgress, run_load
 from kvplan.load.self_test import Ceiling
+from kvplan.load.sending import run_on_loop
 from kvplan.load.summary import load_summary
 from kvplan.load.target import Target, find_model, probe_target
 from kvplan.load.traffic.plan import TrafficPlan
@@ -149,6 +150,7 @@ class _Session:
             run=f"{self.identity.run_id} {number}",
             same_prompt=self.options.same_prompt,
             timeout_seconds=self.options.request_timeout,
+            num_clients=self.options.num_clients,
             on_progress=self.listener.on_progress,
         )
         record = record_of(self.identity, row, run, time.monotonic() - started, self.options.slo_seconds)

@@ -18,7 +18,12 @@ def load(server: FakeServer, *, with_metrics: bool = False, **given: Any) -> Loa
     target = find_target(options)
     server.served.clear()
     return run_load(
-        target, options.traffic(), timeout_seconds=options.request_timeout, with_metrics=with_metrics, run="test"
+        target,
+        options.traffic(),
+        timeout_seconds=options.request_timeout,
+        num_clients=options.num_clients,
+        with_metrics=with_metrics,
+        run="test",
     )
 
 

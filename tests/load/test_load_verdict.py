@@ -14,7 +14,7 @@ from metric_pages import vllm_page
 
 from kvplan.load.client.body import RequestForm
 from kvplan.load.observed.figures import MeasuredRun, client_figures, resolved_percentile, server_figures
-from kvplan.load.observed.health import ClientHealth, HealthMeter, bound_reasons
+from kvplan.load.observed.health import ClientHealth, HealthMeter, bound_reasons, client_health
 from kvplan.load.observed.monitor import ServerView
 from kvplan.load.observed.verdict import verdict
 from kvplan.load.self_test import Ceiling
@@ -100,7 +100,7 @@ def test_a_blocked_event_loop_is_seen() -> None:
             await asyncio.sleep(0.06)
             time.sleep(0.2)
             await asyncio.sleep(0.06)
-        return meter.health([])
+        return client_health([], [meter.sample])
 
     health = asyncio.run(blocked())
     assert health.loop_lag_p99 > 0.1

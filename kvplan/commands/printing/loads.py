@@ -73,8 +73,9 @@ class StderrListener:
         print(f"{start}run {row['trial_number']}{load}: {_one_line(row)}", file=sys.stderr)
 
     def _show(self, progress: Progress) -> None:
-        parts = [f"{progress.seconds:.0f} s", f"{progress.num_ended:,} of {progress.num_sent:,} sent requests ended"]
-        parts.append(f"{progress.num_tokens:,} tokens")
+        sent = progress.sent
+        parts = [f"{sent.seconds:.0f} s", f"{sent.num_ended:,} of {sent.num_sent:,} sent requests ended"]
+        parts.append(f"{sent.num_tokens:,} tokens")
         reading = progress.reading
         if reading is not None and reading.num_running is not None:
             parts.append(f"{reading.num_running:.0f} running, {reading.num_waiting or 0:.0f} waiting")
@@ -180,8 +181,11 @@ def _print_run(row: Row, run: LoadRun) -> None:
     _print_server(row)
     counted = _COUNTED_BY.get(row["token_source"] or "", "not at all")
     chunks = "" if row["chunks_per_token"] is None else f", {row['chunks_per_token']:.2f} chunks per token"
-    print(f"\nClient: requests left {row['dispatch_delay_p99_ms']:.1f} ms late (p99), loop lag "
-          f"{row['loop_lag_p99_ms']:.1f} ms (p99), {row['client_cpu_pct']:.0f} % of a core; tokens counted {counted}"
+    several = run.health.num_processes
+    processes = f"{several} processes, " if several > 1 else ""
+    core = "of a core at most" if several > 1 else "of a core"
+    print(f"\nClient: {processes}requests left {row['dispatch_delay_p99_ms']:.1f} ms late (p99), loop lag "
+          f"{row['loop_lag_p99_ms']:.1f} ms (p99), {row['client_cpu_pct']:.0f} % {core}; tokens counted {counted}"
           f"{chunks}")  # fmt: skip
     print(f"Bound by {run.verdict.sentence}" if row["bound_by"] else f"Bound by: {run.verdict.sentence}")
 

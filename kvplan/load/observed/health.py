@@ -31,18 +31,33 @@ _LAG_INTERVAL_SECONDS: Final = 0.05
 @dataclass(frozen=True, slots=True)
 class ClientHealth:
     """dispatch_delay_p99: how late requests were begun, in seconds. loop_lag_p99: how late the event loop woke, in
-    seconds. cpu_share: of one core, of which the client uses one at most. reasons: why the client was the limit; empty
-    if it was not."""
+    seconds. cpu_share: of one core, of which a process uses one at most; that of the busiest one. reasons: why the
+    client was the limit; empty if it was not. cpu_seconds: of all its processes."""
 
     dispatch_delay_p99: float
     loop_lag_p99: float
     cpu_share: float
     connect_p99: float
     reasons: tuple[str, ...]
+    num_processes: int = 1
+    cpu_seconds: float = 0.0
 
     @property
     def is_bound(self) -> bool:
         return bool(self.reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSample:
+    """One process of the client over a run. lags: how late its event loop woke each time, in seconds."""
+
+    lags: tuple[float, ...]
+    cpu_seconds: float
+    seconds: float
+
+    @property
+    def cpu_share(self) -> float:
+        return self.cpu_seconds / self.seconds if self.seconds > 0 else 0.0
 
 
 @dataclass(slots=True)
@@ -71,20 +86,27 @@ class HealthMeter:
             await asyncio.sleep(_LAG_INTERVAL_SECONDS)
             self._lags.append(max(0.0, time.perf_counter() - due))
 
-    def health(self, records: Sequence[RequestRecord]) -> ClientHealth:
-        """Of the records that were measured, once the load has ended."""
-        delay = _p99([record.dispatch_delay for record in records])
-        lag = _p99(self._lags)
-        share = self._cpu_seconds / self._seconds if self._seconds > 0 else 0.0
-        ttfts = [record.times[0] - record.started for record in records if record.is_served]
-        connects = [record.connected - record.started for record in records]
-        tpots = [
-            (record.times[-1] - record.times[0]) / ((record.num_output_tokens or 0) - 1)
-            for record in records
-            if record.is_served and (record.num_output_tokens or 0) > 1
-        ]
-        reasons = bound_reasons(delay, _median(ttfts), lag, _median(tpots), share)
-        return ClientHealth(delay, lag, share, _p99(connects), reasons)
+    @property
+    def sample(self) -> ProcessSample:
+        """What was seen, once the load has ended."""
+        return ProcessSample(tuple(self._lags), self._cpu_seconds, self._seconds)
+
+
+def client_health(records: Sequence[RequestRecord], samples: Sequence[ProcessSample]) -> ClientHealth:
+    """Of the records that were measured and every process of the client (at least one)."""
+    delay = _p99([record.dispatch_delay for record in records])
+    lag = _p99([lag for sample in samples for lag in sample.lags])
+    share = max(sample.cpu_share for sample in samples)
+    ttfts = [record.times[0] - record.started for record in records if record.is_served]
+    connects = [record.connected - record.started for record in records]
+    tpots = [
+        (record.times[-1] - record.times[0]) / ((record.num_output_tokens or 0) - 1)
+        for record in records
+        if record.is_served and (record.num_output_tokens or 0) > 1
+    ]
+    reasons = bound_reasons(delay, _median(ttfts), lag, _median(tpots), share)
+    cpu_seconds = sum(sample.cpu_seconds for sample in samples)
+    return ClientHealth(delay, lag, share, _p99(connects), reasons, len(samples), cpu_seconds)
 
 
 def bound_reasons(
@@ -101,7 +123,7 @@ def bound_reasons(
     if lag > max(MOST_LAG_SECONDS, MOST_LAG_OF_TPOT * (median_tpot or 0.0)):
         reasons.append(f"its event loop woke up to {1000 * lag:.3g} ms late (p99)")
     if cpu_share > MOST_CPU_SHARE:
-        reasons.append(f"it used {100 * cpu_share:.0f} % of its one core")
+        reasons.append(f"it used {100 * cpu_share:.0f} % of a core, which is all that a process can (--num-clients)")
     return tuple(reasons)
 
 

@@ -17,9 +17,11 @@ Send = Callable[[RequestSpec, RequestRecord], Awaitable[None]]
 
 @dataclass(slots=True)
 class Dispatcher:
-    """Drives one run. ``records`` fills while it runs; ``stop`` ends the sending, and what is under way is cut off.
+    """Drives one run, or one client's share of it. ``records`` fills while it runs; ``stop`` ends the sending, and what
+    is under way is cut off.
 
-    num_ended, num_tokens: answers that have ended, and their tokens.
+    num_ended, num_tokens: answers that have ended, and their tokens. KvplanError if the requests cannot be drawn (a
+    workload that cannot be read).
     """
 
     plan: TrafficPlan
@@ -31,13 +33,22 @@ class Dispatcher:
     _stopped: bool = False
     _tasks: set[asyncio.Future[None]] = field(default_factory=set)
     _error: BaseException | None = None
+    _requests: Iterator[RequestSpec] = field(init=False)
 
-    async def run(self) -> None:
-        """Send everything and wait for the last answer. ``started`` is the schedule's zero."""
-        requests = self.plan.requests()
-        self.started = time.perf_counter()
+    def __post_init__(self) -> None:
+        self._requests = self.plan.requests()
+
+    async def run(self, start: float | None = None) -> None:
+        """Send everything and wait for the last answer.
+
+        start: the schedule's zero, on ``time.perf_counter()``'s clock, which the processes of one machine share; now if
+        it is left out.
+        """
+        requests = self._requests
+        self.started = time.perf_counter() if start is None else start
+        await _sleep_until(self.started)
         if self.plan.users is not None:
-            for number in range(self.plan.users):
+            for number in self.plan.own_users:
                 self._start(self._user(number, requests))
         else:
             self._start(self._on_schedule(requests))
@@ -53,7 +64,7 @@ class Dispatcher:
             task.cancel()
 
     async def _on_schedule(self, requests: Iterator[RequestSpec]) -> None:
-        seats = asyncio.Semaphore(self.plan.max_in_flight) if self.plan.max_in_flight else None
+        seats = asyncio.Semaphore(self.plan.own_in_flight) if self.plan.own_in_flight else None
         for spec in requests:
             due = self.started + spec.arrival_seconds
             await _sleep_until(due)
@@ -95,7 +106,7 @@ class Dispatcher:
             permitted=permitted,
             num_prompt_tokens_asked=spec.num_prompt_tokens,
             num_output_tokens_asked=spec.num_output_tokens,
-            is_warmup=len(self.records) < self.plan.num_warmups,
+            is_warmup=spec.index < self.plan.num_warmups,
         )
         self.records.append(record)
         try:

@@ -18,6 +18,20 @@ _SPARE_ARRIVALS: Final = 1.2
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Every ``count``-th request and user, from ``number`` on: the part of one of ``count`` clients."""
+
+    number: int = 0
+    count: int = 1
+
+    def holds(self, request: RequestSpec) -> bool:
+        return request.index % self.count == self.number
+
+
+WHOLE: Final = Share()
+
+
+@dataclass(frozen=True, slots=True)
 class TrafficPlan:
     """One run's traffic.
 
@@ -25,7 +39,7 @@ class TrafficPlan:
     sending its next request ``think_seconds`` (exponentially distributed, in the mean) after its last answer; None for
     arrivals by ``rate``. max_in_flight: no more at once. duration_seconds: nothing is sent after it, None to send
     ``workload.num_prompts``. num_warmups: the first ones, which are not measured. has_times: the workload's file says
-    when its requests come; a rate rescales that.
+    when its requests come; a rate rescales that. share: which part of it a client sends.
     """
 
     workload: WorkloadSpec
@@ -37,6 +51,29 @@ class TrafficPlan:
     duration_seconds: float | None = None
     num_warmups: int = 0
     has_times: bool = False
+    share: Share = WHOLE
+
+    def shares(self, num_clients: int) -> list[TrafficPlan]:
+        """The plan dealt out to so many clients, or to as many as there are users or seats in flight.
+
+        Together they send the same requests as one client. In an open loop at the same moments, in a closed one each
+        client's next request waits for an answer of its own.
+        """
+        most = self.users or self.max_in_flight or num_clients
+        count = min(num_clients, most)
+        return [replace(self, share=Share(number, count)) for number in range(count)]
+
+    @property
+    def own_users(self) -> range:
+        """The numbers of the users of this share."""
+        return range(self.share.number, self.users or 0, self.share.count)
+
+    @property
+    def own_in_flight(self) -> int | None:
+        """How many of this share may be in flight at once, at least one."""
+        return (
+            None if self.max_in_flight is None else len(range(self.share.number, self.max_in_flight, self.share.count))
+        )
 
     @property
     def is_open(self) -> bool:
@@ -49,7 +86,7 @@ class TrafficPlan:
         return self.users is None and self.has_times and not self.rate.is_ramp
 
     def requests(self) -> Iterator[RequestSpec]:
-        """The requests in order of arrival, drawn at once; without an end where only the clock ends the run."""
+        """The share's requests in order of arrival; drawn at once, without an end where only the clock ends the run."""
         rate = self.rate.first if self.follows_trace else math.inf
         drawn = generate_requests(replace(self.workload, num_prompts=self._num_drawn, request_rate=rate))
         if self.follows_trace:
@@ -57,7 +94,8 @@ class TrafficPlan:
         else:
             times = arrival_times(self.rate, self.burstiness, len(drawn), self.workload.seed)
             timed = [replace(spec, arrival_seconds=time) for spec, time in zip(drawn, times, strict=True)]
-        return _repeated(timed) if self.duration_seconds is not None and not self.is_open else iter(timed)
+        endless = self.duration_seconds is not None and not self.is_open
+        return filter(self.share.holds, _repeated(timed) if endless else iter(timed))
 
     @property
     def _num_drawn(self) -> int:
