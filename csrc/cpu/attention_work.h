@@ -114,13 +114,31 @@ KVPLAN_INLINE void raise_maximum(const Call& call, int row, float maximum, Parti
   partial.maximum[row] = maximum;
 }
 
-// One row of one tile: softcap, mask, running maximum; the scores become exp(score - maximum), zero where unseen.
+// The slope of a row's head, 0 where there are none. head: of the item's KV heads.
+inline float slope_of(const Call& call, const Item& item, int head, int row) {
+  const float* slopes = call.args.slopes;
+  return slopes == nullptr ? 0.0f : slopes[(item.first_head + head) * call.group + row % call.group];
+}
+
+// scores [padded] += slope * position, the first one's being `first`.
+inline void add_slope(float slope, int first, int padded, float* scores) {
+  Floats positions;
+  for (int lane = 0; lane < kLanes; ++lane) positions[lane] = static_cast<float>(first + lane);
+  for (int t = 0; t < padded; t += kLanes) {
+    store(scores + t, load(scores + t) + slope * positions);
+    positions += static_cast<float>(kLanes);
+  }
+}
+
+// One row of one tile: softcap, slope, mask, running maximum; the scores become exp(score - maximum), zero where unseen.
 // scores [padded tokens]
-inline void update_softmax(const Call& call, const Seen& seen, int tokens, int row, float* scores, Partial& partial) {
+inline void update_softmax(const Call& call, const Seen& seen, float slope, int first, int tokens, int row,
+                           float* scores, Partial& partial) {
   const int padded = padded_to_lanes(tokens);
   const float softcap = call.args.softcap;
   if (softcap > 0.0f)
     for (int t = 0; t < padded; t += kLanes) store(scores + t, softcap * tanh(load(scores + t) * (1.0f / softcap)));
+  if (slope != 0.0f) add_slope(slope, first, padded, scores);
   for (int t = 0; t < seen.begin; ++t) scores[t] = -INFINITY;
   for (int t = seen.end; t < padded; ++t) scores[t] = -INFINITY;
   if (seen.begin >= seen.end) {

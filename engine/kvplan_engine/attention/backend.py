@@ -10,7 +10,12 @@ import torch
 from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.errors import EngineError
 
-OPTION_NAMES = {"window": "sliding windows", "softcap": "soft-capped scores", "sinks": "attention sinks"}
+OPTION_NAMES = {
+    "window": "sliding windows",
+    "softcap": "soft-capped scores",
+    "sinks": "attention sinks",
+    "slopes": "slopes (ALiBi)",
+}
 """The options that a backend may lack, by the field of AttentionOptions."""
 ALL_OPTIONS = frozenset(OPTION_NAMES)
 
@@ -21,13 +26,15 @@ class AttentionOptions:
 
     scale: what scores are multiplied with. window: only the last ``window`` positions are seen, the query's own
     included. softcap: a score x becomes softcap * tanh(x / softcap). sinks [num_heads] float32: a logit for each head
-    that takes its share of the softmax and has no value.
+    that takes its share of the softmax and has no value. slopes [num_heads] float32: a key's score grows with its
+    position times its head's slope (ALiBi), after ``softcap``.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+    slopes: torch.Tensor | None = None
     in_use: frozenset[str] = field(init=False)
     """The options that are on, by field."""
 

@@ -7,7 +7,13 @@ from ctypes import byref
 import torch
 
 from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, Rotation, refuse_missing_options
-from kvplan_engine.kernels.arguments import check_attending_heads, check_pool, check_tables, check_written_heads
+from kvplan_engine.kernels.arguments import (
+    check_attending_heads,
+    check_pool,
+    check_tables,
+    check_vector,
+    check_written_heads,
+)
 from kvplan_engine.kernels.cpu import ops
 from kvplan_engine.kernels.cpu.library import (
     KV_STORAGE_CODES,
@@ -24,7 +30,7 @@ class CpuBackend:
     """AttentionBackend over csrc/cpu; rows are float32 or bfloat16, the pool either of them or fp8 (e4m3)."""
 
     name = "cpu"
-    options = frozenset({"window", "softcap"})
+    options = frozenset({"window", "softcap", "slopes"})
     is_capturable = False
 
     def __init__(self, kernels: CpuKernels) -> None:
@@ -77,6 +83,8 @@ class CpuBackend:
         check_tables(tables, metadata.seq_lens, metadata.query_starts)
         num_blocks, _, _, num_kv_heads, block_size, head_size = kv.shape
         num_tokens, num_heads, _ = query.shape
+        if options.slopes is not None:
+            check_vector("slopes", options.slopes, num_heads, torch.float32)
         num_sequences, table_width = tables.shape
         return AttentionArgs(
             query.data_ptr(),
@@ -89,6 +97,7 @@ class CpuBackend:
             *(num_sequences, num_tokens, num_heads, num_kv_heads, head_size, block_size),
             *(options.window or 0, options.scale, options.softcap or 0.0),
             *_storage_codes(query, kv),
+            None if options.slopes is None else options.slopes.data_ptr(),
         )
 
     def reserve_decode(

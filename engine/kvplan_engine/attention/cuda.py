@@ -35,7 +35,7 @@ class CudaBackend:
     """
 
     name = "cuda"
-    options = ALL_OPTIONS
+    options = ALL_OPTIONS - {"slopes"}
     is_capturable = True
 
     def __init__(

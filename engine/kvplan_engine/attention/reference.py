@@ -52,7 +52,7 @@ class ReferenceBackend:
             first = 0 if window is None else max(0, kv_len - query_len + 1 - window)
             keys = self._gather(kv[:, layer, 0], inputs.metadata.block_tables[sequence], first, kv_len)
             values = self._gather(kv[:, layer, 1], inputs.metadata.block_tables[sequence], first, kv_len)
-            attended = self._attend_one(inputs.query[rows], keys, values, inputs.options)
+            attended = self._attend_one(inputs.query[rows], keys, values, first, inputs.options)
             inputs.out[rows] = attended.to(inputs.out.dtype)
 
     def reserve_decode(
@@ -72,14 +72,20 @@ class ReferenceBackend:
         return blocks.transpose(0, 1).flatten(1, 2)[:, skipped : skipped + end - first].to(self._compute_dtype)
 
     def _attend_one(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first: int, options: AttentionOptions
     ) -> torch.Tensor:
-        """[query_len, hq, d] attended over keys and values [hkv, n, d]; the last query_len are the queries' own."""
+        """[query_len, hq, d] attended over keys and values [hkv, n, d]; the last query_len are the queries' own.
+
+        first: the position of the first key.
+        """
         group_size = query.shape[1] // keys.shape[0]
         heads_first = query.transpose(0, 1).to(self._compute_dtype)
         scores = heads_first @ keys.repeat_interleave(group_size, dim=0).transpose(1, 2) * options.scale
         if options.softcap is not None:
             scores = options.softcap * torch.tanh(scores / options.softcap)
+        if options.slopes is not None:
+            positions = torch.arange(first, first + keys.shape[1], device=query.device)
+            scores = scores + options.slopes.to(scores)[:, None, None] * positions
         visible = _visible(query.shape[0], keys.shape[1], options.window, query.device)
         weights = _softmax(scores.masked_fill(~visible, float("-inf")), options.sinks)
         return (weights @ values.repeat_interleave(group_size, dim=0)).transpose(0, 1)

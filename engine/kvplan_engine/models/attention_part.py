@@ -32,7 +32,10 @@ class AttentionPart:
         rope_table: str | None,
     ) -> None:
         self.description, self.rope_table = attention, rope_table
-        self.options = options_of(attention)
+        slopes = _slopes(attention, weights[f"layers.{index}.qkv.weight"].device) if attention.alibi else None
+        self.options = AttentionOptions(
+            attention.scale, window=attention.kept.tokens, softcap=attention.softcap, slopes=slopes
+        )
         refuse_missing_options(kernels.attention, self.options)
         self._index, self._backend, self._ops = index, kernels.attention, kernels.ops
         name = f"layers.{index}"
@@ -100,9 +103,16 @@ class AttentionPart:
             norm.of_each_head(heads) if self.description.head_norm == "per_head" else norm.of_all_heads(heads)
 
 
-def options_of(attention: Attention) -> AttentionOptions:
-    """How the layer attends, for an attention backend."""
-    return AttentionOptions(attention.scale, window=attention.kept.tokens, softcap=attention.softcap)
+def _slopes(attention: Attention, device: torch.device) -> torch.Tensor:
+    """[num_heads] float32, as published with ALiBi (Press et al., 2022): 2 ** (-8 i / n) for the heads i = 1 .. n.
+
+    Where n is not a power of two: those of the largest one below, then every other one of its double's.
+    """
+    whole = 2 ** (attention.num_heads.bit_length() - 1)
+    first = [2.0 ** (-8.0 * i / whole) for i in range(1, whole + 1)]
+    rest = [2.0 ** (-4.0 * i / whole) for i in range(1, 2 * whole, 2)]
+    slopes = torch.tensor((first + rest)[: attention.num_heads], dtype=torch.float32)
+    return (slopes * attention.alibi_scale).to(device)
 
 
 def _growth(positions: torch.Tensor, beta: float, tokens: int) -> torch.Tensor:

@@ -48,7 +48,6 @@ def _lacking_in_attention(attention: Attention) -> str | None:
         return f"the RoPE scaling '{attention.rope.scaling['rope_type']}' (it has {', '.join(ROPE_TYPES)})"
     named = {
         "attention sinks": attention.sinks,
-        "slopes instead of positions (ALiBi)": attention.alibi,
         "gated attention": attention.gate != "none",
         "values that are keys": attention.value_is_key,
     }

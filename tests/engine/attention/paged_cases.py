@@ -37,12 +37,13 @@ class Case:
     query: torch.Tensor
     metadata: AttentionMetadata
     sinks: torch.Tensor | None = None
+    slopes: torch.Tensor | None = None
 
     def inputs(self, out: torch.Tensor, scale: float | None = None) -> AttentionInputs:
         """The call that computes ``out``; by default scores are divided by the root of the head size."""
         shape = self.shape
         scale = shape.head_size**-0.5 if scale is None else scale
-        options = AttentionOptions(scale, shape.window, shape.softcap, self.sinks)
+        options = AttentionOptions(scale, shape.window, shape.softcap, self.sinks, self.slopes)
         return AttentionInputs(self.query, self.kv, LAYER, self.metadata, out, options)
 
 

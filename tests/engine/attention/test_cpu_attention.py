@@ -82,6 +82,24 @@ def test_softcap_without_window(native: CpuBackend) -> None:
     assert_matches_definition(native, make_case(Shape(8, 2, softcap=30.0), ragged(16)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (17, None), (None, 5.0)])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(6, 2), (7, 1), (4, 4)])
+def test_slopes(
+    native: CpuBackend,
+    num_heads: int,
+    num_kv_heads: int,
+    window: int | None,
+    softcap: float | None,
+    dtype: torch.dtype,
+) -> None:
+    """ALiBi: few queries and many, sequences that share a prefix, parts of long ones that are merged."""
+    shape = Shape(num_heads, num_kv_heads, window=window, softcap=softcap)
+    case = make_case(shape, [*ragged(16), (70, 200), (1, 900)], dtype)
+    slopes = torch.linspace(-0.3, 0.5, num_heads)
+    assert_matches_definition(native, replace(case, slopes=slopes))
+
+
 @pytest.mark.parametrize("head_size", [1, 3, 8, 13, 24, 40, 72, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_odd_head_sizes(native: CpuBackend, head_size: int, dtype: torch.dtype) -> None:

@@ -17,6 +17,7 @@ struct Attention {
   float softcap;
   int storage, kv_storage;
   std::vector<Sequence> sequences;
+  std::vector<float> slopes{};  // of each head; none where empty
 };
 
 // One step over a pool of two layers. What no token may see is NaN, and blocks before the window have no number.
@@ -69,7 +70,8 @@ struct Step {
     return {query.data(), out.data(), row_size(), a.head_size, row_size(), a.head_size, pool.from(layer_size),
             pool.from(layer_size + layer_size / 2), 2 * layer_size, num_blocks, tables.data(), width, width,
             lengths.data(), starts.data(), static_cast<int64_t>(lengths.size()), rows, a.heads, a.kv_heads,
-            a.head_size, a.block_size, a.window, kScale, a.softcap, a.storage, a.kv_storage};
+            a.head_size, a.block_size, a.window, kScale, a.softcap, a.storage, a.kv_storage,
+            a.slopes.empty() ? nullptr : a.slopes.data()};
   }
 };
 
@@ -85,7 +87,9 @@ inline std::vector<double> attended(const Step& step, size_t s, int64_t row, int
     const double* key = step.cache.data() + step.cell(s, position, kv_head, false);
     const double* value = step.cache.data() + step.cell(s, position, kv_head, true);
     const double score = std::inner_product(query, query + a.head_size, key, 0.0) * static_cast<double>(kScale);
-    const double weight = std::exp(a.softcap > 0 ? a.softcap * std::tanh(score / a.softcap) : score);
+    const double slope = a.slopes.empty() ? 0.0 : static_cast<double>(a.slopes[static_cast<size_t>(head)]);
+    const double capped = a.softcap > 0 ? a.softcap * std::tanh(score / a.softcap) : score;
+    const double weight = std::exp(capped + slope * static_cast<double>(position));
     sum += weight;
     for (int64_t i = 0; i < a.head_size; ++i) total[static_cast<size_t>(i)] += weight * value[i];
   }
@@ -134,7 +138,9 @@ inline void check_attentions() {
       {"attention, group of 8, softcap", 8, 1, 64, 16, 0, 2, kF32, kBf16, mixed},
       {"attention, blocks of 48, window, softcap", 2, 2, 80, 48, 100, 2, kF32, kFp8, mixed},
       {"attention, group of 3, heads of 42", 3, 1, 42, 16, 0, 0, kF32, kFp8, mixed},
+      {"attention, slopes", 4, 2, 64, 16, 0, 0, kF32, kF32, mixed, {0.5f, 0.25f, 0.125f, -0.0625f}},
       {"shared prefix, blocks of 16", 2, 2, 64, 16, 0, 0, kF32, kF32, shared},
+      {"shared prefix, slopes", 4, 2, 64, 16, 0, 0, kF32, kBf16, shared, {0.5f, 0.25f, 0.125f, -0.0625f}},
       {"shared prefix, group of 3, blocks of 48", 6, 2, 80, 48, 0, 0, kBf16, kBf16, shared},
       {"shared prefix, group of 8, blocks of 1", 8, 1, 64, 1, 0, 2, kF32, kFp8, shared},
       {"shared prefix, up to the newest block, heads of 42", 3, 3, 42, 16, 0, 0, kF32, kBf16, same_table},

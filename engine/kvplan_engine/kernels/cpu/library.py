@@ -54,6 +54,7 @@ class AttentionArgs(ctypes.Structure):
         ("softcap", c_float),
         ("storage", c_int32),
         ("kv_storage", c_int32),
+        ("slopes", c_void_p),
     )
 
 
