@@ -174,6 +174,18 @@ class TokenLogprobs(_Message):
     alternatives: dict[int, float]
 
 
+class PromptLogprobs(_Message):
+    """What is said of the prompt's tokens from the second on, before the first token of the answer ``first`` comes.
+
+    ranks: as in PromptTokenLogprob. tops: by token, the likeliest ones and their log-probabilities, best first.
+    """
+
+    first: int
+    logprobs: list[float]
+    ranks: list[int]
+    tops: list[dict[int, float]]
+
+
 class Step(_Message):
     """A step's tokens: ``tokens[i]`` is for ``answers[i]``. seconds: the monotonic clock when they were known.
 
@@ -191,7 +203,7 @@ class Step(_Message):
 
 
 ToEngine = Load | Add | Abort | Command | Stop
-FromEngine = Step | Ready | Carved | Failed | Refused | Reply
+FromEngine = Step | PromptLogprobs | Ready | Carved | Failed | Refused | Reply
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -30,6 +30,7 @@ from kvplan_engine.server.messages import (
     Load,
     ModelFacts,
     PoolFacts,
+    PromptLogprobs,
     Ready,
     Refused,
     Reply,
@@ -214,6 +215,9 @@ class EngineClient(asyncio.Protocol):
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Step):
             self._take_step(message)
+        elif isinstance(message, PromptLogprobs):
+            if message.first in self._answers:  # not aborted meanwhile
+                self._answers[message.first].prompt_logprobs = message
         elif isinstance(message, Ready):
             self.model, self.pool = message.model, message.pool
             self._metrics.use_pool(message.pool)

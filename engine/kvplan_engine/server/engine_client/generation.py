@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvplan_engine.requests.sampling_params import SamplingParams
-from kvplan_engine.server.messages import TokenLogprobs
+from kvplan_engine.server.messages import PromptLogprobs, TokenLogprobs
 
 
 class EngineDead(Exception):
@@ -77,7 +77,8 @@ class Generation:
     """One request in flight. ``first``: the number of its first answer; its tokens go to ``mailbox``.
 
     first_choice: the index, among the choices of the HTTP request, of its first sample. arrival_seconds: when that
-    request arrived; scheduled_seconds: when this one left the waiting queue, None before.
+    request arrived; scheduled_seconds: when this one left the waiting queue, None before. prompt_logprobs: where they
+    were asked for, from the first token on.
     """
 
     first: int
@@ -89,6 +90,7 @@ class Generation:
     scheduled_seconds: float | None = None
     num_cached_tokens: int = 0
     num_unfinished: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
     times: list[AnswerTimes] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ from kvplan_engine.server.messages import (
     Carved,
     Command,
     Ended,
+    PromptLogprobs,
     Refused,
     Reply,
     Stats,
@@ -109,6 +110,8 @@ class EngineLoop:
             answers = [self._number(output.sequence) for output in outputs]
             tokens = [output.new_token_ids[0] for output in outputs]
             ending = [(each.sequence, each.finish_reason) for each in outputs if each.finish_reason]
+            for output in outputs:
+                self._send_prompt_logprobs(output.sequence)
             logprobs = [
                 TokenLogprobs(answer, output.sequence.logprobs[-1][token], output.sequence.logprobs[-1])
                 for answer, token, output in zip(answers, tokens, outputs, strict=True)
@@ -120,6 +123,18 @@ class EngineLoop:
                 self._first.pop(sequence.request.request_id, None)
         stats = self._stats() if was_step else self._stats_between_steps()
         return Step(time.perf_counter(), answers, tokens, stats, was_step, begun, ended, logprobs)
+
+    def _send_prompt_logprobs(self, sequence: Sequence) -> None:
+        """Once, as the first sample of a request gets its first token."""
+        gathered = sequence.request.prompt_logprobs
+        if gathered is None or sequence.index or sequence.num_output_tokens > 1:
+            return
+        message = PromptLogprobs(self._number(sequence), [], [], [])
+        for token in gathered.tokens:
+            message.logprobs.append(token.logprob)
+            message.ranks.append(token.rank)
+            message.tops.append(token.top)
+        self._channel.send(message)
 
     def _number(self, sequence: Sequence) -> int:
         """The number of the answer that ``sequence`` is."""

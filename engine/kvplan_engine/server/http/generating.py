@@ -13,10 +13,12 @@ from kvplan_engine.server.http.prompts import chat_prompt, completion_prompts
 from kvplan_engine.server.http.state import ServerState
 from kvplan_engine.server.http.watching import watched
 from kvplan_engine.server.openai.answering import Answering
+from kvplan_engine.server.openai.chat_shape import ChatShape
+from kvplan_engine.server.openai.completion_shape import CompletionShape
 from kvplan_engine.server.openai.errors import bad_request
 from kvplan_engine.server.openai.parameters import answer_options, parse_body, refuse_unsupported, sampling_params
 from kvplan_engine.server.openai.requests import ChatBody, CompletionBody, SamplingFields
-from kvplan_engine.server.openai.shapes import AnswerContext, ChatShape, CompletionShape, Prompt, Shape
+from kvplan_engine.server.openai.shapes import AnswerContext, Prompt, Shape
 
 _LONGEST_REQUEST_ID = 128
 

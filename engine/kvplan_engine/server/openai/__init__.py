@@ -7,6 +7,7 @@ parameters   from a body to SamplingParams
 choices      one choice of an answer: tokens to text, stop strings, log-probabilities
 logprobs     log-probabilities in OpenAI's two shapes
 answering    running prompts through the engine: whole answers and streams
-shapes       what is different between completions and chat completions: prompts, chunks, answers
+shapes       the chunks and the answer of a request, as far as both kinds have them
+completion_shape, chat_shape   what is different between the two
 usage        token counts and times at the end of an answer
 """

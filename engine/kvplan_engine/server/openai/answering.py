@@ -31,6 +31,7 @@ class Answering:
         self._arrival = arrival
         self._mailbox = mailbox
         self._generations: list[Generation] = []
+        shape.generations = self._generations
         self._choices = [self._choice(index) for index in range(len(params) * shape.context.num_samples)]
         self._num_unfinished = len(self._choices)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan_engine.server.messages import TokenLogprobs
+from kvplan_engine.server.messages import PromptLogprobs, TokenLogprobs
 from kvplan_engine.server.openai.choices import Delta
 from kvplan_engine.server.text.tokenizer import TextTokenizer
 
 # What vLLM shows for a probability of zero, which JSON has no number for.
 _LOWEST = -9999.0
+
+Echoed = tuple[list[int], PromptLogprobs]
+"""A prompt's token ids, and what is said of them."""
 
 
 def _shown(logprob: float) -> float:
@@ -26,6 +29,24 @@ def _text(tokenizer: TextTokenizer | None, token: int) -> str:
     return f"token_id:{token}" if tokenizer is None else tokenizer.token_text(token)
 
 
+def prompt_logprobs(tokenizer: TextTokenizer | None, echoed: Echoed) -> list[dict[str, dict[str, Any]] | None]:
+    """In vLLM's shape: for each token of the prompt itself and its alternatives, by id; None for the first one."""
+    token_ids, prompt = echoed
+
+    def entry(token: int, logprob: float, rank: int) -> dict[str, Any]:
+        decoded = None if tokenizer is None else tokenizer.token_text(token)
+        return {"logprob": _shown(logprob), "rank": rank, "decoded_token": decoded}
+
+    result: list[dict[str, dict[str, Any]] | None] = [None]
+    for token, logprob, rank, top in zip(token_ids[1:], prompt.logprobs, prompt.ranks, prompt.tops, strict=True):
+        entries = {str(token): entry(token, logprob, rank)}
+        for place, (other, value) in enumerate(top.items(), start=1):
+            if other != token:
+                entries[str(other)] = entry(other, value, place)
+        result.append(entries)
+    return result
+
+
 class CompletionLogprobs:
     """Gathers ``logprobs`` of one choice of a completion; ``text_offset`` goes on from chunk to chunk."""
 
@@ -34,23 +55,34 @@ class CompletionLogprobs:
         self._number = number
         self._offset = offset
 
-    def of(self, deltas: list[Delta]) -> dict[str, list[Any]]:
+    def of(self, deltas: list[Delta], echoed: Echoed | None = None) -> dict[str, list[Any]]:
+        """echoed: the prompt, where its tokens come before the answer's."""
         result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        if echoed is not None:
+            self._add_prompt(result, *echoed)
         for delta in deltas:
-            if delta.logprobs is None:
-                continue
-            text = _text(self._tokenizer, delta.token)
-            top = {_text(self._tokenizer, token): _shown(value) for token, value in self._top(delta.logprobs)}
-            top.setdefault(text, _shown(delta.logprobs.logprob))
-            result["tokens"].append(text)
-            result["token_logprobs"].append(_shown(delta.logprobs.logprob))
-            result["top_logprobs"].append(top)
-            result["text_offset"].append(self._offset)
-            self._offset += len(text)
+            if delta.logprobs is not None:
+                top = _likeliest(delta.logprobs, self._number)
+                self._add(result, delta.token, delta.logprobs.logprob, top)
         return result
 
-    def _top(self, logprobs: TokenLogprobs) -> list[tuple[int, float]]:
-        return _likeliest(logprobs, self._number)
+    def _add_prompt(self, result: dict[str, list[Any]], token_ids: list[int], prompt: PromptLogprobs) -> None:
+        self._add(result, token_ids[0], None, [])  # nothing comes before it
+        for token, logprob, top in zip(token_ids[1:], prompt.logprobs, prompt.tops, strict=True):
+            self._add(result, token, logprob, list(top.items())[: self._number])
+
+    def _add(
+        self, result: dict[str, list[Any]], token: int, logprob: float | None, top: list[tuple[int, float]]
+    ) -> None:
+        text = _text(self._tokenizer, token)
+        shown = {_text(self._tokenizer, each): _shown(value) for each, value in top}
+        if logprob is not None:
+            shown.setdefault(text, _shown(logprob))
+        result["tokens"].append(text)
+        result["token_logprobs"].append(None if logprob is None else _shown(logprob))
+        result["top_logprobs"].append(None if logprob is None else shown)
+        result["text_offset"].append(self._offset)
+        self._offset += len(text)
 
 
 class ChatLogprobs:
@@ -60,7 +92,9 @@ class ChatLogprobs:
         self._tokenizer = tokenizer
         self._number = number
 
-    def of(self, deltas: list[Delta]) -> dict[str, list[Any]]:
+    def of(self, deltas: list[Delta], echoed: Echoed | None = None) -> dict[str, list[Any]]:
+        """echoed: a chat repeats nothing."""
+        assert echoed is None
         content = [
             {
                 **self._entry(delta.token, delta.logprobs.logprob),

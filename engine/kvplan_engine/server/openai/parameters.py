@@ -30,7 +30,8 @@ Body = TypeVar("Body")
 class AnswerOptions:
     """How an answer is given, beside how it is sampled.
 
-    num_logprobs: alternatives to show per token, None for no log-probabilities at all.
+    num_logprobs: alternatives to show per token, None for no log-probabilities at all; num_prompt_logprobs: the same
+    for the tokens of the prompt. echo_only: the prompt is repeated and the one token that follows it is not shown.
     """
 
     stream: bool
@@ -41,7 +42,9 @@ class AnswerOptions:
     include_stop: bool
     skip_special_tokens: bool
     num_logprobs: int | None
+    num_prompt_logprobs: int | None = None
     echo: bool = False
+    echo_only: bool = False
 
 
 def parse_body(body: bytes, kind: type[Body]) -> Body:
@@ -82,8 +85,19 @@ def answer_options(body: SamplingFields) -> AnswerOptions:
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
         num_logprobs=_num_logprobs(body),
-        echo=isinstance(body, CompletionBody) and bool(body.echo),
+        num_prompt_logprobs=_num_prompt_logprobs(body),
+        echo=_echoes(body),
+        echo_only=_is_echo_only(body),
     )
+
+
+def _echoes(body: SamplingFields) -> bool:
+    return isinstance(body, CompletionBody) and bool(body.echo)
+
+
+def _is_echo_only(body: SamplingFields) -> bool:
+    """max_tokens 0 with echo, as in vLLM: the engine still generates a token."""
+    return _echoes(body) and body.max_tokens == 0
 
 
 def _stop_strings(body: SamplingFields) -> tuple[str, ...]:
@@ -99,14 +113,21 @@ def _stop_strings(body: SamplingFields) -> tuple[str, ...]:
 
 def _num_logprobs(body: SamplingFields) -> int | None:
     if isinstance(body, CompletionBody):
-        if body.echo and body.logprobs is not None:
-            raise not_supported("logprobs", "together with 'echo' (log-probabilities of the prompt) is not supported")
         return _checked_logprobs(body.logprobs, "logprobs")
     assert isinstance(body, ChatBody)
     if body.top_logprobs and not body.logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     number = _checked_logprobs(body.top_logprobs, "top_logprobs")
     return (number or 0) if body.logprobs else None
+
+
+def _num_prompt_logprobs(body: SamplingFields) -> int | None:
+    """As in vLLM: echo shows the prompt's as those of the answer, a stream has no other place for them."""
+    if body.prompt_logprobs is None:
+        return body.logprobs if isinstance(body, CompletionBody) and body.echo else None
+    if body.stream and body.prompt_logprobs:
+        raise bad_request("'prompt_logprobs' are not available with 'stream': true.", "prompt_logprobs")
+    return _checked_logprobs(body.prompt_logprobs, "prompt_logprobs")
 
 
 def _checked_logprobs(number: int | None, field: str) -> int | None:
@@ -143,12 +164,13 @@ def sampling_params(
             top_p=_or(body.top_p, 1.0),
             top_k=_or(body.top_k, 0),
             min_p=_or(body.min_p, 0.0),
-            max_tokens=asked,
+            max_tokens=1 if _is_echo_only(body) else asked,
             min_tokens=_or(body.min_tokens, 0),
             ignore_eos=bool(body.ignore_eos),
             stop_token_ids=tuple(body.stop_token_ids or ()),
             seed=body.seed,
             logprobs=_num_logprobs(body),
+            prompt_logprobs=_num_prompt_logprobs(body),
             presence_penalty=_or(body.presence_penalty, 0.0),
             frequency_penalty=_or(body.frequency_penalty, 0.0),
             repetition_penalty=_or(body.repetition_penalty, 1.0),

@@ -41,6 +41,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     request_id: str | None = None
@@ -54,7 +55,6 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_retention: Any = None
     # refused unless neutral, see ``REFUSED``
     response_format: Any = None
-    prompt_logprobs: Any = None
     use_beam_search: Any = None
     length_penalty: Any = None
     early_stopping: Any = None
@@ -135,7 +135,6 @@ _EMPTY: tuple[Any, ...] = (None, False, [], {}, "")
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "response_format": (None, {"type": "text"}),
-    "prompt_logprobs": (None,),
     "use_beam_search": _EMPTY,
     "length_penalty": (None, 1, 1.0),
     "early_stopping": _EMPTY,

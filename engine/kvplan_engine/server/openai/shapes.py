@@ -1,4 +1,4 @@
-"""What is different between completions and chat completions: their chunks and their answers.
+"""The chunks and the answer of a request, as far as completions and chat completions have them in common.
 
 A chunk of an ordinary token is put together from bytes made once per choice and the token's text. All other chunks,
 which carry more than text, are encoded from dictionaries.
@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
+from kvplan_engine.server.engine_client.generation import Generation
 from kvplan_engine.server.openai.choices import Delta
-from kvplan_engine.server.openai.logprobs import ChatLogprobs, CompletionLogprobs
+from kvplan_engine.server.openai.logprobs import ChatLogprobs, CompletionLogprobs, Echoed, prompt_logprobs
 from kvplan_engine.server.openai.parameters import AnswerOptions
 from kvplan_engine.server.text.tokenizer import TextTokenizer
 
@@ -51,18 +52,23 @@ class AnswerContext:
 
 
 class Shape:
-    """The chunks and the answer of one request. ``chunk_object``, ``answer_object``: OpenAI's ``object``."""
+    """The chunks and the answer of one request. ``chunk_object``, ``answer_object``: OpenAI's ``object``.
+
+    generations: one for each prompt, once they are submitted.
+    """
 
     chunk_object = ""
     answer_object = ""
 
     def __init__(self, context: AnswerContext) -> None:
         self.context = context
+        self.generations: Sequence[Generation] = ()
         options = context.options
         num_choices = len(context.prompts) * context.num_samples
         self._logprobs = [self._make_logprobs(index) for index in range(num_choices)]
-        self._is_plain = options.num_logprobs is None and not options.return_token_ids and not options.continuous_usage
-        self._plain = [self._plain_parts(index) for index in range(num_choices)]
+        has_more = options.num_logprobs is not None or options.return_token_ids or options.continuous_usage
+        self._is_plain = options.stream and not has_more and not options.echo_only
+        self._plain = [self._plain_parts(index) for index in range(num_choices)] if self._is_plain else []
         self._has_begun = [False] * num_choices
 
     # ---- streams
@@ -119,9 +125,18 @@ class Shape:
     def _make_logprobs(self, index: int) -> CompletionLogprobs | ChatLogprobs | None:
         raise NotImplementedError
 
-    def _logprobs_of(self, index: int, deltas: list[Delta]) -> dict[str, Any] | None:
+    def _logprobs_of(self, index: int, deltas: list[Delta], echoed: Echoed | None = None) -> dict[str, Any] | None:
         logprobs = self._logprobs[index]
-        return None if logprobs is None else logprobs.of(deltas)
+        return None if logprobs is None else logprobs.of(deltas, echoed)
+
+    def _reported_prompt(self, index: int) -> Echoed | None:
+        """The prompt of choice ``index`` with its log-probabilities, where they were asked for."""
+        reported = self.generations[index // self.context.num_samples].prompt_logprobs
+        return None if reported is None else (self.context.prompt_of(index).token_ids, reported)
+
+    def _prompt_logprobs(self, index: int) -> list[dict[str, dict[str, Any]] | None] | None:
+        prompt = self._reported_prompt(index)
+        return None if prompt is None else prompt_logprobs(self.context.tokenizer, prompt)
 
     def _endings(self, deltas: Sequence[Delta]) -> dict[str, Any]:
         """Why a choice ended, if it has; its token ids, where they were asked for."""
@@ -130,89 +145,3 @@ class Shape:
         if self.context.options.return_token_ids:
             endings["token_ids"] = [delta.token for delta in deltas]
         return endings
-
-
-class CompletionShape(Shape):
-    """/v1/completions."""
-
-    chunk_object = answer_object = "text_completion"
-
-    def _make_logprobs(self, index: int) -> CompletionLogprobs | None:
-        number = self.context.options.num_logprobs
-        return None if number is None else CompletionLogprobs(self.context.tokenizer, number)
-
-    def _chunk_choice(self, delta: Delta, *, begins: bool) -> dict[str, Any]:
-        options = self.context.options
-        choice: dict[str, Any] = {
-            "index": delta.choice,
-            "text": (self._echo(delta.choice) if begins else "") + delta.text,
-            "logprobs": self._logprobs_of(delta.choice, [delta]),
-            **self._endings([delta]),
-        }
-        if options.return_token_ids and begins:
-            choice["prompt_token_ids"] = self.context.prompt_of(delta.choice).token_ids
-        return choice
-
-    def _answer_choice(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": index,
-            "text": self._echo(index) + "".join(delta.text for delta in deltas),
-            "logprobs": self._logprobs_of(index, deltas),
-            **self._endings(deltas),
-        }
-        if self.context.options.return_token_ids:
-            choice["prompt_token_ids"] = self.context.prompt_of(index).token_ids
-        return choice
-
-    def _echo(self, index: int) -> str:
-        """The prompt's text, where it is to be repeated."""
-        if not self.context.options.echo:
-            return ""
-        prompt, tokenizer = self.context.prompt_of(index), self.context.tokenizer
-        if prompt.text is not None or tokenizer is None:
-            return prompt.text or ""
-        return tokenizer.decode(prompt.token_ids)
-
-
-class ChatShape(Shape):
-    """/v1/chat/completions."""
-
-    chunk_object = "chat.completion.chunk"
-    answer_object = "chat.completion"
-
-    def _make_logprobs(self, index: int) -> ChatLogprobs | None:
-        number = self.context.options.num_logprobs
-        return None if number is None else ChatLogprobs(self.context.tokenizer, number)
-
-    def opening(self) -> bytes:
-        """For each choice a chunk that says who speaks: it carries no token."""
-        chunks = b""
-        for index in range(self.context.num_samples):
-            choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
-            content = {**self._head(self.chunk_object), "choices": [{**choice, "finish_reason": None}]}
-            if self.context.options.return_token_ids and index == 0:
-                content["prompt_token_ids"] = self.context.prompts[0].token_ids
-            chunks += event(content)
-        return chunks
-
-    def _chunk_choice(self, delta: Delta, *, begins: bool) -> dict[str, Any]:
-        return {
-            "index": delta.choice,
-            "delta": {"content": delta.text},
-            "logprobs": self._logprobs_of(delta.choice, [delta]),
-            **self._endings([delta]),
-        }
-
-    def _answer_choice(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": "".join(delta.text for delta in deltas), "refusal": None},
-            "logprobs": self._logprobs_of(index, deltas),
-            **self._endings(deltas),
-        }
-
-    def answer(self, deltas: list[list[Delta]], usage: dict[str, Any], metrics: dict[str, Any]) -> dict[str, Any]:
-        answer = super().answer(deltas, usage, metrics)
-        if self.context.options.return_token_ids:
-            answer["prompt_token_ids"] = self.context.prompts[0].token_ids
-        return answer
