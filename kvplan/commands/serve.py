@@ -16,6 +16,7 @@ import typer
 from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import Model
+from kvplan.errors import UsageError
 from kvplan.settings import KNOBS, ServingSettings
 
 SERVER_PANEL: Final = "Server"
@@ -63,6 +64,10 @@ class ServerOptions:
         float,
         typer.Option(min=0, help="Seconds that requests in flight get after SIGTERM.", rich_help_panel=SERVER_PANEL),
     ] = 0.0
+    # of vLLM's command lines: the load is always counted, and adapters are refused by name
+    enable_server_load_tracking: Annotated[bool, typer.Option("--enable-server-load-tracking", hidden=True)] = False
+    enable_lora: Annotated[bool, typer.Option("--enable-lora", hidden=True)] = False
+    lora_modules: Annotated[list[str] | None, typer.Option(hidden=True)] = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,11 @@ def serve(model: Model, server: ServerOptions, settings: ServingSettings, engine
     """Serve a model behind OpenAI's API with kvplan's own engine."""
     from kvplan.units import parse_bytes
 
+    if server.enable_lora or server.lora_modules:
+        raise UsageError(
+            "kvplan's engine serves no LoRA adapters.",
+            hint="merge the adapter into the model's weights, or serve it with vLLM",
+        )
     options = {
         "model": model,
         "settings": {**_engine_settings(settings), **given_options(engine)},

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from server_process import ServerProcess
 
+from kvplan.cli import main
 from kvplan.commands.serve import ENGINE_NAMES, serve
 from kvplan_engine.config import knobs
 
@@ -23,7 +24,7 @@ def _started(options: dict[str, object]) -> subprocess.CompletedProcess[str]:
         input=json.dumps(options),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
         check=False,
     )
@@ -97,12 +98,18 @@ def test_a_missing_package_is_one_sentence_with_its_extra(tmp_path: Path) -> Non
         [sys.executable, "-m", "kvplan", "serve", "gpt2", "--port", "0"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": path},
         check=False,
     )
     assert done.returncode == 1
     assert done.stderr == "error: the package 'uvloop' is missing.\nhint: pip install 'kvplan[serve]'\n"
+
+
+@pytest.mark.parametrize("arguments", [["--enable-lora"], ["--lora-modules", "sql=path/to/adapter"]])
+def test_adapters_are_refused_by_name(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert main(["serve", "gpt2", *arguments]) == 2
+    assert "serves no LoRA adapters.\nhint: merge the adapter" in capsys.readouterr().err
 
 
 def test_the_command_becomes_the_server(model_path: Path) -> None:
@@ -119,7 +126,14 @@ def test_the_command_becomes_the_server(model_path: Path) -> None:
         "--max-model-len",
         "128",
     ]
-    options += ["--no-enable-prefix-caching", "--served-model-name", "one", "--api-key", "secret-key"]
+    options += [
+        "--enable-server-load-tracking",
+        "--no-enable-prefix-caching",
+        "--served-model-name",
+        "one",
+        "--api-key",
+        "secret-key",
+    ]
     with ServerProcess.of_command(["-m", "kvplan", "serve", str(model_path), *options]) as server:
         info = server.request("GET", "/server_info", headers={"authorization": "Bearer secret-key"}).json
         config = info["config"]
