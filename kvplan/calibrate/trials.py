@@ -22,7 +22,7 @@ from kvplan.estimate.speed.simulation import BatchLimits
 from kvplan.estimate.speed.step_time import StepShape, step_shape
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MANIFEST, TRIALS, Manifest, Series, TrialRecord, read_sweep_manifest, read_trials
-from kvplan.runs.rows import cell
+from kvplan.runs.rows import cell, is_counted
 from kvplan.runs.statuses import MEASURED_STATUSES
 from kvplan.runs.trials import SETTING_NAMES
 from kvplan.units import plural
@@ -133,7 +133,9 @@ def _served(records: Sequence[TrialRecord]) -> tuple[list[TrialRecord], Counter[
     served, excluded = [], Counter[str]()
     for record in records:
         row = record["row"]
-        if row.get("status") not in MEASURED_STATUSES or not row.get("output_throughput"):
+        if is_counted(row):
+            excluded["nothing was computed (load format none)"] += 1
+        elif row.get("status") not in MEASURED_STATUSES or not row.get("output_throughput"):
             excluded[f"not served ({row.get('status')})"] += 1
         elif row.get("failed"):
             excluded["some requests were refused"] += 1

@@ -72,8 +72,14 @@ class MachineOptions:
     load_format: Annotated[
         str | None,
         typer.Option(
-            help=f"auto, dummy, safetensors or gguf. Default: {_DEFAULTS['load_format']}.", rich_help_panel=MODEL_PANEL
+            help="auto, dummy (random weights), none (count blocks and bytes, compute nothing), safetensors or gguf. "
+            f"Default: {_DEFAULTS['load_format']}.",
+            rich_help_panel=MODEL_PANEL,
         ),
+    ] = None
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="With --load-format none: the GPU to count on, here or not.", rich_help_panel=MODEL_PANEL),
     ] = None
     device: Annotated[
         str | None,

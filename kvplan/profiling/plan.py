@@ -52,6 +52,10 @@ def make_profile_plan(options: SweepOptions, *, records_allocations: bool = Fals
     """Decide everything, start nothing and write nothing. UsageError or KvplanError for what cannot be done."""
     changes = _one_value_each(options)
     memory_bytes = options.device_memory_bytes()
+    if options.is_counted:
+        raise UsageError(
+            "--load-format none computes nothing, so there is nothing to profile.", hint="use --load-format dummy"
+        )
     spec = resolve_model(options.model)
     refuse_architecture(spec.architecture)
     device = detect_device(options.device, memory_bytes, weight_bytes=4 * spec.num_parameters)

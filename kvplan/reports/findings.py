@@ -19,6 +19,7 @@ _GOALS: Final = {
     "output_throughput": "Highest throughput",
     "median_tpot_ms": "Lowest TPOT",
     "p99_ttft_ms": "Lowest TTFT",
+    "max_running": "Most sequences at once",
     "slo_load": "Highest load within the SLO",
     "measured_load": "The load that was measured",
 }
@@ -29,6 +30,7 @@ _FIGURES: Final = {
     "p99_ttft_ms": ("p99 TTFT", "ms"),
     "median_tpot_ms": ("median TPOT", "ms"),
     "p99_tpot_ms": ("p99 TPOT", "ms"),
+    "max_running": ("most sequences at once", ""),
     "kv_usage_max": ("peak KV pool usage", "%"),
     "frag_pct": ("KV waste", "%"),
     "num_preemptions": ("preemptions", ""),
@@ -176,6 +178,21 @@ def kv_waste(run: Run) -> KvWaste | None:
     if wasted is None or held is None:
         return None
     return KvWaste(100 - wasted, held, best.number("block_size"), best.number("max_model_len"))
+
+
+def counted_sentence(run: Run) -> str:
+    """That there are no speeds and why, '' where something was computed."""
+    if not run.is_counted:
+        return ""
+    sizes = {
+        "predicted": " The size of the weights is the planner's, as predicted for the published format, not measured.",
+        "counted": " The size of the weights is parameters x dtype.",
+    }
+    return (
+        "Nothing was computed (load format none): blocks, bytes, queues and preemptions are those of the engine's own "
+        "scheduler and pool with random tokens, means are over steps, and there are no speeds."
+        + sizes.get(run.first("weights_origin"), "")
+    )
 
 
 def noise_sentence(run: Run) -> str:

@@ -112,6 +112,7 @@ def _cells(trials: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
         status=("status", worst_of),
         predicted_status=("predicted_status", "first"),
         throughput=("output_throughput", "median"),
+        usage=("kv_usage_max", "median"),
         fits=("largest_max_model_len", "first"),
         clipped=("num_clipped_prompts", "max"),
         num_trials=("status", "size"),

@@ -157,15 +157,24 @@ def spreads(trials: pd.DataFrame, column: str, by: str) -> pd.DataFrame:
 
 
 def best_trial(run: Run) -> Trial | None:
-    """The trial the summary recommends for throughput; without one the fastest, those that never waited first."""
+    """The trial the summary recommends for throughput; without one the fastest, those that never waited first.
+
+    Of trials that only count: the one that ran the most sequences at once.
+    """
+    comparable, figure = (run.served, "max_running") if run.is_counted else (run.measured, "output_throughput")
     for entry in sorted(run.entries("best"), key=lambda entry: entry.get("goal") != "output_throughput"):
         trial = run.trial(str(entry.get("trial_id")))
-        if trial is not None and trial.trial_id in set(run.measured["trial_id"]):
+        if trial is not None and trial.trial_id in set(comparable["trial_id"]):
             return trial
-    measured = run.measured
-    undisturbed = measured[measured["status"] == "ok"]
-    candidates = measured if undisturbed.empty else undisturbed
-    return None if candidates.empty else run.trials[candidates["output_throughput"].idxmax()]
+    undisturbed = comparable[comparable["status"] == "ok"]
+    candidates = comparable if undisturbed.empty else undisturbed
+    return None if candidates[figure].dropna().empty else run.trials[candidates[figure].idxmax()]
+
+
+def fullest_queue_trial(run: Run) -> Trial | None:
+    """The served trial with the most sequences waiting, None where none ever waited."""
+    waiting = run.served[run.served["max_waiting"] > 0]
+    return None if waiting.empty else run.trials[waiting["max_waiting"].idxmax()]
 
 
 def slowest_trial(run: Run) -> Trial | None:
@@ -175,7 +184,7 @@ def slowest_trial(run: Run) -> Trial | None:
 
 def most_preempted_trial(run: Run) -> Trial | None:
     """The measured trial with the most preemptions, None where there was none at all."""
-    preempted = run.measured[run.measured["num_preemptions"] > 0]
+    preempted = run.served[run.served["num_preemptions"] > 0]
     return None if preempted.empty else run.trials[preempted["num_preemptions"].idxmax()]
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 from kvplan.reports.comparison import Comparison, verdicts
 from kvplan.reports.findings import (
     clipped_sentence,
+    counted_sentence,
     kv_waste,
     noise_sentence,
     not_listed_sentence,
@@ -76,6 +77,7 @@ def markdown_text(run: Run) -> str:
     """Recommendation, boundaries, predictions and the main columns, for an issue or a merge request."""
     notes = [
         *run.notes,
+        counted_sentence(run),
         noise_sentence(run),
         clipped_sentence(run),
         *(f"Excluded from medians: {text}." for text in run.excluded.values()),

@@ -99,6 +99,7 @@ def _workload(run: Run) -> str:
 def run_phrase(run: Run) -> str:
     """Model, device, storage type and workload: what every picture of a run must say."""
     device = run.first("device_name") or run.first("device") or run.first("url")
+    device += ", nothing computed" if run.is_counted else ""
     return " · ".join(filter(None, (run.first("model_id"), run.first("engine"), device, load_phrase(run))))
 
 

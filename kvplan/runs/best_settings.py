@@ -18,7 +18,7 @@ from kvplan.catalog.engines import KVPLAN_DEFAULTS
 from kvplan.runs.columns import Row
 from kvplan.runs.deploy import deployment_of
 from kvplan.runs.outliers import FAR_SHARE, noise_reason, runs_by_setting, without_excluded
-from kvplan.runs.rows import Cell, cell, is_measured, number, settings_of, throughput_of
+from kvplan.runs.rows import Cell, cell, is_counted, is_measured, number, settings_of, throughput_of
 from kvplan.runs.slo_result import SloResult
 from kvplan.runs.trials import LOAD_NAMES, SETTING_NAMES
 from kvplan.units import plural
@@ -31,6 +31,7 @@ _FIGURES: Final = (
     "p99_ttft_ms",
     "median_tpot_ms",
     "p99_tpot_ms",
+    "max_running",
     "kv_usage_max",
     "frag_pct",
     "num_preemptions",
@@ -140,7 +141,8 @@ def best_settings(rows: Sequence[Row], model: str, searches: Sequence[SloResult]
 
     If no trial did, those that had to queue or preempt are taken; if none was measured, the list is empty. ``model``:
     what the commands load. ``searches``: where some found a load within the service level, the fastest of these loads
-    is the only answer, because rows of a search differ in their load.
+    is the only answer, because rows of a search differ in their load. Where nothing was computed, the answer is the
+    setting that ran the most sequences at once.
     """
     candidates = [
         _candidate(runs)
@@ -151,6 +153,8 @@ def best_settings(rows: Sequence[Row], model: str, searches: Sequence[SloResult]
         return [_within_objectives(found, model)]
     for is_good in (lambda c: c.is_undisturbed, lambda c: c.is_complete, lambda c: True):
         chosen = [candidate for candidate in candidates if is_good(candidate)]
+        if chosen and is_counted(chosen[0].row):
+            return [_best("max_running", _most_at_once(chosen), "most sequences at once", model)]
         if chosen:
             meeting = [candidate for candidate in chosen if candidate.row["slo_pass"]]
             within = [_within_objectives(meeting, model)] if meeting else []
@@ -208,6 +212,13 @@ def _costs_of_work(candidates: Sequence[_Candidate], cost: _Cost) -> dict[tuple[
         groups[candidate.work].append(candidate)
     quiet = {work: [each for each in group if each.is_quiet] or group for work, group in groups.items()}
     return {work: median(map(cost, group)) for work, group in quiet.items()}
+
+
+def _most_at_once(candidates: Sequence[_Candidate]) -> _Choice:
+    """The choice among candidates without speeds, whose counts are exact: the preferred of those that run the most."""
+    most = max(candidate.figure("max_running") for candidate in candidates)
+    alike = [candidate for candidate in candidates if candidate.figure("max_running") == most]
+    return _Choice(min(alike, key=lambda candidate: candidate.preference), 0.0, len(alike), True)
 
 
 def _within_objectives(meeting: Sequence[_Candidate], model: str) -> BestSetting:

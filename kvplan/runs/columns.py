@@ -74,7 +74,10 @@ class Row(TypedDict, total=False):
     url: Annotated[str | None, About("identity", "address of the server that was loaded; empty: no server")]
     dtype: Annotated[str, About("identity", "storage type of weights and activations")]
     kv_cache_dtype: Annotated[str, About("identity", "storage type of the KV cache")]
-    load_format: Annotated[str, About("identity", "format of the weights; dummy: random weights")]
+    load_format: Annotated[
+        str,
+        About("identity", "format of the weights; dummy: random weights; none: only counted, so there are no speeds"),
+    ]
     seed: Annotated[int, About("identity", "seed of the workload and of random weights")]
     run_number: Annotated[int, About("identity", "repetition of the same settings, from 1")]
     rerun_of: Annotated[int | None, About("identity", "run_number of the outlier that this run repeats")]
@@ -250,6 +253,14 @@ class Row(TypedDict, total=False):
     ]
 
     weights_bytes: Annotated[int | None, About("memory", "size of the weights", unit="bytes")]
+    weights_origin: Annotated[
+        str | None,
+        About(
+            "memory",
+            "source of weights_bytes: loaded, counted (parameters x dtype, nothing was loaded) or predicted (the "
+            "planner's size of a quantized checkpoint)",
+        ),
+    ]
     activation_bytes: Annotated[
         int | None, About("memory", "memory reserved for one step of the largest batch", unit="bytes")
     ]
@@ -307,10 +318,10 @@ class Row(TypedDict, total=False):
         float | None, About("prediction", "median inter-token latency expected before the trial", unit="ms")
     ]
     prediction_origin: Annotated[
-        str,
+        str | None,
         About(
             "prediction",
-            "source of the expected speeds: measured (profile fitted to this model on this device), "
+            "source of the expected speeds, empty without any: measured (profile fitted to this model on this device), "
             "calibrated (to another model on this device) or roofline (estimated)",
         ),
     ]

@@ -15,7 +15,7 @@ from typing import Any, Final
 from kvplan.catalog.engines import vllm_refusal
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import Manifest
-from kvplan.runs.rows import settings_of
+from kvplan.runs.rows import is_counted, settings_of
 from kvplan.runs.trials import SETTING_NAMES, TrialSettings
 from kvplan.settings import KNOBS
 from kvplan.units import GIB, MIB
@@ -44,7 +44,8 @@ def deployment_of(row: Row, model: str, *, max_num_seqs: int | None = None) -> D
     settings = settings_of(row)
     if max_num_seqs is not None:
         settings = settings.with_changes(max_num_seqs=min(max_num_seqs, settings.max_num_seqs))
-    commands = {"kvplan": _python_command(row, model, settings)}
+    # The device of a counted row need not be there, nor need kvplan's engine compute the model.
+    commands = {} if is_counted(row) else {"kvplan": _python_command(row, model, settings)}
     refusal = vllm_refusal(settings)
     if refusal is None:
         commands["vllm"] = _vllm_command(model, settings)

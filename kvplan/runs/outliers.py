@@ -14,7 +14,7 @@ from statistics import median
 from typing import Final
 
 from kvplan.runs.columns import Row
-from kvplan.runs.rows import Cell, cell, is_measured, throughput_of
+from kvplan.runs.rows import Cell, cell, has_speed, is_measured, throughput_of
 from kvplan.runs.setting_text import row_text, shown_in
 from kvplan.runs.trials import LOAD_NAMES, SETTING_NAMES
 
@@ -67,9 +67,12 @@ def noise_reason(row: Row) -> str | None:
 
 
 def spread_reason(row: Row, siblings: Sequence[Row]) -> str | None:
-    """Why this run is too far from the other runs of its setting, or None (also if there are too few of them)."""
-    rates = [throughput_of(sibling) for sibling in siblings if is_measured(sibling)]
-    if not is_measured(row) or len(rates) < FEWEST_SIBLINGS:
+    """Why this run is too far from the other runs of its setting, or None (also if there are too few of them).
+
+    Rows that only count are all alike.
+    """
+    rates = [throughput_of(sibling) for sibling in siblings if has_speed(sibling)]
+    if not has_speed(row) or len(rates) < FEWEST_SIBLINGS:
         return None
     middle, width = median(rates), max(rates) - min(rates)
     distance = throughput_of(row) - middle

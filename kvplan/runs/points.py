@@ -17,7 +17,7 @@ from typing import Literal
 
 from kvplan.runs.columns import Row
 from kvplan.runs.outliers import excluded_runs, noise_reason
-from kvplan.runs.rows import is_measured, settings_of, throughput_of
+from kvplan.runs.rows import has_speed, is_measured, settings_of, throughput_of
 from kvplan.runs.statuses import MEASURED_STATUSES, OUT_OF_MEMORY_STATUSES
 from kvplan.runs.trials import TrialSettings
 
@@ -75,7 +75,7 @@ def points_of(rows: Iterable[Row]) -> list[Point]:
         settings = settings_of(row)
         point = points.setdefault(settings, Point(settings))
         point.statuses.add(str(row["status"]))
-        if is_measured(row) and row["trial_id"] not in excluded:
+        if has_speed(row) and row["trial_id"] not in excluded:
             point.throughputs.append(throughput_of(row))
         point.largest_max_model_len = row["largest_max_model_len"] or point.largest_max_model_len
     return list(points.values())

@@ -110,11 +110,21 @@ class Run:
         }
 
     @property
-    def measured(self) -> pd.DataFrame:
-        """The rows of ``frame`` with every request served and a throughput, without the excluded ones."""
+    def is_counted(self) -> bool:
+        """Whether blocks and bytes were counted and nothing was computed, so that no row has a speed."""
+        return self.first("load_format") == "none"
+
+    @property
+    def served(self) -> pd.DataFrame:
+        """The rows of ``frame`` with every request served, without the excluded ones."""
         frame = self.frame
-        served = frame["status"].isin(MEASURED_STATUSES) & frame["output_throughput"].notna()
-        return frame[served & ~frame["trial_id"].isin(list(self.excluded))]
+        return frame[frame["status"].isin(MEASURED_STATUSES) & ~frame["trial_id"].isin(list(self.excluded))]
+
+    @property
+    def measured(self) -> pd.DataFrame:
+        """Those of ``served`` that have a throughput."""
+        served = self.served
+        return served[served["output_throughput"].notna()]
 
     def trial(self, trial_id: str) -> Trial | None:
         """The trial with that id."""

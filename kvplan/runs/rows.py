@@ -39,8 +39,18 @@ def is_measured(row: Row) -> bool:
     return row["status"] in MEASURED_STATUSES
 
 
+def is_counted(row: Row) -> bool:
+    """True if the engine only counted blocks and bytes (load format none): such a row has no speeds."""
+    return row.get("load_format") == "none"
+
+
+def has_speed(row: Row) -> bool:
+    """True if every request was served, and computed."""
+    return is_measured(row) and not is_counted(row)
+
+
 def throughput_of(row: Row) -> float:
-    """Output tokens per second of a row that was measured."""
+    """Output tokens per second of a row that was measured and computed."""
     throughput = row["output_throughput"]
     assert throughput is not None, f"trial {row.get('trial_id')} was not measured"
     return throughput

@@ -14,7 +14,7 @@ from kvplan.runs.columns import Row
 from kvplan.runs.deploy import model_to_deploy
 from kvplan.runs.directory import SUMMARY_SCHEMA, Manifest
 from kvplan.runs.outliers import NOISY_CPU_PCT, excluded_runs, noise_reason
-from kvplan.runs.rows import is_measured, throughput_of
+from kvplan.runs.rows import has_speed, is_counted, is_measured
 from kvplan.runs.slo_result import SloSummary, search_results, slo_results
 from kvplan.runs.violations import Violation, find_violations
 
@@ -68,13 +68,14 @@ class PredictionErrors(TypedDict):
 
 
 class Summary(TypedDict):
-    """summary.json. boundaries, excluded: Boundary and Exclusion as JSON."""
+    """summary.json. boundaries, excluded: Boundary and Exclusion as JSON. is_counted: nothing was computed."""
 
     schema: str
     run_id: str
     model_id: str
     device: str
     device_name: str
+    is_counted: bool
     workload: str
     num_trials: int
     num_finished: int
@@ -100,6 +101,7 @@ def summarize(manifest: Manifest, rows: Sequence[Row], *, interrupted: bool = Fa
         "model_id": manifest["model"]["id"],
         "device": manifest["device"]["kind"],
         "device_name": manifest["device"]["name"],
+        "is_counted": any(map(is_counted, rows)),
         "workload": manifest["workload"]["text"],
         "num_trials": max(len(manifest["trials"]), len(rows)) if interrupted else len(rows),
         "num_finished": len(rows),
@@ -117,13 +119,16 @@ def summarize(manifest: Manifest, rows: Sequence[Row], *, interrupted: bool = Fa
 
 
 def kv_waste(rows: Sequence[Row]) -> KvWaste | None:
-    """KV waste of the fastest undisturbed trial with the default block size (with any, if that was not run)."""
+    """KV waste of the fastest undisturbed trial with the default block size (with any, if that was not run).
+
+    Of those that only count, which have no speeds, the one with the most sequences at once.
+    """
     undisturbed = [row for row in rows if is_measured(row) and row["frag_pct"] is not None]
     undisturbed = [row for row in undisturbed if row["status"] == "ok"] or undisturbed
     if not undisturbed:
         return None
     usual = [row for row in undisturbed if row["block_size"] == DEFAULT_BLOCK_SIZE] or undisturbed
-    row = max(usual, key=lambda row: (row["max_model_len"], throughput_of(row)))
+    row = max(usual, key=lambda row: (row["max_model_len"], row["output_throughput"] or row["max_running"] or 0.0))
     paged_waste, contiguous = row["frag_pct"] or 0.0, row["contiguous_utilization_pct"] or 0.0
     return {
         "trial_id": row["trial_id"],
@@ -164,7 +169,8 @@ def prediction_errors(rows: Sequence[Row]) -> PredictionErrors:
     served = [row for row in rows if is_measured(row)]
     ran = [row for row in rows if row["status"] not in ("timeout", "crash", "skipped_oom_dominated")]
     block_errors = [_error_pct(row["num_blocks_predicted"], row["num_blocks_total"]) for row in allocated]
-    speed_errors = [_error_pct(row["pred_output_throughput"], row["output_throughput"]) for row in served]
+    timed = [row for row in served if has_speed(row)]
+    speed_errors = [_error_pct(row["pred_output_throughput"], row["output_throughput"]) for row in timed]
     return {
         "num_compared": len(allocated),
         "block_bytes_equal": sum(row["block_bytes"] == row["block_bytes_predicted"] for row in allocated),

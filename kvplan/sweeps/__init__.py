@@ -6,6 +6,7 @@ directory of ``kvplan.runs``. The parent process never imports the engine; a wor
     axes        settings that can vary, and the notation for their values
     options     what the user asked for, as written
     design      which settings a sweep measures if it does not search
+    capacity    sweeps that only count: their device, and what they cannot answer
     weights     where the weights come from
     feasibility models that no trial can serve, and requests that do not fit, said before anything runs
     plan        from options to model, device, requests and schedule

@@ -77,7 +77,7 @@ def make_design(axes: Mapping[str, Sequence[AxisValue]], predictor: Predictor) -
 
 def base_settings(predictor: Predictor) -> TrialSettings:
     """The settings that the default design varies; a grid uses them for the axes that were not given."""
-    kind = predictor.device.kind
+    kind = _scale(predictor)
     return TrialSettings(
         gpu_memory_utilization=_UTILIZATION,
         max_num_seqs=_MEMORY_SEQS[kind],
@@ -85,6 +85,11 @@ def base_settings(predictor: Predictor) -> TrialSettings:
         max_model_len=comfortable_context(predictor),
         max_num_batched_tokens=DEFAULT_BATCHED_TOKENS[kind],
     )
+
+
+def _scale(predictor: Predictor) -> str:
+    """Batches as a CPU or as a GPU serves them; a device that is only counted is as quick as any."""
+    return "cuda" if predictor.is_counted else predictor.device.kind
 
 
 def comfortable_context(predictor: Predictor) -> int:
@@ -120,7 +125,7 @@ def _grid_planes(axes: Mapping[str, Sequence[AxisValue]]) -> list[Plane]:
 
 def _default_design(predictor: Predictor, base: TrialSettings) -> Design:
     points: dict[TrialSettings, tuple[str, ...]] = {}
-    for num_seqs, block_size in itertools.product(_THROUGHPUT_SEQS[predictor.device.kind], _BLOCK_SIZES):
+    for num_seqs, block_size in itertools.product(_THROUGHPUT_SEQS[_scale(predictor)], _BLOCK_SIZES):
         _add(points, base.with_changes(max_num_seqs=num_seqs, block_size=block_size), "throughput")
     contexts = memory_contexts(base.max_model_len)
     for utilization, context in itertools.product(memory_utilizations(predictor, base, contexts), contexts):

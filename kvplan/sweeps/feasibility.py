@@ -41,12 +41,14 @@ def refuse_oversized(predictor: Predictor, trials: Iterable[Trial], model: str) 
         raise KvplanError(
             f"The weights of {predictor.spec.id} take {format_bytes(smallest.weight_bytes)} in "
             f"{smallest.settings.serving.dtype}, but the device has {format_bytes(total)}.",
-            hint=_way_out(smallest.fixed_bytes, predictor.device.kind, model),
+            hint=_way_out(smallest.fixed_bytes, predictor.device.kind, model, is_counted=predictor.is_counted),
         )
 
 
-def _way_out(needed_bytes: int, device_kind: str, model: str) -> str:
+def _way_out(needed_bytes: int, device_kind: str, model: str, *, is_counted: bool) -> str:
     """More of this machine's memory where that is enough, else another machine or model."""
+    if is_counted:
+        return f"give it more with --device-memory, or name a larger one; all of it takes {format_bytes(needed_bytes)}"
     available = available_memory_bytes()
     if device_kind == "cpu" and needed_bytes < _USABLE_SHARE * available:
         return f"--device-memory gives it more of the {format_bytes(available)} that this machine has free"
@@ -58,6 +60,16 @@ def quantization_notice(spec: ModelSpec, dtype: str) -> str | None:
     if spec.quantization is None:
         return None
     return f"the weights are published in {spec.quantization.method}; kvplan's engine runs them in {dtype}"
+
+
+def published_weights_notice(spec: ModelSpec) -> str | None:
+    """Whose account of the weights a counted run takes where they are published in a format of fewer bits."""
+    if spec.quantization is None:
+        return None
+    return (
+        f"the weights are published in {spec.quantization.method}: their size is the planner's (as predicted, not "
+        "measured)"
+    )
 
 
 def clipping_notice(trials: Iterable[Trial], requests: Sequence[RequestSpec]) -> str | None:

@@ -14,11 +14,12 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.machine.commit import checkout_commit
-from kvplan.machine.device import detect_device
+from kvplan.machine.device import Device, detect_device
 from kvplan.runs.columns import columns_as_json
 from kvplan.runs.directory import MANIFEST_SCHEMA, Manifest
 from kvplan.runs.statuses import STATUS_MEANING
 from kvplan.runs.trials import Trial
+from kvplan.sweeps.capacity import counted_device, with_memory
 from kvplan.sweeps.design import Plane
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_predictor, make_schedule, notices_of
@@ -80,8 +81,7 @@ def plan_from_manifest(manifest: Manifest) -> SweepPlan:
             hint="start a new sweep with --out",
         )
     stored = manifest["device"]
-    memory_bytes = stored["memory_bytes"] if stored["kind"] == "cpu" else options.device_memory_bytes()
-    device = detect_device(stored["kind"], memory_bytes)
+    device = _stored_device(options, stored)
     workload = WorkloadSpec.from_json(manifest["workload"]["spec"])
     predictor, calibration_notices = make_predictor(options, spec, device, workload)
     known_hash = manifest["workload"].get("sha256")  # the first manifests had none
@@ -107,6 +107,14 @@ def plan_from_manifest(manifest: Manifest) -> SweepPlan:
         load_format=load_format,
         notices=notices,
     )
+
+
+def _stored_device(options: SweepOptions, stored: Mapping[str, Any]) -> Device:
+    """The device of the first rows; one that was only counted has the same memory everywhere."""
+    if options.is_counted:
+        return with_memory(counted_device(options), stored["memory_bytes"], "as before")
+    memory_bytes = stored["memory_bytes"] if stored["kind"] == "cpu" else options.device_memory_bytes()
+    return detect_device(stored["kind"], memory_bytes)
 
 
 def _refuse_incomplete(manifest: Manifest) -> None:

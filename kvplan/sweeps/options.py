@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kvplan.errors import KvplanError, UsageError
 from kvplan.sweeps.axes import AXES, AxisValue, parse_values
@@ -37,6 +37,8 @@ SEARCH_PROMPTS: Mapping[str, int] = {"cpu": 24, "cuda": 256}
 SEARCH_RUNS = 3
 # A workload file is used as a whole unless it is long.
 MOST_FILE_REQUESTS = 1000
+COUNTED_FORMAT: Final = "none"
+"""The load format without tensors."""
 # A step of 2,048 prompt tokens would make every decoding sequence wait for seconds on a CPU.
 DEFAULT_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "cuda": 2048}
 
@@ -65,6 +67,7 @@ class SweepOptions:
     num_runs: int | None = None
     seed: int = 0
     load_format: str = "auto"
+    gpu: str | None = None
     trial_timeout: float | None = None
     boundary: tuple[str, ...] = ()
     search: str | None = None
@@ -73,7 +76,7 @@ class SweepOptions:
 
     def __post_init__(self) -> None:
         _check(self.device in ("auto", "cpu", "cuda"), f"Unknown --device '{self.device}'", "auto, cpu or cuda")
-        formats = ("auto", "dummy", "safetensors", "gguf")
+        formats = ("auto", "dummy", "none", "safetensors", "gguf")
         _check(self.load_format in formats, f"Unknown --load-format '{self.load_format}'", ", ".join(formats))
         for name in ("num_prompts", "max_concurrency", "num_runs", "num_prefixes"):
             value = getattr(self, name)
@@ -86,6 +89,7 @@ class SweepOptions:
         _check((self.num_runs or 1) <= most, f"--num-runs must be at most {most}, got {self.num_runs}", "use fewer")
         self._check_workload()
         self._check_search()
+        self._check_counted()
 
     def _check_workload(self) -> None:
         """Refuse options that would be ignored."""
@@ -113,6 +117,32 @@ class SweepOptions:
         fixed = self.max_concurrency is not None if variable == "max_concurrency" else not math.isinf(self.request_rate)
         _check(not fixed, f"{_option(variable)} is what --search looks for", f"leave {_option(variable)} out")
 
+    def _check_counted(self) -> None:
+        """Refuse what needs a speed where nothing is computed, and a GPU by name where something is."""
+        if not self.is_counted:
+            _check(self.gpu is None, "--gpu names a device that is only counted", "add --load-format none")
+            return
+        needing = {
+            "--search": self.search is not None,
+            "--slo": bool(self.slo_seconds),
+            "--request-rate": not math.isinf(self.request_rate),
+        }
+        needing["--boundary max_num_seqs"] = any("max_num_seqs" in axis.split("*") for axis in self.boundary)
+        asked = next((name for name, is_given in needing.items() if is_given), None)
+        _check(
+            asked is None,
+            f"{asked} cannot be used with --load-format none: nothing is computed, so there are no speeds",
+            "leave it out, or use --load-format dummy",
+        )
+        _check(
+            self.gpu is None or self.device != "cpu", "--gpu cannot be used with --device cpu", "leave one of them out"
+        )
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether blocks and bytes are counted and nothing is computed."""
+        return self.load_format == COUNTED_FORMAT
+
     def load_range(self) -> LoadRange:
         """What ``--search`` asks for. UsageError if it is malformed."""
         return LoadRange.parse(self.search or "")
@@ -130,6 +160,7 @@ class SweepOptions:
         return None if self.device_memory is None else parse_bytes(self.device_memory)
 
     def workload_spec(self, device_kind: str) -> WorkloadSpec:
+        """The requests; device_kind: whose default they are, where the options do not describe any."""
         default = DEFAULT_WORKLOADS[device_kind]
         usual = SEARCH_PROMPTS[device_kind] if self.search else default.num_prompts
         usual = MOST_FILE_REQUESTS if self.workload else usual

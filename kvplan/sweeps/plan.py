@@ -16,12 +16,19 @@ from kvplan.machine.device import Device, detect_device
 from kvplan.runs.columns import Row
 from kvplan.runs.setting_text import shown_settings
 from kvplan.runs.trials import Trial
+from kvplan.sweeps.capacity import COUNTED_NOTICE, counted_device, has_memory, refuse_arrivals, with_memory
 from kvplan.sweeps.design import Plane, base_settings, make_design, telling_memory
-from kvplan.sweeps.feasibility import clipping_notice, quantization_notice, refuse_architecture, refuse_oversized
+from kvplan.sweeps.feasibility import (
+    clipping_notice,
+    published_weights_notice,
+    quantization_notice,
+    refuse_architecture,
+    refuse_oversized,
+)
 from kvplan.sweeps.forecast.prediction import Predictor, TrialPrediction
 from kvplan.sweeps.forecast.slo_prediction import SloPrediction
 from kvplan.sweeps.forecast.under_load import UnderLoad
-from kvplan.sweeps.options import SweepOptions
+from kvplan.sweeps.options import COUNTED_FORMAT, SweepOptions
 from kvplan.sweeps.schedules.lines import make_search
 from kvplan.sweeps.schedules.reruns import WithReruns
 from kvplan.sweeps.schedules.schedule import FixedSchedule, Schedule, Step, simulate, trials_of
@@ -80,9 +87,12 @@ def make_plan(options: SweepOptions) -> SweepPlan:
     options.parsed_axes()  # a malformed axis is reported before anything slow happens
     memory_bytes = options.device_memory_bytes()
     spec = resolve_model(options.model)
-    refuse_architecture(spec.architecture)
-    device = detect_device(options.device, memory_bytes, weight_bytes=4 * spec.num_parameters)
-    workload = options.workload_spec(device.kind)
+    if options.is_counted:
+        device = counted_device(options)
+    else:
+        refuse_architecture(spec.architecture)
+        device = detect_device(options.device, memory_bytes, weight_bytes=4 * spec.num_parameters)
+    workload = options.workload_spec("cuda" if options.is_counted else device.kind)
     predictor, calibration_notices = make_predictor(options, spec, device, workload)
     predictor = _with_telling_memory(options, predictor)
     workload = replace(workload, num_prompts=len(predictor.requests))  # a file may hold fewer
@@ -105,7 +115,14 @@ def make_plan(options: SweepOptions) -> SweepPlan:
 
 
 def _with_telling_memory(options: SweepOptions, predictor: Predictor) -> Predictor:
-    """The predictor for a default design on a CPU, whose memory nobody chose: as much as makes its outcomes visible."""
+    """The predictor for a default design on a CPU, whose memory nobody chose: as much as makes its outcomes visible.
+
+    Of a device that is only counted, also for other designs: there is no other amount to take.
+    """
+    if options.is_counted:
+        if has_memory(options):
+            return predictor
+        return replace(predictor, device=with_memory(predictor.device, telling_memory(predictor), TELLING_MEMORY))
     is_chosen = bool(options.device_memory or options.axes or options.boundary or options.search)
     if is_chosen or predictor.device.kind != "cpu":
         return predictor
@@ -153,6 +170,7 @@ def _expected_row(step: Step, under: UnderLoad, slo_seconds: Mapping[str, float]
     rate = None if throughput is None else len(predictor.requests) / max(prediction.seconds, 1e-9)
     return {
         "status": prediction.status,
+        "load_format": COUNTED_FORMAT if predictor.is_counted else "auto",
         "output_throughput": throughput,
         "request_throughput": rate,
         "slo_pass": bool(slo_seconds) and SloPrediction(under, slo_seconds).keeps(step.trial.settings, step.trial.load),
@@ -168,6 +186,9 @@ def make_predictor(
     profile = measured.for_device(device.kind, device.name, device.num_cores, dtype)
     notices = measured.notices if profile is None else (*measured.notices, f"speeds: {profile.as_text()}")
     requests = generate_requests(workload)
+    if options.is_counted:
+        refuse_arrivals(requests)
+        return Predictor(spec, device, requests, workload.max_concurrency, is_counted=True), ()
     return Predictor(spec, device, requests, workload.max_concurrency, calibration=profile), notices
 
 
@@ -180,7 +201,9 @@ def notices_of(
     notices = (
         predictor.device.notice,
         DUMMY_NOTICE if is_unasked_dummy else None,
-        quantization_notice(predictor.spec, " and ".join(dtypes)),
+        COUNTED_NOTICE if options.is_counted else None,
+        None if options.is_counted else quantization_notice(predictor.spec, " and ".join(dtypes)),
+        published_weights_notice(predictor.spec) if options.is_counted else None,
         clipping_notice(trials, predictor.requests),
     )
     return tuple(notice for notice in notices if notice)

@@ -8,7 +8,7 @@ from typing import Protocol, TextIO
 
 from kvplan.runs.columns import Row
 from kvplan.runs.outliers import noise_reason
-from kvplan.runs.rows import throughput_of
+from kvplan.runs.rows import is_counted, throughput_of
 from kvplan.runs.setting_text import ALWAYS_SHOWN, as_phrase, row_text, values_of
 from kvplan.runs.statuses import MEASURED_STATUSES
 from kvplan.runs.trials import Trial
@@ -108,7 +108,8 @@ class RichProgress(SilentProgress):
         elif message["type"] == "progress":
             speed, usage = message["output_tokens_per_second"], message["kv_usage"]
             load = f"{message['num_running']} running, {message['num_waiting']} waiting"
-            self._show(f"{speed:,.0f} tokens/s, KV usage {usage:.1%}, {load} ({self._trial})")
+            now = "" if speed is None else f"{speed:,.0f} tokens/s, "
+            self._show(f"{now}KV usage {usage:.1%}, {load} ({self._trial})")
 
     def trial_ended(self, row: Row, num_left: int, seconds_left: float) -> None:
         self._num_done += 1
@@ -154,7 +155,8 @@ def outcome_of(row: Row) -> str:
     """How a trial ended, in one phrase."""
     status = str(row["status"])
     if status in MEASURED_STATUSES:
-        text = f"{throughput_of(row):,.1f} tokens/s, peak KV usage {row['kv_usage_max'] or 0.0:.1%}"
+        speed = f"{row['max_running']} at once" if is_counted(row) else f"{throughput_of(row):,.1f} tokens/s"
+        text = f"{speed}, peak KV usage {row['kv_usage_max'] or 0.0:.1%}"
         if row["num_clipped_prompts"]:
             text += f", {plural(row['num_clipped_prompts'], 'request')} clipped"
         if status == "preempted":

@@ -13,12 +13,16 @@ from kvplan.runs.rows import empty_row
 from kvplan.runs.trials import rate_as_json
 from kvplan.sweeps.forecast.prediction import predicted_columns
 from kvplan.sweeps.forecast.under_load import PreparedTrial
+from kvplan.sweeps.options import COUNTED_FORMAT
 from kvplan.workload.requests import WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True)
 class SweepIdentity:
-    """What all rows of a sweep have in common. usd_per_hour: the device's price, if known."""
+    """What all rows of a sweep have in common. usd_per_hour: the device's price, if known.
+
+    has_published_weights: the engine is told the size of the weights as they are published, which the planner predicts.
+    """
 
     run_id: str
     model_id: str
@@ -27,6 +31,19 @@ class SweepIdentity:
     load_format: str
     slo_seconds: Mapping[str, float] = field(default_factory=dict)
     usd_per_hour: float | None = None
+    has_published_weights: bool = False
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether nothing is computed."""
+        return self.load_format == COUNTED_FORMAT
+
+    @property
+    def weights_origin(self) -> str:
+        """See the column of this name."""
+        if not self.is_counted:
+            return "loaded"
+        return "predicted" if self.has_published_weights else "counted"
 
 
 def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
@@ -44,6 +61,7 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "device_name": device.name,
         "kv_cache_dtype": settings.kv_cache_dtype,
         "load_format": identity.load_format,
+        "weights_origin": identity.weights_origin,
         "seed": workload.seed,
         "run_number": trial.run_number,
         "rerun_of": trial.rerun_of,

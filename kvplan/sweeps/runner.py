@@ -85,7 +85,8 @@ class Runner:
         self._memory_share = 0.0
         self._under = UnderLoad(identity.workload, predictor)
         self._times = TrialTimes(self._under, limits, timeout_seconds)
-        self._clock = GpuClockMeter.open() if identity.device.kind == "cuda" else GpuClockMeter()
+        is_on_gpu = identity.device.kind == "cuda" and not identity.is_counted
+        self._clock = GpuClockMeter.open() if is_on_gpu else GpuClockMeter()
 
     def run(self) -> None:
         """Follow the schedule to its end. Rows that are already stored answer their steps; those trials do not run."""
@@ -143,7 +144,15 @@ class Runner:
 
     def _attempt(self, prepared: PreparedTrial) -> TrialResult:
         """The worker's result, or a row that says how it failed; restarted a few times if someone killed the worker."""
-        order = make_order(prepared, self._identity.device, self._source, self._identity.slo_seconds)
+        identity = self._identity
+        published = identity.has_published_weights
+        order = make_order(
+            prepared,
+            identity.device,
+            self._source,
+            slo_seconds=identity.slo_seconds,
+            weight_bytes=prepared.predictor.memory(prepared.trial.settings).weight_bytes if published else None,
+        )
         limits = self._times.limits_for(prepared)
         for num_restarts in range(_MOST_RESTARTS + 1):
             try:
@@ -185,7 +194,8 @@ class Runner:
         self._memory_share = 0.0
         self._load_key = trial.settings.load_key
         hello = self._worker.wait_until_ready(self._limits)
-        refuse_architecture(self._under.predictor.spec.architecture, hello["architectures"])
+        known = hello["known_architectures"] if self._identity.is_counted else hello["architectures"]
+        refuse_architecture(self._under.predictor.spec.architecture, known)
         self._record_versions(hello)
         return self._worker, hello
 
@@ -202,9 +212,14 @@ class Runner:
 
 
 def make_order(
-    prepared: PreparedTrial, device: Device, source: EngineSource, slo_seconds: Mapping[str, float] | None = None
+    prepared: PreparedTrial,
+    device: Device,
+    source: EngineSource,
+    *,
+    slo_seconds: Mapping[str, float] | None = None,
+    weight_bytes: int | None = None,
 ) -> TrialOrder:
-    """What a worker is told of a trial."""
+    """What a worker is told of a trial. weight_bytes: to account for, where the engine does not count them itself."""
     seed = prepared.workload.seed
     return TrialOrder(
         trial_id=prepared.trial.trial_id,
@@ -214,6 +229,7 @@ def make_order(
             "device_memory": device.engine_memory_bytes,
             "load_format": source.load_format,
             "seed": seed,
+            **({} if weight_bytes is None else {"weight_bytes": weight_bytes}),
         },
         settings=prepared.trial.settings.as_json(),
         requests=prepared.prediction.requests.requests,

@@ -21,7 +21,7 @@ from kvplan.runs.setting_text import ALWAYS_SHOWN
 from kvplan.runs.store import SweepStore
 from kvplan.runs.summary import Summary, summarize
 from kvplan.sweeps.manifest import manifest_of, plan_from_manifest
-from kvplan.sweeps.options import SweepOptions
+from kvplan.sweeps.options import COUNTED_FORMAT, SweepOptions
 from kvplan.sweeps.plan import SweepPlan
 from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.rows import SweepIdentity
@@ -111,6 +111,7 @@ def _identity(plan: SweepPlan) -> SweepIdentity:
         device=plan.device,
         workload=plan.workload,
         load_format=plan.load_format,
+        has_published_weights=plan.options.is_counted and plan.spec.quantization is not None,
         slo_seconds=plan.options.slo_seconds,
         usd_per_hour=price_per_hour(plan.device),
     )
@@ -128,8 +129,8 @@ def price_per_hour(device: Device) -> float | None:
 
 
 def engine_source(options: SweepOptions, spec: ModelSpec, load_format: str, directory: Path) -> EngineSource:
-    """The weights' path; for dummy weights that of the config, which is written into the run directory."""
-    weights = None if load_format == "dummy" else weights_path(options)
+    """The weights' path; for dummy weights, or none, that of the config, which is written into the run directory."""
+    weights = None if load_format in ("dummy", COUNTED_FORMAT) else weights_path(options)
     if weights is not None:
         return EngineSource(str(weights), load_format, spec.vocab_size)
     model_directory = (directory / MODEL).resolve()

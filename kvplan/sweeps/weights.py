@@ -21,6 +21,8 @@ def weights_path(options: SweepOptions) -> Path | None:
 def resolve_load_format(options: SweepOptions) -> str:
     """``auto`` becomes what the model's path holds, or dummy. KvplanError if the requested weights are not there."""
     path = weights_path(options)
+    if options.is_counted:
+        return options.load_format
     found = "dummy" if path is None else ("gguf" if path.suffix == ".gguf" else "safetensors")
     if options.load_format == "auto":
         return found

@@ -16,6 +16,7 @@ from kvplan.runs.setting_text import cells, heads, text_columns, values_of
 from kvplan.runs.statuses import STATUS_BRIEF
 from kvplan.runs.summary import KvWaste, PredictionErrors
 from kvplan.runs.trials import Trial
+from kvplan.sweeps.capacity import COUNTED_NOTICE
 from kvplan.sweeps.forecast.prediction import TrialPrediction
 from kvplan.sweeps.forecast.timing import SECONDS_PER_LOAD, SECONDS_PER_TRIAL
 from kvplan.sweeps.plan import SweepPlan
@@ -28,6 +29,7 @@ _GOALS: Mapping[str, str] = {
     "output_throughput": "throughput",
     "median_tpot_ms": "time per token",
     "p99_ttft_ms": "first token",
+    "max_running": "at once",
 }
 _MOST_NUMBERS = 8
 
@@ -108,7 +110,9 @@ def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
             f"interrupted after {done} of {plural(total, 'trial')}; continue with --resume {outcome.directory}",
             file=sys.stderr,
         )
-    if summary["best"]:
+    if summary["best"] and summary["is_counted"]:
+        _print_most_at_once(summary["best"], outcome.shown)
+    elif summary["best"]:
         _print_best(summary["best"], outcome.shown)
     else:
         print(nothing_served(outcome.rows))
@@ -119,6 +123,8 @@ def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
     _print_sentences("Excluded from all medians", [str(excluded["sentence"]) for excluded in summary["excluded"]])
     _print_waste(summary["kv_waste"])
     _print_predictions(summary["predictions"])
+    if summary["is_counted"]:
+        print(f"\n{COUNTED_NOTICE[:1].upper()}{COUNTED_NOTICE[1:]}.")
     counts = ", ".join(f"{count} {status}" for status, count in summary["status_counts"].items())
     print(f"\n{plural(summary['num_finished'], 'trial')}: {counts}")
 
@@ -171,6 +177,20 @@ def _print_best(best: Sequence[BestSetting], shown: Sequence[str]) -> None:
         f"{_GOALS[entry['goal']]}: {entry['reason']}" for entry in best if ";" in entry["reason"]
     ):
         print(f"  {remark}")
+    for command in best[0]["commands"].values():
+        print(f"  {command}")
+
+
+def _print_most_at_once(best: Sequence[BestSetting], shown: Sequence[str]) -> None:
+    """The best setting of a sweep that only counted."""
+    head = ["best", *heads(shown), "at once", "peak KV %", "KV waste %"]
+    rows = []
+    for entry in best:
+        figures = entry["figures"]
+        amounts = (figures["max_running"], 100 * (figures["kv_usage_max"] or 0.0), figures["frag_pct"])
+        settings = cells({**entry["settings"], **entry["load"]}, shown)
+        rows.append([_GOALS[entry["goal"]], *settings, *(f"{amount or 0.0:,.4g}" for amount in amounts)])
+    print_table("Most sequences at once", head, rows, text_columns=(0, *text_columns(shown, first=1)))
     for command in best[0]["commands"].values():
         print(f"  {command}")
 

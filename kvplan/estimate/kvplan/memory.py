@@ -17,6 +17,7 @@ from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.estimate.kvplan.settings import EngineDevice, ResolvedSettings, resolve_settings
 from kvplan.estimate.mixers import activation_width
+from kvplan.estimate.weights import size_weights
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import MIB
 
@@ -132,7 +133,7 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
     resolved = resolve_settings(spec, asked, device)
     settings = resolved.serving
     positions = spec.max_position_embeddings or settings.max_model_len
-    weight_bytes = spec.num_parameters * element_bytes(settings.dtype)
+    weight_bytes = _weight_bytes(spec, settings.dtype, device)
     activation_bytes = sum(_aligned(number) for number in workspace_buffers(spec, settings).values())
     overhead_bytes = CPU_OVERHEAD_BYTES if device.kind == "cpu" else CUDA_OVERHEAD_BYTES
     graphs = _graphs(spec, resolved)
@@ -165,8 +166,15 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
     )
 
 
+def _weight_bytes(spec: ModelSpec, dtype: str, device: EngineDevice) -> int:
+    """In ``dtype``; for an engine that only counts, as they are published."""
+    if device.is_counted and spec.quantization is not None:
+        return size_weights(spec, dtype).total_bytes
+    return spec.num_parameters * element_bytes(dtype)
+
+
 def _graphs(spec: ModelSpec, resolved: ResolvedSettings) -> GraphMemory | None:
-    if resolved.device.kind == "cpu":
+    if resolved.device.kind == "cpu" or resolved.device.is_counted:
         return None
     rows = min(resolved.serving.max_num_seqs, resolved.serving.max_num_batched_tokens)
     return graph_memory(spec, rows, resolved.device.compute_capability)

@@ -14,12 +14,17 @@ from kvplan.settings import FilledSettings, ServingSettings
 
 @dataclass(frozen=True, slots=True)
 class EngineDevice:
-    """The one device of a kvplan engine. ``compute_capability``: of a GPU, None where it is not known."""
+    """The one device of a kvplan engine. ``compute_capability``: of a GPU, None where it is not known.
+
+    is_counted: the engine allocates nothing on it (``load_format`` none). Then no graphs are captured, and weights that
+    are published in a quantized format have their published size.
+    """
 
     memory_bytes: int
     kind: Literal["cpu", "cuda"] = "cpu"
     has_bfloat16_units: bool = False
     compute_capability: tuple[int, int] | None = None
+    is_counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

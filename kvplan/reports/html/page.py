@@ -7,6 +7,7 @@ from typing import Final
 
 from kvplan.reports.findings import (
     clipped_sentence,
+    counted_sentence,
     kv_waste,
     noise_sentence,
     not_listed_sentence,
@@ -98,7 +99,8 @@ def notes(run: Run) -> list[str]:
         lines.append("The sweep was interrupted; the report shows the trials that had finished by then.")
     if isinstance(planned, int) and planned > len(run.trials):
         lines.append(f"{len(run.trials)} of {planned} trials have finished; --resume runs the others.")
-    lines += [sentence for sentence in (noise_sentence(run), clipped_sentence(run)) if sentence]
+    said = (counted_sentence(run), noise_sentence(run), clipped_sentence(run))
+    lines += [sentence for sentence in said if sentence]
     lines += [f"Excluded from medians: {sentence}." for sentence in run.excluded.values()]
     listed = run.summary.get("notes")
     return lines + ([str(line) for line in listed] if isinstance(listed, list) else [])

@@ -19,20 +19,21 @@ if TYPE_CHECKING:
 
 def draw(run: Run, figure: Figure) -> str | None:
     """Two panels over the same block sizes, as near to the best trial as they were varied: a dot per trial, a bar at
-    the median. None where one block size was tried."""
-    measured = run.measured.dropna(subset=["block_size", "frag_pct"])
-    found = [part for part in slices(measured, ("block_size",), best_trial(run))
+    the median. One panel where nothing was computed, None where one block size was tried."""
+    served = run.served.dropna(subset=["block_size", "frag_pct"])
+    found = [part for part in slices(served, ("block_size",), best_trial(run))
              if part.trials["block_size"].nunique() > 1]  # fmt: skip
     if not found:
         return None
     trials = found[0].trials
-    left, right = panels(figure, 2)
+    left, *others = panels(figure, 1 if run.is_counted else 2)
     _panel(left, trials, "frag_pct", ORANGE)
     left.set_title("KV waste: empty slots in allocated blocks", fontsize=9.5)
     left.set_ylabel("% of the slots")
-    _panel(right, trials, "output_throughput", BLUE)
-    right.set_title("Output throughput", fontsize=9.5)
-    right.set_ylabel("tokens/s")
+    for right in others:
+        _panel(right, trials, "output_throughput", BLUE)
+        right.set_title("Output throughput", fontsize=9.5)
+        right.set_ylabel("tokens/s")
     return finish(figure, run, _finding(trials), fixed_phrase(run, found[0].fixed) + " (bar: median, dot: trial)")
 
 
@@ -54,10 +55,13 @@ def _panel(axes: Axes, trials: pd.DataFrame, column: str, colour: str) -> None:
 
 def _finding(trials: pd.DataFrame) -> str:
     waste = trials.groupby("block_size")["frag_pct"].median()
-    rates = trials.groupby("block_size")["output_throughput"].median()
+    rates = trials.groupby("block_size")["output_throughput"].median().dropna()
     small, large = waste.index.min(), waste.index.max()
-    gap = 100 * (rates.max() / rates.min() - 1) if rates.min() else 0
-    return (
+    wasted = (
         f"KV waste {short_number(waste[small])} % at block_size {short_number(small)}, "
-        f"{short_number(waste[large])} % at {short_number(large)}; throughput varies by {gap:.0f} %"
+        f"{short_number(waste[large])} % at {short_number(large)}"
     )
+    if rates.empty:
+        return wasted
+    gap = 100 * (rates.max() / rates.min() - 1) if rates.min() else 0
+    return f"{wasted}; throughput varies by {gap:.0f} %"

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from kvplan.reports.looks import BLUE, SKY_BLUE, VERMILION
 from kvplan.reports.plots.canvas import finish, is_narrow
-from kvplan.reports.selection import best_trial, most_preempted_trial, shown_columns, slowest_trial
+from kvplan.reports.selection import (
+    best_trial,
+    fullest_queue_trial,
+    most_preempted_trial,
+    shown_columns,
+    slowest_trial,
+)
 from kvplan.reports.wording import plural, settings_phrase, short_number
 from kvplan.runs.reader import Run, Trial
 
@@ -33,6 +39,7 @@ def draw(run: Run, figure: Figure) -> str | None:
         _blocks(above, trial)
         above.set_title(_title(run, name, trial, 40 if is_narrow(figure) else 55), fontsize=8.5)
         _sequences(below, trial)
+        below.set_xlabel("steps" if run.is_counted else "time since the first arrival (s)")
         _scale_blocks(above, peak_pct)
         below.set_ylim(0, 1.5 * longest_queue)
         for axes in (above, below):
@@ -56,16 +63,22 @@ def _pairs_of_axes(figure: Figure, count: int) -> list[tuple[Axes, Axes]]:
 
 
 def chosen_trials(run: Run) -> list[tuple[str, Trial]]:
-    """(why it is shown, trial): the best, then the one with most preemptions, or the slowest where none preempted."""
+    """(why it is shown, trial): the best, then the one with most preemptions, or the slowest where none preempted.
+
+    Where nothing was computed, the one with the longest queue instead of the slowest.
+    """
     chosen: list[tuple[str, Trial]] = []
     best = best_trial(run)
     if best is not None and best.series is not None:
         goals = [entry.get("goal") for entry in run.entries("best") if entry.get("trial_id") == best.trial_id]
         is_slo = "slo" in goals and "output_throughput" not in goals
-        chosen.append(("Best (fastest within the SLO)" if is_slo else "Best (highest throughput)", best))
+        why = "Best (most at once)" if run.is_counted else "Best (highest throughput)"
+        chosen.append(("Best (fastest within the SLO)" if is_slo else why, best))
     worst, why = most_preempted_trial(run), "Worst (most preemptions)"
     if worst is None or worst is best:
         worst, why = slowest_trial(run), "Worst (lowest throughput)"
+    if worst is None:
+        worst, why = fullest_queue_trial(run), "Longest queue"
     if worst is not None and worst.series is not None and worst is not best:
         chosen.append((why, worst))
     return chosen
@@ -87,7 +100,11 @@ def _title(run: Run, name: str, trial: Trial, width: int) -> str:
     """Why the trial is shown, its speed and its settings, in lines of at most ``width`` characters."""
     count = int(trial.number("num_preemptions") or 0)
     ended = plural(count, "preemption") if count else trial.status
-    figures = f"{name}: {short_number(trial.number('output_throughput'))} tokens/s ({ended})"
+    speed = trial.number("output_throughput")
+    amount = (
+        f"{short_number(trial.number('max_running'))} at once" if speed is None else f"{short_number(speed)} tokens/s"
+    )
+    figures = f"{name}: {amount} ({ended})"
     # A setting and its value stay on one line.
     settings = settings_phrase(trial, shown_columns(run)).replace(" ", _NO_BREAK).replace(f",{_NO_BREAK}", ", ")
     return "\n".join(textwrap.fill(line, width) for line in (figures, settings))
@@ -118,7 +135,6 @@ def _sequences(axes: Axes, trial: Trial) -> None:
     for name in [name for name in _QUEUES if name in series]:
         label, colour, dash = _QUEUES[name]
         axes.step(series["seconds"], series[name], dash, where="post", color=colour, linewidth=1.6, label=label)
-    axes.set_xlabel("time since the first arrival (s)")
 
 
 def _finding(shown: list[tuple[str, Trial]]) -> str:

@@ -90,16 +90,23 @@ def _patch(look: StatusLook, corner: tuple[float, float]) -> Rectangle:
 
 def _cell_text(cell: Any, look: StatusLook) -> str:
     if cell.status in MEASURED_STATUSES:
-        return f"{look.label}\n{short_number(cell.throughput)} tok/s"
+        return f"{look.label}\n{_figure(cell)}"
     if cell.status == "rejected_ctx" and cell.fits > 0:
         return f"rejected\nfits {short_number(cell.fits)}"
     return look.label
 
 
+def _figure(cell: Any) -> str:
+    """The throughput; the KV pool's peak where nothing was computed."""
+    if pd.isna(cell.throughput):
+        return f"KV {100 * cell.usage:.0f} %"
+    return f"{short_number(cell.throughput)} tok/s"
+
+
 def _small_cell_text(cell: Any, look: StatusLook) -> str:
     """What fits into a phone's cell; the legend says what it is."""
     if cell.status in MEASURED_STATUSES:
-        return f"{_LETTERS.get(cell.status, look.label)}\n{short_number(cell.throughput)}"
+        return f"{_LETTERS.get(cell.status, look.label)}\n{_figure(cell).removesuffix(' tok/s')}"
     if cell.status == "rejected_ctx" and cell.fits > 0:
         return f"fits\n{short_number(cell.fits)}"
     return look.label.replace(" ", "\n")

@@ -12,13 +12,14 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan.memory import EnginePrediction, predict
 from kvplan.estimate.kvplan.settings import EngineDevice, engine_dtype
 from kvplan.estimate.speed.simulated_figures import SimulatedFigures, simulated_figures
+from kvplan.estimate.speed.simulation import StepClock
 from kvplan.estimate.speed.step_time import Speed, StepTimes, step_shape
 from kvplan.estimate.vllm.settings import compute_capability
 from kvplan.machine.device import Device
 from kvplan.machine.host import has_bfloat16_units
 from kvplan.runs.columns import Row
 from kvplan.runs.trials import TrialSettings
-from kvplan.sweeps.forecast.step_cost import guess_speed
+from kvplan.sweeps.forecast.step_cost import CountedStep, guess_speed
 from kvplan.sweeps.forecast.trial_forecast import forecast_trial
 from kvplan.workload.requests import ClippedRequests, RequestSpec, clip_requests
 
@@ -40,7 +41,7 @@ class TrialPrediction:
     max_concurrency: int
     figures: SimulatedFigures | None
     seconds: float
-    origin: Origin
+    origin: Origin | None
     time_scale: float
 
     @property
@@ -58,7 +59,7 @@ class Predictor:
     """Predicts trials of one model on one device with one workload.
 
     time_scale: measured over predicted seconds of the trials so far, 1 before the first. calibration: what this device
-    achieved in an earlier sweep, None for estimates.
+    achieved in an earlier sweep, None for estimates. is_counted: nothing will be computed, so speeds are not predicted.
     """
 
     spec: ModelSpec
@@ -67,6 +68,7 @@ class Predictor:
     max_concurrency: int | None = None
     time_scale: float = 1.0
     calibration: MeasuredProfile | None = None
+    is_counted: bool = False
 
     def with_time_scale(self, time_scale: float) -> Predictor:
         return replace(self, time_scale=time_scale)
@@ -85,11 +87,12 @@ class Predictor:
                 settings,
                 num_blocks=memory.num_blocks,
                 groups=memory.layout.groups,
-                cost=self.step_times(settings, memory),
+                cost=self._clock(settings, memory),
                 max_concurrency=self.max_concurrency,
             )
             status, concurrency = simulated.status, simulated.max_running
-            figures, seconds = simulated_figures(simulated), simulated.seconds
+            seconds = simulated.seconds
+            figures = None if self.is_counted else simulated_figures(simulated)
         return TrialPrediction(
             requests=clipped,
             status=status,
@@ -104,7 +107,12 @@ class Predictor:
             time_scale=self.time_scale,
         )
 
-    def _origin(self, settings: TrialSettings) -> Origin:
+    def _clock(self, settings: TrialSettings, memory: EnginePrediction) -> StepClock:
+        return CountedStep() if self.is_counted else self.step_times(settings, memory)
+
+    def _origin(self, settings: TrialSettings) -> Origin | None:
+        if self.is_counted:
+            return None
         if self.calibration is None:
             return "roofline"
         return self.calibration.origin_for(self.spec.id, self.dtype(settings))
@@ -125,6 +133,8 @@ class Predictor:
 
     def largest_step_seconds(self, settings: TrialSettings) -> float:
         """The step that the engine profiles when it starts: as many tokens as fit one step."""
+        if self.is_counted:
+            return 0.0
         times = self.step_times(settings, self.memory(settings))
         tokens, rows = settings.max_num_batched_tokens, min(settings.max_num_seqs, settings.max_num_batched_tokens)
         return times.seconds(tokens, rows, rows, tokens, tokens * min(settings.max_model_len, tokens) / 2)
@@ -137,7 +147,8 @@ class Predictor:
         return EngineDevice(
             memory_bytes=self.device.memory_bytes,
             kind="cuda" if self.device.kind == "cuda" else "cpu",
-            has_bfloat16_units=has_bfloat16_units(),
+            has_bfloat16_units=self.is_counted or has_bfloat16_units(),
+            is_counted=self.is_counted,
             compute_capability=None if gpu is None else compute_capability(gpu),
         )
 

@@ -25,6 +25,20 @@ _GPU_FLOPS_SHARE: Final = 0.5
 _GPU_ATTENTION_SHARE: Final = 0.2
 
 
+# Scheduling, counting and drawing random tokens for a few dozen sequences, on one busy core.
+_COUNTED_STEP_SECONDS: Final = 5e-4
+
+
+class CountedStep:
+    """The clock of a trial that computes nothing: a step takes what the scheduler takes."""
+
+    def seconds(
+        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+    ) -> float:
+        """See StepClock.seconds."""
+        return _COUNTED_STEP_SECONDS
+
+
 def guess_speed(device: str, gpu: GpuProfile | None = None, dtype: str = "bfloat16") -> Speed:
     """A first estimate for ``cpu`` (all its cores) or ``cuda``, from ``gpu``'s data sheet if it is known."""
     if device != "cuda":

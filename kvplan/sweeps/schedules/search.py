@@ -31,7 +31,7 @@ from typing import Final
 
 from kvplan.runs.boundaries import SAME_THROUGHPUT
 from kvplan.runs.columns import Row
-from kvplan.runs.rows import is_measured, throughput_of
+from kvplan.runs.rows import has_speed, is_measured, throughput_of
 from kvplan.runs.setting_text import settings_text, shown_settings
 from kvplan.runs.statuses import OUT_OF_MEMORY_STATUSES
 from kvplan.runs.trials import Trial, TrialSettings
@@ -202,9 +202,9 @@ def _ran_out_of_memory(row: Row) -> bool:
 
 def _merged(runs: Sequence[Row]) -> Row:
     """The last run's row, which is the one that failed if any did, with the median throughput of all."""
-    rates = [throughput_of(run) for run in runs if is_measured(run)]
+    rates = [throughput_of(run) for run in runs if has_speed(run)]
     return runs[-1] if len(runs) == 1 else runs[-1] | {"output_throughput": median(rates) if rates else None}
 
 
 def _speed(row: Row) -> float:
-    return throughput_of(row) if is_measured(row) else 0.0
+    return throughput_of(row) if has_speed(row) else 0.0

@@ -5,6 +5,7 @@ protocol         the messages
 process          the worker's main loop
 engine_host      the engine, kept from trial to trial
 trial            one trial: the engine made ready, the requests served, the row filled
+counted          trials that compute nothing: steps instead of seconds
 load_generator   sends requests when they are due and steps the engine
 watch            progress messages and memory readings meanwhile
 metrics          latency, throughput and occupancy from what was recorded (vLLM's definitions)

@@ -15,7 +15,7 @@ from kvplan.sweeps.worker.load_generator import LoadGenerator, TimedRequest
 from kvplan.sweeps.worker.protocol import Hello, Message, Stage, StageMessage, TrialOrder
 from kvplan.workload.requests import RequestSpec, prompt_token_ids
 from kvplan_engine import Engine, EngineConfig, SamplingParams
-from kvplan_engine.checkpoints.families import SUPPORTED_ARCHITECTURES
+from kvplan_engine.checkpoints.families import KNOWN_ARCHITECTURES, SUPPORTED_ARCHITECTURES
 from kvplan_engine.device import process_memory
 from kvplan_engine.kernels.cpu.library import cpu_kernels
 
@@ -32,6 +32,7 @@ def greeting() -> Hello:
         "engine_version": str(engine_version),
         "torch_version": str(torch.__version__),
         "architectures": list(SUPPORTED_ARCHITECTURES),
+        "known_architectures": list(KNOWN_ARCHITECTURES),
     }
 
 
@@ -74,7 +75,7 @@ class EngineHost:
 
         The kernels are built first: the compiler is not part of the device, and would inherit the limit.
         """
-        if order.engine["device"] != "cpu" or self.is_limited:
+        if order.engine["device"] != "cpu" or order.is_counted or self.is_limited:
             return
         cpu_kernels()
         self.resident_at_start = process_memory.resident_memory_bytes()

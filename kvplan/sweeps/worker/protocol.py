@@ -23,13 +23,14 @@ Stage = Literal["loading", "setup", "warmup", "serving"]
 
 
 class Hello(TypedDict):
-    """What the process runs. architectures: those that its engine can run."""
+    """What the process runs. architectures: those that its engine can run; known_architectures: those it can count."""
 
     type: Literal["hello"]
     pid: int
     engine_version: str
     torch_version: str
     architectures: list[str]
+    known_architectures: list[str]
 
 
 class StageMessage(TypedDict):
@@ -41,10 +42,10 @@ class StageMessage(TypedDict):
 
 
 class ProgressMessage(TypedDict):
-    """share: of the trial's output tokens that have been generated."""
+    """share: of the trial's output tokens that have been generated. output_tokens_per_second: None if not computed."""
 
     type: Literal["progress"]
-    output_tokens_per_second: float
+    output_tokens_per_second: float | None
     kv_usage: float
     num_running: int
     num_waiting: int
@@ -83,6 +84,11 @@ class TrialOrder:
     seed: int
     vocab_size: int
     slo_seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the engine only counts (load format none)."""
+        return bool(self.engine["load_format"] == "none")
 
     def as_json(self) -> dict[str, Any]:
         return {"type": "trial", **asdict(self)}

@@ -8,6 +8,7 @@ from typing import Any
 from kvplan.machine.cpu_meter import CpuMeter
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import Series
+from kvplan.sweeps.worker.counted import StepClock, without_speeds
 from kvplan.sweeps.worker.engine_host import EngineHost, Send, stage_message, timed_request
 from kvplan.sweeps.worker.failures import classify_failure
 from kvplan.sweeps.worker.load_generator import LoadGenerator, Recording
@@ -49,20 +50,31 @@ def _serve(engine: Engine, order: TrialOrder, watch: TrialWatch) -> tuple[Row, S
     meter = CpuMeter()
     watch.start(engine)
     hits_before = engine.prefix_cache.num_hit_tokens
+    steps = StepClock(engine) if order.is_counted else None
     generator = LoadGenerator(
-        engine,
+        engine if steps is None else steps,
         requests,
         max_concurrency=order.max_concurrency,
         refused=(EngineError,),
         on_step=watch.see_step,
         count_cached_tokens=lambda: engine.prefix_cache.num_hit_tokens - hits_before,
+        clock=time.perf_counter if steps is None else steps.read,
     )
     recording = generator.run()
+    if steps is not None:
+        return _counted(recording, engine, before, order)
     row: Row = {"other_cpu_pct": meter.other_cpu_pct()}
     row |= serving_row(recording, engine, before, order.settings["max_model_len"])
     row |= goodput_figures(recording.traces, recording.duration_seconds, order.slo_seconds)
     row |= watch.peak_memory()
     return row, downsampled_series(recording.samples, engine.memory.num_blocks)
+
+
+def _counted(recording: Recording, engine: Engine, before: dict[str, Any], order: TrialOrder) -> tuple[Row, Series]:
+    """What an engine that computes nothing says: everything but speeds. Means are over steps."""
+    row = without_speeds(serving_row(recording, engine, before, order.settings["max_model_len"]))
+    series = downsampled_series(recording.samples, engine.memory.num_blocks)
+    return row, series | {"output_tokens_per_second": [], "step_seconds": []}
 
 
 def serving_row(recording: Recording, engine: Engine, before: dict[str, Any], max_model_len: int) -> Row:
@@ -104,7 +116,7 @@ def memory_figures(engine: Engine) -> Row:
         "budget_bytes": memory.budget_bytes,
         "weights_bytes": memory.weight_bytes,
         "activation_bytes": memory.activation_bytes,
-        "activation_peak_bytes": memory.activation_peak_bytes,
+        "activation_peak_bytes": None if engine.config.is_counted else memory.activation_peak_bytes,
         "overhead_bytes": memory.overhead_bytes,
         "graph_bytes": memory.graph_bytes,
         "kv_pool_bytes": memory.kv_pool_bytes,

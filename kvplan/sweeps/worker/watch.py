@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -27,7 +28,7 @@ class TrialWatch:
     _num_blocks: int = 1
     _num_tokens: int = 0
     _tokens_at_report: int = 0
-    _last_report: float = 0.0
+    _last_report: float = field(default_factory=time.perf_counter)
     _peak_resident: int = 0
     _peak_private: int = 0
 
@@ -39,14 +40,16 @@ class TrialWatch:
 
     def see_step(self, sample: StepSample) -> None:
         self._num_tokens += sample.num_new_tokens
-        elapsed = sample.seconds - self._last_report
+        now = time.perf_counter()
+        elapsed = now - self._last_report
         if elapsed < _PROGRESS_SECONDS:
             return
+        rate = (self._num_tokens - self._tokens_at_report) / elapsed
         total = sum(request.num_output_tokens for request in self.order.requests)
         self.send(
             {
                 "type": "progress",
-                "output_tokens_per_second": (self._num_tokens - self._tokens_at_report) / elapsed,
+                "output_tokens_per_second": None if self.order.is_counted else rate,
                 "kv_usage": sample.num_used_blocks / self._num_blocks,
                 "num_running": sample.num_running,
                 "num_waiting": sample.num_waiting,
@@ -54,10 +57,15 @@ class TrialWatch:
                 "memory_share": self.memory_share(),
             }
         )
-        self._last_report, self._tokens_at_report = sample.seconds, self._num_tokens
+        self._last_report, self._tokens_at_report = now, self._num_tokens
 
     def peak_memory(self) -> Row:
-        """The most memory seen: what the allocator counted on a GPU, what the process mapped on the CPU."""
+        """The most memory seen: what the allocator counted on a GPU, what the process mapped on the CPU.
+
+        Nothing of an engine that only counts: what this process holds is none of the device's.
+        """
+        if self.order.is_counted:
+            return {}
         if self.on_gpu:
             allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
             return {"peak_allocated_bytes": allocated, "peak_reserved_bytes": reserved}
@@ -69,7 +77,7 @@ class TrialWatch:
 
     def memory_share(self) -> float | None:
         """Share of the device's memory that the process holds now; None on a GPU, which never ends a process for it."""
-        if self.on_gpu:
+        if self.on_gpu or self.order.is_counted:
             return None
         self._read_memory()
         held = process_memory.private_memory_bytes() - self.host.private_at_start
@@ -77,7 +85,7 @@ class TrialWatch:
 
     @property
     def on_gpu(self) -> bool:
-        return bool(self.order.engine["device"] == "cuda")
+        return bool(self.order.engine["device"] == "cuda") and not self.order.is_counted
 
     def _read_memory(self) -> None:
         if not self.on_gpu:

@@ -1,0 +1,69 @@
+"""Sweeps that only count (``--load-format none``): the device that need not be there, and what makes no sense then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.errors import KvplanError
+from kvplan.machine.device import Device, detect_device
+from kvplan.sweeps.options import SweepOptions
+from kvplan.units import format_bytes
+from kvplan.workload.requests import RequestSpec
+
+COUNTED_NOTICE: Final = (
+    "nothing is computed (load format none): blocks, bytes, queues and preemptions are the engine's own, and there are "
+    "no speeds"
+)
+COUNTED_CPU: Final = "counted CPU"
+COUNTED_GPU: Final = "counted GPU"
+
+
+def counted_device(options: SweepOptions) -> Device:
+    """The device that ``options`` name, whether it is here or not, with the memory that they give it.
+
+    On a CPU whose memory was not given it has none yet: see ``has_memory``. KvplanError for a GPU of unknown size.
+    """
+    memory_bytes = options.device_memory_bytes()
+    if options.gpu is not None:
+        profile = find_gpu(options.gpu)
+        return _device("cuda", profile.name, memory_bytes or profile.memory_bytes)
+    if options.device == "cuda":
+        return _device("cuda", COUNTED_GPU, memory_bytes or _present_gpu_bytes())
+    return _device("cpu", COUNTED_CPU, memory_bytes or 0)
+
+
+def has_memory(options: SweepOptions) -> bool:
+    """Whether the options say how much memory the device has."""
+    return options.device_memory is not None or options.gpu is not None or options.device == "cuda"
+
+
+def with_memory(device: Device, memory_bytes: int, reason: str) -> Device:
+    """``device`` with an amount that nobody chose. reason: why it is that much."""
+    return _device(device.kind, device.name, memory_bytes, reason)
+
+
+def refuse_arrivals(requests: Sequence[RequestSpec]) -> None:
+    """KvplanError if requests arrive over time, which is not counted."""
+    if any(request.arrival_seconds > 0 for request in requests):
+        raise KvplanError(
+            "The workload's requests arrive over time, and with --load-format none there is no time.",
+            hint="use a file without arrival times, and --max-concurrency for a closed loop",
+        )
+
+
+def _device(kind: str, name: str, memory_bytes: int, reason: str | None = None) -> Device:
+    notice = f"{name} with {format_bytes(memory_bytes)}" + (f" ({reason})" if reason else "")
+    return Device(kind, name, memory_bytes, os.cpu_count() or 1, memory_bytes, notice)
+
+
+def _present_gpu_bytes() -> int:
+    try:
+        return detect_device("cuda", None).memory_bytes
+    except KvplanError:
+        raise KvplanError(
+            "There is no GPU here whose memory could be counted.",
+            hint="name one, such as --gpu h100, or give --device-memory 80GiB",
+        ) from None

@@ -1,0 +1,198 @@
+"""Sweeps that compute nothing (``--load-format none``): the real worker, counts, reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.calibrate.trials import read_trial_sets
+from kvplan.errors import KvplanError, UsageError
+from kvplan.reports import write_reports
+from kvplan.reports.plots.occupancy import chosen_trials
+from kvplan.reports.wording import run_phrase
+from kvplan.runs.columns import COLUMNS, Row
+from kvplan.runs.reader import load_run
+from kvplan.sweeps.options import SweepOptions
+from kvplan.sweeps.plan import SweepPlan, make_plan
+from kvplan.sweeps.progress import SilentProgress, line_of
+from kvplan.sweeps.session import SweepOutcome, resume_sweep, run_new_sweep
+
+LLAMA = "llama-3.1-8b"
+COUNTED = {"completed", "failed", "total_input_tokens", "total_output_tokens", "max_concurrent_requests"}
+SPEEDS = {column.name for column in COLUMNS if column.group in ("throughput", "latency")} - COUNTED
+
+
+def plan(model: str = LLAMA, axes: dict[str, str] | None = None, **options: Any) -> SweepPlan:
+    common = {"num_prompts": 24, "input_len": "40..200", "output_len": "8..40", **options}
+    return make_plan(SweepOptions(model=model, load_format="none", axes=axes or {}, **common))
+
+
+def run(directory: Path, model: str = LLAMA, axes: dict[str, str] | None = None, **options: Any) -> SweepOutcome:
+    return run_new_sweep(plan(model, axes, **options), directory, SilentProgress(), command="test")
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> SweepOutcome:
+    """Utilizations from too little for the weights to enough for everything; three contexts."""
+    axes = {"gpu_memory_utilization": utilizations(), "max_model_len": "256,1024,4096", "block_size": "16,32"}
+    return run(tmp_path_factory.mktemp("counted") / "out", axes=axes, device_memory="20GiB", max_concurrency=16)
+
+
+def utilizations() -> str:
+    """Half of the weights; the weights alone; pools of 640 and of 1,200 tokens (the requests want 2,000); plenty."""
+    made = plan(axes={"max_model_len": "4096"}, device_memory="20GiB")
+    memory = made.predictor.memory(made.trials[0].settings)
+    budgets = [memory.weight_bytes / 2, (memory.weight_bytes + memory.fixed_bytes) / 2]
+    budgets += [memory.fixed_bytes + number * memory.block_bytes for number in (40.5, 75.5)]
+    return ",".join(f"{budget / made.device.memory_bytes:.6f}" for budget in budgets) + ",0.9"
+
+
+def test_every_outcome_is_there_and_was_predicted(outcome: SweepOutcome) -> None:
+    assert {row["status"] for row in outcome.rows} >= {"ok", "preempted", "rejected_ctx", "oom_weights", "oom_kv_init"}
+    for row in outcome.rows:
+        assert row["status"] == row["predicted_status"], row["trial_number"]
+        if row["num_blocks_total"] is not None:
+            assert row["num_blocks_total"] == row["num_blocks_predicted"]
+            assert row["block_bytes"] == row["block_bytes_predicted"]
+            assert row["weights_bytes"] == 2 * 8_030_261_248
+            assert row["meas_max_concurrency"] == row["pred_max_concurrency"]
+
+
+def test_rows_have_counts_and_no_speeds(outcome: SweepOutcome) -> None:
+    served = [row for row in outcome.rows if row["status"] in ("ok", "queued", "preempted")]
+    assert served
+    for row in served:
+        assert [name for name in SPEEDS if row.get(name) is not None] == []
+        assert row["completed"] == 24
+        assert row["kv_usage_max"] and row["num_steps"] and row["frag_pct"]
+        assert (row["load_format"], row["weights_origin"]) == ("none", "counted")
+    nothing = ("pred_output_throughput", "pred_median_ttft_ms", "prediction_origin", "peak_allocated_bytes",
+               "activation_peak_bytes", "other_cpu_pct", "usd_per_mtok_out")  # fmt: skip
+    assert [name for row in served for name in nothing if row.get(name) is not None] == []
+
+
+def test_a_line_of_progress_says_how_many_ran_at_once(outcome: SweepOutcome) -> None:
+    best = outcome.summary["best"][0]
+    row = next(row for row in outcome.rows if row["trial_id"] == best["trial_id"])
+    assert "16 at once, peak KV usage" in line_of(row, outcome.shown)
+
+
+def test_the_summary_names_the_most_at_once_and_the_boundaries(outcome: SweepOutcome) -> None:
+    summary = outcome.summary
+    assert summary["is_counted"]
+    (best,) = summary["best"]
+    assert (best["goal"], best["figures"]["max_running"], best["figures"]["output_throughput"]) == (
+        "max_running",
+        16,
+        None,
+    )
+    assert best["settings"]["max_model_len"] == 4096
+    assert list(best["commands"]) == ["vllm"]
+    assert {boundary["kind"] for boundary in summary["boundaries"]} >= {"largest_max_model_len"}
+    assert summary["predictions"]["outcomes_equal"] == len(outcome.rows)
+    assert summary["predictions"]["output_throughput_median_error_pct"] is None
+    assert summary["kv_waste"] is not None and summary["noise"]["num_noisy"] == 0
+
+
+def test_the_page_and_the_pictures_say_it(outcome: SweepOutcome) -> None:
+    written = {path.name for path in write_reports(outcome.directory)}
+    assert written == {"outcomes.png", "occupancy.png", "predicted_vs_measured.png", "memory.png", "block_size.png",
+                       "report.html"}  # fmt: skip
+    page = (outcome.directory / "report.html").read_text()
+    assert "Nothing was computed (load format none)" in page
+    assert "counted CPU, nothing computed" in run_phrase(load_run(outcome.directory))  # in every picture's footer
+    assert [why for why, _ in chosen_trials(load_run(outcome.directory))] == [
+        "Best (most at once)", "Worst (most preemptions)"
+    ]  # fmt: skip
+
+
+def test_calibration_leaves_such_rows_out(outcome: SweepOutcome) -> None:
+    with pytest.raises(KvplanError, match="nothing was computed"):
+        read_trial_sets([outcome.directory])
+
+
+def test_it_continues_with_the_same_account(outcome: SweepOutcome, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("manifest.json", "trials.jsonl"):
+        (copy / name).write_bytes((outcome.directory / name).read_bytes())
+    lines = (copy / "trials.jsonl").read_text().splitlines(keepends=True)
+    (copy / "trials.jsonl").write_text("".join(lines[:-2]))
+    again = resume_sweep(copy, SilentProgress())
+    timed = {"started_at", "trial_seconds", "setup_seconds"}
+
+    def counts(rows: list[Row]) -> list[dict[str, Any]]:
+        ordered = sorted(rows, key=lambda row: row["trial_number"])
+        return [{name: value for name, value in row.items() if name not in timed} for row in ordered]
+
+    assert counts(again.rows) == counts(outcome.rows)
+
+
+def test_a_gpu_by_name_need_not_be_here() -> None:
+    device = plan(gpu="h100-sxm").device
+    assert device.kind == "cuda"
+    assert device.memory_bytes > 79 * 1024**3
+    smaller = plan(gpu="h100-sxm", device_memory="40GiB").device
+    assert (smaller.name, smaller.memory_bytes) == (device.name, 40 * 1024**3)
+
+
+def test_memory_that_nobody_chose_is_nearly_filled() -> None:
+    made = plan()
+    trial = max(made.predictions(), key=lambda trial: trial.num_blocks if trial.is_measured else 0)
+    assert trial.status == "ok"
+    assert any("so that the requests nearly fill it" in notice for notice in made.notices)
+    assert 15 * 1024**3 < made.device.memory_bytes < 24 * 1024**3
+
+
+def test_weights_of_a_quantized_checkpoint_are_the_planners(tmp_path: Path) -> None:
+    config = json.loads(json.dumps(dict(plan().spec.raw_config)))
+    config["quantization_config"] = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    }
+    path = tmp_path / "model" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(config))
+    served = run(tmp_path / "out", str(path), {"max_num_seqs": "8"}, device_memory="20GiB")
+    (row,) = served.rows
+    assert row["weights_origin"] == "predicted"
+    assert 8e9 < (row["weights_bytes"] or 0) < 10e9
+    assert row["num_blocks_total"] == row["num_blocks_predicted"]
+    assert any("as predicted, not measured" in notice for notice in plan(str(path), device_memory="20GiB").notices)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slo_seconds": {"ttft": 1.0}}, "--slo cannot be used with --load-format none"),
+        ({"search": "max_concurrency", "slo_seconds": {"ttft": 1.0}}, "--search cannot be used"),
+        ({"request_rate": 4.0}, "--request-rate cannot be used"),
+        ({"boundary": ("max_num_seqs",)}, "--boundary max_num_seqs cannot be used"),
+        ({"gpu": "h100-sxm", "device": "cpu"}, "--gpu cannot be used with --device cpu"),
+        ({"gpu": "h100-sxm", "load_format": "dummy"}, "--gpu names a device that is only counted"),
+    ],
+)
+def test_what_needs_a_speed_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        SweepOptions(**{"model": LLAMA, "load_format": "none", **options})
+    assert caught.value.hint
+
+
+def test_arrival_times_of_a_file_are_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_seconds,input_len,output_len\n0,30,5\n1,30,5\n")
+    with pytest.raises(KvplanError, match="arrive over time"):
+        make_plan(SweepOptions(model=LLAMA, load_format="none", workload=str(trace)))
+
+
+def test_a_context_boundary_is_searched(tmp_path: Path) -> None:
+    axes = {"gpu_memory_utilization": utilizations().split(",")[2], "max_model_len": "64..1024+64"}
+    found = run(tmp_path / "out", axes=axes, boundary=("max_model_len",), device_memory="20GiB")
+    (boundary,) = [entry for entry in found.summary["boundaries"] if entry["kind"] == "largest_max_model_len"]
+    assert boundary["starts"] == boundary["exact"] // 64 * 64
+    assert boundary["fails"] == boundary["starts"] + 64
+    assert len([row for row in found.rows if row["status"] != "skipped_oom_dominated"]) < 10
