@@ -8,6 +8,7 @@ between them. What a server does not tell is None, never 0.
     reading      ServerReading: occupancy, queue, counters and latencies of a server at one moment
     names        what each engine calls them
     page         a Prometheus page -> ServerReading
+    llamacpp     llama-server's slots, beside its page
     trtllm       TensorRT-LLM's JSON page -> ServerReading
     limits       the settings a running server tells of itself: seats, tokens per step, context
     window       what happened between two readings

@@ -40,7 +40,7 @@ LIMIT_PATHS: Final[Mapping[str, tuple[str, ...]]] = {
 # The names under which engines tell them: vLLM's, SGLang's, llama.cpp's.
 _SEATS: Final = ("max_num_seqs", "max_running_requests", "total_slots")
 _STEP_TOKENS: Final = ("max_num_batched_tokens", "chunked_prefill_size")
-_CONTEXT: Final = ("max_model_len", "context_length")
+_CONTEXT: Final = ("max_model_len", "context_length", "n_ctx")
 
 
 def limits_in(document: object) -> ServerLimits:

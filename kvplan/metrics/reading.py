@@ -39,6 +39,7 @@ class ServerReading:
     ``prefix_unit``, because vLLM 0.8 and TensorRT-LLM count blocks. prefix_cache_hit_rate: a gauge, where an engine has
     no counters. num_finished: requests by the reason they finished for ("all" where the engine does not say).
     iteration_tokens: tokens of each engine step. max_num_seqs: where the page says it. kv_cache_used_tokens: as told.
+    num_slots, slot_tokens: llama.cpp's places for sequences, and the longest sequence that one takes.
     """
 
     engine: EngineName
@@ -51,6 +52,8 @@ class ServerReading:
     kv_cache_usage: float | None = None
     kv_cache_usage_highest: float | None = None
     kv_cache_used_tokens: float | None = None
+    num_slots: int | None = None
+    slot_tokens: int | None = None
     max_num_seqs: int | None = None
     num_preemptions: float | None = None
     prefix_cache_queries: float | None = None

@@ -8,12 +8,14 @@ from typing import Final
 from kvplan.errors import KvplanError
 from kvplan.metrics.http import DEFAULT_TIMEOUT_SECONDS, Connection, Response, ServerAddress
 from kvplan.metrics.limits import LIMIT_PATHS, ServerLimits, limits_in
+from kvplan.metrics.llamacpp import with_slots
 from kvplan.metrics.page import read_page
 from kvplan.metrics.reading import EngineName, ServerReading
 from kvplan.metrics.trtllm import read_iterations
 
 _PAGE: Final = "/metrics"
 _TRTLLM_PAGE: Final = "/prometheus/metrics"
+_SLOTS: Final = "/slots"
 _OK: Final = 200
 _REFUSED: Final = (401, 403)
 
@@ -28,6 +30,7 @@ class MetricsSource:
         self.address = ServerAddress.parse(url)
         self._connection = Connection(self.address, api_key, timeout_seconds=timeout_seconds)
         self._path = _PAGE
+        self._tells_slots = True
 
     def __enter__(self) -> MetricsSource:
         return self
@@ -52,7 +55,7 @@ class MetricsSource:
                 f"The metrics at {self.address.url}{self._path} are of no engine that is known here.",
                 hint="vLLM, SGLang, llama.cpp, TensorRT-LLM and kvplan are read",
             )
-        return reading
+        return self._with_slots(reading) if reading.engine == "llamacpp" else reading
 
     def limits(self, engine: EngineName) -> ServerLimits:
         """The settings that the server tells, as many as it does; all None where it tells none."""
@@ -62,6 +65,14 @@ class MetricsSource:
             if answer.status == _OK:
                 found = found.filled_from(limits_in(answer.json()))
         return found
+
+    def _with_slots(self, reading: ServerReading) -> ServerReading:
+        """Not asked again where llama-server refuses it (--no-slots)."""
+        if reading.kv_cache_used_tokens is not None or not self._tells_slots:
+            return reading
+        answer = self._connection.get(_SLOTS)
+        self._tells_slots = answer.status == _OK
+        return with_slots(reading, answer.json()) if self._tells_slots else reading
 
     def _read_trtllm(self, answer: Response) -> ServerReading:
         """TensorRT-LLM's Prometheus page if it has one, which is then the only one that is read; else its JSON."""

@@ -30,7 +30,7 @@ _NULL_BLOCKS: Final = {"vllm": 1}
 class Room:
     """Room for more sequences of ``context_tokens``. by_kv: that the free part of the pool holds; by_seats: free places
     in the engine's steps, None where it does not tell. capacity: of the whole pool. blocks_per_sequence: None where the
-    engine counts tokens. basis: where the blocks of a sequence come from.
+    engine counts tokens or slots. basis: where the blocks of a sequence come from.
     """
 
     context_tokens: int
@@ -65,7 +65,15 @@ def room_for(context_tokens: int, reading: ServerReading, limits: ServerLimits, 
         # A sequence lies in one data-parallel engine. Half a block more: the product is whole but for its rounding.
         by_kv = engines * int((free + 0.5) // blocks)
         return Room(context_tokens, by_kv, by_seats, engines * int(usable // blocks), blocks, basis)
-    return _by_tokens(context_tokens, reading, by_seats)
+    return _by_slots(context_tokens, reading) or _by_tokens(context_tokens, reading, by_seats)
+
+
+def _by_slots(context_tokens: int, reading: ServerReading) -> Room | None:
+    """llama.cpp: a free slot for each sequence that is short enough. At most that, because slots may share a pool."""
+    if reading.num_slots is None or reading.slot_tokens is None or reading.num_running is None:
+        return None
+    capacity = reading.num_slots if context_tokens <= reading.slot_tokens else 0
+    return Room(context_tokens, max(0, capacity - int(reading.num_running)), None, capacity, None, "slots")
 
 
 def _by_tokens(context_tokens: int, reading: ServerReading, by_seats: int | None) -> Room | None:

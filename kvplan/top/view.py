@@ -93,7 +93,7 @@ def _kv_lines(reading: ServerReading, rooms: tuple[Room, ...], width: int) -> It
 def _kv_line(reading: ServerReading) -> Text:
     line = Text("  KV  ")
     if reading.kv_cache_usage is None:
-        return line.append("not told by this server", style=_DIM)
+        return line.append_text(_held_text(reading))
     line.append_text(_bar(reading.kv_cache_usage, _BAR_CELLS))
     line.append(f" {100 * reading.kv_cache_usage:5.1f} %")
     fullest = reading.kv_cache_usage_highest
@@ -103,6 +103,16 @@ def _kv_line(reading: ServerReading) -> Text:
     if tokens:
         line.append(f" of {tokens:,} tokens")
     return line
+
+
+def _held_text(reading: ServerReading) -> Text:
+    """What is known where the size of the pool is not: tokens, and the slots of llama.cpp that hold them."""
+    if reading.kv_cache_used_tokens is None:
+        return Text("not told by this server", style=_DIM)
+    text = Text(f"{reading.kv_cache_used_tokens:,.0f} tokens", style="not bold")
+    if reading.num_slots is not None and reading.slot_tokens is not None:
+        text.append(f" in {_count(reading.num_running)} of {reading.num_slots:,} slots of {reading.slot_tokens:,}")
+    return text
 
 
 def _room_text(room: Room) -> Text:

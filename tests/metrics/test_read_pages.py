@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,13 @@ from metric_pages import (
     vllm_page,
 )
 
+from kvplan.metrics.llamacpp import with_slots
 from kvplan.metrics.page import read_page
 from kvplan.metrics.prometheus import parse_samples
 from kvplan.metrics.reading import ServerReading
 from kvplan.metrics.trtllm import read_iterations
+
+RECORDED = Path(__file__).parent / "recorded"
 
 
 def read(text: str) -> ServerReading:
@@ -102,6 +106,26 @@ def test_llama_cpp_counts_cached_prompt_tokens_apart() -> None:
     assert reading.kv_cache_usage is None
 
 
+def test_a_page_and_slots_recorded_from_llama_server() -> None:
+    """b11434 built from source, SmolLM2, 4 slots of 1,024 tokens, three of them generating."""
+    page = read((RECORDED / "llamacpp_b11434.txt").read_text())
+    assert (page.engine, page.num_running, page.num_waiting, page.prompt_tokens) == ("llamacpp", 3, 0, 21)
+    slots = json.loads((RECORDED / "llamacpp_b11434_slots.json").read_text())
+    reading = with_slots(page, slots)
+    assert (reading.num_slots, reading.slot_tokens, reading.kv_cache_used_tokens) == (4, 1024, 105 + 107 + 108)
+    assert reading.kv_cache_usage is None, "whether slots share a pool is told nowhere"
+    idle = [{**slot, "is_processing": False} for slot in slots]
+    assert with_slots(page, idle).kv_cache_used_tokens == 0, "what an idle slot keeps is given up for the next sequence"
+
+
+@pytest.mark.parametrize(
+    "slots", [None, [], {}, [1], [{"is_processing": True}], [{"is_processing": True, "n_ctx": "8"}]]
+)
+def test_slots_that_tell_no_tokens_leave_them_unknown(slots: object) -> None:
+    reading = with_slots(read(LLAMACPP_PAGE), slots)
+    assert (reading.kv_cache_used_tokens, reading.slot_tokens) == (None, None)
+
+
 def test_pages_of_tensorrt_llm() -> None:
     reading = read(TRTLLM_PAGE)
     assert (reading.engine, reading.kv_cache_usage, reading.max_num_seqs) == ("trtllm", 0.75, 64)
@@ -127,7 +151,7 @@ def test_a_reading_is_plain_json() -> None:
 
 def test_a_page_recorded_from_vllm() -> None:
     """vLLM 0.32.0 for CPUs, after 90 requests of `kvplan load` (2026-11-22)."""
-    reading = read((Path(__file__).parent / "recorded" / "vllm_0_32_cpu.txt").read_text())
+    reading = read((RECORDED / "vllm_0_32_cpu.txt").read_text())
     assert (reading.engine, reading.model_names, reading.num_engines) == ("vllm", ("smol",), 1)
     assert (reading.num_running, reading.num_waiting, reading.kv_cache_usage) == (0, 0, 0)
     assert (reading.prefix_cache_queries, reading.prefix_cache_hits, reading.num_preemptions) == (11121, 0, 0)

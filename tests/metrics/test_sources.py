@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from metric_pages import TRTLLM_ITERATIONS, TRTLLM_PAGE, vllm_page
+from metric_pages import LLAMACPP_PAGE, TRTLLM_ITERATIONS, TRTLLM_PAGE, vllm_page
 
 from kvplan.errors import KvplanError, UsageError
 from kvplan.metrics.http import ServerAddress, unreachable
@@ -138,3 +138,15 @@ def test_addresses(text: str, url: str) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         ServerAddress.parse(text)
+
+
+def test_slots_of_llama_server_are_asked_with_each_reading_until_it_refuses_them() -> None:
+    slots = json.dumps([{"id": 0, "n_ctx": 512, "is_processing": True, "n_prompt_tokens": 40}])
+    pages = {"/metrics": (200, LLAMACPP_PAGE), "/slots": (200, slots)}
+    with serving(pages) as (url, asked), MetricsSource(url) as source:
+        assert [source.read().kv_cache_used_tokens for _ in range(2)] == [40, 40]
+        assert asked.count("/slots") == 2
+    refusing = {"/metrics": (200, LLAMACPP_PAGE), "/slots": (501, "not enabled")}
+    with serving(refusing) as (url, asked), MetricsSource(url) as source:
+        assert [source.read().kv_cache_used_tokens for _ in range(2)] == [None, None]
+        assert asked.count("/slots") == 1

@@ -82,6 +82,16 @@ def test_a_server_that_tells_no_pool_has_no_room_to_show() -> None:
     assert room_for(1024, reading_of(TRTLLM_PAGE), NO_LIMITS, None) is not None
 
 
+def test_room_in_llama_cpp_is_its_free_slots() -> None:
+    reading = replace(
+        reading_of(LLAMACPP_PAGE), num_slots=4, slot_tokens=1024, kv_cache_used_tokens=320.0, num_running=3.0
+    )
+    room = room_for(1024, reading, ServerLimits(max_num_seqs=4), None)
+    assert room is not None and (room.sequences, room.capacity, room.basis) == (1, 4, "slots")
+    longer = room_for(1025, reading, NO_LIMITS, None)
+    assert longer is not None and (longer.sequences, longer.capacity) == (0, 0), "no slot is so long"
+
+
 def test_an_unknown_cache_dtype_is_not_planned_with() -> None:
     reading = vllm_reading(0)
     reading = replace(reading, cache=replace(reading.cache, cache_dtype="octave_k3v4"))

@@ -133,6 +133,12 @@ def test_a_server_that_tells_no_pool_has_no_bar() -> None:
     assert "/4" in lines[4]
 
 
+def test_llama_cpp_shows_the_tokens_in_its_slots() -> None:
+    reading = replace(reading_at(0.0, LLAMACPP_PAGE), num_slots=4, slot_tokens=1024, kv_cache_used_tokens=320.0)
+    lines = lines_of(make_snapshot([ServerState("http://127.0.0.1:8080", reading)], contexts=(512,)))
+    assert lines[3] == "  KV  320 tokens in 1 of 4 slots of 1,024   ~+3 of 4 x 512"
+
+
 def test_data_parallel_engines_show_the_fullest_and_say_that_room_is_counted_in_tokens() -> None:
     """SGLang: two engines, 0.5 and 0.9 used, of 60,000 tokens each; no histograms, no requests counted."""
     state = ServerState("http://h:30000", reading_at(0.0, SGLANG_PAGE))
