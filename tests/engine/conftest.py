@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from engine_answers import NUM_TOKENS, PROMPT_LENGTHS, ragged_prompts
-from small_models import ARCHITECTURES, Checkpoint, greedy
+from small_models import ARCHITECTURES, OTHER_KINDS, Checkpoint, greedy
 
 from kvplan_engine import Engine
 from kvplan_engine.requests.outputs import StepOutput
@@ -49,7 +49,7 @@ def every_step_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
     folder = tmp_path_factory.mktemp("checkpoints")
-    return {name: Checkpoint(name, folder) for name in ARCHITECTURES}
+    return {name: Checkpoint(name, folder) for name in (*ARCHITECTURES, *OTHER_KINDS)}
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +80,7 @@ def smollm2_model(smollm2_path: Path) -> torch.nn.Module:
 def expected_tokens(checkpoints: dict[str, Checkpoint]) -> dict[str, list[list[int]]]:
     """By architecture, transformers' greedy answers to ``ragged_prompts``."""
     answers = {}
-    for name, checkpoint in checkpoints.items():
-        answers[name] = greedy(checkpoint.model, ragged_prompts(), NUM_TOKENS)
+    for name in ARCHITECTURES:
+        answers[name] = greedy(checkpoints[name].model, ragged_prompts(), NUM_TOKENS)
         assert len({tuple(answer) for answer in answers[name]}) == len(PROMPT_LENGTHS), "answers that cannot tell"
     return answers

@@ -37,17 +37,24 @@ def _config(name: str) -> transformers.PretrainedConfig:
         return transformers.Qwen2Config(**common)
     if name == "qwen3":
         return transformers.Qwen3Config(**common, head_dim=16)
+    if name == "glm4":
+        return transformers.Glm4Config(**common, head_dim=32, attention_bias=True, pad_token_id=0)
+    if name == "gpt_neox":
+        common |= {"num_key_value_heads": None, "use_parallel_residual": True, "hidden_act": "gelu_new"}
+        return transformers.GPTNeoXConfig(**common)
     raise AssertionError(name)
 
 
 ARCHITECTURES = ("gpt2", "llama", "llama-tied", "mistral", "qwen2", "qwen3")
+OTHER_KINDS = ("glm4", "gpt_neox")
+"""Norms behind blocks and neighbours that turn; attention and MLP side by side. They run through the matrix alone."""
 
 
 class Checkpoint:
     """A saved random model: ``path`` for the engine, ``model`` for transformers."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        torch.manual_seed(ARCHITECTURES.index(name))
+        torch.manual_seed((*ARCHITECTURES, *OTHER_KINDS).index(name))
         config = _config(name)
         # a wide initial spread, so that the next token is decided by more than rounding
         config.initializer_range = 0.2

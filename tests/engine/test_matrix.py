@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from beam_reference import END_TOKENS, assert_same, reference
 from matrix_cells import ALL_CELLS, CELLS, Cell, Watch, add_beams, add_greedy, beam_answers, greedy_tokens, set_up
-from small_models import ARCHITECTURES, Checkpoint, greedy
+from small_models import ARCHITECTURES, OTHER_KINDS, Checkpoint, greedy
 
 from kvplan_engine import LLM, BeamSearchParams, EngineError
 
+BACKENDS = ("cpu", "reference")
 NUM_TOKENS = 8
 PROMPT_LENGTHS = (28, 41, 25)  # the first two fill the pool, whatever the block size, and outgrow it
 POOL_TOKENS = 80
@@ -77,8 +79,7 @@ def load(checkpoint: Checkpoint, backend: str) -> LLM:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS, ids=str)
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(("name", "backend"), [*product(ARCHITECTURES, BACKENDS), *product(OTHER_KINDS, BACKENDS[:1])])
 def test_tokens_are_those_of_transformers(
     checkpoints: dict[str, Checkpoint],
     expected: dict[str, Expected],
