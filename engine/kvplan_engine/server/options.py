@@ -16,7 +16,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     without keys nobody needs one. max_num_queued_reqs, max_num_queued_tokens: beyond them requests are refused; None
     for no limit. max_body_bytes: of a request. shutdown_timeout: seconds that requests in flight get at the end.
     dead_engine_seconds: how long a server whose engine has died goes on answering 503, before it ends and its
-    supervisor restarts it. port 0: one that is free.
+    supervisor restarts it. dead_client_seconds: when a connection is closed whose client neither reads what it is sent
+    nor answers the kernel's probes. port 0: one that is free.
     """
 
     model: str
@@ -30,11 +31,13 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_body_bytes: int = 32 * 1024 * 1024
     shutdown_timeout: float = 0.0
     dead_engine_seconds: float = 2.0
+    dead_client_seconds: int = 60
 
     def __post_init__(self) -> None:
         for good, text in (
             (0 <= self.port <= 65535, f"the port must lie in [0, 65535], got {self.port}"),
             (self.max_body_bytes >= 1, f"max_body_bytes must be at least 1, got {self.max_body_bytes}"),
+            (self.dead_client_seconds >= 1, f"dead_client_seconds must be at least 1, got {self.dead_client_seconds}"),
             (self.shutdown_timeout >= 0, f"shutdown_timeout must not be negative, got {self.shutdown_timeout:g}"),
             (_is_limit(self.max_num_queued_reqs), "max_num_queued_reqs must be at least 1"),
             (_is_limit(self.max_num_queued_tokens), "max_num_queued_tokens must be at least 1"),

@@ -29,8 +29,8 @@ from kvplan_engine.server.options import ServerOptions
 logger = logging.getLogger("kvplan_engine.server")
 
 FAILED = 1
-# A connection whose client neither reads nor answers the kernel's probes is closed after this time.
-_DEAD_PEER_SECONDS = 60
+# What the kernel holds of a stream that is not sent yet. The rest waits in this process, which waits with it.
+_UNSENT_BYTES = 128 * 1024
 _LAG_PROBE_SECONDS = 0.25
 _CLOSE_SECONDS = 1  # for connections that are still open when nothing is in flight any more
 
@@ -194,8 +194,9 @@ def _bound(options: ServerOptions) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         # inherited by connections: ends those of clients that are gone without a word, or never read
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_SECONDS * 1000)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_PEER_SECONDS)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, options.dead_client_seconds * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, options.dead_client_seconds)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         try:
             listener.bind(address)
         except OSError as problem:

@@ -212,3 +212,16 @@ def test_the_engine_does_not_outlive_its_server(long_model_path: Path) -> None:
         time.sleep(0.02)
     else:
         assert not Path(f"/proc/{engine}/stat").exists()
+
+
+# ---- clients that do not read
+
+
+def test_a_client_that_never_reads_is_cut_off(long_model_path: Path) -> None:
+    """Its stream waits for it, then the kernel gives it up and its answers are aborted long before their ends."""
+    with ServerProcess(str(long_model_path), dead_client_seconds=1) as server, Held(server) as held:
+        held.open({**LONG, "n": 60})
+        aborted = {"finished_reason": "abort"}
+        wait_for(lambda: server.metric("vllm:request_success_total", **aborted), lambda number: number == 60)
+        wait_for(lambda: server.get("/load").json, lambda load: load == {"server_load": 0})
+        assert server.wait_until_idle()["num_used_blocks"] == 0
