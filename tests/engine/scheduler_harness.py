@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import Any
 
 from kvplan_engine.blocks.block_pool import BlockHash, BlockPool
-from kvplan_engine.blocks.block_table import BlockCopy
+from kvplan_engine.blocks.block_table import BlockCopy, GroupTable
 from kvplan_engine.blocks.layout import KvLayout, uniform_layout
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.blocks.transfers import FromDisk, FromHost, ToDisk, ToHost, Transfer, TransferLog
@@ -24,7 +24,7 @@ from kvplan_engine.offload.preemption import PreemptionPolicy
 from kvplan_engine.offload.swap import SwapSpace
 from kvplan_engine.offload.tiers import KvTiers
 from kvplan_engine.requests.beams import BeamGroup, BeamSearchParams
-from kvplan_engine.requests.request import Request, Sequence
+from kvplan_engine.requests.request import Request, ScheduledSequence, Sequence
 from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.requests.status import FinishReason, SequenceStatus
 from kvplan_engine.requests.step_plan import StepPlan
@@ -222,16 +222,39 @@ class SchedulerHarness:
             self.device[transfer.block] = content
 
     def _forward(self, plan: StepPlan) -> None:
-        """Every sequence reads all its computed slots and writes its new ones; nobody else may read those."""
+        """Every sequence reads what its new tokens see in each group, and writes them; nobody else may read those."""
         for item in plan.scheduled:
-            sequence, computed = item.sequence, item.sequence.num_computed_tokens
-            history, blocks, size = self._hashes(sequence), sequence.table.blocks, self._block_size
-            stored = [slot for block in blocks[: -(-computed // size)] for slot in self.device[block]][:computed]
-            assert stored == history[:computed], "a sequence would read somebody else's KV"
+            for number, table in enumerate(item.sequence.table.groups):
+                if table.group.is_state:
+                    self._update_state(item, number, table.bundles[0])
+                else:
+                    self._attend(item, number, table)
+
+    def _attend(self, item: ScheduledSequence, number: int, table: GroupTable) -> None:
+        computed, size = item.sequence.num_computed_tokens, self._block_size
+        history, first = self._hashes(item.sequence), table.group.first_kept_token(computed)
+        bundles = [self.pool.blocks_of(bundle) for bundle in table.bundles]
+        for place in range(table.group.width):
+            blocks = [bundle[place] for bundle in bundles]
+            mark = number << 8 | place
+            start = first - table.first * size
+            assert start >= 0, "a token that is seen has been given back"
+            stored = [slot for block in blocks for slot in self.device[block]][start : start + computed - first]
+            assert stored == [each ^ mark for each in history[first:computed]], "somebody else's KV would be read"
             for position in range(computed, computed + item.num_new_tokens):
-                block = blocks[position // size]
-                assert self.pool.reference_count(block) == 1, "a shared block would be written"
-                self.device[block][position % size] = history[position]
+                index = position // size - table.first
+                assert self.pool.reference_count(table.bundles[index]) == 1, "a shared block would be written"
+                self.device[blocks[index]][position % size] = history[position] ^ mark
+
+    def _update_state(self, item: ScheduledSequence, number: int, bundle: int) -> None:
+        """A state stands for all tokens up to it; each of its blocks holds their hash."""
+        computed, history = item.sequence.num_computed_tokens, self._hashes(item.sequence)
+        assert self.pool.reference_count(bundle) == 1, "a shared state would be written"
+        assert not self.pool.is_cached(bundle), "a state that can be found would be written"
+        for place, block in enumerate(self.pool.blocks_of(bundle)):
+            mark = number << 8 | place
+            assert not computed or self.device[block][0] == history[computed - 1] ^ mark, "somebody else's state"
+            self.device[block][0] = history[computed + item.num_new_tokens - 1] ^ mark
 
     def _hashes(self, sequence: Sequence) -> list[int]:
         history = self._history.setdefault(sequence, [])

@@ -15,27 +15,34 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from scheduler_harness import SchedulerHarness
 
+from kvplan_engine.blocks.layout import KvGroup, KvLayout, uniform_layout
+
 NUM_STEPS = 100_000
 NUM_EXAMPLES = 600
 MOVES_PER_EXAMPLE = 60
 
 
 @st.composite
-def harnesses(draw: st.DrawFn) -> SchedulerHarness:
-    block_size = draw(st.sampled_from([1, 2, 3, 4]))
+def harnesses(draw: st.DrawFn, groups: st.SearchStrategy[tuple[KvGroup, ...]]) -> SchedulerHarness:
+    """Settings of all kinds over blocks for ``groups``, with room for one sequence and little more."""
+    layout = KvLayout(1, draw(st.sampled_from([1, 2, 3, 4])), draw(groups))
     max_model_len = draw(st.sampled_from([8, 14, 20]))
-    longest = -(-max_model_len // block_size)
+    max_num_batched_tokens = draw(st.sampled_from([2, 5, 9, 16]))
+    longest = layout.blocks_for(max_model_len, max_num_batched_tokens)
     is_contiguous = draw(st.integers(0, 9)) == 0
+    width = sum(layout.widths)
+    more = draw(st.integers(0, 6)) * width * (3 if is_contiguous else 1)
     return SchedulerHarness(
-        num_blocks=longest + draw(st.integers(0, 6)) * (3 if is_contiguous else 1),
-        block_size=block_size,
+        num_blocks=longest + more,
+        layout=layout,
+        block_size=layout.block_size,
         max_num_seqs=draw(st.sampled_from([2, 4, 6])),
-        max_num_batched_tokens=draw(st.sampled_from([2, 5, 9, 16])),
+        max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         prefix_caching=not is_contiguous and draw(st.integers(0, 3)) > 0,
         preemption_mode=draw(st.sampled_from(["recompute", "swap", "auto"])),
-        num_swap_slots=draw(st.sampled_from([0, 3, 8, 16])),
-        num_tier_slots=draw(st.sampled_from([0, 1, 3, 8])),
+        num_swap_slots=draw(st.sampled_from([0, 3, 8, 16])) * width,
+        num_tier_slots=draw(st.sampled_from([0, 1, 3, 8])) * width,
         num_disk_blocks=draw(st.sampled_from([0, 2, 6, 20])),
         damage_every=draw(st.sampled_from([0, 3, 7])),
         seed=draw(st.integers(0, 1 << 16)),
@@ -48,7 +55,7 @@ class StormMachine(RuleBasedStateMachine):
     num_steps: ClassVar[int] = 0
     seen: ClassVar[dict[str, int]] = {}
 
-    @initialize(harness=harnesses())
+    @initialize(harness=harnesses(st.just(uniform_layout(1).groups)))
     def start(self, harness: SchedulerHarness) -> None:
         self.harness = harness
         self.is_contiguous = harness.config.reserves_all
@@ -69,13 +76,13 @@ class StormMachine(RuleBasedStateMachine):
     def run(self, count: int) -> None:
         for _ in range(count):
             self.harness.step()
-        StormMachine.num_steps += count
+        type(self).num_steps += count
 
     @precondition(lambda self: self.harness.requests)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         self.harness.abort(data.draw(st.sampled_from(sorted(self.harness.requests))))
-        StormMachine.num_steps += 1
+        type(self).num_steps += 1
 
     @precondition(lambda self: len(self.harness.requests) > 2)
     @rule()
@@ -85,7 +92,7 @@ class StormMachine(RuleBasedStateMachine):
         self.harness.scheduler.check()
         assert self.harness.pool.num_free_blocks == self.harness.pool.num_blocks
         assert self.harness.swap.num_free_slots == self.harness.swap.num_slots
-        StormMachine.num_steps += 1
+        type(self).num_steps += 1
 
     def teardown(self) -> None:
         if not hasattr(self, "harness"):
@@ -93,7 +100,7 @@ class StormMachine(RuleBasedStateMachine):
         harness, scheduler = self.harness, self.harness.scheduler
         while scheduler.has_unfinished:
             harness.step()
-            StormMachine.num_steps += 1
+            type(self).num_steps += 1
         assert harness.pool.num_free_blocks == harness.pool.num_blocks
         for name, count in (
             ("preempted", scheduler.num_preemptions),
@@ -105,7 +112,7 @@ class StormMachine(RuleBasedStateMachine):
             ("restored from disk", harness.tiers.num_disk_hit_tokens),
             ("blocked", scheduler.num_blocked_admissions),
         ):
-            StormMachine.seen[name] = StormMachine.seen.get(name, 0) + count
+            self.seen[name] = self.seen.get(name, 0) + count
 
 
 @pytest.mark.slow
