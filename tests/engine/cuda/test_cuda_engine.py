@@ -12,6 +12,9 @@ from small_models import greedy
 from kvplan_engine import LLM, SamplingParams
 
 
+NAMES = ("gpt2", "mistral", "qwen3", "cohere", "olmo2", "glm4")
+
+
 @pytest.fixture
 def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device with a queue, the emulated kernels on it, graphs and overlap as on a GPU."""
@@ -26,6 +29,12 @@ def _config(name: str) -> transformers.PretrainedConfig:
     common |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
     if name == "mistral":
         return transformers.MistralConfig(**common, sliding_window=12, tie_word_embeddings=False)
+    if name == "cohere":  # attention and MLP side by side, a norm for each head, neighbours turn
+        return transformers.CohereConfig(**common, use_qk_norm=True, logit_scale=0.5, pad_token_id=0)
+    if name == "olmo2":  # norms behind the blocks and across all heads
+        return transformers.Olmo2Config(**common, tie_word_embeddings=False)
+    if name == "glm4":  # half of a head turns
+        return transformers.Glm4Config(**common, head_dim=64, attention_bias=True, pad_token_id=0)
     return transformers.Qwen3Config(**common, head_dim=64, tie_word_embeddings=False)
 
 
@@ -33,7 +42,7 @@ def _config(name: str) -> transformers.PretrainedConfig:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, torch.nn.Module]]:
     folder = tmp_path_factory.mktemp("wide")
     made = {}
-    for name in ("gpt2", "mistral", "qwen3"):
+    for name in NAMES:
         torch.manual_seed(4)
         config = _config(name)
         config.initializer_range = 0.2
@@ -43,7 +52,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, tor
     return made
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3"])
+@pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_are_transformers(
     models: dict[str, tuple[str, torch.nn.Module]], emulated_gpu: None, name: str
 ) -> None:
