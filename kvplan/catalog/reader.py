@@ -81,6 +81,7 @@ def read_config(
         tie_word_embeddings=body.tied,
         tensors=body.tensors,
         rope=body.rope,
+        further_ropes=body.further_ropes,
         quantization=read_quantization(view),
         extras=body.extras,
         assumptions=tuple(view.assumptions),

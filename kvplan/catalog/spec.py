@@ -286,6 +286,8 @@ class ModelSpec:
     tie_word_embeddings: bool
     tensors: tuple[Tensor, ...]
     rope: RopeSpec | None = None
+    further_ropes: tuple[RopeSpec, ...] = ()
+    """Of layers that turn otherwise than by ``rope``."""
     quantization: QuantizationSpec | None = None
     extras: tuple[ExtraModule, ...] = ()
     assumptions: tuple[str, ...] = ()

@@ -133,7 +133,7 @@ class LatentAttention:
     rope_size: int
     value_size: int
     scale: float
-    rope: Rope
+    rope: Rope | None
     bias: bool = False
     indexer: Indexer | None = None
 
@@ -152,6 +152,7 @@ class CompressedAttention:
     kept: Kept
     ratio: int | None = None
     indexer: Indexer | None = None
+    rope: Rope | None = None
     q_rank: int = 0
     output_groups: int = 1
     output_rank: int = 0

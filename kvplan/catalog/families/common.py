@@ -23,6 +23,7 @@ class Body:
     max_position_embeddings: int | None
     rope: RopeSpec | None = None
     extras: tuple[ExtraModule, ...] = ()
+    further_ropes: tuple[RopeSpec, ...] = ()
 
 
 Reader = Callable[[ConfigView], Body]
@@ -74,7 +75,9 @@ def read_max_positions(view: ConfigView, *, default: int | None = None) -> int |
     return found
 
 
-def read_rope(view: ConfigView, head_size: int, *, default_share: float = 1.0) -> RopeSpec:
+def read_rope(
+    view: ConfigView, head_size: int, *, default_share: float = 1.0, default_theta: float = 10000.0
+) -> RopeSpec:
     """Rotary positions from the old keys (rope_theta, rope_scaling) or the new object (rope_parameters).
 
     default_share: of a head, where the config says neither a share nor, as ``rotary_dim``, a number of elements.
@@ -82,7 +85,7 @@ def read_rope(view: ConfigView, head_size: int, *, default_share: float = 1.0) -
     parameters = view.section("rope_parameters")
     scaling = view.section("rope_scaling") or parameters
     source = parameters if parameters is not None and parameters.has("rope_theta") else view
-    theta = source.number("rope_theta", "rotary_emb_base", default=10000.0)
+    theta = source.number("rope_theta", "rotary_emb_base", default=default_theta)
     section = view if parameters is None or not parameters.has("partial_rotary_factor") else parameters
     share = section.number("partial_rotary_factor", "rotary_pct", default=default_share)
     rotary = min(head_size, view.integer("rotary_dim", default=max(int(head_size * share), 1)))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, read_sizes
+from kvplan.catalog.families.common import Body, Sizes, read_rope, read_sizes
 from kvplan.catalog.families.hybrid import hybrid_body
 from kvplan.catalog.families.mixtures import EXPERT_KEYS, TOP_K_KEYS
 from kvplan.catalog.families.multi_token import multi_token_layers
+from kvplan.catalog.families.positions import with_ropes
 from kvplan.catalog.parts import MoeTraits, linear, mixture, norm, norms
-from kvplan.catalog.spec import CompressedAttention, LayerSpec, MoeFeedForward, SparseIndexer
+from kvplan.catalog.spec import CompressedAttention, LayerSpec, MoeFeedForward, RopeSpec, SparseIndexer
 from kvplan.catalog.tensors import Tensor
 
 _INDEXED_RATIO = 4
@@ -121,13 +123,13 @@ def read_deepseek_v4(view: ConfigView) -> Body:
     own = LayerSpec(mixers[ratios[min(sizes.layers, len(ratios) - 1)]], None, routed[False], rest + head)
     joint = linear("e_proj", sizes.hidden, sizes.hidden) + linear("h_proj", sizes.hidden, sizes.hidden)
     body = hybrid_body(view, sizes, layers, extras=multi_token_layers(view, own, sizes.hidden, joint=joint))
-    return Body(
-        body.layers,
-        body.tensors + head,
-        body.hidden_size,
-        body.vocab_size,
-        body.tied,
-        body.max_position_embeddings,
-        body.rope,
-        body.extras,
-    )
+    return with_ropes(replace(body, tensors=body.tensors + head), _ropes(view, ratios[: sizes.layers]))
+
+
+def _ropes(view: ConfigView, ratios: Sequence[int | None]) -> Iterator[RopeSpec]:
+    """``compress_rope_theta`` and the scaling are of layers that compress; the others turn by ``rope_theta`` alone."""
+    size = view.integer("qk_rope_head_dim", default=64)
+    scaled = replace(read_rope(view, size), rotary_size=size)
+    compressing = replace(scaled, theta=view.number("compress_rope_theta", default=160_000.0))
+    for ratio in ratios:
+        yield compressing if ratio else RopeSpec(scaled.theta, size)

@@ -70,7 +70,7 @@ def read_qwen3_next(view: ConfigView) -> Body:
     layers = [LayerSpec(mixer, None, part, norms(2, sizes.hidden)) for mixer, part in zip(mixers, parts, strict=True)]
     last = LayerSpec(softmax, None, parts[-1], norms(2, sizes.hidden))
     extras = multi_token_layers(view, last, sizes.hidden, keys=("mtp_num_hidden_layers",))
-    return hybrid_body(view, sizes, layers, extras=extras)
+    return hybrid_body(view, sizes, layers, rotary_share=0.25, extras=extras)
 
 
 def _qwen_feed_forwards(view: ConfigView, sizes: Sizes) -> list[FeedForward]:

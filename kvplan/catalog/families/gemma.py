@@ -14,6 +14,7 @@ from kvplan.catalog.families.common import (
     read_tied,
     windows_of_types,
 )
+from kvplan.catalog.families.positions import FULL_TYPE, WINDOW_TYPE, rope_of_type, with_ropes
 from kvplan.catalog.parts import (
     FULL,
     AttentionTraits,
@@ -87,17 +88,19 @@ def _read_per_layer_input(view: ConfigView) -> PerLayerInput:
     return PerLayerInput(size, view.integer("vocab_size_per_layer_input", default=262144))
 
 
-def _body(view: ConfigView, sizes: Sizes, layers: list[LayerSpec], extra: tuple[Tensor, ...]) -> Body:
+def _body(
+    view: ConfigView, sizes: Sizes, layers: list[LayerSpec], extra: tuple[Tensor, ...], ropes: tuple[RopeSpec, ...]
+) -> Body:
     tied = read_tied(view, default=True)
-    return Body(
+    body = Body(
         layers=tuple(layers),
         tensors=outside(sizes.hidden, sizes.vocab, tied=tied) + extra,
         hidden_size=sizes.hidden,
         vocab_size=sizes.vocab,
         tied=tied,
         max_position_embeddings=read_max_positions(view),
-        rope=RopeSpec(theta=1_000_000.0, rotary_size=sizes.head),
     )
+    return with_ropes(body, ropes)
 
 
 def read_gemma3n(view: ConfigView) -> Body:
@@ -127,7 +130,11 @@ def read_gemma3n(view: ConfigView) -> Body:
     extra = per_layer.outer_tensors(sizes.hidden, sizes.layers)
     for name in ("altup_projections", "altup_unembed_projections"):
         extra += sum((linear(name, sizes.hidden, sizes.hidden) for _ in range(1, streams)), ())
-    return _body(view, sizes, layers, extra)
+    ropes = (
+        rope_of_type(view, sizes.head, FULL_TYPE, theta=1_000_000.0),
+        rope_of_type(view, sizes.head, WINDOW_TYPE),
+    )
+    return _body(view, sizes, layers, extra, ropes)
 
 
 def _laurel(hidden: int, rank: int) -> tuple[Tensor, ...]:
@@ -162,7 +169,12 @@ def read_gemma4(view: ConfigView) -> Body:
         mixer = _gemma4_attention(view, sizes, window, owner)
         part = mixture_part or _gemma4_dense(view, sizes, is_shared=owner is not None)
         layers.append(LayerSpec(mixer, None, part, rest))
-    return _body(view, sizes, layers, per_layer.outer_tensors(sizes.hidden, sizes.layers))
+    wide = view.integer("global_head_dim", default=512)
+    ropes = (
+        rope_of_type(view, wide, FULL_TYPE, theta=1_000_000.0, share=0.25),
+        rope_of_type(view, sizes.head, WINDOW_TYPE),
+    )
+    return _body(view, sizes, layers, per_layer.outer_tensors(sizes.hidden, sizes.layers), ropes)
 
 
 def _gemma4_attention(view: ConfigView, sizes: Sizes, window: Window, owner: int | None) -> SoftmaxAttention:

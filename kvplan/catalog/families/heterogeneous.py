@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, layer_types, read_sizes
+from kvplan.catalog.families.common import Body, Sizes, layer_types, read_rope, read_sizes
 from kvplan.catalog.families.hybrid import hybrid_body
 from kvplan.catalog.families.mixtures import (
     MixtureFamily,
@@ -16,6 +16,7 @@ from kvplan.catalog.families.mixtures import (
 )
 from kvplan.catalog.families.multi_token import multi_token_layers
 from kvplan.catalog.families.plain import PlainFamily
+from kvplan.catalog.families.positions import FULL_TYPE, WINDOW_TYPE, rope_of_type, with_ropes
 from kvplan.catalog.parts import (
     FULL,
     AttentionTraits,
@@ -27,7 +28,7 @@ from kvplan.catalog.parts import (
     norms,
     sliding,
 )
-from kvplan.catalog.spec import FeedForward, LayerSpec, Mixer, SparseIndexer
+from kvplan.catalog.spec import FeedForward, LayerSpec, Mixer, RopeSpec, SparseIndexer
 
 _SHARED = MoeTraits(shared_name="shared_experts")
 
@@ -115,7 +116,14 @@ def read_mimo_v2(view: ConfigView) -> Body:
         PlainFamily(), after_first_layer, shared_count=("n_shared_experts",), router_bias=True, traits=_SHARED
     )
     mixers = [full if window.kind == "full" else local for window in windows]
-    return hybrid_body(view, sizes, _stack(sizes, mixers, read_feed_forwards(view, family, sizes)))
+    body = hybrid_body(view, sizes, _stack(sizes, mixers, read_feed_forwards(view, family, sizes)))
+    turned = rope_of_type(view, sizes.head, FULL_TYPE)
+    theta = view.number("swa_rope_theta", default=turned.theta)
+    local_head = view.integer("swa_head_dim", default=sizes.head)
+    local_turned = rope_of_type(view, local_head, WINDOW_TYPE)
+    if view.section("rope_parameters") is None:
+        local_turned = replace(local_turned, theta=theta)
+    return with_ropes(body, (turned, local_turned))
 
 
 def read_step3p7(view: ConfigView) -> Body:
@@ -145,7 +153,24 @@ def read_step3p7(view: ConfigView) -> Body:
     )
     mixers = [full if window.kind == "full" else local for window in windows]
     layers = _stack(sizes, mixers, read_feed_forwards(view, family, sizes))
-    return hybrid_body(view, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))
+    single = {key: value for key, value in view.config.items() if key != "rope_theta"}
+    if not isinstance(view.config.get("rope_theta"), list):
+        single = dict(view.config)
+    inner = ConfigView(single, path=view.path, assumptions=view.assumptions)
+    body = hybrid_body(inner, sizes, layers, extras=multi_token_layers(view, layers[-1], sizes.hidden))
+    return with_ropes(body, _step_ropes(view, inner, sizes))
+
+
+def _step_ropes(view: ConfigView, single: ConfigView, sizes: Sizes) -> tuple[RopeSpec, ...]:
+    """A base and a share of the head of each layer, where the config lists them; ``single``: without lists."""
+    thetas, shares = view.config.get("rope_theta"), view.config.get("partial_rotary_factors")
+    shared = read_rope(single, sizes.head)
+    per_layer = []
+    for index in range(sizes.layers):
+        theta = float(thetas[index]) if isinstance(thetas, list) else shared.theta
+        rotary = int(sizes.head * float(shares[index])) if isinstance(shares, list) else shared.rotary_size
+        per_layer.append(replace(shared, theta=theta, rotary_size=rotary))
+    return tuple(per_layer)
 
 
 def _step_sparse_layers(view: ConfigView, num_layers: int) -> list[bool]:
@@ -189,7 +214,14 @@ def read_laguna(view: ConfigView) -> Body:
         router_bias=True,
         traits=_SHARED,
     )
-    return hybrid_body(view, sizes, _stack(sizes, mixers, read_feed_forwards(view, family, sizes)))
+    body = hybrid_body(view, sizes, _stack(sizes, mixers, read_feed_forwards(view, family, sizes)))
+    return with_ropes(
+        body,
+        (
+            rope_of_type(view, sizes.head, FULL_TYPE, theta=500_000.0, share=0.5),
+            rope_of_type(view, sizes.head, WINDOW_TYPE),
+        ),
+    )
 
 
 def read_minimax_m3(view: ConfigView) -> Body:
@@ -271,4 +303,5 @@ def read_chatglm(view: ConfigView) -> Body:
     traits = AttentionTraits.biased(bias or view.flag("add_qkv_bias", default=True), bias)
     mixer = attention(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head, traits=traits)
     part = feed_forward(sizes.hidden, view.integer("ffn_hidden_size"), bias=bias)
-    return hybrid_body(inner, sizes, _stack(sizes, [mixer] * sizes.layers, [part] * sizes.layers))
+    body = hybrid_body(inner, sizes, _stack(sizes, [mixer] * sizes.layers, [part] * sizes.layers))
+    return replace(body, rope=read_rope(inner, sizes.head, default_share=0.5))

@@ -38,6 +38,7 @@ def hybrid_body(
     *,
     tied: bool = False,
     rotary: bool = True,
+    rotary_share: float = 1.0,
     extras: tuple[ExtraModule, ...] = (),
 ) -> Body:
     """The layers between an embedding, a final norm and a head; the shared end of all hybrid readers."""
@@ -49,7 +50,7 @@ def hybrid_body(
         vocab_size=sizes.vocab,
         tied=is_tied,
         max_position_embeddings=read_max_positions(view),
-        rope=read_rope(view, sizes.head) if rotary else None,
+        rope=read_rope(view, sizes.head, default_share=rotary_share) if rotary else None,
         extras=extras,
     )
 
@@ -150,7 +151,7 @@ def read_bamba(view: ConfigView) -> Body:
         LayerSpec(softmax if index in attending else state, None, part, norms(2, sizes.hidden))
         for index in range(sizes.layers)
     ]
-    return hybrid_body(view, sizes, layers)
+    return hybrid_body(view, sizes, layers, rotary_share=0.5)
 
 
 def read_granite_hybrid(view: ConfigView) -> Body:
@@ -229,7 +230,8 @@ def read_zamba2(view: ConfigView) -> Body:
         norms(1, sizes.hidden) + linear("linear", sizes.hidden, sizes.hidden) + adapters,
         parallel_state=state,
     )
-    body = hybrid_body(view, sizes, [passing if kind == "hybrid" else plain for kind in types], tied=True)
+    layers = [passing if kind == "hybrid" else plain for kind in types]
+    body = hybrid_body(view, sizes, layers, tied=True, rotary=view.flag("use_mem_rope", default=False))
     return replace(body, tensors=body.tensors + block * view.integer("num_mem_blocks", default=1, maximum=64))
 
 

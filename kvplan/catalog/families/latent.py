@@ -23,6 +23,7 @@ from kvplan.catalog.spec import (
     FeedForward,
     LatentAttention,
     LayerSpec,
+    RopeSpec,
     SparseIndexer,
 )
 from kvplan.catalog.tensors import Tensor
@@ -158,9 +159,14 @@ def read_latent(view: ConfigView, family: LatentFamily) -> Body:
         vocab_size=sizes.vocab,
         tied=tied,
         max_position_embeddings=read_max_positions(view),
-        rope=read_rope(view, max(latent.rope, 1)),
+        rope=_read_rope(view, latent.rope),
         extras=multi_token_layers(view, layers[-1], sizes.hidden),
     )
+
+
+def _read_rope(view: ConfigView, rotary_size: int) -> RopeSpec | None:
+    """All of the rotary part turns; a share that the config names is that part of the whole head."""
+    return replace(read_rope(view, rotary_size), rotary_size=rotary_size) if rotary_size else None
 
 
 def _decoder_sizes(view: ConfigView) -> Sizes:
@@ -216,5 +222,5 @@ def read_longcat(view: ConfigView) -> Body:
         vocab_size=sizes.vocab,
         tied=tied,
         max_position_embeddings=read_max_positions(view),
-        rope=read_rope(view, max(mixer.qk_rope_head_size, 1)),
+        rope=_read_rope(view, mixer.qk_rope_head_size),
     )

@@ -21,6 +21,7 @@ from kvplan.catalog.families.plain import (
     assemble,
     read_trait,
 )
+from kvplan.catalog.families.positions import granite_swa_ropes
 from kvplan.catalog.parts import MoeTraits, feed_forward, mixture
 from kvplan.catalog.spec import FeedForward
 
@@ -244,7 +245,7 @@ MIXTURES: dict[str, MixtureFamily] = {
         shared_count=("num_shared_experts",),
     ),
     "GraniteMoeSWAForCausalLM": MixtureFamily(
-        replace(_GRANITE, windows=windows.granite_swa, sinks=True),
+        replace(_GRANITE, windows=windows.granite_swa, sinks=True, ropes=granite_swa_ropes),
         shared_size=("shared_intermediate_size",),
         traits=MoeTraits(name="block_sparse_moe"),
     ),

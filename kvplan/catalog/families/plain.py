@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families import windows
+from kvplan.catalog.families import positions, windows
 from kvplan.catalog.families.common import Body, Sizes, read_max_positions, read_rope, read_sizes, read_tied
 from kvplan.catalog.families.multi_token import multi_token_layers
 from kvplan.catalog.parts import AttentionTraits, Window, attention, feed_forward, norms, outside
-from kvplan.catalog.spec import FeedForward, LayerSpec
+from kvplan.catalog.spec import FeedForward, LayerSpec, RopeSpec
 from kvplan.catalog.tensors import Tensor
 
 
@@ -65,6 +65,8 @@ class PlainFamily:
     max_positions: int | None = None
     """The longest sequence where the config is silent: the default of the family's class in transformers."""
     rotary_share: float = 1.0
+    ropes: Callable[[ConfigView, int], tuple[RopeSpec, ...]] | None = None
+    """Where layers of different kinds turn differently."""
     """Of a head, where the config is silent."""
     sinks: bool = False
     output_gate: Literal["none", "element", "separate", "head"] = "none"
@@ -94,7 +96,7 @@ FAMILIES: dict[str, PlainFamily] = {
     "MiMoForCausalLM": PlainFamily(qkv_bias=True, windows=windows.when_used),
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": replace(_GEMMA, norms=4, windows=windows.gemma2),
-    "Gemma3ForCausalLM": replace(_GEMMA, norms=4, qk_norm="head", windows=windows.gemma3),
+    "Gemma3ForCausalLM": replace(_GEMMA, norms=4, qk_norm="head", windows=windows.gemma3, ropes=positions.gemma3_ropes),
     "PhiForCausalLM": replace(
         _LAYER_NORM,
         norms=1,
@@ -123,18 +125,24 @@ FAMILIES: dict[str, PlainFamily] = {
     "Cohere2ForCausalLM": replace(_COHERE, qk_norm="none", windows=windows.every_fourth_full),
     "OlmoForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, norms=0, final_norm=False),
     "Olmo2ForCausalLM": _OLMO2,
-    "Olmo3ForCausalLM": replace(_OLMO2, windows=windows.every_fourth_full),
+    "Olmo3ForCausalLM": replace(_OLMO2, windows=windows.every_fourth_full, ropes=positions.olmo3_ropes),
     "GraniteForCausalLM": LLAMA,
-    "GlmForCausalLM": PlainFamily(qkv_bias=Flag(("attention_bias",), True), head_default=128),
-    "Glm4ForCausalLM": PlainFamily(qkv_bias=Flag(("attention_bias",), True), norms=4, head_default=128),
+    "GlmForCausalLM": PlainFamily(qkv_bias=Flag(("attention_bias",), True), head_default=128, rotary_share=0.5),
+    "Glm4ForCausalLM": PlainFamily(
+        qkv_bias=Flag(("attention_bias",), True), norms=4, head_default=128, rotary_share=0.5
+    ),
     "SmolLM3ForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, tied=True, windows=windows.when_used),
     "SeedOssForCausalLM": PlainFamily(Flag(("attention_bias",), True), Flag(("attention_out_bias",), False), MLP_BIAS),
     "Exaone4ForCausalLM": PlainFamily(qk_norm="head", windows=windows.exaone4),
-    "NemotronForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, gated=False, norm_bias=True),
+    "NemotronForCausalLM": PlainFamily(
+        ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, gated=False, norm_bias=True, rotary_share=0.5
+    ),
     "ApertusForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, gated=False, qk_norm="head", layer_scalars=2),
     "ExaoneForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS),
     "HyperCLOVAXForCausalLM": replace(LLAMA, four_norms_flag=Flag(("use_post_norm",), True)),
-    "GraniteSWAForCausalLM": replace(LLAMA, tied=True, windows=windows.granite_swa, sinks=True),
+    "GraniteSWAForCausalLM": replace(
+        LLAMA, tied=True, windows=windows.granite_swa, sinks=True, ropes=positions.granite_swa_ropes
+    ),
     "InternLM2ForCausalLM": PlainFamily(Flag(("bias",), False), Flag(("bias",), False)),
     "InternLM3ForCausalLM": PlainFamily(
         Flag(("qkv_bias",), False), Flag(("bias",), False), Flag(("bias",), False), head_default=128
@@ -199,7 +207,7 @@ def assemble(view: ConfigView, family: PlainFamily, sizes: Sizes, feed_forwards:
         for window, part in zip(windows_of_layers, feed_forwards, strict=True)
     )
     tied = read_tied(view, default=family.tied)
-    return Body(
+    body = Body(
         layers=layers,
         tensors=outside(
             sizes.hidden,
@@ -216,3 +224,4 @@ def assemble(view: ConfigView, family: PlainFamily, sizes: Sizes, feed_forwards:
         rope=read_rope(view, sizes.head, default_share=family.rotary_share),
         extras=multi_token_layers(view, layers[-1], sizes.hidden, keys=("num_nextn_predict_layers",)),
     )
+    return body if family.ropes is None else positions.with_ropes(body, family.ropes(view, sizes.head))

@@ -89,8 +89,9 @@ def workspace_buffers(spec: ModelSpec, settings: FilledSettings) -> dict[str, in
         "seq_lens": rows * 4,
         "query_starts": (rows + 1) * 4,
     }
-    if spec.rope is not None:
-        buffers["rope"] = settings.max_model_len * spec.rope.rotary_size * 4
+    ropes = () if spec.rope is None else (spec.rope, *spec.further_ropes)
+    for index, rope in enumerate(ropes):
+        buffers[f"rope.{index}" if index else "rope"] = settings.max_model_len * rope.rotary_size * 4
     return buffers
 
 

@@ -32,7 +32,7 @@ from kvplan_engine.checkpoints.families.dense.olmo import OLMO, OLMO2
 from kvplan_engine.checkpoints.families.dense.opt import OPT
 from kvplan_engine.checkpoints.families.dense.orion import ORION
 from kvplan_engine.checkpoints.families.dense.phi import PHI
-from kvplan_engine.checkpoints.families.dense.phi3 import PHI3
+from kvplan_engine.checkpoints.families.dense.phi3 import PHI3, PHI4_MULTIMODAL
 from kvplan_engine.checkpoints.families.dense.qwen import QWEN
 from kvplan_engine.checkpoints.families.dense.qwen2 import MIMO, QWEN2
 from kvplan_engine.checkpoints.families.dense.qwen3 import QWEN3
@@ -79,6 +79,7 @@ DENSE = (
     ORION,
     PHI,
     PHI3,
+    PHI4_MULTIMODAL,
     QWEN,
     QWEN2,
     QWEN3,

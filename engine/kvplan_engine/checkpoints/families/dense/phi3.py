@@ -22,3 +22,5 @@ PHI3 = Family(
     read=_read,
     names=TensorNames(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),
 )
+PHI4_MULTIMODAL = Family(("Phi4MMForCausalLM",), ("phi4mm",), _read)
+"""Described only: its checkpoints keep adapters for images and speech beside the text's weights."""

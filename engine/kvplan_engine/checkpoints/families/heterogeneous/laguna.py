@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, window
+from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, rope, window
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.model import Layer, ModelDescription
@@ -24,12 +24,14 @@ def read_laguna(config: dict[str, Any]) -> ModelDescription:
 
 
 def _attention(config: dict[str, Any], kind: str, heads: int) -> Attention:
+    size = int(config.get("head_dim", 128))
+    full = kind == "full_attention"
     return attention(
         config,
         kept=window(config, kind, 512),
-        layer_type=kind,
         num_heads=heads,
-        size=int(config.get("head_dim", 128)),
+        size=size,
+        rope=rope(config, size, kind, theta=500000.0 if full else 10000.0, partial=0.5 if full else 1.0),
         head_norm="head",
         gate="head" if config.get("gating", True) in (True, "per-head") else "separate",
     )

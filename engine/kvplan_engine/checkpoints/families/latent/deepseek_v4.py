@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import mlp, model, norms
+from kvplan_engine.checkpoints.families.common import mlp, model, norms, rope
 from kvplan_engine.checkpoints.families.latent.parts import indexer
 from kvplan_engine.description.feed_forward import Mixture
-from kvplan_engine.description.mixers import CompressedAttention, Kept
+from kvplan_engine.description.mixers import CompressedAttention, Kept, Rope
 from kvplan_engine.description.model import Layer, ModelDescription, Shape
 
 _INDEXED_RATIO = 4
@@ -43,10 +43,20 @@ def _attention(config: dict[str, Any], ratio: int | None) -> CompressedAttention
         kept=Kept("window", int(config.get("sliding_window", 128))),
         ratio=ratio,
         indexer=indexer(config) if ratio == _INDEXED_RATIO else None,
+        rope=_rope(config, ratio),
         q_rank=int(config["q_lora_rank"]),
         output_groups=int(config["o_groups"]),
         output_rank=int(config["o_lora_rank"]),
     )
+
+
+def _rope(config: dict[str, Any], ratio: int | None) -> Rope:
+    """Layers that compress have a base of their own, and the scaling; the others have neither."""
+    size = int(config.get("qk_rope_head_dim", 64))
+    if ratio is None:
+        return Rope(float(config.get("rope_theta", 10000.0)), size, neighbours=True)
+    own = {**config, "rope_theta": config.get("compress_rope_theta", 160000.0)}
+    return rope(own, size, rotary_size=size, neighbours=True)
 
 
 def _mixture(config: dict[str, Any], hashed: bool) -> Mixture:

@@ -14,7 +14,8 @@ from kvplan_engine.description.model import Layer, ModelDescription
 def read_kimi_linear(config: dict[str, Any]) -> ModelDescription:
     """transformers: KimiLinearModel, and the keys of the published config.json."""
     norm = norms(config)
-    state, latent = _state(config), latent_attention(config)
+    options = {"rope": None} if config.get("mla_use_nope", True) else {}
+    state, latent = _state(config), latent_attention(config, **options)
     full = set(_linear(config).get("full_attn_layers") or ())  # counted from one
     layers = []
     for index in range(int(config["num_hidden_layers"])):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, window
+from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, rope, window
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.model import Layer, ModelDescription, Shape
 
@@ -94,11 +94,12 @@ def _inner(config: dict[str, Any], index: int) -> int:
 
 
 def _attention(config: dict[str, Any], kind: str, reads_layer: int | None) -> Attention:
+    size = int(config.get("head_dim", 256))
     return attention(
         config,
         kept=window(config, kind, 512),
-        layer_type=kind,
-        size=int(config.get("head_dim", 256)),
+        size=size,
+        rope=rope(config, size, kind, theta=1000000.0 if kind == "full_attention" else 10000.0),
         scale=1.0,
         head_norm="head",
         reads_layer=reads_layer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, window
+from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, rope, window
 from kvplan_engine.checkpoints.families.windows.gemma3n import per_layer_shapes, per_layer_tables, read_layer
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.mixers import Attention
@@ -47,11 +47,12 @@ def _attention(config: dict[str, Any], kind: str, reads_layer: int | None) -> At
     full = kind == "full_attention"
     same = full and bool(config.get("attention_k_eq_v", False))
     kv_heads = (config.get("num_global_key_value_heads") if same else None) or config["num_key_value_heads"]
+    size = int(config.get("global_head_dim", 512) if full else config.get("head_dim", 256))
     return attention(
         config,
         kept=window(config, kind, 512),
-        layer_type=kind,
-        size=int(config.get("global_head_dim", 512) if full else config.get("head_dim", 256)),
+        size=size,
+        rope=rope(config, size, kind, theta=1000000.0 if full else 10000.0, partial=0.25 if full else 1.0),
         num_kv_heads=int(kv_heads),
         scale=1.0,
         head_norm="head",

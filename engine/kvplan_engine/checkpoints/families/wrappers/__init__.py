@@ -35,7 +35,6 @@ _ALWAYS = {
     "DotsOCRForCausalLM": "Qwen2ForCausalLM",
     "LlavaLlamaForCausalLM": "LlamaForCausalLM",
     "Phi3VForCausalLM": "Phi3ForCausalLM",
-    "Phi4MMForCausalLM": "Phi3ForCausalLM",
     "Step3p7ForConditionalGeneration": "Step3p7FlashForCausalLM",
     "MiniMaxM3SparseForConditionalGeneration": "MiniMaxM3ForCausalLM",
     "DeepseekVLV2ForCausalLM": "DeepseekV2ForCausalLM",
