@@ -93,8 +93,10 @@ class BlockTable:
 
         A copy of a state that nobody else holds is not counted: without room for it, the state itself is used.
         """
-        missing = max(-(-num_tokens // self._pool.block_size) - self.end, 0)
-        number = missing * self._pool.layout.token_blocks
+        layout = self._pool.layout
+        number = max(-(-num_tokens // layout.block_size) - self.end, 0) * layout.token_blocks
+        if first_token % layout.block_size == 0 and not layout.has_states:
+            return number  # nothing is partly filled
         for table in self.groups:
             if table.group.is_state:
                 number += table.group.width * (not table.bundles or self._is_shared(table.bundles[0]))
@@ -200,19 +202,29 @@ class BlockTable:
         assert not self.end
         if not end:
             return []
-        pool, layout = self._pool, self._pool.layout
-        in_pool = in_pool_among(found)
-        pool.share(in_pool)
-        numbers = [each.bundles.count(None) for each in found]
-        if sum(map(mul, numbers, layout.widths)) > pool.num_free_blocks:
-            pool.free(in_pool)
-            raise NoFreeBlocks
-        taken = [pool.allocate_bundles(number, width) for number, width in zip(numbers, layout.widths, strict=True)]
-        for table, each, new in zip(self.groups, found, map(iter, taken), strict=True):
+        in_pool = [bundle for each in found for bundle in each.bundles if bundle is not None]
+        self._pool.share(in_pool)
+        try:
+            taken = self._take_missing(found)
+        except NoFreeBlocks:
+            self._pool.free(in_pool)
+            raise
+        new = iter(taken)
+        for table, each in zip(self.groups, found, strict=True):
             table.bundles = [next(new) if bundle is None else bundle for bundle in each.bundles]
             table.first = each.first
         self._reach(end)
-        return list(chain(*taken))
+        return taken
+
+    def _take_missing(self, found: Sequence[FoundBundles]) -> list[int]:
+        """New bundles for those that are not in the pool, group by group."""
+        numbers = [each.bundles.count(None) for each in found]
+        if not any(numbers):
+            return []
+        pool, widths = self._pool, self._pool.layout.widths
+        if sum(map(mul, numbers, widths)) > pool.num_free_blocks:
+            raise NoFreeBlocks
+        return list(chain(*map(pool.allocate_bundles, numbers, widths)))
 
     def hold(self, numbers: Sequence[int], end: int, first_token: int) -> None:
         """Reserve for a whole life: ``numbers`` bundles in each group, over which its tokens move from now on.
@@ -261,11 +273,6 @@ def grow_each(pool: BlockPool, tables: Sequence[BlockTable]) -> None:
     pool.num_logical_blocks += len(tables)
 
 
-def in_pool_among(found: Sequence[FoundBundles]) -> list[int]:
-    """The bundles of ``found`` that are in the pool."""
-    return [bundle for each in found for bundle in each.bundles if bundle is not None]
-
-
 def num_blocks_to_start(pool: BlockPool, found: Sequence[FoundBundles], num_held: int) -> int:
     """How many free blocks a sequence uses up that adopts ``found`` and then holds ``num_held`` blocks in all.
 
@@ -273,7 +280,7 @@ def num_blocks_to_start(pool: BlockPool, found: Sequence[FoundBundles], num_held
     """
     number = num_held
     for group, each in zip(pool.layout.groups, found, strict=True):
-        if not group.is_state:
+        if each.bundles and not group.is_state:
             in_use = sum(bundle is not None and pool.reference_count(bundle) > 0 for bundle in each.bundles)
             number -= group.width * in_use
     return number

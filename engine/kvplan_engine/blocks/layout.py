@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 from kvplan_engine.blocks.packing import KeptPart, pack, packed_bytes, rounded_up
 from kvplan_engine.description.kept_units import KeptUnit
@@ -36,7 +37,7 @@ class Place:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KvGroup:
     """Layers that keep the same tokens. width: blocks in a bundle. unit_bytes: what of a bundle holds content.
 
@@ -48,7 +49,7 @@ class KvGroup:
     unit_bytes: int
     places: Mapping[tuple[int, str], Place]
 
-    @property
+    @cached_property
     def is_state(self) -> bool:
         return self.kept.kind == "state"
 
@@ -62,7 +63,7 @@ class KvGroup:
         return num_computed_tokens // tokens * tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KvLayout:
     """Blocks of ``block_bytes`` bytes for ``block_size`` tokens. groups: full, windows and chunks by length, states."""
 
@@ -70,25 +71,25 @@ class KvLayout:
     block_size: int
     groups: tuple[KvGroup, ...]
 
-    @property
+    @cached_property
     def is_uniform(self) -> bool:
         """Whether a logical block is one block: all layers keep the same tokens."""
         return len(self.groups) == 1 and self.groups[0].width == 1 and not self.groups[0].is_state
 
-    @property
+    @cached_property
     def widths(self) -> list[int]:
         return [group.width for group in self.groups]
 
-    @property
+    @cached_property
     def forgets(self) -> bool:
         """Whether some layers need only the last tokens."""
         return any(group.kept.tokens is not None for group in self.groups)
 
-    @property
+    @cached_property
     def has_states(self) -> bool:
         return any(group.is_state for group in self.groups)
 
-    @property
+    @cached_property
     def token_blocks(self) -> int:
         """Blocks of one logical block: one bundle in each group of tokens."""
         return sum(group.width for group in self.groups if not group.is_state)
@@ -113,6 +114,8 @@ class KvLayout:
     def blocks_held(self, num_computed_tokens: int, num_tokens: int) -> int:
         """Blocks that one sequence holds to compute the tokens from ``num_computed_tokens`` to ``num_tokens`` - 1."""
         end, size = -(-num_tokens // self.block_size), self.block_size
+        if self.is_uniform and not self.forgets:
+            return end
         return sum(
             group.width * (1 if group.is_state else end - group.first_kept_token(num_computed_tokens) // size)
             for group in self.groups

@@ -155,7 +155,8 @@ class Admission:
         self.waiting.popleft()
         taken = sequence.table.adopt(match.found, match.num_blocks)
         self._tiers.place(fetched, taken)
-        cache.register(sequence.table, hashes, 0, match.num_blocks)
+        if taken:
+            cache.register(sequence.table, hashes, 0, match.num_blocks)
         sequence.num_computed_tokens = first
         sequence.num_registered_blocks = match.num_blocks
         if sequence.high_water_tokens == 0:
