@@ -194,7 +194,8 @@ def _rough_tower(config: Mapping[str, object]) -> int:
 def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int) -> int:
     """cos and sin of every position the config knows, in the model's dtype: one table for each kind of rope.
 
-    Linear and dynamic scaling stretch the positions by their factor, YaRN the original ones by its own.
+    Linear and dynamic scaling stretch the positions by their factor, YaRN the original ones by its own. Where time,
+    height and width turn apart, vLLM makes the table for four times as many (MRotaryEmbedding).
     """
     rope = spec.rope
     if rope is None:
@@ -207,14 +208,30 @@ def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int) -> int:
         positions = int(rope.original_max_position_embeddings * rope.factor)
     if _has_local_rope(spec.raw_config):
         positions += known
+    if _turns_in_sections(spec.raw_config):
+        positions *= _SECTIONED_POSITIONS
     return positions * rope.rotary_size * element_bytes(dtype)
+
+
+_SECTIONED_POSITIONS = 4
+
+
+def _sections(config: Mapping[str, object]) -> list[Mapping[str, object]]:
+    text = config.get("text_config")
+    return [config, *([text] if isinstance(text, Mapping) else [])]
 
 
 def _has_local_rope(config: Mapping[str, object]) -> bool:
     """Whether sliding layers turn at a frequency of their own (Gemma 3 and later)."""
-    text = config.get("text_config")
-    sections = [config, *([text] if isinstance(text, Mapping) else [])]
-    return any("rope_local_base_freq" in section or section.get("model_type") == "gemma3_text" for section in sections)
+    return any(
+        "rope_local_base_freq" in section or section.get("model_type") == "gemma3_text" for section in _sections(config)
+    )
+
+
+def _turns_in_sections(config: Mapping[str, object]) -> bool:
+    """Whether positions are those of time, height and width, each in a section of its own (Qwen2-VL and later)."""
+    ropes = [section.get(key) for section in _sections(config) for key in ("rope_parameters", "rope_scaling")]
+    return any(isinstance(rope, Mapping) and "mrope_section" in rope for rope in ropes)
 
 
 _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
