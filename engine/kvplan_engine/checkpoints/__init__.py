@@ -10,4 +10,5 @@ row_order     the rows of queries and keys, in the order of the kernels
 weights       the weights in memory: allocated, filled, counted, fingerprinted
 loaders       which load_format reads weights from what
 safetensors, gguf, dummy   one loader each
+gguf_header   metadata of a GGUF file, and where its tensors lie
 """

@@ -10,6 +10,7 @@ import torch
 
 from kvplan_engine.checkpoints.families import FAMILIES, family_of
 from kvplan_engine.checkpoints.families.family import Family, Gguf
+from kvplan_engine.checkpoints.gguf_header import read_gguf
 from kvplan_engine.checkpoints.parameters import stored_parameters
 from kvplan_engine.checkpoints.weights import Weights, fill_weights
 from kvplan_engine.description.model import ModelDescription
@@ -19,10 +20,10 @@ from kvplan_engine.errors import EngineError
 
 def read_gguf_config(path: Path) -> dict[str, Any]:
     """A config.json's keys, from the metadata of a GGUF file. EngineError when it is not one the engine loads."""
-    reader = _open(path)
-    metadata = {name: field.contents() for name, field in reader.fields.items()}
+    file = read_gguf(path)
+    metadata = file.metadata
     family, gguf = _family_in(path, metadata)
-    shapes = {tensor.name: tensor.shape for tensor in reader.tensors}
+    shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     query_bias = f"{gguf.names.layer.format(0)}.{gguf.names.qkv[0]}.bias"
 
     def number(key: str) -> Any:
@@ -60,19 +61,19 @@ def _family_in(path: Path, metadata: dict[str, Any]) -> tuple[Family, Gguf]:
 
 def fill_from_gguf(weights: Weights, model: ModelDescription, path: Path) -> None:
     """Dequantise every tensor of ``path`` into ``weights``."""
-    from gguf import dequantize
+    from gguf import GGMLQuantizationType, dequantize
 
     gguf = family_of(model.architecture).gguf
     assert gguf is not None, "read_gguf_config knows no other families"
-    tensors = {tensor.name: tensor for tensor in _open(path).tensors}
-    if "rope_freqs.weight" in tensors:
+    file = read_gguf(path)
+    if "rope_freqs.weight" in file.tensors:
         raise EngineError(f"{path.name} stores scaled RoPE frequencies, which the engine does not read yet.")
 
     def read(name: str) -> torch.Tensor:
-        stored = tensors[name]
-        values = dequantize(stored.data, stored.tensor_type)
+        stored = file.tensors[name]
+        values = dequantize(file.bytes_of(name), GGMLQuantizationType(stored.kind))
         # a copy: unquantised tensors are read-only views of the mapped file
-        values = np.array(values.reshape([int(extent) for extent in reversed(stored.shape)]))
+        values = np.array(values.reshape(stored.shape[::-1]))
         num_heads = _heads_of_pairs(name, gguf, model)
         return torch.from_numpy(values if num_heads is None else _halves_of_heads(values, num_heads))
 
@@ -94,12 +95,3 @@ def _halves_of_heads(values: np.ndarray, num_heads: int) -> np.ndarray:
     rows = values.shape[0]
     pairs = values.reshape(num_heads, rows // num_heads // 2, 2, *values.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
-
-
-def _open(path: Path) -> Any:
-    from gguf import GGUFReader
-
-    try:
-        return GGUFReader(str(path))
-    except (OSError, ValueError, IndexError) as problem:
-        raise EngineError(f"{path} is not a readable GGUF file: {problem}.") from None

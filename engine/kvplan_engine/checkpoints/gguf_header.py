@@ -1,0 +1,133 @@
+"""The header of a GGUF file: its metadata, and where its tensors lie.
+
+The gguf package's own reader makes several arrays for every word of the vocabulary, which takes seconds. Format: the
+specification in ggml's docs/gguf.md, versions 2 and 3; all numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvplan_engine.errors import EngineError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_STRING, _ARRAY = 8, 9
+# of struct and numpy alike, by the format's number of the type
+_NUMBERS = {0: "B", 1: "b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "?", 10: "<Q", 11: "<q", 12: "<d"}
+_NUMPY_KINDS = {"B": "u1", "b": "i1", "<H": "<u2", "<h": "<i2", "<I": "<u4", "<i": "<i4", "<f": "<f4", "?": "?"} | {
+    "<Q": "<u8",
+    "<q": "<i8",
+    "<d": "<f8",
+}
+_DEFAULT_ALIGNMENT = 32
+
+
+class GgufTensor(NamedTuple):
+    """shape: as stored, the fastest extent first. kind: ggml's number of the quantisation. first_byte: in the file."""
+
+    shape: tuple[int, ...]
+    kind: int
+    first_byte: int
+
+
+class GgufFile(NamedTuple):
+    """metadata: without arrays of strings, which are the vocabulary. data: the whole file, uint8, mapped."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+    data: np.ndarray
+
+    def bytes_of(self, name: str) -> np.ndarray:
+        """A tensor as ``gguf.dequantize`` takes it: rows of bytes, uint8 [..., bytes of a row].
+
+        EngineError where its format is unknown or the file ends within it.
+        """
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        shape, kind, first = self.tensors[name]
+        try:
+            block_elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+            row_bytes = shape[0] // block_elements * block_bytes
+            rows = tuple(reversed(shape[1:]))
+            return self.data[first : first + math.prod(rows) * row_bytes].reshape(*rows, row_bytes)
+        except (ValueError, IndexError) as problem:
+            raise EngineError(f"tensor {name} of a GGUF file cannot be read: {problem}.") from None
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """EngineError where ``path`` is no GGUF file, or ends early."""
+    try:
+        mapped = np.memmap(path, dtype=np.uint8, mode="r")
+        cursor = _Cursor(mapped.data)
+        if cursor.take_bytes(4) != _MAGIC:
+            raise ValueError("it does not begin as one")
+        if (version := cursor.number("<I")) not in _VERSIONS:
+            raise ValueError(f"its version is {version}, not 2 or 3")
+        num_tensors, num_keys = cursor.number("<Q"), cursor.number("<Q")
+        metadata = dict(cursor.entry() for _ in range(num_keys))
+        stored = [cursor.tensor() for _ in range(num_tensors)]
+    except (OSError, ValueError, KeyError, struct.error) as problem:
+        raise EngineError(f"{path} is not a readable GGUF file: {problem}.") from None
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    start = -(-cursor.position // alignment) * alignment
+    tensors = {name: tensor._replace(first_byte=start + tensor.first_byte) for name, tensor in stored}
+    return GgufFile({name: value for name, value in metadata.items() if value is not None}, tensors, mapped)
+
+
+class _Cursor:
+    """Reads one thing after the other. struct.error at the end of the file."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.position = 0
+        self._data = data
+        self._readers: dict[str, Callable[..., tuple[Any, ...]]] = {
+            kind: struct.Struct(kind).unpack_from for kind in _NUMBERS.values()
+        }
+
+    def number(self, kind: str) -> Any:
+        (value,) = self._readers[kind](self._data, self.position)
+        self.position += struct.calcsize(kind)
+        return value
+
+    def take_bytes(self, number: int) -> bytes:
+        start, self.position = self.position, self.position + number
+        if self.position > len(self._data):
+            raise ValueError("it ends early")
+        return bytes(self._data[start : self.position])
+
+    def string(self) -> str:
+        return self.take_bytes(self.number("<Q")).decode("utf-8")
+
+    def entry(self) -> tuple[str, Any]:
+        """A key and its value; None for an array of strings."""
+        name = self.string()
+        return name, self._value(self.number("<I"))
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        return self._array() if kind == _ARRAY else self.number(_NUMBERS[kind])
+
+    def _array(self) -> list[Any] | None:
+        kind, number = self.number("<I"), self.number("<Q")
+        if kind in _NUMBERS:
+            element = np.dtype(_NUMPY_KINDS[_NUMBERS[kind]])
+            return list(np.frombuffer(self.take_bytes(number * element.itemsize), dtype=element).tolist())
+        for _ in range(number):
+            if kind == _STRING:
+                self.position += 8 + self._readers["<Q"](self._data, self.position)[0]
+            else:
+                self._value(kind)
+        return None
+
+    def tensor(self) -> tuple[str, GgufTensor]:
+        name = self.string()
+        shape = tuple(self.number("<Q") for _ in range(self.number("<I")))
+        return name, GgufTensor(shape, self.number("<I"), self.number("<Q"))
