@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvplan_engine.blocks.block_pool import BlockPool
+from kvplan_engine.blocks.layout_waste import layout_waste_pct
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.config import EngineConfig, knobs
 from kvplan_engine.errors import EngineError
@@ -232,6 +233,12 @@ class Engine:
             "longest_stall_seconds": self._output_processor.longest_stall_seconds,
             "memory": asdict(self.memory),
         }
+
+    def layout_waste_pct(self) -> float | None:
+        """What decoding sequences hold beyond what the architecture keeps of them now, in percent; None without any."""
+        sequences = self.scheduler.running.decoding.sequences
+        tables = ((each.table, max(each.num_computed_tokens - 1, 0)) for each in sequences)
+        return layout_waste_pct(self.scheduler.pool.layout, tables)
 
     def check(self) -> None:
         """Assert every invariant of scheduler and pool (tests run it after every step)."""

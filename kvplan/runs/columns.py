@@ -235,6 +235,15 @@ class Row(TypedDict, total=False):
         float | None,
         About("kv", "KV waste: empty slots of allocated blocks / allocated slots, weighted by time", unit="%"),
     ]
+    layout_waste_pct: Annotated[
+        float | None,
+        About(
+            "kv",
+            "layout waste: blocks that decoding sequences hold / what the model's layers keep of these tokens, less "
+            "one (padding of unlike layers, tokens that left a window), mean over steps",
+            unit="%",
+        ),
+    ]
     contiguous_utilization_pct: Annotated[
         float | None,
         About(

@@ -68,7 +68,10 @@ class PredictionErrors(TypedDict):
 
 
 class Summary(TypedDict):
-    """summary.json. boundaries, excluded: Boundary and Exclusion as JSON. is_counted: nothing was computed."""
+    """summary.json. boundaries, excluded: Boundary and Exclusion as JSON. is_counted: nothing was computed.
+
+    layout_waste_pct: median of the column over the trials that were served.
+    """
 
     schema: str
     run_id: str
@@ -88,6 +91,7 @@ class Summary(TypedDict):
     excluded: list[dict[str, object]]
     noise: Noise
     kv_waste: KvWaste | None
+    layout_waste_pct: float | None
     predictions: PredictionErrors
 
 
@@ -114,6 +118,7 @@ def summarize(manifest: Manifest, rows: Sequence[Row], *, interrupted: bool = Fa
         "excluded": [asdict(exclusion) for exclusion in excluded_runs(rows)],
         "noise": noise_of(rows),
         "kv_waste": kv_waste(rows),
+        "layout_waste_pct": layout_waste(rows),
         "predictions": prediction_errors(rows),
     }
 
@@ -143,6 +148,12 @@ def kv_waste(rows: Sequence[Row]) -> KvWaste | None:
             for size in sorted({row["block_size"] for row in undisturbed})
         ],
     }
+
+
+def layout_waste(rows: Sequence[Row]) -> float | None:
+    """Median over the trials that were served, None where none was read (an earlier version wrote the rows)."""
+    found = [percent for row in rows if is_measured(row) and (percent := row.get("layout_waste_pct")) is not None]
+    return median(found) if found else None
 
 
 def _median_waste(rows: Sequence[Row], block_size: int) -> float:

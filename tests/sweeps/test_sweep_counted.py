@@ -15,10 +15,15 @@ from kvplan.reports.plots.occupancy import chosen_trials
 from kvplan.reports.wording import run_phrase
 from kvplan.runs.columns import COLUMNS, Row
 from kvplan.runs.reader import load_run
+from kvplan.sweeps.forecast.under_load import UnderLoad
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_plan
 from kvplan.sweeps.progress import SilentProgress, line_of
+from kvplan.sweeps.rows import SweepIdentity, row_before
+from kvplan.sweeps.runner import EngineSource, make_order
 from kvplan.sweeps.session import SweepOutcome, resume_sweep, run_new_sweep
+from kvplan.sweeps.worker.engine_host import EngineHost
+from kvplan.sweeps.worker.trial import run_trial
 
 LLAMA = "llama-3.1-8b"
 COUNTED = {"completed", "failed", "total_input_tokens", "total_output_tokens", "max_concurrent_requests"}
@@ -129,6 +134,31 @@ def test_it_continues_with_the_same_account(outcome: SweepOutcome, tmp_path: Pat
         return [{name: value for name, value in row.items() if name not in timed} for row in ordered]
 
     assert counts(again.rows) == counts(outcome.rows)
+
+
+@pytest.mark.parametrize(
+    "model", ["gemma-3-27b", "gpt-oss-20b", "qwen3.5-27b", "deepseek-v3", "mixtral-8x7b", "nemotron-3-nano-30b"]
+)
+def test_unlike_layers_at_full_size(model: str) -> None:
+    """Windows, states, latents and experts: every outcome and every number of blocks as predicted, without a worker."""
+    axes = {"gpu_memory_utilization": "0.5,0.8,0.82,0.85,0.9", "max_model_len": "2048,8192", "max_num_seqs": "32"}
+    made = plan(model, axes, num_prompts=48, input_len="100..1200")
+    identity = SweepIdentity("run", model, made.device, made.workload, made.load_format)
+    source, host = EngineSource(model, made.load_format, made.spec.vocab_size), EngineHost()
+    under, statuses = UnderLoad(made.workload, made.predictor), set()
+    for trial in made.trials:
+        prepared = under.prepare(trial)
+        weight_bytes = prepared.predictor.memory(trial.settings).weight_bytes if made.spec.quantization else None
+        row = run_trial(host, make_order(prepared, made.device, source, weight_bytes=weight_bytes), lambda _: None).row
+        expected = row_before(identity, prepared)
+        assert row["status"] == expected["predicted_status"], (trial.settings, row.get("error"))
+        statuses.add(row["status"])
+        if "num_blocks_total" in row:
+            assert row["num_blocks_total"] == expected["num_blocks_predicted"]
+            assert row["block_bytes"] == expected["block_bytes_predicted"]
+            assert row["meas_max_concurrency"] == expected["pred_max_concurrency"]
+            assert (row["layout_waste_pct"] or 0.0) >= 0
+    assert len(statuses) > 1
 
 
 def test_a_gpu_by_name_need_not_be_here() -> None:

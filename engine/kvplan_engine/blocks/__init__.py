@@ -5,6 +5,7 @@ The scheduler and the offload room take and return blocks here; the model runner
     block_pool     reference counts and the free queue; which cached block is evicted next
     block_table    logical block of a sequence -> physical block; copy-on-write when sequences fork
     layout         which layers share blocks, the size of a block, and where each part lies
+    layout_waste   what sequences hold beside what the architecture keeps of them
     packing        units into blocks of one size
     prefix_cache   full blocks found again by a chained hash of their tokens
     transfers      the copies (within the pool, to and from host memory and disk) that a step begins with

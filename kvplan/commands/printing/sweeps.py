@@ -121,7 +121,7 @@ def print_outcome(outcome: SweepOutcome, *, as_json: bool) -> None:
     _print_sentences("Boundaries", [str(boundary["sentence"]) for boundary in summary["boundaries"]])
     _print_sentences("Contradicting a boundary", [violation["sentence"] for violation in summary["violations"]])
     _print_sentences("Excluded from all medians", [str(excluded["sentence"]) for excluded in summary["excluded"]])
-    _print_waste(summary["kv_waste"])
+    _print_waste(summary["kv_waste"], summary["layout_waste_pct"])
     _print_predictions(summary["predictions"])
     if summary["is_counted"]:
         print(f"\n{COUNTED_NOTICE[:1].upper()}{COUNTED_NOTICE[1:]}.")
@@ -202,12 +202,14 @@ def _print_sentences(title: str, sentences: Sequence[str]) -> None:
             print(f"  {sentence}")
 
 
-def _print_waste(waste: KvWaste | None) -> None:
+def _print_waste(waste: KvWaste | None, layout_waste_pct: float | None) -> None:
+    """layout_waste_pct: said where it is not nothing, so for models with unlike layers."""
     if waste is None:
         return
+    unlike = f"; blocks hold {layout_waste_pct:.1f} % more than the layers keep" if layout_waste_pct else ""
     print(
         f"\nKV waste: {waste['paged_waste_pct']:.1f} % paged (block {waste['block_size']}), "
-        f"{waste['contiguous_waste_pct']:.1f} % if every sequence reserved {waste['max_model_len']:,} tokens"
+        f"{waste['contiguous_waste_pct']:.1f} % if every sequence reserved {waste['max_model_len']:,} tokens{unlike}"
     )
 
 

@@ -61,9 +61,11 @@ def _serve(engine: Engine, order: TrialOrder, watch: TrialWatch) -> tuple[Row, S
         clock=time.perf_counter if steps is None else steps.read,
     )
     recording = generator.run()
+    row: Row = {"layout_waste_pct": watch.layout_waste_pct()}
     if steps is not None:
-        return _counted(recording, engine, before, order)
-    row: Row = {"other_cpu_pct": meter.other_cpu_pct()}
+        counted, series = _counted(recording, engine, before, order)
+        return row | counted, series
+    row["other_cpu_pct"] = meter.other_cpu_pct()
     row |= serving_row(recording, engine, before, order.settings["max_model_len"])
     row |= goodput_figures(recording.traces, recording.duration_seconds, order.slo_seconds)
     row |= watch.peak_memory()

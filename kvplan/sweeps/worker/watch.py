@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Final
 
 import torch
@@ -16,6 +17,7 @@ from kvplan_engine import Engine
 from kvplan_engine.device import process_memory
 
 _PROGRESS_SECONDS: Final = 0.2
+_STEPS_PER_LAYOUT_READING: Final = 8
 
 
 @dataclass(slots=True)
@@ -25,7 +27,10 @@ class TrialWatch:
     order: TrialOrder
     send: Send
     host: EngineHost
+    _engine: Engine | None = None
     _num_blocks: int = 1
+    _num_steps: int = 0
+    _layout_waste: list[float] = field(default_factory=list)
     _num_tokens: int = 0
     _tokens_at_report: int = 0
     _last_report: float = field(default_factory=time.perf_counter)
@@ -33,13 +38,16 @@ class TrialWatch:
     _peak_private: int = 0
 
     def start(self, engine: Engine) -> None:
-        self._num_blocks = engine.memory.num_blocks
+        self._engine, self._num_blocks = engine, engine.memory.num_blocks
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         self._read_memory()
 
     def see_step(self, sample: StepSample) -> None:
         self._num_tokens += sample.num_new_tokens
+        self._num_steps += 1
+        if self._num_steps % _STEPS_PER_LAYOUT_READING == 0:
+            self._read_layout()
         now = time.perf_counter()
         elapsed = now - self._last_report
         if elapsed < _PROGRESS_SECONDS:
@@ -58,6 +66,15 @@ class TrialWatch:
             }
         )
         self._last_report, self._tokens_at_report = now, self._num_tokens
+
+    def layout_waste_pct(self) -> float | None:
+        """Mean of the readings; None for a trial without any."""
+        return fmean(self._layout_waste) if self._layout_waste else None
+
+    def _read_layout(self) -> None:
+        waste = None if self._engine is None else self._engine.layout_waste_pct()
+        if waste is not None:
+            self._layout_waste.append(waste)
 
     def peak_memory(self) -> Row:
         """The most memory seen: what the allocator counted on a GPU, what the process mapped on the CPU.
