@@ -1,0 +1,136 @@
+"""Prints which architectures are sized, measured, run and compared with transformers, as in ``docs/models.md``.
+
+    python tools/model_table.py            # the table
+    python tools/model_table.py --write    # into docs/models.md
+
+What runs is asked of the engine, for each published or small config of an architecture; what is compared is read from
+the models of the equality tests (``tests/engine``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("agreement", "engine")]
+
+from small_configs import small_configs  # noqa: E402
+
+from kvplan.catalog.models import profiles  # noqa: E402
+from kvplan.catalog.registry import known_architectures  # noqa: E402
+from kvplan_engine.checkpoints.config_json import load_model_config  # noqa: E402
+from kvplan_engine.checkpoints.families import KNOWN_ARCHITECTURES  # noqa: E402
+from kvplan_engine.errors import EngineError  # noqa: E402
+from kvplan_engine.models.known_parts import refuse_unknown_parts  # noqa: E402
+
+PAGE = ROOT / "docs" / "models.md"
+_HEAD = ("architecture", "sized", "capacity measured", "runs natively", "runs through transformers", "tokens equal")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One architecture. measured: its capacity, with ``load_format="none"``. equal: a test compares its tokens."""
+
+    architecture: str
+    sized: bool
+    measured: bool
+    native: bool
+    through_transformers: bool
+    equal: bool
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        flags = (self.sized, self.measured, self.native, self.through_transformers, self.equal)
+        return (self.architecture, *("yes" if flag else "" for flag in flags))
+
+
+def rows() -> list[Row]:
+    """One of every architecture that either side knows, in order of its name."""
+    native, equal = native_architectures(), equal_architectures()
+    sized, measured = set(known_architectures()), set(KNOWN_ARCHITECTURES)
+    return [
+        Row(name, name in sized, name in measured, name in native, False, name in equal)
+        for name in sorted(sized | measured, key=lambda name: (name.casefold(), name))
+    ]
+
+
+def configs() -> Iterable[dict[str, Any]]:
+    """Every config of a shipped profile, and small ones of architectures that have none."""
+    yield from (profile["config"] for profile in profiles())
+    yield from small_configs().values()
+
+
+def native_architectures() -> set[str]:
+    """Those of which the decoder computes at least one config."""
+    return {config["architectures"][0] for config in configs() if _runs(config)}
+
+
+def _runs(config: dict[str, Any]) -> bool:
+    try:
+        refuse_unknown_parts(load_model_config(config))
+    except EngineError:
+        return False
+    return True
+
+
+def equal_architectures() -> set[str]:
+    """Those of which an equality test has a model, by the classes and the names that its tables give."""
+    import dense_models
+    import mixture_models
+    import small_models
+    import transformers
+    from test_wrapper_equality import WRAPPERS
+
+    types = {name.partition("-")[0] for name in small_models.ARCHITECTURES}
+    classes = [model.config for model in dense_models.DENSE.values()]
+    classes += [name for name, *_ in [*mixture_models.CONFIGS.values(), *WRAPPERS.values()]]
+    types |= {getattr(transformers, name).model_type for name in classes}
+    renamed = {model.config["architectures"][0] for model in dense_models.RENAMED.values()}
+    return renamed | {_architecture_of(model_type) for model_type in types}
+
+
+def _architecture_of(model_type: str) -> str:
+    """The class that transformers makes of a type of configs."""
+    from transformers.models.auto import modeling_auto
+
+    texts = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    images = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return str(texts.get(model_type) or images[model_type])
+
+
+def table() -> str:
+    """The counts in one sentence, and the rows as Markdown."""
+    all_rows = rows()
+    sums = [sum(cells[column] == "yes" for cells in (row.cells for row in all_rows)) for column in range(1, len(_HEAD))]
+    counted = ", ".join(f"{head} {number}" for head, number in zip(_HEAD[1:], sums, strict=True))
+    lines = [f"{len(all_rows)} architectures: {counted}.", "", _line(_HEAD), _line(("---",) * len(_HEAD))]
+    return "\n".join([*lines, *(_line(row.cells) for row in all_rows)]) + "\n"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def page() -> str:
+    """``docs/models.md`` with the table as it is now: everything from its first sentence on is replaced."""
+    text = PAGE.read_text(encoding="utf-8")
+    head, _, _ = text.partition("<!-- table -->\n")
+    return f"{head}<!-- table -->\n{table()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write it into docs/models.md")
+    if parser.parse_args().write:
+        PAGE.write_text(page(), encoding="utf-8")
+    else:
+        print(table(), end="")
+
+
+if __name__ == "__main__":
+    main()
