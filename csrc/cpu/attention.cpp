@@ -228,7 +228,7 @@ int run_attention(const kvplan_attention& args, int threads) {
   const Plan plan = plan_attention(args, shared, threads);
   const bool by_pairs = kHasPairs && args.storage == KVPLAN_BFLOAT16 && args.kv_storage == KVPLAN_BFLOAT16;
   const Call call{args, static_cast<int>(args.num_heads / args.num_kv_heads), padded_to_lanes(args.head_size),
-                  plan.max_rows, by_pairs};
+                  plan.max_rows, shared.members.data(), by_pairs};
   Cutter measure(nullptr);
   take_workspace(measure, call, plan, threads, false);
   if (!arena.reserve(measure.used())) return KVPLAN_NO_MEMORY;

@@ -130,7 +130,7 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
       const Seen seen = seen_tokens(call, item, query, first, tile.tokens);
       for (int head = 0; head < item.num_heads; ++head)
         for (int row = head * rows + query * call.group; row < head * rows + (query + 1) * call.group; ++row)
-          update_softmax(call, seen, slope_of(call, item, head, row), first, tile.tokens, row,
+          update_softmax(call, seen, slope_of(call, item, row, first), tile.tokens, row,
                          scratch.scores + row * kTileTokens, scratch.partial);
     }
     for (int head = 0; head < item.num_heads; ++head) {

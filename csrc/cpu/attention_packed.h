@@ -25,7 +25,7 @@ void attend_packed(const Call& call, const Item& item, Scratch& scratch) {
                                                         kTileTokens);
     for (int row = 0; row < rows; ++row) {
       const Seen seen = seen_tokens(call, item, row / call.group, first, tile.tokens);
-      update_softmax(call, seen, slope_of(call, item, 0, row), first, tile.tokens, row,
+      update_softmax(call, seen, slope_of(call, item, row, first), tile.tokens, row,
                      scratch.scores + row * kTileTokens, scratch.partial);
     }
     pack_rows(tile.values, tile.tokens, head_size, call.padded_head, scratch.packed_values);

@@ -13,10 +13,11 @@ namespace kvplan {
 
 struct Call {
   const kvplan_attention& args;
-  int group;        // query heads of one KV head
-  int padded_head;  // head_size rounded up to whole vectors
-  int max_rows;     // of any item
-  bool by_pairs;    // items that read the cache where it lies take their scores from pairs (attention_pairs.h)
+  int group;               // query heads of one KV head
+  int padded_head;         // head_size rounded up to whole vectors
+  int max_rows;            // of any item
+  const int32_t* members;  // SharedPrefixes::members
+  bool by_pairs;           // items that read the cache where it lies take their scores from pairs (attention_pairs.h)
 };
 
 // The softmax of an item's rows so far: sum over tokens of exp(score - maximum) * value, and of the exponentials.
@@ -114,31 +115,43 @@ KVPLAN_INLINE void raise_maximum(const Call& call, int row, float maximum, Parti
   partial.maximum[row] = maximum;
 }
 
-// The slope of a row's head, 0 where there are none. head: of the item's KV heads.
-inline float slope_of(const Call& call, const Item& item, int head, int row) {
-  const float* slopes = call.args.slopes;
-  return slopes == nullptr ? 0.0f : slopes[(item.first_head + head) * call.group + row % call.group];
+// What a row's scores grow by: slope times the distance of a tile's tokens from the row's query, `first` of the first.
+struct Slope {
+  float slope;
+  int first;
+};
+
+inline Slope slope_of(const Call& call, const Item& item, int row, int tile_first) {
+  const kvplan_attention& args = call.args;
+  if (args.slopes == nullptr) return {0.0f, 0};
+  const bool shared = item.num_members > 0;
+  const int rows = item.num_queries * call.group, head = shared ? 0 : row / rows;
+  const int sequence = shared ? call.members[item.first_member + row / call.group] : item.sequence;
+  const int query_len = args.query_starts[sequence + 1] - args.query_starts[sequence];
+  const int query = shared ? 0 : item.first_query + row % rows / call.group;
+  const int position = args.seq_lens[sequence] - query_len + query;
+  return {args.slopes[(item.first_head + head) * call.group + row % call.group], tile_first - position};
 }
 
-// scores [padded] += slope * position, the first one's being `first`.
-inline void add_slope(float slope, int first, int padded, float* scores) {
-  Floats positions;
-  for (int lane = 0; lane < kLanes; ++lane) positions[lane] = static_cast<float>(first + lane);
+// scores [padded] += slope * distance.
+inline void add_slope(const Slope& slope, int padded, float* scores) {
+  Floats distances;
+  for (int lane = 0; lane < kLanes; ++lane) distances[lane] = static_cast<float>(slope.first + lane);
   for (int t = 0; t < padded; t += kLanes) {
-    store(scores + t, load(scores + t) + slope * positions);
-    positions += static_cast<float>(kLanes);
+    store(scores + t, load(scores + t) + slope.slope * distances);
+    distances += static_cast<float>(kLanes);
   }
 }
 
 // One row of one tile: softcap, slope, mask, running maximum; the scores become exp(score - maximum), zero where unseen.
 // scores [padded tokens]
-inline void update_softmax(const Call& call, const Seen& seen, float slope, int first, int tokens, int row,
-                           float* scores, Partial& partial) {
+inline void update_softmax(const Call& call, const Seen& seen, const Slope& slope, int tokens, int row, float* scores,
+                           Partial& partial) {
   const int padded = padded_to_lanes(tokens);
   const float softcap = call.args.softcap;
   if (softcap > 0.0f)
     for (int t = 0; t < padded; t += kLanes) store(scores + t, softcap * tanh(load(scores + t) * (1.0f / softcap)));
-  if (slope != 0.0f) add_slope(slope, first, padded, scores);
+  if (slope.slope != 0.0f) add_slope(slope, padded, scores);
   for (int t = 0; t < seen.begin; ++t) scores[t] = -INFINITY;
   for (int t = seen.end; t < padded; ++t) scores[t] = -INFINITY;
   if (seen.begin >= seen.end) {

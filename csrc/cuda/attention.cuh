@@ -15,6 +15,11 @@ constexpr int BLOCK_SIZE = KVPLAN_BLOCK_SIZE;
 constexpr int GROUP = KVPLAN_GROUP;  // query heads that share one KV head
 constexpr bool HAS_SOFTCAP = KVPLAN_SOFTCAP;
 constexpr bool HAS_SINKS = KVPLAN_SINKS;
+#ifdef KVPLAN_SLOPES
+constexpr bool HAS_SLOPES = true;
+#else
+constexpr bool HAS_SLOPES = false;
+#endif
 
 static_assert(HEAD_SIZE % 16 == 0 && BLOCK_SIZE >= 1 && GROUP >= 1);
 
@@ -49,6 +54,8 @@ struct AttentionParams {
     const void* items;
     // [num_query_heads]  float32 logits of a token without a value; null without sinks
     const float* sinks;
+    // [num_query_heads]  float32: times a key's distance, added to its logit (ALiBi); null without slopes
+    const float* slopes;
     // [num_items, num_query_heads, head_size]  float32, decode only: sums of unfinished items
     float* partial_sums;
     // [num_items, num_query_heads, 2]  float32, decode only: largest logit (times log2 e), sum of exponentials
@@ -70,12 +77,17 @@ struct AttentionParams {
     float value_scale;  // stored value times this = value; 1 unless the cache is fp8
 };
 
-// The logit in base 2, so that the softmax needs exp2 only.
-KVPLAN_INLINE float base2_logit(float product, const AttentionParams& params) {
-    const float logit = product * (params.scale * params.key_scale);
-    if constexpr (HAS_SOFTCAP) {
-        return params.softcap * tanhf(logit / params.softcap) * LOG2_E;
-    }
+// What a logit grows by for each position of its key.
+KVPLAN_INLINE float slope_of(int head, const AttentionParams& params) {
+    if constexpr (HAS_SLOPES) return params.slopes[smaller(head, params.num_query_heads - 1)];
+    return 0.0f;
+}
+
+// The logit of a key in base 2, so that the softmax needs exp2 only. distance: its position less the query's.
+KVPLAN_INLINE float base2_logit(float product, float slope, int distance, const AttentionParams& params) {
+    float logit = product * (params.scale * params.key_scale);
+    if constexpr (HAS_SOFTCAP) logit = params.softcap * tanhf(logit / params.softcap);
+    if constexpr (HAS_SLOPES) logit += slope * float(distance);
     return logit * LOG2_E;
 }
 

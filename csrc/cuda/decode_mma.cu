@@ -134,9 +134,11 @@ KVPLAN_INLINE void multiply_keys(float (&scores)[COLUMN_TILES][4], const u32 (&q
     }
 }
 
-// One online-softmax step over the tile; leaves P^T as mma B operands.
+// One online-softmax step over the tile; leaves P^T as mma B operands. newest: the query's position. first_column: the
+// head of this lane's first column.
 KVPLAN_INLINE void update_softmax(WarpState& state, float (&scores)[COLUMN_TILES][4], u32 (&weights)[COLUMN_TILES][2],
-                                  const AttentionParams& params, int upper_token, int first_token, int last_token) {
+                                  const AttentionParams& params, int upper_token, int first_token, int last_token,
+                                  int newest, int first_column) {
     const bool upper_seen = upper_token >= first_token && upper_token < last_token;
     const bool lower_seen = upper_token + 8 >= first_token && upper_token + 8 < last_token;
     KVPLAN_UNROLL
@@ -144,8 +146,11 @@ KVPLAN_INLINE void update_softmax(WarpState& state, float (&scores)[COLUMN_TILES
         float p[4];
         KVPLAN_UNROLL
         for (int e = 0; e < 2; ++e) {
-            const float upper = upper_seen ? base2_logit(scores[n][e], params) : minus_infinity();
-            const float lower = lower_seen ? base2_logit(scores[n][e + 2], params) : minus_infinity();
+            const float slope = slope_of(first_column + 8 * n + e, params);
+            const float upper =
+                upper_seen ? base2_logit(scores[n][e], slope, upper_token - newest, params) : minus_infinity();
+            const float lower =
+                lower_seen ? base2_logit(scores[n][e + 2], slope, upper_token + 8 - newest, params) : minus_infinity();
             float largest = maximum(upper, lower);
             for (int mask = 4; mask < WARP_LANES; mask *= 2)
                 largest = maximum(largest, __shfl_xor_sync(FULL_WARP, largest, mask));
@@ -225,9 +230,10 @@ KVPLAN_INLINE void publish_state(MergeBuffers<HEADS>& buffers, WarpState& state,
 
 // Attends over this warp's tiles: warp, warp + WARPS, ... of the item.
 KVPLAN_INLINE void attend_tiles(WarpState& state, const Scalar* heads, int num_heads, u8* stages, const Cache* keys,
-                                const AttentionParams& params, const DecodeItem& item, int first_token, int warp,
-                                int lane) {
+                                const AttentionParams& params, const DecodeItem& item, int first_head, int first_token,
+                                int warp, int lane) {
     const int* table = params.block_tables + i64(item.sequence) * params.table_stride;
+    const int newest = params.seq_lens[item.sequence] - 1;
     constexpr int STRIDE = WARPS * TILE;
     int copied = item.first_token + warp * TILE;  // first token of the next tile to copy
     int block = tile_block(table, copied, item.last_token, lane);
@@ -253,7 +259,8 @@ KVPLAN_INLINE void attend_tiles(WarpState& state, const Scalar* heads, int num_h
         float scores[COLUMN_TILES][4] = {};
         u32 weights[COLUMN_TILES][2];
         multiply_keys(scores, query, stage, lane);
-        update_softmax(state, scores, weights, params, tile + key_row(lane / 4), first_token, item.last_token);
+        update_softmax(state, scores, weights, params, tile + key_row(lane / 4), first_token, item.last_token,
+                       newest, first_head + lane % 4 * 2);
         multiply_all_values(state, weights, stage + TILE * KEY_PITCH, lane);
         write_stage = read_stage;
         read_stage = read_stage + 1 == STAGES ? 0 : read_stage + 1;
@@ -280,7 +287,7 @@ KVPLAN_KERNEL(decode_attention, AttentionParams, THREADS) {
     for (int n = 0; n < COLUMN_TILES; ++n) state.largest[n][0] = state.largest[n][1] = minus_infinity();
     const int first_token = first_visible(params.seq_lens[item.sequence] - 1, params);
     u8* stages = shared + warp * STAGES * STAGE_BYTES;
-    attend_tiles(state, heads, num_heads, stages, keys, params, item, first_token, warp, lane);
+    attend_tiles(state, heads, num_heads, stages, keys, params, item, first_head, first_token, warp, lane);
 
     auto& buffers = *reinterpret_cast<MergeBuffers<HEADS>*>(shared);
     __syncthreads();  // every warp is done with its stages

@@ -49,16 +49,17 @@ KVPLAN_INLINE void load_heads(float (&query)[HEADS][OWN], const Scalar* heads, i
     }
 }
 
-// Adds one token to the state; a token that is not seen has no weight.
+// Adds one token to the state; one that is not seen has no weight. distance: from the query. first_head: of the query.
 KVPLAN_INLINE void add_token(TeamState& state, const float (&query)[HEADS][OWN], const float (&key)[OWN],
-                             const float (&value)[OWN], bool seen, const AttentionParams& params) {
+                             const float (&value)[OWN], bool seen, int distance, int first_head,
+                             const AttentionParams& params) {
     KVPLAN_UNROLL
     for (int h = 0; h < HEADS; ++h) {
         float product = 0.0f;
         KVPLAN_UNROLL
         for (int i = 0; i < OWN; ++i) product += query[h][i] * key[i];
         for (int mask = 1; mask < LANES; mask *= 2) product += __shfl_xor_sync(FULL_WARP, product, mask);
-        const float logit = seen ? base2_logit(product, params) : minus_infinity();
+        const float logit = seen ? base2_logit(product, slope_of(first_head + h, params), distance, params) : minus_infinity();
         const float largest = maximum(state.largest[h], logit);
         const float rescale = fast_exp2(state.largest[h] - finite_or_zero(largest));
         const float weight = fast_exp2(logit - finite_or_zero(largest));
@@ -89,9 +90,10 @@ KVPLAN_INLINE void merge_teams(TeamState& state) {
 }
 
 KVPLAN_INLINE void attend_tokens(TeamState& state, const float (&query)[HEADS][OWN], const Cache* keys,
-                                 const AttentionParams& params, const DecodeItem& item, int first_token, int warp,
-                                 int team, int team_lane) {
+                                 const AttentionParams& params, const DecodeItem& item, int first_head,
+                                 int first_token, int warp, int team, int team_lane) {
     const int* table = params.block_tables + i64(item.sequence) * params.table_stride;
+    const int newest = params.seq_lens[item.sequence] - 1;
     constexpr int STEP = TEAMS * TOKENS;  // of one warp
     for (int start = item.first_token + warp * STEP; start < item.last_token; start += WARPS * STEP) {
         float key[TOKENS][OWN], value[TOKENS][OWN];
@@ -106,7 +108,8 @@ KVPLAN_INLINE void attend_tokens(TeamState& state, const float (&query)[HEADS][O
             load_row(value[i], row + params.value_offset, team_lane, seen[i]);
         }
         KVPLAN_UNROLL
-        for (int i = 0; i < TOKENS; ++i) add_token(state, query, key[i], value[i], seen[i], params);
+        for (int i = 0; i < TOKENS; ++i)
+            add_token(state, query, key[i], value[i], seen[i], start + i * TEAMS + team - newest, first_head, params);
     }
 }
 
@@ -131,7 +134,7 @@ KVPLAN_KERNEL(decode_attention, AttentionParams, THREADS) {
     KVPLAN_UNROLL
     for (int h = 0; h < HEADS; ++h) state.largest[h] = minus_infinity();
     const int first_token = first_visible(params.seq_lens[item.sequence] - 1, params);
-    attend_tokens(state, query, keys, params, item, first_token, warp, team, team_lane);
+    attend_tokens(state, query, keys, params, item, first_head, first_token, warp, team, team_lane);
     merge_teams(state);
 
     auto& buffers = *reinterpret_cast<MergeBuffers<HEADS>*>(shared);

@@ -90,7 +90,27 @@ KVPLAN_INLINE void multiply_keys(float (&scores)[ROW_TILES][SCORE_TILES][4], con
 // tanh(x) from 2 log2(e) x: an error of 1e-7, far below a 16-bit score's, and none of tanhf's branches for each score.
 KVPLAN_INLINE float fast_tanh(float exponent) { return 1.0f - 2.0f * fast_reciprocal(1.0f + fast_exp2(exponent)); }
 
-// Softcap, then -inf wherever a row does not see a position. Returns what a score is multiplied with for base 2.
+// Adds slope times distance to the scores, which will be multiplied with `factor`.
+KVPLAN_INLINE void add_slopes(float (&scores)[ROW_TILES][SCORE_TILES][4], const PrefillTile& tile, int begin,
+                              int first_row, int lane, float factor, const AttentionParams& params) {
+    KVPLAN_UNROLL
+    for (int r = 0; r < ROW_TILES; ++r) {
+        KVPLAN_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            const int row = first_row + r * 16 + half * 8 + lane / 4;
+            const float slope = slope_of(row_head(tile, row), params) / factor;
+            const int first_distance = begin + lane % 4 * 2 - row_position(tile, row);
+            KVPLAN_UNROLL
+            for (int n = 0; n < SCORE_TILES; ++n) {
+                KVPLAN_UNROLL
+                for (int e = 0; e < 2; ++e)
+                    scores[r][n][half * 2 + e] += slope * float(first_distance + n * 8 + e);
+            }
+        }
+    }
+}
+
+// Softcap, then slopes, then -inf wherever a row does not see a position. Returns what a score is multiplied with for base 2.
 KVPLAN_INLINE float scale_and_mask(float (&scores)[ROW_TILES][SCORE_TILES][4], const PrefillTile& tile, int begin,
                                    int first_row, int lane, const AttentionParams& params) {
     const float scale = params.scale * params.key_scale;
@@ -106,6 +126,7 @@ KVPLAN_INLINE float scale_and_mask(float (&scores)[ROW_TILES][SCORE_TILES][4], c
         }
     }
     const float factor = (HAS_SOFTCAP ? 1.0f : scale) * LOG2_E;
+    if constexpr (HAS_SLOPES) add_slopes(scores, tile, begin, first_row, lane, HAS_SOFTCAP ? 1.0f : scale, params);
     if (all_visible(tile, begin, KV_TILE, params)) return factor;
     KVPLAN_UNROLL
     for (int r = 0; r < ROW_TILES; ++r) {

@@ -53,7 +53,8 @@ KVPLAN_INLINE void score_rows(float (&logits)[ROWS], const float* queries, const
     for (int r = 0; r < ROWS; ++r) {
         const int last = row_position(tile, first_row + r);
         const bool seen = begin + lane <= last && begin + lane >= first_visible(last, params);
-        logits[r] = seen ? base2_logit(products[r], params) : minus_infinity();
+        logits[r] = seen ? base2_logit(products[r], slope_of(row_head(tile, first_row + r), params), begin + lane - last, params)
+                         : minus_infinity();
     }
 }
 

@@ -56,7 +56,7 @@ typedef struct kvplan_attention {
   float scale;
   float softcap;  // 0: none
   int32_t storage, kv_storage;
-  const float* slopes;  // [num_heads]: times a key's position, added to its score (ALiBi); null: none
+  const float* slopes;  // [num_heads]: times how far a key lies behind, taken from its score (ALiBi); null: none
 } kvplan_attention;
 
 // Causal attention over the paged pool, prefill and decode rows in any mix (attention/backend.py has the definition).

@@ -26,8 +26,8 @@ class AttentionOptions:
 
     scale: what scores are multiplied with. window: only the last ``window`` positions are seen, the query's own
     included. softcap: a score x becomes softcap * tanh(x / softcap). sinks [num_heads] float32: a logit for each head
-    that takes its share of the softmax and has no value. slopes [num_heads] float32: a key's score grows with its
-    position times its head's slope (ALiBi), after ``softcap``.
+    that takes its share of the softmax and has no value. slopes [num_heads] float32: times how far a key lies
+    behind the query, taken from its score after ``softcap`` (ALiBi).
     """
 
     scale: float

@@ -35,7 +35,7 @@ class CudaBackend:
     """
 
     name = "cuda"
-    options = ALL_OPTIONS - {"slopes"}
+    options = ALL_OPTIONS
     is_capturable = True
 
     def __init__(
@@ -137,6 +137,7 @@ class CudaBackend:
             seq_lens=metadata.seq_lens.data_ptr(),
             query_starts=metadata.query_starts.data_ptr(),
             sinks=None if options.sinks is None else options.sinks.data_ptr(),
+            slopes=None if options.slopes is None else options.slopes.data_ptr(),
             partial_sums=buffers.partial_sums.data_ptr(),
             partial_stats=buffers.partial_stats.data_ptr(),
             finished=buffers.finished.data_ptr(),
@@ -156,19 +157,26 @@ class CudaBackend:
 
 
 def _check_inputs(inputs: AttentionInputs) -> None:
-    query, metadata, sinks = inputs.query, inputs.metadata, inputs.options.sinks
+    query, metadata, options = inputs.query, inputs.metadata, inputs.options
     check_pool(inputs.kv, inputs.layer)
     check_attending_heads(query, inputs.out, inputs.kv)
     check_heads("query", query)
     check_heads("out", inputs.out)
     check_tables(metadata.block_tables, metadata.seq_lens, metadata.query_starts)
-    if sinks is not None:
-        check_vector("sinks", sinks, query.shape[1], torch.float32)
+    for name, vector in (("sinks", options.sinks), ("slopes", options.slopes)):
+        if vector is not None:
+            check_vector(name, vector, query.shape[1], torch.float32)
 
 
 def _shape_of(kv: torch.Tensor, dtype: torch.dtype, num_heads: int, options: AttentionOptions) -> AttentionShape:
-    has_softcap, has_sinks = options.softcap is not None, options.sinks is not None
-    return AttentionShape(dtype, kv.dtype, kv.shape[5], kv.shape[4], num_heads, kv.shape[3], has_softcap, has_sinks)
+    return AttentionShape(
+        dtype,
+        kv.dtype,
+        *(kv.shape[5], kv.shape[4], num_heads, kv.shape[3]),
+        has_softcap=options.softcap is not None,
+        has_sinks=options.sinks is not None,
+        has_slopes=options.slopes is not None,
+    )
 
 
 def _layer_pointer(kv: torch.Tensor, layer: int) -> int:

@@ -52,7 +52,7 @@ class ReferenceBackend:
             first = 0 if window is None else max(0, kv_len - query_len + 1 - window)
             keys = self._gather(kv[:, layer, 0], inputs.metadata.block_tables[sequence], first, kv_len)
             values = self._gather(kv[:, layer, 1], inputs.metadata.block_tables[sequence], first, kv_len)
-            attended = self._attend_one(inputs.query[rows], keys, values, first, inputs.options)
+            attended = self._attend_one(inputs.query[rows], keys, values, inputs.options)
             inputs.out[rows] = attended.to(inputs.out.dtype)
 
     def reserve_decode(
@@ -72,20 +72,16 @@ class ReferenceBackend:
         return blocks.transpose(0, 1).flatten(1, 2)[:, skipped : skipped + end - first].to(self._compute_dtype)
 
     def _attend_one(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first: int, options: AttentionOptions
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """[query_len, hq, d] attended over keys and values [hkv, n, d]; the last query_len are the queries' own.
-
-        first: the position of the first key.
-        """
+        """[query_len, hq, d] attended over keys and values [hkv, n, d]; the last query_len are the queries' own."""
         group_size = query.shape[1] // keys.shape[0]
         heads_first = query.transpose(0, 1).to(self._compute_dtype)
         scores = heads_first @ keys.repeat_interleave(group_size, dim=0).transpose(1, 2) * options.scale
         if options.softcap is not None:
             scores = options.softcap * torch.tanh(scores / options.softcap)
         if options.slopes is not None:
-            positions = torch.arange(first, first + keys.shape[1], device=query.device)
-            scores = scores + options.slopes.to(scores)[:, None, None] * positions
+            scores = scores + options.slopes.to(scores)[:, None, None] * _distances(*scores.shape[1:], query.device)
         visible = _visible(query.shape[0], keys.shape[1], options.window, query.device)
         weights = _softmax(scores.masked_fill(~visible, float("-inf")), options.sinks)
         return (weights @ values.repeat_interleave(group_size, dim=0)).transpose(0, 1)
@@ -110,6 +106,12 @@ def _to_storage(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor``, or its bytes where torch cannot index its dtype."""
     return tensor.view(torch.uint8) if tensor.dtype is torch.float8_e4m3fn else tensor
+
+
+def _distances(query_len: int, kv_len: int, device: torch.device) -> torch.Tensor:
+    """[query_len, kv_len]: the position of each key less that of each query."""
+    queries = torch.arange(kv_len - query_len, kv_len, device=device)
+    return torch.arange(kv_len, device=device)[None, :] - queries[:, None]
 
 
 def _visible(query_len: int, kv_len: int, window: int | None, device: torch.device) -> torch.Tensor:

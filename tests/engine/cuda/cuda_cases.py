@@ -30,6 +30,7 @@ class AttentionCase:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    slopes: bool = False
     num_layers: int = 2
     layer: int = 1
 
@@ -38,6 +39,7 @@ class AttentionCase:
             f"w{self.window}" if self.window else "",
             "cap" if self.softcap else "",
             "sinks" if self.sinks else "",
+            "slopes" if self.slopes else "",
         ]
         names = [str(t).removeprefix("torch.") for t in dict.fromkeys((self.scalar, self.cache or self.scalar))]
         shape = f"d{self.head_size}-bs{self.block_size}-h{self.num_query_heads}.{self.num_kv_heads}"
@@ -54,6 +56,7 @@ class Batch:
     out: torch.Tensor
     out_memory: torch.Tensor
     sinks: torch.Tensor | None
+    slopes: torch.Tensor | None
 
 
 def build_batch(case: AttentionCase, device: torch.device | str = "cpu", seed: int = 0) -> Batch:
@@ -89,6 +92,7 @@ def build_batch(case: AttentionCase, device: torch.device | str = "cpu", seed: i
     )
     heads = (num_tokens, case.num_query_heads, case.head_size)
     sinks = torch.randn(case.num_query_heads, generator=generator).to(device) if case.sinks else None
+    slopes = torch.linspace(-0.2, 0.5, case.num_query_heads).to(device) if case.slopes else None
     return Batch(
         query=memory[:num_tokens, 16 : 16 + columns].view(heads),
         kv=kv.to(cache).to(device),
@@ -96,12 +100,13 @@ def build_batch(case: AttentionCase, device: torch.device | str = "cpu", seed: i
         out=out_memory[:num_tokens, :columns].view(heads),
         out_memory=out_memory,
         sinks=sinks,
+        slopes=slopes,
     )
 
 
 def options_of(case: AttentionCase, batch: Batch) -> AttentionOptions:
     """How the case attends."""
-    return AttentionOptions(case.head_size**-0.5, case.window, case.softcap, batch.sinks)
+    return AttentionOptions(case.head_size**-0.5, case.window, case.softcap, batch.sinks, batch.slopes)
 
 
 def reference_output(case: AttentionCase, batch: Batch) -> torch.Tensor:
@@ -118,6 +123,8 @@ def reference_output(case: AttentionCase, batch: Batch) -> torch.Tensor:
     options = options_of(case, batch)
     if batch.sinks is not None:
         options = replace(options, sinks=batch.sinks.cpu())
+    if batch.slopes is not None:
+        options = replace(options, slopes=batch.slopes.cpu())
     inputs = AttentionInputs(query, batch.kv.double().cpu(), case.layer, metadata, out, options)
     ReferenceBackend(torch.float64).attend(inputs)
     return out

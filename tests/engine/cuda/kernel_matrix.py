@@ -75,6 +75,7 @@ def every_shape() -> list[KernelVariant]:
     properties = properties_of(SHAPE_CAPABILITY)
     shapes = [AttentionShape(BF16, BF16, size, 16, 32, 8) for size in HEAD_SIZES if size != LLAMA.head_size]
     shapes += [AttentionShape(BF16, BF16, 128, 16, 128, 8), AttentionShape(F16, F16, 128, 5, 7, 1)]
+    shapes.append(AttentionShape(BF16, BF16, 128, 16, 32, 32, has_slopes=True))
     decode_only = [AttentionShape(F16, FP8, size, 16, 8, 8) for size in HEAD_SIZES]
     decode_only += [AttentionShape(BF16, BF16, 64, 16, 71, 1), AttentionShape(BF16, BF16, 64, 1, 12, 12)]
     decode = [decode_launch(shape, properties).variant for shape in shapes + decode_only]

@@ -39,6 +39,8 @@ TENSOR_CORE_CASES = [
     decode_case(96, 16, 2, 2, scalar=BF16, cache=FP8),
     decode_case(64, 16, 3, 1, scalar=F16, cache=FP8),
     decode_case(64, 16, 4, 1, scalar=BF16, window=20, softcap=3.0, sinks=True),
+    decode_case(64, 16, 6, 2, scalar=BF16, slopes=True),
+    decode_case(64, 16, 6, 2, slopes=True, window=20),
     decode_case(128, 16, 2, 1, scalar=F16, window=300),
     decode_case(48, 16, 4, 2, scalar=BF16),
     decode_case(160, 16, 3, 1, scalar=F16),

@@ -11,7 +11,6 @@ from small_models import greedy
 
 from kvplan_engine import LLM, SamplingParams
 
-
 NAMES = ("gpt2", "mistral", "qwen3", "cohere", "olmo2", "glm4")
 
 

@@ -32,6 +32,8 @@ CASES = [
     prefill_case(96, 16, 3, 1, scalar=BF16),
     prefill_case(128, 16, 4, 1, scalar=BF16),
     prefill_case(128, 3, 2, 1, scalar=F16, window=20, softcap=3.0, sinks=True),
+    prefill_case(64, 16, 6, 2, scalar=BF16, slopes=True),
+    prefill_case(64, 16, 6, 2, slopes=True, softcap=3.0),
     prefill_case(256, 32, 2, 1, scalar=BF16),
     prefill_case(80, 16, 2, 1, scalar=BF16, cache=FP8),
     prefill_case(64, 16, 1, 1, scalar=BF16, window=50),

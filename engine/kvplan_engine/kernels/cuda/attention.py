@@ -37,6 +37,7 @@ class AttentionShape:
     num_kv_heads: int
     has_softcap: bool = False
     has_sinks: bool = False
+    has_slopes: bool = False
 
     @property
     def group(self) -> int:
@@ -65,7 +66,7 @@ class AttentionShape:
             "group": self.group,
             "softcap": int(self.has_softcap),
             "sinks": int(self.has_sinks),
-        }
+        } | ({"slopes": 1} if self.has_slopes else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class AttentionParams(ctypes.Structure):
         ("query_starts", _POINTER),
         ("items", _POINTER),
         ("sinks", _POINTER),
+        ("slopes", _POINTER),
         ("partial_sums", _POINTER),
         ("partial_stats", _POINTER),
         ("finished", _POINTER),
