@@ -81,7 +81,8 @@ class ReferenceBackend:
         if options.softcap is not None:
             scores = options.softcap * torch.tanh(scores / options.softcap)
         if options.slopes is not None:
-            scores = scores + options.slopes.to(scores)[:, None, None] * _distances(*scores.shape[1:], query.device)
+            distances = _distances(query.shape[0], keys.shape[1], query.device)
+            scores = scores + options.slopes.to(scores)[:, None, None] * distances
         visible = _visible(query.shape[0], keys.shape[1], options.window, query.device)
         weights = _softmax(scores.masked_fill(~visible, float("-inf")), options.sinks)
         return (weights @ values.repeat_interleave(group_size, dim=0)).transpose(0, 1)

@@ -58,7 +58,7 @@ class AttentionShape:
 
     def defines(self) -> dict[str, str | int | torch.dtype]:
         """The compile-time constants of every attention kernel."""
-        return {
+        named: dict[str, str | int | torch.dtype] = {
             "scalar": self.scalar,
             "cache": self.cache,
             "head_size": self.head_size,
@@ -66,7 +66,8 @@ class AttentionShape:
             "group": self.group,
             "softcap": int(self.has_softcap),
             "sinks": int(self.has_sinks),
-        } | ({"slopes": 1} if self.has_slopes else {})
+        }
+        return named | {"slopes": 1} if self.has_slopes else named
 
 
 @dataclass(frozen=True, slots=True)
