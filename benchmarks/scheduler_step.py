@@ -1,6 +1,7 @@
 """What a step costs in Python beside the model: 256 decoding sequences, at several lengths.
 
     python benchmarks/scheduler_step.py [--sequences 256] [--lengths 64 1024 4096] [--steps 400] [--caching off]
+    python benchmarks/scheduler_step.py --model gemma-3-27b --lengths 300 1500
 
 The whole of ``Engine.step`` runs, with the smallest model there is and its forward pass left out. Medians over the
 steps, in microseconds:
@@ -15,6 +16,9 @@ steps, in microseconds:
 Left out: the forward pass, and the choice of tokens from the logits with their way to a list ("sample", beside it).
 Blocks of 16 tokens: in every step one sequence in 16 fills a block and takes another. In the last line sequences come
 and go: each has an answer of another length, and in a typical step three of them end and three others start.
+
+With ``--model`` the pool has that model's layout and room for all sequences, but nothing has tensors (``load_format``
+"none"): there are no inputs, and a token is a random number.
 """
 
 from __future__ import annotations
@@ -39,8 +43,10 @@ COLUMNS = ("schedule", "inputs", "commit", "take", "rest", "all", "sample")
 VOCAB_SIZE = 32
 
 
-def make_engine(max_model_len: int, num_sequences: int, caching: bool) -> Engine:
-    """The smallest model there is, with a pool for all sequences at their longest."""
+def make_engine(model: str | None, max_model_len: int, num_sequences: int, caching: bool) -> Engine:
+    """The smallest model there is, or ``model`` without tensors, with a pool for all sequences at their longest."""
+    if model is not None:
+        return make_counted_engine(model, max_model_len, num_sequences, caching)
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "n_embd": 8,
@@ -54,6 +60,17 @@ def make_engine(max_model_len: int, num_sequences: int, caching: bool) -> Engine
     settings: dict[str, Any] = {"dtype": "float32", "load_format": "dummy", "device": "cpu"}
     settings |= {"device_memory": device_memory, "max_num_seqs": num_sequences, "enable_prefix_caching": caching}
     return Engine(EngineConfig(model=config, max_num_batched_tokens=4096, **settings))
+
+
+def make_counted_engine(model: str, max_model_len: int, num_sequences: int, caching: bool) -> Engine:
+    """``model`` without tensors, on a device with room for its weights and all sequences at their longest."""
+    settings: dict[str, Any] = {"load_format": "none", "device": "cpu", "max_num_seqs": num_sequences}
+    settings |= {"max_model_len": max_model_len, "enable_prefix_caching": caching, "max_num_batched_tokens": 4096}
+    roomy = Engine(EngineConfig(model=model, device_memory=1 << 42, **settings))
+    memory, layout = roomy.memory, roomy.scheduler.pool.layout
+    pool_bytes = num_sequences * layout.blocks_for(max_model_len, 4096) * layout.block_bytes
+    taken = memory.weight_bytes + memory.activation_bytes + memory.overhead_bytes
+    return Engine(EngineConfig(model=model, device_memory=int((taken + pool_bytes) * 1.2), **settings))
 
 
 class Stopwatch:
@@ -86,7 +103,8 @@ def without_model(engine: Engine) -> Stopwatch:
     """Leave the forward pass of ``engine`` out, and time the parts of its steps."""
     logits = torch.zeros(engine.config.max_num_seqs, VOCAB_SIZE)
     watch, runner = Stopwatch(), engine._runner
-    runner.forward = lambda batch: logits[: len(batch.sampled)]  # type: ignore[method-assign]
+    if not engine.config.is_counted:
+        runner.forward = lambda batch: logits[: len(batch.sampled)]  # type: ignore[method-assign]
     watch.watch(runner, "forward", "forward", always=True)
     watch.watch(runner, "prepare", "inputs")
     watch.watch(runner.sampler, "sample_step", "sample", always=True)
@@ -118,10 +136,12 @@ def run_steps(engine: Engine, watch: Stopwatch, num_steps: int, after_step: Call
     return {name: statistics.median(values) * 1e6 for name, values in samples.items()}
 
 
-def measure_decoding(length: int, num_sequences: int, num_steps: int, caching: bool) -> dict[str, float]:
+def measure_decoding(
+    model: str | None, length: int, num_sequences: int, num_steps: int, caching: bool
+) -> dict[str, float]:
     """Sequences of ``length`` tokens or, the first to start, some more; none of them ends."""
     num_more = num_steps + num_sequences + 60
-    engine = make_engine(length + num_more, num_sequences, caching)
+    engine = make_engine(model, length + num_more, num_sequences, caching)
     params = SamplingParams(temperature=0.0, max_tokens=num_more, ignore_eos=True)
     watch = without_model(engine)
     for number in range(num_sequences):
@@ -134,9 +154,9 @@ def measure_decoding(length: int, num_sequences: int, num_steps: int, caching: b
     return result
 
 
-def measure_turnover(num_sequences: int, num_steps: int, caching: bool) -> dict[str, float]:
+def measure_turnover(model: str | None, num_sequences: int, num_steps: int, caching: bool) -> dict[str, float]:
     """Answers of 32 to 130 tokens; each that ends is followed by another request."""
-    engine = make_engine(1024, num_sequences, caching)
+    engine = make_engine(model, 1024, num_sequences, caching)
     watch, number = without_model(engine), 0
 
     def add() -> None:
@@ -158,6 +178,7 @@ def measure_turnover(num_sequences: int, num_steps: int, caching: bool) -> dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a profile, whose layout is taken; no tensors")
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 1024, 4096])
     parser.add_argument("--steps", type=int, default=400)
@@ -167,9 +188,9 @@ def main() -> None:
     print(f"{number} decoding sequences, prefix caching {arguments.caching}, medians in microseconds")
     print(f"{'tokens each':>12}" + "".join(f"{name:>10}" for name in COLUMNS))
     for length in arguments.lengths:
-        result = measure_decoding(length, number, arguments.steps, caching)
+        result = measure_decoding(arguments.model, length, number, arguments.steps, caching)
         print(f"{length:>12,}" + "".join(f"{result[name]:>10.1f}" for name in COLUMNS))
-    result = measure_turnover(number, arguments.steps, caching)
+    result = measure_turnover(arguments.model, number, arguments.steps, caching)
     print(f"{'come and go':>12}" + "".join(f"{result[name]:>10.1f}" for name in COLUMNS))
     print(f"all: goal {GOAL_MICROSECONDS}, limit {LIMIT_MICROSECONDS}")
 
