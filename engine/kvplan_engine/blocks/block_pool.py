@@ -45,6 +45,8 @@ class BlockPool:
         self._hash_of_block: dict[int, BlockHash] = {}
         self._block_of_hash: dict[BlockHash, int] = {}
         self._bundles: dict[int, tuple[int, ...]] = {}  # those of several blocks, by their first
+        # a block that was one by itself may lie free with its content, and then be taken as a part of a bundle
+        self._has_single_blocks = 1 in layout.widths
         self._num_hidden_free = 0  # blocks of free cached bundles beside their first
         self.num_evictions = 0
         self.num_references = 0
@@ -102,10 +104,10 @@ class BlockPool:
         if width == 1:
             return self.allocate(number)
         blocks = self._take(number * width)
-        generations = self._generations
-        for block in blocks:
+        generations, counts, bundles = self._generations, self._reference_counts, self._bundles
+        firsts = blocks[::width]
+        for block in blocks if self._has_single_blocks else firsts:
             generations[block] += 1
-        counts, bundles, firsts = self._reference_counts, self._bundles, blocks[::width]
         for position, first in enumerate(firsts):
             counts[first] = 1
             bundles[first] = tuple(blocks[position * width : (position + 1) * width])
@@ -123,6 +125,7 @@ class BlockPool:
             if block in self._bundles:
                 bundle = self._bundles.pop(block)
                 self._num_hidden_free -= len(bundle) - 1
+                self._generations[block] += 1
                 blocks.extend(bundle)
             else:
                 blocks.append(block)
