@@ -163,7 +163,3 @@ class MemoryBreakdown:
     num_blocks: int
     block_size: int
     graph_bytes: int = 0
-
-    @property
-    def kv_cache_tokens(self) -> int:
-        return self.num_blocks * self.block_size
