@@ -22,7 +22,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 
 from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions
-from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.attention.layer_cache import uniform_cache
+from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.models.device_kernels import select_kernels
 
 BLOCK_SIZE = 16
@@ -87,7 +88,7 @@ def attention_pass(work: Workload, dtype: torch.dtype) -> Callable[[], None]:
     ).normal_()
     tokens = work.num_sequences * work.query_len
     metadata = AttentionMetadata(
-        slots=torch.empty(0, dtype=torch.int64),
+        slots=KvSlots(torch.empty(0, dtype=torch.int64)),
         block_tables=torch.randperm(num_blocks, dtype=torch.int32).view(work.num_sequences, blocks),
         seq_lens=torch.full((work.num_sequences,), work.kv_len, dtype=torch.int32),
         query_starts=torch.arange(0, tokens + 1, work.query_len, dtype=torch.int32),
@@ -100,7 +101,7 @@ def attention_pass(work: Workload, dtype: torch.dtype) -> Callable[[], None]:
 
     def run() -> None:
         for layer in range(work.num_layers):
-            backend.attend(AttentionInputs(query, kv, layer, metadata, out, options))
+            backend.attend(AttentionInputs(query, uniform_cache(kv, layer), metadata, out, options))
 
     return run
 

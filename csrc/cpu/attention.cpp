@@ -79,6 +79,15 @@ void load_query_pairs(const Call& call, const SharedPrefixes& shared, const Item
   });
 }
 
+// What a row's output is multiplied with: one by the sum of exponentials, the head's sink among them.
+float output_factor(const kvplan_attention& args, int head, float maximum, float sum) {
+  if (args.sinks == nullptr) return 1.0f / sum;
+  const float sink = args.sinks[head];
+  if (sink <= maximum) return 1.0f / (sum + std::exp(sink - maximum));
+  const float shrink = std::exp(maximum - sink);
+  return shrink / (sum * shrink + 1.0f);
+}
+
 template <class T>
 void store_output(const Call& call, const SharedPrefixes& shared, const Item& item, const Partial& partial) {
   const kvplan_attention& args = call.args;
@@ -86,7 +95,7 @@ void store_output(const Call& call, const SharedPrefixes& shared, const Item& it
   for_each_row(call, shared, item, [&](int row, int64_t token, int head) {
     T* target = static_cast<T*>(args.out) + token * args.out_row_stride + head * args.out_head_stride;
     const float* source = partial.output + row * call.padded_head;
-    const float factor = 1.0f / sum_of(load(partial.sum + row * kLanes));
+    const float factor = output_factor(args, head, partial.maximum[row], sum_of(load(partial.sum + row * kLanes)));
     int column = 0;
     for (; column + kLanes <= head_size; column += kLanes) store(target + column, load(source + column) * factor);
     if (column < head_size) store_part(target + column, load(source + column) * factor, head_size - column);

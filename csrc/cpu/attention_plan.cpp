@@ -110,9 +110,12 @@ bool blocks_in_pool(const kvplan_attention& args, int64_t sequence) {
   const Span span = visible_span(args, sequence, 0, query_length(args, sequence));
   const int64_t end = divided_up(span.end, args.block_size);
   if (end > args.block_table_width) return false;
-  const int32_t* table = args.block_tables + sequence * args.block_table_stride;
-  for (int64_t i = span.begin / args.block_size; i < end; ++i)
-    if (table[i] < 0 || table[i] >= args.num_blocks) return false;
+  for (const int32_t* tables : {args.block_tables, args.value_tables}) {
+    if (tables == nullptr) continue;
+    const int32_t* table = tables + sequence * args.block_table_stride;
+    for (int64_t i = span.begin / args.block_size; i < end; ++i)
+      if (table[i] < 0 || table[i] >= args.num_blocks) return false;
+  }
   return true;
 }
 

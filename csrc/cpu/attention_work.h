@@ -59,7 +59,9 @@ struct TileRows {
 template <class T>
 void find_rows(const Call& call, const Item& item, int first, int most_tokens, TileRows<T>& rows) {
   const kvplan_attention& args = call.args;
-  const int32_t* table = args.block_tables + item.sequence * args.block_table_stride;
+  const int64_t table_at = item.sequence * args.block_table_stride;
+  const int32_t* table = args.block_tables + table_at;
+  const int32_t* value_table = args.value_tables == nullptr ? table : args.value_tables + table_at;
   const int64_t head_offset = item.first_head * args.block_size * args.head_size;
   const T* keys = static_cast<const T*>(args.keys) + head_offset;
   const T* values = static_cast<const T*>(args.values) + head_offset;
@@ -70,9 +72,10 @@ void find_rows(const Call& call, const Item& item, int first, int most_tokens, T
     const int64_t position = first + t;
     int64_t within = position % args.block_size;
     const int64_t block = table[position / args.block_size] * args.block_stride;
+    const int64_t value_block = value_table[position / args.block_size] * args.block_stride;
     for (; t < rows.tokens && within < args.block_size; ++t, ++within) {
       rows.keys[t] = keys + block + within * args.head_size;
-      rows.values[t] = values + block + within * args.head_size;
+      rows.values[t] = values + value_block + within * args.head_size;
     }
   }
   const int padded = (t + 3) / 4 * 4;

@@ -21,18 +21,24 @@ KVPLAN_INLINE void copy_row(const BFloat16* from, BFloat16* to, int64_t width) {
   std::memcpy(to, from, sizeof(BFloat16) * static_cast<size_t>(width));
 }
 
+// Elements from the first block's page to the slot's row.
+int64_t place_of(const kvplan_kv_write& args, int64_t slot) {
+  return slot / args.block_size * args.block_stride + slot % args.block_size * args.head_size;
+}
+
 template <class From, class To>
 void write_tokens(const kvplan_kv_write& args, int64_t begin, int64_t end) {
   const int64_t head_step = args.block_size * args.head_size;
   for (int64_t token = begin; token < end; ++token) {
     const int64_t slot = args.slots[token];
     if (slot < 0) continue;
-    const int64_t at = slot / args.block_size * args.block_stride + slot % args.block_size * args.head_size;
+    const int64_t key_at = place_of(args, slot);
+    const int64_t value_at = args.value_slots == nullptr ? key_at : place_of(args, args.value_slots[token]);
     const From* key = static_cast<const From*>(args.key) + token * args.key_row_stride;
     const From* value = static_cast<const From*>(args.value) + token * args.value_row_stride;
     for (int64_t head = 0; head < args.num_kv_heads; ++head) {
-      copy_row(key + head * args.key_head_stride, static_cast<To*>(args.keys) + at + head * head_step, args.head_size);
-      copy_row(value + head * args.value_head_stride, static_cast<To*>(args.values) + at + head * head_step,
+      copy_row(key + head * args.key_head_stride, static_cast<To*>(args.keys) + key_at + head * head_step, args.head_size);
+      copy_row(value + head * args.value_head_stride, static_cast<To*>(args.values) + value_at + head * head_step,
                args.head_size);
     }
   }
@@ -62,8 +68,11 @@ void write_any(const kvplan_kv_write& args, int64_t begin, int64_t end) {
 
 int kvplan_write_kv(const kvplan_kv_write* args, int threads) {
   const int64_t num_slots = args->num_blocks * args->block_size;
-  for (int64_t i = 0; i < args->num_tokens; ++i)
+  for (int64_t i = 0; i < args->num_tokens; ++i) {
     if (args->slots[i] >= num_slots) return KVPLAN_BAD_INDEX;
+    if (args->value_slots == nullptr || args->slots[i] < 0) continue;
+    if (args->value_slots[i] < 0 || args->value_slots[i] >= num_slots) return KVPLAN_BAD_INDEX;
+  }
   const int64_t grain = kvplan::row_grain(2 * args->num_kv_heads * args->head_size);
   kvplan::for_each_range(args->num_tokens, grain, threads,
                          [&](int64_t begin, int64_t end) { kvplan::write_any(*args, begin, end); });

@@ -20,6 +20,11 @@ constexpr bool HAS_SLOPES = true;
 #else
 constexpr bool HAS_SLOPES = false;
 #endif
+#ifdef KVPLAN_VALUE_TABLES
+constexpr bool HAS_VALUE_TABLES = true;  // values lie in other blocks than the keys
+#else
+constexpr bool HAS_VALUE_TABLES = false;
+#endif
 
 static_assert(HEAD_SIZE % 16 == 0 && BLOCK_SIZE >= 1 && GROUP >= 1);
 
@@ -46,6 +51,8 @@ struct AttentionParams {
     const void* kv;
     // [num_sequences, table_stride]  block numbers
     const int* block_tables;
+    // the same of the values; block_tables again where they lie in the keys' blocks
+    const int* value_tables;
     // [num_sequences]  tokens in the cache, this step's included
     const int* seq_lens;
     // [num_sequences + 1]  first query token of each sequence

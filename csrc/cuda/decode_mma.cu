@@ -73,20 +73,38 @@ KVPLAN_INLINE int tile_block(const int* table, int tile_first, int last_token, i
     return token < last_token ? table[token / BLOCK_SIZE] : 0;
 }
 
+// The blocks of a tile's keys and values, as tile_block has them.
+struct TileBlocks {
+    int keys;
+    int values;  // not set where they lie in the keys' blocks
+};
+
+KVPLAN_INLINE TileBlocks tile_blocks(const int* table, const int* value_table, int tile_first, int last_token,
+                                     int lane) {
+    TileBlocks blocks;
+    blocks.keys = tile_block(table, tile_first, last_token, lane);
+    if constexpr (HAS_VALUE_TABLES) blocks.values = tile_block(value_table, tile_first, last_token, lane);
+    return blocks;
+}
+
 // Begins the copy of one tile; tokens at or past last_token become zeros.
-KVPLAN_INLINE void copy_tile(u8* stage, const Cache* keys, const AttentionParams& params, int own_block, int tile_first,
+KVPLAN_INLINE void copy_tile(u8* stage, const Cache* keys, const AttentionParams& params, TileBlocks own, int tile_first,
                              int last_token, int lane) {
     constexpr int PIECES = TILE * ROW_CHUNKS;
     KVPLAN_UNROLL
     for (int i = 0; i < ceil_divide(PIECES, WARP_LANES); ++i) {
         const int piece = i * WARP_LANES + lane, row = piece / ROW_CHUNKS, chunk = piece % ROW_CHUNKS;
-        const int block = BLOCK_SIZE % TILE == 0 ? own_block : __shfl_sync(FULL_WARP, own_block, row % TILE);
+        const int block = BLOCK_SIZE % TILE == 0 ? own.keys : __shfl_sync(FULL_WARP, own.keys, row % TILE);
+        int value_block = block;
+        if constexpr (HAS_VALUE_TABLES)
+            value_block = BLOCK_SIZE % TILE == 0 ? own.values : __shfl_sync(FULL_WARP, own.values, row % TILE);
         if (PIECES % WARP_LANES != 0 && piece >= PIECES) continue;
         const Cache* source = keys + row_offset(block, tile_first + row, params);
+        const Cache* values = keys + params.value_offset + row_offset(value_block, tile_first + row, params);
         const bool wanted = tile_first + row < last_token;
         copy_async_16(stage + row * KEY_PITCH + chunk * 16, reinterpret_cast<const u8*>(source) + chunk * 16, wanted);
         copy_async_16(stage + TILE * KEY_PITCH + row * VALUE_PITCH + chunk * 16,
-                      reinterpret_cast<const u8*>(source + params.value_offset) + chunk * 16, wanted);
+                      reinterpret_cast<const u8*>(values) + chunk * 16, wanted);
     }
 }
 
@@ -234,15 +252,16 @@ KVPLAN_INLINE void attend_tiles(WarpState& state, const Scalar* heads, int num_h
                                 int warp, int lane) {
     const int* table = params.block_tables + i64(item.sequence) * params.table_stride;
     const int newest = params.seq_lens[item.sequence] - 1;
+    const int* value_table = params.value_tables + i64(item.sequence) * params.table_stride;
     constexpr int STRIDE = WARPS * TILE;
     int copied = item.first_token + warp * TILE;  // first token of the next tile to copy
-    int block = tile_block(table, copied, item.last_token, lane);
+    TileBlocks blocks = tile_blocks(table, value_table, copied, item.last_token, lane);
     for (int s = 0; s < STAGES - 1; ++s) {
         if (copied < item.last_token)
-            copy_tile(stages + s * STAGE_BYTES, keys, params, block, copied, item.last_token, lane);
+            copy_tile(stages + s * STAGE_BYTES, keys, params, blocks, copied, item.last_token, lane);
         commit_copies();
         copied += STRIDE;
-        block = tile_block(table, copied, item.last_token, lane);
+        blocks = tile_blocks(table, value_table, copied, item.last_token, lane);
     }
     u32 query[COLUMN_TILES][K_STEPS][2];
     load_query(query, heads, num_heads, lane);  // after the first copies, which take longer
@@ -251,10 +270,10 @@ KVPLAN_INLINE void attend_tiles(WarpState& state, const Scalar* heads, int num_h
         wait_copies<STAGES - 2>();
         __syncwarp();  // every lane's part of the tile is here, and nobody still reads the stage written next
         if (copied < item.last_token)
-            copy_tile(stages + write_stage * STAGE_BYTES, keys, params, block, copied, item.last_token, lane);
+            copy_tile(stages + write_stage * STAGE_BYTES, keys, params, blocks, copied, item.last_token, lane);
         commit_copies();
         copied += STRIDE;
-        block = tile_block(table, copied, item.last_token, lane);
+        blocks = tile_blocks(table, value_table, copied, item.last_token, lane);
         const u8* stage = stages + read_stage * STAGE_BYTES;
         float scores[COLUMN_TILES][4] = {};
         u32 weights[COLUMN_TILES][2];

@@ -94,6 +94,7 @@ KVPLAN_INLINE void attend_tokens(TeamState& state, const float (&query)[HEADS][O
                                  int first_token, int warp, int team, int team_lane) {
     const int* table = params.block_tables + i64(item.sequence) * params.table_stride;
     const int newest = params.seq_lens[item.sequence] - 1;
+    const int* value_table = params.value_tables + i64(item.sequence) * params.table_stride;
     constexpr int STEP = TEAMS * TOKENS;  // of one warp
     for (int start = item.first_token + warp * STEP; start < item.last_token; start += WARPS * STEP) {
         float key[TOKENS][OWN], value[TOKENS][OWN];
@@ -105,6 +106,8 @@ KVPLAN_INLINE void attend_tokens(TeamState& state, const float (&query)[HEADS][O
             const int block = seen[i] ? table[position / BLOCK_SIZE] : 0;
             const Cache* row = keys + row_offset(block, position, params);
             load_row(key[i], row, team_lane, seen[i]);
+            if constexpr (HAS_VALUE_TABLES)
+                row = keys + row_offset(seen[i] ? value_table[position / BLOCK_SIZE] : 0, position, params);
             load_row(value[i], row + params.value_offset, team_lane, seen[i]);
         }
         KVPLAN_UNROLL

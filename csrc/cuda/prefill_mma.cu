@@ -41,9 +41,9 @@ KVPLAN_INLINE void copy_queries(u8* target, const PrefillTile& tile, const Atten
 // Begins the copy of positions [begin, begin + KV_TILE) of K or V; those from kv_end on become zeros. fp8 is converted
 // on the way, which cp.async cannot do. AT_ONCE: addresses computed together, as many as registers are free.
 template <int AT_ONCE>
-KVPLAN_INLINE void copy_kv(u8* target, const Cache* heads, const PrefillTile& tile, int begin,
+KVPLAN_INLINE void copy_kv(u8* target, const Cache* heads, const int* tables, const PrefillTile& tile, int begin,
                            const AttentionParams& params) {
-    const int* table = params.block_tables + i64(tile.sequence) * params.table_stride;
+    const int* table = tables + i64(tile.sequence) * params.table_stride;
     KVPLAN_UNROLL_BY(AT_ONCE)
     for (int i = 0; i < ceil_divide(KV_TILE * ROW_CHUNKS, THREADS); ++i) {
         const int piece = i * THREADS + int(threadIdx.x), row = piece / ROW_CHUNKS, chunk = piece % ROW_CHUNKS;
@@ -269,7 +269,7 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     const Cache* key_head = static_cast<const Cache*>(params.kv) + i64(tile.kv_head) * BLOCK_SIZE * HEAD_SIZE;
 
     copy_queries(queries, tile, params);
-    copy_kv<2>(keys, key_head, tile, tile.kv_begin, params);
+    copy_kv<2>(keys, key_head, params.block_tables, tile, tile.kv_begin, params);
     commit_copies();
     RowState state = {};
     KVPLAN_UNROLL
@@ -279,7 +279,7 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     do {  // a row sees at least its own position
         wait_copies<0>();
         __syncthreads();  // K (and Q) are here, and nobody reads the last V any more
-        copy_kv<4>(values, key_head + params.value_offset, tile, begin, params);
+        copy_kv<4>(values, key_head + params.value_offset, params.value_tables, tile, begin, params);
         commit_copies();
         float scores[ROW_TILES][SCORE_TILES][4] = {};
         multiply_keys(scores, queries + first_row * PITCH, keys, lane);
@@ -287,7 +287,7 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
         update_softmax(state, scores, factor);
         wait_copies<0>();
         __syncthreads();  // V is here, and nobody reads this K any more
-        if (begin + KV_TILE < tile.kv_end) copy_kv<2>(keys, key_head, tile, begin + KV_TILE, params);
+        if (begin + KV_TILE < tile.kv_end) copy_kv<2>(keys, key_head, params.block_tables, tile, begin + KV_TILE, params);
         commit_copies();
         multiply_values(state, scores, values, lane);
         begin += KV_TILE;

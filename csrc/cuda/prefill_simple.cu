@@ -25,9 +25,9 @@ KVPLAN_INLINE void load_queries(float* target, const PrefillTile& tile, const At
 }
 
 // Positions [begin, begin + KV_TILE) of K or V as float32; those from kv_end on become zeros.
-KVPLAN_INLINE void load_kv(float* target, const Cache* heads, const PrefillTile& tile, int begin,
+KVPLAN_INLINE void load_kv(float* target, const Cache* heads, const int* tables, const PrefillTile& tile, int begin,
                            const AttentionParams& params) {
-    const int* table = params.block_tables + i64(tile.sequence) * params.table_stride;
+    const int* table = tables + i64(tile.sequence) * params.table_stride;
     constexpr int VECTOR = Pack<Cache>::SIZE, ROW_VECTORS = HEAD_SIZE / VECTOR;
     for (int i = int(threadIdx.x); i < KV_TILE * ROW_VECTORS; i += THREADS) {
         const int row = i / ROW_VECTORS, element = i % ROW_VECTORS * VECTOR, position = begin + row;
@@ -128,11 +128,11 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     for (int r = 0; r < ROWS; ++r) state.largest[r] = minus_infinity();
     for (int begin = tile.kv_begin; begin < tile.kv_end; begin += KV_TILE) {
         float weights[ROWS];
-        load_kv(kv_tile, key_head, tile, begin, params);
+        load_kv(kv_tile, key_head, params.block_tables, tile, begin, params);
         __syncthreads();
         score_rows(weights, queries, kv_tile, tile, first_row, begin, lane, params);
         __syncthreads();
-        load_kv(kv_tile, key_head + params.value_offset, tile, begin, params);
+        load_kv(kv_tile, key_head + params.value_offset, params.value_tables, tile, begin, params);
         update_softmax(state, weights);
         __syncthreads();
         add_values(state, weights, kv_tile, lane);

@@ -28,6 +28,8 @@ struct WriteParams {
     void* kv;
     // [num_tokens]  block * BLOCK_SIZE + offset; negative: the token is padding
     const i64* slots;
+    // the same of the values; slots again where they lie in the keys' blocks
+    const i64* value_slots;
     // [num_tokens]
     const i64* positions;
     // [max positions, ROTARY]  float32: ROTARY / 2 cosines, then as many sines; starts at a multiple of 16 bytes
@@ -147,10 +149,13 @@ KVPLAN_KERNEL(write_kv, WriteParams, THREADS) {
         move_part(key + head * HEAD_SIZE, keys + i64(head) * BLOCK_SIZE * HEAD_SIZE, cosines, i % WORK_PER_HEAD,
                   1.0f / params.key_scale);
     }
+    const i64 value_slot = params.value_slots[token];
+    Cache* values = static_cast<Cache*>(params.kv) + params.value_offset +
+                    value_slot / BLOCK_SIZE * params.block_stride + value_slot % BLOCK_SIZE * HEAD_SIZE;
     const Scalar* value = static_cast<const Scalar*>(params.value) + token * params.value_stride;
     for (int i = int(threadIdx.x); i < params.num_kv_heads * HEAD_VECTORS; i += THREADS) {
         const int head = i / HEAD_VECTORS, start = i % HEAD_VECTORS * VECTOR;
-        write_vector(keys + params.value_offset + i64(head) * BLOCK_SIZE * HEAD_SIZE + start,
+        write_vector(values + i64(head) * BLOCK_SIZE * HEAD_SIZE + start,
                      read_vector(value + head * HEAD_SIZE + start), 1.0f / params.value_scale);
     }
 }

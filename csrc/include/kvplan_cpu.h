@@ -46,6 +46,8 @@ typedef struct kvplan_attention {
   // [num_sequences, >= ceil(max seq_len / block_size)]
   const int32_t* block_tables;
   int64_t block_table_stride, block_table_width;
+  // the blocks of the values where they lie in others than the keys, shaped and strided as block_tables; NULL: the same
+  const int32_t* value_tables;
   // [num_sequences]: tokens in the cache, new ones included
   const int32_t* seq_lens;
   // [num_sequences + 1]: rows of query and out; the last is at most num_tokens
@@ -55,6 +57,8 @@ typedef struct kvplan_attention {
   int64_t window;  // positions that a token sees, itself included; 0: all
   float scale;
   float softcap;  // 0: none
+  // [num_heads]: a logit for each head that takes its share of the softmax and has no value; NULL: none
+  const float* sinks;
   int32_t storage, kv_storage;
   const float* slopes;  // [num_heads]: times how far a key lies behind, taken from its score (ALiBi); null: none
 } kvplan_attention;
@@ -78,6 +82,8 @@ typedef struct kvplan_kv_write {
   int64_t block_stride, num_blocks;
   // [num_tokens]: block * block_size + offset, or -1
   const int64_t* slots;
+  // the same of the values, where they lie in other blocks; NULL: the same. Both are -1 or neither
+  const int64_t* value_slots;
   int64_t num_tokens, num_kv_heads, head_size, block_size;
   int32_t storage, kv_storage;
 } kvplan_kv_write;

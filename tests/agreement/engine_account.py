@@ -8,8 +8,9 @@ from kvplan_engine import ContextTooLong, EngineConfig, OutOfDeviceMemory
 from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.weights import num_parameters
 from kvplan_engine.device.overhead import CPU_OVERHEAD_BYTES
-from kvplan_engine.memory.breakdown import DTYPE_BYTES, workspace_buffers
+from kvplan_engine.memory.breakdown import DTYPE_BYTES
 from kvplan_engine.memory.plan import kv_layout, plan_memory, resolve_max_model_len
+from kvplan_engine.memory.step_buffers import step_buffers
 
 
 def engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict[str, Any]:
@@ -17,17 +18,11 @@ def engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict[
     model = read_config(config.model)
     try:
         max_model_len = resolve_max_model_len(config, model)
-        buffers = workspace_buffers(
-            model,
-            dtype,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=max_model_len,
-            block_size=config.block_size,
-        )
+        layout = kv_layout(config, model, dtype, max_model_len)
+        buffers = step_buffers(model, dtype, config, layout, max_model_len)
         memory = plan_memory(
             config,
-            kv_layout(config, model, dtype, max_model_len),
+            layout,
             max_model_len,
             device_total_bytes=device_bytes,
             weight_bytes=num_parameters(model) * DTYPE_BYTES[dtype],

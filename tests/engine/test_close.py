@@ -25,7 +25,7 @@ def test_memory_is_returned(checkpoints: dict[str, Checkpoint]) -> None:
     with make_llm(checkpoints["llama"], swap_space="64MiB", preemption_mode="swap") as llm:
         pool_bytes = llm.engine.memory.kv_pool_bytes
         assert pool_bytes > 200 * MIB
-        llm.engine._runner.kv.zero_()
+        llm.engine._runner.kv.blocks.zero_()
         resident, private = resident_memory_bytes(), private_memory_bytes()
     gc.collect()
     assert resident - resident_memory_bytes() > 0.95 * pool_bytes

@@ -64,7 +64,7 @@ def test_pool_so_small_that_sequences_are_preempted(
         block_size=block_size,
         enable_prefix_caching=False,
     )
-    shrink_pool(llm, num_tokens=128)
+    shrink_pool(llm, num_tokens=96 if name == "mistral" else 128)  # it gives back what lies before its window
     assert answer(llm, ragged_prompts(), NUM_TOKENS) == expected_tokens[name]
     stats = llm.get_stats()
     assert stats["num_preemptions"] > 0

@@ -17,6 +17,7 @@ from test_cuda_decode import OLD_GPU_CASES, PLAIN_CASES, TENSOR_CORE_CASES
 from test_cuda_prefill import CASES as PREFILL_CASES
 
 from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.attention.layer_cache import uniform_cache
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cuda.attention import AttentionShape, decode_launch, prefill_launch
 from kvplan_engine.kernels.cuda.driver import current_runtime, torch_cuda_major
@@ -80,7 +81,7 @@ def test_attention_matches_the_reference(backend: CudaBackend, case: AttentionCa
 def test_a_captured_decode_step_follows_new_lengths(backend: CudaBackend) -> None:
     case = AttentionCase(128, 16, 8, 2, (900, 40, 300), (1, 1, 1), scalar=BF16)
     batch = build_batch(case, DEVICE)
-    backend.reserve_decode(batch.kv, BF16, 8, 3, options_of(case, batch))
+    backend.reserve_decode(uniform_cache(batch.kv, 0), BF16, 8, 3, options_of(case, batch))
     attend(backend, case, batch)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -11,7 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, Rotation
 from kvplan_engine.attention.cuda import CudaBackend
-from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.attention.layer_cache import uniform_cache
+from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from measure_support import Bench, Row
 
 BLOCK_SIZE = 16
@@ -68,7 +69,7 @@ def make_pool(bench: Bench, heads: Heads, batch: int, new_tokens: int, prefix: i
     starts = torch.arange(batch + 1, device=bench.device, dtype=torch.int32) * new_tokens
     tokens = batch * new_tokens
     metadata = AttentionMetadata(
-        slots=torch.zeros(tokens, dtype=torch.int64, device=bench.device),
+        slots=KvSlots(torch.zeros(tokens, dtype=torch.int64, device=bench.device)),
         block_tables=tables,
         seq_lens=torch.full((batch,), length, dtype=torch.int32, device=bench.device),
         query_starts=starts,
@@ -82,7 +83,7 @@ def attend_all_layers(backend: CudaBackend, pool: Pool) -> None:
     """One attention call for each layer of the pool."""
     options = AttentionOptions(pool.query.shape[2] ** -0.5)
     for layer in range(pool.kv.shape[1]):
-        backend.attend(AttentionInputs(pool.query, pool.kv, layer, pool.metadata, pool.out, options))
+        backend.attend(AttentionInputs(pool.query, uniform_cache(pool.kv, layer), pool.metadata, pool.out, options))
 
 
 def measure_decode(bench: Bench) -> None:
@@ -220,11 +221,11 @@ def measure_write(bench: Bench, copy_rate: float) -> None:
     kv = torch.zeros(num_blocks, 2, 2, heads.kv, BLOCK_SIZE, heads.size, dtype=torch.bfloat16, device=bench.device)
     fused = torch.randn(tokens, heads.query + 2 * heads.kv, heads.size, device=bench.device).to(torch.bfloat16)
     queries_and_keys, value = fused.split([heads.query + heads.kv, heads.kv], dim=1)
-    slots = torch.randperm(num_blocks * BLOCK_SIZE, device=bench.device)[:tokens]
+    slots = KvSlots(torch.randperm(num_blocks * BLOCK_SIZE, device=bench.device)[:tokens])
     positions = torch.arange(tokens, device=bench.device) % 2048
     cos_sin = torch.rand(2048, heads.size, device=bench.device)
     rotation = Rotation(queries_and_keys, positions, cos_sin)
-    samples = bench.time(lambda: bench.backend.rotate_and_write(rotation, value, kv, 1, slots))
+    samples = bench.time(lambda: bench.backend.rotate_and_write(rotation, value, uniform_cache(kv, 1), slots))
     seconds = statistics.median(samples)
     moved = 2 * fused.nbytes
     bench.add(

@@ -7,7 +7,8 @@ from typing import Protocol
 
 import torch
 
-from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.attention.layer_cache import LayerCache
+from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.errors import EngineError
 
 OPTION_NAMES = {
@@ -48,12 +49,11 @@ class AttentionOptions:
 class AttentionInputs:
     """One layer's attention in one step.
 
-    query [T, num_heads, head_size]; kv: the pool; metadata: of the step; out: shaped like query.
+    query [T, num_heads, head_size]; cache: the layer's; metadata: of the step; out: shaped like query.
     """
 
     query: torch.Tensor
-    kv: torch.Tensor
-    layer: int
+    cache: LayerCache
     metadata: AttentionMetadata
     out: torch.Tensor
     options: AttentionOptions
@@ -75,9 +75,8 @@ class Rotation:
 class AttentionBackend(Protocol):
     """Writes keys and values into the paged pool and attends over it.
 
-    ``kv`` is the pool, [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]; index 0 of the third axis
-    holds keys, 1 values. Queries, keys and values may be row-strided views (of a fused projection, say) as long as
-    their last dimension is contiguous. Tensors that do not fit are ValueError, a layer that the pool lacks IndexError.
+    Queries, keys and values may be row-strided views (of a fused projection, say) as long as their last dimension is
+    contiguous. Tensors that do not fit are ValueError.
 
     name: for messages and ``EngineConfig.attention_backend``. options: the fields of AttentionOptions that it has.
     is_capturable: its calls never wait for the device, so decode steps may be captured as graphs.
@@ -87,15 +86,11 @@ class AttentionBackend(Protocol):
     options: frozenset[str]
     is_capturable: bool
 
-    def write_kv(
-        self, key: torch.Tensor, value: torch.Tensor, kv: torch.Tensor, layer: int, slots: torch.Tensor
-    ) -> None:
-        """Store ``key`` and ``value`` [T, num_kv_heads, head_size] of one layer at ``slots`` [T]; -1 stores nothing."""
+    def write_kv(self, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> None:
+        """Store ``key`` and ``value`` [T, num_kv_heads, head_size] at ``slots``."""
         ...
 
-    def rotate_and_write(
-        self, rotation: Rotation, value: torch.Tensor, kv: torch.Tensor, layer: int, slots: torch.Tensor
-    ) -> None:
+    def rotate_and_write(self, rotation: Rotation, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> None:
         """Rotate the queries in ``rotation.heads`` in place, and store the rotated keys, and ``value``, at ``slots``.
 
         The keys are all heads behind the queries, as many as ``value`` has; whether they are rotated in place too is
@@ -112,7 +107,7 @@ class AttentionBackend(Protocol):
         ...
 
     def reserve_decode(
-        self, kv: torch.Tensor, dtype: torch.dtype, num_heads: int, max_num_seqs: int, options: AttentionOptions
+        self, cache: LayerCache, dtype: torch.dtype, num_heads: int, max_num_seqs: int, options: AttentionOptions
     ) -> None:
         """Compile and allocate what decode steps of up to ``max_num_seqs`` sequences need, before one is captured.
 

@@ -9,15 +9,11 @@ from __future__ import annotations
 import torch
 
 from kvplan_engine.attention.backend import ALL_OPTIONS, AttentionInputs, AttentionOptions, Rotation
+from kvplan_engine.attention.checks import check_attending_heads, check_metadata, check_written_heads
 from kvplan_engine.attention.cuda_plan import AttentionPlanner
-from kvplan_engine.kernels.arguments import (
-    check_attending_heads,
-    check_pool,
-    check_rotation,
-    check_tables,
-    check_vector,
-    check_written_heads,
-)
+from kvplan_engine.attention.layer_cache import LayerCache
+from kvplan_engine.attention.metadata import KvSlots
+from kvplan_engine.kernels.arguments import check_rotation, check_vector
 from kvplan_engine.kernels.cuda.attention import AttentionShape
 from kvplan_engine.kernels.cuda.checks import check_heads, check_rotary_table
 from kvplan_engine.kernels.cuda.params import AttentionParams, WriteParams
@@ -51,20 +47,16 @@ class CudaBackend:
         self._value_scale = value_scale
         self._planner = AttentionPlanner(runtime, decode_warps, decode_stages)
 
-    def write_kv(
-        self, key: torch.Tensor, value: torch.Tensor, kv: torch.Tensor, layer: int, slots: torch.Tensor
-    ) -> None:
+    def write_kv(self, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> None:
         """See AttentionBackend.write_kv."""
-        params = self._write_params(key, value, kv, layer, slots)
-        self._launch_write(params, key, kv, rotary=0)
+        params = self._write_params(key, value, cache, slots)
+        self._launch_write(params, key, cache, rotary=0)
 
-    def rotate_and_write(
-        self, rotation: Rotation, value: torch.Tensor, kv: torch.Tensor, layer: int, slots: torch.Tensor
-    ) -> None:
+    def rotate_and_write(self, rotation: Rotation, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> None:
         """See AttentionBackend.rotate_and_write. One launch; the keys in ``rotation.heads`` stay unrotated."""
         heads, num_kv_heads = rotation.heads, value.shape[1]
         query, key = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
-        params = self._write_params(key, value, kv, layer, slots)
+        params = self._write_params(key, value, cache, slots)
         check_rotation(heads, rotation.positions, rotation.cos_sin)
         check_heads("query", query)
         check_rotary_table(rotation.cos_sin)
@@ -73,32 +65,30 @@ class CudaBackend:
         params.num_query_heads = query.shape[1]
         params.positions = rotation.positions.data_ptr()
         params.cos_sin = rotation.cos_sin.data_ptr()
-        self._launch_write(params, key, kv, rotation.cos_sin.shape[1])
+        self._launch_write(params, key, cache, rotation.cos_sin.shape[1])
 
-    def _write_params(
-        self, key: torch.Tensor, value: torch.Tensor, kv: torch.Tensor, layer: int, slots: torch.Tensor
-    ) -> WriteParams:
-        check_pool(kv, layer)
-        check_written_heads(key, value, kv, slots)
+    def _write_params(self, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> WriteParams:
+        check_written_heads(key, value, cache, slots)
         check_heads("key", key)
         check_heads("value", value)
         return WriteParams(
             key=key.data_ptr(),
             value=value.data_ptr(),
-            kv=_layer_pointer(kv, layer),
-            slots=slots.data_ptr(),
+            kv=cache.keys.data_ptr(),
+            slots=slots.keys.data_ptr(),
+            value_slots=slots.keys.data_ptr() if slots.values is None else slots.values.data_ptr(),
             key_stride=key.stride(0),
             value_stride=value.stride(0),
-            block_stride=kv.stride(0),
-            value_offset=kv.stride(2),
+            block_stride=cache.block_stride,
+            value_offset=_value_offset(cache),
             num_tokens=key.shape[0],
             num_kv_heads=key.shape[1],
             key_scale=self._key_scale,
             value_scale=self._value_scale,
         )
 
-    def _launch_write(self, params: WriteParams, key: torch.Tensor, kv: torch.Tensor, rotary: int) -> None:
-        chosen = write_variant(key.dtype, kv.dtype, kv.shape[5], kv.shape[4], rotary)
+    def _launch_write(self, params: WriteParams, key: torch.Tensor, cache: LayerCache, rotary: int) -> None:
+        chosen = write_variant(key.dtype, cache.dtype, cache.head_size, cache.block_size, rotary)
         self._runtime.kernel(chosen)((params.num_tokens, 1), _WRITE_THREADS, 0, params)
 
     def attend(self, inputs: AttentionInputs) -> None:
@@ -107,9 +97,10 @@ class CudaBackend:
         query, metadata = inputs.query, inputs.metadata
         if metadata.seq_lens.shape[0] == 0 or query.shape[0] == 0:
             return
-        shape = _shape_of(inputs.kv, query.dtype, query.shape[1], inputs.options)
+        has_value_tables = metadata.value_tables is not None
+        shape = _shape_of(inputs.cache, query.dtype, query.shape[1], inputs.options, has_value_tables)
         launches = self._planner.launches_of(shape)
-        plan = self._planner.plan_of(shape, inputs.options.window or 0, metadata, inputs.layer, query.shape[0])
+        plan = self._planner.plan_of(shape, inputs.options.window or 0, metadata, inputs.cache.layer, query.shape[0])
         params = self._attention_params(inputs)
         for launch, items, num_items in (
             (launches.decode, plan.decode_items, plan.num_decode_items),
@@ -121,19 +112,21 @@ class CudaBackend:
                 self._runtime.kernel(launch.variant)(grid, launch.threads, launch.shared_bytes, params)
 
     def reserve_decode(
-        self, kv: torch.Tensor, dtype: torch.dtype, num_heads: int, max_num_seqs: int, options: AttentionOptions
+        self, cache: LayerCache, dtype: torch.dtype, num_heads: int, max_num_seqs: int, options: AttentionOptions
     ) -> None:
         """See AttentionBackend.reserve_decode."""
         self._planner.forget_retired()
-        self._planner.reserve_decode(_shape_of(kv, dtype, num_heads, options), options.window or 0, max_num_seqs)
+        shape = _shape_of(cache, dtype, num_heads, options, cache.has_value_tables)
+        self._planner.reserve_decode(shape, options.window or 0, max_num_seqs)
 
     def _attention_params(self, inputs: AttentionInputs) -> AttentionParams:
-        query, kv, metadata, options = inputs.query, inputs.kv, inputs.metadata, inputs.options
+        query, cache, metadata, options = inputs.query, inputs.cache, inputs.metadata, inputs.options
         buffers = self._planner.buffers
         return AttentionParams(
             query=query.data_ptr(),
-            kv=_layer_pointer(kv, inputs.layer),
+            kv=cache.keys.data_ptr(),
             block_tables=metadata.block_tables.data_ptr(),
+            value_tables=(metadata.block_tables if metadata.value_tables is None else metadata.value_tables).data_ptr(),
             seq_lens=metadata.seq_lens.data_ptr(),
             query_starts=metadata.query_starts.data_ptr(),
             sinks=None if options.sinks is None else options.sinks.data_ptr(),
@@ -142,8 +135,8 @@ class CudaBackend:
             partial_stats=buffers.partial_stats.data_ptr(),
             finished=buffers.finished.data_ptr(),
             out=inputs.out.data_ptr(),
-            block_stride=kv.stride(0),
-            value_offset=kv.stride(2),
+            block_stride=cache.block_stride,
+            value_offset=_value_offset(cache),
             query_stride=query.stride(0),
             out_stride=inputs.out.stride(0),
             table_stride=metadata.block_tables.stride(0),
@@ -158,26 +151,29 @@ class CudaBackend:
 
 def _check_inputs(inputs: AttentionInputs) -> None:
     query, metadata, options = inputs.query, inputs.metadata, inputs.options
-    check_pool(inputs.kv, inputs.layer)
-    check_attending_heads(query, inputs.out, inputs.kv)
+    check_attending_heads(query, inputs.out, inputs.cache)
     check_heads("query", query)
     check_heads("out", inputs.out)
-    check_tables(metadata.block_tables, metadata.seq_lens, metadata.query_starts)
+    check_metadata(metadata)
     for name, vector in (("sinks", options.sinks), ("slopes", options.slopes)):
         if vector is not None:
             check_vector(name, vector, query.shape[1], torch.float32)
 
 
-def _shape_of(kv: torch.Tensor, dtype: torch.dtype, num_heads: int, options: AttentionOptions) -> AttentionShape:
+def _shape_of(
+    cache: LayerCache, dtype: torch.dtype, num_heads: int, options: AttentionOptions, has_value_tables: bool
+) -> AttentionShape:
     return AttentionShape(
         dtype,
-        kv.dtype,
-        *(kv.shape[5], kv.shape[4], num_heads, kv.shape[3]),
+        cache.dtype,
+        *(cache.head_size, cache.block_size, num_heads, cache.num_kv_heads),
         has_softcap=options.softcap is not None,
         has_sinks=options.sinks is not None,
         has_slopes=options.slopes is not None,
+        has_value_tables=has_value_tables,
     )
 
 
-def _layer_pointer(kv: torch.Tensor, layer: int) -> int:
-    return kv.data_ptr() + layer * kv.stride(1) * kv.element_size()
+def _value_offset(cache: LayerCache) -> int:
+    """Elements from the keys of block 0 to its values, which may lie before them."""
+    return (cache.values.data_ptr() - cache.keys.data_ptr()) // cache.dtype.itemsize

@@ -73,9 +73,9 @@ class Buffers:
 class _Step:
     """Which step the plans belong to."""
 
-    metadata: AttentionMetadata | None = None
     layer: int = -1
-    plans: dict[_PlanKey, Plan] = field(default_factory=dict)
+    plans: dict[_PlanKey, tuple[AttentionMetadata, Plan]] = field(default_factory=dict)
+    """The latest plan of each kind of layer, and what it was made for."""
 
 
 class AttentionPlanner:
@@ -108,17 +108,19 @@ class AttentionPlanner:
     ) -> Plan:
         """This step's plan, with buffers that have room for it; launches plan.cu where the step has none yet.
 
-        A new metadata object or a layer number that does not grow means a new step.
+        A layer number that does not grow means a new step. Within one, groups of layers have metadata of their own.
         """
         step = self._step
-        if step.metadata is not metadata or layer <= step.layer:
-            step.metadata = metadata
+        if layer <= step.layer:
             step.plans = {}
         step.layer = layer
         key = (shape, window)
-        plan = step.plans.get(key)
-        if plan is None:
-            plan = step.plans[key] = self._make_plan(key, metadata, num_tokens)
+        known = step.plans.get(key)
+        if known is not None and known[0] is metadata:
+            plan = known[1]
+        else:
+            plan = self._make_plan(key, metadata, num_tokens)
+            step.plans[key] = (metadata, plan)
         self._grow_buffers(shape, plan.num_decode_items, metadata.seq_lens.shape[0])
         return plan
 

@@ -8,6 +8,18 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
+class KvSlots:
+    """Where the keys and values of T new tokens are written.
+
+    keys [T] int64: block * block_size + offset; -1 marks padding, for which nothing is written. values: the same, None
+    where keys and values lie in the same blocks.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionMetadata:
     """Views into the workspace of one step, for S sequences with T new tokens in all.
 
@@ -21,13 +33,15 @@ class AttentionMetadata:
     from ``query_starts[S]`` on are padding: attention does not write their output.
     """
 
-    slots: torch.Tensor
-    """[T] int64: block * block_size + offset of each new token; -1 marks padding, for which nothing is written."""
+    slots: KvSlots
+    """Where each new token's key and value are written."""
     block_tables: torch.Tensor
-    """[S, B] int32: the blocks of each sequence, in the order of its tokens."""
+    """[S, B] int32: the blocks of each sequence's keys, in the order of its tokens."""
     seq_lens: torch.Tensor
     """[S] int32: tokens of each sequence in the cache, the step's new ones included."""
     query_starts: torch.Tensor
     """[S + 1] int32: where each sequence's new tokens begin; query_starts[0] is 0."""
     max_query_len: int
     """The most new tokens that any one sequence has in this step."""
+    value_tables: torch.Tensor | None = None
+    """As ``block_tables``, of the values; None where keys and values lie in the same blocks."""

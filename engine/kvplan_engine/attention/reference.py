@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from kvplan_engine.attention.backend import ALL_OPTIONS, AttentionInputs, AttentionOptions, Rotation
+from kvplan_engine.attention.layer_cache import LayerCache
+from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.kernels import torch_ops
 
 
@@ -21,42 +23,41 @@ class ReferenceBackend:
     def __init__(self, compute_dtype: torch.dtype = torch.float32) -> None:
         self._compute_dtype = compute_dtype
 
-    def write_kv(
-        self, key: torch.Tensor, value: torch.Tensor, kv: torch.Tensor, layer: int, slots: torch.Tensor
-    ) -> None:
+    def write_kv(self, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> None:
         """See AttentionBackend.write_kv."""
-        block_size = kv.shape[4]
-        wanted = slots >= 0
-        blocks = torch.div(slots[wanted], block_size, rounding_mode="floor")
-        offsets = slots[wanted] % block_size
-        stored = _as_stored(kv)
-        stored[blocks, layer, 0, :, offsets] = _as_stored(_to_storage(key[wanted], kv.dtype))
-        stored[blocks, layer, 1, :, offsets] = _as_stored(_to_storage(value[wanted], kv.dtype))
+        wanted = slots.keys >= 0
+        for rows, pages, places in (
+            (key, cache.keys, slots.keys),
+            (value, cache.values, slots.keys if slots.values is None else slots.values),
+        ):
+            blocks = torch.div(places[wanted], cache.block_size, rounding_mode="floor")
+            offsets = places[wanted] % cache.block_size
+            _as_stored(pages)[blocks, :, offsets] = _as_stored(_to_storage(rows[wanted], cache.dtype))
 
-    def rotate_and_write(
-        self, rotation: Rotation, value: torch.Tensor, kv: torch.Tensor, layer: int, slots: torch.Tensor
-    ) -> None:
+    def rotate_and_write(self, rotation: Rotation, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> None:
         """See AttentionBackend.rotate_and_write. Rotates the keys in place too."""
         torch_ops.rope_inplace(rotation.heads, rotation.positions, rotation.cos_sin)
-        self.write_kv(rotation.heads[:, -value.shape[1] :], value, kv, layer, slots)
+        self.write_kv(rotation.heads[:, -value.shape[1] :], value, cache, slots)
 
     def attend(self, inputs: AttentionInputs) -> None:
         """See AttentionBackend.attend."""
-        kv, layer, window = inputs.kv, inputs.layer, inputs.options.window
-        starts = inputs.metadata.query_starts.tolist()
-        for sequence, kv_len in enumerate(inputs.metadata.seq_lens.tolist()):
+        cache, metadata, window = inputs.cache, inputs.metadata, inputs.options.window
+        key_tables = metadata.block_tables
+        value_tables = key_tables if metadata.value_tables is None else metadata.value_tables
+        starts = metadata.query_starts.tolist()
+        for sequence, kv_len in enumerate(metadata.seq_lens.tolist()):
             rows = slice(starts[sequence], starts[sequence + 1])
             if rows.start == rows.stop:
                 continue
             query_len = rows.stop - rows.start
             first = 0 if window is None else max(0, kv_len - query_len + 1 - window)
-            keys = self._gather(kv[:, layer, 0], inputs.metadata.block_tables[sequence], first, kv_len)
-            values = self._gather(kv[:, layer, 1], inputs.metadata.block_tables[sequence], first, kv_len)
+            keys = self._gather(cache.keys, key_tables[sequence], first, kv_len)
+            values = self._gather(cache.values, value_tables[sequence], first, kv_len)
             attended = self._attend_one(inputs.query[rows], keys, values, inputs.options)
             inputs.out[rows] = attended.to(inputs.out.dtype)
 
     def reserve_decode(
-        self, kv: torch.Tensor, dtype: torch.dtype, num_heads: int, max_num_seqs: int, options: AttentionOptions
+        self, cache: LayerCache, dtype: torch.dtype, num_heads: int, max_num_seqs: int, options: AttentionOptions
     ) -> None:
         """Nothing is captured: this backend reads lengths on the host."""
 

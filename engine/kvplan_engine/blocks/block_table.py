@@ -86,6 +86,10 @@ class BlockTable:
         deepest_first = [bundle for row in zip_longest(*pages) for bundle in row if bundle is not None]
         return [*chain(*states), *reversed(deepest_first)]
 
+    def blocks_of(self, bundle: int) -> tuple[int, ...]:
+        """All blocks of one of its bundles."""
+        return self._pool.blocks_of(bundle)
+
     # ---- growing
 
     def num_new_blocks(self, first_token: int, num_tokens: int) -> int:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 import torch
 
-from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.attention.layer_cache import TablePlace
+from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
+from kvplan_engine.blocks.layout import KvLayout
+from kvplan_engine.description.mixers import FULL
+from kvplan_engine.execution.group_tables import FullTables, GroupTables
 from kvplan_engine.execution.staging import InputStage
+from kvplan_engine.memory.index_buffers import TOKEN_BUFFERS, lengths_name, slots_name, tables_name
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.requests.request import ScheduledSequence
 from kvplan_engine.requests.step_plan import StepPlan
-
-INDEX_BUFFERS = ("token_ids", "positions", "slots", "block_tables", "seq_lens", "query_starts")
 
 
 class BatchBuilder:
@@ -23,23 +27,32 @@ class BatchBuilder:
 
     A decoding sequence that keeps its row has grown by one token since the plan before: its position, length and slot
     grow by one, and from time to time its row of the block tables by a block. All other rows are written anew.
-    What a row of the tables has before a window's first block means nothing.
+
+    buffers: the names of the index buffers. tables: of each layer with keys and values, which tables it reads.
     """
 
-    def __init__(self, workspace: Workspace, block_size: int, stage: InputStage | None = None) -> None:
+    def __init__(
+        self,
+        workspace: Workspace,
+        layout: KvLayout,
+        buffers: Sequence[str],
+        tables: Sequence[TablePlace],
+        stage: InputStage | None = None,
+    ) -> None:
         self._workspace = workspace
-        self._block_size = block_size
         self._stage = stage
         self._host = {
             name: workspace[name] if stage is None else torch.zeros_like(workspace[name], device="cpu")
-            for name in INDEX_BUFFERS
+            for name in buffers
         }
         # numpy views of the workspace: assigning to them is several times faster than to tensors
-        arrays = [self._host[name].numpy() for name in INDEX_BUFFERS]
-        self._token_ids, self._positions, self._slots, self._block_tables, self._seq_lens, self._query_starts = arrays
-        # assigning one element of a memoryview takes half the time of an array's
-        self._slots_memory, self._positions_memory = self._slots.data, self._positions.data
-        self._tables_memory = self._block_tables.data
+        self._token_ids, self._positions, self._query_starts = (
+            self._host[name].numpy() for name in ("token_ids", "positions", "query_starts")
+        )
+        self._groups: list[FullTables | GroupTables] = _group_tables(self._host, layout)
+        self._places, self._last_place = tuple(dict.fromkeys(tables)), tables[-1]
+        self._token_buffers = tuple(name for name in buffers if name in TOKEN_BUFFERS or name.startswith("slots"))
+        self._seq_buffers = tuple(name for name in buffers if name not in self._token_buffers)
         self._numbers = torch.arange(self._query_starts.shape[0], device=workspace["token_ids"].device)
         self._starts = np.arange(self._query_starts.shape[0], dtype=np.int32)
         self._token_views: dict[int, dict[str, torch.Tensor]] = {}
@@ -60,15 +73,9 @@ class BatchBuilder:
             max_query_len = int(counts.max())
             sampled = plan.decodes + [item.sequence for item in plan.chunks if item.needs_sampling]
         if self._stage is not None:
-            self._stage.upload(self._host, _sizes(num_tokens, num_seqs))
+            self._stage.upload(self._host, self._sizes(num_tokens, num_seqs))
         tokens, seqs = self._views_of_tokens(num_tokens), self._views_of_seqs(num_seqs)
-        attention = AttentionMetadata(
-            slots=tokens["slots"],
-            block_tables=seqs["block_tables"],
-            seq_lens=seqs["seq_lens"],
-            query_starts=seqs["query_starts"],
-            max_query_len=max_query_len,
-        )
+        attention = {place: metadata_of(place, tokens, seqs, max_query_len) for place in self._places}
         skips_rows = 2 * len(sampled) <= num_tokens and not plan.wants_prompt_logprobs
         return StepBatch(
             token_ids=tokens["token_ids"],
@@ -76,14 +83,14 @@ class BatchBuilder:
             attention=attention,
             sampled=sampled,
             sampled_rows=self._sampled_rows(plan) if plan.chunks else self._numbers[:num_decodes],
-            sampled_attention=self._sampled_attention(plan, attention) if skips_rows else None,
+            sampled_attention=self._sampled_attention(plan, attention[self._last_place]) if skips_rows else None,
         )
 
     def _views_of_tokens(self, num_tokens: int) -> dict[str, torch.Tensor]:
-        return self._views(self._token_views, ("token_ids", "positions", "slots"), num_tokens)
+        return self._views(self._token_views, self._token_buffers, num_tokens)
 
     def _views_of_seqs(self, num_seqs: int) -> dict[str, torch.Tensor]:
-        return self._views(self._seq_views, ("block_tables", "seq_lens", "query_starts"), num_seqs)
+        return self._views(self._seq_views, self._seq_buffers, num_seqs)
 
     def _views(
         self, known: dict[int, dict[str, torch.Tensor]], names: tuple[str, ...], number: int
@@ -94,7 +101,7 @@ class BatchBuilder:
         """
         views = known.get(number)
         if views is None:
-            sizes = _sizes(number, number)
+            sizes = self._sizes(number, number)
             views = {name: self._workspace[name][: sizes[name]] for name in names}
             if number < len(self._starts):
                 known[number] = views
@@ -118,23 +125,19 @@ class BatchBuilder:
         """``values`` on the device, without waiting: that would wait for the previous step too."""
         return torch.from_numpy(values).to(self._numbers.device, non_blocking=True)
 
+    def _sizes(self, num_tokens: int, num_seqs: int) -> dict[str, int]:
+        """How many elements of each index buffer a step of so many tokens and sequences fills."""
+        sizes = dict.fromkeys(self._token_buffers, num_tokens) | dict.fromkeys(self._seq_buffers, num_seqs)
+        return sizes | {"query_starts": num_seqs + 1}
+
     # ---- rows that decode
 
     def _fill_decodes(self, plan: StepPlan) -> None:
-        number, size = len(plan.decodes), self._block_size
-        self._positions[:number] += 1
-        self._seq_lens[:number] += 1
-        self._slots[:number] += 1
+        self._positions[: len(plan.decodes)] += 1
         for row in plan.fresh_rows:
-            sequence = plan.decodes[row]
-            position, table = sequence.num_computed_tokens, sequence.table.groups[0]
-            self._positions[row] = position
-            self._seq_lens[row] = position + 1
-            self._slots[row] = table.bundles[position // size - table.first] * size + position % size
-            self._block_tables[row, table.first : table.first + len(table.bundles)] = table.bundles
-        for row, block in zip(plan.grown_rows, plan.grown_blocks, strict=True):
-            self._slots_memory[row] = block * size
-            self._tables_memory[row, self._positions_memory[row] // size] = block
+            self._positions[row] = plan.decodes[row].num_computed_tokens
+        for group in self._groups:
+            group.fill_decodes(plan)
 
     def _fill_decode_tokens(self, plan: StepPlan, latest: np.ndarray | None) -> None:
         """The last token of each; 0 where it is not known yet."""
@@ -154,30 +157,46 @@ class BatchBuilder:
 
     def _fill_chunks(self, plan: StepPlan) -> np.ndarray:
         """Fill in the chunks, behind the rows that decode; returns how many tokens each has."""
-        first_row, number, size = len(plan.decodes), len(plan.chunks), self._block_size
+        first_row, number = len(plan.decodes), len(plan.chunks)
         counts = np.fromiter((item.num_new_tokens for item in plan.chunks), np.int64, number)
         firsts = np.fromiter((item.sequence.num_computed_tokens for item in plan.chunks), np.int64, number)
         rows = slice(first_row, first_row + number)
         starts = self._query_starts
         starts[first_row + 1 : first_row + number + 1] = first_row + np.cumsum(counts)
-        self._seq_lens[rows] = firsts + counts
-        for row, item in enumerate(plan.chunks, start=first_row):
-            table = item.sequence.table.groups[0]
-            self._block_tables[row, table.first : table.first + len(table.bundles)] = table.bundles
         tokens = slice(first_row, plan.num_tokens)
         row_of_token = np.repeat(np.arange(number), counts)
         positions = np.arange(first_row, plan.num_tokens) - starts[rows][row_of_token] + firsts[row_of_token]
         self._positions[tokens] = positions
-        blocks_of_tokens = self._block_tables[first_row + row_of_token, positions // size].astype(np.int64)
-        self._slots[tokens] = blocks_of_tokens * size + positions % size
+        for group in self._groups:
+            group.fill_chunks(plan, counts, row_of_token, positions)
         self._token_ids[tokens] = list(chain.from_iterable(map(_tokens_of, plan.chunks)))
         return counts
 
 
-def _sizes(num_tokens: int, num_seqs: int) -> dict[str, int]:
-    """How many elements of each index buffer a step of so many tokens and sequences fills."""
-    sizes = dict.fromkeys(("token_ids", "positions", "slots"), num_tokens)
-    return sizes | {"block_tables": num_seqs, "seq_lens": num_seqs, "query_starts": num_seqs + 1}
+def metadata_of(
+    place: TablePlace, tokens: Mapping[str, torch.Tensor], seqs: Mapping[str, torch.Tensor], max_query_len: int
+) -> AttentionMetadata:
+    """What the layers at ``place`` read. tokens, seqs: the index buffers, cut to the step's."""
+    group, keys, values = place.group, place.key_slot, place.value_slot
+    is_apart = keys != values
+    return AttentionMetadata(
+        slots=KvSlots(tokens[slots_name(group, keys)], tokens[slots_name(group, values)] if is_apart else None),
+        block_tables=seqs[tables_name(group, keys)],
+        value_tables=seqs[tables_name(group, values)] if is_apart else None,
+        seq_lens=seqs[lengths_name(group)],
+        query_starts=seqs["query_starts"],
+        max_query_len=max_query_len,
+    )
+
+
+def _group_tables(host: Mapping[str, torch.Tensor], layout: KvLayout) -> list[FullTables | GroupTables]:
+    if layout.is_uniform and layout.groups[0].kept == FULL:
+        return [FullTables(host, layout.block_size)]
+    return [
+        GroupTables(host, index, group, layout.block_size)
+        for index, group in enumerate(layout.groups)
+        if not group.is_state
+    ]
 
 
 def _tokens_of(item: ScheduledSequence) -> list[int]:

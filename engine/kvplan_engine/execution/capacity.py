@@ -16,8 +16,8 @@ from kvplan_engine.device.counted import CountedDevice
 from kvplan_engine.errors import EngineError
 from kvplan_engine.execution.capacity_runner import CapacityRunner
 from kvplan_engine.execution.carving import Carving
-from kvplan_engine.memory.breakdown import workspace_buffers
 from kvplan_engine.memory.plan import kv_layout, plan_memory, resolve_max_model_len
+from kvplan_engine.memory.step_buffers import step_buffers
 from kvplan_engine.models.counted_model import CountedModel
 from kvplan_engine.requests.sampling_params import SamplingParams
 
@@ -49,15 +49,8 @@ class CapacityCarver:
         """See MemoryCarver.carve: the same errors, nothing allocated."""
         model = self._model
         max_model_len = resolve_max_model_len(config, model.config)
-        buffers = workspace_buffers(
-            model.config,
-            model.dtype,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=max_model_len,
-            block_size=config.block_size,
-        )
         layout = kv_layout(config, model.config, model.dtype, max_model_len)
+        buffers = step_buffers(model.config, model.dtype, config, layout, max_model_len)
         memory = plan_memory(
             config,
             layout,

@@ -50,29 +50,29 @@ class MemoryCarver:
     def carve(self, config: EngineConfig) -> Carving:
         """Allocate for ``config``; OutOfDeviceMemory or ContextTooLong when that is not possible."""
         max_model_len = resolve_max_model_len(config, self._model.config)
-        runner = ModelRunner(self._model, config, self._device, max_model_len)
+        layout = kv_layout(config, self._model.config, self._model.dtype, max_model_len)
+        runner = ModelRunner(self._model, config, self._device, layout, max_model_len)
         kv_dtype = config.kv_dtype(self._model.dtype)
-        memory = self._plan(runner, config, max_model_len)
+        memory = self._plan(runner, config, layout, max_model_len)
         if self._must_measure(runner, config):
-            trial = self._trial_of(memory, config)
+            trial = self._trial_of(memory, config, layout)
             runner.carve_pool(trial.num_blocks, kv_dtype)
-            self._measure(runner, config, trial, max_model_len)
+            self._measure(runner, config, trial, layout, max_model_len)
             if trial is not memory or self._overhead_bytes != memory.overhead_bytes:
                 runner.drop_pool()
                 self._device.release_unused()
-                memory = self._plan(runner, config, max_model_len)
+                memory = self._plan(runner, config, layout, max_model_len)
         if runner.kv is None:
             runner.carve_pool(memory.num_blocks, kv_dtype)
         if runner.graph_sizes:
             runner.capture_graphs()
         memory = replace(memory, activation_peak_bytes=self._activation_peak_bytes)
-        layout = kv_layout(config, self._model.config, self._model.dtype, max_model_len)
         return Carving(runner, memory, layout, max_model_len, self._seconds_per_token)
 
-    def _plan(self, runner: ModelRunner, config: EngineConfig, max_model_len: int) -> MemoryBreakdown:
+    def _plan(self, runner: ModelRunner, config: EngineConfig, layout: KvLayout, max_model_len: int) -> MemoryBreakdown:
         return plan_memory(
             config,
-            kv_layout(config, self._model.config, self._model.dtype, max_model_len),
+            layout,
             max_model_len,
             device_total_bytes=self._device.total_bytes,
             weight_bytes=self._model.weight_bytes,
@@ -88,7 +88,7 @@ class MemoryCarver:
         is_larger = any(new > old for new, old in zip(_largest_step(config), self._profiled_step, strict=True))
         return is_larger or (bool(runner.graph_sizes) and runner.graph_sizes not in self._graph_bytes)
 
-    def _trial_of(self, memory: MemoryBreakdown, config: EngineConfig) -> MemoryBreakdown:
+    def _trial_of(self, memory: MemoryBreakdown, config: EngineConfig, layout: KvLayout) -> MemoryBreakdown:
         """``memory`` with the pool to measure in.
 
         On a GPU the pool is just large enough for the largest step, so that there is room for what the measurement
@@ -97,13 +97,18 @@ class MemoryCarver:
         if not self._device.is_asynchronous:
             return memory
         num_tokens, num_seqs = _largest_step(config)
-        num_blocks = min(memory.num_blocks, num_tokens // memory.block_size + min(num_seqs, num_tokens) + 1)
+        num_seqs = min(num_seqs, num_tokens)
+        bundles = num_tokens // memory.block_size + num_seqs + 1
+        states = sum(group.width for group in layout.groups if group.is_state)
+        num_blocks = min(memory.num_blocks, bundles * layout.token_blocks + num_seqs * states)
         return replace(memory, num_blocks=num_blocks, kv_pool_bytes=num_blocks * memory.block_bytes)
 
-    def _measure(self, runner: ModelRunner, config: EngineConfig, memory: MemoryBreakdown, max_model_len: int) -> None:
+    def _measure(
+        self, runner: ModelRunner, config: EngineConfig, memory: MemoryBreakdown, layout: KvLayout, max_model_len: int
+    ) -> None:
         """Measure the overhead of the largest step and the memory of the graphs."""
         with allocating("runtime"):
-            peak = measure_profile_step(runner, config, memory, max_model_len)
+            peak = measure_profile_step(runner, config, memory, layout, max_model_len)
         self._activation_peak_bytes = peak.peak_bytes
         self._seconds_per_token = peak.seconds_per_token
         tensor_bytes = memory.weight_bytes + memory.activation_bytes + memory.kv_pool_bytes

@@ -13,13 +13,15 @@ The largest is captured first: the smaller ones then fit in its memory, which al
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.attention.layer_cache import TablePlace
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device, Graph
+from kvplan_engine.execution.batch import metadata_of
+from kvplan_engine.memory.index_buffers import lengths_name, slots_name
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.step_batch import StepBatch
 
@@ -38,8 +40,13 @@ def ladder_of(max_num_seqs: int) -> tuple[int, ...]:
 class PaddedBatches:
     """Decode batches of any size over the first rows of the workspace, padded with rows that have no effect."""
 
-    def __init__(self, workspace: Workspace, max_num_seqs: int) -> None:
+    def __init__(self, workspace: Workspace, max_num_seqs: int, places: Sequence[TablePlace]) -> None:
         self._workspace = workspace
+        self._places = tuple(dict.fromkeys(places))
+        self._padding = [("token_ids", 0), ("positions", 0)]
+        for place in self._places:
+            slots = {slots_name(place.group, slot) for slot in (place.key_slot, place.value_slot)}
+            self._padding += [(name, -1) for name in sorted(slots)] + [(lengths_name(place.group), 0)]
         device = workspace["seq_lens"].device
         self._row_numbers = torch.arange(max_num_seqs + 1, dtype=torch.int64, device=device)
         self._starts = self._row_numbers.to(torch.int32)
@@ -47,16 +54,11 @@ class PaddedBatches:
     def batch(self, size: int) -> StepBatch:
         """One new token for each of ``size`` sequences, each of which is sampled."""
         space = self._workspace
+        seqs = {name: space[name][:size] for name in space} | {"query_starts": space["query_starts"][: size + 1]}
         return StepBatch(
             token_ids=space["token_ids"][:size],
             positions=space["positions"][:size],
-            attention=AttentionMetadata(
-                slots=space["slots"][:size],
-                block_tables=space["block_tables"][:size],
-                seq_lens=space["seq_lens"][:size],
-                query_starts=space["query_starts"][: size + 1],
-                max_query_len=1,
-            ),
+            attention={place: metadata_of(place, seqs, seqs, 1) for place in self._places},
             sampled=[],
             sampled_rows=self._row_numbers[:size],
         )
@@ -65,7 +67,7 @@ class PaddedBatches:
         """Give rows ``num_seqs`` to ``size`` length 0, no slot to write to, and a valid token and position."""
         if num_seqs == size:
             return
-        for name, value in (("slots", -1), ("seq_lens", 0), ("token_ids", 0), ("positions", 0)):
+        for name, value in self._padding:
             self._workspace[name][num_seqs:size].fill_(value)
         self._workspace["query_starts"][num_seqs : size + 1].copy_(self._starts[num_seqs : size + 1])
 

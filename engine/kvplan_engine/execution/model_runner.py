@@ -7,16 +7,19 @@ from functools import partial
 import numpy as np
 import torch
 
+from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device
-from kvplan_engine.execution.batch import INDEX_BUFFERS, BatchBuilder
+from kvplan_engine.execution.batch import BatchBuilder
 from kvplan_engine.execution.graphs import DecodeGraphs, PaddedBatches, ladder_of
 from kvplan_engine.execution.staging import InputStage, PendingTokens, TokenStage
 from kvplan_engine.layers.rope import fill_rope_table
-from kvplan_engine.memory.breakdown import rope_tables, workspace_buffers
+from kvplan_engine.memory.breakdown import rope_tables
 from kvplan_engine.memory.kv_cache import allocate_host_pool, allocate_kv_pool
+from kvplan_engine.memory.step_buffers import step_buffers, step_index_buffers
 from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.kv_pool import KvPool, places_of
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.offload.disk_tier import DiskTier
@@ -29,29 +32,26 @@ from kvplan_engine.sampling.sampler import Sampler
 class ModelRunner:
     """One division of the device's memory into workspace and KV pool, and the steps that run over it."""
 
-    def __init__(self, model: LoadedModel, config: EngineConfig, device: Device, max_model_len: int) -> None:
+    def __init__(
+        self, model: LoadedModel, config: EngineConfig, device: Device, layout: KvLayout, max_model_len: int
+    ) -> None:
         self._model = model
         self._config = config
+        self._layout = layout
         self.device = device
         self.workspace = Workspace(
-            workspace_buffers(
-                model.config,
-                model.dtype,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_num_seqs=config.max_num_seqs,
-                max_model_len=max_model_len,
-                block_size=config.block_size,
-            ),
-            device.torch_device,
+            step_buffers(model.config, model.dtype, config, layout, max_model_len), device.torch_device
         )
         self._fill_tables()
         self.sampler = Sampler(self.workspace["sampler"], model.config.vocab_size, model.ops, engine_seed=config.seed)
         stage = None
+        names = [spec.name for spec in step_index_buffers(config, layout, max_model_len)]
         if device.is_asynchronous:
-            stage = InputStage(device, self.workspace, INDEX_BUFFERS, config.block_size)
-        self._batches = BatchBuilder(self.workspace, config.block_size, stage)
+            stage = InputStage(device, self.workspace, names, config.block_size)
+        self._places = places_of(layout, model.config)
+        self._batches = BatchBuilder(self.workspace, layout, names, self._places, stage)
         self._tokens = TokenStage(device, config.max_num_seqs)
-        self.kv: torch.Tensor | None = None
+        self.kv: KvPool | None = None
         self.graphs: DecodeGraphs | None = None
         self._replayed = False  # whether the last step was a graph's replay, which chooses the likeliest tokens too
 
@@ -64,17 +64,12 @@ class ModelRunner:
         assert self.kv is not None
         self.workspace.touch()
         self._fill_tables()
-        self.kv[:num_blocks].zero_()
+        self.kv.blocks[:num_blocks].zero_()
 
     def carve_pool(self, num_blocks: int, kv_dtype: str) -> None:
         """Allocate the pool of ``num_blocks`` blocks."""
-        self.kv = allocate_kv_pool(
-            self._model.config,
-            num_blocks=num_blocks,
-            block_size=self._config.block_size,
-            dtype=getattr(torch, kv_dtype),
-            device=self.device.torch_device,
-        )
+        blocks = allocate_kv_pool(num_blocks, self._layout.block_bytes, self.device.torch_device)
+        self.kv = KvPool(blocks, self._layout, self._model.config, getattr(torch, kv_dtype))
 
     def drop_pool(self) -> None:
         """Free the pool, and the graphs with it, which hold its address."""
@@ -84,7 +79,7 @@ class ModelRunner:
     def make_mover(self, num_host_slots: int, disk: DiskTier | None) -> BlockMover:
         """See StepRunner.make_mover. OutOfDeviceMemory(phase="kv_host") when the slots cannot be allocated."""
         assert self.kv is not None
-        return BlockMover(self._model.ops, self.kv, allocate_host_pool(self.kv, num_host_slots), disk)
+        return BlockMover(self._model.ops, self.kv.blocks, allocate_host_pool(self.kv.blocks, num_host_slots), disk)
 
     # ---- one step
 
@@ -98,7 +93,7 @@ class ModelRunner:
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Logits [len(batch.sampled), vocab_size] of one step; its K and V are in the pool afterwards."""
         assert self.kv is not None
-        num_seqs = batch.attention.seq_lens.shape[0]
+        num_seqs = batch.num_seqs
         size = self._graph_size(batch, num_seqs)
         self._replayed = size is not None
         if size is None:
@@ -144,7 +139,7 @@ class ModelRunner:
         sizes = self.graph_sizes
         with allocating("graph_capture"):
             self._model.reserve_decode(self.kv, sizes[-1])
-            graphs = DecodeGraphs(self.device, PaddedBatches(self.workspace, sizes[-1]), sizes)
+            graphs = DecodeGraphs(self.device, PaddedBatches(self.workspace, sizes[-1], self._places), sizes)
             graphs.capture(self._decode)
         self.graphs = graphs
         return graphs

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.block_table import BlockTable
-from kvplan_engine.blocks.layout import uniform_layout
+from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.memory.breakdown import SAMPLER_ROWS, MemoryBreakdown
@@ -30,11 +30,12 @@ class ProfilePeak:
 
 
 def measure_profile_step(
-    runner: ModelRunner, config: EngineConfig, memory: MemoryBreakdown, max_model_len: int
+    runner: ModelRunner, config: EngineConfig, memory: MemoryBreakdown, layout: KvLayout, max_model_len: int
 ) -> ProfilePeak:
     """Run a step of ``max_num_batched_tokens`` tokens over as many sequences as allowed, and sample for each."""
-    plan, sequences = _largest_step(config, memory, max_model_len)
-    runner.touch(sum(len(sequence.table) for sequence in sequences))
+    pool = BlockPool(memory.num_blocks, layout)
+    plan, sequences = _largest_step(config, pool, max_model_len)
+    runner.touch(pool.num_used_blocks)
     if runner.device.is_asynchronous:
         _run(runner, plan)  # compiles kernels and loads libraries, which is not part of a step's time
     with runner.device.peak() as peak:
@@ -57,17 +58,16 @@ def _run(runner: ModelRunner, plan: StepPlan) -> None:
     runner.sampler.sample(logits, draws, [frozenset()] * len(draws))
 
 
-def _largest_step(config: EngineConfig, memory: MemoryBreakdown, max_model_len: int) -> tuple[StepPlan, list[Sequence]]:
-    pool = BlockPool(memory.num_blocks, uniform_layout(memory.block_size, block_bytes=memory.block_bytes))
+def _largest_step(config: EngineConfig, pool: BlockPool, max_model_len: int) -> tuple[StepPlan, list[Sequence]]:
     num_tokens = config.max_num_batched_tokens
-    num_seqs = min(config.max_num_seqs, num_tokens, memory.num_blocks)
+    num_seqs = min(config.max_num_seqs, num_tokens, pool.num_blocks)
     # top_p takes the sampler's longest path
     params = SamplingParams(temperature=1.0, top_p=0.9)
     plan = StepPlan()
     sequences = []
     for index in range(num_seqs):
         share = num_tokens // num_seqs + (1 if index < num_tokens % num_seqs else 0)
-        share = min(share, max_model_len, pool.num_free_blocks * pool.block_size)
+        share = pool.layout.largest_sequence(pool.num_free_blocks, min(share, max_model_len), share)
         if share == 0:
             break
         sequence = Sequence(Request(f"profile-{index}", [0] * share, params), 0, [0] * share, BlockTable(pool))

@@ -8,6 +8,7 @@ done, because the tokens of that step have been read.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Rows
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ class InputStage:
     block_size: tokens of a block, which tells how many columns of the block tables a step reads.
     """
 
-    def __init__(self, device: Device, workspace: Workspace, names: tuple[str, ...], block_size: int) -> None:
+    def __init__(self, device: Device, workspace: Workspace, names: Rows[str], block_size: int) -> None:
         self._workspace = workspace
         self._block_size = block_size
         self._copies = [{name: device.host_buffer(workspace[name]) for name in names} for _ in range(_NUM_COPIES)]

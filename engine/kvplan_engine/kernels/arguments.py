@@ -10,8 +10,6 @@ from typing import NoReturn
 
 import torch
 
-POOL_AXES = "[num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]"
-
 
 def check_rows(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """``tensor`` has this shape and dtype, and a contiguous last dimension."""
@@ -89,38 +87,3 @@ def check_block_copy(src_kv: torch.Tensor, dst_kv: torch.Tensor, pairs: torch.Te
     if not (src_kv.is_contiguous() and dst_kv.is_contiguous() and pairs.is_contiguous()):
         raise ValueError("copy_blocks works on contiguous tensors")
     check_rows("pairs", pairs, (pairs.shape[0], 2), torch.int64)
-
-
-def check_pool(kv: torch.Tensor, layer: int) -> None:
-    """The KV pool is one contiguous tensor and has this layer; IndexError where it has not."""
-    if kv.dim() != 6 or kv.shape[2] != 2 or not kv.is_contiguous():
-        raise ValueError(f"the KV pool is {kv.dtype} {tuple(kv.shape)}, wanted contiguous {POOL_AXES}")
-    if not 0 <= layer < kv.shape[1]:
-        raise IndexError(f"layer {layer} of a pool of {kv.shape[1]} layers")
-
-
-def check_written_heads(key: torch.Tensor, value: torch.Tensor, kv: torch.Tensor, slots: torch.Tensor) -> None:
-    """Keys and values [T, num_kv_heads, head_size] of the pool's heads, and a slot for each token."""
-    _, _, _, num_kv_heads, _, head_size = kv.shape
-    num_tokens, dtype = key.shape[0], key.dtype
-    check_rows("key", key, (num_tokens, num_kv_heads, head_size), dtype)
-    check_rows("value", value, (num_tokens, num_kv_heads, head_size), dtype)
-    check_vector("slots", slots, num_tokens, torch.int64)
-
-
-def check_attending_heads(query: torch.Tensor, out: torch.Tensor, kv: torch.Tensor) -> None:
-    """Queries and outputs [T, num_heads, head_size] whose heads share the pool's evenly."""
-    _, _, _, num_kv_heads, _, head_size = kv.shape
-    num_tokens, num_heads, _ = query.shape
-    check_rows("query", query, (num_tokens, num_heads, head_size), query.dtype)
-    check_rows("out", out, (num_tokens, num_heads, head_size), query.dtype)
-    if num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly")
-
-
-def check_tables(block_tables: torch.Tensor, seq_lens: torch.Tensor, query_starts: torch.Tensor) -> None:
-    """Who the sequences of a step are: block_tables [S, B], seq_lens [S], query_starts [S + 1], all int32."""
-    num_sequences = seq_lens.shape[0]
-    check_vector("seq_lens", seq_lens, num_sequences, torch.int32)
-    check_vector("query_starts", query_starts, num_sequences + 1, torch.int32)
-    check_rows("block_tables", block_tables, (num_sequences, block_tables.shape[1]), torch.int32)

@@ -23,8 +23,6 @@ from kvplan_engine.description.mixers import (
     State,
 )
 from kvplan_engine.description.model import ModelDescription
-from kvplan_engine.description.uniform import uniform_attention
-from kvplan_engine.errors import EngineError
 
 MEASURE_INSTEAD = "load_format='none' measures its capacity without computing anything"
 
@@ -54,22 +52,15 @@ class BufferSpec:
 
 
 def workspace_buffers(
-    model: ModelDescription,
-    dtype: str,
-    *,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-    max_model_len: int,
-    block_size: int,
+    model: ModelDescription, dtype: str, *, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int
 ) -> list[BufferSpec]:
-    """Every buffer of a step, for the largest step that the settings allow.
+    """Every buffer of the largest step that the settings allow, but for those of ``index_buffers``.
 
     ``scratch`` holds what a part of a layer needs for itself, one part after the other. A table of cosines and sines
     for each Rope of the model's layers is called "rope", "rope.1" ... (see ``rope_tables``).
     """
     tokens = max_num_batched_tokens
     seqs = min(max_num_seqs, tokens)
-    blocks = -(-max_model_len // block_size)
     buffers = [
         BufferSpec("hidden", (tokens, model.hidden_size), dtype),
         BufferSpec("normed", (tokens, model.hidden_size), dtype),
@@ -78,12 +69,6 @@ def workspace_buffers(
         BufferSpec("last_hidden", (seqs, model.hidden_size), dtype),
         BufferSpec("logits", (seqs, model.vocab_size), dtype),
         BufferSpec("sampler", (min(seqs, SAMPLER_ROWS) * model.vocab_size * SAMPLER_ELEMENT_BYTES,), "uint8"),
-        BufferSpec("token_ids", (tokens,), "int64"),
-        BufferSpec("positions", (tokens,), "int64"),
-        BufferSpec("slots", (tokens,), "int64"),
-        BufferSpec("block_tables", (seqs, blocks), "int32"),
-        BufferSpec("seq_lens", (seqs,), "int32"),
-        BufferSpec("query_starts", (seqs + 1,), "int32"),
     ]
     for name, rope in rope_tables(model).items():
         buffers.append(BufferSpec(name, (max_model_len, rope.rotary_size), "float32"))
@@ -135,21 +120,13 @@ def _latent_columns(part: LatentAttention) -> int:
     return 2 * query + expanded + part.num_heads * part.value_size + part.kv_rank + (part.q_rank or 0)
 
 
-def kv_block_bytes(model: ModelDescription, kv_dtype: str, block_size: int) -> int:
-    """Bytes of one block: K and V of ``block_size`` tokens at every layer."""
-    attention = uniform_attention(model)
-    if attention is None:
-        raise EngineError(f"the layers of this {model.architecture} keep different things.", hint=MEASURE_INSTEAD)
-    return model.num_layers * attention.kv_size * block_size * DTYPE_BYTES[kv_dtype]
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryBreakdown:
     """What an engine's memory is used for, in bytes.
 
     activation_bytes: the workspace. activation_peak_bytes: the workspace and what the profile step took on top,
     measured. overhead_bytes: reserved for what is not a tensor. graph_bytes: reserved for decode steps captured as
-    graphs, as measured when they were first captured; 0 without.
+    graphs, as measured when they were first captured; 0 without. kv_cache_tokens: of sequences of max_model_len.
     """
 
     device_total_bytes: int
@@ -162,4 +139,5 @@ class MemoryBreakdown:
     block_bytes: int
     num_blocks: int
     block_size: int
+    kv_cache_tokens: int
     graph_bytes: int = 0

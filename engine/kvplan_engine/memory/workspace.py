@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from kvplan_engine.device.allocation import allocating
@@ -30,6 +32,10 @@ class Workspace:
     def touch(self) -> None:
         """Write to every page, so that the operating system commits it now and not during a step."""
         self._memory.zero_()
+
+    def __iter__(self) -> Iterator[str]:
+        """The buffers' names."""
+        return iter(self._buffers)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._buffers[name]

@@ -37,7 +37,7 @@ class AttentionPart:
             attention.scale, window=attention.kept.tokens, softcap=attention.softcap, slopes=slopes
         )
         refuse_missing_options(kernels.attention, self.options)
-        self._index, self._backend, self._ops = index, kernels.attention, kernels.ops
+        self.index, self._backend, self._ops = index, kernels.attention, kernels.ops
         name = f"layers.{index}"
         self.qkv = make_projection(kernels.projections, StoredWeight(weights, f"{name}.qkv"))
         self.output = make_projection(kernels.projections, StoredWeight(weights, f"{name}.output"))
@@ -71,14 +71,15 @@ class AttentionPart:
     ) -> None:
         """Attention of ``query`` over the pool, into ``attended``, and its output projection into ``delta`` [T, H]."""
         out = attended.view(query.shape)
-        self._backend.attend(AttentionInputs(query, step.kv, self._index, metadata, out, self.options))
+        self._backend.attend(AttentionInputs(query, step.kv.of(self.index), metadata, out, self.options))
         self.output(attended, delta)
 
     def _turn_and_write(
         self, heads: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepSpace
     ) -> None:
         """Norms of heads and rotation, in the family's order, and keys and values into the pool."""
-        slots = step.batch.attention.slots
+        cache = step.kv.of(self.index)
+        slots = step.batch.attention[cache.tables].slots
         rotation = None
         if self.rope_table is not None:
             rotated = heads[:, : -self.description.num_kv_heads]
@@ -88,9 +89,9 @@ class AttentionPart:
             rotation = None
         self._normalise(query, key)
         if rotation is not None:
-            self._backend.rotate_and_write(rotation, value, step.kv, self._index, slots)
+            self._backend.rotate_and_write(rotation, value, cache, slots)
         else:
-            self._backend.write_kv(key, value, step.kv, self._index, slots)
+            self._backend.write_kv(key, value, cache, slots)
 
     def _normalise(self, query: torch.Tensor, key: torch.Tensor) -> None:
         if self.query_norm is None or self.key_norm is None:

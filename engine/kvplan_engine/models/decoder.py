@@ -26,6 +26,7 @@ from kvplan_engine.models.attention_part import AttentionPart
 from kvplan_engine.models.decoder_layer import DecoderLayer
 from kvplan_engine.models.device_kernels import DeviceKernels
 from kvplan_engine.models.embedding import Embedding
+from kvplan_engine.models.kv_pool import KvPool
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.models.step_space import StepSpace
 
@@ -46,11 +47,10 @@ class Decoder:
         head = StoredWeight(weights, "embedding" if is_tied else "head", is_embedding=is_tied)
         self._head: Projection = make_projection(kernels.projections, head)
         self._embed = Embedding(model, weights, self._head if is_tied else None, kernels.ops)
-        parts = {layer.attention.description: layer.attention for layer in reversed(self._layers)}
-        self.distinct_attention: list[AttentionPart] = list(parts.values())
+        self.attention_parts: list[AttentionPart] = [layer.attention for layer in self._layers]
         self.layer_run = kernels.make_layer_run(self._layers, self._final_norm)
 
-    def forward(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+    def forward(self, batch: StepBatch, kv: KvPool, workspace: Workspace) -> torch.Tensor:
         """Logits [len(batch.sampled), vocab_size] in the workspace; the step's K and V are in ``kv`` afterwards."""
         hidden, normed, delta = (workspace[name][: batch.num_tokens] for name in ("hidden", "normed", "delta"))
         self._embed(batch, hidden, delta)
@@ -72,7 +72,7 @@ class Decoder:
         source = hidden if self._layers[0].attention_norm is None else normed
         for layer, next_norm in zip(self._layers, next_norms, strict=True):
             query, attended = layer.attention.project(source, step)
-            metadata = batch.attention
+            metadata = batch.attention[step.kv.of(layer.attention.index).tables]
             if batch.sampled_attention is not None and layer is self._layers[-1]:
                 metadata, number = batch.sampled_attention, batch.sampled_rows.shape[0]
                 if not number:

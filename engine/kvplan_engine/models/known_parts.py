@@ -6,7 +6,7 @@ from kvplan_engine.checkpoints.families import names_of
 from kvplan_engine.description.feed_forward import FeedForward, Mlp
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.model import Layer, ModelDescription
-from kvplan_engine.description.uniform import attention_of, uniform_attention
+from kvplan_engine.description.uniform import attention_of
 from kvplan_engine.errors import EngineError
 from kvplan_engine.layers.rope import ROPE_TYPES
 from kvplan_engine.memory.breakdown import MEASURE_INSTEAD
@@ -16,8 +16,6 @@ def refuse_unknown_parts(model: ModelDescription) -> None:
     """EngineError that names what the decoder lacks for ``model``; it comes with a way to measure the model anyway."""
     for layer in model.distinct_layers:
         _refuse_if(_lacking(layer), model)
-    if uniform_attention(model) is None:
-        _refuse_if("layers that keep different tokens", model)
     if model.others or names_of(model)[0] is None:
         _refuse_if("all of its parts", model)
 

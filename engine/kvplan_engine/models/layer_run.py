@@ -22,6 +22,7 @@ from kvplan_engine.layers.norm import Norm
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.attention_part import AttentionPart
 from kvplan_engine.models.decoder_layer import DecoderLayer
+from kvplan_engine.models.kv_pool import KvPool
 from kvplan_engine.models.mlp_part import MlpPart
 from kvplan_engine.models.step_batch import StepBatch
 
@@ -29,7 +30,7 @@ from kvplan_engine.models.step_batch import StepBatch
 class LayerRun(Protocol):
     """All layers of a model over one step."""
 
-    def __call__(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace) -> None:
+    def __call__(self, batch: StepBatch, kv: KvPool, workspace: Workspace) -> None:
         """From ``normed`` of the first norm to ``normed`` of the last; the step's K and V are in ``kv`` afterwards.
 
         With ``batch.sampled_attention`` the last norm's rows are those of ``batch.sampled_rows``.
@@ -76,14 +77,16 @@ class CpuLayerRun:
         complete = [each for each in args if each is not None]
         return cls(layers[0].attention, complete, attention, kernels) if len(complete) == len(args) else None
 
-    def __call__(self, batch: StepBatch, kv: torch.Tensor, workspace: Workspace) -> None:
+    def __call__(self, batch: StepBatch, kv: KvPool, workspace: Workspace) -> None:
         """See LayerRun.__call__."""
+        cache = kv.of(0)
+        metadata = batch.attention[cache.tables]
         options, heads_of, tokens = self._part.options, self._part.description, batch.num_tokens
         qkv, attended = workspace.scratch((tokens, heads_of.qkv_size), (tokens, heads_of.output_size))
         heads = qkv.view(tokens, -1, heads_of.key_size)
         query, key, value = heads.split([heads_of.num_heads, heads_of.num_kv_heads, heads_of.num_kv_heads], dim=1)
         out = attended.view(tokens, heads_of.num_heads, heads_of.key_size)
-        inputs = AttentionInputs(query, kv, 0, batch.attention, out, options)
+        inputs = AttentionInputs(query, cache, metadata, out, options)
         args = LayersArgs(
             layers=cast(self._layers, POINTER(LayerArgs)),
             num_layers=len(self._layers),
@@ -91,8 +94,8 @@ class CpuLayerRun:
             qkv=qkv.data_ptr(),
             inner=qkv.data_ptr(),  # never needed at once
             attention=pointer(self._attention.attention_args(inputs)),
-            write=pointer(self._attention.write_args(key, value, kv, 0, batch.attention.slots)),
-            kv_layer_bytes=kv.stride(1) * kv.itemsize,
+            write=pointer(self._attention.write_args(key, value, cache, metadata.slots)),
+            kv_layer_bytes=kv.layer_bytes,
             positions=batch.positions.data_ptr(),
         )
         if self._part.rope_table is not None:
@@ -103,12 +106,12 @@ class CpuLayerRun:
         if batch.sampled_attention is not None:
             rows = batch.sampled_rows
             number = rows.shape[0]
-            last = AttentionInputs(out[number : 2 * number], kv, 0, batch.sampled_attention, out[:number], options)
+            last = AttentionInputs(out[number : 2 * number], cache, batch.sampled_attention, out[:number], options)
             args.last_rows, args.last_hidden = rows.data_ptr(), workspace["last_hidden"].data_ptr()
             args.last_attention = pointer(self._attention.attention_args(last))
         status = self._kernels.run_layers(byref(args), torch.get_num_threads())
         if status != STATUS_OK:
-            raise_for(status, kv.shape[0])
+            raise_for(status, cache.num_blocks)
 
     def time_operations(self) -> None:
         """See LayerRun.time_operations."""

@@ -14,6 +14,7 @@ from kvplan_engine.device.device import Device
 from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.device_kernels import select_kernels
 from kvplan_engine.models.known_parts import refuse_unknown_parts
+from kvplan_engine.models.kv_pool import KvPool
 
 
 class LoadedModel:
@@ -33,7 +34,11 @@ class LoadedModel:
         self.attention = kernels.attention
         self.decoder = Decoder(self.config, self.weights, kernels)
 
-    def reserve_decode(self, kv: torch.Tensor, max_num_seqs: int) -> None:
+    def reserve_decode(self, kv: KvPool, max_num_seqs: int) -> None:
         """Let attention compile and allocate what decode steps need, so that they can be captured."""
-        for part in self.decoder.distinct_attention:
-            self.attention.reserve_decode(kv, self._scalar, part.description.num_heads, max_num_seqs, part.options)
+        distinct = {
+            (part.description, kv.of(part.index).has_value_tables): part for part in self.decoder.attention_parts
+        }
+        for part in distinct.values():
+            cache, heads = kv.of(part.index), part.description.num_heads
+            self.attention.reserve_decode(cache, self._scalar, heads, max_num_seqs, part.options)

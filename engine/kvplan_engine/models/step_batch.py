@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
+from kvplan_engine.attention.layer_cache import TablePlace
 from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.requests.request import Sequence
 
@@ -14,7 +16,8 @@ from kvplan_engine.requests.request import Sequence
 class StepBatch:
     """Views into the workspace for T tokens of S sequences.
 
-    token_ids, positions [T] int64. sampled: the sequences whose next token is chosen, in row order of the logits.
+    token_ids, positions [T] int64. attention: by which tables a layer's tokens are found (``LayerCache.tables``), each
+    with the same sequences and queries. sampled: the sequences whose next token is chosen, in row order of the logits.
     sampled_rows [len(sampled)] int64: the row of the hidden states each of them is predicted from.
     sampled_attention: the same sequences with only these rows as their queries, or None where they are more than half
     of all rows: once its keys and values are written, nothing reads the last layer's other rows.
@@ -22,11 +25,16 @@ class StepBatch:
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    attention: AttentionMetadata
+    attention: Mapping[TablePlace, AttentionMetadata]
     sampled: list[Sequence]
     sampled_rows: torch.Tensor
     sampled_attention: AttentionMetadata | None = None
+    """Of the last layer's tables."""
 
     @property
     def num_tokens(self) -> int:
         return self.token_ids.shape[0]
+
+    @property
+    def num_seqs(self) -> int:
+        return next(iter(self.attention.values())).seq_lens.shape[0]

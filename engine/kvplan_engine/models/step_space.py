@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.kv_pool import KvPool
 from kvplan_engine.models.step_batch import StepBatch
 
 
@@ -15,5 +14,5 @@ class StepSpace:
     """One step's inputs and where it writes: keys and values into the pool ``kv``, all else into the workspace."""
 
     batch: StepBatch
-    kv: torch.Tensor
+    kv: KvPool
     workspace: Workspace

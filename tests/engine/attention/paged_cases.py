@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvplan_engine.attention.backend import AttentionBackend, AttentionInputs, AttentionOptions
-from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.attention.layer_cache import uniform_cache
+from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 
 LAYER = 1
@@ -44,7 +45,7 @@ class Case:
         shape = self.shape
         scale = shape.head_size**-0.5 if scale is None else scale
         options = AttentionOptions(scale, shape.window, shape.softcap, self.sinks, self.slopes)
-        return AttentionInputs(self.query, self.kv, LAYER, self.metadata, out, options)
+        return AttentionInputs(self.query, uniform_cache(self.kv, LAYER), self.metadata, out, options)
 
 
 def make_case(
@@ -93,7 +94,7 @@ def _metadata(lengths: list[tuple[int, int]], tables: torch.Tensor) -> Attention
     starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
     starts[1:] = query_lens.cumsum(0)
     return AttentionMetadata(
-        slots=torch.empty(0, dtype=torch.int64),
+        slots=KvSlots(torch.empty(0, dtype=torch.int64)),
         block_tables=tables[:, :-1],
         seq_lens=torch.tensor([kv_len for _, kv_len in lengths], dtype=torch.int32),
         query_starts=starts,

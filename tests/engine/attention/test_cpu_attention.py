@@ -10,6 +10,8 @@ from paged_cases import LAYER, Shape, assert_matches_definition, attend, make_ca
 
 from kvplan_engine.attention.backend import AttentionOptions, Rotation
 from kvplan_engine.attention.cpu import CpuBackend
+from kvplan_engine.attention.layer_cache import uniform_cache
+from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, BuildVariant, build_library
@@ -173,7 +175,7 @@ def test_write_kv(native: CpuBackend, dtype: torch.dtype, kv_dtype: torch.dtype,
     slots = torch.randperm(24, generator=generator)[:11].contiguous()
     slots[[2, 5]] = -1
     fused = torch.randn(11, 9, head_size, generator=generator).to(dtype)
-    native.write_kv(fused[:, 3:6], fused[:, 6:9], kv, LAYER, slots)
+    native.write_kv(fused[:, 3:6], fused[:, 6:9], uniform_cache(kv, LAYER), KvSlots(slots))
     expected = torch.zeros_like(kv)
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
@@ -186,7 +188,7 @@ def test_slot_beyond_the_pool_is_refused(native: CpuBackend) -> None:
     kv = torch.zeros(2, 1, 2, 1, 4, 8)
     rows = torch.ones(2, 1, 8)
     with pytest.raises(IndexError, match="slot 8 lies outside the pool of 2 blocks of 4"):
-        native.write_kv(rows, rows, kv, 0, torch.tensor([0, 8]))
+        native.write_kv(rows, rows, uniform_cache(kv, 0), KvSlots(torch.tensor([0, 8])))
     assert not kv.any()
 
 
@@ -213,23 +215,19 @@ def test_wrong_arguments_are_named(native: CpuBackend) -> None:
         native.attend(replace(inputs, out=inputs.out.bfloat16()))
     with pytest.raises(ValueError, match=r"seq_lens is torch\.int64"):
         native.attend(replace(inputs, metadata=replace(metadata, seq_lens=metadata.seq_lens.long())))
-    with pytest.raises(ValueError, match="the KV pool is"):
-        native.attend(replace(inputs, kv=case.kv.transpose(3, 4)))
     with pytest.raises(ValueError, match="contiguous last dimension"):
         native.attend(replace(inputs, query=case.query.transpose(0, 2)))
-    with pytest.raises(IndexError, match="layer 3 of a pool of 3 layers"):
-        native.attend(replace(inputs, layer=3))
     with pytest.raises(ValueError, match=r"got torch\.float64 and torch\.float32"):
         native.attend(replace(inputs, query=case.query.double(), out=inputs.out.double()))
     with pytest.raises(ValueError, match="window"):
         AttentionOptions(1.0, window=0)
 
 
-def test_attention_sinks_are_refused_by_name(native: CpuBackend) -> None:
+def test_an_option_that_a_backend_lacks_is_refused_by_name(native: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuBackend, "options", frozenset({"window"}))
     case = make_case(Shape(), [(1, 40)])
     with pytest.raises(EngineError, match="the cpu attention backend has no attention sinks"):
         attend(native, replace(case, sinks=torch.zeros(4)))
-    assert (attend(ReferenceBackend(), replace(case, sinks=torch.zeros(4))) != attend(native, case)).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -242,7 +240,9 @@ def test_rotate_and_write_is_the_reference(native: CpuBackend, dtype: torch.dtyp
     results = []
     for backend in (native, ReferenceBackend()):
         own, kv = heads.clone(), torch.zeros(2, 3, 2, 2, 4, 16, dtype=dtype)
-        backend.rotate_and_write(Rotation(own[:, :5], positions, cos_sin), own[:, 5:], kv, LAYER, slots)
+        backend.rotate_and_write(
+            Rotation(own[:, :5], positions, cos_sin), own[:, 5:], uniform_cache(kv, LAYER), KvSlots(slots)
+        )
         results.append((own[:, :3], own[:, 5:], kv))
     for ours, reference in zip(*results, strict=True):
         torch.testing.assert_close(ours, reference)

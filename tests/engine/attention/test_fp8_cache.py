@@ -8,6 +8,8 @@ from paged_cases import LAYER, Shape, assert_matches_definition, attend, make_ca
 
 from kvplan_engine.attention.backend import AttentionBackend
 from kvplan_engine.attention.cpu import CpuBackend
+from kvplan_engine.attention.layer_cache import uniform_cache
+from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, build_library
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
@@ -48,7 +50,7 @@ def test_values_are_rounded_as_torch_rounds_and_saturate(
     values = awkward_values(head_size).to(dtype)
     num_tokens = values.shape[0]
     kv = torch.zeros(-(-num_tokens // 16), 1, 2, 1, 16, head_size, dtype=FP8)
-    backend.write_kv(values, -values, kv, 0, torch.arange(num_tokens))
+    backend.write_kv(values, -values, uniform_cache(kv, 0), KvSlots(torch.arange(num_tokens)))
     for index, expected in ((0, saturated(values)), (1, saturated(-values))):
         stored = kv[:, 0, index].view(torch.uint8).flatten(0, 2)[:num_tokens]
         wanted = expected.view(torch.uint8)[:, 0]

@@ -8,6 +8,8 @@ import pytest
 import torch
 from paged_cases import LAYER, PADDING_ROWS, Case, Shape, attend, make_case
 
+from kvplan_engine.attention.layer_cache import uniform_cache
+from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 
 
@@ -79,7 +81,7 @@ def test_written_tokens_are_what_is_attended_to() -> None:
     slots = torch.full((6 + PADDING_ROWS,), -1)
     slots[:6] = torch.tensor([int(table[p // 4]) * 4 + p % 4 for p in range(6)])
     before = case.kv.isnan().sum()
-    backend.write_kv(keys, values, case.kv, LAYER, slots)
+    backend.write_kv(keys, values, uniform_cache(case.kv, LAYER), KvSlots(slots))
     assert case.kv.isnan().sum() == before
     assert torch.equal(contiguous(case, 0, 0), keys[:6].transpose(0, 1).repeat_interleave(2, dim=0))
     assert torch.equal(contiguous(case, 0, 1), values[:6].transpose(0, 1).repeat_interleave(2, dim=0))

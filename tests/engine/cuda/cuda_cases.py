@@ -8,7 +8,8 @@ import torch
 
 from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions
 from kvplan_engine.attention.cuda import CudaBackend
-from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.attention.layer_cache import uniform_cache
+from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 
 SENTINEL = 768.0
@@ -84,7 +85,7 @@ def build_batch(case: AttentionCase, device: torch.device | str = "cpu", seed: i
     memory = torch.randn(num_tokens + 1, columns + 32, generator=generator).to(case.scalar).to(device)
     out_memory = torch.full((num_tokens + 2, columns + 16), SENTINEL, dtype=case.scalar, device=device)
     metadata = AttentionMetadata(
-        slots=torch.full((num_tokens,), -1, dtype=torch.int64, device=device),
+        slots=KvSlots(torch.full((num_tokens,), -1, dtype=torch.int64, device=device)),
         block_tables=tables.to(device),
         seq_lens=torch.tensor(case.seq_lens, dtype=torch.int32, device=device),
         query_starts=starts.to(device),
@@ -114,7 +115,7 @@ def reference_output(case: AttentionCase, batch: Batch) -> torch.Tensor:
     query = batch.query.double().cpu()
     out = torch.zeros(query.shape, dtype=torch.float64)
     metadata = AttentionMetadata(
-        batch.metadata.slots.cpu(),
+        KvSlots(batch.metadata.slots.keys.cpu()),
         batch.metadata.block_tables.cpu(),
         batch.metadata.seq_lens.cpu(),
         batch.metadata.query_starts.cpu(),
@@ -125,7 +126,7 @@ def reference_output(case: AttentionCase, batch: Batch) -> torch.Tensor:
         options = replace(options, sinks=batch.sinks.cpu())
     if batch.slopes is not None:
         options = replace(options, slopes=batch.slopes.cpu())
-    inputs = AttentionInputs(query, batch.kv.double().cpu(), case.layer, metadata, out, options)
+    inputs = AttentionInputs(query, uniform_cache(batch.kv.double().cpu(), case.layer), metadata, out, options)
     ReferenceBackend(torch.float64).attend(inputs)
     return out
 
@@ -133,7 +134,9 @@ def reference_output(case: AttentionCase, batch: Batch) -> torch.Tensor:
 def attend(backend: CudaBackend, case: AttentionCase, batch: Batch) -> None:
     """One layer's attention of the case."""
     options = options_of(case, batch)
-    backend.attend(AttentionInputs(batch.query, batch.kv, case.layer, batch.metadata, batch.out, options))
+    backend.attend(
+        AttentionInputs(batch.query, uniform_cache(batch.kv, case.layer), batch.metadata, batch.out, options)
+    )
 
 
 def largest_error(case: AttentionCase, batch: Batch) -> float:

@@ -133,7 +133,7 @@ class LateGpu(FakeGpu):
         """From here on ``engine`` runs as late as it may."""
         runner = engine._runner
         assert runner.kv is not None
-        self.take_in(runner.workspace["hidden"], runner.kv, *engine.model.weights.values())
+        self.take_in(runner.workspace["hidden"], runner.kv.blocks, *engine.model.weights.values())
         self.take_in(runner._tokens.chosen, runner._tokens._pairs, runner._batches._numbers)
         if runner.graphs is not None:
             self.take_in(runner.graphs._batches._row_numbers, runner.graphs._batches._starts)

@@ -12,6 +12,7 @@ from kernel_matrix import every_kernel, properties_of
 
 from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions
 from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.attention.layer_cache import uniform_cache
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.errors import OutOfDeviceMemory
 from kvplan_engine.kernels.cuda import driver as cuda_driver
@@ -184,7 +185,7 @@ def test_a_failed_launch_says_what_the_driver_says() -> None:
 
 def attend(backend: CudaBackend, batch: Batch, layer: int, window: int | None = None) -> None:
     options = AttentionOptions(0.1, window)
-    backend.attend(AttentionInputs(batch.query, batch.kv, layer, batch.metadata, batch.out, options))
+    backend.attend(AttentionInputs(batch.query, uniform_cache(batch.kv, layer), batch.metadata, batch.out, options))
 
 
 def test_a_decode_step_plans_once_and_launches_once_per_layer() -> None:
@@ -226,7 +227,7 @@ def test_reserve_compiles_and_makes_room_so_that_a_capture_allocates_nothing(mon
     backend = CudaBackend(fake_runtime(library))
     batch = build_batch(AttentionCase(128, 16, 8, 2, (5, 900, 17), (1, 1, 1), scalar=torch.bfloat16))
     for window in (None, 100):
-        backend.reserve_decode(batch.kv, torch.bfloat16, 8, 3, AttentionOptions(0.1, window))
+        backend.reserve_decode(uniform_cache(batch.kv, 0), torch.bfloat16, 8, 3, AttentionOptions(0.1, window))
     loaded = len(library.named("load"))
 
     def refuse(*_: object, **__: object) -> None:

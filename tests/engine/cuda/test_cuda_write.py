@@ -7,6 +7,8 @@ import torch
 
 from kvplan_engine.attention.backend import Rotation
 from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.attention.layer_cache import uniform_cache
+from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
@@ -40,8 +42,8 @@ def test_rows_land_in_their_slots_and_nowhere_else(scalar, cache, head_size, blo
     pool = torch.full((NUM_BLOCKS, NUM_LAYERS, 2, 2, block_size, head_size), 5.0).to(cache or scalar)
     expected = pool.clone()
     slots = some_slots(block_size)
-    ReferenceBackend().write_kv(key, value, expected, 1, slots)
-    CudaBackend(EmulatedRuntime()).write_kv(key, value, pool, 1, slots)
+    ReferenceBackend().write_kv(key, value, uniform_cache(expected, 1), KvSlots(slots))
+    CudaBackend(EmulatedRuntime()).write_kv(key, value, uniform_cache(pool, 1), KvSlots(slots))
     assert same_stored(pool, expected, 0)
 
 
@@ -62,10 +64,10 @@ def test_rotation_is_fused(scalar, cache, head_size, rotary) -> None:
     torch_ops.rope_inplace(rotated_query, positions, cos_sin)
     wide_key = key.float().clone()
     torch_ops.rope_inplace(wide_key, positions, cos_sin)
-    ReferenceBackend().write_kv(wide_key, value.float(), expected, 2, slots)
+    ReferenceBackend().write_kv(wide_key, value.float(), uniform_cache(expected, 2), KvSlots(slots))
     key_before = key.clone()
     rotation = Rotation(heads, positions, cos_sin)
-    CudaBackend(EmulatedRuntime()).rotate_and_write(rotation, value, pool, 2, slots)
+    CudaBackend(EmulatedRuntime()).rotate_and_write(rotation, value, uniform_cache(pool, 2), KvSlots(slots))
     assert torch.allclose(query.float(), rotated_query.float(), atol=2e-2 if scalar is not F32 else 1e-6)
     assert torch.equal(key, key_before)
     if cache is F32:
@@ -83,7 +85,7 @@ def test_every_fp8_value_is_written_as_torch_writes_it() -> None:
     key = values[:count].view(-1, 1, 64)
     tokens = key.shape[0]
     pool = torch.zeros(tokens, 1, 2, 1, 1, 64).to(FP8)
-    CudaBackend(EmulatedRuntime()).write_kv(key, key, pool, 0, torch.arange(tokens))
+    CudaBackend(EmulatedRuntime()).write_kv(key, key, uniform_cache(pool, 0), KvSlots(torch.arange(tokens)))
     expected = key.float().clamp(-448, 448).to(FP8)
     assert torch.equal(pool[:, 0, 0, :, 0].float(), expected.float())
 
@@ -94,10 +96,14 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     key = torch.zeros(3, 1, 64)
     slots = torch.zeros(3, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"key is .* wanted torch\.float32 \(3, 1, 64\)"):
-        backend.write_kv(key.view(3, 1, 64).repeat(1, 2, 1), key.repeat(1, 2, 1), pool, 0, slots)
+        backend.write_kv(
+            key.view(3, 1, 64).repeat(1, 2, 1), key.repeat(1, 2, 1), uniform_cache(pool, 0), KvSlots(slots)
+        )
     with pytest.raises(ValueError, match="slots is"):
-        backend.write_kv(key, key, pool, 0, slots.int())
+        backend.write_kv(key, key, uniform_cache(pool, 0), KvSlots(slots.int()))
     with pytest.raises(IndexError, match="layer 1 of a pool of 1"):
-        backend.write_kv(key, key, pool, 1, slots)
+        backend.write_kv(key, key, uniform_cache(pool, 1), KvSlots(slots))
     with pytest.raises(ValueError, match="multiples of 16 bytes"):
-        backend.write_kv(torch.zeros(3 * 65)[1:].as_strided((3, 1, 64), (65, 64, 1)), key, pool, 0, slots)
+        backend.write_kv(
+            torch.zeros(3 * 65)[1:].as_strided((3, 1, 64), (65, 64, 1)), key, uniform_cache(pool, 0), KvSlots(slots)
+        )

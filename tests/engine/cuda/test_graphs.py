@@ -10,6 +10,7 @@ from fake_gpu import MIB, FakeGpu, take_gpu
 from small_models import greedy
 
 from kvplan_engine import LLM, OutOfDeviceMemory, SamplingParams
+from kvplan_engine.attention.layer_cache import ONLY_TABLE
 from kvplan_engine.execution.graphs import DecodeGraphs, PaddedBatches, ladder_of
 from kvplan_engine.memory.breakdown import BufferSpec
 from kvplan_engine.memory.workspace import Workspace
@@ -84,7 +85,7 @@ def small_workspace(rows: int) -> Workspace:
 
 def test_padding_rows_read_and_write_nothing() -> None:
     workspace = small_workspace(8)
-    PaddedBatches(workspace, 8).pad(3, 8)
+    PaddedBatches(workspace, 8, [ONLY_TABLE]).pad(3, 8)
     assert workspace["slots"].tolist() == [77] * 3 + [-1] * 5
     assert workspace["seq_lens"].tolist() == [77] * 3 + [0] * 5
     assert workspace["query_starts"].tolist() == [77] * 3 + [3, 4, 5, 6, 7, 8]
@@ -93,7 +94,7 @@ def test_padding_rows_read_and_write_nothing() -> None:
 
 def test_the_largest_is_captured_first_each_after_one_run_in_one_memory() -> None:
     device, ran = FakeGpu(graph_bytes=3 * MIB), []
-    batches = PaddedBatches(small_workspace(16), 16)
+    batches = PaddedBatches(small_workspace(16), 16, [ONLY_TABLE])
     graphs = DecodeGraphs(device, batches, ladder_of(16))
     assert graphs.size_for(1) is None
     graphs.capture(lambda batch: ran.append(batch.num_tokens))

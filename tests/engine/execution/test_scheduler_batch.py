@@ -9,8 +9,12 @@ import pytest
 import torch
 from scheduler_harness import SchedulerHarness
 
+from kvplan_engine.attention.layer_cache import TablePlace
+from kvplan_engine.blocks.layout import KvLayout, plan_layout, uniform_layout
+from kvplan_engine.description.kept_units import KeptUnit
+from kvplan_engine.description.mixers import FULL, Kept
 from kvplan_engine.execution.batch import BatchBuilder
-from kvplan_engine.memory.breakdown import BufferSpec
+from kvplan_engine.memory.index_buffers import index_buffers
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.requests.step_plan import StepPlan
@@ -18,35 +22,86 @@ from kvplan_engine.requests.step_plan import StepPlan
 BLOCK_SIZE, MAX_LEN, NUM_SEQS, NUM_TOKENS = 3, 30, 5, 12
 
 
-def builder() -> BatchBuilder:
-    specs = [BufferSpec(name, (NUM_TOKENS,), "int64") for name in ("token_ids", "positions", "slots")]
-    specs += [BufferSpec("block_tables", (NUM_SEQS, MAX_LEN // BLOCK_SIZE), "int32")]
-    specs += [BufferSpec("seq_lens", (NUM_SEQS,), "int32"), BufferSpec("query_starts", (NUM_SEQS + 1,), "int32")]
+PAGE_BYTES = 48  # of three tokens
+UNIFORM = uniform_layout(BLOCK_SIZE, block_bytes=PAGE_BYTES)
+WINDOWS = uniform_layout(BLOCK_SIZE, block_bytes=PAGE_BYTES, kept=Kept("window", 7))
+GROUPS = plan_layout(
+    [
+        KeptUnit(layer, part, kept, PAGE_BYTES // BLOCK_SIZE)
+        for layer, kept in enumerate([Kept("window", 4), FULL, Kept("window", 4), Kept("window", 4), Kept("chunk", 6)])
+        for part in ("keys", "values")
+    ],
+    BLOCK_SIZE,
+    lambda _: 1,
+)
+
+
+def places(layout: KvLayout) -> list[TablePlace]:
+    """Every block of every bundle, as keys and as values of some layer."""
+    return [
+        TablePlace(index, slot, group.width - 1 - slot)
+        for index, group in enumerate(layout.groups)
+        for slot in range(group.width)
+    ]
+
+
+def builder(layout: KvLayout) -> BatchBuilder:
+    specs = index_buffers(layout, max_num_batched_tokens=NUM_TOKENS, max_num_seqs=NUM_SEQS, max_model_len=MAX_LEN)
     workspace = Workspace(specs, torch.device("cpu"))
     workspace.touch()
-    return BatchBuilder(workspace, BLOCK_SIZE)
+    return BatchBuilder(workspace, layout, [spec.name for spec in specs], places(layout))
 
 
 def content(batch: StepBatch, plan: StepPlan) -> list[object]:
-    attention = batch.attention
-    tables = attention.block_tables.tolist()
-    used = [row[: len(item.sequence.table)] for row, item in zip(tables, plan.scheduled, strict=True)]
-    tensors = (batch.token_ids, batch.positions, attention.slots, attention.seq_lens, attention.query_starts)
-    return [*(tensor.tolist() for tensor in tensors), batch.sampled_rows.tolist(), batch.sampled, used]
+    """All that the model reads of the step; of the tables only the blocks that the sequences hold."""
+    found: list[object] = [batch.token_ids.tolist(), batch.positions.tolist(), batch.sampled_rows.tolist()]
+    found.append(batch.sampled)
+    for place, attention in batch.attention.items():
+        held = [len(item.sequence.table.groups[place.group].bundles) for item in plan.scheduled]
+        for tables in filter(lambda each: each is not None, (attention.block_tables, attention.value_tables)):
+            found.append([row[:number] for row, number in zip(tables.tolist(), held, strict=True)])
+        slots = (attention.slots.keys, attention.slots.values)
+        found += [None if each is None else each.tolist() for each in slots]
+        found += [attention.seq_lens.tolist(), attention.query_starts.tolist()]
+    return found
 
 
+def defined(batch: StepBatch, plan: StepPlan) -> None:
+    """Assert what the tables and slots mean: the place of every token that each group holds."""
+    for place, attention in batch.attention.items():
+        value_tables = attention.block_tables if attention.value_tables is None else attention.value_tables
+        value_slots = attention.slots.keys if attention.slots.values is None else attention.slots.values
+        row_of_token = 0
+        for row, item in enumerate(plan.scheduled):
+            table = item.sequence.table.groups[place.group]
+            first = item.sequence.num_computed_tokens
+            assert attention.seq_lens[row] == first + item.num_new_tokens - table.first * BLOCK_SIZE
+            for index, bundle in enumerate(table.bundles):
+                blocks = item.sequence.table.blocks_of(bundle)
+                assert attention.block_tables[row, index] == blocks[place.key_slot]
+                assert value_tables[row, index] == blocks[place.value_slot]
+            for position in range(first, first + item.num_new_tokens):
+                blocks = item.sequence.table.blocks_of(table.bundles[position // BLOCK_SIZE - table.first])
+                offset = position % BLOCK_SIZE
+                assert attention.slots.keys[row_of_token] == blocks[place.key_slot] * BLOCK_SIZE + offset
+                assert value_slots[row_of_token] == blocks[place.value_slot] * BLOCK_SIZE + offset
+                row_of_token += 1
+
+
+@pytest.mark.parametrize("layout", [UNIFORM, WINDOWS, GROUPS], ids=["uniform", "windows", "groups"])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_builder_that_remembers_and_one_that_does_not_agree(seed: int) -> None:
+def test_a_builder_that_remembers_and_one_that_does_not_agree(layout: KvLayout, seed: int) -> None:
     harness = SchedulerHarness(
-        num_blocks=14,
+        num_blocks=14 if layout is not GROUPS else 10 * layout.token_blocks,
         block_size=BLOCK_SIZE,
         max_num_seqs=NUM_SEQS,
         max_num_batched_tokens=NUM_TOKENS,
         max_model_len=MAX_LEN,
-        num_swap_slots=20 if seed % 2 else 0,
+        num_swap_slots=20 * layout.token_blocks if seed % 2 else 0,
         seed=seed,
+        layout=layout,
     )
-    remembering = builder()
+    remembering = builder(layout)
     commit = harness.scheduler.commit
     num_compared = 0
     latest = None
@@ -55,7 +110,9 @@ def test_a_builder_that_remembers_and_one_that_does_not_agree(seed: int) -> None
         nonlocal num_compared
         if plan.num_tokens:
             unknown = replace(plan, fresh_rows=list(range(len(plan.decodes))))
-            assert content(remembering.build(plan, latest), plan) == content(builder().build(unknown), plan)
+            batch = remembering.build(plan, latest)
+            defined(batch, plan)
+            assert content(batch, plan) == content(builder(layout).build(unknown), plan)
             num_compared += 1
         commit(plan)
 

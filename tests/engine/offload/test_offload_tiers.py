@@ -100,7 +100,7 @@ def prompts(count: int = 6, length: int = 50) -> list[list[int]]:
 
 
 def test_evicted_prefixes_are_found_in_host_memory(checkpoints: dict[str, Checkpoint]) -> None:
-    checkpoint = checkpoints["mistral"]
+    checkpoint = checkpoints["llama"]
     want = greedy(checkpoint.model, prompts(), 12)
     llm = tiered_llm(checkpoint)
     assert answer(llm, prompts(), 12) == want

@@ -38,6 +38,8 @@ class AttentionShape:
     has_softcap: bool = False
     has_sinks: bool = False
     has_slopes: bool = False
+    has_value_tables: bool = False
+    """Values lie in other blocks than the keys."""
 
     @property
     def group(self) -> int:
@@ -67,7 +69,8 @@ class AttentionShape:
             "softcap": int(self.has_softcap),
             "sinks": int(self.has_sinks),
         }
-        return named | {"slopes": 1} if self.has_slopes else named
+        optional = {"slopes": self.has_slopes, "value_tables": self.has_value_tables}
+        return named | {name: 1 for name, wanted in optional.items() if wanted}
 
 
 @dataclass(frozen=True, slots=True)

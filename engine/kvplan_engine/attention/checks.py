@@ -1,0 +1,41 @@
+"""What attention asks of its arguments, on any device: a wrong one is ValueError before anything runs."""
+
+from __future__ import annotations
+
+import torch
+
+from kvplan_engine.attention.layer_cache import LayerCache
+from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
+from kvplan_engine.kernels.arguments import check_rows, check_vector
+
+
+def check_written_heads(key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> None:
+    """Keys and values [T, num_kv_heads, head_size] of the cache's heads, and a slot for each token."""
+    num_tokens, dtype = key.shape[0], key.dtype
+    check_rows("key", key, (num_tokens, cache.num_kv_heads, cache.head_size), dtype)
+    check_rows("value", value, (num_tokens, cache.num_kv_heads, cache.values.shape[3]), dtype)
+    check_vector("slots", slots.keys, num_tokens, torch.int64)
+    if slots.values is not None:
+        check_vector("slots of the values", slots.values, num_tokens, torch.int64)
+
+
+def check_attending_heads(query: torch.Tensor, out: torch.Tensor, cache: LayerCache) -> None:
+    """Queries and outputs [T, num_heads, head_size] whose heads share the cache's evenly."""
+    num_tokens, num_heads, _ = query.shape
+    check_rows("query", query, (num_tokens, num_heads, cache.head_size), query.dtype)
+    check_rows("out", out, (num_tokens, num_heads, cache.values.shape[3]), query.dtype)
+    if num_heads % cache.num_kv_heads:
+        raise ValueError(f"{num_heads} query heads cannot share {cache.num_kv_heads} KV heads evenly")
+
+
+def check_metadata(metadata: AttentionMetadata) -> None:
+    """Who the sequences of a step are: block_tables [S, B], seq_lens [S], query_starts [S + 1], all int32."""
+    num_sequences = metadata.seq_lens.shape[0]
+    check_vector("seq_lens", metadata.seq_lens, num_sequences, torch.int32)
+    check_vector("query_starts", metadata.query_starts, num_sequences + 1, torch.int32)
+    tables, values = metadata.block_tables, metadata.value_tables
+    check_rows("block_tables", tables, (num_sequences, tables.shape[1]), torch.int32)
+    if values is not None:
+        check_rows("value_tables", values, tuple(tables.shape), torch.int32)
+        if values.stride(0) != tables.stride(0):
+            raise ValueError(f"value_tables have rows {values.stride(0)} apart, block_tables {tables.stride(0)}")

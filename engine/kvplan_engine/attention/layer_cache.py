@@ -1,0 +1,102 @@
+"""Where one layer's keys and values lie in the pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """Which of a step's block tables say where a layer's tokens lie.
+
+    group: of layers that keep the same tokens. key_slot, value_slot: which of a bundle's blocks have the pages.
+    """
+
+    group: int = 0
+    key_slot: int = 0
+    value_slot: int = 0
+
+
+ONLY_TABLE = TablePlace()
+"""Of a pool in which a bundle is one block of one group."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Views of the pool: one layer's pages in every block, whether they hold this layer's tokens or another's.
+
+    keys [num_blocks, num_kv_heads, block_size, key_size], values [num_blocks, num_kv_heads, block_size, value_size]: a
+    page is contiguous, pages are a block of the pool apart. Which block holds a sequence's tokens say the step's block
+    tables at ``tables``. layer: its number, growing within a step.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    layer: int
+    tables: TablePlace = ONLY_TABLE
+
+    def __post_init__(self) -> None:
+        for name, pages in (("keys", self.keys), ("values", self.values)):
+            if pages.dim() != 4 or not _has_contiguous_pages(pages):
+                raise ValueError(
+                    f"the {name} of layer {self.layer} are {tuple(pages.shape)} with strides {pages.stride()}, wanted "
+                    "[num_blocks, num_kv_heads, block_size, head_size] with contiguous pages"
+                )
+        if self.keys.shape[:3] != self.values.shape[:3] or self.keys.stride(0) != self.values.stride(0):
+            raise ValueError(f"keys {tuple(self.keys.shape)} and values {tuple(self.values.shape)} are of two pools")
+
+    @property
+    def has_value_tables(self) -> bool:
+        """Whether keys and values lie in different blocks of a bundle, so that each have tables."""
+        return self.tables.key_slot != self.tables.value_slot
+
+    @property
+    def num_blocks(self) -> int:
+        return self.keys.shape[0]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[2]
+
+    @property
+    def head_size(self) -> int:
+        """Of keys; the kernels take values of the same size."""
+        return self.keys.shape[3]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.keys.dtype
+
+    @property
+    def block_stride(self) -> int:
+        """Elements from one block to the next."""
+        return self.keys.stride(0)
+
+
+def _has_contiguous_pages(pages: torch.Tensor) -> bool:
+    _, heads, tokens, size = pages.shape
+    _, head_stride, token_stride, element_stride = pages.stride()
+    return (size == 1 or element_stride == 1) and (tokens == 1 or token_stride == size) and (
+        heads == 1 or head_stride == tokens * size
+    )  # fmt: skip
+
+
+def uniform_cache(pool: torch.Tensor, layer: int) -> LayerCache:
+    """``layer`` of a pool [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size], keys before values.
+
+    IndexError for a layer that the pool lacks, ValueError for another shape.
+    """
+    if pool.dim() != 6 or pool.shape[2] != 2 or not pool.is_contiguous():
+        raise ValueError(f"a pool of {tuple(pool.shape)} is not contiguous {_UNIFORM_AXES}")
+    if not 0 <= layer < pool.shape[1]:
+        raise IndexError(f"layer {layer} of a pool of {pool.shape[1]} layers")
+    return LayerCache(pool[:, layer, 0], pool[:, layer, 1], layer)
+
+
+_UNIFORM_AXES = "[num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]"

@@ -1,0 +1,112 @@
+"""One group's block tables, slots and lengths for the rows of a step.
+
+window 4, block_size 4, bundles of one block, 11 tokens: logical block 1 is the first held
+    bundles  [9 1]  first = 1         block_tables[row] = 9 1        seq_lens[row] = 11 - 4
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from kvplan_engine.blocks.layout import KvGroup
+from kvplan_engine.memory.index_buffers import lengths_name, slots_name, tables_name
+from kvplan_engine.requests.request import Sequence
+from kvplan_engine.requests.step_plan import StepPlan
+
+
+class FullTables:
+    """The index buffers where each logical block is one block of layers that keep all tokens: most models'."""
+
+    def __init__(self, host: Mapping[str, torch.Tensor], block_size: int) -> None:
+        self._block_size = block_size
+        names = (tables_name(0, 0), slots_name(0, 0), lengths_name(0))
+        self._tables, self._slots, self._seq_lens = (host[name].numpy() for name in names)
+        # assigning one element of a memoryview takes half the time of an array's
+        self._slots_memory, self._lengths_memory, self._tables_memory = (
+            array.data for array in (self._slots, self._seq_lens, self._tables)
+        )
+
+    def fill_decodes(self, plan: StepPlan) -> None:
+        """See GroupTables.fill_decodes."""
+        number, size = len(plan.decodes), self._block_size
+        self._seq_lens[:number] += 1
+        self._slots[:number] += 1
+        for row in plan.fresh_rows:
+            sequence = plan.decodes[row]
+            position, blocks = sequence.num_computed_tokens, sequence.table.blocks
+            self._seq_lens[row] = position + 1
+            self._slots[row] = blocks[position // size] * size + position % size
+            self._tables[row, : len(blocks)] = blocks
+        for row, block in zip(plan.grown_rows, plan.grown_blocks, strict=True):
+            self._slots_memory[row] = block * size
+            self._tables_memory[row, (self._lengths_memory[row] - 1) // size] = block
+
+    def fill_chunks(self, plan: StepPlan, counts: np.ndarray, row_of_token: np.ndarray, positions: np.ndarray) -> None:
+        """See GroupTables.fill_chunks."""
+        first_row, size = len(plan.decodes), self._block_size
+        for row, item in enumerate(plan.chunks, start=first_row):
+            blocks = item.sequence.table.blocks
+            self._tables[row, : len(blocks)] = blocks
+        self._seq_lens[first_row : first_row + len(plan.chunks)] = positions[np.cumsum(counts) - 1] + 1
+        blocks_of_tokens = self._tables[first_row + row_of_token, positions // size].astype(np.int64)
+        self._slots[first_row : first_row + len(positions)] = blocks_of_tokens * size + positions % size
+
+
+class GroupTables:
+    """Fills the index buffers of group ``index`` in ``host`` memory, as ``BatchBuilder`` fills those of all groups."""
+
+    def __init__(self, host: Mapping[str, torch.Tensor], index: int, group: KvGroup, block_size: int) -> None:
+        self._index, self._width, self._block_size = index, group.width, block_size
+        self._keeps_all = group.kept.tokens is None
+        self._tables = [host[tables_name(index, slot)].numpy() for slot in range(group.width)]
+        self._slots = [host[slots_name(index, slot)].numpy() for slot in range(group.width)]
+        self._seq_lens = host[lengths_name(index)].numpy()
+
+    def fill_decodes(self, plan: StepPlan) -> None:
+        """The rows that decode: one token further than in the last plan, but for the fresh and the grown."""
+        number = len(plan.decodes)
+        self._seq_lens[:number] += 1
+        for slots in self._slots:
+            slots[:number] += 1
+        for row in plan.fresh_rows:
+            self._fill_row(row, plan.decodes[row])
+        for row in plan.grown_rows:
+            self._fill_row(row, plan.decodes[row], grown=self._keeps_all)
+
+    def _fill_row(self, row: int, sequence: Sequence, *, grown: bool = False) -> None:
+        """grown: the row holds this sequence already, but for its last bundle."""
+        table = sequence.table.groups[self._index]
+        position = sequence.num_computed_tokens - table.first * self._block_size
+        column, offset = divmod(position, self._block_size)
+        self._seq_lens[row] = position + 1
+        self._fill_tables(row, sequence, len(table.bundles) - 1 if grown else 0)
+        for tables, slots in zip(self._tables, self._slots, strict=True):
+            slots[row] = int(tables[row, column]) * self._block_size + offset
+
+    def _fill_tables(self, row: int, sequence: Sequence, start: int) -> None:
+        """The row's blocks, from bundle ``start`` on."""
+        bundles = sequence.table.groups[self._index].bundles[start:]
+        if self._width == 1:
+            self._tables[0][row, start : start + len(bundles)] = bundles
+            return
+        blocks = np.array([sequence.table.blocks_of(bundle) for bundle in bundles], dtype=np.int32)
+        for slot, tables in enumerate(self._tables):
+            tables[row, start : start + len(bundles)] = blocks[:, slot]
+
+    def fill_chunks(self, plan: StepPlan, counts: np.ndarray, row_of_token: np.ndarray, positions: np.ndarray) -> None:
+        """The other rows. counts: tokens of each. row_of_token, positions: of their tokens, rows from 0."""
+        first_row, size = len(plan.decodes), self._block_size
+        firsts = np.fromiter(
+            (item.sequence.table.groups[self._index].first for item in plan.chunks), np.int64, len(plan.chunks)
+        )
+        for row, item in enumerate(plan.chunks, start=first_row):
+            self._fill_tables(row, item.sequence, 0)
+        ends = np.cumsum(counts)
+        self._seq_lens[first_row : first_row + len(plan.chunks)] = positions[ends - 1] + 1 - firsts * size
+        held = positions - firsts[row_of_token] * size
+        tokens = slice(first_row, first_row + len(positions))
+        for tables, slots in zip(self._tables, self._slots, strict=True):
+            slots[tokens] = tables[first_row + row_of_token, held // size].astype(np.int64) * size + held % size

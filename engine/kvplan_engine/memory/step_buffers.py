@@ -1,0 +1,33 @@
+"""The buffers of a step for an engine's settings: what computes, and what says whose tokens lie where. No torch."""
+
+from __future__ import annotations
+
+from kvplan_engine.blocks.layout import KvLayout
+from kvplan_engine.config import EngineConfig
+from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.memory.breakdown import BufferSpec, workspace_buffers
+from kvplan_engine.memory.index_buffers import index_buffers
+
+
+def step_buffers(
+    model: ModelDescription, dtype: str, config: EngineConfig, layout: KvLayout, max_model_len: int
+) -> list[BufferSpec]:
+    """All of them, for the largest step that ``config`` allows."""
+    computing = workspace_buffers(
+        model,
+        dtype,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    return computing + step_index_buffers(config, layout, max_model_len)
+
+
+def step_index_buffers(config: EngineConfig, layout: KvLayout, max_model_len: int) -> list[BufferSpec]:
+    """Those of ``index_buffers`` among them."""
+    return index_buffers(
+        layout,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=min(config.max_num_seqs, config.max_num_batched_tokens),
+        max_model_len=max_model_len,
+    )

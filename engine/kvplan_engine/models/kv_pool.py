@@ -1,0 +1,81 @@
+"""The KV pool as the decoder's layers see it: where each layer's keys and values lie in its blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from kvplan_engine.attention.layer_cache import LayerCache, TablePlace
+from kvplan_engine.blocks.layout import KvLayout, Place
+from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.model import Layer, ModelDescription
+
+
+def tables_of(layout: KvLayout, layer: int) -> TablePlace:
+    """Which tables say where the tokens of ``layer``, which has keys and values of its own, lie."""
+    group = next(index for index, each in enumerate(layout.groups) if (layer, "keys") in each.places)
+    places = layout.groups[group].places
+    return TablePlace(group, places[layer, "keys"].slot, places[layer, "values"].slot)
+
+
+def places_of(layout: KvLayout, model: ModelDescription) -> list[TablePlace]:
+    """The tables of each layer with attention, in order."""
+    places: dict[int, TablePlace] = {}
+    for index, layer in enumerate(model.layers):
+        attention = attention_in(layer)
+        if attention is not None:
+            read = attention.reads_layer
+            places[index] = tables_of(layout, index) if read is None else places[read]
+    return list(places.values())
+
+
+def attention_in(layer: Layer) -> Attention | None:
+    """The attention over the sequence's own tokens among a layer's mixers."""
+    return next((mixer for mixer in layer.mixers if isinstance(mixer, Attention)), None)
+
+
+class KvPool:
+    """blocks [num_blocks, block_bytes] uint8, laid out as ``layout`` says, with KV in ``dtype``.
+
+    layers: of each layer its place in the blocks, None for one without attention.
+    """
+
+    def __init__(self, blocks: torch.Tensor, layout: KvLayout, model: ModelDescription, dtype: torch.dtype) -> None:
+        self.blocks, self.layout, self.dtype = blocks, layout, dtype
+        self.layers: list[LayerCache | None] = []
+        for index, layer in enumerate(model.layers):
+            attention = attention_in(layer)
+            self.layers.append(None if attention is None else self._cache_of(index, attention))
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes from one layer's keys to the next's, where all layers are alike."""
+        if len(self.layers) == 1:
+            return 0
+        return self.of(1).keys.data_ptr() - self.of(0).keys.data_ptr()
+
+    def of(self, layer: int) -> LayerCache:
+        """Where the keys and values of ``layer``, which has attention, lie."""
+        cache = self.layers[layer]
+        assert cache is not None, f"layer {layer} keeps no keys and values"
+        return cache
+
+    def _cache_of(self, index: int, attention: Attention) -> LayerCache:
+        if attention.reads_layer is not None:
+            return replace(self.of(attention.reads_layer), layer=index)
+        tables = tables_of(self.layout, index)
+        places = self.layout.groups[tables.group].places
+        heads, size = attention.num_kv_heads, self.layout.block_size
+        return LayerCache(
+            self._pages(places[index, "keys"], (heads, size, attention.key_size)),
+            self._pages(places[index, "values"], (heads, size, attention.value_size)),
+            index,
+            tables,
+        )
+
+    def _pages(self, place: Place, shape: tuple[int, int, int]) -> torch.Tensor:
+        """The pages [num_blocks, *shape] at ``place``, over the whole pool."""
+        num_bytes = shape[0] * shape[1] * shape[2] * self.dtype.itemsize
+        pages = self.blocks[:, place.offset : place.offset + num_bytes]
+        return pages.view(self.dtype).unflatten(1, shape)
