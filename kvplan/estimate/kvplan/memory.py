@@ -13,6 +13,7 @@ from kvplan.catalog.spec import DenseFeedForward, FeedForward, ModelSpec, MoeFee
 from kvplan.errors import unhandled_kind
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.kv_groups import STATE
 from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.estimate.kvplan.settings import EngineDevice, ResolvedSettings, resolve_settings
@@ -72,7 +73,6 @@ def workspace_buffers(spec: ModelSpec, settings: FilledSettings) -> dict[str, in
     size = element_bytes(settings.dtype)
     tokens = settings.max_num_batched_tokens
     rows = min(settings.max_num_seqs, tokens)
-    blocks = -(-settings.max_model_len // settings.block_size)
     hidden, vocab = spec.hidden_size, spec.vocab_size
     buffers = {
         "hidden": tokens * hidden * size,
@@ -84,14 +84,29 @@ def workspace_buffers(spec: ModelSpec, settings: FilledSettings) -> dict[str, in
         "sampler": min(rows, SAMPLER_ROWS) * vocab * SAMPLER_BYTES_PER_LOGIT,
         "token_ids": tokens * 8,
         "positions": tokens * 8,
-        "slots": tokens * 8,
-        "block_tables": rows * blocks * 4,
-        "seq_lens": rows * 4,
         "query_starts": (rows + 1) * 4,
+        **_group_buffers(engine_layout(spec, settings), settings),
     }
     ropes = () if spec.rope is None else (spec.rope, *spec.further_ropes)
     for index, rope in enumerate(ropes):
         buffers[f"rope.{index}" if index else "rope"] = settings.max_model_len * rope.rotary_size * 4
+    return buffers
+
+
+def _group_buffers(layout: KvLayout, settings: FilledSettings) -> dict[str, int]:
+    """Tables, slots and lengths of each group of layers, by which the step's kernels find a sequence's blocks."""
+    tokens, length = settings.max_num_batched_tokens, settings.max_model_len
+    rows = min(settings.max_num_seqs, tokens)
+    buffers = {}
+    for number, group in enumerate(layout.groups):
+        if group.kept == STATE:
+            buffers[f"state_table.{number}"] = rows * group.width * 4
+            continue
+        columns = group.most_bundles(length, min(tokens, length), layout.block_size)
+        buffers[f"seq_lens.{number}"] = rows * 4
+        for place in range(group.width):
+            buffers[f"block_table.{number}.{place}"] = rows * columns * 4
+            buffers[f"slots.{number}.{place}"] = tokens * 8
     return buffers
 
 
