@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -284,10 +284,10 @@ def randomise(model: torch.nn.Module) -> None:
 class DenseCheckpoint:
     """A saved random model: ``path`` for the engine, ``model`` for transformers."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        torch.manual_seed([*DENSE, *RENAMED].index(name))
+    def __init__(self, name: str, folder: Path, others: Mapping[str, Dense] | None = None) -> None:
+        torch.manual_seed([*DENSE, *RENAMED, *(others or {})].index(name))
         renamed = RENAMED.get(name)
-        dense = DENSE[name] if renamed is None else renamed.twin
+        dense = {**DENSE, **(others or {})}[name] if renamed is None else renamed.twin
         config = getattr(transformers, dense.config)(**dense.values)
         self.shortest = dense.shortest
         self.model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

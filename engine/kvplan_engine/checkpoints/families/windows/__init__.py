@@ -25,20 +25,35 @@ from kvplan_engine.checkpoints.families.windows.gpt_oss import read_gpt_oss
 from kvplan_engine.checkpoints.families.windows.granite_swa import read_granite_moe_swa, read_granite_swa
 from kvplan_engine.checkpoints.families.windows.llama4 import read_llama4
 from kvplan_engine.checkpoints.families.windows.olmo3 import read_olmo3
+from kvplan_engine.checkpoints.tensor_names import TensorNames
+
+_GEMMA_NAMES = TensorNames(mlp_norm="pre_feedforward_layernorm")
+_GPT_NEO_NAMES = TensorNames(
+    embedding="wte",
+    positions="wpe",
+    layer="h.{}",
+    qkv=("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
+    output="attn.attention.out_proj",
+    up=("mlp.c_fc",),
+    down="mlp.c_proj",
+    attention_norm="ln_1",
+    mlp_norm="ln_2",
+    final_norm="ln_f",
+)
 
 WINDOWS = (
-    Family(("Gemma2ForCausalLM",), ("gemma2",), read_gemma2),
-    Family(("Gemma3ForCausalLM",), ("gemma3_text",), read_gemma3),
+    Family(("Gemma2ForCausalLM",), ("gemma2",), read_gemma2, _GEMMA_NAMES),
+    Family(("Gemma3ForCausalLM",), ("gemma3_text",), read_gemma3, _GEMMA_NAMES),
     Family(("Gemma3nForCausalLM",), ("gemma3n_text",), read_gemma3n),
     Family(("Gemma4ForCausalLM",), ("gemma4_text",), read_gemma4),
-    Family(("Olmo3ForCausalLM",), ("olmo3",), read_olmo3),
-    Family(("Cohere2ForCausalLM",), ("cohere2",), read_cohere2),
+    Family(("Olmo3ForCausalLM",), ("olmo3",), read_olmo3, TensorNames()),
+    Family(("Cohere2ForCausalLM",), ("cohere2",), read_cohere2, TensorNames()),
     Family(("Cohere2MoeForCausalLM",), ("cohere2_moe",), read_cohere2_moe),
-    Family(("Exaone4ForCausalLM",), ("exaone4",), read_exaone4),
+    Family(("Exaone4ForCausalLM",), ("exaone4",), read_exaone4, TensorNames()),
     Family(("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), ("exaone_moe",), read_exaone_moe),
     Family(("GptOssForCausalLM",), ("gpt_oss",), read_gpt_oss),
     Family(("GraniteSWAForCausalLM",), ("granite_swa",), read_granite_swa),
     Family(("GraniteMoeSWAForCausalLM",), ("granitemoe_swa",), read_granite_moe_swa),
-    Family(("GPTNeoForCausalLM",), ("gpt_neo",), read_gpt_neo),
+    Family(("GPTNeoForCausalLM",), ("gpt_neo",), read_gpt_neo, _GPT_NEO_NAMES, prefixes=("transformer.", "")),
     Family(("Llama4ForCausalLM",), ("llama4_text",), read_llama4),
 )

@@ -1,0 +1,44 @@
+"""Small random models of the families whose layers keep different tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dense_models import SIZES, Dense
+from small_models import VOCAB_SIZE
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_GEMMA: dict[str, Any] = SIZES | {
+    "head_dim": 24,
+    "num_hidden_layers": 5,
+    "sliding_window": 20,
+    "layer_types": [_SLIDING, _SLIDING, _FULL, _SLIDING, _FULL],
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 20,
+}
+_PERIOD: dict[str, Any] = SIZES | {
+    "num_hidden_layers": 4,
+    "sliding_window": 20,
+    "layer_types": [_SLIDING, _SLIDING, _SLIDING, _FULL],
+}
+_NEO: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_heads": 4,
+    "num_layers": 3,
+    "attention_types": [[["global", "local", "local"], 1]],
+    "window_size": 20,
+    "intermediate_size": 80,
+    "max_position_embeddings": 256,
+    "vocab_size": VOCAB_SIZE,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+WINDOWED: dict[str, Dense] = {
+    "gemma2": Dense("Gemma2Config", _GEMMA | {"attn_logit_softcapping": 8.0, "final_logit_softcapping": 12.0}),
+    "gemma3": Dense("Gemma3TextConfig", _GEMMA),
+    "olmo3": Dense("Olmo3Config", _PERIOD),
+    "exaone4": Dense("Exaone4Config", _PERIOD),
+    "cohere2": Dense("Cohere2Config", _PERIOD | {"tie_word_embeddings": True, "logit_scale": 0.3}),
+    "gpt-neo": Dense("GPTNeoConfig", _NEO),
+}
