@@ -121,12 +121,6 @@ class KvLayout:
             for group in self.groups
         )
 
-    def num_tokens(self, num_blocks: int, max_model_len: int) -> int:
-        """Tokens of sequences of ``max_model_len`` in ``num_blocks``; all slots where a block is one of full layers."""
-        if self.is_uniform and self.groups[0].kept == FULL:
-            return num_blocks * self.block_size
-        return num_blocks * max_model_len // self.blocks_for(max_model_len)
-
     def largest_sequence(self, num_blocks: int, limit: int, in_flight: int = 1) -> int:
         """The longest sequence, in tokens, that ``num_blocks`` are enough for; at most ``limit``."""
         low, high = 0, limit

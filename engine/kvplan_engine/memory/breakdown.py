@@ -126,7 +126,7 @@ class MemoryBreakdown:
 
     activation_bytes: the workspace. activation_peak_bytes: the workspace and what the profile step took on top,
     measured. overhead_bytes: reserved for what is not a tensor. graph_bytes: reserved for decode steps captured as
-    graphs, as measured when they were first captured; 0 without. kv_cache_tokens: of sequences of max_model_len.
+    graphs, as measured when they were first captured; 0 without.
     """
 
     device_total_bytes: int
@@ -139,5 +139,4 @@ class MemoryBreakdown:
     block_bytes: int
     num_blocks: int
     block_size: int
-    kv_cache_tokens: int
     graph_bytes: int = 0

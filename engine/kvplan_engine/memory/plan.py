@@ -94,6 +94,5 @@ def plan_memory(
         block_bytes=layout.block_bytes,
         num_blocks=num_blocks,
         block_size=layout.block_size,
-        kv_cache_tokens=layout.num_tokens(num_blocks, max_model_len),
         graph_bytes=graph_bytes,
     )
