@@ -15,5 +15,6 @@ gguf/            the same from a GGUF file's header
 quantization     ``quantization_config``: which weights are stored how
 hub              config.json and safetensors headers from the Hugging Face hub
 devices/         GPUs and CPU hosts: data sheets, what vLLM refuses on them, what sweeps measured
+native           which architectures kvplan's own engine runs
 engines          releases of vLLM and kvplan's engine: their defaults
 """

@@ -22,30 +22,6 @@ KVPLAN_DEFAULTS = ServingSettings(
 )
 """What kvplan's own engine does where nothing is said (tests/agreement compares it with the engine's own record)."""
 
-KVPLAN_ARCHITECTURES: Final = (
-    "GPT2LMHeadModel",
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Dots1ForCausalLM",
-    "Ernie4_5_MoeForCausalLM",
-    "FlexOlmoForCausalLM",
-    "Glm4MoeForCausalLM",
-    "GraniteMoeForCausalLM",
-    "GraniteMoeSharedForCausalLM",
-    "HYV3ForCausalLM",
-    "HunYuanMoEV1ForCausalLM",
-    "MiniMaxM2ForCausalLM",
-    "MixtralForCausalLM",
-    "OlmoeForCausalLM",
-    "PhiMoEForCausalLM",
-    "PhimoeForCausalLM",
-    "Qwen2MoeForCausalLM",
-    "Qwen3MoeForCausalLM",
-)
-"""What kvplan's own engine can run (tests/agreement compares it with the engine's families)."""
-
 ENGINES = ("kvplan", "vllm")
 
 

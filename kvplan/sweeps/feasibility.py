@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from kvplan.catalog.engines import KVPLAN_ARCHITECTURES
+from kvplan.catalog.native import KVPLAN_ARCHITECTURES
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.machine.host import available_memory_bytes
@@ -25,7 +25,7 @@ def refuse_architecture(architecture: str, supported: Collection[str] = KVPLAN_A
     if architecture not in supported:
         raise KvplanError(
             f"kvplan's engine does not support {architecture} yet.",
-            hint=f"it supports {', '.join(supported)}; `kvplan estimate` knows many more",
+            hint=f"it supports {len(supported)} others; `kvplan sweep --load-format none` measures its capacity",
         )
 
 

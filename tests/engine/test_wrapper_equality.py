@@ -31,6 +31,19 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         SIZES | {"model_type": "qwen3_vl_text", "head_dim": 16, "rope_parameters": _SECTIONS},
     ),
     "idefics3": ("Idefics3Config", _VISION | {"image_size": 14, "patch_size": 7}, SIZES | {"model_type": "llama"}),
+    "smolvlm": ("SmolVLMConfig", _VISION | {"image_size": 14, "patch_size": 7}, SIZES | {"model_type": "llama"}),
+    "llava_next": ("LlavaNextConfig", _CLIP, SIZES | {"model_type": "mistral", "sliding_window": None, "head_dim": 16}),
+    "llava_onevision": ("LlavaOnevisionConfig", _CLIP, SIZES | {"model_type": "qwen2"}),
+    "qwen2_vl": (
+        "Qwen2VLConfig",
+        {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 64, "patch_size": 7},
+        SIZES | {"model_type": "qwen2_vl_text", "rope_parameters": _SECTIONS},
+    ),
+    "internvl": (
+        "InternVLConfig",
+        _VISION | {"image_size": [14, 14], "patch_size": [7, 7]},
+        SIZES | {"model_type": "qwen3", "head_dim": 16},
+    ),
 }
 """The wrapper's config class, what its vision tower is made with, and its text."""
 

@@ -11,8 +11,8 @@ import pytest
 from sweep_helpers import FAKE_WORKER, tiny_plan, write_tiny_model
 
 from kvplan.calibrate.trials import DeviceIdentity
-from kvplan.catalog.engines import KVPLAN_ARCHITECTURES
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.native import KVPLAN_ARCHITECTURES
 from kvplan.cli import main
 from kvplan.commands.printing import sweeps as sweep_output
 from kvplan.commands.sweep import _finish
@@ -123,9 +123,9 @@ def test_weights_that_this_machine_could_hold_get_the_option_that_lets_it(
 
 
 def test_a_dry_run_refuses_a_model_that_the_engine_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", "--model", "gemma-2-2b", "--dry-run"]) == 1
+    assert main(["sweep", "--model", "llama-3.2-11b-vision", "--dry-run"]) == 1
     captured = capsys.readouterr()
-    assert "kvplan's engine does not support Gemma2ForCausalLM yet" in captured.err and captured.out == ""
+    assert "kvplan's engine does not support MllamaForConditionalGeneration yet" in captured.err and captured.out == ""
 
 
 def test_the_planner_knows_which_architectures_the_engine_runs() -> None:

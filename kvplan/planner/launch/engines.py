@@ -9,7 +9,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from kvplan.catalog.engines import KVPLAN_ARCHITECTURES, vllm_release
+from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.native import KVPLAN_ARCHITECTURES
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.settings import default_block_size

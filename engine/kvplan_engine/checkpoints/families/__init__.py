@@ -22,7 +22,13 @@ from kvplan_engine.checkpoints.families.latent import LATENT
 from kvplan_engine.checkpoints.families.mixtures import MIXTURES
 from kvplan_engine.checkpoints.families.states import STATES
 from kvplan_engine.checkpoints.families.windows import WINDOWS
-from kvplan_engine.checkpoints.families.wrappers import PREFIXES, SEE_AHEAD, TEXT_TYPES, wrapper_families
+from kvplan_engine.checkpoints.families.wrappers import (
+    PREFIXES,
+    RUN_AS_TEXT,
+    SEE_AHEAD,
+    TEXT_TYPES,
+    wrapper_families,
+)
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
@@ -34,7 +40,10 @@ FAMILIES = (*_LANGUAGE_MODELS, *wrapper_families(lambda architecture: family_of(
 _BY_ARCHITECTURE = {architecture: family for family in FAMILIES for architecture in family.architectures}
 KNOWN_ARCHITECTURES = tuple(_BY_ARCHITECTURE)
 """Those whose config.json the engine reads; it runs those of them that have names for their tensors."""
-SUPPORTED_ARCHITECTURES = tuple(name for name, family in _BY_ARCHITECTURE.items() if family.names is not None)
+SUPPORTED_ARCHITECTURES = (
+    *(name for name, family in _BY_ARCHITECTURE.items() if family.names is not None),
+    *RUN_AS_TEXT,
+)
 _ARCHITECTURE_OF_TYPE = {kind: family.architectures[0] for family in FAMILIES for kind in family.model_types}
 
 

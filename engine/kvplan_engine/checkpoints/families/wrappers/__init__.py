@@ -29,6 +29,20 @@ PREFIXES = ("model.language_model.", "language_model.", "model.text_model.", "th
 SEE_AHEAD = frozenset({"PaliGemmaForConditionalGeneration"})
 """Those whose prompts are not causal: each of their tokens sees all others. They are described and not run."""
 
+RUN_AS_TEXT = (
+    "Idefics3ForConditionalGeneration",
+    "InternVLForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+)
+"""Those whose language models run, and are tested inside of them (tests/engine/test_wrapper_equality.py)."""
+
 _ALWAYS = {
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
