@@ -126,8 +126,12 @@ def test_qwens_window_is_off_unless_it_is_used(architecture: str) -> None:
     assert attention_of(config | {"use_sliding_window": True}).kept == Kept("window", 32)
     mixed = load_model_config(config | {"use_sliding_window": True, "max_window_layers": 1})
     assert [layer.mixers[0].kept for layer in mixed.layers] == [FULL, Kept("window", 32)]  # type: ignore[union-attr]
-    with pytest.raises(EngineError, match="it lacks layers that keep different tokens") as caught:
-        refuse_unknown_parts(mixed)
+    refuse_unknown_parts(mixed)
+
+
+def test_what_the_decoder_lacks_is_named_with_a_way_to_measure_it() -> None:
+    with pytest.raises(EngineError, match="it lacks LatentAttention") as caught:
+        refuse_unknown_parts(load_model_config("deepseek-v3"))
     assert "load_format='none'" in (caught.value.hint or "")
 
 
