@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -79,19 +80,26 @@ def _runs(config: dict[str, Any]) -> bool:
 
 
 def equal_architectures() -> set[str]:
-    """Those of which an equality test has a model, by the classes and the names that its tables give."""
-    import dense_models
-    import mixture_models
+    """Those of which an equality test has a model: the tables of ``tests/engine/*_models.py`` and of the wrappers."""
     import small_models
-    import transformers
     from test_wrapper_equality import WRAPPERS
 
-    types = {name.partition("-")[0] for name in small_models.ARCHITECTURES}
-    classes = [model.config for model in dense_models.DENSE.values()]
-    classes += [name for name, *_ in [*mixture_models.CONFIGS.values(), *WRAPPERS.values()]]
-    types |= {getattr(transformers, name).model_type for name in classes}
-    renamed = {model.config["architectures"][0] for model in dense_models.RENAMED.values()}
-    return renamed | {_architecture_of(model_type) for model_type in types}
+    found = {_architecture_of(name.partition("-")[0]) for name in small_models.ARCHITECTURES}
+    for file in (ROOT / "tests" / "engine").glob("*_models.py"):
+        tables = [table for table in vars(import_module(file.stem)).values() if isinstance(table, dict)]
+        found |= {name for table in tables for model in table.values() for name in _compared(model)}
+    return found | {name for model in WRAPPERS.values() for name in _compared(model)}
+
+
+def _compared(model: object) -> Iterable[str]:
+    """The architecture of a model in a test's table: it names transformers' class of configs, or has a config."""
+    config = model[0] if isinstance(model, tuple) and model else getattr(model, "config", None)
+    if isinstance(config, dict):
+        yield config["architectures"][0]
+    elif isinstance(config, str) and config.endswith("Config"):
+        import transformers
+
+        yield _architecture_of(getattr(transformers, config).model_type)
 
 
 def _architecture_of(model_type: str) -> str:
