@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fake_server import FakeServer, running
-from metric_pages import vllm_page
+from metric_pages import LLAMACPP_PAGE, vllm_page
 
 from kvplan.cli import main
 from kvplan.runs.columns import COLUMN_NAMES
@@ -79,6 +79,18 @@ def test_json_has_the_keys_of_vllm_bench_serve_and_nothing_else_on_stdout(
     assert document["kv_usage_max"] is None
     assert "answers 404 instead of metrics" in talk
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == document
+
+
+def test_a_pool_that_the_server_does_not_tell_is_not_shown_as_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(FakeServer(gap=0.1, metrics=lambda: LLAMACPP_PAGE)) as server:
+        words = ("--num-prompts", "2", "--output-len", "6", "--out", str(tmp_path / "run"))
+        code, printed, _ = run(capsys, server.url, *words)
+    assert code == 0 and "Server (llamacpp): 1 running" in printed
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "How full the KV pool was is not told by this server" in page
+    assert "The KV pool peaks" not in page
 
 
 def test_a_search_finds_the_most_users_within_the_service_level(

@@ -40,12 +40,14 @@ def draw(run: Run, figure: Figure) -> str | None:
         above.set_title(_title(run, name, trial, 40 if is_narrow(figure) else 55), fontsize=8.5)
         _sequences(below, trial)
         below.set_xlabel("steps" if run.is_counted else "time since the first arrival (s)")
-        _scale_blocks(above, peak_pct)
+        if _tells_usage(trial):
+            _scale_blocks(above, peak_pct)
         below.set_ylim(0, 1.5 * longest_queue)
         for axes in (above, below):
             axes.set_xlim(left=0)
-            axes.legend(loc="upper right", ncols=2, borderaxespad=0.1, columnspacing=1.0, handlelength=1.4,
-                        fontsize=8 if is_narrow(figure) else 9)  # fmt: skip
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend(loc="upper right", ncols=2, borderaxespad=0.1, columnspacing=1.0, handlelength=1.4,
+                            fontsize=8 if is_narrow(figure) else 9)  # fmt: skip
     for above, below in pairs if is_narrow(figure) else pairs[:1]:
         above.set_ylabel("share of the pool (%)")
         below.set_ylabel("sequences")
@@ -88,6 +90,9 @@ def _blocks(axes: Axes, trial: Trial) -> None:
     series = trial.series
     assert series is not None, "only trials with a series are chosen"
     slots = (trial.number("num_blocks_total") or 0) * (trial.number("block_size") or 0)
+    if not _tells_usage(trial):
+        axes.text(0.5, 0.5, "not told by this server", transform=axes.transAxes, ha="center", color="dimgray")
+        axes.set_yticks([])
     if "kv_usage" in series:
         axes.fill_between(series["seconds"], 100 * series["kv_usage"], color=SKY_BLUE, alpha=0.55, linewidth=0,
                           label="blocks in use")  # fmt: skip
@@ -108,6 +113,11 @@ def _title(run: Run, name: str, trial: Trial, width: int) -> str:
     # A setting and its value stay on one line.
     settings = settings_phrase(trial, shown_columns(run)).replace(" ", _NO_BREAK).replace(f",{_NO_BREAK}", ", ")
     return "\n".join(textwrap.fill(line, width) for line in (figures, settings))
+
+
+def _tells_usage(trial: Trial) -> bool:
+    """A load of a server may be without: llama.cpp says how many tokens it holds, not of how many."""
+    return trial.number("kv_usage_max") is not None
 
 
 def _peak_pct(trial: Trial) -> float:
@@ -138,6 +148,8 @@ def _sequences(axes: Axes, trial: Trial) -> None:
 
 
 def _finding(shown: list[tuple[str, Trial]]) -> str:
+    if not any(_tells_usage(trial) for _, trial in shown):
+        return "How full the KV pool was is not told by this server"
     peaks = [f"{short_number(round(_peak_pct(trial), 1))} %" for _, trial in shown]
     if len(shown) == 1:
         return f"The KV pool peaks at {peaks[0]}"
