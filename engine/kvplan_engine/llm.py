@@ -7,10 +7,10 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from kvplan_engine.checkpoints.hub import ModelSource, resolve_source
+from kvplan_engine.checkpoints.tokenizer import load_tokenizer
 from kvplan_engine.config import EngineConfig, knobs
 from kvplan_engine.engine import Engine
 from kvplan_engine.errors import EngineError
@@ -66,7 +66,7 @@ class LLM:
     def tokenizer(self) -> Any:
         """The model's tokenizer (transformers); EngineError if the model has none."""
         if self._tokenizer is None:
-            self._tokenizer = _load_tokenizer(self._source.tokenizer_path)
+            self._tokenizer = load_tokenizer(self._source.tokenizer_path)
         return self._tokenizer
 
     @property
@@ -184,23 +184,6 @@ class _LazyTokenizer:
     def decode(self, token_ids: list[int], **options: Any) -> str:
         text: str = self._llm.tokenizer.decode(token_ids, **options)
         return text
-
-
-def _load_tokenizer(path: Path | None) -> Any:
-    if path is None:
-        raise EngineError("this model has no tokenizer.", hint="give prompts as {'prompt_token_ids': [...]}")
-    from transformers import AutoTokenizer
-
-    try:
-        if path.suffix == ".gguf":
-            return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-        return AutoTokenizer.from_pretrained(str(path if path.is_dir() else path.parent))
-    except (OSError, ValueError, KeyError) as problem:
-        first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
-        raise EngineError(
-            f"no tokenizer could be loaded from {path}: {first_line}",
-            hint="give prompts as {'prompt_token_ids': [...]}",
-        ) from None
 
 
 def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:

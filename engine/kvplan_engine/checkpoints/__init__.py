@@ -7,6 +7,7 @@ families/     one file for each family of models: how its config is read, what i
 tensor_names  the names of a family's tensors
 parameters    which tensors of a checkpoint each parameter is made of
 row_order     the rows of queries and keys, in the order of the kernels
+tokenizer     a model's tokenizer
 weights       the weights in memory: allocated, filled, counted, fingerprinted
 loaders       which load_format reads weights from what
 safetensors, gguf, dummy   one loader each

@@ -1,0 +1,50 @@
+"""A model's tokenizer, by transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kvplan_engine.errors import EngineError
+
+_HINT = "give prompts as {'prompt_token_ids': [...]}"
+# Classes without a model of their own: all that they are is in tokenizer.json.
+_GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
+# What AutoTokenizer looks at to choose a class.
+_FIELDS = ("model_type", "model_name", "tokenizer_class")
+
+
+def load_tokenizer(path: Path | None) -> Any:
+    """From a .gguf file, a directory, or a file in one. EngineError where there is none."""
+    if path is None:
+        raise EngineError("this model has no tokenizer.", hint=_HINT)
+    from transformers import AutoTokenizer
+
+    try:
+        if path.suffix == ".gguf":
+            return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+        folder = path if path.is_dir() else path.parent
+        return AutoTokenizer.from_pretrained(str(folder), **_known_config(folder))
+    except (OSError, ValueError, KeyError) as problem:
+        first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+        raise EngineError(f"no tokenizer could be loaded from {path}: {first_line}", hint=_HINT) from None
+
+
+def _known_config(folder: Path) -> dict[str, Any]:
+    """The config, where AutoTokenizer needs no more of it than a few names.
+
+    To read it itself it would import the model's class and with it torch's compiler, which takes seconds.
+    """
+    config, own = (_read(folder / name) for name in ("config.json", "tokenizer_config.json"))
+    if own.get("tokenizer_class") not in _GENERIC or "auto_map" in own or "auto_map" in config:
+        return {}
+    from transformers import PretrainedConfig
+
+    names = {name: config[name] for name in _FIELDS if name in config}
+    return {"config": PretrainedConfig.from_dict({**names, "_name_or_path": str(folder)})}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return fields

@@ -1,0 +1,71 @@
+"""Tokenizers are those that AutoTokenizer finds, also where it is spared the model's config."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
+
+from kvplan_engine.checkpoints.tokenizer import load_tokenizer
+from kvplan_engine.errors import EngineError
+
+TEXT = "the paged cache holds keys and values, block by block; äöü 日本語 <|start|>"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A llama's config and a byte-level tokenizer with special tokens."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|end|>", "<|start|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator([TEXT * 3], trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|end|>", bos_token="<|start|>", chat_template="{{ messages }}"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    LlamaConfig(vocab_size=300).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def declare(folder: Path, name: str | None) -> None:
+    path = folder / "tokenizer_config.json"
+    fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**fields, "tokenizer_class": name}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["TokenizersBackend", "PreTrainedTokenizerFast", "GPT2Tokenizer", None])
+def test_it_is_the_one_that_transformers_finds(folder: Path, name: str | None) -> None:
+    declare(folder, name)
+    own, expected = load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder))
+    assert type(own) is type(expected)
+    assert own.encode(TEXT) == expected.encode(TEXT)
+    assert own.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+    assert own.special_tokens_map == expected.special_tokens_map
+    assert own.chat_template == expected.chat_template
+
+
+@pytest.mark.parametrize("name", ["TokenizersBackend", "PreTrainedTokenizerFast"])
+def test_the_models_class_is_not_imported_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the config was read")
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", refuse)
+    declare(folder, name)
+    assert load_tokenizer(folder).decode(load_tokenizer(folder).encode("the cache")) == "the cache"
+
+
+def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="this model has no tokenizer"):
+        load_tokenizer(None)
+    (tmp_path / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(EngineError, match="no tokenizer could be loaded from") as caught:
+        load_tokenizer(tmp_path)
+    assert caught.value.hint == "give prompts as {'prompt_token_ids': [...]}"
