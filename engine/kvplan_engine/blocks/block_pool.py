@@ -104,13 +104,14 @@ class BlockPool:
         if width == 1:
             return self.allocate(number)
         blocks = self._take(number * width)
-        generations, counts, bundles = self._generations, self._reference_counts, self._bundles
+        generations, counts = self._generations, self._reference_counts
         firsts = blocks[::width]
         for block in blocks if self._has_single_blocks else firsts:
             generations[block] += 1
-        for position, first in enumerate(firsts):
+        for first in firsts:
             counts[first] = 1
-            bundles[first] = tuple(blocks[position * width : (position + 1) * width])
+        parts = iter(blocks)
+        self._bundles.update(zip(firsts, zip(*[parts] * width, strict=True), strict=True))
         self.num_references += number
         return firsts
 

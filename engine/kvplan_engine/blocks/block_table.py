@@ -135,15 +135,16 @@ class BlockTable:
 
     def leave_behind(self, first_token: int) -> None:
         """Give back the bundles that no token from ``first_token`` on sees."""
-        for table in self.groups:
-            if table.group.kept.tokens is not None:
-                first = table.group.first_kept_token(first_token) // self._pool.block_size
-                number = first - table.first
-                if number > 0:
-                    self._pool.free(table.bundles[:number])
-                    del table.bundles[:number]
-                    table.first = first
-                    self.version += 1
+        size = self._pool.block_size
+        for place in self._pool.layout.forgetful:
+            table = self.groups[place]
+            first = table.group.first_kept_token(first_token) // size
+            number = first - table.first
+            if number > 0:
+                self._pool.free(table.bundles[:number])
+                del table.bundles[:number]
+                table.first = first
+                self.version += 1
 
     def _reach(self, end: int) -> None:
         self._pool.num_logical_blocks += end - self.end

@@ -83,7 +83,12 @@ class KvLayout:
     @cached_property
     def forgets(self) -> bool:
         """Whether some layers need only the last tokens."""
-        return any(group.kept.tokens is not None for group in self.groups)
+        return bool(self.forgetful)
+
+    @cached_property
+    def forgetful(self) -> list[int]:
+        """Which of the groups keep the last tokens only."""
+        return [place for place, group in enumerate(self.groups) if group.kept.tokens is not None]
 
     @cached_property
     def has_states(self) -> bool:

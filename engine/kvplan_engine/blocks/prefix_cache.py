@@ -71,6 +71,9 @@ class PrefixCache:
         groups = pool.layout.groups
         self._suffixes = [b""] if len(groups) == 1 else [bytes([number]) for number in range(len(groups))]
         self._groups = list(zip(groups, self._suffixes, strict=True))
+        self._token_groups = [
+            (place, suffix) for place, (group, suffix) in enumerate(self._groups) if not group.is_state
+        ]
         self._is_single = len(groups) == 1 and not groups[0].is_state
         self._no_match = PrefixMatch(0, [FoundBundles(0, []) for _ in groups], [])
         self._digest_bytes = _DIGEST_BYTES - len(self._suffixes[0])
@@ -184,8 +187,9 @@ class PrefixCache:
                 self._register_block(table, hashes[index], index)
 
     def _register_block(self, table: BlockTable, block_hash: BlockHash, index: int) -> None:
-        for group, suffix in zip(table.groups, self._suffixes, strict=True):
-            if index >= group.first and not group.group.is_state:
+        for place, suffix in self._token_groups:
+            group = table.groups[place]
+            if index >= group.first:
                 self._pool.cache(group.bundles[index - group.first], block_hash + suffix)
 
     def register_states(self, table: BlockTable, block_hash: BlockHash) -> None:

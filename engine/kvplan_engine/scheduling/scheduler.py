@@ -177,7 +177,7 @@ class Scheduler:
         for sequence in growing:
             if sequence.row >= 0:
                 plan.grown_rows.append(sequence.row)
-                plan.grown_blocks.append(sequence.table.blocks[-1])
+                plan.grown_blocks.append(sequence.table.groups[0].bundles[-1])
         for sequence, num_new_tokens in chunks:
             if sequence.status is SequenceStatus.RUNNING:
                 plan.add(sequence, num_new_tokens)
