@@ -50,6 +50,9 @@ _EXPANDED = (
     "app.trace.workspace.children.forEach(node => { node.expand(); node.children.forEach(child => child.expand()); })"
 )
 
+# Tracks that were folded ask for their data when they are drawn.
+_DRAWN = "app.raf.scheduleFullRedraw(); new Promise(done => setTimeout(done, 3000)).then(() => waitForPerfettoIdle())"
+
 
 def check_perfetto(chromium: Path | None, interface: Path | None, picture: Path | None = None) -> Findings:
     if chromium is None:
@@ -68,7 +71,7 @@ def check_perfetto(chromium: Path | None, interface: Path | None, picture: Path 
             _compare(tab, events, findings)
             if picture is not None:
                 tab.evaluate(_EXPANDED)
-                tab.evaluate("waitForPerfettoIdle()")
+                tab.evaluate(_DRAWN)
                 tab.screenshot(picture)
     return findings
 
