@@ -12,7 +12,8 @@ from collections import OrderedDict
 from typing import Any
 
 from kvplan_engine.blocks.block_pool import BlockHash, BlockPool
-from kvplan_engine.blocks.block_table import BlockCopy, GroupTable
+from kvplan_engine.blocks.block_table import BlockCopy
+from kvplan_engine.blocks.group_table import GroupTable
 from kvplan_engine.blocks.layout import KvLayout, uniform_layout
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.blocks.transfers import FromDisk, FromHost, ToDisk, ToHost, Transfer, TransferLog

@@ -20,7 +20,7 @@ from itertools import chain, zip_longest
 from operator import mul
 
 from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
-from kvplan_engine.blocks.layout import KvGroup
+from kvplan_engine.blocks.group_table import FoundBundles, GroupTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +29,6 @@ class BlockCopy:
 
     source: int
     target: int
-
-
-@dataclass(frozen=True, slots=True)
-class FoundBundles:
-    """What a sequence starts from in one group: the bundles from logical block ``first`` on.
-
-    None: the content is not in the pool but in a tier or in swap space.
-    """
-
-    first: int
-    bundles: list[int | None]
-
-
-class GroupTable:
-    """What a sequence holds in one group: ``bundles``, the first of them that of logical block ``first``."""
-
-    __slots__ = ("bundles", "first", "group")
-
-    def __init__(self, group: KvGroup, bundles: list[int], first: int = 0) -> None:
-        self.group = group
-        self.bundles = bundles
-        self.first = first
 
 
 class BlockTable:
@@ -276,16 +254,3 @@ def grow_each(pool: BlockPool, tables: Sequence[BlockTable]) -> None:
     for table in tables:
         table.end += 1
     pool.num_logical_blocks += len(tables)
-
-
-def num_blocks_to_start(pool: BlockPool, found: Sequence[FoundBundles], num_held: int) -> int:
-    """How many free blocks a sequence uses up that adopts ``found`` and then holds ``num_held`` blocks in all.
-
-    A state that somebody uses does not help: it will be copied.
-    """
-    number = num_held
-    for group, each in zip(pool.layout.groups, found, strict=True):
-        if each.bundles and not group.is_state:
-            in_use = sum(bundle is not None and pool.reference_count(bundle) > 0 for bundle in each.bundles)
-            number -= group.width * in_use
-    return number

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvplan_engine.blocks.block_pool import BlockPool
-from kvplan_engine.blocks.block_table import BlockTable, FoundBundles, GroupTable
+from kvplan_engine.blocks.block_table import BlockTable
+from kvplan_engine.blocks.group_table import FoundBundles, GroupTable
 from kvplan_engine.blocks.transfers import FromHost, SwappedGroup, ToHost, TransferLog
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence as Rows
 
 from kvplan_engine.blocks.block_pool import BlockPool
-from kvplan_engine.blocks.block_table import FoundBundles
+from kvplan_engine.blocks.group_table import FoundBundles
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.errors import EngineError

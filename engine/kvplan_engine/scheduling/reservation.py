@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 
 from kvplan_engine.blocks.block_pool import BlockPool
-from kvplan_engine.blocks.block_table import FoundBundles, num_blocks_to_start
+from kvplan_engine.blocks.group_table import FoundBundles, num_blocks_to_start
 from kvplan_engine.blocks.transfers import TransferLog
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.requests.request import Sequence

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
-from kvplan_engine.blocks.block_table import BlockCopy, BlockTable, FoundBundles
+from kvplan_engine.blocks.block_table import BlockCopy, BlockTable
+from kvplan_engine.blocks.group_table import FoundBundles
 from kvplan_engine.blocks.layout import uniform_layout
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 

@@ -10,7 +10,8 @@ from small_models import Checkpoint, greedy
 
 from kvplan_engine import LLM, EngineError, SamplingParams
 from kvplan_engine.blocks.block_pool import BlockPool
-from kvplan_engine.blocks.block_table import BlockCopy, BlockTable, num_blocks_to_start
+from kvplan_engine.blocks.block_table import BlockCopy, BlockTable
+from kvplan_engine.blocks.group_table import num_blocks_to_start
 from kvplan_engine.blocks.layout import uniform_layout
 from kvplan_engine.blocks.transfers import FromHost, SwappedGroup, ToHost, Transfer, TransferLog
 from kvplan_engine.kernels.cpu import ops
