@@ -14,6 +14,8 @@ import pytest
 from object_counts import ObjectCounts
 from server_process import ServerProcess
 
+pytestmark = pytest.mark.xdist_group("server")  # one server for all who share it
+
 FINE = {"prompt": "the cache", "max_tokens": 3}
 
 

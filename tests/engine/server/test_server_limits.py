@@ -130,6 +130,26 @@ def test_queued_tokens_are_limited_too(limited: ServerProcess) -> None:
         assert limited.metric("vllm:admission_rejections_total", reason="max_num_queued_tokens") == 1
 
 
+# ---- clients that do not read
+
+
+@pytest.fixture(scope="module")
+def patient(long_model_path: Path) -> Iterator[ServerProcess]:
+    """Gives clients that do not read a second, and requests in flight all the time they need. The last test ends it."""
+    with ServerProcess(str(long_model_path), dead_client_seconds=1, shutdown_timeout=600.0) as server:
+        yield server
+
+
+def test_a_client_that_never_reads_is_cut_off(patient: ServerProcess) -> None:
+    """Its stream waits for it, then the kernel gives it up and its answers are aborted long before their ends."""
+    with Held(patient) as held:
+        held.open({**LONG, "n": 60})
+        aborted = {"finished_reason": "abort"}
+        wait_for(lambda: patient.metric("vllm:request_success_total", **aborted), lambda number: number == 60)
+        wait_for(lambda: patient.get("/load").json, lambda load: load == {"server_load": 0})
+        assert patient.wait_until_idle()["num_used_blocks"] == 0
+
+
 # ---- the end
 
 
@@ -140,27 +160,26 @@ def _in_background(work: Any) -> tuple[threading.Thread, list[Any]]:
     return thread, results
 
 
-def test_sigterm_lets_requests_in_flight_finish_and_refuses_new_ones(long_model_path: Path) -> None:
+def test_sigterm_lets_requests_in_flight_finish_and_refuses_new_ones(patient: ServerProcess) -> None:
     """The request in flight is one whose client has sent half of it, so it lasts until the test sends the rest."""
     data = json.dumps({**LONG, "n": 8, "max_tokens": 30, "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data)
-    with ServerProcess(str(long_model_path), shutdown_timeout=600.0) as server:
-        with socket.create_connection(("127.0.0.1", server.port)) as connection:
-            connection.sendall(head + data[:20])
-            wait_for(lambda: server.get("/load").json, lambda load: load == {"server_load": 1})
-            server.process.send_signal(signal.SIGTERM)
-            wait_for(lambda: server.get("/health").status, lambda status: status == 503)
-            refused = server.post("/v1/completions", LONG)
-            assert refused.status == 503
-            assert "shutting down" in refused.error["message"]
-            connection.sendall(data[20:])
-            received = b""
-            connection.settimeout(120)
-            while not received.endswith(b"0\r\n\r\n"):
-                received += connection.recv(1 << 16)
-            assert received.count(b'"finish_reason":"length"') == 8
-            assert b"[DONE]" in received
-        assert server.process.wait(120) == 0
+    with socket.create_connection(("127.0.0.1", patient.port)) as connection:
+        connection.sendall(head + data[:20])
+        wait_for(lambda: patient.get("/load").json, lambda load: load == {"server_load": 1})
+        patient.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: patient.get("/health").status, lambda status: status == 503)
+        refused = patient.post("/v1/completions", LONG)
+        assert refused.status == 503
+        assert "shutting down" in refused.error["message"]
+        connection.sendall(data[20:])
+        received = b""
+        connection.settimeout(120)
+        while not received.endswith(b"0\r\n\r\n"):
+            received += connection.recv(1 << 16)
+        assert received.count(b'"finish_reason":"length"') == 8
+        assert b"[DONE]" in received
+    assert patient.process.wait(120) == 0
 
 
 @pytest.mark.slow
@@ -212,16 +231,3 @@ def test_the_engine_does_not_outlive_its_server(long_model_path: Path) -> None:
         time.sleep(0.02)
     else:
         assert not Path(f"/proc/{engine}/stat").exists()
-
-
-# ---- clients that do not read
-
-
-def test_a_client_that_never_reads_is_cut_off(long_model_path: Path) -> None:
-    """Its stream waits for it, then the kernel gives it up and its answers are aborted long before their ends."""
-    with ServerProcess(str(long_model_path), dead_client_seconds=1) as server, Held(server) as held:
-        held.open({**LONG, "n": 60})
-        aborted = {"finished_reason": "abort"}
-        wait_for(lambda: server.metric("vllm:request_success_total", **aborted), lambda number: number == 60)
-        wait_for(lambda: server.get("/load").json, lambda load: load == {"server_load": 0})
-        assert server.wait_until_idle()["num_used_blocks"] == 0

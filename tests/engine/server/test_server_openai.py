@@ -11,6 +11,8 @@ import openai
 import pytest
 from server_process import ServerProcess
 
+pytestmark = pytest.mark.xdist_group("server")  # one server for all who share it
+
 MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the capital"}]
 
 

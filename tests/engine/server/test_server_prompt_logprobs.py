@@ -9,6 +9,8 @@ from server_process import ServerProcess
 
 from kvplan_engine import LLM, SamplingParams
 
+pytestmark = pytest.mark.xdist_group("server")  # one server for all who share it
+
 PROMPT = [9, 300, 4, 4, 77, 120, 8]
 
 

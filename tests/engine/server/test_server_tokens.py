@@ -11,6 +11,8 @@ from server_process import ServerProcess, plain
 
 from kvplan_engine import LLM, SamplingParams
 
+pytestmark = pytest.mark.xdist_group("server")  # one server for all who share it
+
 NUM_STREAMS = 64
 PROMPTS = [
     f"{'the cache ' * (1 + number % 5)}{number} äö 🙂 {'block ' * (number % 9)}" for number in range(NUM_STREAMS)
