@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "../include/kvplan_cpu.h"
+#include "activation.h"
 
 namespace {
 
@@ -11,7 +12,7 @@ int multiply(kvplan_packed_linear product, const void* x, void* out, int64_t row
   product.out = out;
   product.rows = rows;
   product.x_stride = product.inputs;
-  product.out_stride = product.activation == KVPLAN_SILU_AND_MUL ? product.outputs / 2 : product.outputs;
+  product.out_stride = kvplan::is_gated(product.activation) ? product.outputs / 2 : product.outputs;
   return kvplan_multiply_packed(&product, threads);
 }
 

@@ -184,7 +184,7 @@ typedef struct kvplan_packed_linear {
   const void* packed;
   // [outputs], or null
   const void* bias;
-  // [rows, outputs]; [rows, outputs / 2] for KVPLAN_SILU_AND_MUL
+  // [rows, outputs]; [rows, outputs / 2] for a gated activation
   void* out;
   int64_t x_stride, out_stride;
   int64_t rows, inputs, outputs;
@@ -198,7 +198,7 @@ int64_t kvplan_packed_outputs(int64_t outputs);
 // Inputs that it has: bfloat16 goes in pairs.
 int64_t kvplan_packed_inputs(int64_t inputs, int storage);
 
-// Packs for kvplan_multiply_packed; `gated` for KVPLAN_SILU_AND_MUL, where outputs / 2 must fill whole panels.
+// Packs for kvplan_multiply_packed; `gated` for activations of two halves, where outputs / 2 must fill whole panels.
 int kvplan_pack_weight(
     // [outputs, inputs], contiguous
     const void* weight,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels, PackedLinearArgs
-from kvplan_engine.kernels.cpu.packed import ACTIVATION_CODES, PackedWeight, packs_gated
+from kvplan_engine.kernels.cpu.packed import ACTIVATION_CODES, PackedWeight, is_gated, packs_gated
 from kvplan_engine.layers.projection import StoredWeight
 
 
@@ -49,6 +49,6 @@ class Panels:
 
     def _follows(self, stored: StoredWeight) -> bool:
         """Whether the wanted activation can be part of the product."""
-        if stored.activation == "silu_and_mul":
-            return packs_gated(self.kernels, stored.weight.shape[0])
+        if is_gated(stored.activation) and not packs_gated(self.kernels, stored.weight.shape[0]):
+            return False
         return stored.activation in ACTIVATION_CODES

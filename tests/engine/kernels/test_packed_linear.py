@@ -28,11 +28,13 @@ def _operands(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> tuple
 
 def _definition(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activation: str | None) -> torch.Tensor:
     result = x.double() @ weight.double().t() + bias.double()
-    if activation == "silu_and_mul":
+    if activation is not None and activation.endswith("_and_mul"):
         gate, up = result.chunk(2, dim=-1)
-        return functional.silu(gate) * up
+        return (functional.silu(gate) if activation[0] == "s" else functional.gelu(gate, approximate="tanh")) * up
     if activation is None:
         return result
+    if activation == "relu2":
+        return functional.relu(result).square()
     return functional.gelu(result, approximate="tanh" if activation == "gelu_new" else "none")
 
 
@@ -46,7 +48,7 @@ def _result(packed: PackedWeight, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("activation", [None, "gelu_new", "gelu"])
+@pytest.mark.parametrize("activation", [None, "gelu_new", "gelu", "relu2"])
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_equals_the_definition(
     kernels: CpuKernels, inputs: int, outputs: int, activation: str | None, dtype: torch.dtype
@@ -60,12 +62,13 @@ def test_equals_the_definition(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gate_and_up(kernels: CpuKernels, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("activation", ["silu_and_mul", "gelu_tanh_and_mul"])
+def test_gate_and_up(kernels: CpuKernels, activation: str, dtype: torch.dtype) -> None:
     half = 3 * kernels.packed_outputs(1)
     for rows in (1, 2, 3, 4, 50):
         x, weight, bias = _operands(rows, 72, 2 * half, dtype)
-        result = _result(PackedWeight(kernels, weight, bias, "silu_and_mul"), x)
-        want = _definition(x, weight, bias, "silu_and_mul")
+        result = _result(PackedWeight(kernels, weight, bias, activation), x)
+        want = _definition(x, weight, bias, activation)
         error = (result.double() - want).abs()
         assert (error <= (2e-5 if dtype == torch.float32 else 2**-7) * (1 + want.abs())).all(), rows
 

@@ -10,12 +10,17 @@ from kvplan_engine.kernels.arguments import check_rows, check_vector
 from kvplan_engine.kernels.cpu.huge_pages import advise_huge_pages
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels, PackedLinearArgs
 
-ACTIVATION_CODES = {None: 0, "gelu_new": 1, "gelu": 2, "silu_and_mul": 3}
+ACTIVATION_CODES = {None: 0, "gelu_new": 1, "gelu": 2, "silu_and_mul": 3, "gelu_tanh_and_mul": 4, "relu2": 6}
 """What may follow the product, with its number on the C side."""
 
 
+def is_gated(activation: str | None) -> bool:
+    """Whether it multiplies one half of the outputs with the other."""
+    return activation is not None and activation.endswith("_and_mul")
+
+
 def packs_gated(kernels: CpuKernels, num_outputs: int) -> bool:
-    """Whether a weight of gate rows above up rows can be packed for ``silu_and_mul``: each half in whole panels."""
+    """Whether a weight of gate rows above up rows can be packed for a gated activation: each half in whole panels."""
     half = num_outputs // 2
     return num_outputs % 2 == 0 and int(kernels.packed_outputs(half)) == half
 
@@ -40,7 +45,7 @@ class PackedWeight:
             )
         self._kernels, self._bias, self.activation = kernels, bias, activation
         self.dtype = weight.dtype
-        gated = activation == "silu_and_mul"
+        gated = is_gated(activation)
         if gated and not packs_gated(kernels, self._num_outputs):
             raise ValueError(f"{self._num_outputs} outputs do not make whole panels of gate and up")
         code = STORAGE_CODES[weight.dtype]
@@ -62,7 +67,7 @@ class PackedWeight:
 
     @property
     def num_result_columns(self) -> int:
-        return self._num_outputs // 2 if self.activation == "silu_and_mul" else self._num_outputs
+        return self._num_outputs // 2 if is_gated(self.activation) else self._num_outputs
 
     def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """out [T, num_result_columns] = activation(x [T, num_inputs] @ weight.T + bias); both may be row-strided."""
@@ -76,7 +81,7 @@ class PackedWeight:
 
     def rows(self, indices: torch.Tensor, out: torch.Tensor) -> None:
         """out [T, num_inputs] = weight[indices] for indices [T] int64. IndexError where there is no such row."""
-        if self.activation == "silu_and_mul":
+        if is_gated(self.activation):
             raise ValueError("the rows of a gated weight cannot be read back")
         check_vector("indices", indices, indices.numel(), torch.int64)
         check_rows("out", out, (indices.shape[0], self._num_inputs), self.dtype)
