@@ -3,9 +3,9 @@
     python benchmarks/mixture_step.py [--dtype bfloat16|float32] [--skip-model]
 
 First one layer of Qwen3-30B-A3B's shape (hidden size 2048, 128 experts of 768, 8 for each token): its floor is the
-bytes of the experts that its rows chose, at the read bandwidth measured in the same run. Then decode steps and a prefill
-of a model of 0.5 billion parameters in 12 layers (hidden size 1024, 32 experts of 384), random weights. Minima; on a busy
-machine give the command priority (``chrt -f 10``).
+bytes of the experts that its rows chose, at the read bandwidth measured in the same run. Then decode steps and a
+prefill of a model of 0.5 billion parameters in 12 layers (hidden size 1024, 32 experts of 384), random weights. Minima;
+on a busy machine give the command priority (``chrt -f 10``).
 """
 
 from __future__ import annotations

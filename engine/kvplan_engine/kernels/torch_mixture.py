@@ -16,20 +16,42 @@ _NOTHING = float("-inf")
 
 
 def run_mixture(x: torch.Tensor, mixture: Mixture, weights: MixtureWeights, out: torch.Tensor) -> None:
-    """out [T, H] = the weighted sum of each row's experts of x [T, H], in the order of their numbers, shared last."""
+    """out [T, H] = the weighted sum of each row's experts of x [T, H], in the order of their numbers, shared last.
+
+    On a GPU nothing is read back, so that a step can be captured: every expert runs over all rows.
+    """
     wide = _upcast(x)
     ids, shares = route(router_logits(wide, weights), mixture, weights.correction)
-    total = torch.zeros_like(wide)
-    for expert in ids.unique().tolist():
-        rows, places = (ids == expert).nonzero(as_tuple=True)
-        result = _run_expert(wide[rows], mixture.expert, weights.experts, expert)
-        total.index_add_(0, rows, shares[rows, places].unsqueeze(1) * result)
+    total = (_all_rows if x.is_cuda else _chosen_rows)(wide, mixture, weights.experts, ids, shares)
     if mixture.shared is not None and weights.shared is not None:
         result = _run_expert(wide, mixture.shared, weights.shared, 0)
         if weights.shared_gate is not None:
             result = result * torch.sigmoid(wide @ weights.shared_gate.to(wide.dtype).t())
         total += result
     out.copy_(total)
+
+
+def _chosen_rows(
+    x: torch.Tensor, mixture: Mixture, experts: ExpertWeights, ids: torch.Tensor, shares: torch.Tensor
+) -> torch.Tensor:
+    """Each expert over the rows that chose it."""
+    total = torch.zeros_like(x)
+    for expert in ids.unique().tolist():
+        rows, places = (ids == expert).nonzero(as_tuple=True)
+        result = _run_expert(x[rows], mixture.expert, experts, expert)
+        total.index_add_(0, rows, shares[rows, places].unsqueeze(1) * result)
+    return total
+
+
+def _all_rows(
+    x: torch.Tensor, mixture: Mixture, experts: ExpertWeights, ids: torch.Tensor, shares: torch.Tensor
+) -> torch.Tensor:
+    """The same with a share of 0 for the rows that did not choose an expert: no count leaves the device."""
+    total = torch.zeros_like(x)
+    for expert in range(mixture.num_experts):
+        share = torch.where(ids == expert, shares, 0.0).sum(-1, keepdim=True)
+        total += share * _run_expert(x, mixture.expert, experts, expert)
+    return total
 
 
 def router_logits(x: torch.Tensor, weights: MixtureWeights) -> torch.Tensor:

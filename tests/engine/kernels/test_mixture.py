@@ -140,3 +140,14 @@ def test_scores_of_the_definition() -> None:
     ids, weights = torch_mixture.route(logits, Mixture(4, 2, Mlp(8, "silu"), "sparse_mixer", normalised=False))
     assert ids.tolist() == [[2, 0]]
     assert weights.tolist() == [[1.0, 1.0]]  # nothing else comes close
+
+
+@pytest.mark.parametrize("name", ["plain", "groups", "gpt-oss"])
+def test_what_a_gpu_computes_is_the_definition(name: str) -> None:
+    """Every expert over all rows gives what each gives over the rows that chose it."""
+    mixture = MIXTURES[name]
+    weights = random_weights(mixture, HIDDEN, torch.float32)
+    x = random_rows(9, HIDDEN, torch.float32).double()
+    ids, shares = torch_mixture.route(torch_mixture.router_logits(x, weights), mixture, weights.correction)
+    given = (x, mixture, weights.experts, ids, shares)
+    assert torch.allclose(torch_mixture._all_rows(*given), torch_mixture._chosen_rows(*given))
