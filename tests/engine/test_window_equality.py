@@ -39,7 +39,7 @@ def test_answers_are_those_of_transformers(name: str, settings: dict[str, Any], 
     llm = engine_of(checkpoint.path, **settings)
     groups = llm.engine.scheduler.pool.layout.groups
     assert [group.kept.kind for group in groups] == ["full", "window"]
-    shrink(llm, 1.3)
+    shrink(llm, 1.0)
     prompts = prompts_of(checkpoint)
     check_answers(checkpoint, llm, prompts)
     stats = llm.get_stats()
@@ -52,7 +52,7 @@ def test_answers_are_those_of_transformers(name: str, settings: dict[str, Any], 
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize("block_size", [16])
 def test_other_blocks_and_the_reference(backend: str, block_size: int, tmp_path: Path) -> None:
     checkpoint = DenseCheckpoint("gemma3", tmp_path, WINDOWED)
     llm = engine_of(checkpoint.path, block_size=block_size, attention_backend=backend)

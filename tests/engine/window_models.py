@@ -34,11 +34,28 @@ _NEO: dict[str, Any] = {
     "eos_token_id": 0,
 }
 
+_GPT_OSS: dict[str, Any] = SIZES | {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "sliding_window": 20,
+    "layer_types": [_SLIDING, _FULL, _SLIDING, _FULL],
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "truncate": False,
+    },
+}
+
 WINDOWED: dict[str, Dense] = {
     "gemma2": Dense("Gemma2Config", _GEMMA | {"attn_logit_softcapping": 8.0, "final_logit_softcapping": 12.0}),
     "gemma3": Dense("Gemma3TextConfig", _GEMMA),
     "olmo3": Dense("Olmo3Config", _PERIOD),
     "exaone4": Dense("Exaone4Config", _PERIOD),
     "cohere2": Dense("Cohere2Config", _PERIOD | {"tie_word_embeddings": True, "logit_scale": 0.3}),
+    "gpt-oss": Dense("GptOssConfig", _GPT_OSS),
     "gpt-neo": Dense("GPTNeoConfig", _NEO),
 }

@@ -62,8 +62,14 @@ def _sources(parameter: Parameter, model: ModelDescription, names: TensorNames) 
     rows = parameter.rows if len(stored) > 1 else (("", parameter.shape[0]),)
     transposed = names.transposed and parameter.layer is not None and parameter.kind == "matrix"
     for name, (label, size) in zip(stored, rows, strict=True):
-        full = ".".join(filter(None, (_prefix(parameter, names) + name, parameter.leaf)))
+        full = _prefix(parameter, names) + name + _leaf(parameter, names)
         yield Source(full, size, transposed, _arrange(parameter, label, model, names))
+
+
+def _leaf(parameter: Parameter, names: TensorNames) -> str:
+    if names.expert_columns and parameter.part.startswith("experts."):
+        return "" if parameter.leaf == "weight" else "_bias"
+    return f".{parameter.leaf}" if parameter.leaf else ""
 
 
 def _of_each_one(stored: tuple[str, ...], parameter: Parameter) -> tuple[str, ...]:
@@ -81,6 +87,8 @@ def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: T
     """What has to happen to a stored tensor of this parameter; label: of the rows that it fills, "" for all."""
     if parameter.part == "correction":
         return _centred
+    if names.expert_columns and parameter.part.startswith("experts."):
+        return partial(_from_columns, shape=parameter.shape, takes_turns=parameter.part == "experts.up")
     if parameter.part.startswith("experts.") and not label:
         return partial(torch.Tensor.reshape, shape=parameter.shape)
     layer = None if parameter.layer is None else model.layers[parameter.layer]
@@ -103,6 +111,14 @@ def _in_turn(steps: Sequence[Arrange], tensor: torch.Tensor) -> torch.Tensor:
     for step in steps:
         tensor = step(tensor)
     return tensor
+
+
+def _from_columns(tensor: torch.Tensor, shape: tuple[int, ...], takes_turns: bool) -> torch.Tensor:
+    """[experts, in, out], or a bias [experts, out], as [experts x out, in]; outputs that take turns come apart."""
+    rows = tensor.transpose(1, 2) if tensor.ndim == 3 else tensor
+    if takes_turns:
+        rows = rows.unflatten(1, (-1, 2)).transpose(1, 2)
+    return rows.reshape(shape)
 
 
 def _centred(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,8 @@ class TensorNames:
     inside: of a layer's other parts ("experts.up"), by the part's name; a tuple where several tensors are stacked.
     by_places: names that a layer's norms have where they stand so (``Norms.places``), before all others.
     transposed: projections are stored [in, out] (GPT-2's Conv1D). grouped: the rows of a fused qkv lie in groups, the
-    queries, the key and the value of each KV head (GPT-NeoX).
+    queries, the key and the value of each KV head (GPT-NeoX). expert_columns: experts' matrices are one tensor
+    [experts, in, out] without a leaf, gate and up in turn along its columns (gpt-oss).
     """
 
     embedding: str = "model.embed_tokens"
@@ -38,6 +39,7 @@ class TensorNames:
     by_places: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     transposed: bool = False
     grouped: bool = False
+    expert_columns: bool = False
 
     def of(self, part: str, places: str = "") -> tuple[str, ...]:
         """The names of ``part``, in a layer whose norms stand at ``places``. KeyError where there are none."""

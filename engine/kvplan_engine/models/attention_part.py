@@ -33,8 +33,9 @@ class AttentionPart:
     ) -> None:
         self.description, self.rope_table = attention, rope_table
         slopes = _slopes(attention, weights[f"layers.{index}.qkv.weight"].device) if attention.alibi else None
+        sinks = weights[f"layers.{index}.sinks"].float() if attention.sinks else None
         self.options = AttentionOptions(
-            attention.scale, window=attention.kept.tokens, softcap=attention.softcap, slopes=slopes
+            attention.scale, window=attention.kept.tokens, softcap=attention.softcap, sinks=sinks, slopes=slopes
         )
         refuse_missing_options(kernels.attention, self.options)
         self.index, self._backend, self._ops = index, kernels.attention, kernels.ops

@@ -45,7 +45,6 @@ def _lacking_in_attention(attention: Attention) -> str | None:
     if attention.rope is not None and attention.rope.scaling.get("rope_type", "default") not in ROPE_TYPES:
         return f"the RoPE scaling '{attention.rope.scaling['rope_type']}' (it has {', '.join(ROPE_TYPES)})"
     named = {
-        "attention sinks": attention.sinks,
         "gated attention": attention.gate != "none",
         "values that are keys": attention.value_is_key,
     }

@@ -130,6 +130,7 @@ def _is_taken(layers: Sequence[DecoderLayer]) -> bool:
         all(layer.description == first for layer in layers)
         and attention is not None
         and attention.head_norm == "none"
+        and not attention.sinks
         and attention.clip is attention.growing_scale is None
         and isinstance(first.feed_forward, Mlp)
         and first.norms.places == "before"

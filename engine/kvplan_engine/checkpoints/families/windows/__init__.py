@@ -40,6 +40,15 @@ _GPT_NEO_NAMES = TensorNames(
     mlp_norm="ln_2",
     final_norm="ln_f",
 )
+_GPT_OSS_NAMES = TensorNames(
+    inside={
+        "sinks": "self_attn.sinks",
+        "router": "mlp.router",
+        "experts.up": "mlp.experts.gate_up_proj",
+        "experts.down": "mlp.experts.down_proj",
+    },
+    expert_columns=True,
+)
 
 WINDOWS = (
     Family(("Gemma2ForCausalLM",), ("gemma2",), read_gemma2, _GEMMA_NAMES),
@@ -51,7 +60,7 @@ WINDOWS = (
     Family(("Cohere2MoeForCausalLM",), ("cohere2_moe",), read_cohere2_moe),
     Family(("Exaone4ForCausalLM",), ("exaone4",), read_exaone4, TensorNames()),
     Family(("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), ("exaone_moe",), read_exaone_moe),
-    Family(("GptOssForCausalLM",), ("gpt_oss",), read_gpt_oss),
+    Family(("GptOssForCausalLM",), ("gpt_oss",), read_gpt_oss, _GPT_OSS_NAMES),
     Family(("GraniteSWAForCausalLM",), ("granite_swa",), read_granite_swa),
     Family(("GraniteMoeSWAForCausalLM",), ("granitemoe_swa",), read_granite_moe_swa),
     Family(("GPTNeoForCausalLM",), ("gpt_neo",), read_gpt_neo, _GPT_NEO_NAMES, prefixes=("transformer.", "")),
