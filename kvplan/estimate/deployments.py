@@ -170,7 +170,9 @@ def _kvplan_limit(found: EnginePrediction) -> str | None:
         return None
     if found.outcome == "rejected_ctx":
         return f"longest sequence that fits: {found.largest_context:,} tokens"
-    return f"{format_bytes(found.fixed_bytes + found.block_bytes - found.budget_bytes)} short of one block"
+    needed = max(found.layout.blocks_for(1), 1)
+    short = format_bytes(found.fixed_bytes + needed * found.block_bytes - found.budget_bytes)
+    return f"{short} short of {'one block' if needed == 1 else f'the {needed:,} blocks of one token'}"
 
 
 PLACED_BY: Final[dict[str, Callable[[ModelSpec, GpuProfile, ServingSettings, str], Placement]]] = {

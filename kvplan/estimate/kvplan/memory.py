@@ -176,6 +176,7 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
             weight_bytes,
             budget_bytes,
             num_blocks,
+            blocks_at_least=layout.blocks_for(1),
             blocks_needed=layout.blocks_for(longest, in_flight),
             too_long=longest > positions,
         ),
@@ -196,11 +197,14 @@ def _graphs(spec: ModelSpec, resolved: ResolvedSettings) -> GraphMemory | None:
     return graph_memory(spec, rows, resolved.device.compute_capability)
 
 
-def _outcome(weight_bytes: int, budget_bytes: int, num_blocks: int, *, blocks_needed: int, too_long: bool) -> Outcome:
+def _outcome(
+    weight_bytes: int, budget_bytes: int, num_blocks: int, *, blocks_at_least: int, blocks_needed: int, too_long: bool
+) -> Outcome:
+    """``blocks_at_least``: of a sequence of one token; ``blocks_needed``: of the longest one."""
     if too_long:
         return "rejected_ctx"
     if weight_bytes > budget_bytes:
         return "oom_weights"
-    if num_blocks <= 0:
+    if num_blocks < max(blocks_at_least, 1):
         return "oom_kv_init"
     return "rejected_ctx" if num_blocks < blocks_needed else "ok"
