@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -30,6 +30,7 @@ from kvplan_engine.errors import EngineError  # noqa: E402
 from kvplan_engine.models.known_parts import refuse_unknown_parts  # noqa: E402
 
 PAGE = ROOT / "docs" / "models.md"
+_MARK = "<!-- table -->\n"
 _HEAD = ("architecture", "sized", "capacity measured", "runs natively", "runs through transformers", "tokens equal")
 
 
@@ -111,9 +112,9 @@ def _architecture_of(model_type: str) -> str:
     return str(texts.get(model_type) or images[model_type])
 
 
-def table() -> str:
-    """The counts in one sentence, and the rows as Markdown."""
-    all_rows = rows()
+def table(all_rows: Sequence[Row] | None = None) -> str:
+    """The counts in one sentence, and the rows (None: as they are now) as Markdown."""
+    all_rows = rows() if all_rows is None else all_rows
     sums = [sum(cells[column] == "yes" for cells in (row.cells for row in all_rows)) for column in range(1, len(_HEAD))]
     counted = ", ".join(f"{head} {number}" for head, number in zip(_HEAD[1:], sums, strict=True))
     lines = [f"{len(all_rows)} architectures: {counted}.", "", _line(_HEAD), _line(("---",) * len(_HEAD))]
@@ -125,10 +126,17 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def page() -> str:
-    """``docs/models.md`` with the table as it is now: everything from its first sentence on is replaced."""
-    text = PAGE.read_text(encoding="utf-8")
-    head, _, _ = text.partition("<!-- table -->\n")
-    return f"{head}<!-- table -->\n{table()}"
+    """``docs/models.md`` with the table as it is now: everything behind the mark is replaced."""
+    head, _, _ = PAGE.read_text(encoding="utf-8").partition(_MARK)
+    return f"{head}{_MARK}{table()}"
+
+
+def rows_of_page() -> list[Row]:
+    """The rows that ``docs/models.md`` shows."""
+    _, _, shown = PAGE.read_text(encoding="utf-8").partition(_MARK)
+    lines = [line for line in shown.splitlines() if line.startswith("|")][2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [Row(name, *(flag == "yes" for flag in flags)) for name, *flags in cells]
 
 
 def main() -> None:
