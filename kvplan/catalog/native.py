@@ -33,6 +33,7 @@ KVPLAN_ARCHITECTURES: Final = (
     "Glm4ForCausalLM",
     "Glm4MoeForCausalLM",
     "GlmForCausalLM",
+    "GptOssForCausalLM",
     "GraniteForCausalLM",
     "GraniteMoeForCausalLM",
     "GraniteMoeSharedForCausalLM",
