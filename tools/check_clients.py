@@ -52,7 +52,7 @@ def run_checks(arguments: argparse.Namespace, model: Path, on_end: Callable[[Fin
             lambda: check_vllm_bench(server, arguments.vllm, tokenizer),
             lambda: check_guidellm(server, arguments.guidellm, tokenizer),
             lambda: check_prometheus(server, arguments.prometheus, arguments.dashboards),
-            lambda: check_perfetto(arguments.chromium, arguments.perfetto_ui, arguments.picture),
+            lambda: check_perfetto(arguments.chromium, arguments.perfetto_ui),
         ):
             findings.append(check())
             on_end(findings[-1])
@@ -74,7 +74,6 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=Path, default=Path(found) if found else None)
     parser.add_argument("--dashboards", type=Path)
     parser.add_argument("--perfetto-ui", type=Path)
-    parser.add_argument("--picture", type=Path, help="a picture of the trace in Perfetto to write")
     parser.add_argument("--out", type=Path, help="the page to write")
     return parser
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import subprocess
 import tempfile
 import time
@@ -72,6 +73,8 @@ class Tab:
 
     def _read(self) -> Any:
         while b"\0" not in self._rest:
+            if not select.select([self._from], [], [], _ANSWER_SECONDS)[0]:
+                raise TimeoutError(f"no answer from the browser within {_ANSWER_SECONDS} s")
             data = os.read(self._from, 1 << 16)
             if not data:
                 raise RuntimeError("the browser has ended")
@@ -98,5 +101,9 @@ def browser(executable: Path) -> Iterator[Tab]:
         finally:
             os.close(to_write)
             process.terminate()
-            process.wait(30)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
             os.close(from_read)

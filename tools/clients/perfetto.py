@@ -46,15 +46,9 @@ app.trace.engine.query({sql}).then(result => {{
   return rows;
 }})
 """
-_EXPANDED = (
-    "app.trace.workspace.children.forEach(node => { node.expand(); node.children.forEach(child => child.expand()); })"
-)
-
-# Tracks that were folded ask for their data when they are drawn.
-_DRAWN = "app.raf.scheduleFullRedraw(); new Promise(done => setTimeout(done, 3000)).then(() => waitForPerfettoIdle())"
 
 
-def check_perfetto(chromium: Path | None, interface: Path | None, picture: Path | None = None) -> Findings:
+def check_perfetto(chromium: Path | None, interface: Path | None) -> Findings:
     if chromium is None:
         return Findings("Perfetto", missing="there is no chromium")
     if interface is None:
@@ -69,10 +63,6 @@ def check_perfetto(chromium: Path | None, interface: Path | None, picture: Path 
             tab.open(f"{url}/index.html#!/?url={url}/trace.json")
             tab.wait_for("globalThis.app && app.trace !== undefined && !app.isLoadingTrace", 120)
             _compare(tab, events, findings)
-            if picture is not None:
-                tab.evaluate(_EXPANDED)
-                tab.evaluate(_DRAWN)
-                tab.screenshot(picture)
     return findings
 
 
