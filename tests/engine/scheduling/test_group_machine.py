@@ -17,7 +17,7 @@ from test_scheduler_machine import MOVES_PER_EXAMPLE, StormMachine, harnesses
 from kvplan_engine.blocks.layout import KvGroup
 from kvplan_engine.description.mixers import FULL, STATE, Kept
 
-NUM_EXAMPLES = 60
+NUM_EXAMPLES = 50
 
 WINDOW, SHORT, CHUNK = Kept("window", 5), Kept("window", 1), Kept("chunk", 4)
 KINDS: list[list[Kept]] = [
