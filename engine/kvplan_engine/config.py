@@ -12,6 +12,7 @@ from kvplan_engine.errors import EngineError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"} | {name: name for name in DTYPES}
 LOAD_FORMATS = ("auto", "dummy", "none", "safetensors", "gguf")
+DUMMY_LAYERS = ("full", "shared")
 DEVICES = ("auto", "cpu", "cuda")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 SCHEDULINGS = ("continuous", "static")
@@ -91,6 +92,12 @@ class EngineConfig:
         "size of the weights to account for with load_format none; None: parameters times dtype",
         unit="bytes",
         range=_AMOUNT,
+        in_vllm=False,
+    )
+    dummy_layers: str = _knob(
+        "full",
+        "with load_format dummy; shared: equal layers use one copy of their weights, and count as if each had its own",
+        choices=DUMMY_LAYERS,
         in_vllm=False,
     )
     gpu_memory_utilization: float = _knob(
@@ -203,6 +210,11 @@ class EngineConfig:
                 f"weight_bytes is for load_format 'none', and load_format is '{self.load_format}'.",
                 hint="leave weight_bytes out: weights that are loaded are measured",
             )
+        if self.shares_layers and self.load_format != "dummy":
+            raise EngineError(
+                f"dummy_layers 'shared' is for load_format 'dummy', and load_format is '{self.load_format}'.",
+                hint="set load_format='dummy', or leave dummy_layers out",
+            )
         if self.is_counted and self.kv_disk_cache_dir is not None:
             raise EngineError(
                 "load_format 'none' has no KV that could be written to disk.",
@@ -230,6 +242,11 @@ class EngineConfig:
     def is_counted(self) -> bool:
         """Whether memory is only counted: no weights, no KV, no workspace."""
         return self.load_format == "none"
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether equal layers use the same dummy weights."""
+        return self.dummy_layers == "shared"
 
     @property
     def caches_prefixes(self) -> bool:

@@ -135,6 +135,8 @@ def _served(records: Sequence[TrialRecord]) -> tuple[list[TrialRecord], Counter[
         row = record["row"]
         if is_counted(row):
             excluded["nothing was computed (load format none)"] += 1
+        elif row.get("dummy_layers") == "shared":
+            excluded["layers shared their weights"] += 1
         elif row.get("status") not in MEASURED_STATUSES or not row.get("output_throughput"):
             excluded[f"not served ({row.get('status')})"] += 1
         elif row.get("failed"):

@@ -81,6 +81,13 @@ class MachineOptions:
         str | None,
         typer.Option(help="With --load-format none: the GPU to count on, here or not.", rich_help_panel=MODEL_PANEL),
     ] = None
+    dummy_layers: Annotated[
+        str | None,
+        typer.Option(
+            help="With --load-format dummy: full, or shared, so that equal layers use one copy of their weights.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
     device: Annotated[
         str | None,
         typer.Option(help=f"auto, cpu or cuda. Default: {_DEFAULTS['device']}.", rich_help_panel=MODEL_PANEL),

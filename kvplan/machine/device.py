@@ -30,12 +30,17 @@ class Device:
 
 
 def detect_device(
-    requested: str, memory_bytes: int | None, *, weight_bytes: int = 0, reason: str | None = None
+    requested: str,
+    memory_bytes: int | None,
+    *,
+    weight_bytes: int = 0,
+    reason: str | None = None,
+    must_be_free: bool = True,
 ) -> Device:
     """``auto`` takes a GPU that both the driver and the installed torch can use, else the CPU.
 
     memory_bytes: the device's total as the user gave it; None for the GPU's own, or a part of this machine's memory.
-    reason: why it is that much, where the user did not say so.
+    reason: why it is that much, where the user did not say so. must_be_free: a CPU's memory must be there.
     KvplanError if ``cuda`` was requested and there is none, or if the CPU has less memory free than requested.
     """
     if requested != "cpu":
@@ -48,18 +53,26 @@ def detect_device(
         if requested == "cuda":
             raise KvplanError(f"No CUDA device found ({absence}).", hint="use --device cpu")
         found = "No GPU found" if gpu is None else f"A GPU is present, but {absence}"
-        return _cpu_device(memory_bytes, weight_bytes, f"{found}: running on the CPU", reason)
-    return _cpu_device(memory_bytes, weight_bytes, "CPU device", reason)
+        what = f"{found}: running on the CPU"
+    else:
+        what = "CPU device"
+    if must_be_free and memory_bytes is not None:
+        _refuse_more_than_free(memory_bytes)
+    return _cpu_device(memory_bytes, weight_bytes, what, reason)
 
 
-def _cpu_device(memory_bytes: int | None, weight_bytes: int, what: str, reason: str | None) -> Device:
+def _refuse_more_than_free(total: int) -> None:
     available = available_memory_bytes()
-    total = memory_bytes or min(max(_DEFAULT_CPU_BYTES, _whole_gib(2 * weight_bytes)), available // 2)
     if total > available:
         raise KvplanError(
             f"--device-memory {format_bytes(total)} exceeds the {format_bytes(available)} that this machine has free.",
             hint="give less, for example --device-memory " + format_bytes(available // 2, digits=0).replace(" ", ""),
         )
+
+
+def _cpu_device(memory_bytes: int | None, weight_bytes: int, what: str, reason: str | None) -> Device:
+    available = available_memory_bytes()
+    total = memory_bytes or min(max(_DEFAULT_CPU_BYTES, _whole_gib(2 * weight_bytes)), available // 2)
     reason = reason or (None if memory_bytes else "--device-memory sets it")
     given = f" ({reason})" if reason else ""
     notice = f"{what}, {plural(os.cpu_count() or 1, 'core')}, device memory {format_bytes(total)}{given}"

@@ -195,6 +195,16 @@ def counted_sentence(run: Run) -> str:
     )
 
 
+def shared_sentence(run: Run) -> str:
+    """That layers shared their weights, '' where each had its own."""
+    if run.first("dummy_layers") != "shared":
+        return ""
+    return (
+        "Equal layers shared dummy weights, accounted at the size of them all: capacity is exact, speeds are those of "
+        "a model that reads as many bytes per layer from memory, not measured on the whole one."
+    )
+
+
 def noise_sentence(run: Run) -> str:
     """A warning where other processes used much of the CPU while trials ran, '' where the machine was quiet."""
     shares = run.measured["other_cpu_pct"].dropna()

@@ -19,6 +19,7 @@ from kvplan.reports.findings import (
     recommendation_heading,
     recommendations,
     sentences,
+    shared_sentence,
     status_counts,
 )
 from kvplan.reports.searches import searches
@@ -78,6 +79,7 @@ def markdown_text(run: Run) -> str:
     notes = [
         *run.notes,
         counted_sentence(run),
+        shared_sentence(run),
         noise_sentence(run),
         clipped_sentence(run),
         *(f"Excluded from medians: {text}." for text in run.excluded.values()),

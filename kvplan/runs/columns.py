@@ -78,6 +78,9 @@ class Row(TypedDict, total=False):
         str,
         About("identity", "format of the weights; dummy: random weights; none: only counted, so there are no speeds"),
     ]
+    dummy_layers: Annotated[
+        str | None, About("identity", "shared: equal layers used the same dummy weights, accounted at their true size")
+    ]
     seed: Annotated[int, About("identity", "seed of the workload and of random weights")]
     run_number: Annotated[int, About("identity", "repetition of the same settings, from 1")]
     rerun_of: Annotated[int | None, About("identity", "run_number of the outlier that this run repeats")]

@@ -114,7 +114,7 @@ def _stored_device(options: SweepOptions, stored: Mapping[str, Any]) -> Device:
     if options.is_counted:
         return with_memory(counted_device(options), stored["memory_bytes"], "as before")
     memory_bytes = stored["memory_bytes"] if stored["kind"] == "cpu" else options.device_memory_bytes()
-    return detect_device(stored["kind"], memory_bytes)
+    return detect_device(stored["kind"], memory_bytes, must_be_free=not options.shares_layers)
 
 
 def _refuse_incomplete(manifest: Manifest) -> None:

@@ -68,6 +68,7 @@ class SweepOptions:
     seed: int = 0
     load_format: str = "auto"
     gpu: str | None = None
+    dummy_layers: str = "full"
     trial_timeout: float | None = None
     boundary: tuple[str, ...] = ()
     search: str | None = None
@@ -76,6 +77,13 @@ class SweepOptions:
 
     def __post_init__(self) -> None:
         _check(self.device in ("auto", "cpu", "cuda"), f"Unknown --device '{self.device}'", "auto, cpu or cuda")
+        layers = ("full", "shared")
+        _check(self.dummy_layers in layers, f"Unknown --dummy-layers '{self.dummy_layers}'", ", ".join(layers))
+        _check(
+            not self.shares_layers or self.load_format == "dummy",
+            "--dummy-layers shared is for dummy weights",
+            "add --load-format dummy",
+        )
         formats = ("auto", "dummy", "none", "safetensors", "gguf")
         _check(self.load_format in formats, f"Unknown --load-format '{self.load_format}'", ", ".join(formats))
         for name in ("num_prompts", "max_concurrency", "num_runs", "num_prefixes"):
@@ -137,6 +145,11 @@ class SweepOptions:
         _check(
             self.gpu is None or self.device != "cpu", "--gpu cannot be used with --device cpu", "leave one of them out"
         )
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether equal layers use one copy of their dummy weights."""
+        return self.dummy_layers == "shared"
 
     @property
     def is_counted(self) -> bool:

@@ -37,6 +37,10 @@ from kvplan.sweeps.weights import resolve_load_format
 from kvplan.workload.requests import WorkloadSpec, generate_requests
 
 TELLING_MEMORY: Final = "so that the requests nearly fill it; --device-memory sets it"
+SHARED_NOTICE: Final = (
+    "equal layers share dummy weights, accounted at the size of them all: speeds are close to the whole model's, but "
+    "not measured on it"
+)
 DUMMY_NOTICE: Final = "random weights (dummy): capacity and speed do not depend on the weights' values"
 
 
@@ -91,7 +95,12 @@ def make_plan(options: SweepOptions) -> SweepPlan:
         device = counted_device(options)
     else:
         refuse_architecture(spec.architecture)
-        device = detect_device(options.device, memory_bytes, weight_bytes=4 * spec.num_parameters)
+        device = detect_device(
+            options.device,
+            memory_bytes,
+            weight_bytes=4 * spec.num_parameters,
+            must_be_free=not options.shares_layers,
+        )
     workload = options.workload_spec("cuda" if options.is_counted else device.kind)
     predictor, calibration_notices = make_predictor(options, spec, device, workload)
     predictor = _with_telling_memory(options, predictor)
@@ -202,6 +211,7 @@ def notices_of(
         predictor.device.notice,
         DUMMY_NOTICE if is_unasked_dummy else None,
         COUNTED_NOTICE if options.is_counted else None,
+        SHARED_NOTICE if options.shares_layers else None,
         None if options.is_counted else quantization_notice(predictor.spec, " and ".join(dtypes)),
         published_weights_notice(predictor.spec) if options.is_counted else None,
         clipping_notice(trials, predictor.requests),

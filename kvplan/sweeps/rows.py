@@ -21,6 +21,7 @@ from kvplan.workload.requests import WorkloadSpec
 class SweepIdentity:
     """What all rows of a sweep have in common. usd_per_hour: the device's price, if known.
 
+    shares_layers: equal layers use the same dummy weights.
     has_published_weights: the engine is told the size of the weights as they are published, which the planner predicts.
     """
 
@@ -32,6 +33,7 @@ class SweepIdentity:
     slo_seconds: Mapping[str, float] = field(default_factory=dict)
     usd_per_hour: float | None = None
     has_published_weights: bool = False
+    shares_layers: bool = False
 
     @property
     def is_counted(self) -> bool:
@@ -62,6 +64,7 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "kv_cache_dtype": settings.kv_cache_dtype,
         "load_format": identity.load_format,
         "weights_origin": identity.weights_origin,
+        "dummy_layers": "shared" if identity.shares_layers else None,
         "seed": workload.seed,
         "run_number": trial.run_number,
         "rerun_of": trial.rerun_of,

@@ -46,6 +46,7 @@ class EngineSource:
     path: str
     load_format: str
     vocab_size: int
+    dummy_layers: str = "full"
 
 
 class Runner:
@@ -228,6 +229,7 @@ def make_order(
             "device": device.kind,
             "device_memory": device.engine_memory_bytes,
             "load_format": source.load_format,
+            **({} if source.dummy_layers == "full" else {"dummy_layers": source.dummy_layers}),
             "seed": seed,
             **({} if weight_bytes is None else {"weight_bytes": weight_bytes}),
         },

@@ -111,6 +111,7 @@ def _identity(plan: SweepPlan) -> SweepIdentity:
         device=plan.device,
         workload=plan.workload,
         load_format=plan.load_format,
+        shares_layers=plan.options.shares_layers,
         has_published_weights=plan.options.is_counted and plan.spec.quantization is not None,
         slo_seconds=plan.options.slo_seconds,
         usd_per_hour=price_per_hour(plan.device),
@@ -137,7 +138,7 @@ def engine_source(options: SweepOptions, spec: ModelSpec, load_format: str, dire
     model_directory.mkdir(exist_ok=True)
     config = model_directory / "config.json"
     write_whole(config, json.dumps(dict(spec.raw_config), indent=2) + "\n")
-    return EngineSource(str(config), load_format, spec.vocab_size)
+    return EngineSource(str(config), load_format, spec.vocab_size, options.dummy_layers)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ row_order     the rows of queries and keys, in the order of the kernels
 tokenizer     a model's tokenizer
 weights       the weights in memory: allocated, filled, counted, fingerprinted
 loaders       which load_format reads weights from what
+shared_layers which layers use the same dummy weights
 safetensors, gguf, dummy   one loader each
 gguf_header   metadata of a GGUF file, and where its tensors lie
 """

@@ -21,6 +21,8 @@ def fill_dummy(weights: Weights, model: ModelDescription, seed: int) -> None:
     values = values.to(weights["embedding.weight"].device)
     offset = 0
     for parameter in model_parameters(model):
+        if parameter.name not in weights:
+            continue  # the layer uses another one's
         tensor = weights[parameter.name]
         if parameter.kind in ("matrix", "other"):
             offset = _fill_repeating(tensor.view(-1), values, offset)

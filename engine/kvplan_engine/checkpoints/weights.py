@@ -6,7 +6,7 @@ So the most that a load needs beyond the weights is one tensor, and running out 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -23,15 +23,20 @@ ReadTensor = Callable[[str], torch.Tensor]
 _FINGERPRINT_ELEMENTS = 256  # of each tensor
 
 
-def allocate_weights(model: ModelDescription, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Uninitialised tensors for every parameter; OutOfDeviceMemory(phase="weights") when they do not fit."""
+def allocate_weights(
+    model: ModelDescription, dtype: torch.dtype, device: torch.device, owners: Sequence[int] | None = None
+) -> Weights:
+    """Uninitialised tensors for every parameter; OutOfDeviceMemory(phase="weights") when they do not fit.
+
+    owners: for each layer the one whose weights it uses; only those get tensors. None: every layer has its own.
+    """
+    skipped = () if owners is None else tuple(f"layers.{i}." for i, owner in enumerate(owners) if owner != i)
     with allocating("weights", num_parameters(model) * dtype.itemsize):
-        return {p.name: torch.empty(p.shape, dtype=dtype, device=device) for p in model_parameters(model)}
-
-
-def weight_bytes(weights: Weights) -> int:
-    """Device memory that the weights take."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+        return {
+            p.name: torch.empty(p.shape, dtype=dtype, device=device)
+            for p in model_parameters(model)
+            if not p.name.startswith(skipped)
+        }
 
 
 def weight_fingerprint(weights: Weights) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.counted import count_device
-from kvplan_engine.device.device import Device, open_device, resolve_dtype
+from kvplan_engine.device.device import CpuDevice, Device, open_device, resolve_dtype
 from kvplan_engine.execution.capacity import CapacityCarver
 from kvplan_engine.execution.carving import Carving, MemoryCarver
 from kvplan_engine.models.counted_model import CountedModel, EngineModel
@@ -38,12 +38,19 @@ def start(config: EngineConfig, source: Any) -> Started:
 
 
 def _load(config: EngineConfig, source: Any) -> Started:
-    device = open_device(config.device, config.device_memory)
+    device = _open_partly_backed(config) if config.shares_layers else open_device(config.device, config.device_memory)
     with allocating("weights"):
         model = LoadedModel(
             config, source, device, lambda model_dtype: resolve_dtype(config.dtype, model_dtype, device)
         )
     return Started(device, model, MemoryCarver(model, device))
+
+
+def _open_partly_backed(config: EngineConfig) -> Device:
+    """A CPU's memory may be more than is free: most of the weights exist only in the account."""
+    if config.device != "cpu" or config.device_memory is None:
+        return open_device(config.device, config.device_memory)
+    return CpuDevice(config.device_memory)
 
 
 def _count(config: EngineConfig, source: Any) -> Started:

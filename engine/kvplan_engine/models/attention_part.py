@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 
 from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, Rotation, refuse_missing_options
@@ -47,6 +49,12 @@ class AttentionPart:
             Norm(weights, f"{name}.{part}", kind, norms.eps, kernels.ops) if attention.head_norm != "none" else None
             for part in ("query_norm", "key_norm")
         )
+
+    def at(self, index: int) -> AttentionPart:
+        """The same attention, weights and all, over the KV of layer ``index``."""
+        twin = copy(self)
+        twin.index = index
+        return twin
 
     def project(self, normed: torch.Tensor, step: StepSpace) -> tuple[torch.Tensor, torch.Tensor]:
         """The queries [T, hq, d], and where attention's output goes [T, hq d]; keys and values are in the pool."""

@@ -10,7 +10,7 @@ in their ModelDescription, and in what their weights hold (``checkpoints/familie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -35,12 +35,15 @@ class Decoder:
     """A model with its weights; ``forward`` computes one step over the paged pool.
 
     Weights that a projection keeps in a layout of its own are removed from ``weights``, so that none is held twice.
-    EngineError where the attention backend lacks an option of the model's attention.
+    owners: for each layer the one whose weights it uses, None where every layer has its own. EngineError where the
+    attention backend lacks an option of the model's attention.
     """
 
-    def __init__(self, model: ModelDescription, weights: Weights, kernels: DeviceKernels) -> None:
+    def __init__(
+        self, model: ModelDescription, weights: Weights, kernels: DeviceKernels, owners: Sequence[int] | None = None
+    ) -> None:
         self.model = model
-        self._layers = _make_layers(model, weights, kernels)
+        self._layers = _make_layers(model, weights, kernels, owners or range(model.num_layers))
         norm = model.norm
         self._final_norm = Norm(weights, "final_norm", norm.kind, norm.eps, kernels.ops, width=model.hidden_size)
         is_tied = model.tie_word_embeddings
@@ -116,12 +119,18 @@ class Decoder:
         return logits
 
 
-def _make_layers(model: ModelDescription, weights: Weights, kernels: DeviceKernels) -> list[DecoderLayer]:
+def _make_layers(
+    model: ModelDescription, weights: Weights, kernels: DeviceKernels, owners: Sequence[int]
+) -> list[DecoderLayer]:
     tables = rope_tables(model)
-    return [
-        DecoderLayer(layer, weights, index, kernels, width=model.hidden_size, rope_table=_table_of(layer, tables))
-        for index, layer in enumerate(model.layers)
-    ]
+    layers: list[DecoderLayer] = []
+    for index, (layer, owner) in enumerate(zip(model.layers, owners, strict=True)):
+        if owner != index:
+            layers.append(layers[owner].at(index))
+            continue
+        table = _table_of(layer, tables)
+        layers.append(DecoderLayer(layer, weights, index, kernels, width=model.hidden_size, rope_table=table))
+    return layers
 
 
 def _table_of(layer: Layer, tables: Mapping[str, Rope]) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 
 from kvplan_engine.checkpoints.weights import Weights
@@ -42,6 +44,12 @@ class DecoderLayer:
 
         self.attention_norm, self.mlp_norm = norm("attention_norm"), norm("mlp_norm")
         self.attention_post_norm, self.mlp_post_norm = norm("attention_post_norm"), norm("mlp_post_norm")
+
+    def at(self, index: int) -> DecoderLayer:
+        """The same layer, weights and all, with the KV of layer ``index``."""
+        twin = copy(self)
+        twin.attention = self.attention.at(index)
+        return twin
 
     def between(self, hidden: torch.Tensor, normed: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
         """Attention's output ``delta`` is added to ``hidden``; the feed-forward's input, one of the two others."""

@@ -15,6 +15,7 @@ from kvplan.reports.findings import (
     recommendation_heading,
     recommendations,
     sentences,
+    shared_sentence,
     status_counts,
 )
 from kvplan.reports.html.rendering import render
@@ -99,7 +100,7 @@ def notes(run: Run) -> list[str]:
         lines.append("The sweep was interrupted; the report shows the trials that had finished by then.")
     if isinstance(planned, int) and planned > len(run.trials):
         lines.append(f"{len(run.trials)} of {planned} trials have finished; --resume runs the others.")
-    said = (counted_sentence(run), noise_sentence(run), clipped_sentence(run))
+    said = (counted_sentence(run), shared_sentence(run), noise_sentence(run), clipped_sentence(run))
     lines += [sentence for sentence in said if sentence]
     lines += [f"Excluded from medians: {sentence}." for sentence in run.excluded.values()]
     listed = run.summary.get("notes")
