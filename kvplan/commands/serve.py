@@ -82,6 +82,10 @@ class EngineOptions:
             rich_help_panel=DEVICE_PANEL,
         ),
     ] = None
+    dummy_layers: Annotated[
+        str | None,
+        typer.Option(help="With load_format dummy: full, or shared by equal layers.", rich_help_panel=DEVICE_PANEL),
+    ] = None
     attention_backend: Annotated[
         str | None, typer.Option(help="auto, cpu, cuda or reference.", rich_help_panel=DEVICE_PANEL)
     ] = None
