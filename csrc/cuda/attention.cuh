@@ -98,6 +98,11 @@ KVPLAN_INLINE float base2_logit(float product, float slope, int distance, const 
     return logit * LOG2_E;
 }
 
+// The block tables of the values.
+KVPLAN_INLINE const int* value_tables_of(const AttentionParams& params) {
+    return HAS_VALUE_TABLES ? params.value_tables : params.block_tables;
+}
+
 // The first position that a query at `position` sees.
 KVPLAN_INLINE int first_visible(int position, const AttentionParams& params) {
     return params.window > 0 ? larger(0, position - params.window + 1) : 0;

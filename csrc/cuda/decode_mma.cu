@@ -95,12 +95,14 @@ KVPLAN_INLINE void copy_tile(u8* stage, const Cache* keys, const AttentionParams
     for (int i = 0; i < ceil_divide(PIECES, WARP_LANES); ++i) {
         const int piece = i * WARP_LANES + lane, row = piece / ROW_CHUNKS, chunk = piece % ROW_CHUNKS;
         const int block = BLOCK_SIZE % TILE == 0 ? own.keys : __shfl_sync(FULL_WARP, own.keys, row % TILE);
-        int value_block = block;
+        int value_block = 0;
         if constexpr (HAS_VALUE_TABLES)
             value_block = BLOCK_SIZE % TILE == 0 ? own.values : __shfl_sync(FULL_WARP, own.values, row % TILE);
         if (PIECES % WARP_LANES != 0 && piece >= PIECES) continue;
         const Cache* source = keys + row_offset(block, tile_first + row, params);
-        const Cache* values = keys + params.value_offset + row_offset(value_block, tile_first + row, params);
+        const Cache* values = source + params.value_offset;
+        if constexpr (HAS_VALUE_TABLES)
+            values = keys + params.value_offset + row_offset(value_block, tile_first + row, params);
         const bool wanted = tile_first + row < last_token;
         copy_async_16(stage + row * KEY_PITCH + chunk * 16, reinterpret_cast<const u8*>(source) + chunk * 16, wanted);
         copy_async_16(stage + TILE * KEY_PITCH + row * VALUE_PITCH + chunk * 16,

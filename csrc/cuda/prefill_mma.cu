@@ -279,7 +279,7 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     do {  // a row sees at least its own position
         wait_copies<0>();
         __syncthreads();  // K (and Q) are here, and nobody reads the last V any more
-        copy_kv<4>(values, key_head + params.value_offset, params.value_tables, tile, begin, params);
+        copy_kv<4>(values, key_head + params.value_offset, value_tables_of(params), tile, begin, params);
         commit_copies();
         float scores[ROW_TILES][SCORE_TILES][4] = {};
         multiply_keys(scores, queries + first_row * PITCH, keys, lane);

@@ -132,7 +132,7 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
         __syncthreads();
         score_rows(weights, queries, kv_tile, tile, first_row, begin, lane, params);
         __syncthreads();
-        load_kv(kv_tile, key_head + params.value_offset, params.value_tables, tile, begin, params);
+        load_kv(kv_tile, key_head + params.value_offset, value_tables_of(params), tile, begin, params);
         update_softmax(state, weights);
         __syncthreads();
         add_values(state, weights, kv_tile, lane);

@@ -61,8 +61,9 @@ def test_the_client_measures_what_the_server_measures(served: str, endpoint: str
     # Within 1 % on a machine of one's own (docs/load.md); here others run beside.
     assert found["mean_ttft_ms"] == pytest.approx(found["server_mean_ttft_ms"], rel=0.25, abs=100)
     assert found["mean_itl_ms"] == pytest.approx(found["server_mean_itl_ms"], rel=0.25, abs=10)
-    # eight in flight, four seats; where others leave the client too little of the machine, it says so instead
-    assert found["bound_by"] == ("client" if found["client_bound"] else "seats")
+    # Eight in flight, four seats. A queue this short may fall between two readings of the server's page, and where
+    # others leave the client too little of the machine, it says so instead.
+    assert found["bound_by"] in (("client",) if found["client_bound"] else ("seats", "compute"))
     assert (found["max_num_seqs"], found["max_running"]) == (4, 4)
     assert found["prefix_hit_rate"] < 0.2  # type: ignore[operator]  # the chat template's first block at most
 

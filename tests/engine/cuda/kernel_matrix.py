@@ -55,7 +55,8 @@ def every_kernel(capability: tuple[int, int]) -> list[KernelVariant]:
     llama = replace(LLAMA, scalar=scalar, cache=scalar)
     capped = replace(llama, cache=FP8, has_softcap=True, has_sinks=True)
     variants = [KernelVariant("plan.cu", "plan_attention")]
-    for shape in (llama, capped, replace(llama, scalar=F32, cache=F32)):
+    apart = replace(llama, has_value_tables=True)
+    for shape in (llama, capped, apart, replace(llama, scalar=F32, cache=F32)):
         variants += [decode_launch(shape, properties).variant, prefill_launch(shape, properties).variant]
     variants.append(write_variant(scalar, scalar, 128, 16, 128))
     variants.append(write_variant(scalar, FP8, 64, 16, 0))

@@ -69,8 +69,8 @@ struct Step {
   kvplan_attention call() {
     return {query.data(), out.data(), row_size(), a.head_size, row_size(), a.head_size, pool.from(layer_size),
             pool.from(layer_size + layer_size / 2), 2 * layer_size, num_blocks, tables.data(), width, width,
-            lengths.data(), starts.data(), static_cast<int64_t>(lengths.size()), rows, a.heads, a.kv_heads,
-            a.head_size, a.block_size, a.window, kScale, a.softcap, a.storage, a.kv_storage,
+            nullptr, lengths.data(), starts.data(), static_cast<int64_t>(lengths.size()), rows, a.heads, a.kv_heads,
+            a.head_size, a.block_size, a.window, kScale, a.softcap, nullptr, a.storage, a.kv_storage,
             a.slopes.empty() ? nullptr : a.slopes.data()};
   }
 };

@@ -63,8 +63,7 @@ def test_every_way_gives_the_tokens_of_the_reference(
 ) -> None:
     llm = LLM(str(checkpoints[name].path), **(SETTINGS | {"kv_cache_dtype": "fp8", "block_size": block_size} | way))
     is_short = "preemption_mode" in way or "kv_host_cache_bytes" in way
-    short = 64 if name == "mistral" else 96  # mistral gives back what lies before its window
-    shrink_pool(llm, num_tokens=short if is_short else 1024)
+    shrink_pool(llm, num_tokens=96 if is_short else 1024)
     assert answer(llm, prompts_of(3), 12) == plain_answers[name]
     stats = llm.get_stats()
     may_swap = way.get("preemption_mode") == "swap"
