@@ -31,7 +31,7 @@ class CountedMover:
 class BlockMover:
     """Moves blocks between the device pool, a host pool of the same layout, and files.
 
-    device_kv, host_kv: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]; host_kv: None without slots.
+    device_kv, host_kv: [num_blocks, block_bytes] uint8; host_kv: None without slots.
     """
 
     def __init__(
