@@ -36,7 +36,7 @@ def begun(tmp_path: Path) -> list[tuple[int, str]]:
 
 def assert_all_gone(pids: set[int]) -> None:
     """A worker whose parent died reads the end of its stdin and leaves; give it a moment."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 10
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline, f"still there: {[pid for pid in pids if is_running(pid)]}"
         time.sleep(0.02)
@@ -97,7 +97,7 @@ def test_a_hung_trial_is_ended_by_its_time_out(tmp_path: Path, monkeypatch: pyte
     started = time.monotonic()
     outcome = run(tmp_path, monkeypatch, {"2": "hang"}, trial_timeout=0.7)
     assert statuses(outcome) == {1: "ok", 2: "timeout", 4: "ok", 8: "ok"}
-    assert time.monotonic() - started < 120
+    assert time.monotonic() - started < 20
     assert_all_gone({pid for pid, _ in begun(tmp_path)})
 
 

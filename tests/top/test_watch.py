@@ -101,10 +101,10 @@ def test_a_page_of_something_else_is_a_sentence(server: PageServer) -> None:
 def test_the_thread_reads_until_it_is_stopped(server: PageServer) -> None:
     watch = watch_of(server)
     watch.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 3.0
     while watch.state.window is None and time.monotonic() < deadline:
         time.sleep(0.005)
     watch.stop()
     assert watch.state.window is not None
-    watch._thread.join(60)
+    watch._thread.join(3.0)
     assert not watch._thread.is_alive()

@@ -19,6 +19,8 @@ class TablePlace:
     value_slot: int = 0
 
 
+_UNIFORM_AXES = "[num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]"
+
 ONLY_TABLE = TablePlace()
 """Of a pool in which a bundle is one block of one group."""
 
@@ -97,6 +99,3 @@ def uniform_cache(pool: torch.Tensor, layer: int) -> LayerCache:
     if not 0 <= layer < pool.shape[1]:
         raise IndexError(f"layer {layer} of a pool of {pool.shape[1]} layers")
     return LayerCache(pool[:, layer, 0], pool[:, layer, 1], layer)
-
-
-_UNIFORM_AXES = "[num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]"

@@ -1,4 +1,4 @@
-"""Models whose layers all keep the same of each token, which is what the paged kernels run over."""
+"""Models whose layers all keep as much of the same tokens."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class EnginePrediction:
         return self.weight_bytes + self.activation_bytes + self.overhead_bytes + self.graph_bytes
 
 
-def workspace_buffers(spec: ModelSpec, settings: FilledSettings) -> dict[str, int]:
+def workspace_buffers(spec: ModelSpec, settings: FilledSettings, layout: KvLayout) -> dict[str, int]:
     """Bytes of each preallocated buffer, by name, before rounding."""
     size = element_bytes(settings.dtype)
     tokens = settings.max_num_batched_tokens
@@ -85,7 +85,7 @@ def workspace_buffers(spec: ModelSpec, settings: FilledSettings) -> dict[str, in
         "token_ids": tokens * 8,
         "positions": tokens * 8,
         "query_starts": (rows + 1) * 4,
-        **_group_buffers(engine_layout(spec, settings), settings),
+        **_group_buffers(layout, settings),
     }
     ropes = () if spec.rope is None else (spec.rope, *spec.further_ropes)
     for index, rope in enumerate(ropes):
@@ -150,13 +150,13 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
     settings = resolved.serving
     positions = spec.max_position_embeddings or settings.max_model_len
     weight_bytes = _weight_bytes(spec, settings.dtype, device)
-    activation_bytes = sum(_aligned(number) for number in workspace_buffers(spec, settings).values())
+    layout = engine_layout(spec, settings)
+    activation_bytes = sum(_aligned(number) for number in workspace_buffers(spec, settings, layout).values())
     overhead_bytes = CPU_OVERHEAD_BYTES if device.kind == "cpu" else CUDA_OVERHEAD_BYTES
     graphs = _graphs(spec, resolved)
     budget_bytes = int(settings.device_memory_bytes * settings.gpu_memory_utilization)
     kv_pool_bytes = budget_bytes - weight_bytes - activation_bytes - overhead_bytes
     kv_pool_bytes -= graphs.num_bytes if graphs is not None else 0
-    layout = engine_layout(spec, settings)
     num_blocks = max(kv_pool_bytes, 0) // layout.block_bytes if layout.block_bytes else 0
     longest, in_flight = settings.max_model_len, min(settings.max_num_batched_tokens, settings.max_model_len)
     return EnginePrediction(

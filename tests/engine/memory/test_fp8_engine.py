@@ -61,16 +61,16 @@ def test_every_way_gives_the_tokens_of_the_reference(
     way: dict[str, Any],
     block_size: int,
 ) -> None:
-    llm = LLM(str(checkpoints[name].path), **(SETTINGS | {"kv_cache_dtype": "fp8", "block_size": block_size} | way))
-    is_short = "preemption_mode" in way or "kv_host_cache_bytes" in way
-    shrink_pool(llm, num_tokens=96 if is_short else 1024)
+    settings = SETTINGS | {"kv_cache_dtype": "fp8", "block_size": block_size} | way
+    is_short, short = "preemption_mode" in way or "kv_host_cache_bytes" in way, 96
+    if name == "mistral":  # its windows give blocks back: only small steps in a smaller pool run out of them
+        settings["max_num_batched_tokens"], short = 16, 80
+    llm = LLM(str(checkpoints[name].path), **settings)
+    shrink_pool(llm, num_tokens=short if is_short else 1024)
     assert answer(llm, prompts_of(3), 12) == plain_answers[name]
     stats = llm.get_stats()
-    may_swap = way.get("preemption_mode") == "swap"
-    if name != "mistral":  # its windows give blocks back before they run out
-        assert ("preemption_mode" in way) <= (stats["num_preemptions"] > 0)
-        assert may_swap <= (stats["num_swaps"] > 0)
-    assert (stats["num_swaps"] > 0) <= may_swap
+    assert ("preemption_mode" in way) <= (stats["num_preemptions"] > 0)
+    assert (way.get("preemption_mode") == "swap") == (stats["num_swaps"] > 0)
 
 
 def test_blocks_outlive_the_engine_on_disk_but_not_in_another_dtype(
