@@ -8,40 +8,30 @@ import torch
 
 from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, Rotation, refuse_missing_options
 from kvplan_engine.attention.metadata import AttentionMetadata
-from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.description.mixers import Attention
-from kvplan_engine.description.norms import Norms
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.projection import StoredWeight, make_projection
+from kvplan_engine.models.mixer_part import MixerSource
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.step_space import StepSpace
 
 
 class AttentionPart:
-    """Projections, norms of heads, rotation, and paged attention of layer ``index``.
+    """Projections, norms of heads, rotation, and paged attention of one layer.
 
-    rope_table: the workspace's buffer of cosines and sines, None where the layer does not rotate. EngineError where
-    the attention backend lacks an option of this attention.
+    EngineError where the attention backend lacks an option of this attention.
     """
 
-    def __init__(
-        self,
-        attention: Attention,
-        norms: Norms,
-        weights: Weights,
-        index: int,
-        kernels: PartKernels,
-        rope_table: str | None,
-    ) -> None:
-        self.description, self.rope_table = attention, rope_table
-        slopes = _slopes(attention, weights[f"layers.{index}.qkv.weight"].device) if attention.alibi else None
-        sinks = weights[f"layers.{index}.sinks"].float() if attention.sinks else None
+    def __init__(self, attention: Attention, source: MixerSource, kernels: PartKernels) -> None:
+        weights, name, norms = source.weights, source.name, source.norms
+        self.description, self.rope_table = attention, source.rope_table
+        slopes = _slopes(attention, weights[f"{name}.qkv.weight"].device) if attention.alibi else None
+        sinks = weights[f"{name}.sinks"].float() if attention.sinks else None
         self.options = AttentionOptions(
             attention.scale, window=attention.kept.tokens, softcap=attention.softcap, sinks=sinks, slopes=slopes
         )
         refuse_missing_options(kernels.attention, self.options)
-        self.index, self._backend, self._ops = index, kernels.attention, kernels.ops
-        name = f"layers.{index}"
+        self.index, self._backend, self._ops = source.index, kernels.attention, kernels.ops
         self.qkv = make_projection(kernels.projections, StoredWeight(weights, f"{name}.qkv"))
         self.output = make_projection(kernels.projections, StoredWeight(weights, f"{name}.output"))
         kind = attention.head_norm_kind or norms.kind
@@ -55,6 +45,15 @@ class AttentionPart:
         twin = copy(self)
         twin.index = index
         return twin
+
+    def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
+        """See MixerPart.__call__."""
+        query, attended = self.project(normed, step)
+        self.attend(query, attended, self.metadata(step), step, delta)
+
+    def metadata(self, step: StepSpace) -> AttentionMetadata:
+        """Where this layer's tokens lie in the step."""
+        return step.batch.attention[step.kv.of(self.index).tables]
 
     def project(self, normed: torch.Tensor, step: StepSpace) -> tuple[torch.Tensor, torch.Tensor]:
         """The queries [T, hq, d], and where attention's output goes [T, hq d]; keys and values are in the pool."""

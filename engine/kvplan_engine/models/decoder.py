@@ -1,8 +1,7 @@
 """The decoder that all families share: embed, then per layer attention and MLP around one residual stream.
 
-    hidden  [T, H]  the residual stream                     normed [T, H]  its normalised copy, input of a block
-    delta   [T, H]  output of a block, added to hidden in the next norm
-    scratch         qkv [T, (hq + 2 hkv) d] and attention output [T, hq d]; then the MLP's inner activations
+    hidden, normed, delta  [T, H] each: see ResidualStream
+    scratch                qkv [T, (hq + 2 hkv) d] and attention output [T, hq d]; then the MLP's inner activations
 
 Every product writes into a buffer of the workspace: a step allocates nothing that grows with the batch. Families differ
 in their ModelDescription, and in what their weights hold (``checkpoints/families``).
@@ -10,14 +9,12 @@ in their ModelDescription, and in what their weights hold (``checkpoints/familie
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from kvplan_engine.checkpoints.weights import Weights
-from kvplan_engine.description.mixers import Rope
-from kvplan_engine.description.model import Layer, ModelDescription
-from kvplan_engine.description.uniform import attention_of
+from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.projection import Projection, StoredWeight, make_projection
 from kvplan_engine.memory.breakdown import rope_tables
@@ -27,6 +24,7 @@ from kvplan_engine.models.decoder_layer import DecoderLayer
 from kvplan_engine.models.device_kernels import DeviceKernels
 from kvplan_engine.models.embedding import Embedding
 from kvplan_engine.models.kv_pool import KvPool
+from kvplan_engine.models.residual_stream import ResidualStream
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.models.step_space import StepSpace
 
@@ -50,45 +48,36 @@ class Decoder:
         head = StoredWeight(weights, "embedding" if is_tied else "head", is_embedding=is_tied)
         self._head: Projection = make_projection(kernels.projections, head)
         self._embed = Embedding(model, weights, self._head if is_tied else None, kernels.ops)
-        self.attention_parts: list[AttentionPart] = [layer.attention for layer in self._layers]
+        attention = (layer.attention for layer in self._layers)
+        self.attention_parts: list[AttentionPart] = [part for part in attention if part is not None]
         self.layer_run = kernels.make_layer_run(self._layers, self._final_norm)
 
     def forward(self, batch: StepBatch, kv: KvPool, workspace: Workspace) -> torch.Tensor:
         """Logits [len(batch.sampled), vocab_size] in the workspace; the step's K and V are in ``kv`` afterwards."""
         hidden, normed, delta = (workspace[name][: batch.num_tokens] for name in ("hidden", "normed", "delta"))
         self._embed(batch, hidden, delta)
-        first_norm = self._layers[0].attention_norm
+        stream = ResidualStream(hidden, normed, delta, hidden)
+        first_norm = self._layers[0].first_norm
         if first_norm is not None:
             first_norm(hidden, normed)
+            stream.source = normed
         if self.layer_run is not None:
             self.layer_run(batch, kv, workspace)
         else:
-            normed = self._run_layers(StepSpace(batch, kv, workspace), hidden, normed, delta)
-        return self._logits(batch, normed, workspace)
+            self._run_layers(StepSpace(batch, kv, workspace), stream)
+        return self._logits(batch, stream.normed, workspace)
 
-    def _run_layers(
-        self, step: StepSpace, hidden: torch.Tensor, normed: torch.Tensor, delta: torch.Tensor
-    ) -> torch.Tensor:
-        """Layer by layer; the last norm's output."""
-        batch = step.batch
-        next_norms = [layer.attention_norm for layer in self._layers[1:]] + [self._final_norm]
-        source = hidden if self._layers[0].attention_norm is None else normed
+    def _run_layers(self, step: StepSpace, stream: ResidualStream) -> None:
+        """Layer by layer, up to the last norm's output in ``stream.normed``."""
+        next_norms = [layer.first_norm for layer in self._layers[1:]] + [self._final_norm]
         for layer, next_norm in zip(self._layers, next_norms, strict=True):
-            query, attended = layer.attention.project(source, step)
-            metadata = batch.attention[step.kv.of(layer.attention.index).tables]
-            if batch.sampled_attention is not None and layer is self._layers[-1]:
-                metadata, number = batch.sampled_attention, batch.sampled_rows.shape[0]
-                if not number:
-                    break
-                query, attended = _take_queries(batch.sampled_rows, query, attended)
-                # normed's rows go where the block's output was, and that goes where they were
-                torch.index_select(normed, 0, batch.sampled_rows, out=delta[:number])
-                normed, delta = delta[:number], normed[:number]
-                hidden = torch.index_select(hidden, 0, batch.sampled_rows, out=step.workspace["last_hidden"][:number])
-            layer.attention.attend(query, attended, metadata, step, delta)
-            layer.feed_forward(layer.between(hidden, normed, delta), step.workspace, delta)
-            source = layer.behind(hidden, normed, delta, next_norm)
-        return normed
+            if step.batch.sampled_attention is not None and layer is self._layers[-1]:
+                _mix_for_sampled(layer, step, stream)
+                if not step.batch.sampled_rows.shape[0]:
+                    return
+            else:
+                layer.mix(stream, step)
+            layer.feed(stream, step.workspace, next_norm)
 
     def _logits(self, batch: StepBatch, normed: torch.Tensor, workspace: Workspace) -> torch.Tensor:
         """normed: the last norm's output, of all rows or, with ``batch.sampled_attention``, of the sampled ones."""
@@ -122,22 +111,34 @@ class Decoder:
 def _make_layers(
     model: ModelDescription, weights: Weights, kernels: DeviceKernels, owners: Sequence[int]
 ) -> list[DecoderLayer]:
-    tables = rope_tables(model)
+    width, tables = model.hidden_size, rope_tables(model)
     layers: list[DecoderLayer] = []
     for index, (layer, owner) in enumerate(zip(model.layers, owners, strict=True)):
         if owner != index:
             layers.append(layers[owner].at(index))
             continue
-        table = _table_of(layer, tables)
-        layers.append(DecoderLayer(layer, weights, index, kernels, width=model.hidden_size, rope_table=table))
+        layers.append(DecoderLayer(layer, weights, index, kernels, width=width, rope_tables=tables))
     return layers
 
 
-def _table_of(layer: Layer, tables: Mapping[str, Rope]) -> str | None:
-    """The name of the workspace's table that the layer's attention turns by."""
-    attention = attention_of(layer)
-    rope = None if attention is None else attention.rope
-    return None if rope is None else next(name for name, table in tables.items() if rope.same_table(table))
+def _mix_for_sampled(layer: DecoderLayer, step: StepSpace, stream: ResidualStream) -> None:
+    """The last layer's mixers, of which only the rows that are sampled are read: ``stream`` goes on with these.
+
+    All tokens leave their KV and their traces in the states; attention is computed for the sampled rows alone.
+    """
+    rows, metadata = step.batch.sampled_rows, step.batch.sampled_attention
+    number = rows.shape[0]
+    room = step.workspace["last_hidden"][:number]
+    mixer = layer.mixers[0] if len(layer.mixers) == 1 else None
+    if not isinstance(mixer, AttentionPart) or metadata is None:
+        layer.mix(stream, step)
+        stream.take_rows(rows, room, with_delta=bool(layer.mixers))
+        return
+    query, attended = mixer.project(stream.source, step)
+    if number:
+        query, attended = _take_queries(rows, query, attended)
+        stream.take_rows(rows, room, with_delta=False)
+        mixer.attend(query, attended, metadata, step, stream.delta)
 
 
 def _take_queries(rows: torch.Tensor, query: torch.Tensor, attended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

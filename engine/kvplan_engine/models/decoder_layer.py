@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 
 import torch
 
 from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
+from kvplan_engine.description.mixers import Mixer, Rope
 from kvplan_engine.description.model import Layer
 from kvplan_engine.description.parameters.norms import norm_parts
-from kvplan_engine.description.uniform import attention_of
 from kvplan_engine.layers.norm import Norm
+from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.attention_part import AttentionPart
+from kvplan_engine.models.mixer_part import MixerPart, MixerSource
+from kvplan_engine.models.mixers import make_mixer
 from kvplan_engine.models.mixture_part import MixturePart
 from kvplan_engine.models.mlp_part import MlpPart
 from kvplan_engine.models.part_kernels import PartKernels
+from kvplan_engine.models.residual_stream import ResidualStream
+from kvplan_engine.models.step_space import StepSpace
 
 
 class DecoderLayer:
-    """Attention, feed-forward and norms of layer ``index``; a norm that its family does not have is None.
+    """Mixers, feed-forward and norms of layer ``index``; a norm that its family does not have is None.
 
-    attention_norm, mlp_norm: before a block. attention_post_norm, mlp_post_norm: of its output.
+    attention_norm, mlp_norm: before the mixers and before the feed-forward. attention_post_norm, mlp_post_norm: of
+    their outputs. rope_tables: the workspace's tables of cosines and sines, by name.
     """
 
     def __init__(
-        self, layer: Layer, weights: Weights, index: int, kernels: PartKernels, *, width: int, rope_table: str | None
+        self,
+        layer: Layer,
+        weights: Weights,
+        index: int,
+        kernels: PartKernels,
+        *,
+        width: int,
+        rope_tables: Mapping[str, Rope],
     ) -> None:
         self.description = layer
-        attention, feed_forward = attention_of(layer), layer.feed_forward
-        assert attention is not None, "refuse_unknown_parts comes first"
-        assert feed_forward is not None, "refuse_unknown_parts comes first"
-        self.attention = AttentionPart(attention, layer.norms, weights, index, kernels, rope_table)
-        self.feed_forward = _make_feed_forward(feed_forward, weights, index, kernels)
+        self.mixers = _make_mixers(layer, weights, index, kernels, rope_tables)
+        feed_forward = layer.feed_forward
+        self.feed_forward = None if feed_forward is None else _make_feed_forward(feed_forward, weights, index, kernels)
 
         parts = norm_parts(layer)
 
@@ -48,25 +60,48 @@ class DecoderLayer:
     def at(self, index: int) -> DecoderLayer:
         """The same layer, weights and all, with the KV of layer ``index``."""
         twin = copy(self)
-        twin.attention = self.attention.at(index)
+        twin.mixers = tuple(mixer.at(index) for mixer in self.mixers)
         return twin
 
-    def between(self, hidden: torch.Tensor, normed: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        """Attention's output ``delta`` is added to ``hidden``; the feed-forward's input, one of the two others."""
-        self._finish(delta, self.attention_post_norm)
-        if not self.description.norms.places.startswith("parallel"):
-            return _add(delta, hidden, normed, self.mlp_norm)
-        if self.mlp_norm is not None:
-            self.mlp_norm(hidden, normed)
-        hidden += delta
-        return normed
+    @property
+    def first_norm(self) -> Norm | None:
+        """Of the layer's input."""
+        return self.attention_norm if self.mixers else self.mlp_norm
 
-    def behind(
-        self, hidden: torch.Tensor, normed: torch.Tensor, delta: torch.Tensor, next_norm: Norm | None
-    ) -> torch.Tensor:
-        """The feed-forward's output ``delta`` is added to ``hidden``; the next layer's input."""
-        self._finish(delta, self.mlp_post_norm)
-        return _add(delta, hidden, normed, next_norm)
+    @property
+    def attention(self) -> AttentionPart | None:
+        """Attention over keys and values of each KV head, where the layer has it."""
+        return next((mixer for mixer in self.mixers if isinstance(mixer, AttentionPart)), None)
+
+    def mix(self, stream: ResidualStream, step: StepSpace) -> None:
+        """The mixers of ``stream.source``: the last one's output is left in ``stream.delta``, others' are added."""
+        for mixer in self.mixers:
+            if mixer is not self.mixers[0]:
+                self._finish(stream.delta, self.attention_post_norm)
+                stream.hidden += stream.delta
+            mixer(stream.source, step, stream.delta)
+
+    def feed(self, stream: ResidualStream, workspace: Workspace, next_norm: Norm | None) -> None:
+        """What follows the mixers: their output is added, and then the feed-forward's, up to the next layer's norm."""
+        if self.feed_forward is None:
+            self._finish(stream.delta, self.attention_post_norm)
+        else:
+            if self.mixers:
+                self._add_mixed(stream)
+            self.feed_forward(stream.source, workspace, stream.delta)
+            self._finish(stream.delta, self.mlp_post_norm)
+        _add(stream, next_norm)
+
+    def _add_mixed(self, stream: ResidualStream) -> None:
+        """The mixers' output is added, and the feed-forward's norm applied."""
+        self._finish(stream.delta, self.attention_post_norm)
+        if not self.description.norms.places.startswith("parallel"):
+            _add(stream, self.mlp_norm)
+            return
+        if self.mlp_norm is not None:
+            self.mlp_norm(stream.hidden, stream.normed)
+        stream.hidden += stream.delta
+        stream.source = stream.normed
 
     def _finish(self, delta: torch.Tensor, post_norm: Norm | None) -> None:
         """What becomes of a block's output before it is added to the residual stream, in place."""
@@ -74,6 +109,22 @@ class DecoderLayer:
             post_norm(delta, delta)
         if self.description.residual_scale != 1.0:
             delta.mul_(self.description.residual_scale)
+
+
+def _make_mixers(
+    layer: Layer, weights: Weights, index: int, kernels: PartKernels, rope_tables: Mapping[str, Rope]
+) -> tuple[MixerPart, ...]:
+    names = (f"layers.{index}", f"layers.{index}.second")
+    return tuple(
+        make_mixer(mixer, MixerSource(weights, index, name, layer.norms, _table_of(mixer, rope_tables)), kernels)
+        for mixer, name in zip(layer.mixers, names, strict=False)
+    )
+
+
+def _table_of(mixer: Mixer, tables: Mapping[str, Rope]) -> str | None:
+    """The name of the table that ``mixer`` turns by."""
+    rope = getattr(mixer, "rope", None)
+    return None if rope is None else next(name for name, table in tables.items() if rope.same_table(table))
 
 
 def _make_feed_forward(part: FeedForward, weights: Weights, index: int, kernels: PartKernels) -> MlpPart | MixturePart:
@@ -84,10 +135,11 @@ def _make_feed_forward(part: FeedForward, weights: Weights, index: int, kernels:
             return MixturePart(part, weights, index, kernels)
 
 
-def _add(delta: torch.Tensor, hidden: torch.Tensor, normed: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-    """``hidden += delta``, and ``norm`` of it into ``normed``; what the next block reads."""
+def _add(stream: ResidualStream, norm: Norm | None) -> None:
+    """``hidden += delta``, and ``norm`` of it into ``normed``."""
     if norm is None:
-        hidden += delta
-        return hidden
-    norm.after_adding(delta, hidden, normed)
-    return normed
+        stream.hidden += stream.delta
+        stream.source = stream.hidden
+    else:
+        norm.after_adding(stream.delta, stream.hidden, stream.normed)
+        stream.source = stream.normed

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from kvplan_engine.checkpoints.families import names_of
 from kvplan_engine.description.feed_forward import FeedForward, Mlp
-from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.mixers import Attention, Mixer
 from kvplan_engine.description.model import Layer, ModelDescription
-from kvplan_engine.description.uniform import attention_of
 from kvplan_engine.errors import EngineError
 from kvplan_engine.layers.rope import ROPE_TYPES
 from kvplan_engine.memory.breakdown import MEASURE_INSTEAD
@@ -29,14 +28,21 @@ def _refuse_if(lacking: str | None, model: ModelDescription) -> None:
 
 def _lacking(layer: Layer) -> str | None:
     """The first thing in ``layer`` that no part computes."""
-    attention = attention_of(layer)
-    if attention is None:
+    if layer.others:
+        return "all of its parts"
+    if len(layer.mixers) != 1:
         return " and ".join(type(mixer).__name__ for mixer in layer.mixers) or "layers without attention"
     if layer.feed_forward is None:
         return "layers without a feed-forward"
-    if layer.others:
-        return "all of its parts"
-    return _lacking_in_attention(attention) or _lacking_in_feed_forward(layer.feed_forward)
+    return _lacking_in_mixer(layer.mixers[0]) or _lacking_in_feed_forward(layer.feed_forward)
+
+
+def _lacking_in_mixer(mixer: Mixer) -> str | None:
+    match mixer:
+        case Attention():
+            return _lacking_in_attention(mixer)
+        case _:
+            return type(mixer).__name__
 
 
 def _lacking_in_attention(attention: Attention) -> str | None:
@@ -47,6 +53,9 @@ def _lacking_in_attention(attention: Attention) -> str | None:
     named = {
         "gated attention": attention.gate != "none",
         "values that are keys": attention.value_is_key,
+        "values of another size than keys": attention.key_size != attention.value_size,
+        "keys and values of another layer": attention.reads_layer is not None,
+        "an index of keys": attention.indexer is not None,
     }
     return next((name for name, wanted in named.items() if wanted), None)
 

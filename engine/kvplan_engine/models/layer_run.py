@@ -75,7 +75,8 @@ class CpuLayerRun:
         next_norms = [layer.attention_norm for layer in layers[1:]] + [final_norm]
         args = [_layer_args(layer, norm) for layer, norm in zip(layers, next_norms, strict=True)]
         complete = [each for each in args if each is not None]
-        return cls(layers[0].attention, complete, attention, kernels) if len(complete) == len(args) else None
+        part = layers[0].attention
+        return cls(part, complete, attention, kernels) if part is not None and len(complete) == len(args) else None
 
     def __call__(self, batch: StepBatch, kv: KvPool, workspace: Workspace) -> None:
         """See LayerRun.__call__."""
@@ -141,7 +142,7 @@ def _is_taken(layers: Sequence[DecoderLayer]) -> bool:
 def _layer_args(layer: DecoderLayer, next_norm: Norm | None) -> LayerArgs | None:
     """One layer as the kernels take it; None where they lack a product or the activation."""
     attention, mlp = layer.attention, layer.feed_forward
-    if not isinstance(mlp, MlpPart):
+    if attention is None or not isinstance(mlp, MlpPart):
         return None
     named = {"qkv": attention.qkv, "output": attention.output, "up": mlp.up, "down": mlp.down}
     products = {name: projection.layer_args for name, projection in named.items()}
