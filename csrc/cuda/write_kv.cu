@@ -1,21 +1,22 @@
 // Puts new K and V rows into their slots, with rotary embedding of Q and K on the way where the model has one.
 //
 // Rotation pairs element i with i + ROTARY / 2 (NeoX halves):  (a, b) -> (a cos - b sin, b cos + a sin).
-#include "types.cuh"
+#include "reduce.cuh"
 
 using Scalar = KVPLAN_SCALAR;
 using Cache = KVPLAN_CACHE;
 constexpr int HEAD_SIZE = KVPLAN_HEAD_SIZE;
 constexpr int BLOCK_SIZE = KVPLAN_BLOCK_SIZE;
 constexpr int ROTARY = KVPLAN_ROTARY;  // leading elements of a head that rotate; 0: none
-constexpr int VECTOR = 8;              // elements that one thread handles at a time
+// Elements that one thread handles at a time: whole vectors of 16 bytes, where half a rotation is made of them.
+constexpr int VECTOR = ROTARY % 16 == 0 ? 8 : ROTARY % 8 == 0 ? 4 : 1;
 constexpr int THREADS = 128;
 constexpr int HEAD_VECTORS = HEAD_SIZE / VECTOR;
 constexpr int HALF_VECTORS = ROTARY / 2 / VECTOR;
 // The rotating threads take a vector and its partner half a rotation away; the rest of a head takes one vector each.
 constexpr int WORK_PER_HEAD = HEAD_VECTORS - HALF_VECTORS;
 
-static_assert(HEAD_SIZE % VECTOR == 0 && ROTARY % (2 * VECTOR) == 0 && ROTARY <= HEAD_SIZE);
+static_assert(HEAD_SIZE % 8 == 0 && ROTARY % (2 * VECTOR) == 0 && ROTARY <= HEAD_SIZE);
 
 struct WriteParams {
     // [num_tokens, num_query_heads, HEAD_SIZE]  Scalar, rotated in place; null when there is no rotation
@@ -53,18 +54,26 @@ struct Vector {
 KVPLAN_INLINE Vector read_vector(const Scalar* source) {
     Vector result;
     constexpr int PACK = 16 / int(sizeof(Scalar));
-    KVPLAN_UNROLL
-    for (int p = 0; p < VECTOR / PACK; ++p) {
-        const Pack<Scalar> pack = load_pack(source + p * PACK);
+    if constexpr (VECTOR % PACK != 0) {
         KVPLAN_UNROLL
-        for (int i = 0; i < PACK; ++i) result.elements[p * PACK + i] = to_float(pack.elements[i]);
+        for (int i = 0; i < VECTOR; ++i) result.elements[i] = to_float(source[i]);
+    } else {
+        KVPLAN_UNROLL
+        for (int p = 0; p < VECTOR / PACK; ++p) {
+            const Pack<Scalar> pack = load_pack(source + p * PACK);
+            KVPLAN_UNROLL
+            for (int i = 0; i < PACK; ++i) result.elements[p * PACK + i] = to_float(pack.elements[i]);
+        }
     }
     return result;
 }
 
 template <typename T>
 KVPLAN_INLINE void write_vector(T* target, const Vector& source, float factor) {
-    if constexpr (sizeof(T) == 1) {
+    if constexpr (VECTOR * sizeof(T) % 16 != 0 && VECTOR < 8) {
+        KVPLAN_UNROLL
+        for (int i = 0; i < VECTOR; ++i) target[i] = from_float<T>(source.elements[i] * factor);
+    } else if constexpr (sizeof(T) == 1) {
         union {
             uint2 vector;
             T elements[VECTOR];
@@ -86,15 +95,16 @@ KVPLAN_INLINE void write_vector(T* target, const Vector& source, float factor) {
 
 // Rotates elements [start, start + VECTOR) of the first half with their partners in the second.
 KVPLAN_INLINE void rotate(Vector& first, Vector& second, const float* cosines, int start) {
-    constexpr int PACK = Pack<float>::SIZE;
+    constexpr int PART = smaller(VECTOR, Pack<float>::SIZE);
     KVPLAN_UNROLL
-    for (int p = 0; p < VECTOR; p += PACK) {
-        const Pack<float> cosine = load_pack(cosines + start + p), sine = load_pack(cosines + ROTARY / 2 + start + p);
+    for (int p = 0; p < VECTOR; p += PART) {
+        using Angles = Elements<float, PART>;
+        const Angles cosine = Angles::load(cosines + start + p), sine = Angles::load(cosines + ROTARY / 2 + start + p);
         KVPLAN_UNROLL
-        for (int i = 0; i < PACK; ++i) {
+        for (int i = 0; i < PART; ++i) {
             const float a = first.elements[p + i], b = second.elements[p + i];
-            first.elements[p + i] = a * cosine.elements[i] - b * sine.elements[i];
-            second.elements[p + i] = b * cosine.elements[i] + a * sine.elements[i];
+            first.elements[p + i] = a * cosine.values[i] - b * sine.values[i];
+            second.elements[p + i] = b * cosine.values[i] + a * sine.values[i];
         }
     }
 }

@@ -49,7 +49,10 @@ def test_rows_land_in_their_slots_and_nowhere_else(scalar, cache, head_size, blo
 
 @pytest.mark.parametrize(
     ("scalar", "cache", "head_size", "rotary"),
-    [(F32, F32, 64, 64), (BF16, BF16, 128, 128), (F16, F16, 80, 32), (BF16, FP8, 96, 96), (BF16, BF16, 256, 64)],
+    [
+        *((F32, F32, 64, 64), (BF16, BF16, 128, 128), (F16, F16, 80, 32), (BF16, FP8, 96, 96), (BF16, BF16, 256, 64)),
+        *((BF16, BF16, 96, 24), (F32, F32, 96, 24), (BF16, FP8, 80, 20)),  # GPT-NeoX-20B, Pythia-2.8B
+    ],
 )
 def test_rotation_is_fused(scalar, cache, head_size, rotary) -> None:
     heads, value = fused_rows(4, 2, head_size, scalar).split([6, 2], dim=1)

@@ -57,7 +57,7 @@ def write_variant(
     scalar: torch.dtype, cache: torch.dtype, head_size: int, block_size: int, rotary: int, kernel: str = "write_kv"
 ) -> KernelVariant:
     """The write kernel of one shape; ``rotary`` leading elements of a head rotate."""
-    if head_size % 8 or rotary % 16:
+    if head_size % 8 or rotary % 2:
         raise CudaKernelError(
             f"the CUDA write kernel does not support heads of {head_size} elements of which {rotary} rotate"
         )
