@@ -76,7 +76,7 @@ def _units_of(layer: int, mixer: Mixer, encoder_tokens: int | None) -> Iterator[
                 if mixer.indexer is not None:
                     yield KeptUnit(layer, "compressed_index", FULL, mixer.indexer.head_size, tokens_per_row=mixer.ratio)
         case State():
-            yield from _state_units(layer, mixer)
+            yield from state_units(layer, mixer)
         case CrossAttention():
             tokens = mixer.encoder_tokens or encoder_tokens
             if tokens is None:
@@ -85,7 +85,8 @@ def _units_of(layer: int, mixer: Mixer, encoder_tokens: int | None) -> Iterator[
             yield KeptUnit(layer, "cross", STATE, size, num_rows=tokens)
 
 
-def _state_units(layer: int, state: State) -> Iterator[KeptUnit]:
+def state_units(layer: int, state: State) -> Iterator[KeptUnit]:
+    """What layer ``layer`` keeps with ``state``: a convolution's inputs before a recurrent state."""
     if state.conv_kernel > 1:
         dtype = state.conv_dtype or "model"
         yield KeptUnit(layer, "conv", STATE, state.conv_channels, num_rows=state.conv_kernel - 1, dtype=dtype)

@@ -8,6 +8,8 @@ model_runner       the tensors of an engine and one step over them
 capacity           the account of an engine without tensors
 capacity_runner    its steps: random tokens
 batch              a plan turned into the model's inputs
+group_tables       block tables, slots and lengths of each group of layers
+step_tables        what the layers of a group read of a step
 staging            inputs to the device and tokens from it, without waiting
 graphs             decode steps captured as graphs
 output_processor   tokens to their sequences: appended, checked for an end, reported

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from kvplan_engine.attention.layer_cache import TablePlace
-from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
+from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.description.mixers import FULL
-from kvplan_engine.execution.group_tables import FullTables, GroupTables
+from kvplan_engine.execution.group_tables import FullTables, GroupTables, StateTables
 from kvplan_engine.execution.staging import InputStage
-from kvplan_engine.memory.index_buffers import TOKEN_BUFFERS, lengths_name, slots_name, tables_name
+from kvplan_engine.execution.step_tables import metadata_of, state_tables_name, states_of
+from kvplan_engine.memory.index_buffers import TOKEN_BUFFERS
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.requests.request import ScheduledSequence
@@ -49,8 +50,9 @@ class BatchBuilder:
         self._token_ids, self._positions, self._query_starts = (
             self._host[name].numpy() for name in ("token_ids", "positions", "query_starts")
         )
-        self._groups: list[FullTables | GroupTables] = _group_tables(self._host, layout)
-        self._places, self._last_place = tuple(dict.fromkeys(tables)), tables[-1]
+        self._groups = _group_tables(self._host, layout)
+        self._places, self._last_place = tuple(dict.fromkeys(tables)), tables[-1] if tables else None
+        self._state_tables = state_tables_name(layout)
         self._token_buffers = tuple(name for name in buffers if name in TOKEN_BUFFERS or name.startswith("slots"))
         self._seq_buffers = tuple(name for name in buffers if name not in self._token_buffers)
         self._numbers = torch.arange(self._query_starts.shape[0], device=workspace["token_ids"].device)
@@ -77,13 +79,15 @@ class BatchBuilder:
         tokens, seqs = self._views_of_tokens(num_tokens), self._views_of_seqs(num_seqs)
         attention = {place: metadata_of(place, tokens, seqs, max_query_len) for place in self._places}
         skips_rows = 2 * len(sampled) <= num_tokens and not plan.wants_prompt_logprobs
+        last = attention[self._last_place] if self._last_place is not None and skips_rows else None
         return StepBatch(
             token_ids=tokens["token_ids"],
             positions=tokens["positions"],
             attention=attention,
             sampled=sampled,
             sampled_rows=self._sampled_rows(plan) if plan.chunks else self._numbers[:num_decodes],
-            sampled_attention=self._sampled_attention(plan, attention[self._last_place]) if skips_rows else None,
+            sampled_attention=None if last is None else self._sampled_attention(plan, last),
+            states=states_of(self._state_tables, tokens, seqs),
         )
 
     def _views_of_tokens(self, num_tokens: int) -> dict[str, torch.Tensor]:
@@ -173,29 +177,12 @@ class BatchBuilder:
         return counts
 
 
-def metadata_of(
-    place: TablePlace, tokens: Mapping[str, torch.Tensor], seqs: Mapping[str, torch.Tensor], max_query_len: int
-) -> AttentionMetadata:
-    """What the layers at ``place`` read. tokens, seqs: the index buffers, cut to the step's."""
-    group, keys, values = place.group, place.key_slot, place.value_slot
-    is_apart = keys != values
-    return AttentionMetadata(
-        slots=KvSlots(tokens[slots_name(group, keys)], tokens[slots_name(group, values)] if is_apart else None),
-        block_tables=seqs[tables_name(group, keys)],
-        value_tables=seqs[tables_name(group, values)] if is_apart else None,
-        seq_lens=seqs[lengths_name(group)],
-        query_starts=seqs["query_starts"],
-        max_query_len=max_query_len,
-    )
-
-
-def _group_tables(host: Mapping[str, torch.Tensor], layout: KvLayout) -> list[FullTables | GroupTables]:
+def _group_tables(host: Mapping[str, torch.Tensor], layout: KvLayout) -> list[FullTables | GroupTables | StateTables]:
     if layout.is_uniform and layout.groups[0].kept == FULL:
         return [FullTables(host, layout.block_size)]
     return [
-        GroupTables(host, index, group, layout.block_size)
+        StateTables(host, index) if group.is_state else GroupTables(host, index, group, layout.block_size)
         for index, group in enumerate(layout.groups)
-        if not group.is_state
     ]
 
 

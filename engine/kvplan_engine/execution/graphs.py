@@ -2,7 +2,7 @@
 
 A decode step launches hundreds of small kernels with the same arguments in every step: all they read and write lies in
 the workspace and the pool. So the step is captured once and replayed as a whole. A batch is padded to the next size of
-the ladder: rows without a sequence have length 0 and slot -1, so they read and write no KV.
+the ladder: rows without a sequence have length 0, slot -1 and a state in block -1, so they read and write no KV.
 
     ladder   1 2 4 8 16 32 48 ...          batch of 19 -> graph of 32
     slots    s0 s1 ... s18 -1 -1 ... -1    seq_lens  l0 l1 ... l18 0 0 ... 0
@@ -20,7 +20,7 @@ import torch
 from kvplan_engine.attention.layer_cache import TablePlace
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device, Graph
-from kvplan_engine.execution.batch import metadata_of
+from kvplan_engine.execution.step_tables import metadata_of, states_of
 from kvplan_engine.memory.index_buffers import lengths_name, slots_name
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.step_batch import StepBatch
@@ -40,14 +40,19 @@ def ladder_of(max_num_seqs: int) -> tuple[int, ...]:
 class PaddedBatches:
     """Decode batches of any size over the first rows of the workspace, padded with rows that have no effect."""
 
-    def __init__(self, workspace: Workspace, max_num_seqs: int, places: Sequence[TablePlace]) -> None:
+    def __init__(
+        self, workspace: Workspace, max_num_seqs: int, places: Sequence[TablePlace], state_tables: str | None = None
+    ) -> None:
         self._workspace = workspace
+        self._state_tables = state_tables
         self._places = tuple(dict.fromkeys(places))
         self._padding = [("token_ids", 0), ("positions", 0)]
         for place in self._places:
             slots = {slots_name(place.group, slot) for slot in (place.key_slot, place.value_slot)}
             self._padding += [(name, -1) for name in sorted(slots)] + [(lengths_name(place.group), 0)]
-        device = workspace["seq_lens"].device
+        if state_tables is not None:
+            self._padding.append((state_tables, -1))
+        device = workspace["token_ids"].device
         self._row_numbers = torch.arange(max_num_seqs + 1, dtype=torch.int64, device=device)
         self._starts = self._row_numbers.to(torch.int32)
 
@@ -61,6 +66,7 @@ class PaddedBatches:
             attention={place: metadata_of(place, seqs, seqs, 1) for place in self._places},
             sampled=[],
             sampled_rows=self._row_numbers[:size],
+            states=states_of(self._state_tables, seqs, seqs),
         )
 
     def pad(self, num_seqs: int, size: int) -> None:

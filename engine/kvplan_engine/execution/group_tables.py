@@ -1,4 +1,4 @@
-"""One group's block tables, slots and lengths for the rows of a step.
+"""One group's block tables, slots and lengths for the rows of a step; of a group of states its blocks alone.
 
 window 4, block_size 4, bundles of one block, 11 tokens: logical block 1 is the first held
     bundles  [9 1]  first = 1         block_tables[row] = 9 1        seq_lens[row] = 11 - 4
@@ -110,3 +110,28 @@ class GroupTables:
         tokens = slice(first_row, first_row + len(positions))
         for tables, slots in zip(self._tables, self._slots, strict=True):
             slots[tokens] = tables[first_row + row_of_token, held // size].astype(np.int64) * size + held % size
+
+
+class StateTables:
+    """Fills the block table of group ``index``, a group of states: a row is the one bundle that a sequence holds.
+
+    A sequence that decodes keeps its bundle: what would be copied on write takes a sequence out of its row first.
+    """
+
+    def __init__(self, host: Mapping[str, torch.Tensor], index: int) -> None:
+        self._index = index
+        self._tables = host[tables_name(index, 0)].numpy()
+
+    def fill_decodes(self, plan: StepPlan) -> None:
+        """See GroupTables.fill_decodes."""
+        for row in plan.fresh_rows:
+            self._fill_row(row, plan.decodes[row])
+
+    def fill_chunks(self, plan: StepPlan, counts: np.ndarray, row_of_token: np.ndarray, positions: np.ndarray) -> None:
+        """See GroupTables.fill_chunks."""
+        for row, item in enumerate(plan.chunks, start=len(plan.decodes)):
+            self._fill_row(row, item.sequence)
+
+    def _fill_row(self, row: int, sequence: Sequence) -> None:
+        (bundle,) = sequence.table.groups[self._index].bundles
+        self._tables[row] = sequence.table.blocks_of(bundle)

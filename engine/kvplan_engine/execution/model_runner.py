@@ -14,6 +14,7 @@ from kvplan_engine.device.device import Device
 from kvplan_engine.execution.batch import BatchBuilder
 from kvplan_engine.execution.graphs import DecodeGraphs, PaddedBatches, ladder_of
 from kvplan_engine.execution.staging import InputStage, PendingTokens, TokenStage
+from kvplan_engine.execution.step_tables import state_tables_name
 from kvplan_engine.layers.rope import fill_rope_table
 from kvplan_engine.memory.breakdown import rope_tables
 from kvplan_engine.memory.kv_cache import allocate_host_pool, allocate_kv_pool
@@ -69,7 +70,8 @@ class ModelRunner:
     def carve_pool(self, num_blocks: int, kv_dtype: str) -> None:
         """Allocate the pool of ``num_blocks`` blocks."""
         blocks = allocate_kv_pool(num_blocks, self._layout.block_bytes, self.device.torch_device)
-        self.kv = KvPool(blocks, self._layout, self._model.config, getattr(torch, kv_dtype))
+        dtypes = (getattr(torch, name) for name in (kv_dtype, self._model.dtype))
+        self.kv = KvPool(blocks, self._layout, self._model.config, *dtypes)
 
     def drop_pool(self) -> None:
         """Free the pool, and the graphs with it, which hold its address."""
@@ -139,7 +141,8 @@ class ModelRunner:
         sizes = self.graph_sizes
         with allocating("graph_capture"):
             self._model.reserve_decode(self.kv, sizes[-1])
-            graphs = DecodeGraphs(self.device, PaddedBatches(self.workspace, sizes[-1], self._places), sizes)
+            padded = PaddedBatches(self.workspace, sizes[-1], self._places, state_tables_name(self._layout))
+            graphs = DecodeGraphs(self.device, padded, sizes)
             graphs.capture(self._decode)
         self.graphs = graphs
         return graphs

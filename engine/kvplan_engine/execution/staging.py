@@ -41,7 +41,7 @@ class InputStage:
         self._next = (self._next + 1) % _NUM_COPIES
         for name, count in counts.items():
             source, target, between = filled[name][:count], self._workspace[name][:count], stage[name][:count]
-            if name == "block_tables":
+            if name == "block_tables" and "seq_lens" in filled:
                 columns = self._columns_read(filled["seq_lens"][:count], source)
                 source, target = source[:, :columns], target[:, :columns]
                 between = stage[name].view(-1)[: count * columns].view(count, columns)  # contiguous: one copy

@@ -5,6 +5,7 @@ torch_ops   the definition of each in plain torch
 torch_mixture, mixture_weights   a mixture of experts: its definition, and its weights as all kernels take them
 arguments   what all kernels ask of their arguments
 build       compiles csrc/cpu on first use
+states/     layers with a state: where it lies in the pool, and what is computed
 cpu/        the compiled CPU kernels: operations, packed weights
 cuda/       the CUDA kernels: compiled by NVRTC on first use, launched through the driver
 """

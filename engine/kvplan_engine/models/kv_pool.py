@@ -1,4 +1,4 @@
-"""The KV pool as the decoder's layers see it: where each layer's keys and values lie in its blocks."""
+"""The KV pool as the decoder's layers see it: where each layer's keys, values and states lie in its blocks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import torch
 
 from kvplan_engine.attention.layer_cache import LayerCache, TablePlace
 from kvplan_engine.blocks.layout import KvLayout, Place
-from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.kept_units import UnitPart, state_units
+from kvplan_engine.description.mixers import Attention, State
 from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.kernels.states.rows import StateRows
 
 
 def tables_of(layout: KvLayout, layer: int) -> TablePlace:
@@ -38,15 +40,27 @@ def attention_in(layer: Layer) -> Attention | None:
 class KvPool:
     """blocks [num_blocks, block_bytes] uint8, laid out as ``layout`` says, with KV in ``dtype``.
 
-    layers: of each layer its place in the blocks, None for one without attention.
+    model_dtype: of states that name none of their own. layers: of each layer its place in the blocks, None for one
+    without attention.
     """
 
-    def __init__(self, blocks: torch.Tensor, layout: KvLayout, model: ModelDescription, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        blocks: torch.Tensor,
+        layout: KvLayout,
+        model: ModelDescription,
+        dtype: torch.dtype,
+        model_dtype: torch.dtype,
+    ) -> None:
         self.blocks, self.layout, self.dtype = blocks, layout, dtype
         self.layers: list[LayerCache | None] = []
+        self._states: dict[tuple[int, UnitPart], StateRows] = {}
         for index, layer in enumerate(model.layers):
             attention = attention_in(layer)
             self.layers.append(None if attention is None else self._cache_of(index, attention))
+            for mixer in layer.mixers:
+                if isinstance(mixer, State):
+                    self._add_states(index, mixer, model_dtype)
 
     @property
     def layer_bytes(self) -> int:
@@ -60,6 +74,18 @@ class KvPool:
         cache = self.layers[layer]
         assert cache is not None, f"layer {layer} keeps no keys and values"
         return cache
+
+    def state(self, layer: int, part: UnitPart) -> StateRows:
+        """Where the "conv" or "recurrent" part of the state of ``layer`` lies. KeyError where it has none."""
+        return self._states[layer, part]
+
+    def _add_states(self, index: int, state: State, model_dtype: torch.dtype) -> None:
+        (places,) = (group.places for group in self.layout.groups if group.is_state)
+        for unit in state_units(index, state):
+            place = places[index, unit.part]
+            dtype = model_dtype if unit.dtype == "model" else getattr(torch, unit.dtype)
+            rows = StateRows(self.blocks, dtype, unit.num_rows, unit.row_elements, place.slot, place.offset)
+            self._states[index, unit.part] = rows
 
     def _cache_of(self, index: int, attention: Attention) -> LayerCache:
         if attention.reads_layer is not None:

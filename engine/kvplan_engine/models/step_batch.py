@@ -9,6 +9,7 @@ import torch
 
 from kvplan_engine.attention.layer_cache import TablePlace
 from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.kernels.states.rows import StateStep
 from kvplan_engine.requests.request import Sequence
 
 
@@ -17,10 +18,11 @@ class StepBatch:
     """Views into the workspace for T tokens of S sequences.
 
     token_ids, positions [T] int64. attention: by which tables a layer's tokens are found (``LayerCache.tables``), each
-    with the same sequences and queries. sampled: the sequences whose next token is chosen, in row order of the logits.
-    sampled_rows [len(sampled)] int64: the row of the hidden states each of them is predicted from.
-    sampled_attention: the same sequences with only these rows as their queries, or None where they are more than half
-    of all rows: once its keys and values are written, nothing reads the last layer's other rows.
+    with the same sequences and queries. states: the sequences' states; None where no layer has one. sampled: the
+    sequences whose next token is chosen, in row order of the logits. sampled_rows [len(sampled)] int64: the row of the
+    hidden states each of them is predicted from. sampled_attention: the same sequences with only these rows as their
+    queries, or None where they are more than half of all rows, or no layer attends: once its keys and values are
+    written, nothing reads the last layer's other rows.
     """
 
     token_ids: torch.Tensor
@@ -29,7 +31,8 @@ class StepBatch:
     sampled: list[Sequence]
     sampled_rows: torch.Tensor
     sampled_attention: AttentionMetadata | None = None
-    """Of the last layer's tables."""
+    """Of the tables of the last layer with attention."""
+    states: StateStep | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -37,4 +40,6 @@ class StepBatch:
 
     @property
     def num_seqs(self) -> int:
+        if self.states is not None:
+            return self.states.num_seqs
         return next(iter(self.attention.values())).seq_lens.shape[0]

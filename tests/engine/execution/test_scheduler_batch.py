@@ -12,7 +12,7 @@ from scheduler_harness import SchedulerHarness
 from kvplan_engine.attention.layer_cache import TablePlace
 from kvplan_engine.blocks.layout import KvLayout, plan_layout, uniform_layout
 from kvplan_engine.description.kept_units import KeptUnit
-from kvplan_engine.description.mixers import FULL, Kept
+from kvplan_engine.description.mixers import FULL, STATE, Kept
 from kvplan_engine.execution.batch import BatchBuilder
 from kvplan_engine.memory.index_buffers import index_buffers
 from kvplan_engine.memory.workspace import Workspace
@@ -34,6 +34,15 @@ GROUPS = plan_layout(
     BLOCK_SIZE,
     lambda _: 1,
 )
+_STATES = [
+    KeptUnit(0, "conv", STATE, 8, num_rows=3),
+    KeptUnit(0, "recurrent", STATE, 20, num_rows=6),
+    KeptUnit(2, "recurrent", STATE, 20, num_rows=6),
+]
+_FULL = [KeptUnit(1, part, FULL, PAGE_BYTES // BLOCK_SIZE) for part in ("keys", "values")]
+HYBRID = plan_layout([_STATES[0], *_FULL, *_STATES[1:]], BLOCK_SIZE, lambda _: 1)
+STATES = plan_layout(_STATES, BLOCK_SIZE, lambda _: 1)
+LAYOUTS = {"uniform": UNIFORM, "windows": WINDOWS, "groups": GROUPS, "hybrid": HYBRID, "states": STATES}
 
 
 def places(layout: KvLayout) -> list[TablePlace]:
@@ -42,6 +51,7 @@ def places(layout: KvLayout) -> list[TablePlace]:
         TablePlace(index, slot, group.width - 1 - slot)
         for index, group in enumerate(layout.groups)
         for slot in range(group.width)
+        if not group.is_state
     ]
 
 
@@ -63,6 +73,8 @@ def content(batch: StepBatch, plan: StepPlan) -> list[object]:
         slots = (attention.slots.keys, attention.slots.values)
         found += [None if each is None else each.tolist() for each in slots]
         found += [attention.seq_lens.tolist(), attention.query_starts.tolist()]
+    if batch.states is not None:
+        found += [batch.states.tables.tolist(), batch.states.query_starts.tolist(), batch.states.positions.tolist()]
     return found
 
 
@@ -86,18 +98,26 @@ def defined(batch: StepBatch, plan: StepPlan) -> None:
                 assert attention.slots.keys[row_of_token] == blocks[place.key_slot] * BLOCK_SIZE + offset
                 assert value_slots[row_of_token] == blocks[place.value_slot] * BLOCK_SIZE + offset
                 row_of_token += 1
+    if batch.states is not None:
+        assert batch.num_seqs == len(plan.scheduled) == batch.states.num_seqs
+        for row, item in enumerate(plan.scheduled):
+            (bundle,) = item.sequence.table.groups[-1].bundles
+            assert batch.states.tables[row].tolist() == list(item.sequence.table.blocks_of(bundle))
+            start = int(batch.states.query_starts[row])
+            assert batch.states.positions[start] == item.sequence.num_computed_tokens
+            assert batch.states.query_starts[row + 1] - start == item.num_new_tokens
 
 
-@pytest.mark.parametrize("layout", [UNIFORM, WINDOWS, GROUPS], ids=["uniform", "windows", "groups"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_builder_that_remembers_and_one_that_does_not_agree(layout: KvLayout, seed: int) -> None:
     harness = SchedulerHarness(
-        num_blocks=14 if layout is not GROUPS else 10 * layout.token_blocks,
+        num_blocks=_num_blocks(layout),
         block_size=BLOCK_SIZE,
         max_num_seqs=NUM_SEQS,
         max_num_batched_tokens=NUM_TOKENS,
         max_model_len=MAX_LEN,
-        num_swap_slots=20 * layout.token_blocks if seed % 2 else 0,
+        num_swap_slots=20 * max(layout.widths) if seed % 2 else 0,
         seed=seed,
         layout=layout,
     )
@@ -126,4 +146,12 @@ def test_a_builder_that_remembers_and_one_that_does_not_agree(layout: KvLayout, 
         sampled = harness.step().sampled
         latest = np.array([sequence.token_ids[-1] for sequence in sampled]) if seed % 3 else None
     assert num_compared > 100
-    assert harness.scheduler.num_preemptions > 0
+    assert harness.scheduler.num_preemptions > 0 or layout is STATES  # which take no more as they grow
+
+
+def _num_blocks(layout: KvLayout) -> int:
+    """Few enough that sequences are preempted."""
+    if layout is GROUPS:
+        return 10 * layout.token_blocks
+    states = sum(group.width for group in layout.groups if group.is_state)
+    return 14 * layout.token_blocks + 3 * states

@@ -1,0 +1,4 @@
+"""What layers with a state compute: a state is read and written where it lies in the pool.
+
+rows        where a state lies, and which sequences a step computes
+"""
