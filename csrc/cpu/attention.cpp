@@ -16,7 +16,7 @@ namespace {
 
 Partial take_partial(Cutter& cutter, const Call& call, int64_t rows) {
   Partial partial;
-  partial.output = cutter.take<float>(rows * call.padded_head);
+  partial.output = cutter.take<float>(rows * call.padded_value);
   partial.maximum = cutter.take<float>(rows);
   partial.sum = cutter.take<float>(rows * kLanes);
   return partial;
@@ -29,7 +29,7 @@ Scratch take_scratch(Cutter& cutter, const Call& call) {
   const int64_t pair_rows = call.by_pairs ? call.max_rows : 0;
   scratch.query_pairs = cutter.take<BFloat16>(pair_rows * padded_to_pairs(call.args.head_size));
   scratch.packed_keys = cutter.take<float>(call.args.head_size * kTileTokens);
-  scratch.packed_values = cutter.take<float>(static_cast<int64_t>(kTileTokens) * call.padded_head);
+  scratch.packed_values = cutter.take<float>(static_cast<int64_t>(kTileTokens) * call.padded_value);
   scratch.key_rows = cutter.take<const float*>(call.args.head_size);
   scratch.value_rows = cutter.take<const float*>(kTileTokens);
   scratch.partial = take_partial(cutter, call, call.max_rows);
@@ -91,14 +91,14 @@ float output_factor(const kvplan_attention& args, int head, float maximum, float
 template <class T>
 void store_output(const Call& call, const SharedPrefixes& shared, const Item& item, const Partial& partial) {
   const kvplan_attention& args = call.args;
-  const int head_size = static_cast<int>(args.head_size);
+  const int size = static_cast<int>(args.value_size);
   for_each_row(call, shared, item, [&](int row, int64_t token, int head) {
     T* target = static_cast<T*>(args.out) + token * args.out_row_stride + head * args.out_head_stride;
-    const float* source = partial.output + row * call.padded_head;
+    const float* source = partial.output + row * call.padded_value;
     const float factor = output_factor(args, head, partial.maximum[row], sum_of(load(partial.sum + row * kLanes)));
     int column = 0;
-    for (; column + kLanes <= head_size; column += kLanes) store(target + column, load(source + column) * factor);
-    if (column < head_size) store_part(target + column, load(source + column) * factor, head_size - column);
+    for (; column + kLanes <= size; column += kLanes) store(target + column, load(source + column) * factor);
+    if (column < size) store_part(target + column, load(source + column) * factor, size - column);
   });
 }
 
@@ -175,7 +175,7 @@ void finish_part(const Run& run, const Item& item) {
 
 // Hands each member's rows of a shared prefix over to the member's own item.
 void finish_shared(const Run& run, const Item& item, const Partial& partial) {
-  const int64_t group = run.call.group, padded = run.call.padded_head;
+  const int64_t group = run.call.group, padded = run.call.padded_value;
   const int64_t pieces = pieces_per_sequence(run.call.args, run.plan);
   for (int64_t i = 0; i < item.num_members; ++i) {
     const int64_t member = run.shared.members[static_cast<size_t>(item.first_member + i)];
@@ -237,7 +237,7 @@ int run_attention(const kvplan_attention& args, int threads) {
   const Plan plan = plan_attention(args, shared, threads);
   const bool by_pairs = kHasPairs && args.storage == KVPLAN_BFLOAT16 && args.kv_storage == KVPLAN_BFLOAT16;
   const Call call{args, static_cast<int>(args.num_heads / args.num_kv_heads), padded_to_lanes(args.head_size),
-                  plan.max_rows, shared.members.data(), by_pairs};
+                  padded_to_lanes(args.value_size), plan.max_rows, shared.members.data(), by_pairs};
   Cutter measure(nullptr);
   take_workspace(measure, call, plan, threads, false);
   if (!arena.reserve(measure.used())) return KVPLAN_NO_MEMORY;

@@ -90,20 +90,22 @@ constexpr int kStepsAhead = 3;
 // Where the bytes of a step lie that follows `tile`'s first by `step`, in it or in `next`; null beyond (no next).
 template <class T>
 KVPLAN_INLINE const T* step_start(const TileRows<T>& tile, const TileRows<T>* next, int step, int heads,
-                                  int64_t head_step) {
+                                  int64_t key_step, int64_t value_step) {
   const TileRows<T>* rows = &tile;
   if (step >= 2 * heads) {
     rows = next;
     step -= 2 * heads;
     if (rows == nullptr || step >= 2 * heads) return nullptr;
   }
-  return step < heads ? rows->keys[0] + step * head_step : rows->values[0] + (step - heads) * head_step;
+  return step < heads ? rows->keys[0] + step * key_step : rows->values[0] + (step - heads) * value_step;
 }
 
 template <class T>
 void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
   const int head_size = static_cast<int>(call.args.head_size);
-  const int64_t head_step = call.args.block_size * call.args.head_size;
+  const int value_size = static_cast<int>(call.args.value_size);
+  const int64_t key_step = call.args.block_size * call.args.head_size;
+  const int64_t value_step = call.args.block_size * call.args.value_stride;
   const int rows = item.num_queries * call.group;
   const int tile_tokens = direct_tile_tokens(call.args.block_size);
   TileRows<T> tiles[2];
@@ -111,7 +113,8 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
   find_rows(call, item, item.kv_begin, tile_tokens - item.kv_begin % tile_tokens, tiles[0]);
   const int64_t step_bytes = int64_t{tile_tokens} * head_size * int64_t{sizeof(T)};
   for (int step = 0; step < kStepsAhead && step < 2 * item.num_heads; ++step)
-    prefetch_bytes(step_start(tiles[0], static_cast<TileRows<T>*>(nullptr), step, item.num_heads, head_step), step_bytes);
+    prefetch_bytes(step_start(tiles[0], static_cast<TileRows<T>*>(nullptr), step, item.num_heads, key_step, value_step),
+                   step_bytes);
   for (int first = item.kv_begin; first < item.kv_end; first += tiles[1 - current].tokens) {
     const TileRows<T>& tile = tiles[current];
     TileRows<T>* next = &tiles[1 - current];
@@ -123,8 +126,8 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
       next = nullptr;
     }
     for (int head = 0; head < item.num_heads; ++head) {
-      const T* ahead = step_start(tile, next, head + kStepsAhead, item.num_heads, head_step);
-      score_head(call, tile, head * head_step, head * rows, rows, scratch, ahead);
+      const T* ahead = step_start(tile, next, head + kStepsAhead, item.num_heads, key_step, value_step);
+      score_head(call, tile, head * key_step, head * rows, rows, scratch, ahead);
     }
     for (int query = 0; query < item.num_queries; ++query) {
       const Seen seen = seen_tokens(call, item, query, first, tile.tokens);
@@ -134,10 +137,11 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
                          scratch.scores + row * kTileTokens, scratch.partial);
     }
     for (int head = 0; head < item.num_heads; ++head) {
-      const T* ahead = step_start(tile, next, item.num_heads + head + kStepsAhead, item.num_heads, head_step);
+      const int following = item.num_heads + head + kStepsAhead;
+      const T* ahead = step_start(tile, next, following, item.num_heads, key_step, value_step);
       multiply<T, kDirectRows, 4, true>(scratch.scores + head * rows * kTileTokens, kTileTokens, tile.values,
-                                        head * head_step, head_size, rows, tile.tokens,
-                                        scratch.partial.output + head * rows * call.padded_head, call.padded_head,
+                                        head * value_step, value_size, rows, tile.tokens,
+                                        scratch.partial.output + head * rows * call.padded_value, call.padded_value,
                                         ahead);
     }
   }

@@ -8,13 +8,13 @@ namespace kvplan {
 
 inline void point_at_packed_rows(const Call& call, Scratch& scratch) {
   for (int64_t i = 0; i < call.args.head_size; ++i) scratch.key_rows[i] = scratch.packed_keys + i * kTileTokens;
-  for (int64_t i = 0; i < kTileTokens; ++i) scratch.value_rows[i] = scratch.packed_values + i * call.padded_head;
+  for (int64_t i = 0; i < kTileTokens; ++i) scratch.value_rows[i] = scratch.packed_values + i * call.padded_value;
 }
 
 // For items of one KV head.
 template <class T>
 void attend_packed(const Call& call, const Item& item, Scratch& scratch) {
-  const int head_size = static_cast<int>(call.args.head_size);
+  const int head_size = static_cast<int>(call.args.head_size), value_size = static_cast<int>(call.args.value_size);
   const int rows = item_rows(call, item);
   TileRows<T> tile;
   for (int first = item.kv_begin; first < item.kv_end; first += tile.tokens) {
@@ -28,10 +28,10 @@ void attend_packed(const Call& call, const Item& item, Scratch& scratch) {
       update_softmax(call, seen, slope_of(call, item, row, first), tile.tokens, row,
                      scratch.scores + row * kTileTokens, scratch.partial);
     }
-    pack_rows(tile.values, tile.tokens, head_size, call.padded_head, scratch.packed_values);
+    pack_rows(tile.values, tile.tokens, value_size, call.padded_value, scratch.packed_values);
     multiply<float, kPackedRows, kPackedVectors, true>(scratch.scores, kTileTokens, scratch.value_rows, 0,
-                                                       call.padded_head, rows, tile.tokens, scratch.partial.output,
-                                                       call.padded_head);
+                                                       call.padded_value, rows, tile.tokens, scratch.partial.output,
+                                                       call.padded_value);
   }
 }
 

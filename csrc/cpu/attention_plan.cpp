@@ -121,7 +121,7 @@ bool blocks_in_pool(const kvplan_attention& args, int64_t sequence) {
 
 // KV heads of a direct item: all where there are sequences enough for the threads, fewer where there are not.
 int64_t heads_per_item(const kvplan_attention& args, int64_t rows_per_head, int threads) {
-  const int64_t in_cache = most(1, kDirectItemFloats / (rows_per_head * args.head_size));
+  const int64_t in_cache = most(1, kDirectItemFloats / (rows_per_head * most(args.head_size, args.value_size)));
   const int64_t cuts = threads > 1 ? divided_up(kItemsPerThread * threads, most(1, args.num_sequences)) : 1;
   return least(in_cache, divided_up(args.num_kv_heads, cuts));
 }

@@ -14,7 +14,8 @@ namespace kvplan {
 struct Call {
   const kvplan_attention& args;
   int group;               // query heads of one KV head
-  int padded_head;         // head_size rounded up to whole vectors
+  int padded_head;         // head_size rounded up to whole vectors, of a query
+  int padded_value;        // value_size rounded up, of an output
   int max_rows;            // of any item
   const int32_t* members;  // SharedPrefixes::members
   bool by_pairs;           // items that read the cache where it lies take their scores from pairs (attention_pairs.h)
@@ -24,7 +25,7 @@ struct Call {
 //
 // Rows are ordered KV head, query token, head of the group: row = (head * num_queries + query) * group + g.
 struct Partial {
-  float* output;   // [rows, padded_head]
+  float* output;   // [rows, padded_value]
   float* maximum;  // [rows]
   float* sum;      // [rows, kLanes]: each lane has its share
 };
@@ -35,7 +36,7 @@ struct Scratch {
   float* scores;             // [rows, kTileTokens]
   BFloat16* query_pairs;     // [rows, padded_to_pairs(head_size)]: by pairs, queries as they are, zeros beyond head_size
   float* packed_keys;        // [head_size, kTileTokens]
-  float* packed_values;      // [kTileTokens, padded_head]
+  float* packed_values;      // [kTileTokens, padded_value]
   const float** key_rows;    // [head_size]: the rows of packed_keys
   const float** value_rows;  // [kTileTokens]: the rows of packed_values
   Partial partial;
@@ -62,9 +63,8 @@ void find_rows(const Call& call, const Item& item, int first, int most_tokens, T
   const int64_t table_at = item.sequence * args.block_table_stride;
   const int32_t* table = args.block_tables + table_at;
   const int32_t* value_table = args.value_tables == nullptr ? table : args.value_tables + table_at;
-  const int64_t head_offset = item.first_head * args.block_size * args.head_size;
-  const T* keys = static_cast<const T*>(args.keys) + head_offset;
-  const T* values = static_cast<const T*>(args.values) + head_offset;
+  const T* keys = static_cast<const T*>(args.keys) + item.first_head * args.block_size * args.head_size;
+  const T* values = static_cast<const T*>(args.values) + item.first_head * args.block_size * args.value_stride;
   rows.first = first;
   rows.tokens = item.kv_end - first < most_tokens ? item.kv_end - first : most_tokens;
   int t = 0;
@@ -75,7 +75,7 @@ void find_rows(const Call& call, const Item& item, int first, int most_tokens, T
     const int64_t value_block = value_table[position / args.block_size] * args.block_stride;
     for (; t < rows.tokens && within < args.block_size; ++t, ++within) {
       rows.keys[t] = keys + block + within * args.head_size;
-      rows.values[t] = values + value_block + within * args.head_size;
+      rows.values[t] = values + value_block + within * args.value_stride;
     }
   }
   const int padded = (t + 3) / 4 * 4;
@@ -103,7 +103,7 @@ inline Seen seen_tokens(const Call& call, const Item& item, int query, int tile_
 }
 
 inline void clear(const Call& call, int rows, Partial& partial) {
-  std::memset(partial.output, 0, sizeof(float) * static_cast<size_t>(rows) * static_cast<size_t>(call.padded_head));
+  std::memset(partial.output, 0, sizeof(float) * static_cast<size_t>(rows) * static_cast<size_t>(call.padded_value));
   std::memset(partial.sum, 0, sizeof(float) * static_cast<size_t>(rows) * kLanes);
   for (int r = 0; r < rows; ++r) partial.maximum[r] = -INFINITY;
 }
@@ -111,8 +111,8 @@ inline void clear(const Call& call, int rows, Partial& partial) {
 // Brings a row's output and sum from its old maximum to a higher one.
 KVPLAN_INLINE void raise_maximum(const Call& call, int row, float maximum, Partial& partial) {
   const float shrink = exp(splat(partial.maximum[row] - maximum))[0];
-  float* output = partial.output + static_cast<int64_t>(row) * call.padded_head;
-  for (int column = 0; column < call.padded_head; column += kLanes)
+  float* output = partial.output + static_cast<int64_t>(row) * call.padded_value;
+  for (int column = 0; column < call.padded_value; column += kLanes)
     store(output + column, load(output + column) * shrink);
   store(partial.sum + row * kLanes, load(partial.sum + row * kLanes) * shrink);
   partial.maximum[row] = maximum;
@@ -181,9 +181,9 @@ inline void merge(const Call& call, int rows, Partial& part, Partial& into) {
     if (part.maximum[r] == -INFINITY) continue;
     if (part.maximum[r] > into.maximum[r]) raise_maximum(call, r, part.maximum[r], into);
     if (into.maximum[r] > part.maximum[r]) raise_maximum(call, r, into.maximum[r], part);
-    float* target = into.output + static_cast<int64_t>(r) * call.padded_head;
-    const float* source = part.output + static_cast<int64_t>(r) * call.padded_head;
-    for (int column = 0; column < call.padded_head; column += kLanes)
+    float* target = into.output + static_cast<int64_t>(r) * call.padded_value;
+    const float* source = part.output + static_cast<int64_t>(r) * call.padded_value;
+    for (int column = 0; column < call.padded_value; column += kLanes)
       store(target + column, load(target + column) + load(source + column));
     store(into.sum + r * kLanes, load(into.sum + r * kLanes) + load(part.sum + r * kLanes));
   }

@@ -21,26 +21,32 @@ KVPLAN_INLINE void copy_row(const BFloat16* from, BFloat16* to, int64_t width) {
   std::memcpy(to, from, sizeof(BFloat16) * static_cast<size_t>(width));
 }
 
-// Elements from the first block's page to the slot's row.
-int64_t place_of(const kvplan_kv_write& args, int64_t slot) {
-  return slot / args.block_size * args.block_stride + slot % args.block_size * args.head_size;
+// Elements from the first block's page to the slot's row, of `size` elements.
+int64_t place_of(const kvplan_kv_write& args, int64_t slot, int64_t size) {
+  return slot / args.block_size * args.block_stride + slot % args.block_size * size;
+}
+
+// One token's keys or values, of all heads, at `to`.
+template <class From, class To>
+KVPLAN_INLINE void write_heads(const kvplan_kv_write& args, const From* from, int64_t head_stride, To* to,
+                               int64_t size) {
+  for (int64_t head = 0; head < args.num_kv_heads; ++head)
+    copy_row(from + head * head_stride, to + head * args.block_size * size, size);
 }
 
 template <class From, class To>
 void write_tokens(const kvplan_kv_write& args, int64_t begin, int64_t end) {
-  const int64_t head_step = args.block_size * args.head_size;
   for (int64_t token = begin; token < end; ++token) {
     const int64_t slot = args.slots[token];
     if (slot < 0) continue;
-    const int64_t key_at = place_of(args, slot);
-    const int64_t value_at = args.value_slots == nullptr ? key_at : place_of(args, args.value_slots[token]);
     const From* key = static_cast<const From*>(args.key) + token * args.key_row_stride;
+    write_heads(args, key, args.key_head_stride, static_cast<To*>(args.keys) + place_of(args, slot, args.head_size),
+                args.head_size);
+    if (args.value == nullptr) continue;
+    const int64_t value_slot = args.value_slots == nullptr ? slot : args.value_slots[token];
     const From* value = static_cast<const From*>(args.value) + token * args.value_row_stride;
-    for (int64_t head = 0; head < args.num_kv_heads; ++head) {
-      copy_row(key + head * args.key_head_stride, static_cast<To*>(args.keys) + key_at + head * head_step, args.head_size);
-      copy_row(value + head * args.value_head_stride, static_cast<To*>(args.values) + value_at + head * head_step,
-               args.head_size);
-    }
+    write_heads(args, value, args.value_head_stride,
+                static_cast<To*>(args.values) + place_of(args, value_slot, args.value_size), args.value_size);
   }
 }
 
@@ -73,7 +79,7 @@ int kvplan_write_kv(const kvplan_kv_write* args, int threads) {
     if (args->value_slots == nullptr || args->slots[i] < 0) continue;
     if (args->value_slots[i] < 0 || args->value_slots[i] >= num_slots) return KVPLAN_BAD_INDEX;
   }
-  const int64_t grain = kvplan::row_grain(2 * args->num_kv_heads * args->head_size);
+  const int64_t grain = kvplan::row_grain(args->num_kv_heads * (args->head_size + args->value_size));
   kvplan::for_each_range(args->num_tokens, grain, threads,
                          [&](int64_t begin, int64_t end) { kvplan::write_any(*args, begin, end); });
   return KVPLAN_OK;

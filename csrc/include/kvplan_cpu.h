@@ -34,12 +34,13 @@ int kvplan_lanes(void);
 
 // One layer of one step.
 typedef struct kvplan_attention {
-  // query [T, num_heads, head_size] and out, of `storage`
+  // query [T, num_heads, head_size] and out [T, num_heads, value_size], of `storage`
   const void* query;
   void* out;
   int64_t query_row_stride, query_head_stride, out_row_stride, out_head_stride;
-  // keys and values of this layer: [num_blocks, num_kv_heads, block_size, head_size] each, of `kv_storage`; a head's
-  // tokens are contiguous, heads are block_size * head_size apart, blocks block_stride apart
+  // keys [num_blocks, num_kv_heads, block_size, head_size] and values [num_blocks, num_kv_heads, block_size, value_size]
+  // of this layer, of `kv_storage`; a head's keys are contiguous, heads are block_size * head_size apart, blocks
+  // block_stride apart. A token's value is value_stride behind the last one's, a head's block_size as many
   const void* keys;
   const void* values;
   int64_t block_stride, num_blocks;
@@ -61,6 +62,8 @@ typedef struct kvplan_attention {
   const float* sinks;
   int32_t storage, kv_storage;
   const float* slopes;  // [num_heads]: times how far a key lies behind, taken from its score (ALiBi); null: none
+  // value_stride: value_size, or head_size where values are the beginnings of the keys (latent attention)
+  int64_t value_size, value_stride;
 } kvplan_attention;
 
 // Causal attention over the paged pool, prefill and decode rows in any mix (attention/backend.py has the definition).
@@ -74,6 +77,7 @@ int64_t kvplan_tokens_read_once(const kvplan_attention* args);
 typedef struct kvplan_kv_write {
   // [num_tokens, num_kv_heads, head_size], of `storage`
   const void* key;
+  // [num_tokens, num_kv_heads, value_size]; NULL: values are the beginnings of the keys, written with them
   const void* value;
   int64_t key_row_stride, key_head_stride, value_row_stride, value_head_stride;
   // as in kvplan_attention
@@ -86,6 +90,7 @@ typedef struct kvplan_kv_write {
   const int64_t* value_slots;
   int64_t num_tokens, num_kv_heads, head_size, block_size;
   int32_t storage, kv_storage;
+  int64_t value_size;  // values of a head are contiguous
 } kvplan_kv_write;
 
 // keys[slot], values[slot] = key, value for every token whose slot is not negative.

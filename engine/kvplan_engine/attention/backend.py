@@ -49,7 +49,7 @@ class AttentionOptions:
 class AttentionInputs:
     """One layer's attention in one step.
 
-    query [T, num_heads, head_size]; cache: the layer's; metadata: of the step; out: shaped like query.
+    query [T, num_heads, head_size]; cache: the layer's; metadata: of the step; out [T, num_heads, value_size].
     """
 
     query: torch.Tensor
@@ -79,15 +79,20 @@ class AttentionBackend(Protocol):
     contiguous. Tensors that do not fit are ValueError.
 
     name: for messages and ``EngineConfig.attention_backend``. options: the fields of AttentionOptions that it has.
-    is_capturable: its calls never wait for the device, so decode steps may be captured as graphs.
+    is_capturable: its calls never wait for the device, so decode steps may be captured as graphs. takes_any_values:
+    values may be of another size than keys, or the beginnings of the keys (``LayerCache.values_in_keys``).
     """
 
     name: str
     options: frozenset[str]
     is_capturable: bool
+    takes_any_values: bool
 
-    def write_kv(self, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> None:
-        """Store ``key`` and ``value`` [T, num_kv_heads, head_size] at ``slots``."""
+    def write_kv(self, key: torch.Tensor, value: torch.Tensor | None, cache: LayerCache, slots: KvSlots) -> None:
+        """Store ``key`` [T, num_kv_heads, head_size] and ``value`` [T, num_kv_heads, value_size] at ``slots``.
+
+        value: None where values are the beginnings of the keys.
+        """
         ...
 
     def rotate_and_write(self, rotation: Rotation, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> None:
@@ -114,6 +119,15 @@ class AttentionBackend(Protocol):
         dtype, num_heads: of the queries. No graph captured until now may be replayed afterwards.
         """
         ...
+
+
+def refuse_values(backend: AttentionBackend, attention: str) -> None:
+    """EngineError where ``backend`` lacks ``attention``, whose values are of another size than its keys."""
+    if not backend.takes_any_values:
+        raise EngineError(
+            f"the {backend.name} attention backend has no {attention}.",
+            hint="attention_backend='reference' has it, slowly",
+        )
 
 
 def refuse_missing_options(backend: AttentionBackend, options: AttentionOptions) -> None:

@@ -9,21 +9,24 @@ from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.kernels.arguments import check_rows, check_vector
 
 
-def check_written_heads(key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> None:
-    """Keys and values [T, num_kv_heads, head_size] of the cache's heads, and a slot for each token."""
+def check_written_heads(key: torch.Tensor, value: torch.Tensor | None, cache: LayerCache, slots: KvSlots) -> None:
+    """Keys and values [T, num_kv_heads, size] of the cache's heads, and a slot for each token."""
     num_tokens, dtype = key.shape[0], key.dtype
     check_rows("key", key, (num_tokens, cache.num_kv_heads, cache.head_size), dtype)
-    check_rows("value", value, (num_tokens, cache.num_kv_heads, cache.values.shape[3]), dtype)
+    if (value is None) != cache.values_in_keys:
+        raise ValueError(f"layer {cache.layer} {'has' if value is None else 'lacks'} values apart from its keys")
+    if value is not None:
+        check_rows("value", value, (num_tokens, cache.num_kv_heads, cache.value_size), dtype)
     check_vector("slots", slots.keys, num_tokens, torch.int64)
     if slots.values is not None:
         check_vector("slots of the values", slots.values, num_tokens, torch.int64)
 
 
 def check_attending_heads(query: torch.Tensor, out: torch.Tensor, cache: LayerCache) -> None:
-    """Queries and outputs [T, num_heads, head_size] whose heads share the cache's evenly."""
+    """Queries [T, num_heads, head_size] and outputs [T, num_heads, value_size]; heads share the cache's evenly."""
     num_tokens, num_heads, _ = query.shape
     check_rows("query", query, (num_tokens, num_heads, cache.head_size), query.dtype)
-    check_rows("out", out, (num_tokens, num_heads, cache.values.shape[3]), query.dtype)
+    check_rows("out", out, (num_tokens, num_heads, cache.value_size), query.dtype)
     if num_heads % cache.num_kv_heads:
         raise ValueError(f"{num_heads} query heads cannot share {cache.num_kv_heads} KV heads evenly")
 

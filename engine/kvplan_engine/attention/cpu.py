@@ -35,11 +35,12 @@ class CpuBackend:
     name = "cpu"
     options = ALL_OPTIONS
     is_capturable = False
+    takes_any_values = True
 
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
 
-    def write_kv(self, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> None:
+    def write_kv(self, key: torch.Tensor, value: torch.Tensor | None, cache: LayerCache, slots: KvSlots) -> None:
         """See AttentionBackend.write_kv. Raises IndexError for a slot beyond the pool, before anything is written."""
         args = self.write_args(key, value, cache, slots)
         if self._kernels.write_kv(byref(args), torch.get_num_threads()) != STATUS_OK:
@@ -51,18 +52,21 @@ class CpuBackend:
         ops.rope_inplace(rotation.heads, rotation.positions, rotation.cos_sin)
         self.write_kv(rotation.heads[:, -value.shape[1] :], value, cache, slots)
 
-    def write_args(self, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> KvWriteArgs:
+    def write_args(
+        self, key: torch.Tensor, value: torch.Tensor | None, cache: LayerCache, slots: KvSlots
+    ) -> KvWriteArgs:
         """The checked arguments of ``write_kv`` as the kernel takes them; valid while the tensors are."""
         check_written_heads(key, value, cache, slots)
         return KvWriteArgs(
             key.data_ptr(),
-            value.data_ptr(),
+            _pointer(value),
             *key.stride()[:2],
-            *value.stride()[:2],
+            *((0, 0) if value is None else value.stride()[:2]),
             *(cache.keys.data_ptr(), cache.values.data_ptr(), cache.block_stride, cache.num_blocks),
             *(slots.keys.data_ptr(), _pointer(slots.values)),
             *(key.shape[0], cache.num_kv_heads, cache.head_size, cache.block_size),
             *_storage_codes(key, cache),
+            0 if value is None else cache.value_size,
         )
 
     def attend(self, inputs: AttentionInputs) -> None:
@@ -95,6 +99,7 @@ class CpuBackend:
             *(options.window or 0, options.scale, options.softcap or 0.0, _pointer(options.sinks)),
             *_storage_codes(query, cache),
             _pointer(options.slopes),
+            *(cache.value_size, cache.value_stride),
         )
 
     def reserve_decode(

@@ -33,6 +33,7 @@ class CudaBackend:
     name = "cuda"
     options = ALL_OPTIONS
     is_capturable = True
+    takes_any_values = False
 
     def __init__(
         self,
@@ -47,8 +48,10 @@ class CudaBackend:
         self._value_scale = value_scale
         self._planner = AttentionPlanner(runtime, decode_warps, decode_stages)
 
-    def write_kv(self, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> None:
+    def write_kv(self, key: torch.Tensor, value: torch.Tensor | None, cache: LayerCache, slots: KvSlots) -> None:
         """See AttentionBackend.write_kv."""
+        if value is None:
+            raise ValueError("the CUDA kernels write keys and values of one size")
         params = self._write_params(key, value, cache, slots)
         self._launch_write(params, key, cache, rotary=0)
 

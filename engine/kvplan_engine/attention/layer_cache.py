@@ -31,7 +31,8 @@ class LayerCache:
 
     keys [num_blocks, num_kv_heads, block_size, key_size], values [num_blocks, num_kv_heads, block_size, value_size]: a
     page is contiguous, pages are a block of the pool apart. Which block holds a sequence's tokens say the step's block
-    tables at ``tables``. layer: its number, growing within a step.
+    tables at ``tables``. layer: its number, growing within a step. Where one row of a token is its key and its value
+    begins that row (latent attention), ``values`` is a view of ``keys``: ``latent_cache`` makes such a cache.
     """
 
     keys: torch.Tensor
@@ -40,7 +41,8 @@ class LayerCache:
     tables: TablePlace = ONLY_TABLE
 
     def __post_init__(self) -> None:
-        for name, pages in (("keys", self.keys), ("values", self.values)):
+        pages_by_name = {"keys": self.keys} if self.values_in_keys else {"keys": self.keys, "values": self.values}
+        for name, pages in pages_by_name.items():
             if pages.dim() != 4 or not _has_contiguous_pages(pages):
                 raise ValueError(
                     f"the {name} of layer {self.layer} are {tuple(pages.shape)} with strides {pages.stride()}, wanted "
@@ -48,6 +50,11 @@ class LayerCache:
                 )
         if self.keys.shape[:3] != self.values.shape[:3] or self.keys.stride(0) != self.values.stride(0):
             raise ValueError(f"keys {tuple(self.keys.shape)} and values {tuple(self.values.shape)} are of two pools")
+
+    @property
+    def values_in_keys(self) -> bool:
+        """Whether a token's value is the beginning of its key, so that writing the key writes both."""
+        return self.values.data_ptr() == self.keys.data_ptr() and self.values.stride() == self.keys.stride()
 
     @property
     def has_value_tables(self) -> bool:
@@ -68,8 +75,18 @@ class LayerCache:
 
     @property
     def head_size(self) -> int:
-        """Of keys; the kernels take values of the same size."""
+        """Of keys."""
         return self.keys.shape[3]
+
+    @property
+    def value_size(self) -> int:
+        """Of values, which may be larger or smaller than keys."""
+        return self.values.shape[3]
+
+    @property
+    def value_stride(self) -> int:
+        """Elements from one token's value to the next one's, of the same head."""
+        return self.head_size if self.values_in_keys else self.value_size
 
     @property
     def dtype(self) -> torch.dtype:
@@ -87,6 +104,11 @@ def _has_contiguous_pages(pages: torch.Tensor) -> bool:
     return (size == 1 or element_stride == 1) and (tokens == 1 or token_stride == size) and (
         heads == 1 or head_stride == tokens * size
     )  # fmt: skip
+
+
+def latent_cache(rows: torch.Tensor, value_size: int, layer: int, tables: TablePlace = ONLY_TABLE) -> LayerCache:
+    """Of ``rows`` [num_blocks, 1, block_size, key_size], whose first ``value_size`` elements are the value too."""
+    return LayerCache(rows, rows[..., :value_size], layer, tables)
 
 
 def uniform_cache(pool: torch.Tensor, layer: int) -> LayerCache:

@@ -19,17 +19,20 @@ class ReferenceBackend:
     name = "reference"
     options = ALL_OPTIONS
     is_capturable = False
+    takes_any_values = True
 
     def __init__(self, compute_dtype: torch.dtype = torch.float32) -> None:
         self._compute_dtype = compute_dtype
 
-    def write_kv(self, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> None:
+    def write_kv(self, key: torch.Tensor, value: torch.Tensor | None, cache: LayerCache, slots: KvSlots) -> None:
         """See AttentionBackend.write_kv."""
         wanted = slots.keys >= 0
         for rows, pages, places in (
             (key, cache.keys, slots.keys),
             (value, cache.values, slots.keys if slots.values is None else slots.values),
         ):
+            if rows is None:
+                continue
             blocks = torch.div(places[wanted], cache.block_size, rounding_mode="floor")
             offsets = places[wanted] % cache.block_size
             _as_stored(pages)[blocks, :, offsets] = _as_stored(_to_storage(rows[wanted], cache.dtype))

@@ -112,7 +112,7 @@ void check_write(int storage, int kv_storage) {
   }
   kvplan_kv_write call{key.data(), value.data(), row, head_size, row, head_size, pool.data(), pool.from(layer),
                        2 * layer, num_blocks, slots.data(), nullptr, tokens, heads, head_size, block_size, storage,
-                       kv_storage};
+                       kv_storage, head_size};
   worst.expect(kvplan_write_kv(&call, threads) == KVPLAN_OK);
   for (int64_t i = 0; i < pool.count(); ++i) worst.see(pool.at(i), want[static_cast<size_t>(i)], KVPLAN_FLOAT32, 0);
   slots[3] = num_blocks * block_size;

@@ -57,6 +57,8 @@ class AttentionArgs(ctypes.Structure):
         ("storage", c_int32),
         ("kv_storage", c_int32),
         ("slopes", c_void_p),
+        ("value_size", c_int64),
+        ("value_stride", c_int64),
     )
 
 
@@ -82,6 +84,7 @@ class KvWriteArgs(ctypes.Structure):
         ("block_size", c_int64),
         ("storage", c_int32),
         ("kv_storage", c_int32),
+        ("value_size", c_int64),
     )
 
 
