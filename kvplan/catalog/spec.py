@@ -105,6 +105,7 @@ class StateMixer:
     ``conv_channels`` channels are divided by tensor parallelism; ``conv_group_channels`` (Mamba-2's B and C, in
     ``num_groups`` groups) are divided only as far as there are groups. ``recurrent_shape`` is (heads, rows, columns),
     divided along heads; empty when there is no recurrent state. A dtype of None means the model's own dtype.
+    ``step_rank``: of Mamba's time steps, 0 elsewhere.
     """
 
     kind: StateKind
@@ -115,6 +116,7 @@ class StateMixer:
     num_groups: int = 1
     conv_dtype: str | None = None
     recurrent_dtype: str | None = None
+    step_rank: int = 0
     tensors: tuple[Tensor, ...] = ()
 
 

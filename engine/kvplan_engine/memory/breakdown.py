@@ -97,20 +97,37 @@ def _part_columns(part: Mixer | FeedForward | None) -> int:
             return part.qkv_size + part.output_size
         case Mlp():
             return 2 * part.size if part.gated else part.size
-        case Mixture():  # gate and up of each token's experts, and of the shared one
-            inner = part.top_k * part.expert.size + (0 if part.shared is None else part.shared.size)
-            return 2 * inner if part.expert.gated else inner
+        case Mixture():
+            return _mixture_columns(part)
         case LatentAttention():
             return _latent_columns(part)
         case CompressedAttention():  # queries and output, the one vector that is key and value, the index's queries
             index = 0 if part.indexer is None else part.indexer.num_heads * part.indexer.head_size
             return (2 * part.num_heads + 1) * part.head_size + index
-        case State():  # projected inputs, the convolution's outputs, the gate
-            return 3 * part.conv_channels
+        case State():
+            return _state_columns(part)
         case CrossAttention():  # queries and output; an encoder's keys and values are computed once, into the pool
             return part.num_heads * (part.key_size + part.value_size)
         case None:
             return 0
+
+
+def _mixture_columns(part: Mixture) -> int:
+    """Gate and up of each token's experts and of the shared one; without gates up, and what the router chose."""
+    inner = part.top_k * part.expert.size + (0 if part.shared is None else part.shared.size)
+    return 2 * inner if part.expert.gated else inner + 32 * -(-part.top_k // 8)
+
+
+def _state_columns(part: State) -> int:
+    """What the first product gives, and the convolution's outputs."""
+    match part.kind:
+        case "mamba1":  # input and gate; then the convolved input's step, B and C
+            return 3 * part.conv_channels + part.rank + 2 * part.recurrent_shape[-1]
+        case "mamba2":  # gate, the convolution's inputs, and each head's step
+            heads, rows, _ = part.recurrent_shape
+            return heads * rows + part.conv_channels + heads + part.conv_channels
+        case _:
+            return 3 * part.conv_channels
 
 
 def _latent_columns(part: LatentAttention) -> int:

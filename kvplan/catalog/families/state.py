@@ -56,7 +56,7 @@ def mamba1(hidden: int, sizes: Mamba1Sizes, *, name: str = "mixer") -> StateMixe
     if sizes.inner_norms:
         tensors += norm(f"{name}.dt_layernorm", rank)
         tensors += norm(f"{name}.b_layernorm", state) + norm(f"{name}.c_layernorm", state)
-    return StateMixer("mamba1", inner, sizes.kernel, (inner, state), tensors=tensors)
+    return StateMixer("mamba1", inner, sizes.kernel, (inner, state), step_rank=rank, tensors=tensors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvplan.catalog.spec import DenseFeedForward, FeedForward, ModelSpec, MoeFeedForward
-from kvplan.errors import unhandled_kind
+from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kv_groups import STATE
 from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
+from kvplan.estimate.kvplan.scratch import scratch_elements
 from kvplan.estimate.kvplan.settings import EngineDevice, ResolvedSettings, resolve_settings
-from kvplan.estimate.mixers import activation_width
 from kvplan.estimate.weights import size_weights
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import MIB
@@ -78,7 +77,7 @@ def workspace_buffers(spec: ModelSpec, settings: FilledSettings, layout: KvLayou
         "hidden": tokens * hidden * size,
         "normed": tokens * hidden * size,
         "delta": tokens * hidden * size,
-        "scratch": tokens * _scratch_elements(spec) * size,
+        "scratch": tokens * scratch_elements(spec) * size,
         "last_hidden": rows * hidden * size,
         "logits": rows * vocab * size,
         "sampler": min(rows, SAMPLER_ROWS) * vocab * SAMPLER_BYTES_PER_LOGIT,
@@ -108,22 +107,6 @@ def _group_buffers(layout: KvLayout, settings: FilledSettings) -> dict[str, int]
             buffers[f"block_table.{number}.{place}"] = rows * columns * 4
             buffers[f"slots.{number}.{place}"] = tokens * 8
     return buffers
-
-
-def _scratch_elements(spec: ModelSpec) -> int:
-    """Per token, the wider of qkv with the attention's output, and the inner activations of the feed-forward."""
-    mixers = (activation_width(mixer, 1) for layer in spec.layers for mixer in layer.mixers)
-    parts = (_inner_width(layer.feed_forward) for layer in spec.layers if layer.feed_forward is not None)
-    return max([*mixers, *parts], default=0)
-
-
-def _inner_width(part: FeedForward) -> int:
-    if isinstance(part, DenseFeedForward):
-        return part.intermediate_size * (2 if part.gated else 1)
-    if isinstance(part, MoeFeedForward):
-        inner = part.experts_per_token * part.expert_intermediate_size + part.shared_intermediate_size
-        return inner * (2 if part.gated else 1)
-    raise unhandled_kind(part, "_inner_width")
 
 
 def _aligned(number: int) -> int:

@@ -1,0 +1,43 @@
+"""The scratch buffer of kvplan's engine: what one part of a layer writes for each token of a step, at its widest."""
+
+from __future__ import annotations
+
+from kvplan.catalog.spec import DenseFeedForward, FeedForward, Mixer, ModelSpec, MoeFeedForward, StateMixer
+from kvplan.errors import unhandled_kind
+from kvplan.estimate.mixers import activation_width
+
+_ELEMENTS_OF_EIGHT_CHOICES = 32
+"""An expert's number and its weight are 8 bytes; 64 bytes for eight of them, in elements of 2 bytes."""
+
+
+def scratch_elements(spec: ModelSpec) -> int:
+    """Per token, the most that any mixer or feed-forward of ``spec`` needs at once; parts take turns."""
+    mixers = (_mixer_elements(mixer) for layer in spec.layers for mixer in layer.mixers)
+    parts = (_inner_elements(layer.feed_forward) for layer in spec.layers if layer.feed_forward is not None)
+    return max([*mixers, *parts], default=0)
+
+
+def _mixer_elements(mixer: Mixer) -> int:
+    return _state_elements(mixer) if isinstance(mixer, StateMixer) else activation_width(mixer, 1)
+
+
+def _state_elements(mixer: StateMixer) -> int:
+    channels = mixer.conv_channels + mixer.conv_group_channels
+    if mixer.kind == "mamba1":
+        # inputs and gate side by side, the convolution's outputs, then what time steps, B and C are made of
+        return 3 * channels + mixer.step_rank + 2 * mixer.recurrent_shape[-1]
+    if mixer.kind == "mamba2":
+        # one product gives gate, the convolution's inputs and a time step per head; its outputs lie beside
+        return mixer.conv_channels + channels + mixer.recurrent_shape[0] + channels
+    return 3 * channels
+
+
+def _inner_elements(part: FeedForward) -> int:
+    if isinstance(part, DenseFeedForward):
+        return part.intermediate_size * (2 if part.gated else 1)
+    if isinstance(part, MoeFeedForward):
+        inner = part.experts_per_token * part.expert_intermediate_size + part.shared_intermediate_size
+        # without gates nothing is left over for what the router chose
+        choice = -(-part.experts_per_token // 8) * _ELEMENTS_OF_EIGHT_CHOICES
+        return 2 * inner if part.gated else inner + choice
+    raise unhandled_kind(part, "_inner_elements")
