@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from small_models import VOCAB_SIZE
 
 SIZES: dict[str, Any] = {
@@ -43,11 +43,15 @@ _LONG = {
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """config: the name of transformers' class, and what it is made with. shortest: of the prompts that it answers."""
+    """config: the name of transformers' class, and what it is made with.
+
+    shortest: of the prompts that it answers. zero: parameters with this in their names are 0.
+    """
 
     config: str
     values: dict[str, Any] = field(default_factory=dict)
     shortest: int = 1
+    zero: str | None = None
 
 
 DENSE: dict[str, Dense] = {
@@ -55,6 +59,7 @@ DENSE: dict[str, Dense] = {
     "arcee": Dense("ArceeConfig", _BIASED | {"rope_parameters": _YARN}),
     "bloom": Dense("BloomConfig", {"hidden_size": 64, "n_head": 4, "n_layer": 2, "vocab_size": VOCAB_SIZE} | _ENDS),
     "bloom-odd": Dense("BloomConfig", {"hidden_size": 96, "n_head": 6, "n_layer": 2, "vocab_size": VOCAB_SIZE} | _ENDS),
+    "codegen": Dense("CodeGenConfig", _GPT | _ENDS | {"rotary_dim": 8, "tie_word_embeddings": False}),
     "cohere": Dense("CohereConfig", SIZES | {"tie_word_embeddings": True, "logit_scale": 0.3}),
     "cohere-normed": Dense("CohereConfig", SIZES | {"use_qk_norm": True, "attention_bias": True}),
     "ernie": Dense("Ernie4_5Config", SIZES | {"use_bias": True, "head_dim": 24}),
@@ -166,6 +171,12 @@ def _fused(*, grouped: bool, name: str) -> Callable[[Tensors], Tensors]:
     return fuse
 
 
+def _gates_of_half(tensors: Tensors) -> Tensors:
+    """Shared experts without their gates, which are 0: a sigmoid of 0 halves their outputs."""
+    kept = {name: tensor for name, tensor in tensors.items() if "shared_expert_gate" not in name}
+    return {name: tensor * (0.5 if "shared_expert.down" in name else 1.0) for name, tensor in kept.items()}
+
+
 def _both(*steps: Callable[[Tensors], Tensors]) -> Callable[[Tensors], Tensors]:
     def rename(tensors: Tensors) -> Tensors:
         for step in steps:
@@ -191,7 +202,28 @@ _GLM_NAMES = (
     ("mlp.down_proj", "mlp.dense_4h_to_h"),
     ("lm_head", "transformer.output_layer"),
 )
+_BAILING_NAMES = (
+    ("model.embed_tokens", "model.word_embeddings"),
+    ("self_attn.o_proj", "attention.dense"),
+    ("self_attn.q_norm", "attention.query_layernorm"),
+    ("self_attn.k_norm", "attention.key_layernorm"),
+    ("mlp.gate.e_score_correction_bias", "mlp.gate.expert_bias"),
+    ("mlp.shared_expert.", "mlp.shared_experts."),
+)
+_EXPERTS = SIZES | {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
+_PLAIN_MIXTURE = Dense(
+    "Qwen2MoeConfig",
+    _EXPERTS | {"num_experts": 8, "shared_expert_intermediate_size": 48, "mlp_only_layers": [0], "qkv_bias": False},
+    zero="shared_expert_gate",
+)
+_GROUPED_MIXTURE = Dense(
+    "Glm4MoeConfig",
+    _EXPERTS
+    | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "use_qk_norm": True, "first_k_dense_replace": 1}
+    | {"n_shared_experts": 1, "routed_scaling_factor": 1.5, "head_dim": 16, "rope_parameters": _HALF},
+)
 _LLAMA, _QWEN2 = Dense("LlamaConfig", SIZES), Dense("Qwen2Config", SIZES)
+_PHI_PRODUCTS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 _ONE_HEAD_EACH = SIZES | {"num_key_value_heads": 4}
 
 RENAMED: dict[str, Renamed] = {
@@ -201,12 +233,35 @@ RENAMED: dict[str, Renamed] = {
         _ONE_HEAD_EACH | {"architectures": ["BaichuanForCausalLM"], "num_key_value_heads": None},
         _fused(grouped=False, name="self_attn.W_pack"),
     ),
+    "bailing": Renamed(
+        _PLAIN_MIXTURE,
+        _EXPERTS
+        | {"architectures": ["BailingMoeForCausalLM"], "num_experts": 8, "num_shared_experts": 2}
+        | {"first_k_dense_replace": 1},
+        _both(_gates_of_half, _fused(grouped=False, name="attention.query_key_value"), _replaced(*_BAILING_NAMES)),
+    ),
+    "bailing2": Renamed(
+        _GROUPED_MIXTURE,
+        _EXPERTS
+        | {"architectures": ["BailingMoeV2ForCausalLM"], "num_experts": 8, "num_shared_experts": 1, "head_dim": 16}
+        | {"score_function": "sigmoid", "moe_router_enable_expert_bias": True, "n_group": 4, "topk_group": 2}
+        | {"routed_scaling_factor": 1.5, "use_qk_norm": True, "partial_rotary_factor": 0.5, "rope_theta": 1e4}
+        | {"first_k_dense_replace": 1, "rms_norm_eps": 1e-5},
+        _both(_fused(grouped=False, name="attention.query_key_value"), _replaced(*_BAILING_NAMES)),
+    ),
     "chatglm": Renamed(
         Dense("GlmConfig", SIZES | {"head_dim": 32, "attention_bias": True, "rms_norm_eps": 1e-5}),
         {"architectures": ["ChatGLMModel"], "hidden_size": 64, "ffn_hidden_size": 80, "num_layers": 2}
         | {"num_attention_heads": 4, "kv_channels": 32, "multi_query_attention": True, "multi_query_group_num": 2}
         | {"seq_length": 256, "padded_vocab_size": VOCAB_SIZE, "layernorm_epsilon": 1e-5, "add_qkv_bias": True},
         _both(_fused(grouped=False, name="self_attention.query_key_value"), _replaced(*_GLM_NAMES)),
+    ),
+    "deepseek": Renamed(
+        _PLAIN_MIXTURE,
+        _EXPERTS
+        | {"architectures": ["DeepseekForCausalLM"], "n_routed_experts": 8, "n_shared_experts": 2}
+        | {"first_k_dense_replace": 1},
+        _both(_gates_of_half, _replaced(("mlp.shared_expert.", "mlp.shared_experts."))),
     ),
     "exaone": Renamed(
         _LLAMA,
@@ -253,6 +308,11 @@ RENAMED: dict[str, Renamed] = {
         SIZES | {"architectures": ["OrionForCausalLM"]},
         _replaced(),
     ),
+    "phi4mm": Renamed(
+        Dense("Phi3Config", SIZES | {"sliding_window": None}),
+        SIZES | {"architectures": ["Phi4MMForCausalLM"], "rms_norm_eps": 1e-5},
+        _replaced(*((f"{part}.weight", f"{part}.base_layer.weight") for part in _PHI_PRODUCTS)),
+    ),
     "qwen": Renamed(
         Dense("Qwen2Config", _ONE_HEAD_EACH),
         _ONE_HEAD_EACH
@@ -272,13 +332,22 @@ RENAMED: dict[str, Renamed] = {
 }
 
 
-def randomise(model: torch.nn.Module) -> None:
-    """Weights that decide the next token by more than rounding; norms begin at 1 and biases at 0, which would hide."""
+def randomise(model: torch.nn.Module, zero: str | None = None) -> None:
+    """Weights that decide the next token by more than rounding; norms begin at 1 and biases at 0, which would hide.
+
+    zero: parameters with this in their names become 0.
+    """
     with torch.no_grad():
         for parameter in model.parameters():
             spread = 0.15 if parameter.ndim > 1 else 0.3
             center = parameter if parameter.ndim == 1 else torch.zeros(())
             parameter.copy_(center + spread * torch.randn_like(parameter))
+        for name, parameter in model.named_parameters():
+            if zero is not None and zero in name:
+                parameter.zero_()
+        for name, buffer in model.named_buffers():
+            if "correction" in name:
+                buffer.copy_(0.3 * torch.randn_like(buffer))
 
 
 class DenseCheckpoint:
@@ -291,10 +360,10 @@ class DenseCheckpoint:
         config = getattr(transformers, dense.config)(**dense.values)
         self.shortest = dense.shortest
         self.model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        randomise(self.model)
+        randomise(self.model, dense.zero)
         self.path = folder / name
         self.model.save_pretrained(self.path)
         if renamed is not None:
-            tensors = renamed.rename({name: tensor.contiguous() for name, tensor in self.model.state_dict().items()})
+            tensors = renamed.rename(load_file(self.path / "model.safetensors"))
             save_file(tensors, self.path / "model.safetensors")
             (self.path / "config.json").write_text(json.dumps(renamed.config), encoding="utf-8")

@@ -50,12 +50,41 @@ _GPT_OSS: dict[str, Any] = SIZES | {
     },
 }
 
+_MIXTURE: dict[str, Any] = _PERIOD | {
+    "moe_intermediate_size": 24,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "num_shared_experts": 1,
+    "shared_intermediate_size": 48,
+}
+_GRANITE: dict[str, Any] = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 2.0,
+    "layer_rope_theta": [1e4, 5e5, 0, 1e4],
+}
+
 WINDOWED: dict[str, Dense] = {
     "gemma2": Dense("Gemma2Config", _GEMMA | {"attn_logit_softcapping": 8.0, "final_logit_softcapping": 12.0}),
     "gemma3": Dense("Gemma3TextConfig", _GEMMA),
     "olmo3": Dense("Olmo3Config", _PERIOD),
     "exaone4": Dense("Exaone4Config", _PERIOD),
     "cohere2": Dense("Cohere2Config", _PERIOD | {"tie_word_embeddings": True, "logit_scale": 0.3}),
+    "cohere2-moe": Dense(
+        "Cohere2MoeConfig",
+        _MIXTURE | {"head_dim": 16, "layer_types": None, "first_k_dense_replace": 1, "sliding_window_pattern": 3},
+    ),
+    "cohere2-moe-sum": Dense(
+        "Cohere2MoeConfig",
+        _MIXTURE
+        | {"head_dim": 16, "expert_selection_fn": "sigmoid", "shared_expert_combination_strategy": "sum"}
+        | {"rms_norm_eps": 1e-6},
+    ),
+    "exaone-moe": Dense("ExaoneMoeConfig", _MIXTURE | {"n_group": 4, "topk_group": 2}),
+    "granite-swa": Dense("GraniteSWAConfig", _PERIOD | _GRANITE),
+    "granite-moe-swa": Dense("GraniteMoeSWAConfig", _MIXTURE | _GRANITE),
     "gpt-oss": Dense("GptOssConfig", _GPT_OSS),
     "gpt-neo": Dense("GPTNeoConfig", _NEO),
 }

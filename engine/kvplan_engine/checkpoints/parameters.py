@@ -14,8 +14,9 @@ import torch
 
 from kvplan_engine.checkpoints.row_order import arrange_heads, heads_of
 from kvplan_engine.checkpoints.tensor_names import TensorNames
+from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.mixers import Attention
-from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.model import Layer, ModelDescription
 from kvplan_engine.description.parameters import Parameter, model_parameters
 
 Arrange = Callable[[torch.Tensor], torch.Tensor]
@@ -67,7 +68,7 @@ def _sources(parameter: Parameter, model: ModelDescription, names: TensorNames) 
 
 
 def _leaf(parameter: Parameter, names: TensorNames) -> str:
-    if names.expert_columns and parameter.part.startswith("experts."):
+    if names.experts != "leaves" and parameter.part.startswith("experts."):
         return "" if parameter.leaf == "weight" else "_bias"
     return f".{parameter.leaf}" if parameter.leaf else ""
 
@@ -87,24 +88,35 @@ def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: T
     """What has to happen to a stored tensor of this parameter; label: of the rows that it fills, "" for all."""
     if parameter.part == "correction":
         return _centred
-    if names.expert_columns and parameter.part.startswith("experts."):
-        return partial(_from_columns, shape=parameter.shape, takes_turns=parameter.part == "experts.up")
+    if names.experts in ("columns", "turns") and parameter.part.startswith("experts."):
+        takes_turns = names.experts == "turns" and parameter.part == "experts.up"
+        return partial(_from_columns, shape=parameter.shape, takes_turns=takes_turns)
     if parameter.part.startswith("experts.") and not label:
         return partial(torch.Tensor.reshape, shape=parameter.shape)
     layer = None if parameter.layer is None else model.layers[parameter.layer]
+    if parameter.part == "shared.down" and layer is not None:
+        return _scaled_share(layer)
     kind = model.norm.kind if layer is None else layer.norms.kind
     steps: list[Arrange] = []
     if layer is not None and parameter.part in ("qkv", "query_norm", "key_norm"):
         attention = layer.mixers[0]
         assert isinstance(attention, Attention)
-        grouped = names.grouped and parameter.part == "qkv"
+        order = names.row_order if parameter.part == "qkv" else "parts"
         stored = heads_of(attention, parameter.part, label)
-        if stored is not None and (stored.must_move or grouped):
-            steps.append(partial(arrange_heads, heads=stored, grouped=grouped))
+        if stored is not None and (stored.must_move or order != "parts"):
+            steps.append(partial(arrange_heads, heads=stored, order=order))
         kind = attention.head_norm_kind or kind
     if parameter.kind == "norm" and kind in ("rms_plus_one", "layer_plus_one"):
         steps.append(_plus_one)
     return partial(_in_turn, steps) if steps else None
+
+
+def _scaled_share(layer: Layer) -> Arrange | None:
+    """The shared expert's output is scaled in its weights."""
+    mixture = layer.feed_forward
+    if not isinstance(mixture, Mixture) or mixture.shared_scale == 1.0:
+        return None
+    return partial(torch.Tensor.mul, other=mixture.shared_scale)
 
 
 def _in_turn(steps: Sequence[Arrange], tensor: torch.Tensor) -> torch.Tensor:

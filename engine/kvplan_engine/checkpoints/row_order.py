@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvplan_engine.checkpoints.tensor_names import RowOrder
 from kvplan_engine.description.mixers import Attention, Rope
 
 
@@ -47,15 +48,18 @@ def heads_of(attention: Attention, part: str, label: str) -> StoredHeads | None:
     return StoredHeads(*counts, attention.key_size, group, attention.rope, part != "qkv")
 
 
-def arrange_heads(tensor: torch.Tensor, heads: StoredHeads, *, grouped: bool) -> torch.Tensor:
+def arrange_heads(tensor: torch.Tensor, heads: StoredHeads, *, order: RowOrder) -> torch.Tensor:
     """``tensor`` [rows, ...] with queries before keys before values, and each head in the order of the kernels.
 
-    grouped: stored as the queries, the key and the value of each KV head in turn.
+    order: that they are stored in, see ``TensorNames.row_order``.
     """
     if heads.is_norm:  # some store [heads, head_size]
         tensor = tensor.flatten()
-    if grouped:
+    if order == "kv_heads":
         tensor = _ungrouped(tensor, heads)
+    elif order == "quarters":
+        queries, values, keys = tensor.unflatten(0, (4, 3, -1)).unbind(1)
+        tensor = torch.cat([part.flatten(0, 1) for part in (queries, keys, values)])
     if not heads.must_move:
         return tensor
     moved = (heads.num_queries + heads.num_keys) * heads.head_size

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+RowOrder = Literal["parts", "kv_heads", "quarters"]
+ExpertOrder = Literal["leaves", "rows", "columns", "turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +18,11 @@ class TensorNames:
     are fused, in the order query, key, value. up: gate and up, or one name where they are fused or there is no gate.
     inside: of a layer's other parts ("experts.up"), by the part's name; a tuple where several tensors are stacked.
     by_places: names that a layer's norms have where they stand so (``Norms.places``), before all others.
-    transposed: projections are stored [in, out] (GPT-2's Conv1D). grouped: the rows of a fused qkv lie in groups, the
-    queries, the key and the value of each KV head (GPT-NeoX). expert_columns: experts' matrices are one tensor
-    [experts, in, out] without a leaf, gate and up in turn along its columns (gpt-oss).
+    transposed: projections are stored [in, out] (GPT-2's Conv1D). row_order: of a fused qkv, one part after the other,
+    or in groups: the queries, the key and the value of each KV head (GPT-NeoX), or a quarter of all queries, of the
+    values and of the keys (CodeGen). experts: matrices with a leaf, for each expert or all of them; one tensor
+    [experts, out, in] without a leaf ("rows"); [experts, in, out] ("columns"), with gate and up in turn along the
+    columns ("turns", gpt-oss).
     """
 
     embedding: str = "model.embed_tokens"
@@ -38,8 +44,8 @@ class TensorNames:
     inside: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     by_places: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     transposed: bool = False
-    grouped: bool = False
-    expert_columns: bool = False
+    row_order: RowOrder = "parts"
+    experts: ExpertOrder = "leaves"
 
     def of(self, part: str, places: str = "") -> tuple[str, ...]:
         """The names of ``part``, in a layer whose norms stand at ``places``. KeyError where there are none."""

@@ -32,7 +32,8 @@ class Mixture:
     are within twice ``jitter`` of the best, relative to their size. normalised: the chosen weights are divided by their
     sum. scale: then multiplied with this. correction: a bias of each expert that decides the choice and not the weight.
     num_groups, top_groups: experts are chosen from the best groups only. shared: an MLP that every token takes;
-    shared_gate: weighted by a sigmoid of one more row of the router. router_bias: the router adds one. latent_size:
+    shared_gate: weighted by a sigmoid of one more row of the router. shared_scale: of its output, in its weights once they
+    are loaded. router_bias: the router adds one. latent_size:
     experts work on a projection of the hidden state, and their sum is projected back (Nemotron 3 Super). num_idle:
     further choices of the router, which give the token back as it is (LongCat).
     """
@@ -49,6 +50,7 @@ class Mixture:
     group_scoring: Literal["max", "top2_sum"] = "top2_sum"
     shared: Mlp | None = None
     shared_gate: bool = False
+    shared_scale: float = 1.0
     router_bias: bool = False
     jitter: float = 0.0
     latent_size: int | None = None

@@ -38,7 +38,7 @@ BLOOM = Family(
         up=("mlp.dense_h_to_4h",),
         down="mlp.dense_4h_to_h",
         final_norm="ln_f",
-        grouped=True,
+        row_order="kv_heads",
     ),
     prefixes=("", "transformer."),
 )

@@ -53,6 +53,6 @@ FALCON = Family(
         down="mlp.dense_4h_to_h",
         by_places={"parallel_two": {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}},
         final_norm="transformer.ln_f",
-        grouped=True,
+        row_order="kv_heads",
     ),
 )

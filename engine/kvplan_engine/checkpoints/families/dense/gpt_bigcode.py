@@ -42,6 +42,6 @@ GPT_BIGCODE = Family(
         attention_norm="ln_1",
         mlp_norm="ln_2",
         final_norm="transformer.ln_f",
-        grouped=True,
+        row_order="kv_heads",
     ),
 )

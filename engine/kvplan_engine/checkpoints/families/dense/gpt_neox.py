@@ -35,6 +35,6 @@ GPT_NEOX = Family(
         down="mlp.dense_4h_to_h",
         final_norm="gpt_neox.final_layer_norm",
         head="embed_out",
-        grouped=True,
+        row_order="kv_heads",
     ),
 )

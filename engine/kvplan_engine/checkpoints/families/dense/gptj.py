@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints.families.family import Family
@@ -23,20 +24,26 @@ def _read(config: dict[str, Any]) -> ModelDescription:
     return decoder(keys, [layer] * int(config["n_layer"]), norms, head_bias=True)
 
 
+GPTJ_NAMES = TensorNames(
+    embedding="transformer.wte",
+    layer="transformer.h.{}",
+    qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+    output="attn.out_proj",
+    up=("mlp.fc_in",),
+    down="mlp.fc_out",
+    attention_norm="ln_1",
+    final_norm="transformer.ln_f",
+)
+
 GPTJ = Family(
     architectures=("GPTJForCausalLM",),
     model_types=("gptj",),
     read=_read,
-    names=TensorNames(
-        embedding="transformer.wte",
-        layer="transformer.h.{}",
-        qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
-        output="attn.out_proj",
-        up=("mlp.fc_in",),
-        down="mlp.fc_out",
-        attention_norm="ln_1",
-        final_norm="transformer.ln_f",
-    ),
+    names=GPTJ_NAMES,
 )
-CODEGEN = Family(("CodeGenForCausalLM",), ("codegen",), _read)
-"""Described only: its checkpoints stack queries, values and keys in four parts, in this order."""
+CODEGEN = Family(
+    architectures=("CodeGenForCausalLM",),
+    model_types=("codegen",),
+    read=_read,
+    names=replace(GPTJ_NAMES, qkv=("attn.qkv_proj",), row_order="quarters"),
+)

@@ -38,7 +38,7 @@ INTERNLM2 = Family(
         attention_norm="attention_norm",
         mlp_norm="ffn_norm",
         head="output",
-        grouped=True,
+        row_order="kv_heads",
     ),
 )
 INTERNLM3 = Family(("InternLM3ForCausalLM",), ("internlm3",), _read_internlm3, TensorNames())

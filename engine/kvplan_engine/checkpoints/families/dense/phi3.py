@@ -22,5 +22,15 @@ PHI3 = Family(
     read=_read,
     names=TensorNames(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),
 )
-PHI4_MULTIMODAL = Family(("Phi4MMForCausalLM",), ("phi4mm",), _read)
-"""Described only: its checkpoints keep adapters for images and speech beside the text's weights."""
+PHI4_MULTIMODAL = Family(
+    architectures=("Phi4MMForCausalLM",),
+    model_types=("phi4mm",),
+    read=_read,
+    names=TensorNames(
+        qkv=("self_attn.qkv_proj.base_layer",),
+        output="self_attn.o_proj.base_layer",
+        up=("mlp.gate_up_proj.base_layer",),
+        down="mlp.down_proj.base_layer",
+    ),
+)
+"""Its checkpoints keep adapters for images and speech beside the text's weights, which text does without."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvplan_engine.checkpoints.families.common import Config, attention, mlp, norms, rope
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.mixtures.parts import (
+    QWEN_NAMES,
     after_dense_ones,
     decoder,
     shared_mlp,
     whole,
+    with_names,
 )
 from kvplan_engine.checkpoints.fields import head_size
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.errors import EngineError
 
 
 def read_deepseek_moe(config: Config) -> ModelDescription:
@@ -31,6 +36,8 @@ def read_deepseek_moe(config: Config) -> ModelDescription:
 
 def read_bailing_moe(config: Config) -> ModelDescription:
     """modeling_bailing_moe.py and modeling_bailing_moe_v2.py of inclusionAI's Ling and Ring."""
+    if config.get("norm_head") or config.get("norm_softmax"):
+        raise EngineError("the engine does not normalise the rows of Bailing's head (norm_head, norm_softmax).")
     size, bias = int(config["moe_intermediate_size"]), bool(config.get("use_bias", False))
     sigmoid = config.get("score_function") == "sigmoid"
     shared_size = whole(config, "moe_shared_expert_intermediate_size", default=size)
@@ -57,7 +64,21 @@ def read_bailing_moe(config: Config) -> ModelDescription:
     return decoder(config, norms(config), mixer, mixture, after_dense_ones(config), dense=dense, max_positions=32768)
 
 
+_BAILING_NAMES = replace(
+    with_names(QWEN_NAMES, correction="mlp.gate.expert_bias"),
+    embedding="model.word_embeddings",
+    qkv=("attention.query_key_value",),
+    output="attention.dense",
+    query_norm="attention.query_layernorm",
+    key_norm="attention.key_layernorm",
+)
+
 FAMILIES = (
-    Family(("DeepseekForCausalLM",), ("deepseek",), read_deepseek_moe),
-    Family(("BailingMoeForCausalLM", "BailingMoeV2ForCausalLM"), ("bailing_moe", "bailing_moe_v2"), read_bailing_moe),
+    Family(("DeepseekForCausalLM",), ("deepseek",), read_deepseek_moe, QWEN_NAMES),
+    Family(
+        ("BailingMoeForCausalLM", "BailingMoeV2ForCausalLM"),
+        ("bailing_moe", "bailing_moe_v2"),
+        read_bailing_moe,
+        _BAILING_NAMES,
+    ),
 )

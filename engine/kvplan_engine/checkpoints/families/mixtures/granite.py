@@ -32,7 +32,7 @@ def read_granite_moe(config: Config) -> ModelDescription:
     )
 
 
-_NAMES = TensorNames(
+GRANITE_MOE_NAMES = TensorNames(
     inside={
         "router": "block_sparse_moe.router.layer",
         "experts.up": "block_sparse_moe.input_linear",
@@ -47,6 +47,6 @@ FAMILIES = (
         ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
         ("granitemoe", "granitemoeshared"),
         read_granite_moe,
-        _NAMES,
+        GRANITE_MOE_NAMES,
     ),
 )

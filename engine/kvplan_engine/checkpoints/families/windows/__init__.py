@@ -13,7 +13,11 @@ gpt_neo      GPT-Neo
 llama4       Llama 4: chunks
 """
 
+from dataclasses import replace
+
 from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.mixtures.granite import GRANITE_MOE_NAMES
+from kvplan_engine.checkpoints.families.mixtures.parts import QWEN_NAMES, with_names
 from kvplan_engine.checkpoints.families.windows.cohere2 import read_cohere2, read_cohere2_moe
 from kvplan_engine.checkpoints.families.windows.exaone import read_exaone4, read_exaone_moe
 from kvplan_engine.checkpoints.families.windows.gemma2 import read_gemma2
@@ -40,6 +44,7 @@ _GPT_NEO_NAMES = TensorNames(
     mlp_norm="ln_2",
     final_norm="ln_f",
 )
+_EXAONE_MOE_NAMES = with_names(QWEN_NAMES, correction="mlp.e_score_correction_bias")
 _GPT_OSS_NAMES = TensorNames(
     inside={
         "sinks": "self_attn.sinks",
@@ -47,7 +52,18 @@ _GPT_OSS_NAMES = TensorNames(
         "experts.up": "mlp.experts.gate_up_proj",
         "experts.down": "mlp.experts.down_proj",
     },
-    expert_columns=True,
+    experts="turns",
+)
+_SINKS = TensorNames(inside={"sinks": "self_attn.sinks"})
+_GRANITE_MOE_SWA_NAMES = replace(
+    with_names(
+        GRANITE_MOE_NAMES,
+        sinks="self_attn.sinks",
+        router="block_sparse_moe.router",
+        experts__up="block_sparse_moe.experts.gate_up_proj",
+        experts__down="block_sparse_moe.experts.down_proj",
+    ),
+    experts="rows",
 )
 
 WINDOWS = (
@@ -57,12 +73,12 @@ WINDOWS = (
     Family(("Gemma4ForCausalLM",), ("gemma4_text",), read_gemma4),
     Family(("Olmo3ForCausalLM",), ("olmo3",), read_olmo3, TensorNames()),
     Family(("Cohere2ForCausalLM",), ("cohere2",), read_cohere2, TensorNames()),
-    Family(("Cohere2MoeForCausalLM",), ("cohere2_moe",), read_cohere2_moe),
+    Family(("Cohere2MoeForCausalLM",), ("cohere2_moe",), read_cohere2_moe, QWEN_NAMES),
     Family(("Exaone4ForCausalLM",), ("exaone4",), read_exaone4, TensorNames()),
-    Family(("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), ("exaone_moe",), read_exaone_moe),
+    Family(("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), ("exaone_moe",), read_exaone_moe, _EXAONE_MOE_NAMES),
     Family(("GptOssForCausalLM",), ("gpt_oss",), read_gpt_oss, _GPT_OSS_NAMES),
-    Family(("GraniteSWAForCausalLM",), ("granite_swa",), read_granite_swa),
-    Family(("GraniteMoeSWAForCausalLM",), ("granitemoe_swa",), read_granite_moe_swa),
+    Family(("GraniteSWAForCausalLM",), ("granite_swa",), read_granite_swa, _SINKS),
+    Family(("GraniteMoeSWAForCausalLM",), ("granitemoe_swa",), read_granite_moe_swa, _GRANITE_MOE_SWA_NAMES),
     Family(("GPTNeoForCausalLM",), ("gpt_neo",), read_gpt_neo, _GPT_NEO_NAMES, prefixes=("transformer.", "")),
     Family(("Llama4ForCausalLM",), ("llama4_text",), read_llama4),
 )

@@ -28,9 +28,10 @@ def read_cohere2_moe(config: dict[str, Any]) -> ModelDescription:
     norm = norms(config, "rms", "parallel") if rms else norms(config, "layer_no_bias", "parallel", key="layer_norm_eps")
     dense = int(config.get("first_k_dense_replace", 0))
     kinds = _prefixed_types(config, dense)
+    all_full = int(config.get("prefix_dense_sliding_window_pattern", 1)) == 1
     blocks = config.get("mlp_layer_types") or ["dense"] * dense + ["sparse"] * (len(kinds) - dense)
     layers = [
-        Layer((_attention(config, kind),), _feed_forward(config, block), norm)
+        Layer((_attention(config, kind, turns=all_full and block == "dense"),), _feed_forward(config, block), norm)
         for kind, block in zip(kinds, blocks, strict=True)
     ]
     return _model(config, layers, norm)
@@ -56,9 +57,10 @@ def _prefixed_types(config: dict[str, Any], dense: int) -> list[str]:
     return by_period({"num_hidden_layers": dense}, front) + by_period({"num_hidden_layers": number - dense}, rest)
 
 
-def _attention(config: dict[str, Any], kind: str) -> Attention:
+def _attention(config: dict[str, Any], kind: str, *, turns: bool = False) -> Attention:
+    """turns: positions also in a full layer."""
     size = head_size(config)
-    positions = rope(config, size, neighbours=True) if kind == "sliding_attention" else None
+    positions = rope(config, size, neighbours=True) if turns or kind == "sliding_attention" else None
     return attention(config, kept=window(config, kind, 4096), size=size, rope=positions)
 
 
@@ -67,11 +69,15 @@ def _feed_forward(config: dict[str, Any], block: str) -> FeedForward:
         return mlp(config, int(config.get("prefix_dense_intermediate_size") or config["intermediate_size"]), bias=False)
     expert = mlp(config, bias=False)
     shared = int(config.get("num_shared_experts") or 0)
+    is_sigmoid = config.get("expert_selection_fn") == "sigmoid"
+    share = 0.5 if shared and config.get("shared_expert_combination_strategy", "average") == "average" else 1.0
     return Mixture(
         int(config.get("num_experts", 8)),
         int(config.get("num_experts_per_tok", 2)),
         expert,
-        scoring="sigmoid" if config.get("expert_selection_fn") == "sigmoid" else "softmax",
-        normalised=bool(config.get("norm_topk_prob", True)),
+        scoring="sigmoid" if is_sigmoid else "softmax_of_top",
+        normalised=is_sigmoid and bool(config.get("norm_topk_prob", True)),
+        scale=share,
+        shared_scale=share,
         shared=mlp(config, expert.size * shared, bias=False) if shared else None,
     )
