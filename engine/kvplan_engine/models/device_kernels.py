@@ -18,6 +18,7 @@ from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cpu import ops as cpu_ops
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels, cpu_kernels, load_kernels
+from kvplan_engine.kernels.cpu.states import CpuStates
 from kvplan_engine.kernels.cuda.driver import current_runtime
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.layers.linear import Linear
@@ -99,7 +100,8 @@ def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
 
     projections = (OneDnnLinear, FewRowsLinear, Panels(kernels), Linear)
     mixtures = (PanelMixtures(kernels), TorchMixture)
-    return DeviceKernels(attention, cpu_ops, projections, mixtures, make_layer_run)
+    states = CpuStates(kernels)
+    return DeviceKernels(attention, cpu_ops, projections, mixtures, states=states, make_layer_run=make_layer_run)
 
 
 def reference_kernels() -> DeviceKernels:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvplan_engine.attention.backend import AttentionBackend
 from kvplan_engine.kernels.interface import Ops
+from kvplan_engine.kernels.states.interface import StateOps
+from kvplan_engine.kernels.states.torch_states import TorchStates
 from kvplan_engine.layers.mixture import MixtureKind, TorchMixture
 from kvplan_engine.layers.projection import ProjectionKind
 
@@ -14,10 +16,11 @@ from kvplan_engine.layers.projection import ProjectionKind
 class PartKernels:
     """projections: the ways to store a weight and multiply with it, best first; the last one takes every weight.
 
-    mixtures: the same for mixtures of experts.
+    mixtures: the same for mixtures of experts. states: what layers with a state compute.
     """
 
     attention: AttentionBackend
     ops: Ops
     projections: tuple[ProjectionKind, ...]
     mixtures: tuple[MixtureKind, ...] = (TorchMixture,)
+    states: StateOps = field(default_factory=TorchStates)

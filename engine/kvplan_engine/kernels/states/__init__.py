@@ -1,4 +1,7 @@
 """What layers with a state compute: a state is read and written where it lies in the pool.
 
-rows        where a state lies, and which sequences a step computes
+rows          where a state lies, and which sequences a step computes
+interface     StateOps: the operations, each declared once
+convolution   a causal convolution: its weights, and its definition
+torch_states  the definition of every operation, in plain torch
 """

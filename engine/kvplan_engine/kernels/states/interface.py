@@ -1,0 +1,22 @@
+"""What the layers with a state need of a device's kernels."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from kvplan_engine.kernels.states.convolution import Convolution
+from kvplan_engine.kernels.states.rows import StateRows, StateStep
+
+
+class StateOps(Protocol):
+    """Operations over the tokens of each sequence, which go on from its state and leave the new one in its place.
+
+    Activations of float32 or bfloat16 have rows of T tokens with a stride of their own; the kernels compute in float32.
+    IndexError where a sequence's table names a block that the pool does not have.
+    """
+
+    def convolve(self, x: Tensor, out: Tensor, convolution: Convolution, rows: StateRows, step: StateStep) -> None:
+        """out [T, C] = ``convolution`` of x [T, C] and the inputs before them: see ``Convolution``. out may be x."""
+        ...
