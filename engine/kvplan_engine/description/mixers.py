@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -123,7 +124,7 @@ class LatentAttention:
     """Multi-head latent attention (DeepSeek V2): one latent of ``kv_rank`` and one rotary key per token, for all heads.
 
     q_rank: queries come from a latent of their own; None: straight from the layer's input. nope_size, rope_size: of a
-    query's head without and with positions.
+    query's head without and with positions. latent_norm_eps: of both latents' norms. growing_scale: as Attention's.
     """
 
     num_heads: int
@@ -136,6 +137,27 @@ class LatentAttention:
     rope: Rope | None
     bias: bool = False
     indexer: Indexer | None = None
+    latent_norm_eps: float = 1e-6
+    growing_scale: tuple[float, int] | None = None
+
+    @property
+    def query_size(self) -> int:
+        return self.num_heads * (self.nope_size + self.rope_size)
+
+    @property
+    def row_size(self) -> int:
+        """Elements that are kept of a token: its latent and its rotary key."""
+        return self.kv_rank + self.rope_size
+
+    @property
+    def down_columns(self) -> int:
+        """Elements of what a token's input is projected to first: the query's latent and the row that is kept."""
+        return (self.q_rank or 0) + self.row_size
+
+    @property
+    def head_columns(self) -> int:
+        """Elements of all heads' queries or of their outputs, whichever are more."""
+        return max(self.query_size, self.num_heads * self.value_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +191,9 @@ class State:
     elements of state, () where there is none. conv_dtype, recurrent_dtype: None for the model's. num_heads, key_heads,
     key_size, value_size, num_groups: of the kind, 0 where it has none of them. rank: of the low-rank projections of a
     step (Mamba 1) or of a gate (Kimi). bias, output_bias, conv_bias: of the projections from and to the hidden state
-    and of the convolution. norms: Mamba 2 normalises its output, Mamba 1 what comes before its state (Jamba).
+    and of the convolution. norms: Mamba 2 normalises its output, Mamba 1 what comes before its state (Jamba);
+    plain_norms: without weights (Falcon Mamba), norm_eps: None for the layer's own. norm_first: Mamba 2's norm stands
+    before the gate. step_limits: what its steps are kept within.
     """
 
     kind: StateKind
@@ -188,6 +212,10 @@ class State:
     output_bias: bool = False
     conv_bias: bool = False
     norms: bool = False
+    plain_norms: bool = False
+    norm_eps: float | None = None
+    norm_first: bool = False
+    step_limits: tuple[float, float] = (0.0, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
