@@ -119,22 +119,20 @@ def _mixture_columns(part: Mixture) -> int:
 
 
 def _state_columns(part: State) -> int:
-    """What the first product gives, and the convolution's outputs."""
+    """What the first products give; Mamba's convolutions are done in place."""
     match part.kind:
-        case "mamba1":  # input and gate; then the convolved input's step, B and C
+        case "mamba1":  # input and gate; the step's latent, B and C; the step
             return 3 * part.conv_channels + part.rank + 2 * part.recurrent_shape[-1]
         case "mamba2":  # gate, the convolution's inputs, and each head's step
             heads, rows, _ = part.recurrent_shape
-            return heads * rows + part.conv_channels + heads + part.conv_channels
+            return heads * rows + part.conv_channels + heads
         case _:
             return 3 * part.conv_channels
 
 
 def _latent_columns(part: LatentAttention) -> int:
-    """Queries as projected and as turned, keys and values of all heads, attention's output, and the latents."""
-    query = part.num_heads * (part.nope_size + part.rope_size)
-    expanded = part.num_heads * (part.nope_size + part.value_size)
-    return 2 * query + expanded + part.num_heads * part.value_size + part.kv_rank + (part.q_rank or 0)
+    """Queries, later the output of each head; queries as rows of the cache; the latents, later what attention gives."""
+    return part.head_columns + part.num_heads * part.row_size + max(part.num_heads * part.kv_rank, part.down_columns)
 
 
 @dataclass(frozen=True, slots=True)

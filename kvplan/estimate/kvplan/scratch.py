@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from kvplan.catalog.spec import DenseFeedForward, FeedForward, Mixer, ModelSpec, MoeFeedForward, StateMixer
+from kvplan.catalog.spec import (
+    DenseFeedForward,
+    FeedForward,
+    LatentAttention,
+    Mixer,
+    ModelSpec,
+    MoeFeedForward,
+    StateMixer,
+)
 from kvplan.errors import unhandled_kind
 from kvplan.estimate.mixers import activation_width
 
@@ -18,17 +26,31 @@ def scratch_elements(spec: ModelSpec) -> int:
 
 
 def _mixer_elements(mixer: Mixer) -> int:
-    return _state_elements(mixer) if isinstance(mixer, StateMixer) else activation_width(mixer, 1)
+    if isinstance(mixer, StateMixer):
+        return _state_elements(mixer)
+    return _latent_elements(mixer) if isinstance(mixer, LatentAttention) else activation_width(mixer, 1)
+
+
+def _latent_elements(mixer: LatentAttention) -> int:
+    """Queries (or outputs) of all heads, queries as wide as what is kept of a token, and the weighted latents.
+
+    Queries attend to latents as they are kept, so no keys and values of heads lie anywhere. The query's latent and the
+    row that is kept come and go before the weighted latents are there.
+    """
+    row = mixer.kv_lora_rank + mixer.qk_rope_head_size
+    by_head = mixer.num_heads * max(mixer.qk_nope_head_size + mixer.qk_rope_head_size, mixer.v_head_size)
+    weighted = max(mixer.num_heads * mixer.kv_lora_rank, (mixer.q_lora_rank or 0) + row)
+    return by_head + mixer.num_heads * row + weighted
 
 
 def _state_elements(mixer: StateMixer) -> int:
     channels = mixer.conv_channels + mixer.conv_group_channels
     if mixer.kind == "mamba1":
-        # inputs and gate side by side, the convolution's outputs, then what time steps, B and C are made of
+        # inputs and gate side by side; what the time steps are made of, B and C; the time steps
         return 3 * channels + mixer.step_rank + 2 * mixer.recurrent_shape[-1]
     if mixer.kind == "mamba2":
-        # one product gives gate, the convolution's inputs and a time step per head; its outputs lie beside
-        return mixer.conv_channels + channels + mixer.recurrent_shape[0] + channels
+        # one product gives gate, the convolution's inputs and a time step of each head
+        return mixer.conv_channels + channels + mixer.recurrent_shape[0]
     return 3 * channels
 
 
