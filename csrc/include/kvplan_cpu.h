@@ -212,6 +212,21 @@ int kvplan_pack_weight(
 
 int kvplan_multiply_packed(const kvplan_packed_linear* args, int threads);
 
+// A product for each head: out[row][head] = x[row][head] @ weight[head]^T.
+typedef struct kvplan_head_products {
+  // [rows, heads, inputs]
+  const void* x;
+  // [heads], each as kvplan_pack_weight made it of [outputs, inputs]
+  const void* packed;
+  // [rows, heads, outputs]
+  void* out;
+  int64_t x_row_stride, x_head_stride, out_row_stride, out_head_stride;
+  int64_t rows, heads, inputs, outputs;
+  int32_t storage;
+} kvplan_head_products;
+
+int kvplan_multiply_heads(const kvplan_head_products* args, int threads);
+
 // What a router's logits become: softmax over all experts, sigmoid of each, softmax over the chosen ones, or Phi-MoE's
 // choice (a softmax for each chosen expert over those whose logits come close to it, earlier chosen ones left out).
 enum kvplan_scoring {

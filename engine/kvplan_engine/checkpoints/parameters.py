@@ -12,10 +12,11 @@ from functools import partial
 
 import torch
 
+from kvplan_engine.checkpoints.latent_rows import latent_rows
 from kvplan_engine.checkpoints.row_order import arrange_heads, heads_of
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.feed_forward import Mixture
-from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.mixers import Attention, LatentAttention
 from kvplan_engine.description.model import Layer, ModelDescription
 from kvplan_engine.description.parameters import Parameter, model_parameters
 
@@ -98,6 +99,9 @@ def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: T
         return _scaled_share(layer)
     kind = model.norm.kind if layer is None else layer.norms.kind
     steps: list[Arrange] = []
+    for latent in () if layer is None else layer.mixers:
+        if isinstance(latent, LatentAttention):
+            steps.extend(filter(None, [latent_rows(latent, parameter.part)]))
     if layer is not None and parameter.part in ("qkv", "query_norm", "key_norm"):
         attention = layer.mixers[0]
         assert isinstance(attention, Attention)

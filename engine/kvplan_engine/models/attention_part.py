@@ -66,7 +66,7 @@ class AttentionPart:
         query, key, value = heads.split([attention.num_heads, attention.num_kv_heads, attention.num_kv_heads], dim=1)
         self._turn_and_write(heads, query, key, value, step)
         if attention.growing_scale is not None:
-            query.mul_(_growth(step.batch.positions, *attention.growing_scale).to(query.dtype)[:, None, None])
+            query.mul_(growth(step.batch.positions, *attention.growing_scale).to(query.dtype)[:, None, None])
         return query, attended
 
     def attend(
@@ -124,6 +124,6 @@ def _slopes(attention: Attention, device: torch.device) -> torch.Tensor:
     return (slopes * attention.alibi_scale).to(device)
 
 
-def _growth(positions: torch.Tensor, beta: float, tokens: int) -> torch.Tensor:
+def growth(positions: torch.Tensor, beta: float, tokens: int) -> torch.Tensor:
     """[T] float32: 1 + beta * log(1 + floor(position / tokens))."""
     return 1 + beta * torch.log1p((positions // tokens).float())

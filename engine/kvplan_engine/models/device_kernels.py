@@ -21,6 +21,7 @@ from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels, cpu_ker
 from kvplan_engine.kernels.cpu.states import CpuStates
 from kvplan_engine.kernels.cuda.driver import current_runtime
 from kvplan_engine.kernels.cuda.ops import CudaOps
+from kvplan_engine.layers.head_products import PanelHeads, TorchHeads
 from kvplan_engine.layers.linear import Linear
 from kvplan_engine.layers.mixture import PanelMixtures, TorchMixture
 from kvplan_engine.layers.norm import Norm
@@ -100,8 +101,10 @@ def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
 
     projections = (OneDnnLinear, FewRowsLinear, Panels(kernels), Linear)
     mixtures = (PanelMixtures(kernels), TorchMixture)
-    states = CpuStates(kernels)
-    return DeviceKernels(attention, cpu_ops, projections, mixtures, states=states, make_layer_run=make_layer_run)
+    states, heads = CpuStates(kernels), (PanelHeads(kernels), TorchHeads)
+    return DeviceKernels(
+        attention, cpu_ops, projections, mixtures, states, head_products=heads, make_layer_run=make_layer_run
+    )
 
 
 def reference_kernels() -> DeviceKernels:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvplan_engine.checkpoints.families import names_of
 from kvplan_engine.description.feed_forward import FeedForward, Mlp
-from kvplan_engine.description.mixers import Attention, Mixer
+from kvplan_engine.description.mixers import Attention, LatentAttention, Mixer, Rope
 from kvplan_engine.description.model import Layer, ModelDescription
 from kvplan_engine.errors import EngineError
 from kvplan_engine.layers.rope import ROPE_TYPES
@@ -41,6 +41,8 @@ def _lacking_in_mixer(mixer: Mixer) -> str | None:
     match mixer:
         case Attention():
             return _lacking_in_attention(mixer)
+        case LatentAttention():
+            return "an index of keys" if mixer.indexer is not None else _lacking_in_rope(mixer.rope)
         case _:
             return type(mixer).__name__
 
@@ -48,8 +50,6 @@ def _lacking_in_mixer(mixer: Mixer) -> str | None:
 def _lacking_in_attention(attention: Attention) -> str | None:
     if attention.kept.kind not in ("full", "window"):
         return f"attention that keeps a {attention.kept.kind}"
-    if attention.rope is not None and attention.rope.scaling.get("rope_type", "default") not in ROPE_TYPES:
-        return f"the RoPE scaling '{attention.rope.scaling['rope_type']}' (it has {', '.join(ROPE_TYPES)})"
     named = {
         "gated attention": attention.gate != "none",
         "values that are keys": attention.value_is_key,
@@ -57,7 +57,13 @@ def _lacking_in_attention(attention: Attention) -> str | None:
         "keys and values of another layer": attention.reads_layer is not None,
         "an index of keys": attention.indexer is not None,
     }
-    return next((name for name, wanted in named.items() if wanted), None)
+    return next((name for name, wanted in named.items() if wanted), None) or _lacking_in_rope(attention.rope)
+
+
+def _lacking_in_rope(rope: Rope | None) -> str | None:
+    if rope is None or rope.scaling.get("rope_type", "default") in ROPE_TYPES:
+        return None
+    return f"the RoPE scaling '{rope.scaling['rope_type']}' (it has {', '.join(ROPE_TYPES)})"
 
 
 def _lacking_in_feed_forward(part: FeedForward) -> str | None:

@@ -6,35 +6,44 @@ from dataclasses import replace
 
 import torch
 
-from kvplan_engine.attention.layer_cache import LayerCache, TablePlace
+from kvplan_engine.attention.layer_cache import LayerCache, TablePlace, latent_cache
 from kvplan_engine.blocks.layout import KvLayout, Place
 from kvplan_engine.description.kept_units import UnitPart, state_units
-from kvplan_engine.description.mixers import Attention, State
+from kvplan_engine.description.mixers import Attention, LatentAttention, State
 from kvplan_engine.description.model import Layer, ModelDescription
 from kvplan_engine.kernels.states.rows import StateRows
 
+_PARTS_OF_TOKENS: tuple[tuple[UnitPart, UnitPart], ...] = (("keys", "values"), ("latent", "latent"))
+
 
 def tables_of(layout: KvLayout, layer: int) -> TablePlace:
-    """Which tables say where the tokens of ``layer``, which has keys and values of its own, lie."""
-    group = next(index for index, each in enumerate(layout.groups) if (layer, "keys") in each.places)
-    places = layout.groups[group].places
-    return TablePlace(group, places[layer, "keys"].slot, places[layer, "values"].slot)
+    """Which tables say where the tokens of ``layer``, which has KV of its own, lie; a latent is key and value."""
+    for index, group in enumerate(layout.groups):
+        for keys, values in _PARTS_OF_TOKENS:
+            if (layer, keys) in group.places:
+                return TablePlace(index, group.places[layer, keys].slot, group.places[layer, values].slot)
+    raise KeyError(f"layer {layer} keeps no tokens")
 
 
 def places_of(layout: KvLayout, model: ModelDescription) -> list[TablePlace]:
     """The tables of each layer with attention, in order."""
     places: dict[int, TablePlace] = {}
     for index, layer in enumerate(model.layers):
-        attention = attention_in(layer)
+        attention = keeper_in(layer)
         if attention is not None:
-            read = attention.reads_layer
+            read = attention.reads_layer if isinstance(attention, Attention) else None
             places[index] = tables_of(layout, index) if read is None else places[read]
     return list(places.values())
 
 
 def attention_in(layer: Layer) -> Attention | None:
-    """The attention over the sequence's own tokens among a layer's mixers."""
+    """The attention over keys and values of each KV head among a layer's mixers."""
     return next((mixer for mixer in layer.mixers if isinstance(mixer, Attention)), None)
+
+
+def keeper_in(layer: Layer) -> Attention | LatentAttention | None:
+    """Which of a layer's mixers keeps something of each token."""
+    return next((mixer for mixer in layer.mixers if isinstance(mixer, (Attention, LatentAttention))), None)
 
 
 class KvPool:
@@ -56,7 +65,7 @@ class KvPool:
         self.layers: list[LayerCache | None] = []
         self._states: dict[tuple[int, UnitPart], StateRows] = {}
         for index, layer in enumerate(model.layers):
-            attention = attention_in(layer)
+            attention = keeper_in(layer)
             self.layers.append(None if attention is None else self._cache_of(index, attention))
             for mixer in layer.mixers:
                 if isinstance(mixer, State):
@@ -87,7 +96,9 @@ class KvPool:
             rows = StateRows(self.blocks, dtype, unit.num_rows, unit.row_elements, place.slot, place.offset)
             self._states[index, unit.part] = rows
 
-    def _cache_of(self, index: int, attention: Attention) -> LayerCache:
+    def _cache_of(self, index: int, attention: Attention | LatentAttention) -> LayerCache:
+        if isinstance(attention, LatentAttention):
+            return self._latent_cache(index, attention)
         if attention.reads_layer is not None:
             return replace(self.of(attention.reads_layer), layer=index)
         tables = tables_of(self.layout, index)
@@ -99,6 +110,12 @@ class KvPool:
             index,
             tables,
         )
+
+    def _latent_cache(self, index: int, attention: LatentAttention) -> LayerCache:
+        tables = tables_of(self.layout, index)
+        place = self.layout.groups[tables.group].places[index, "latent"]
+        rows = self._pages(place, (1, self.layout.block_size, attention.row_size))
+        return latent_cache(rows, attention.kv_rank, index, tables)
 
     def _pages(self, place: Place, shape: tuple[int, int, int]) -> torch.Tensor:
         """The pages [num_blocks, *shape] at ``place``, over the whole pool."""

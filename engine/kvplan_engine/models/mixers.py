@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kvplan_engine.description.mixers import Attention, Mixer
+from kvplan_engine.description.mixers import Attention, LatentAttention, Mixer
 from kvplan_engine.models.attention_part import AttentionPart
+from kvplan_engine.models.latent_part import LatentPart
 from kvplan_engine.models.mixer_part import MixerPart, MixerSource
 from kvplan_engine.models.part_kernels import PartKernels
 
@@ -13,4 +14,6 @@ def make_mixer(mixer: Mixer, source: MixerSource, kernels: PartKernels) -> Mixer
     match mixer:
         case Attention():
             return AttentionPart(mixer, source, kernels)
+        case LatentAttention():
+            return LatentPart(mixer, source, kernels)
     raise TypeError(f"no part computes a {type(mixer).__name__}: refuse_unknown_parts comes first")

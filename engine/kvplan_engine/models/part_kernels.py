@@ -8,6 +8,7 @@ from kvplan_engine.attention.backend import AttentionBackend
 from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.kernels.states.interface import StateOps
 from kvplan_engine.kernels.states.torch_states import TorchStates
+from kvplan_engine.layers.head_products import HeadProductsKind, TorchHeads
 from kvplan_engine.layers.mixture import MixtureKind, TorchMixture
 from kvplan_engine.layers.projection import ProjectionKind
 
@@ -17,6 +18,7 @@ class PartKernels:
     """projections: the ways to store a weight and multiply with it, best first; the last one takes every weight.
 
     mixtures: the same for mixtures of experts. states: what layers with a state compute.
+    head_products: as ``projections``, of a weight for each head.
     """
 
     attention: AttentionBackend
@@ -24,3 +26,4 @@ class PartKernels:
     projections: tuple[ProjectionKind, ...]
     mixtures: tuple[MixtureKind, ...] = (TorchMixture,)
     states: StateOps = field(default_factory=TorchStates)
+    head_products: tuple[HeadProductsKind, ...] = (TorchHeads,)

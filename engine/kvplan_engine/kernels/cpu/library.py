@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from kvplan_engine.kernels.build import NATIVE, BuildVariant, KernelBuildError, build_library
+from kvplan_engine.kernels.cpu.head_products_args import HeadProductsArgs
 from kvplan_engine.kernels.cpu.mixture_args import MixtureArgs
 from kvplan_engine.kernels.cpu.state_args import ConvolutionArgs
 
@@ -206,6 +207,7 @@ class CpuKernels:
             "kvplan_pack_weight", *(c_void_p, c_void_p, c_int64, c_int64), *(c_int, c_int, c_int)
         )
         self.multiply_packed = self._function("kvplan_multiply_packed", POINTER(PackedLinearArgs), c_int)
+        self.multiply_heads = self._function("kvplan_multiply_heads", POINTER(HeadProductsArgs), c_int)
         self.packed_expert_elements = self._function(
             "kvplan_packed_expert_elements", c_int64, c_int64, c_int, c_int, result=c_int64
         )

@@ -12,6 +12,7 @@ from kvplan_engine.checkpoints.families.latent.deepseek import read_deepseek
 from kvplan_engine.checkpoints.families.latent.deepseek_v4 import read_deepseek_v4
 from kvplan_engine.checkpoints.families.latent.dense import read_minicpm3, read_youtu
 from kvplan_engine.checkpoints.families.latent.longcat import read_longcat
+from kvplan_engine.checkpoints.families.latent.parts import LATENT_NAMES, MISTRAL4_NAMES
 
 _DEEPSEEK = {
     "DeepseekV2ForCausalLM": ("deepseek_v2",),
@@ -19,13 +20,13 @@ _DEEPSEEK = {
     "DeepseekV32ForCausalLM": ("deepseek_v32",),
     "GlmMoeDsaForCausalLM": ("glm_moe_dsa",),
     "Glm4MoeLiteForCausalLM": ("glm4_moe_lite",),
-    "Mistral4ForCausalLM": ("mistral4",),
 }
 
 LATENT = (
-    *(Family((name,), types, read_deepseek) for name, types in _DEEPSEEK.items()),
-    Family(("MiniCPM3ForCausalLM",), ("minicpm3",), read_minicpm3),
-    Family(("YoutuForCausalLM",), ("youtu",), read_youtu),
+    *(Family((name,), types, read_deepseek, LATENT_NAMES) for name, types in _DEEPSEEK.items()),
+    Family(("Mistral4ForCausalLM",), ("mistral4",), read_deepseek, MISTRAL4_NAMES),
+    Family(("MiniCPM3ForCausalLM",), ("minicpm3",), read_minicpm3, LATENT_NAMES),
+    Family(("YoutuForCausalLM",), ("youtu",), read_youtu, LATENT_NAMES),
     Family(("LongcatFlashForCausalLM",), ("longcat_flash",), read_longcat),
     Family(("DeepseekV4ForCausalLM",), ("deepseek_v4",), read_deepseek_v4),
 )

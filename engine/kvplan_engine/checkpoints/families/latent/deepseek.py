@@ -6,6 +6,7 @@ from typing import Any
 
 from kvplan_engine.checkpoints.families.common import mlp, model, norms
 from kvplan_engine.checkpoints.families.latent.parts import indexer, latent_attention
+from kvplan_engine.checkpoints.families.mixtures.parts import whole
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.model import Layer, ModelDescription
 
@@ -17,10 +18,18 @@ def read_deepseek(config: dict[str, Any]) -> ModelDescription:
     dense, mixture = mlp(config, bias=False), _mixture(config)
     layers = []
     for block, has_indexer in zip(blocks, indexed, strict=True):
-        mixer = latent_attention(config, indexer=indexer(config) if has_indexer else None)
+        index = indexer(config) if has_indexer else None
+        mixer = latent_attention(config, indexer=index, growing_scale=_growing_scale(config))
         feed_forward: FeedForward = mixture if block == "sparse" else dense
         layers.append(Layer((mixer,), feed_forward, norm))
     return model(config, layers, norm)
+
+
+def _growing_scale(config: dict[str, Any]) -> tuple[float, int] | None:
+    """Mistral 4's queries grow with their position."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    beta = parameters.get("llama_4_scaling_beta")
+    return None if not beta else (float(beta), int(parameters["original_max_position_embeddings"]))
 
 
 def _blocks(config: dict[str, Any]) -> list[str]:
@@ -46,17 +55,19 @@ def _indexed_layers(config: dict[str, Any]) -> list[bool]:
 def _mixture(config: dict[str, Any]) -> Mixture:
     size, shared = int(config["moe_intermediate_size"]), int(config.get("n_shared_experts") or 0)
     sigmoid = config.get("scoring_func", _default_scoring(config)) == "sigmoid"
+    by_groups = config.get("topk_method") != "greedy"
+    of_best_two = sigmoid or config.get("model_type") == "mistral4"
     return Mixture(
-        int(config["n_routed_experts"]),
+        whole(config, "n_routed_experts", "num_local_experts"),
         int(config["num_experts_per_tok"]),
         mlp(config, size, bias=False),
         scoring="sigmoid" if sigmoid else "softmax",
         normalised=bool(config.get("norm_topk_prob", sigmoid)),
         scale=float(config.get("routed_scaling_factor", 1.0)),
         correction=sigmoid,
-        num_groups=int(config.get("n_group") or 1),
-        top_groups=int(config.get("topk_group") or 1),
-        group_scoring="top2_sum" if sigmoid else "max",
+        num_groups=whole(config, "n_group", default=1) if by_groups else 1,
+        top_groups=whole(config, "topk_group", default=1) if by_groups else 1,
+        group_scoring="top2_sum" if of_best_two else "max",
         shared=mlp(config, size * shared, bias=False) if shared else None,
     )
 

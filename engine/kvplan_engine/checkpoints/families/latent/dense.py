@@ -15,7 +15,8 @@ def read_minicpm3(config: dict[str, Any]) -> ModelDescription:
     number, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
     scale = float(config.get("scale_depth", 1.0)) / number**0.5
     base = float(config.get("dim_model_base", hidden))
-    layer = Layer((latent_attention(config),), mlp(config), norm, scale)
+    mixer = latent_attention({**config, "rope_interleave": False})
+    layer = Layer((mixer,), mlp(config), norm, scale)
     return model(
         config,
         [layer] * number,

@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import rope
-from kvplan_engine.description.mixers import Indexer, LatentAttention
+from kvplan_engine.checkpoints.families.mixtures.parts import QWEN_NAMES
+from kvplan_engine.description.mixers import Indexer, LatentAttention, Rope
+
+LATENT_NAMES = replace(
+    QWEN_NAMES,
+    inside={
+        **QWEN_NAMES.inside,
+        "query": "self_attn.q_proj",
+        "query_down": "self_attn.q_a_proj",
+        "query_latent_norm": "self_attn.q_a_layernorm",
+        "query_up": "self_attn.q_b_proj",
+        "kv_down": "self_attn.kv_a_proj_with_mqa",
+        "kv_latent_norm": "self_attn.kv_a_layernorm",
+        "kv_up": "self_attn.kv_b_proj",
+    },
+)
+"""DeepSeek's names, which all of these took over."""
+
+MISTRAL4_NAMES = replace(
+    LATENT_NAMES,
+    inside={
+        **LATENT_NAMES.inside,
+        "experts.up": "mlp.experts.gate_up_proj",
+        "experts.down": "mlp.experts.down_proj",
+    },
+    experts="rows",
+)
 
 
 def latent_attention(config: dict[str, Any], **options: Any) -> LatentAttention:
     """``options`` are fields of ``LatentAttention`` that differ."""
     nope, rotary = int(config["qk_nope_head_dim"]), int(config["qk_rope_head_dim"])
     rank = config.get("q_lora_rank")
+    turned = rope(config, rotary, rotary_size=rotary, neighbours=bool(config.get("rope_interleave", True)))
     values: dict[str, Any] = {
         "num_heads": int(config["num_attention_heads"]),
         "q_rank": int(rank) if rank else None,
@@ -19,11 +48,20 @@ def latent_attention(config: dict[str, Any], **options: Any) -> LatentAttention:
         "nope_size": nope,
         "rope_size": rotary,
         "value_size": int(config["v_head_dim"]),
-        "scale": (nope + rotary) ** -0.5,
-        "rope": rope(config, rotary, rotary_size=rotary, neighbours=bool(config.get("rope_interleave", True))),
+        "scale": (nope + rotary) ** -0.5 * _scale_of_scores(turned),
+        "rope": turned,
         "bias": bool(config.get("attention_bias", False)),
     }
     return LatentAttention(**values | options)
+
+
+def _scale_of_scores(turned: Rope) -> float:
+    """YaRN's ``mscale_all_dim`` scales queries and keys, without positions too: so their scores, by its square."""
+    scaling = turned.scaling
+    of_all, factor = float(scaling.get("mscale_all_dim") or 0), float(scaling.get("factor") or 1)
+    if scaling["rope_type"] == "default" or not of_all or factor <= 1:
+        return 1.0
+    return (0.1 * of_all * math.log(factor) + 1.0) ** 2
 
 
 def indexer(config: dict[str, Any]) -> Indexer:

@@ -1,0 +1,126 @@
+"""One layer's latent attention (MLA), absorbed: the cache has one row per token, which all heads attend to.
+
+    q  = query without positions | rotary query     of each head, [nope | rope]
+    c  = latent | rotary key                        of a token, [kv_rank | rope]: what the pool keeps
+
+A key's part without positions is W_uk c and its value is W_uv c, both per head. So its score is q_nope . (W_uk c) =
+(W_uk^T q_nope) . c, and the weighted sum of values is W_uv times that of the latents (DeepSeek-V2, 2024, 2.1.2):
+attention is that of one KV head whose key is the whole row and whose value is its latent, and no key or value of a head
+is ever made.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+
+import torch
+
+from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, refuse_values
+from kvplan_engine.description.mixers import LatentAttention
+from kvplan_engine.layers.head_products import HeadProducts, make_head_products
+from kvplan_engine.layers.norm import Norm
+from kvplan_engine.layers.projection import Projection, StoredWeight, make_projection
+from kvplan_engine.models.attention_part import growth
+from kvplan_engine.models.mixer_part import MixerSource
+from kvplan_engine.models.part_kernels import PartKernels
+from kvplan_engine.models.step_space import StepSpace
+
+
+class LatentPart:
+    """Queries by way of a latent of their own or directly, the row that is kept, and attention over such rows.
+
+    EngineError where the attention backend takes no values that are parts of the keys.
+    """
+
+    def __init__(self, attention: LatentAttention, source: MixerSource, kernels: PartKernels) -> None:
+        refuse_values(kernels.attention, "latent attention")
+        self.description, self.index = attention, source.index
+        self._rope_table, self._ops, self._backend = source.rope_table, kernels.ops, kernels.attention
+        self.options = AttentionOptions(attention.scale)
+
+        def projection(part: str) -> Projection:
+            return make_projection(kernels.projections, StoredWeight(source.weights, f"{source.name}.{part}"))
+
+        def norm(part: str) -> Norm:
+            return Norm(source.weights, f"{source.name}.{part}", "rms", attention.latent_norm_eps, kernels.ops)
+
+        has_query_latent = attention.q_rank is not None
+        self._query_down = projection("query_down") if has_query_latent else None
+        self._query_norm = norm("query_latent_norm") if has_query_latent else None
+        self._query_up = projection("query_up" if has_query_latent else "query")
+        self._kv_down, self._kv_norm = projection("kv_down"), norm("kv_latent_norm")
+        self._into_latent, self._out_of_latent = _absorbed(attention, source, kernels)
+        self._output = projection("output")
+
+    def at(self, index: int) -> LatentPart:
+        """See MixerPart.at."""
+        twin = copy(self)
+        twin.index = index
+        return twin
+
+    def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
+        """See MixerPart.__call__."""
+        attention, tokens = self.description, normed.shape[0]
+        heads, row, rank = attention.num_heads, attention.row_size, attention.kv_rank
+        columns = attention.head_columns
+        by_head, absorbed, latents = step.workspace.scratch(
+            (tokens, columns), (tokens, heads * row), (tokens, max(heads * rank, attention.down_columns))
+        )
+        query = by_head.view(-1)[: tokens * attention.query_size].view(tokens, heads, -1)
+        self._project(normed, step, query, latents)
+        kept, attended = absorbed.view(tokens, heads, row), latents.view(-1)[: tokens * heads * rank]
+        self._into_latent.multiply(query[..., : attention.nope_size], kept[..., :rank])
+        kept[..., rank:] = query[..., attention.nope_size :]
+        self._attend(kept, attended.view(tokens, heads, rank), step)
+        values = by_head.view(-1)[: tokens * heads * attention.value_size].view(tokens, heads, -1)
+        self._out_of_latent.multiply(attended.view(tokens, heads, rank), values)
+        self._output(values.flatten(1), delta)
+
+    def _project(self, normed: torch.Tensor, step: StepSpace, query: torch.Tensor, room: torch.Tensor) -> None:
+        """``query`` [T, heads, nope + rope], turned; the tokens' rows are in the pool. room: for the latents."""
+        attention, tokens = self.description, normed.shape[0]
+        query_rank = attention.q_rank or 0
+        flat = room.view(-1)
+        query_latent = flat[: tokens * query_rank].view(tokens, query_rank)
+        row = flat[tokens * query_rank :][: tokens * attention.row_size].view(tokens, attention.row_size)
+        source = normed
+        if self._query_down is not None and self._query_norm is not None:
+            self._query_down(normed, query_latent)
+            self._query_norm(query_latent, query_latent)
+            source = query_latent
+        self._query_up(source, query.flatten(1))
+        self._kv_down(normed, row)
+        latent = row[:, : attention.kv_rank]
+        self._kv_norm(latent, latent)
+        self._turn(query, row, step)
+        cache = step.kv.of(self.index)
+        self._backend.write_kv(row[:, None], None, cache, step.batch.attention[cache.tables].slots)
+
+    def _turn(self, query: torch.Tensor, row: torch.Tensor, step: StepSpace) -> None:
+        """RoPE of the queries' last part and of the rotary key, and what queries grow by."""
+        attention, positions = self.description, step.batch.positions
+        if self._rope_table is not None:
+            table = step.workspace[self._rope_table]
+            self._ops.rope_inplace(query[..., attention.nope_size :], positions, table)
+            self._ops.rope_inplace(row[:, None, attention.kv_rank :], positions, table)
+        if attention.growing_scale is not None:
+            query.mul_(growth(positions, *attention.growing_scale).to(query.dtype)[:, None, None])
+
+    def _attend(self, query: torch.Tensor, out: torch.Tensor, step: StepSpace) -> None:
+        cache = step.kv.of(self.index)
+        metadata = step.batch.attention[cache.tables]
+        self._backend.attend(AttentionInputs(query, cache, metadata, out, self.options))
+
+
+def _absorbed(
+    attention: LatentAttention, source: MixerSource, kernels: PartKernels
+) -> tuple[HeadProducts, HeadProducts]:
+    """Of each head W_uk transposed, [kv_rank, nope], and W_uv, [value, kv_rank]: the rows of ``kv_up``, taken apart."""
+    key = f"{source.name}.kv_up.weight"
+    stored = source.weights[key].view(attention.num_heads, attention.nope_size + attention.value_size, -1)
+    of_keys, of_values = stored.split([attention.nope_size, attention.value_size], dim=1)
+    into_latent = make_head_products(kernels.head_products, of_keys.transpose(1, 2))
+    out_of_latent = make_head_products(kernels.head_products, of_values)
+    if into_latent.keeps_own and out_of_latent.keeps_own:
+        del source.weights[key]
+    return into_latent, out_of_latent
