@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvplan_engine.engine import Engine
     from kvplan_engine.errors import ContextTooLong, EngineError, OutOfDeviceMemory
     from kvplan_engine.llm import LLM
+    from kvplan_engine.requests.adapter import LoRARequest
     from kvplan_engine.requests.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from kvplan_engine.requests.outputs import CompletionOutput, RequestOutput
     from kvplan_engine.requests.sampling_params import SamplingParams
@@ -41,6 +42,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "EngineError",
+    "LoRARequest",
     "OutOfDeviceMemory",
     "RequestOutput",
     "SamplingParams",
@@ -56,6 +58,7 @@ _HOMES = {
     "Engine": "engine",
     "EngineConfig": "config",
     "EngineError": "errors",
+    "LoRARequest": "requests.adapter",
     "OutOfDeviceMemory": "errors",
     "RequestOutput": "requests.outputs",
     "SamplingParams": "requests.sampling_params",

@@ -13,6 +13,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"} | {name: name for name in DTYPES}
 LOAD_FORMATS = ("auto", "dummy", "none", "safetensors", "gguf")
 DUMMY_LAYERS = ("full", "shared")
+MODEL_IMPLS = ("auto", "native", "transformers")
 DEVICES = ("auto", "cpu", "cuda")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 SCHEDULINGS = ("continuous", "static")
@@ -87,6 +88,12 @@ class EngineConfig:
         "are counted and tokens are random",
         choices=LOAD_FORMATS,
     )
+    model_impl: str = _knob(
+        "auto",
+        "what computes the model; native: the engine's own decoder; transformers: the model's class there, over the "
+        "same pool; auto: native wherever it can",
+        choices=MODEL_IMPLS,
+    )
     weight_bytes: int | None = _knob(
         None,
         "size of the weights to account for with load_format none; None: parameters times dtype",
@@ -137,6 +144,14 @@ class EngineConfig:
         in_vllm=False,
     )
     seed: int = _knob(0, "seed of dummy weights, and of sampling for requests without a seed of their own")
+    enable_lora: bool = _knob(False, "serve LoRA adapters, a different one for each request")
+    max_loras: int = _knob(
+        1, "most different adapters in one step; each has a slot of its own", unit="adapters", range=_AT_LEAST_1
+    )
+    max_lora_rank: int = _knob(16, "largest rank of an adapter", range=_AT_LEAST_1)
+    max_cpu_loras: int | None = _knob(
+        None, "most adapters in host memory; None: as many as max_loras", unit="adapters", range=_AT_LEAST_1
+    )
     tensor_parallel_size: int = _knob(1, "devices to split the model over; only 1 is supported", range=_AT_LEAST_1)
     attention_backend: str = _knob("auto", "attention kernels: cpu, cuda, reference (plain torch), or auto")
     preemption_mode: str = _knob(
@@ -201,6 +216,11 @@ class EngineConfig:
                 f"the engine runs on one device: tensor_parallel_size {self.tensor_parallel_size} is not possible yet.",
                 hint="`kvplan estimate --tp` sizes a tensor-parallel deployment",
             )
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise EngineError(
+                f"max_cpu_loras {self.max_cpu_loras} is less than max_loras {self.max_loras}.",
+                hint="adapters go to the device by way of host memory",
+            )
         self._check_load_format()
         self._check_offload()
 
@@ -214,6 +234,12 @@ class EngineConfig:
             raise EngineError(
                 f"dummy_layers 'shared' is for load_format 'dummy', and load_format is '{self.load_format}'.",
                 hint="set load_format='dummy', or leave dummy_layers out",
+            )
+        if self.model_impl == "transformers" and (self.is_counted or self.shares_layers):
+            setting = "load_format 'none'" if self.is_counted else "dummy_layers 'shared'"
+            raise EngineError(
+                f"model_impl 'transformers' computes whole models, and {setting} has none.",
+                hint="leave model_impl out",
             )
         if self.is_counted and self.kv_disk_cache_dir is not None:
             raise EngineError(
@@ -242,6 +268,11 @@ class EngineConfig:
     def is_counted(self) -> bool:
         """Whether memory is only counted: no weights, no KV, no workspace."""
         return self.load_format == "none"
+
+    @property
+    def most_held_adapters(self) -> int:
+        """Adapters in host memory."""
+        return self.max_cpu_loras or self.max_loras
 
     @property
     def shares_layers(self) -> bool:

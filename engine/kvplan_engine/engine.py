@@ -21,6 +21,7 @@ from kvplan_engine.execution.step_observer import UNOBSERVED, StepObserver
 from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.offload.assembly import make_offload
+from kvplan_engine.requests.adapter import AdapterKey, LoRARequest
 from kvplan_engine.requests.beams import BeamGroup, BeamSearchParams
 from kvplan_engine.requests.outputs import StepOutput
 from kvplan_engine.requests.request import Request, Sequence
@@ -31,6 +32,7 @@ from kvplan_engine.requests.stop import StopChecker
 from kvplan_engine.scheduling.beam_search import make_beam_request
 from kvplan_engine.scheduling.scheduler import Scheduler
 from kvplan_engine.scheduling.statistics import count_step, scheduler_stats
+from kvplan_engine.transformers_backend.model import TransformersDecoder, TransformersModel
 
 _PARTS_OF_A_MODEL = ("model", "_carver")
 _PARTS_OF_A_POOL = ("_runner", "_offload", "_requests", "_output_processor", "_loop", "prefix_cache", "scheduler")
@@ -52,9 +54,9 @@ class Engine:
         self._make_pool()
 
     @property
-    def decoder(self) -> Decoder:
+    def decoder(self) -> Decoder | TransformersDecoder:
         """What computes the model; EngineError where nothing is computed."""
-        if not isinstance(self.model, LoadedModel):
+        if not isinstance(self.model, (LoadedModel, TransformersModel)):
             raise EngineError("load_format 'none' computes nothing.", hint="use load_format='dummy' to time steps")
         return self.model.decoder
 
@@ -142,15 +144,25 @@ class Engine:
     # ---- requests
 
     def add_request(
-        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, *, prompt: str | None = None
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> Request:
-        """Queue a prompt. EngineError when its id is taken, a token is out of range, or it can never fit."""
+        """Queue a prompt, for the model itself or with an adapter.
+
+        EngineError when its id is taken, a token is out of range, it can never fit, or the adapter cannot be loaded.
+        """
         self._check_prompt(request_id, prompt_token_ids)
         if self.config.is_counted:
             refuse_what_needs_logits(params)
         self._stops.check_params(params)
         params.check_vocabulary(self.model.config.vocab_size)
-        request = Request(request_id, prompt_token_ids, params, prompt=prompt)
+        adapter = None if lora_request is None else self.load_adapter(lora_request)
+        request = Request(request_id, prompt_token_ids, params, prompt=prompt, adapter=adapter)
         request.stop_ids = self._stops.stop_ids(params)
         self.scheduler.add(request)
         self._requests[request_id] = request
@@ -177,6 +189,26 @@ class Engine:
         vocab_size = self.model.config.vocab_size
         if prompt_token_ids and not (min(prompt_token_ids) >= 0 and max(prompt_token_ids) < vocab_size):
             raise EngineError(f"a token of request '{request_id}' lies outside the vocabulary of {vocab_size:,}.")
+
+    def load_adapter(self, lora_request: LoRARequest) -> AdapterKey:
+        """Hold an adapter in host memory. EngineError where it cannot be read, or there is no room for it."""
+        if not self.config.enable_lora:
+            raise EngineError(
+                f"adapter '{lora_request.name}' cannot be loaded: the engine serves none.", hint="set enable_lora=True"
+            )
+        if self.model.adapters is None:  # memory is only counted
+            return AdapterKey(lora_request.name, lora_request.name.encode())
+        return self.model.adapters.key_of(lora_request, self._adapters_in_use)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. EngineError where none of this name is held, or its requests are unfinished."""
+        if self.model.adapters is None:
+            raise EngineError(f"no adapter is called '{name}'.", hint="the engine serves none")
+        self.model.adapters.forget(name, self._adapters_in_use)
+
+    @property
+    def _adapters_in_use(self) -> set[AdapterKey]:
+        return {request.adapter for request in self._requests.values() if request.adapter is not None}
 
     def abort(self, request_id: str, index: int | None = None) -> bool:
         """Stop a request, or only its sample ``index``, and return the blocks. Whether nothing of it is left.

@@ -6,7 +6,9 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
+from types import NoneType
 from typing import Any
 
 from kvplan_engine.checkpoints.hub import ModelSource, resolve_source
@@ -14,6 +16,7 @@ from kvplan_engine.checkpoints.tokenizer import load_tokenizer
 from kvplan_engine.config import EngineConfig, knobs
 from kvplan_engine.engine import Engine
 from kvplan_engine.errors import EngineError
+from kvplan_engine.requests.adapter import LoRARequest
 from kvplan_engine.requests.beams import BeamSearchOutput, BeamSearchParams, beam_output
 from kvplan_engine.requests.detokenizer import answer_text
 from kvplan_engine.requests.outputs import CompletionOutput, RequestOutput
@@ -80,16 +83,22 @@ class LLM:
         self,
         prompts: str | Sequence[Prompt] | Prompt,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer every prompt; outputs are in the order of the prompts.
 
-        prompts: a text, a list of texts, or a list of ``{"prompt_token_ids": [...]}``. sampling_params: one for all, or
-        one for each. EngineError when one of them can never run; then none is started.
+        prompts: a text, a list of texts, or a list of ``{"prompt_token_ids": [...]}``. sampling_params, lora_request:
+        one for all, or one for each. EngineError when one of them can never run; then none is started.
         """
         if isinstance(prompts, (str, Mapping)):
             prompts = [prompts]
-        per_prompt = _per_prompt(sampling_params, len(prompts))
-        work = [(self.engine.add_request, prompt, params) for prompt, params in zip(prompts, per_prompt, strict=True)]
+        params = _per_prompt(sampling_params or SamplingParams(), SamplingParams, len(prompts), "sampling parameters")
+        adapters = _per_prompt(lora_request, (LoRARequest, NoneType), len(prompts), "adapters")
+        work = [
+            (partial(self.engine.add_request, lora_request=adapter), prompt, own)
+            for prompt, own, adapter in zip(prompts, params, adapters, strict=True)
+        ]
         with self._serving:
             requests = self._run_all(work)
             return [self._output(request) for request in requests]
@@ -109,7 +118,7 @@ class LLM:
             tokenizer = self.tokenizer if self._has_tokenizer else None
             return [beam_output(request.beams, tokenizer) for request in requests if request.beams is not None]
 
-    def _run_all(self, work: list[tuple[Callable[..., Request], Prompt, Any]]) -> list[Request]:
+    def _run_all(self, work: Sequence[tuple[Callable[..., Request], Prompt, Any]]) -> list[Request]:
         """Queue every prompt with its method of the engine, and step until all are answered. Runs all or none."""
         requests: list[Request] = []
         try:
@@ -186,12 +195,13 @@ class _LazyTokenizer:
         return text
 
 
-def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * num_prompts
-    if len(params) != num_prompts:
-        raise EngineError(f"{num_prompts} prompts need as many sampling parameters, got {len(params)}.")
-    return list(params)
+def _per_prompt(given: Any, kind: type | tuple[type, ...], num_prompts: int, what: str) -> list[Any]:
+    """One of ``kind`` for each prompt, from one for all or one for each."""
+    if isinstance(given, kind):
+        return [given] * num_prompts
+    if len(given) != num_prompts:
+        raise EngineError(f"{num_prompts} prompts need as many {what}, got {len(given)}.")
+    return list(given)
 
 
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:

@@ -53,6 +53,11 @@ def test_what_a_loaded_engine_may_change() -> None:
         "kv_cache_dtype",
         "device_memory",
         "seed",
+        "model_impl",
+        "enable_lora",
+        "max_loras",
+        "max_lora_rank",
+        "max_cpu_loras",
         "tensor_parallel_size",
         "attention_backend",
     }

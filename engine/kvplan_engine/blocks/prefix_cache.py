@@ -89,15 +89,18 @@ class PrefixCache:
 
     # ---- hashes
 
-    def extend_hashes(self, hashes: list[BlockHash], token_ids: Rows[int], num_tokens: int) -> None:
-        """Append to ``hashes`` those of the full blocks among the first ``num_tokens`` tokens that it lacks."""
+    def extend_hashes(self, hashes: list[BlockHash], token_ids: Rows[int], num_tokens: int, salt: bytes = b"") -> None:
+        """Append to ``hashes`` those of the full blocks among the first ``num_tokens`` tokens that it lacks.
+
+        salt: of the adapter that computes them.
+        """
         size = self._pool.block_size
         for index in range(len(hashes), num_tokens // size):
-            parent = hashes[-1] if hashes else self._root
+            parent = hashes[-1] if hashes else self._root + salt
             packed = self._pack(*token_ids[index * size : (index + 1) * size])
             hashes.append(chain_hash(parent, packed, self._digest_bytes))
 
-    def usable_hashes(self, hashes: list[BlockHash], token_ids: Rows[int]) -> list[BlockHash]:
+    def usable_hashes(self, hashes: list[BlockHash], token_ids: Rows[int], salt: bytes = b"") -> list[BlockHash]:
         """Hashes of the full blocks among all but the last token of a prompt; extends ``hashes`` as needed.
 
         At least one token must be computed: otherwise there would be no logits to sample from.
@@ -105,7 +108,7 @@ class PrefixCache:
         if not self.enabled:
             return []
         num_tokens = len(token_ids)
-        self.extend_hashes(hashes, token_ids, num_tokens)
+        self.extend_hashes(hashes, token_ids, num_tokens, salt)
         return hashes[: (num_tokens - 1) // self._pool.block_size]
 
     # ---- finding

@@ -11,6 +11,7 @@ from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device
+from kvplan_engine.execution.adapters import begin_step
 from kvplan_engine.execution.batch import BatchBuilder
 from kvplan_engine.execution.graphs import DecodeGraphs, PaddedBatches, ladder_of
 from kvplan_engine.execution.staging import InputStage, PendingTokens, TokenStage
@@ -21,27 +22,30 @@ from kvplan_engine.memory.kv_cache import allocate_host_pool, allocate_kv_pool
 from kvplan_engine.memory.step_buffers import step_buffers, step_index_buffers
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.kv_pool import KvPool, places_of
-from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.mover import BlockMover
 from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.sampling.prompt_logprobs import take_prompt_logprobs
 from kvplan_engine.sampling.sampler import Sampler
+from kvplan_engine.transformers_backend.model import RunnableModel
 
 
 class ModelRunner:
     """One division of the device's memory into workspace and KV pool, and the steps that run over it."""
 
     def __init__(
-        self, model: LoadedModel, config: EngineConfig, device: Device, layout: KvLayout, max_model_len: int
+        self, model: RunnableModel, config: EngineConfig, device: Device, layout: KvLayout, max_model_len: int
     ) -> None:
         self._model = model
         self._config = config
         self._layout = layout
         self.device = device
         self.workspace = Workspace(
-            step_buffers(model.config, model.dtype, config, layout, max_model_len), device.torch_device
+            step_buffers(
+                model.config, model.dtype, config, layout, max_model_len, is_native=model.implementation == "native"
+            ),
+            device.torch_device,
         )
         self._fill_tables()
         self.sampler = Sampler(self.workspace["sampler"], model.config.vocab_size, model.ops, engine_seed=config.seed)
@@ -58,7 +62,8 @@ class ModelRunner:
 
     def _fill_tables(self) -> None:
         for name, rope in rope_tables(self._model.config).items():
-            fill_rope_table(self.workspace[name], rope)
+            if name in self.workspace:
+                fill_rope_table(self.workspace[name], rope)
 
     def touch(self, num_blocks: int) -> None:
         """Write to the workspace and ``num_blocks`` blocks, so that physical memory backs them before a measurement."""
@@ -88,6 +93,8 @@ class ModelRunner:
     def prepare(self, plan: StepPlan, latest: np.ndarray | None = None, before: StepPlan | None = None) -> StepBatch:
         """The step's inputs: see BatchBuilder.build. before: the plan whose tokens are still pending, if any."""
         batch = self._batches.build(plan, latest)
+        if self._model.adapters is not None:
+            begin_step(self._model.adapters, plan)
         if before is not None:
             self._tokens.fill_in(batch.token_ids, plan, before)
         return batch
@@ -126,7 +133,9 @@ class ModelRunner:
     @property
     def graph_sizes(self) -> tuple[int, ...]:
         """Sizes at which decode steps are captured: none without a GPU, with kernels that wait, or if enforce_eager."""
-        if not self.device.is_asynchronous or not self._model.attention.is_capturable or self._config.enforce_eager:
+        if not self.device.is_asynchronous or not self._model.is_capturable or self._config.enforce_eager:
+            return ()
+        if self._model.adapters is not None:  # a graph would always correct the same rows
             return ()
         return ladder_of(self.workspace["logits"].shape[0])
 

@@ -42,7 +42,7 @@ class Projection(Protocol):
 class StoredWeight:
     """One projection's weight among a model's ``weights``, and what is wanted of it.
 
-    weight [num_outputs, num_inputs]; bias [num_outputs] or None. activation: what follows the product, or None.
+    name: the parameter's, without its leaf. weight [num_outputs, num_inputs]; bias [num_outputs] or None. activation: what follows the product, or None.
     is_embedding: the weight is the embedding too, so that its rows must be read back.
     """
 
@@ -50,6 +50,7 @@ class StoredWeight:
         self, weights: Weights, name: str, *, activation: str | None = None, is_embedding: bool = False
     ) -> None:
         self._weights = weights
+        self.name = name
         self._key = name if name in weights else f"{name}.weight"
         self.weight = weights[self._key]
         self.bias = weights.get(f"{name}.bias")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from kvplan_engine.adapters.library import AdapterLibrary
+from kvplan_engine.adapters.sites import slot_bytes
 from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.weights import num_parameters
 from kvplan_engine.config import EngineConfig
@@ -15,13 +17,16 @@ from kvplan_engine.memory.breakdown import DTYPE_BYTES
 class EngineModel(Protocol):
     """A model as everything but the steps sees it. is_dummy: its answers mean nothing.
 
-    dtype: of weights and activations. weight_fingerprint: differs where weights differ.
+    dtype: of weights and activations. weight_bytes: slots of adapters included. weight_fingerprint: differs where
+    weights differ. adapters: None where none are served, or only counted.
     """
 
     config: ModelDescription
     dtype: str
+    implementation: str
     weight_bytes: int
     weight_fingerprint: bytes
+    adapters: AdapterLibrary | None
     is_dummy: bool
 
 
@@ -32,10 +37,15 @@ class CountedModel:
     """
 
     is_dummy = True
+    implementation = "native"
     weight_fingerprint = b"counted"
+    adapters: AdapterLibrary | None = None
 
     def __init__(self, config: EngineConfig, source: Any, device: Device) -> None:
         self.config: ModelDescription = read_config(source)
         self.dtype = resolve_dtype(config.dtype, self.config.dtype, device)
         counted_bytes = num_parameters(self.config) * DTYPE_BYTES[self.dtype]
         self.weight_bytes = counted_bytes if config.weight_bytes is None else config.weight_bytes
+        if config.enable_lora:
+            loras, rank = config.max_loras, config.max_lora_rank
+            self.weight_bytes += slot_bytes(self.config, DTYPE_BYTES[self.dtype], max_loras=loras, max_lora_rank=rank)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from kvplan_engine.adapters.library import AdapterLibrary
+from kvplan_engine.adapters.lora_linear import LoraProjections
+from kvplan_engine.adapters.sites import sites_of
+from kvplan_engine.adapters.slots import AdapterSlots
 from kvplan_engine.checkpoints.loaders import load_weights, read_config
 from kvplan_engine.checkpoints.shared_layers import weight_owners
 from kvplan_engine.checkpoints.weights import Weights, allocate_weights, weight_fingerprint
@@ -20,7 +25,12 @@ from kvplan_engine.models.kv_pool import KvPool
 
 
 class LoadedModel:
-    """A model's config and weights on a device; stays while pools come and go. is_dummy: the values mean nothing."""
+    """A model's config and weights on a device; stays while pools come and go. is_dummy: the values mean nothing.
+
+    weight_bytes: slots of adapters included. adapters: None where none are served.
+    """
+
+    implementation = "native"
 
     def __init__(self, config: EngineConfig, source: Any, device: Device, dtype_of: Any) -> None:
         self.config: ModelDescription = read_config(source)
@@ -31,12 +41,25 @@ class LoadedModel:
         self.weights: Weights = allocate_weights(self.config, self._scalar, device.torch_device, owners)
         # of all layers, also where some share theirs: a device must have room for the whole model
         self.weight_bytes = num_parameters(self.config) * self._scalar.itemsize
+        slots = _make_slots(config, self.config, self._scalar, device)
+        if slots is not None:
+            self.weight_bytes += slots.num_bytes
         self.is_dummy = load_weights(self.weights, self.config, source, config.load_format, config.seed)
         self.weight_fingerprint = weight_fingerprint(self.weights)  # of all, before the decoder packs most of them
         kernels = select_kernels(config.attention_backend, device.torch_device, self._scalar)
+        self.adapters: AdapterLibrary | None = None
+        if slots is not None:
+            self.adapters = AdapterLibrary(self.config, slots, config.max_lora_rank, config.most_held_adapters)
+            corrected = LoraProjections(kernels.projections, slots.sites, self.adapters.step)
+            kernels = replace(kernels, projections=(corrected, *kernels.projections))
         self.ops = kernels.ops
         self.attention = kernels.attention
         self.decoder = Decoder(self.config, self.weights, kernels, owners)
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether decode steps may be captured as graphs."""
+        return self.attention.is_capturable
 
     def reserve_decode(self, kv: KvPool, max_num_seqs: int) -> None:
         """Let attention compile and allocate what decode steps need, so that they can be captured."""
@@ -46,3 +69,12 @@ class LoadedModel:
         for part in distinct.values():
             cache, heads = kv.of(part.index), part.description.num_heads
             self.attention.reserve_decode(cache, self._scalar, heads, max_num_seqs, part.options)
+
+
+def _make_slots(
+    config: EngineConfig, model: ModelDescription, dtype: torch.dtype, device: Device
+) -> AdapterSlots | None:
+    """Room for adapters, None where none are served. OutOfDeviceMemory(phase="weights") when it does not fit."""
+    if not config.enable_lora:
+        return None
+    return AdapterSlots(sites_of(model), config.max_loras, config.max_lora_rank, dtype, device.torch_device)

@@ -10,6 +10,7 @@ from itertools import count
 from kvplan_engine.blocks.block_pool import BlockHash
 from kvplan_engine.blocks.block_table import BlockTable
 from kvplan_engine.blocks.transfers import SwappedGroup
+from kvplan_engine.requests.adapter import AdapterKey
 from kvplan_engine.requests.beams import BeamGroup
 from kvplan_engine.requests.detokenizer import Detokenizer
 from kvplan_engine.requests.prompt_logprobs import PromptLogprobs
@@ -22,9 +23,16 @@ class Request:
     """One prompt with its sampling parameters; ``params.n`` sequences answer it."""
 
     def __init__(
-        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, *, prompt: str | None = None
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        adapter: AdapterKey | None = None,
     ) -> None:
         self.request_id = request_id
+        self.adapter = adapter
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.params = params
@@ -41,6 +49,11 @@ class Request:
         self.needs_token_details = wants_logprobs or bool(params.stop_strings)
         self.sequences: list[Sequence] = []
         self.beams: BeamGroup[Sequence] | None = None  # the sequences are beams of a search
+
+    @property
+    def cache_salt(self) -> bytes:
+        """What its KV depends on besides its tokens: KV of one adapter is never another's."""
+        return b"" if self.adapter is None else self.adapter.digest
 
     @property
     def is_plainly_greedy(self) -> bool:

@@ -57,6 +57,13 @@ class StepPlan:
         return any(item.sequence.request.lacks_prompt_logprobs for item in self.chunks)
 
     @property
+    def has_adapters(self) -> bool:
+        """Whether some rows are corrected by an adapter."""
+        return any(sequence.request.adapter is not None for sequence in self.decodes) or any(
+            item.sequence.request.adapter is not None for item in self.chunks
+        )
+
+    @property
     def num_seqs(self) -> int:
         return len(self.decodes) + len(self.chunks)
 

@@ -97,6 +97,8 @@ class Admission:
             sequence = self.swapped[0]
             if sequence.num_pending_tokens or not self._running.has_seat(sequence):
                 break
+            if not self._running.has_slot(sequence.request):
+                break
             if not self._try_swap_in(sequence, plan):
                 break
 
@@ -124,13 +126,17 @@ class Admission:
         return self._is_batch_open or self._config.scheduling != "static"
 
     def _admit_waiting(self, plan: StepPlan) -> None:
+        passed_over: list[Sequence] = []  # their adapters have no slot now; later ones of other adapters may run
         while self.waiting and plan.num_tokens < self._config.max_num_batched_tokens:
             sequence = self.waiting[0]
             if sequence.num_pending_tokens or not self._running.has_seat(sequence):
                 break
-            if not self._try_admit(sequence, plan):
+            if not self._running.has_slot(sequence.request):
+                passed_over.append(self.waiting.popleft())
+            elif not self._try_admit(sequence, plan):
                 self.num_blocked += 1
                 break
+        self.waiting.extendleft(reversed(passed_over))
         # a batch that only this step's token budget cut short goes on forming in the next one
         self._is_batch_open = plan.num_tokens >= self._config.max_num_batched_tokens
 
@@ -143,7 +149,11 @@ class Admission:
         """
         cache = self._prefix_cache
         looks_up = not sequence.request.lacks_prompt_logprobs
-        hashes = cache.usable_hashes(sequence.block_hashes, sequence.token_ids) if looks_up else []
+        hashes = (
+            cache.usable_hashes(sequence.block_hashes, sequence.token_ids, sequence.request.cache_salt)
+            if looks_up
+            else []
+        )
         match = cache.lookup(hashes, self._tiers.finder())
         first = match.num_blocks * self._pool.block_size
         num_new_tokens = self._num_new_tokens(sequence, first, len(sequence.token_ids), plan)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from kvplan_engine.config import EngineConfig
+from kvplan_engine.requests.adapter import AdapterKey
 from kvplan_engine.requests.request import Request, Sequence
 from kvplan_engine.scheduling.persistent_batch import PersistentBatch
 
@@ -35,6 +36,8 @@ class RunningSequences:
         self.num_needing_values = 0
         self.stop_ids: frozenset[int] = frozenset()
         self._max_num_seqs = config.max_num_seqs
+        self._max_loras = config.max_loras
+        self._adapters: Counter[AdapterKey] = Counter()
         self._stop_sets: Counter[frozenset[int]] = Counter()
         self._sequences: dict[Sequence, None] = {}
         self._num_kept_seats = 0
@@ -52,6 +55,11 @@ class RunningSequences:
     def has_seat(self, sequence: Sequence) -> bool:
         """Whether ``sequence``, with the samples that will fork from it, may run beside the others."""
         return len(self._sequences) + self._num_kept_seats + 1 + num_forks(sequence) <= self._max_num_seqs
+
+    def has_slot(self, request: Request) -> bool:
+        """Whether the adapter of ``request`` has a slot beside those of the running sequences."""
+        adapter = request.adapter
+        return adapter is None or adapter in self._adapters or len(self._adapters) < self._max_loras
 
     def enter(self, sequence: Sequence) -> None:
         self._sequences[sequence] = self.others[sequence] = None
@@ -74,11 +82,18 @@ class RunningSequences:
         self.num_needing_details += change * request.needs_token_details
         self.num_not_plainly_greedy += change * (not request.is_plainly_greedy)
         self.num_needing_values += change * request.needs_values
+        if request.adapter is not None:
+            self._count_adapter(request.adapter, change)
         number = self._stop_sets[request.stop_ids]
         self._stop_sets[request.stop_ids] += change
         if not number or not number + change:
             self._stop_sets = +self._stop_sets
             self.stop_ids = frozenset().union(*self._stop_sets)
+
+    def _count_adapter(self, adapter: AdapterKey, change: int) -> None:
+        self._adapters[adapter] += change
+        if not self._adapters[adapter]:
+            del self._adapters[adapter]
 
     # ---- decoding or not
 
@@ -134,6 +149,8 @@ class RunningSequences:
         assert self.num_needing_details == sum(request.needs_token_details for request in requests), "needing details"
         assert self.num_not_plainly_greedy == sum(not r.is_plainly_greedy for r in requests), "not plainly greedy"
         assert self.num_needing_values == sum(request.needs_values for request in requests), "needing values"
+        adapters = Counter(request.adapter for request in requests if request.adapter is not None)
+        assert self._adapters == adapters and len(adapters) <= self._max_loras, "adapters of running sequences"
         assert self.stop_ids == frozenset().union(*(request.stop_ids for request in requests)), "stop tokens"
         self.decoding.check()
 

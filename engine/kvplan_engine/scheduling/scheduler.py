@@ -326,7 +326,7 @@ class Scheduler:
         if first >= num_full or not cache.enabled:
             return
         sequence.num_registered_blocks = num_full
-        cache.extend_hashes(hashes, sequence.token_ids, num_full * self.pool.block_size)
+        cache.extend_hashes(hashes, sequence.token_ids, num_full * self.pool.block_size, sequence.request.cache_salt)
         cache.register(sequence.table, hashes, first, num_full)
         if sequence.num_computed_tokens == self._reservation.checkpoint(sequence) > 0:
             cache.register_states(sequence.table, hashes[num_full - 1])

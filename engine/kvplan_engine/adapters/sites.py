@@ -1,0 +1,52 @@
+"""The products that adapters may correct, and the bytes that their slots take. No torch.
+
+qkv    three stacked products: A [3 r, hidden], B [queries + keys + values, r]
+output one product:            A [r, heads x size], B [hidden, r]
+up     gate and up, or one     A [2 r, hidden], B [2 x size, r]
+down   one product             A [r, size], B [hidden, r]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.parameters import model_parameters
+
+_PARTS = ("qkv", "output", "up", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One stored product. name: its parameter's, without the leaf. segments: outputs of each of those stacked in it."""
+
+    name: str
+    num_inputs: int
+    segments: tuple[int, ...]
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(self.segments)
+
+    def num_elements(self, rank: int) -> int:
+        """Of one adapter's A and B."""
+        return rank * (len(self.segments) * self.num_inputs + self.num_outputs)
+
+
+def sites_of(model: ModelDescription) -> list[Site]:
+    """Attention's products and the MLP's, layer by layer; experts, states and latents have none."""
+    return list(_sites(model))
+
+
+def _sites(model: ModelDescription) -> Iterator[Site]:
+    for parameter in model_parameters(model):
+        if parameter.layer is not None and parameter.part in _PARTS and parameter.leaf == "weight":
+            outputs, inputs = parameter.shape
+            segments = tuple(size for _, size in parameter.rows) or (outputs,)
+            yield Site(f"layers.{parameter.layer}.{parameter.part}", inputs, segments)
+
+
+def slot_bytes(model: ModelDescription, itemsize: int, *, max_loras: int, max_lora_rank: int) -> int:
+    """What the slots of ``max_loras`` adapters take on the device, whichever products these correct."""
+    return max_loras * itemsize * sum(site.num_elements(max_lora_rank) for site in sites_of(model))

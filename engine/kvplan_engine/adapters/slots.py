@@ -1,0 +1,67 @@
+"""Adapters on the device: ``max_loras`` slots, as large as the largest adapter that is allowed.
+
+Per site A [max_loras, segments x max_rank, inputs] and B [max_loras, outputs, max_rank]; a smaller adapter, and one
+that leaves a product alone, has zeros there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvplan_engine.adapters.peft import Adapter
+from kvplan_engine.adapters.sites import Site
+from kvplan_engine.device.allocation import allocating
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSlots:
+    """down [max_loras, segments x rank, inputs], up [max_loras, outputs, rank]."""
+
+    site: Site
+    down: torch.Tensor
+    up: torch.Tensor
+
+    @property
+    def rank(self) -> int:
+        return self.up.shape[2]
+
+    def put(self, slot: int, adapter: Adapter) -> None:
+        """Make ``slot`` correct this product as ``adapter`` does."""
+        down, up = self.down[slot], self.up[slot]
+        down.zero_()
+        up.zero_()
+        first = 0
+        for segment, outputs in enumerate(self.site.segments):
+            correction = adapter.corrections.get((self.site.name, segment))
+            if correction is not None:
+                rank = correction.down.shape[0]
+                down[segment * self.rank : segment * self.rank + rank].copy_(correction.down)
+                up[first : first + outputs, :rank].copy_(correction.up)
+            first += outputs
+
+
+class AdapterSlots:
+    """The slots of all sites. OutOfDeviceMemory(phase="weights") when they do not fit."""
+
+    def __init__(
+        self, sites: Sequence[Site], max_loras: int, rank: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.max_loras = max_loras
+        self.num_bytes = max_loras * dtype.itemsize * sum(site.num_elements(rank) for site in sites)
+        with allocating("weights", self.num_bytes):
+            self.sites: Mapping[str, SiteSlots] = {
+                site.name: SiteSlots(
+                    site,
+                    torch.zeros(max_loras, len(site.segments) * rank, site.num_inputs, dtype=dtype, device=device),
+                    torch.zeros(max_loras, site.num_outputs, rank, dtype=dtype, device=device),
+                )
+                for site in sites
+            }
+
+    def put(self, slot: int, adapter: Adapter) -> None:
+        """Make ``slot`` the one of ``adapter``."""
+        for site in self.sites.values():
+            site.put(slot, adapter)

@@ -1,0 +1,127 @@
+"""Adapters that cannot be used are refused in one sentence, and nothing of them is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+from adapter_files import save_adapter
+from safetensors.torch import load_file, save_file
+from small_models import Checkpoint
+
+from kvplan_engine import LLM, EngineError, LoRARequest, SamplingParams
+from kvplan_engine.adapters.sites import slot_bytes
+from kvplan_engine.description.parameters import num_parameters
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+PROMPT = {"prompt_token_ids": [1, 2, 3]}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint("llama", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Checkpoint) -> Iterator[LLM]:
+    settings = {"dtype": "float32", "device": "cpu", "device_memory": "384MiB", "max_model_len": 96}
+    with LLM(str(checkpoint.path), **settings, enable_lora=True, max_loras=2, max_lora_rank=8) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def saved(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter without a fault."""
+    return save_adapter(checkpoint.model, tmp_path_factory.mktemp("adapter"), seed=1)
+
+
+def _edit_config(**changes: object) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        file = path / "adapter_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return edit
+
+
+def _edit_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        file = path / "adapter_model.safetensors"
+        tensors = load_file(file)
+        change(tensors)
+        save_file(tensors, file)
+
+    return edit
+
+
+def _truncate(path: Path) -> None:
+    file = path / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _first(tensors: dict[str, torch.Tensor], ending: str) -> str:
+    return next(name for name in tensors if name.endswith(ending))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda path: (path / "adapter_config.json").unlink(), "holds no adapter_config.json"),
+        (lambda path: (path / "adapter_model.safetensors").unlink(), "holds no adapter_model.safetensors"),
+        (lambda path: (path / "adapter_config.json").write_text("{"), "is not JSON"),
+        (_truncate, "is damaged"),
+        (_edit_config(peft_type="PROMPT_TUNING"), "is no LoRA"),
+        (_edit_config(use_dora=True), "DoRA"),
+        (_edit_config(bias="all"), "biases of its own"),
+        (_edit_config(modules_to_save=["lm_head"]), "modules that it replaces"),
+        (_edit_tensors(lambda tensors: tensors.pop(_first(tensors, "lora_A.weight"))), "lacks one half"),
+        (_edit_tensors(lambda t: t[_first(t, "lora_B.weight")].fill_(torch.nan)), "not finite"),
+        (_edit_tensors(lambda t: t.update({_first(t, "lora_A.weight"): torch.zeros(4, 7)})), "where this model's has"),
+        (_edit_tensors(lambda t: t.update({"base_model.model.x.lora_A.weight": torch.zeros(4, 7)})), "has no slot"),
+        (_edit_tensors(lambda t: t.update({"base_model.model.x.lora_embedding_A": torch.zeros(4, 7)})), "has a tensor"),
+    ],
+)  # fmt: skip
+def test_bad_files_are_refused(
+    spoil: Callable[[Path], object], sentence: str, saved: Path, llm: LLM, tmp_path: Path
+) -> None:
+    path = copytree(saved, tmp_path / "adapter")
+    spoil(path)
+    with pytest.raises(EngineError, match=sentence):
+        llm.generate(PROMPT, PARAMS, lora_request=LoRARequest("bad", str(path)))
+    assert llm.engine.model.adapters is not None and "bad" not in llm.engine.model.adapters.names
+    assert not llm.engine.has_unfinished_requests()
+
+
+def test_a_rank_beyond_the_slots_is_refused_with_the_setting(checkpoint: Checkpoint, llm: LLM, tmp_path: Path) -> None:
+    path = save_adapter(checkpoint.model, tmp_path / "adapter", seed=1, r=9)
+    with pytest.raises(EngineError, match="rank 9, and max_lora_rank is 8") as caught:
+        llm.engine.load_adapter(LoRARequest("large", str(path)))
+    assert caught.value.hint == "set max_lora_rank=9"
+
+
+def test_an_adapter_can_be_unloaded_once_nobody_uses_it(saved: Path, llm: LLM) -> None:
+    request = LoRARequest("guest", str(saved))
+    llm.engine.add_request("r", [1, 2, 3], PARAMS, lora_request=request)
+    with pytest.raises(EngineError, match="unfinished"):
+        llm.engine.unload_adapter("guest")
+    while llm.engine.has_unfinished_requests():
+        llm.engine.step()
+    llm.engine.unload_adapter("guest")
+    with pytest.raises(EngineError, match="no adapter is called 'guest'"):
+        llm.engine.unload_adapter("guest")
+
+
+def test_an_engine_without_adapters_says_so(checkpoint: Checkpoint, saved: Path) -> None:
+    settings = {"dtype": "float32", "device": "cpu", "device_memory": "384MiB", "max_model_len": 96}
+    with LLM(str(checkpoint.path), **settings) as plain, pytest.raises(EngineError, match="serves none"):
+        plain.generate(PROMPT, PARAMS, lora_request=LoRARequest("a", str(saved)))
+
+
+def test_slots_are_part_of_the_weights(llm: LLM) -> None:
+    model = llm.engine.model.config
+    slots = slot_bytes(model, 4, max_loras=2, max_lora_rank=8)
+    assert slots == 2 * 4 * 8 * 3 * ((3 * 64 + 128) + (64 + 64) + (2 * 64 + 224) + (112 + 64))
+    assert llm.engine.memory.weight_bytes == num_parameters(model) * 4 + slots
