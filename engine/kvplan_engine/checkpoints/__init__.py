@@ -6,7 +6,7 @@ fields        fields of a config.json that several families share
 families/     one file for each family of models: how its config is read, what its tensors are called
 tensor_names  the names of a family's tensors
 parameters    which tensors of a checkpoint each parameter is made of
-row_order     the rows of queries and keys, in the order of the kernels
+row_order     the rows of queries and keys, in the order of the kernels; latent_rows those of latent attention
 tokenizer     a model's tokenizer
 weights       the weights in memory: allocated, filled, counted, fingerprinted
 loaders       which load_format reads weights from what

@@ -5,6 +5,7 @@ rope         the table of cosines and sines
 activation   the MLP's activations
 projection   what a product with a weight offers, and how one is chosen for each weight
 linear       the weight as published, by torch
+head_products   products of each head with a weight of its own, and how their kernels are chosen
 mixture      a mixture of experts, and how its kernels are chosen
 panels       the weight packed for our own CPU product
 onednn       the weight packed by oneDNN, for bfloat16 on CPUs with AMX

@@ -9,6 +9,7 @@
     embedding        from token ids to the residual stream
     decoder_layer    the parts of one layer
     attention_part   one layer's attention
+    latent_part      one layer's latent attention
     mlp_part         one layer's MLP
     mixture_part     one layer's mixture of experts
     known_parts      what of a description the decoder computes; the rest is refused by name
