@@ -47,6 +47,17 @@ KVPLAN_INLINE Floats sigmoid(Floats x) {
   return 1.0f / (1.0f + exp(-x));
 }
 
+// log(1 + e^x) = max(x, 0) + log(1 + u) with u = exp(-|x|), and log(1 + u) = 2 atanh(z) with z = u / (2 + u) <= 1/3,
+// whose series ends where its next term is less than 2^-26 of the sum.
+KVPLAN_INLINE Floats softplus(Floats x) {
+  const Floats u = exp(x < 0.0f ? x : -x);
+  const Floats z = u / (2.0f + u);
+  const Floats square = z * z;
+  Floats tail = splat(1.0f / 15.0f);
+  for (int odd = 13; odd > 0; odd -= 2) tail = tail * square + 1.0f / static_cast<float>(odd);
+  return maximum(x, Floats{}) + 2.0f * z * tail;
+}
+
 KVPLAN_INLINE Floats silu(Floats x) {
   return x / (1.0f + exp(-x));
 }

@@ -52,6 +52,38 @@ typedef struct kvplan_convolution {
 enum { KVPLAN_MOST_TAPS = 8 };
 int kvplan_convolve(const kvplan_convolution* args, int threads);
 
+// The gated delta rule: each head has a state S [value_size, key_size], a row of it for each element of its values, and
+//
+//   S = S * exp(g), element by element of a row;   d = (v - S k) * b;   S = S + d k^T;   out = S q
+//
+// with g = -rate * softplus(decay + decay_bias), b = strength_scale * sigmoid(strength), k = key / |key| and
+// q = scale * query / |query|. Without strengths d = v, with keys and queries as they are, and without decays g = -rate
+// (linear attention). Head h has the query and key of head h * key_heads / heads.
+typedef struct kvplan_delta_rule {
+  kvplan_state state;  // rows: heads * value_size; columns: key_size, at most KVPLAN_MOST_KEY_SIZE
+  // [num_tokens, key_heads, key_size], of `storage`
+  const void *query, *key;
+  // [num_tokens, heads, value_size]; out may be value
+  const void* value;
+  void* out;
+  // [num_tokens, heads, or with element_decays heads * key_size]; NULL: none
+  const void* decay;
+  // [num_tokens, heads]; NULL: none
+  const void* strength;
+  int64_t query_stride, key_stride, value_stride, out_stride, decay_stride, strength_stride;
+  // [heads]
+  const float* rate;
+  // as the decays of a token
+  const float* decay_bias;
+  int64_t heads, key_heads, key_size, value_size;
+  float scale, strength_scale;
+  int32_t element_decays;  // one for each element of a key
+  int32_t storage;
+} kvplan_delta_rule;
+
+enum { KVPLAN_MOST_KEY_SIZE = 256 };
+int kvplan_run_delta_rule(const kvplan_delta_rule* args, int threads);
+
 #pragma GCC visibility pop
 #ifdef __cplusplus
 }

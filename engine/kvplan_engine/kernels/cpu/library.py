@@ -12,6 +12,7 @@ import torch
 
 from kvplan_engine.kernels.build import NATIVE, BuildVariant, KernelBuildError, build_library
 from kvplan_engine.kernels.cpu.head_products_args import HeadProductsArgs
+from kvplan_engine.kernels.cpu.delta import DeltaRuleArgs
 from kvplan_engine.kernels.cpu.mixture_args import MixtureArgs
 from kvplan_engine.kernels.cpu.state_args import ConvolutionArgs
 
@@ -217,6 +218,7 @@ class CpuKernels:
         self.route = self._function("kvplan_route", POINTER(MixtureArgs), c_int)
         self.run_mixture = self._function("kvplan_run_mixture", POINTER(MixtureArgs), c_int)
         self.convolve = self._function("kvplan_convolve", POINTER(ConvolutionArgs), c_int)
+        self.run_delta_rule = self._function("kvplan_run_delta_rule", POINTER(DeltaRuleArgs), c_int)
         self.run_layers = self._function("kvplan_run_layers", POINTER(LayersArgs), c_int)
         self.unpack_rows = self._function("kvplan_unpack_rows", *(c_void_p,) * 3, *(c_int64,) * 4, c_int, c_int)
         self.exp = self._function("kvplan_exp", c_void_p, c_void_p, c_int64)

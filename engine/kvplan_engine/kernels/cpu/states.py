@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from kvplan_engine.kernels.arguments import check_rows
+from kvplan_engine.kernels.cpu.delta import MOST_KEY_SIZE, delta_args
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels
 from kvplan_engine.kernels.cpu.state_args import MOST_TAPS, ConvolutionArgs, StateArgs
 from kvplan_engine.kernels.states.convolution import Convolution
+from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens
 from kvplan_engine.kernels.states.rows import StateRows, StateStep
 from kvplan_engine.kernels.states.torch_states import TorchStates
 
@@ -37,6 +39,14 @@ class CpuStates:
             *(convolution.num_channels, convolution.num_taps, convolution.silu, STORAGE_CODES[x.dtype]),
         )
         raise_for(self._kernels.convolve(byref(args), torch.get_num_threads()), step)
+
+    def delta_rule(self, rule: DeltaRule, tokens: DeltaTokens, rows: StateRows, step: StateStep) -> None:
+        """See StateOps.delta_rule."""
+        if not (_are_stored(tokens.value.dtype, rows.dtype) and rule.key_size <= MOST_KEY_SIZE):
+            self._definition.delta_rule(rule, tokens, rows, step)
+            return
+        args = delta_args(rule, tokens, state_args(rows, step), STORAGE_CODES[tokens.value.dtype])
+        raise_for(self._kernels.run_delta_rule(byref(args), torch.get_num_threads()), step)
 
 
 def _are_stored(*dtypes: torch.dtype) -> bool:

@@ -3,5 +3,6 @@
 rows          where a state lies, and which sequences a step computes
 interface     StateOps: the operations, each declared once
 convolution   a causal convolution: its weights, and its definition
+delta         the gated delta rule: its numbers, and its definition
 torch_states  the definition of every operation, in plain torch
 """

@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kvplan_engine.kernels.states.convolution import Convolution
+from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens
 from kvplan_engine.kernels.states.rows import StateRows, StateStep
 
 
@@ -19,4 +20,8 @@ class StateOps(Protocol):
 
     def convolve(self, x: Tensor, out: Tensor, convolution: Convolution, rows: StateRows, step: StateStep) -> None:
         """out [T, C] = ``convolution`` of x [T, C] and the inputs before them: see ``Convolution``. out may be x."""
+        ...
+
+    def delta_rule(self, rule: DeltaRule, tokens: DeltaTokens, rows: StateRows, step: StateStep) -> None:
+        """``tokens.out`` [T, H * value_size] = what the gated delta rule makes of the step's tokens: see ``delta``."""
         ...

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kvplan_engine.kernels.states import convolution as convolutions
 from kvplan_engine.kernels.states.convolution import Convolution
+from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens, run_delta_rule
 from kvplan_engine.kernels.states.rows import StateRows, StateStep
 
 
@@ -15,3 +16,7 @@ class TorchStates:
     def convolve(self, x: Tensor, out: Tensor, convolution: Convolution, rows: StateRows, step: StateStep) -> None:
         """See StateOps.convolve."""
         convolutions.convolve(x, out, convolution, rows, step)
+
+    def delta_rule(self, rule: DeltaRule, tokens: DeltaTokens, rows: StateRows, step: StateStep) -> None:
+        """See StateOps.delta_rule."""
+        run_delta_rule(rule, tokens, rows, step)
