@@ -139,11 +139,6 @@ void multiply_packed(const kvplan_packed_linear& args, int threads) {
   }
 }
 
-// Which row of the weight is the first of a panel: gate and up alternate where they are multiplied.
-int64_t first_output(int64_t panel, int64_t outputs, bool gated) {
-  return gated ? panel / 2 * kPanelOutputs + panel % 2 * (outputs / 2) : panel * kPanelOutputs;
-}
-
 }  // namespace
 
 template <class T>
@@ -219,7 +214,9 @@ int kvplan_unpack_rows(const void* packed, const int64_t* indices, void* out, in
 
 int kvplan_multiply_packed(const kvplan_packed_linear* args, int threads) {
   const int used = threads > 0 ? threads : 1;
-  if (args->storage == KVPLAN_BFLOAT16) {
+  if (args->format != nullptr) {
+    kvplan::multiply_quantised(*args, used);
+  } else if (args->storage == KVPLAN_BFLOAT16) {
     kvplan::multiply_packed<kvplan::BFloat16>(*args, used);
   } else {
     kvplan::multiply_packed<float>(*args, used);

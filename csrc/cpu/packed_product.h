@@ -52,6 +52,11 @@ inline int64_t num_panels(int64_t outputs, bool gated) {
   return gated ? 2 * divided_up(outputs / 2, kPanelOutputs) : divided_up(outputs, kPanelOutputs);
 }
 
+// Which row of the weight is the first of a panel: gate and up alternate where they are multiplied.
+inline int64_t first_output(int64_t panel, int64_t outputs, bool gated) {
+  return gated ? panel / 2 * kPanelOutputs + panel % 2 * (outputs / 2) : panel * kPanelOutputs;
+}
+
 // Fills the panels of a weight [outputs, inputs].
 template <class T>
 void pack(const T* weight, T* packed, int64_t inputs, int64_t outputs, bool gated, int threads);
@@ -139,6 +144,9 @@ struct PanelResult {
     }
   }
 };
+
+// The product with a quantised weight (args.format).
+void multiply_quantised(const kvplan_packed_linear& args, int threads);
 
 // Panels [begin, end) of a product, unit by unit: finish(panel, rows, sums) for each panel, or for each pair of them.
 // sums: memory for kUnitSums.

@@ -181,6 +181,22 @@ enum kvplan_activation {
   KVPLAN_RELU_SQUARED = 6,
 };
 
+// How the scales and minimums of a quantised weight are stored.
+enum kvplan_scale_storage { KVPLAN_SCALE_FLOAT32 = 0, KVPLAN_SCALE_FLOAT16 = 1 };
+
+// A quantised weight: element [o, k] is value(code[o, k]) * scale[o, g] + minimum[o, g], where g is the group of input k.
+typedef struct kvplan_weight_format {
+  // [2^bits]: what each code stands for; NULL: code - zero
+  const float* code_book;
+  // [inputs]: the input of x that belongs to each input of the weight, so that groups lie together; NULL: its own
+  const int32_t* input_order;
+  int32_t bits;           // 4 or 8
+  int32_t zero;
+  int32_t group;          // inputs that share a scale: a multiple of 8
+  int32_t scale_storage;  // of scales and minimums
+  int32_t has_minimum;
+} kvplan_weight_format;
+
 // One product with a packed weight: out = activation(x @ weight^T + bias).
 typedef struct kvplan_packed_linear {
   // [rows, inputs]
@@ -195,6 +211,8 @@ typedef struct kvplan_packed_linear {
   int64_t rows, inputs, outputs;
   int32_t activation;
   int32_t storage;
+  // of a weight that kvplan_pack_quantised packed; NULL: one of `storage`
+  const kvplan_weight_format* format;
 } kvplan_packed_linear;
 
 // Rows that a packed weight of so many has: whole panels.
@@ -226,6 +244,31 @@ typedef struct kvplan_head_products {
 } kvplan_head_products;
 
 int kvplan_multiply_heads(const kvplan_head_products* args, int threads);
+
+// Bytes of a quantised weight in panels.
+int64_t kvplan_quantised_bytes(const kvplan_weight_format* format, int64_t inputs, int64_t outputs);
+
+// Packs a quantised weight for kvplan_multiply_packed; `gated` as for kvplan_pack_weight.
+int kvplan_pack_quantised(
+    const kvplan_weight_format* format,
+    // [outputs, inputs * bits / 8]: of 4 bits, an even input in the lower half of a byte and the next in the upper
+    const uint8_t* codes,
+    // [outputs, groups], of the format's scale_storage
+    const void* scales,
+    // the same; NULL without minimums
+    const void* minimums,
+    // [kvplan_quantised_bytes(format, inputs, outputs)]
+    void* packed, int64_t inputs, int64_t outputs, int gated, int threads);
+
+// out[i] = row indices[i] of a quantised weight (packed, not gated), in `storage`.
+int kvplan_unpack_quantised_rows(
+    const kvplan_weight_format* format,
+    // as kvplan_pack_quantised made it
+    const void* packed,
+    // [rows], each below outputs
+    const int64_t* indices,
+    // [rows, inputs]
+    void* out, int64_t out_stride, int64_t rows, int64_t inputs, int64_t outputs, int storage, int threads);
 
 // What a router's logits become: softmax over all experts, sigmoid of each, softmax over the chosen ones, or Phi-MoE's
 // choice (a softmax for each chosen expert over those whose logits come close to it, earlier chosen ones left out).

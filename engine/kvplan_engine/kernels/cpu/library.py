@@ -111,6 +111,20 @@ class NormArgs(ctypes.Structure):
 
 
 class PackedLinearArgs(ctypes.Structure):
+class WeightFormatArgs(ctypes.Structure):
+    """struct kvplan_weight_format."""
+
+    _fields_ = (
+        ("code_book", c_void_p),
+        ("input_order", c_void_p),
+        ("bits", c_int32),
+        ("zero", c_int32),
+        ("group", c_int32),
+        ("scale_storage", c_int32),
+        ("has_minimum", c_int32),
+    )
+
+
     """struct kvplan_packed_linear."""
 
     _fields_ = (
@@ -126,6 +140,7 @@ class PackedLinearArgs(ctypes.Structure):
         ("activation", c_int32),
         ("storage", c_int32),
     )
+        ("format", POINTER(WeightFormatArgs)),
 
 
 class LayerArgs(ctypes.Structure):
@@ -209,6 +224,14 @@ class CpuKernels:
         )
         self.multiply_packed = self._function("kvplan_multiply_packed", POINTER(PackedLinearArgs), c_int)
         self.multiply_heads = self._function("kvplan_multiply_heads", POINTER(HeadProductsArgs), c_int)
+        quantised = POINTER(WeightFormatArgs)
+        self.quantised_bytes = self._function("kvplan_quantised_bytes", quantised, c_int64, c_int64, result=c_int64)
+        self.pack_quantised = self._function(
+            "kvplan_pack_quantised", quantised, *(c_void_p,) * 4, c_int64, c_int64, c_int, c_int
+        )
+        self.unpack_quantised_rows = self._function(
+            "kvplan_unpack_quantised_rows", quantised, *(c_void_p,) * 3, *(c_int64,) * 4, c_int, c_int
+        )
         self.packed_expert_elements = self._function(
             "kvplan_packed_expert_elements", c_int64, c_int64, c_int, c_int, result=c_int64
         )

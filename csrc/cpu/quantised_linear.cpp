@@ -1,0 +1,202 @@
+// Products with quantised weights in panels (quantised_codes.h), which are never widened in memory.
+//
+// Rows of x are taken in chunks that stay in the second-level cache, as for dense weights (packed_linear.cpp), and the
+// threads share the panels. x is copied where its inputs do not fill the last group, are in another order, or are of
+// another type than the values.
+#include <vector>
+
+#include "packed_product.h"
+#include "parallel.h"
+#include "quantised_tile.h"
+
+namespace kvplan {
+namespace {
+
+constexpr int64_t kItemPanels = 4;      // a thread takes about as many at a time
+constexpr int64_t kStepBytes = 20480;   // of widened values or of codes, a good half of the first-level cache
+constexpr int64_t kMostCodeTiles = 3;   // tiles of rows that each take the values from the codes: widening costs more
+constexpr int64_t kMostGroup = 256;     // inputs
+
+template <class W>
+struct QuantisedProduct {
+  const kvplan_weight_format& format;
+  const CodeLayout layout;
+  const uint8_t* packed;
+  const Input<W>* x;
+  int64_t x_stride, rows;
+  const float* x_sums;  // [rows, layout.groups], null without minimums
+};
+
+template <class W, int kBits, bool kLinear>
+using CodeTile = void (*)(const GroupStep<W>&, const CodeLayout&, const Decoder<kBits, kLinear>&);
+
+template <class W, int kBits, bool kLinear>
+CodeTile<W, kBits, kLinear> code_tile(int64_t rows) {
+  static constexpr CodeTile<W, kBits, kLinear> kTiles[kPanelTileRows] = {
+      run_codes<W, 1, kBits, kLinear>, run_codes<W, 2, kBits, kLinear>, run_codes<W, 3, kBits, kLinear>,
+      run_codes<W, 4, kBits, kLinear>, run_codes<W, 5, kBits, kLinear>, run_codes<W, 6, kBits, kLinear>};
+  return kTiles[rows - 1];
+}
+
+template <class W>
+using WideTile = void (*)(const GroupStep<W>&, const CodeLayout&);
+
+template <class W>
+WideTile<W> wide_tile(int64_t rows) {
+  static constexpr WideTile<W> kTiles[kPanelTileRows] = {run_wide<W, 1>, run_wide<W, 2>, run_wide<W, 3>,
+                                                         run_wide<W, 4>, run_wide<W, 5>, run_wide<W, 6>};
+  return kTiles[rows - 1];
+}
+
+// Sums of one panel over all inputs: [rows, kPanelOutputs].
+template <class W, int kBits, bool kLinear>
+void multiply_panel(const QuantisedProduct<W>& product, const Decoder<kBits, kLinear>& decoder, int64_t panel,
+                    W* wide, float* sums) {
+  const CodeLayout& layout = product.layout;
+  std::memset(sums, 0, sizeof(float) * static_cast<size_t>(product.rows * kPanelOutputs));
+  GroupStep<W> step{};
+  step.x_stride = product.x_stride;
+  step.x_sums_stride = layout.groups;
+  const uint8_t* first = product.packed + panel * layout.panel_bytes();
+  const int64_t tiles = divided_up(product.rows, kPanelTileRows);
+  const bool widens = tiles > kMostCodeTiles;
+  const int64_t group_wide = layout.group * kPanelOutputs;
+  const int64_t wanted = kStepBytes / (widens ? group_wide * int64_t{sizeof(W)} : layout.group_bytes());
+  const int64_t step_groups = tiles == 1 ? layout.groups : wanted > 0 ? wanted : 1;
+  for (int64_t g = 0; g < layout.groups; g += step_groups) {
+    step.panel = first + g * layout.group_bytes();
+    step.num_groups = layout.groups - g < step_groups ? layout.groups - g : step_groups;
+    const int64_t step_bytes = step.num_groups * layout.group_bytes();
+    if (widens)
+      for (int64_t i = 0; i < step.num_groups; ++i)
+        widen_group(step.panel + i * layout.group_bytes() + layout.scales_bytes(), layout.group, decoder,
+                    wide + i * group_wide);
+    step.wide = wide;
+    step.ahead_bytes = divided_up(step_bytes * kWidePairs<W>, tiles * step.num_groups * layout.group);
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t begin = product.rows * i / tiles, end = product.rows * (i + 1) / tiles;
+      step.x = product.x + begin * product.x_stride + g * layout.group;
+      step.x_sums = product.x_sums == nullptr ? nullptr : product.x_sums + begin * layout.groups + g;
+      step.sums = sums + begin * kPanelOutputs;
+      step.ahead = reinterpret_cast<const char*>(step.panel) + step_bytes + step_bytes * i / tiles;
+      if (widens) {
+        wide_tile<W>(end - begin)(step, layout);
+      } else {
+        code_tile<W, kBits, kLinear>(end - begin)(step, layout, decoder);
+      }
+    }
+  }
+}
+
+KVPLAN_INLINE void put(float value, float* target) {
+  *target = value;
+}
+KVPLAN_INLINE void put(BFloat16 value, BFloat16* target) {
+  *target = value;
+}
+KVPLAN_INLINE void put(BFloat16 value, float* target) {
+  *target = to_float(value);
+}
+
+// A row of x in the weight's order of inputs, filled up with zeros to whole groups.
+template <class T, class X>
+void copy_row_in_order(const T* source, const int32_t* order, int64_t inputs, int64_t filled, X* target) {
+  for (int64_t k = 0; k < inputs; ++k) put(source[order == nullptr ? k : order[k]], target + k);
+  for (int64_t k = inputs; k < filled; ++k) target[k] = X{};
+}
+
+template <class X>
+void sum_groups(const X* x, const CodeLayout& layout, float* sums) {
+  for (int64_t g = 0; g < layout.groups; ++g) {
+    float sum = 0.0f;
+    for (int64_t k = 0; k < layout.group; ++k) sum += to_float(x[g * layout.group + k]);
+    sums[g] = sum;
+  }
+}
+
+template <class T, class W, int kBits, bool kLinear>
+void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, int threads) {
+  static thread_local std::vector<Input<W>> copies;
+  static thread_local std::vector<float> group_sums;
+  const kvplan_weight_format& format = *args.format;
+  const CodeLayout layout(format, args.inputs);
+  const int64_t filled = layout.groups * layout.group;
+  const T* x = static_cast<const T*>(args.x) + row * args.x_stride;
+  const bool direct = sizeof(T) == sizeof(Input<W>) && filled == args.inputs && format.input_order == nullptr &&
+                      (rows == 1 || args.x_stride * int64_t{sizeof(T)} % 2048 != 0);
+  const int64_t x_stride = direct ? args.x_stride : copied_stride<W>(filled);
+  if (!direct) copies.resize(static_cast<size_t>(rows * x_stride));
+  if (layout.has_minimum) group_sums.resize(static_cast<size_t>(rows * layout.groups));
+  Input<W>* copy = copies.data();
+  float* x_sums = layout.has_minimum ? group_sums.data() : nullptr;
+  const Input<W>* read = direct ? reinterpret_cast<const Input<W>*>(x) : copy;
+  const QuantisedProduct<W> product{format, layout, static_cast<const uint8_t*>(args.packed), read, x_stride, rows,
+                                    x_sums};
+  const bool pairs = is_gated(args.activation);
+  const PanelResult<T, T> result{static_cast<const T*>(args.bias),
+                                 static_cast<T*>(args.out) + row * args.out_stride,
+                                 args.out_stride,
+                                 pairs ? args.outputs / 2 : args.outputs,
+                                 args.activation,
+                                 0.0f};
+  const int64_t unit = pairs ? 2 : 1, units = num_panels(args.outputs, pairs) / unit;
+  const int64_t rounds = divided_up(units * unit, kItemPanels * threads);
+  const int64_t items = rounds * threads < units ? rounds * threads : units;
+  const Decoder<kBits, kLinear> decoder(format);
+  const auto prepare = [&](int64_t i) {
+    if (!direct) copy_row_in_order(x + i * args.x_stride, format.input_order, args.inputs, filled, copy + i * x_stride);
+    if (x_sums != nullptr) sum_groups(read + i * x_stride, layout, x_sums + i * layout.groups);
+  };
+  const auto multiply = [&](int64_t item) {
+    static thread_local std::vector<float> sums(2 * kPanelSums);
+    static thread_local std::vector<W> wide(kMostGroup * kPanelOutputs + kStepBytes / sizeof(W));
+    for (int64_t i = units * item / items; i < units * (item + 1) / items; ++i) {
+      for (int64_t c = 0; c < unit; ++c)
+        multiply_panel<W>(product, decoder, i * unit + c, wide.data(), sums.data() + c * kPanelSums);
+      result(i * unit, rows, sums.data());
+    }
+  };
+  for_each_item_in_turn(direct && x_sums == nullptr ? 0 : rows, prepare, items, multiply, threads);
+}
+
+template <class T, class W, int kBits, bool kLinear>
+void multiply(const kvplan_packed_linear& args, int threads) {
+  const int64_t chunks = divided_up(args.rows, chunk_rows<W>(args.inputs));
+  for (int64_t i = 0; i < chunks; ++i) {
+    const int64_t begin = args.rows * i / chunks, end = args.rows * (i + 1) / chunks;
+    run_chunk<T, W, kBits, kLinear>(args, begin, end - begin, threads);
+  }
+}
+
+template <class T, class W>
+void multiply(const kvplan_packed_linear& args, int threads) {
+  const kvplan_weight_format& format = *args.format;
+  if (format.bits == 4) return multiply<T, W, 4, false>(args, threads);
+  return format.code_book == nullptr ? multiply<T, W, 8, true>(args, threads)
+                                     : multiply<T, W, 8, false>(args, threads);
+}
+
+#if KVPLAN_BFLOAT16_DOT
+// Whether every code stands for a number that bfloat16 has.
+bool is_exact_in_bfloat16(const kvplan_weight_format& format) {
+  if (format.code_book == nullptr) return format.zero >= 0 && format.zero <= 256;
+  for (int code = 0; code < 1 << format.bits; ++code) {
+    uint32_t bits;
+    std::memcpy(&bits, format.code_book + code, sizeof bits);
+    if ((bits & 0xffffu) != 0) return false;
+  }
+  return true;
+}
+#endif
+
+}  // namespace
+
+void multiply_quantised(const kvplan_packed_linear& args, int threads) {
+  if (args.storage != KVPLAN_BFLOAT16) return multiply<float, float>(args, threads);
+#if KVPLAN_BFLOAT16_DOT
+  if (is_exact_in_bfloat16(*args.format)) return multiply<BFloat16, BFloat16>(args, threads);
+#endif
+  multiply<BFloat16, float>(args, threads);
+}
+
+}  // namespace kvplan

@@ -1,0 +1,101 @@
+"""A quantised weight in panels for our own product (csrc/cpu/quantised_linear.cpp), and what is computed with it."""
+
+from __future__ import annotations
+
+from ctypes import byref, pointer
+
+import torch
+
+from kvplan_engine.kernels.arguments import check_rows, check_vector
+from kvplan_engine.kernels.cpu.huge_pages import advise_huge_pages
+from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels, PackedLinearArgs, WeightFormatArgs
+from kvplan_engine.kernels.cpu.packed import ACTIVATION_CODES, is_gated, packs_gated
+from kvplan_engine.kernels.quantised_weight import LARGEST_GROUP, QuantisedWeight
+
+SCALE_CODES = {torch.float32: 0, torch.float16: 1}
+
+
+class PackedQuantised:
+    """A ``weight`` in panels, with its bias (of x's dtype) and what follows the product. The weight may be freed."""
+
+    __slots__ = ("_bias", "_book", "_format", "_kernels", "_order", "_packed", "_shape", "activation", "args")
+
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        weight: QuantisedWeight,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+    ) -> None:
+        _check(weight)
+        self._kernels, self._bias, self.activation = kernels, bias, activation
+        self._shape = outputs, inputs = weight.num_outputs, weight.num_inputs
+        gated = is_gated(activation)
+        if gated and not packs_gated(kernels, outputs):
+            raise ValueError(f"{outputs} outputs do not make whole panels of gate and up")
+        zero = weight.zero
+        self._book = weight.book.float().contiguous() if zero is None else None
+        self._order = weight.order
+        self._format = WeightFormatArgs(
+            code_book=None if self._book is None else self._book.data_ptr(),
+            input_order=None if self._order is None else self._order.data_ptr(),
+            bits=weight.bits,
+            zero=zero or 0,
+            group=weight.group_size,
+            scale_storage=SCALE_CODES[weight.scales.dtype],
+            has_minimum=weight.minimums is not None,
+        )
+        self._packed = torch.empty(kernels.quantised_bytes(byref(self._format), inputs, outputs), dtype=torch.uint8)
+        advise_huge_pages(self._packed)
+        kernels.pack_quantised(
+            *(byref(self._format), weight.codes.data_ptr(), weight.scales.data_ptr()),
+            None if weight.minimums is None else weight.minimums.data_ptr(),
+            *(self._packed.data_ptr(), inputs, outputs, gated, torch.get_num_threads()),
+        )
+        self.args = PackedLinearArgs(
+            packed=self._packed.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            inputs=inputs,
+            outputs=outputs,
+            activation=ACTIVATION_CODES[activation],
+            format=pointer(self._format),
+        )
+
+    @property
+    def num_result_columns(self) -> int:
+        return self._shape[0] // 2 if is_gated(self.activation) else self._shape[0]
+
+    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """out [T, num_result_columns] = activation(x [T, num_inputs] @ weight.T + bias), float32 or bfloat16."""
+        rows = x.shape[0]
+        check_rows("x", x, (rows, self._shape[1]), out.dtype)
+        check_rows("out", out, (rows, self.num_result_columns), x.dtype)
+        if self._bias is not None and self._bias.dtype is not x.dtype:
+            raise ValueError(f"bias is {self._bias.dtype}, x is {x.dtype}")
+        args = self.args
+        args.x, args.out, args.storage = x.data_ptr(), out.data_ptr(), STORAGE_CODES[x.dtype]
+        args.x_stride, args.out_stride, args.rows = x.stride(0), out.stride(0), rows
+        self._kernels.multiply_packed(byref(args), torch.get_num_threads())
+
+    def rows(self, indices: torch.Tensor, out: torch.Tensor) -> None:
+        """out [T, num_inputs] = weight[indices] for indices [T] int64. IndexError where there is no such row."""
+        if is_gated(self.activation):
+            raise ValueError("the rows of a gated weight cannot be read back")
+        check_vector("indices", indices, indices.numel(), torch.int64)
+        check_rows("out", out, (indices.shape[0], self._shape[1]), out.dtype)
+        status = self._kernels.unpack_quantised_rows(
+            *(byref(self._format), self._packed.data_ptr(), indices.data_ptr(), out.data_ptr(), out.stride(0)),
+            *(indices.shape[0], self._shape[1], self._shape[0], STORAGE_CODES[out.dtype], torch.get_num_threads()),
+        )
+        if status != STATUS_OK:
+            raise IndexError(f"a row of {indices.tolist()} lies outside the weight's {self._shape[0]}")
+
+
+def _check(weight: QuantisedWeight) -> None:
+    if weight.group_size > LARGEST_GROUP or weight.group_size % 8:
+        raise ValueError(f"groups of {weight.group_size} inputs: wanted a multiple of 8, at most {LARGEST_GROUP}")
+    parts = (weight.codes, weight.scales, weight.minimums, weight.order)
+    if not all(part.is_contiguous() for part in parts if part is not None):
+        raise ValueError("the parts of a quantised weight must be contiguous")
+    if weight.minimums is not None and weight.minimums.dtype is not weight.scales.dtype:
+        raise ValueError(f"minimums are {weight.minimums.dtype}, scales {weight.scales.dtype}")
