@@ -13,6 +13,7 @@ import torch
 from kvplan_engine.kernels.build import NATIVE, BuildVariant, KernelBuildError, build_library
 from kvplan_engine.kernels.cpu.head_products_args import HeadProductsArgs
 from kvplan_engine.kernels.cpu.delta import DeltaRuleArgs
+from kvplan_engine.kernels.cpu.mamba_args import GatedRowsArgs, Mamba1Args, Mamba2Args
 from kvplan_engine.kernels.cpu.mixture_args import MixtureArgs
 from kvplan_engine.kernels.cpu.state_args import ConvolutionArgs
 
@@ -241,6 +242,9 @@ class CpuKernels:
         self.route = self._function("kvplan_route", POINTER(MixtureArgs), c_int)
         self.run_mixture = self._function("kvplan_run_mixture", POINTER(MixtureArgs), c_int)
         self.convolve = self._function("kvplan_convolve", POINTER(ConvolutionArgs), c_int)
+        self.scan_mamba1 = self._function("kvplan_mamba1_scan", POINTER(Mamba1Args), c_int)
+        self.scan_mamba2 = self._function("kvplan_mamba2_scan", POINTER(Mamba2Args), c_int)
+        self.gate_rows = self._function("kvplan_gate_rows", POINTER(GatedRowsArgs), c_int)
         self.run_delta_rule = self._function("kvplan_run_delta_rule", POINTER(DeltaRuleArgs), c_int)
         self.run_layers = self._function("kvplan_run_layers", POINTER(LayersArgs), c_int)
         self.unpack_rows = self._function("kvplan_unpack_rows", *(c_void_p,) * 3, *(c_int64,) * 4, c_int, c_int)

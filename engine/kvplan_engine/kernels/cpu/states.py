@@ -9,10 +9,13 @@ from torch import Tensor
 
 from kvplan_engine.kernels.arguments import check_rows
 from kvplan_engine.kernels.cpu.delta import MOST_KEY_SIZE, delta_args
+from kvplan_engine.kernels.cpu import mamba as mambas
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels
 from kvplan_engine.kernels.cpu.state_args import MOST_TAPS, ConvolutionArgs, StateArgs
 from kvplan_engine.kernels.states.convolution import Convolution
 from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens
+from kvplan_engine.kernels.states.gating import Gating
+from kvplan_engine.kernels.states.mamba import Mamba1, Mamba2, ScanInputs
 from kvplan_engine.kernels.states.rows import StateRows, StateStep
 from kvplan_engine.kernels.states.torch_states import TorchStates
 
@@ -39,6 +42,27 @@ class CpuStates:
             *(convolution.num_channels, convolution.num_taps, convolution.silu, STORAGE_CODES[x.dtype]),
         )
         raise_for(self._kernels.convolve(byref(args), torch.get_num_threads()), step)
+
+    def scan_mamba1(self, inputs: ScanInputs, out: Tensor, mamba: Mamba1, rows: StateRows, step: StateStep) -> None:
+        """See StateOps.scan_mamba1."""
+        if rows.dtype not in STORAGE_CODES or out.dtype not in STORAGE_CODES:
+            self._definition.scan_mamba1(inputs, out, mamba, rows, step)
+        else:
+            raise_for(mambas.scan_mamba1(self._kernels, inputs, out, mamba, state_args(rows, step)), step)
+
+    def scan_mamba2(self, inputs: ScanInputs, out: Tensor, mamba: Mamba2, rows: StateRows, step: StateStep) -> None:
+        """See StateOps.scan_mamba2."""
+        if rows.dtype not in STORAGE_CODES or out.dtype not in STORAGE_CODES:
+            self._definition.scan_mamba2(inputs, out, mamba, rows, step)
+        else:
+            raise_for(mambas.scan_mamba2(self._kernels, inputs, out, mamba, state_args(rows, step)), step)
+
+    def gate_rows(self, x: Tensor, gate: Tensor, gating: Gating) -> None:
+        """See StateOps.gate_rows."""
+        if x.dtype not in STORAGE_CODES:
+            self._definition.gate_rows(x, gate, gating)
+        else:
+            mambas.gate_rows(self._kernels, x, gate, gating)
 
     def delta_rule(self, rule: DeltaRule, tokens: DeltaTokens, rows: StateRows, step: StateStep) -> None:
         """See StateOps.delta_rule."""

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from kvplan_engine.kernels.states.convolution import Convolution
 from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens
+from kvplan_engine.kernels.states.gating import Gating
+from kvplan_engine.kernels.states.mamba import Mamba1, Mamba2, ScanInputs
 from kvplan_engine.kernels.states.rows import StateRows, StateStep
 
 
@@ -20,6 +22,18 @@ class StateOps(Protocol):
 
     def convolve(self, x: Tensor, out: Tensor, convolution: Convolution, rows: StateRows, step: StateStep) -> None:
         """out [T, C] = ``convolution`` of x [T, C] and the inputs before them: see ``Convolution``. out may be x."""
+        ...
+
+    def scan_mamba1(self, inputs: ScanInputs, out: Tensor, mamba: Mamba1, rows: StateRows, step: StateStep) -> None:
+        """out [T, C] of the recurrence: see ``kernels/states/mamba``. out may be ``inputs.x``."""
+        ...
+
+    def scan_mamba2(self, inputs: ScanInputs, out: Tensor, mamba: Mamba2, rows: StateRows, step: StateStep) -> None:
+        """out [T, heads x rows] of the recurrence: see ``kernels/states/mamba``. out may be ``inputs.x``."""
+        ...
+
+    def gate_rows(self, x: Tensor, gate: Tensor, gating: Gating) -> None:
+        """x [T, C] times silu(gate [T, C]), in place, with the norm of ``gating``."""
         ...
 
     def delta_rule(self, rule: DeltaRule, tokens: DeltaTokens, rows: StateRows, step: StateStep) -> None:
