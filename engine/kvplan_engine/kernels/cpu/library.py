@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from kvplan_engine.kernels.build import NATIVE, BuildVariant, KernelBuildError, build_library
-from kvplan_engine.kernels.cpu.head_products_args import HeadProductsArgs
 from kvplan_engine.kernels.cpu.delta import DeltaRuleArgs
+from kvplan_engine.kernels.cpu.head_products_args import HeadProductsArgs
 from kvplan_engine.kernels.cpu.mamba_args import GatedRowsArgs, Mamba1Args, Mamba2Args
 from kvplan_engine.kernels.cpu.mixture_args import MixtureArgs
 from kvplan_engine.kernels.cpu.state_args import ConvolutionArgs
