@@ -54,7 +54,8 @@ class LayerCache:
     @property
     def values_in_keys(self) -> bool:
         """Whether a token's value is the beginning of its key, so that writing the key writes both."""
-        return self.values.data_ptr() == self.keys.data_ptr() and self.values.stride() == self.keys.stride()
+        same_pages = self.values.data_ptr() == self.keys.data_ptr() and self.values.stride() == self.keys.stride()
+        return same_pages and not self.has_value_tables  # in different blocks they may have one place
 
     @property
     def has_value_tables(self) -> bool:
