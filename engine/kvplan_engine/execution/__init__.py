@@ -15,4 +15,5 @@ graphs             decode steps captured as graphs
 output_processor   tokens to their sequences: appended, checked for an end, reported
 carving            how the device's memory is divided once the weights are loaded
 profile_step       one step at the largest batch, to measure what a step takes
+self_check         steps of a class of transformers against its own forward pass
 """

@@ -17,7 +17,7 @@ from kvplan_engine.execution.profile_step import measure_profile_step
 from kvplan_engine.execution.step_runner import StepRunner
 from kvplan_engine.memory.breakdown import MemoryBreakdown
 from kvplan_engine.memory.plan import kv_layout, plan_memory, resolve_max_model_len
-from kvplan_engine.models.loaded_model import LoadedModel
+from kvplan_engine.transformers_backend.model import RunnableModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Carving:
 class MemoryCarver:
     """Divides the memory that the weights of ``model`` leave, any number of times; measurements are kept."""
 
-    def __init__(self, model: LoadedModel, device: Device) -> None:
+    def __init__(self, model: RunnableModel, device: Device) -> None:
         self._model = model
         self._device = device
         self._overhead_bytes = device.overhead_bytes

@@ -11,8 +11,11 @@ from kvplan_engine.device.counted import count_device
 from kvplan_engine.device.device import CpuDevice, Device, open_device, resolve_dtype
 from kvplan_engine.execution.capacity import CapacityCarver
 from kvplan_engine.execution.carving import Carving, MemoryCarver
+from kvplan_engine.execution.self_check import choose_way
 from kvplan_engine.models.counted_model import CountedModel, EngineModel
 from kvplan_engine.models.loaded_model import LoadedModel
+from kvplan_engine.transformers_backend.choice import chosen_implementation
+from kvplan_engine.transformers_backend.model import RunnableModel, TransformersModel
 
 
 class Carver(Protocol):
@@ -38,11 +41,20 @@ def start(config: EngineConfig, source: Any) -> Started:
 
 
 def _load(config: EngineConfig, source: Any) -> Started:
+    implementation = chosen_implementation(config, source)  # imports what it needs before memory is measured
     device = _open_partly_backed(config) if config.shares_layers else open_device(config.device, config.device_memory)
+
+    def dtype_of(model_dtype: str) -> str:
+        return resolve_dtype(config.dtype, model_dtype, device)
+
+    model: RunnableModel
     with allocating("weights"):
-        model = LoadedModel(
-            config, source, device, lambda model_dtype: resolve_dtype(config.dtype, model_dtype, device)
-        )
+        if implementation == "native":
+            model = LoadedModel(config, source, device, dtype_of)
+        else:
+            model = TransformersModel(config, source, device, dtype_of)
+    if isinstance(model, TransformersModel):
+        choose_way(model, config, device)
     return Started(device, model, MemoryCarver(model, device))
 
 

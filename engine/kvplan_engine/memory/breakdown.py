@@ -67,12 +67,20 @@ def workspace_buffers(
         BufferSpec("delta", (tokens, model.hidden_size), dtype),
         BufferSpec("scratch", (tokens, scratch_columns(model)), dtype),
         BufferSpec("last_hidden", (seqs, model.hidden_size), dtype),
-        BufferSpec("logits", (seqs, model.vocab_size), dtype),
-        BufferSpec("sampler", (min(seqs, SAMPLER_ROWS) * model.vocab_size * SAMPLER_ELEMENT_BYTES,), "uint8"),
+        *sampling_buffers(model, dtype, max_num_seqs=seqs),
     ]
     for name, rope in rope_tables(model).items():
         buffers.append(BufferSpec(name, (max_model_len, rope.rotary_size), "float32"))
     return buffers
+
+
+def sampling_buffers(model: ModelDescription, dtype: str, *, max_num_seqs: int) -> list[BufferSpec]:
+    """What follows the layers of a step of ``max_num_seqs`` sequences: all of its buffers where others compute them."""
+    rows = min(max_num_seqs, SAMPLER_ROWS)
+    return [
+        BufferSpec("logits", (max_num_seqs, model.vocab_size), dtype),
+        BufferSpec("sampler", (rows * model.vocab_size * SAMPLER_ELEMENT_BYTES,), "uint8"),
+    ]
 
 
 def rope_tables(model: ModelDescription) -> dict[str, Rope]:

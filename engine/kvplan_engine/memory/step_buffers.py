@@ -5,14 +5,27 @@ from __future__ import annotations
 from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.model import ModelDescription
-from kvplan_engine.memory.breakdown import BufferSpec, workspace_buffers
+from kvplan_engine.memory.breakdown import BufferSpec, sampling_buffers, workspace_buffers
 from kvplan_engine.memory.index_buffers import index_buffers
 
 
 def step_buffers(
-    model: ModelDescription, dtype: str, config: EngineConfig, layout: KvLayout, max_model_len: int
+    model: ModelDescription,
+    dtype: str,
+    config: EngineConfig,
+    layout: KvLayout,
+    max_model_len: int,
+    *,
+    is_native: bool = True,
 ) -> list[BufferSpec]:
-    """All of them, for the largest step that ``config`` allows."""
+    """All of them, for the largest step that ``config`` allows.
+
+    is_native: the engine's decoder computes the model; otherwise its layers bring buffers of their own.
+    """
+    index_buffers = step_index_buffers(config, layout, max_model_len)
+    if not is_native:
+        seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
+        return sampling_buffers(model, dtype, max_num_seqs=seqs) + index_buffers
     computing = workspace_buffers(
         model,
         dtype,
@@ -20,7 +33,7 @@ def step_buffers(
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
     )
-    return computing + step_index_buffers(config, layout, max_model_len)
+    return computing + index_buffers
 
 
 def step_index_buffers(config: EngineConfig, layout: KvLayout, max_model_len: int) -> list[BufferSpec]:

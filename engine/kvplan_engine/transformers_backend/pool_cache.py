@@ -1,0 +1,169 @@
+"""A cache of transformers for one sequence, whose tokens lie in the pool.
+
+transformers asks a cache for what came before and hands it what is new. Here ``update`` writes the new tokens into the
+pool and returns all that the layer still holds of the sequence, gathered by its block table:
+
+    window 4, blocks of 4, tokens 0 .. 9 held from block 1 on      offset 4, keys of tokens 4 .. 9 [1, hkv, 6, d]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+)
+
+from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
+from kvplan_engine.attention.reference import ReferenceBackend
+from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.errors import EngineError
+from kvplan_engine.models.kv_pool import KvPool, attention_in
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from kvplan_engine.attention.layer_cache import LayerCache
+    from kvplan_engine.models.step_batch import StepBatch
+
+_WRITER = ReferenceBackend()
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTokens:
+    """One layer's tokens of one sequence in a step: ``rows`` of the batch's are new, ``position`` is the first's."""
+
+    cache: LayerCache
+    metadata: AttentionMetadata
+    sequence: int
+    rows: slice
+    position: int
+
+    @property
+    def num_new(self) -> int:
+        return self.rows.stop - self.rows.start
+
+    @property
+    def num_held(self) -> int:
+        """Tokens in the pool, the new ones included."""
+        return int(self.metadata.seq_lens[self.sequence])
+
+    @property
+    def offset(self) -> int:
+        """The position of the first token held."""
+        return self.position + self.num_new - self.num_held
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """New keys and values [hkv, n, d] into the pool. EngineError where they do not fit its pages."""
+        slots = self.metadata.slots
+        for name, states, pages in (("keys", keys, self.cache.keys), ("values", values, self.cache.values)):
+            wanted = (pages.shape[1], self.num_new, pages.shape[3])
+            if tuple(states.shape) != wanted:
+                raise EngineError(
+                    f"layer {self.cache.layer} caches {name} {tuple(states.shape)}, the pool has {wanted}."
+                )
+        own = KvSlots(slots.keys[self.rows], None if slots.values is None else slots.values[self.rows])
+        _WRITER.write_kv(keys.transpose(0, 1), values.transpose(0, 1), self.cache, own)
+
+    def read(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [1, hkv, num_held, d] of all tokens held."""
+        tables = self.metadata.block_tables
+        value_tables = tables if self.metadata.value_tables is None else self.metadata.value_tables
+        return (
+            gathered(self.cache.keys, tables[self.sequence], self.num_held)[None].to(dtype),
+            gathered(self.cache.values, value_tables[self.sequence], self.num_held)[None].to(dtype),
+        )
+
+
+def gathered(pages: torch.Tensor, table: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """The first ``num_tokens`` tokens [hkv, n, d] behind ``table``, of pages [num_blocks, hkv, block_size, d]."""
+    num_blocks = -(-num_tokens // pages.shape[2])
+    stored = pages.view(torch.uint8) if pages.dtype is torch.float8_e4m3fn else pages  # torch indexes no fp8
+    blocks = stored[table[:num_blocks].long()].view(pages.dtype)
+    return blocks.transpose(0, 1).flatten(1, 2)[:, :num_tokens]
+
+
+class _InPool:
+    """What replaces the storage of a cache layer of transformers; ``held`` is set for each sequence and step."""
+
+    held: HeldTokens
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
+        """Stores the new tokens; keys and values of all that are held.
+
+        Some classes repeat each KV head for its query heads before they cache it (Falcon): the pool has it once.
+        """
+        repeats = max(1, key_states.shape[1] // self.held.cache.num_kv_heads)
+        self.held.write(key_states[0, ::repeats], value_states[0, ::repeats])
+        keys, values = self.held.read(key_states.dtype)
+        return keys.repeat_interleave(repeats, dim=1), values.repeat_interleave(repeats, dim=1)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many tokens ``update`` will return, and the position of the first."""
+        return self.held.num_held, self.held.offset
+
+    def get_seq_length(self) -> int:
+        """Tokens before the step's."""
+        return self.held.position
+
+
+_KEEP_TOKENS = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
+_IN_POOL = {kind: type(f"Pool{kind.__name__}", (_InPool, kind), {}) for kind in _KEEP_TOKENS}
+"""What takes the place of each kind of layer that keeps tokens; a state beside them stays as it is."""
+
+
+class PoolCaches:
+    """Makes the cache of one sequence after the other. EngineError where a layer keeps what the pool does not."""
+
+    def __init__(self, model: ModelDescription, config: PretrainedConfig) -> None:
+        self._model, self._config = model, config
+        for index, layer in enumerate(self._layers()):
+            self._check(index, layer)
+
+    def cache_of(self, batch: StepBatch, kv: KvPool, sequence: int, rows: slice) -> DynamicCache:
+        """For ``sequence`` of ``batch``, whose new tokens are ``rows``."""
+        position = int(batch.positions[rows.start])
+        layers = self._layers()
+        for index, layer in enumerate(layers):
+            if isinstance(layer, _InPool):
+                place = kv.of(index)
+                layer.held = HeldTokens(place, batch.attention[place.tables], sequence, rows, position)
+        made = DynamicCache()
+        made.layers, made.layer_class_to_replicate = layers, None
+        return made
+
+    def _layers(self) -> list[Any]:
+        """The layers of a cache of transformers, with those that keep tokens in the pool."""
+        made = DynamicCache(config=self._config).layers or [DynamicLayer() for _ in self._model.layers]
+        return [_in_pool(layer) if type(layer) in _IN_POOL else layer for layer in made]
+
+    def _check(self, index: int, layer: Any) -> None:
+        attention = attention_in(self._model.layers[index]) if index < self._model.num_layers else None
+        keeps = attention is not None and attention.reads_layer is None
+        if keeps != isinstance(layer, _InPool):
+            raise EngineError(f"layer {index} keeps other things in transformers than the engine describes.")
+        if attention is not None and keeps and attention.kept.tokens is not None and not layer.is_sliding:
+            raise EngineError(
+                f"layer {index} keeps all tokens in transformers, and {attention.kept.tokens} in the pool."
+            )
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            raise EngineError(f"layer {index} keeps a state, which one sequence after the other does not fill yet.")
+
+
+def _in_pool(layer: Any) -> Any:
+    """``layer`` of transformers, with its tokens in the pool."""
+    twin: Any = object.__new__(_IN_POOL[type(layer)])
+    vars(twin).update(vars(layer))
+    return twin
