@@ -6,6 +6,7 @@ fields        fields of a config.json that several families share
 families/     one file for each family of models: how its config is read, what its tensors are called
 tensor_names  the names of a family's tensors
 parameters    which tensors of a checkpoint each parameter is made of
+factors       factors of activations, multiplied into the weights
 row_order     the rows of queries and keys, in the order of the kernels; latent_rows those of latent attention
 tokenizer     a model's tokenizer
 weights       the weights in memory: allocated, filled, counted, fingerprinted

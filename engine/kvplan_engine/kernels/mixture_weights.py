@@ -26,7 +26,10 @@ class ExpertWeights:
 
 @dataclass(frozen=True, slots=True)
 class MixtureWeights:
-    """router [E, H]; router_bias [E] or None; correction [E] float32 or None; shared: n = 1; shared_gate [1, H]."""
+    """router [E, H]; router_bias [E] or None; correction [E] float32 or None; shared: n = 1; shared_gate [1, H].
+
+    latent_down [L, H], latent_up [H, L] where experts work on a projection; None elsewhere.
+    """
 
     router: torch.Tensor
     experts: ExpertWeights
@@ -34,6 +37,8 @@ class MixtureWeights:
     correction: torch.Tensor | None = None
     shared: ExpertWeights | None = None
     shared_gate: torch.Tensor | None = None
+    latent_down: torch.Tensor | None = None
+    latent_up: torch.Tensor | None = None
 
 
 def check_weights(mixture: Mixture, weights: MixtureWeights) -> None:

@@ -22,7 +22,10 @@ def run_mixture(x: torch.Tensor, mixture: Mixture, weights: MixtureWeights, out:
     """
     wide = _upcast(x)
     ids, shares = route(router_logits(wide, weights), mixture, weights.correction)
-    total = (_all_rows if x.is_cuda else _chosen_rows)(wide, mixture, weights.experts, ids, shares)
+    inner = wide if weights.latent_down is None else wide @ weights.latent_down.to(wide.dtype).t()
+    total = (_all_rows if x.is_cuda else _chosen_rows)(inner, mixture, weights.experts, ids, shares)
+    if weights.latent_up is not None:
+        total = total @ weights.latent_up.to(wide.dtype).t()
     if mixture.shared is not None and weights.shared is not None:
         result = _run_expert(wide, mixture.shared, weights.shared, 0)
         if weights.shared_gate is not None:

@@ -117,7 +117,7 @@ def mixture_weights(mixture: Mixture, weights: Weights, index: int) -> MixtureWe
         weights.get(f"{name}.router.bias"),
         weights.get(f"{name}.correction"),
         None if shared is None else _experts(shared, 1, weights, f"{name}.shared"),
-        weights.get(f"{name}.shared_gate.weight"),
+        *(weights.get(f"{name}.{part}.weight") for part in ("shared_gate", "latent_down", "latent_up")),
     )
 
 

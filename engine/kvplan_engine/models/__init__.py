@@ -10,6 +10,7 @@
     decoder_layer    the parts of one layer
     attention_part   one layer's attention
     latent_part      one layer's latent attention
+    mamba1_part, mamba2_part, short_conv_part   one layer's Mamba, Mamba 2, short convolution
     mlp_part         one layer's MLP
     mixture_part     one layer's mixture of experts
     known_parts      what of a description the decoder computes; the rest is refused by name

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from kvplan_engine.description.mixers import Attention, LatentAttention, Mixer
+from kvplan_engine.description.mixers import Attention, LatentAttention, Mixer, State
 from kvplan_engine.models.attention_part import AttentionPart
 from kvplan_engine.models.latent_part import LatentPart
+from kvplan_engine.models.mamba1_part import Mamba1Part
+from kvplan_engine.models.mamba2_part import Mamba2Part
 from kvplan_engine.models.mixer_part import MixerPart, MixerSource
 from kvplan_engine.models.part_kernels import PartKernels
+from kvplan_engine.models.short_conv_part import ShortConvPart
 
 
 def make_mixer(mixer: Mixer, source: MixerSource, kernels: PartKernels) -> MixerPart:
@@ -16,4 +19,10 @@ def make_mixer(mixer: Mixer, source: MixerSource, kernels: PartKernels) -> Mixer
             return AttentionPart(mixer, source, kernels)
         case LatentAttention():
             return LatentPart(mixer, source, kernels)
+        case State(kind="mamba1"):
+            return Mamba1Part(mixer, source, kernels)
+        case State(kind="mamba2"):
+            return Mamba2Part(mixer, source, kernels)
+        case State(kind="short_conv"):
+            return ShortConvPart(mixer, source, kernels)
     raise TypeError(f"no part computes a {type(mixer).__name__}: refuse_unknown_parts comes first")

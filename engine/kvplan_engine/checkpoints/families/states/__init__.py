@@ -2,7 +2,8 @@
 
 mamba        Mamba, Falcon Mamba, Mamba 2
 jamba        Jamba
-bamba        Bamba, Granite 4, Falcon H1
+bamba        Bamba, Granite 4
+falcon_h1    Falcon H1
 nemotron_h   Nemotron H, Nemotron 3
 zamba2       Zamba 2
 qwen3_next   Qwen3-Next, Qwen3.5 and 3.6, OLMo Hybrid
@@ -13,33 +14,21 @@ parts        states by the keys that several of these share
 """
 
 from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.states.bamba import read_bamba, read_falcon_h1, read_granite_hybrid
-from kvplan_engine.checkpoints.families.states.jamba import read_jamba
+from kvplan_engine.checkpoints.families.states import bamba, falcon_h1, jamba, lfm2, mamba, nemotron_h, qwen3_next
 from kvplan_engine.checkpoints.families.states.kimi_linear import read_kimi_linear
-from kvplan_engine.checkpoints.families.states.lfm2 import read_lfm2
-from kvplan_engine.checkpoints.families.states.mamba import read_mamba, read_mamba2
 from kvplan_engine.checkpoints.families.states.minimax import read_minimax
-from kvplan_engine.checkpoints.families.states.nemotron_h import read_nemotron_h
-from kvplan_engine.checkpoints.families.states.qwen3_next import read_olmo_hybrid, read_qwen3_next
 from kvplan_engine.checkpoints.families.states.zamba2 import read_zamba2
 
 STATES = (
-    Family(("MambaForCausalLM",), ("mamba",), read_mamba),
-    Family(("FalconMambaForCausalLM",), ("falcon_mamba",), read_mamba),
-    Family(("Mamba2ForCausalLM",), ("mamba2",), read_mamba2),
-    Family(("JambaForCausalLM",), ("jamba",), read_jamba),
-    Family(("BambaForCausalLM",), ("bamba",), read_bamba),
-    Family(("GraniteMoeHybridForCausalLM",), ("granitemoehybrid",), read_granite_hybrid),
-    Family(("FalconH1ForCausalLM",), ("falcon_h1",), read_falcon_h1),
-    Family(("NemotronHForCausalLM",), ("nemotron_h",), read_nemotron_h),
+    *mamba.FAMILIES,
+    *jamba.FAMILIES,
+    *bamba.FAMILIES,
+    *falcon_h1.FAMILIES,
+    *nemotron_h.FAMILIES,
+    *lfm2.FAMILIES,
+    *qwen3_next.FAMILIES,
     Family(("Zamba2ForCausalLM",), ("zamba2",), read_zamba2),
-    Family(("Qwen3NextForCausalLM",), ("qwen3_next",), read_qwen3_next),
-    Family(("Qwen3_5ForCausalLM",), ("qwen3_5_text",), read_qwen3_next),
-    Family(("Qwen3_5MoeForCausalLM",), ("qwen3_5_moe_text",), read_qwen3_next),
-    Family(("OlmoHybridForCausalLM",), ("olmo_hybrid",), read_olmo_hybrid),
     Family(("KimiLinearForCausalLM",), ("kimi_linear",), read_kimi_linear),
-    Family(("Lfm2ForCausalLM",), ("lfm2",), read_lfm2),
-    Family(("Lfm2MoeForCausalLM",), ("lfm2_moe",), read_lfm2),
     Family(("MiniMaxText01ForCausalLM",), ("minimax_text_01",), read_minimax),
     Family(("MiniMaxForCausalLM",), ("minimax",), read_minimax),
 )

@@ -1,12 +1,14 @@
-"""Hybrids of Mamba 2 and attention: Bamba, Granite 4, and Falcon H1, whose layers have both beside each other."""
+"""Hybrids of Mamba 2 and attention, layer by layer: Bamba and Granite 4."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import attention, mlp, model, norms, rope
-from kvplan_engine.checkpoints.families.states.parts import prefixed_mamba2
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.states.parts import mamba2_names, prefixed_mamba2
 from kvplan_engine.checkpoints.fields import head_size
+from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.model import Layer, ModelDescription
@@ -67,17 +69,27 @@ def _granite_feed_forward(config: dict[str, Any]) -> FeedForward:
     )
 
 
-def read_falcon_h1(config: dict[str, Any]) -> ModelDescription:
-    """transformers: FalconH1Model."""
-    norm = norms(config)
-    projector_bias = bool(config.get("projectors_bias", False))
-    state = prefixed_mamba2(config, output_bias=projector_bias, norms=bool(config.get("mamba_rms_norm", False)))
-    layer = Layer((attention(config), state), mlp(config), norm)
-    return model(
-        config,
-        [layer] * int(config["num_hidden_layers"]),
-        norm,
-        max_positions=8192,
-        embedding_scale=float(config.get("embedding_multiplier", 1.0)),
-        logits_scale=float(config.get("lm_head_multiplier", 1.0)),
-    )
+_BAMBA_NAMES = TensorNames(
+    up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+    down="feed_forward.down_proj",
+    mlp_norm="pre_ff_layernorm",
+    final_norm="model.final_layernorm",
+    inside=mamba2_names("mamba"),
+)
+_GRANITE_NAMES = TensorNames(
+    up=("shared_mlp.input_linear",),
+    down="shared_mlp.output_linear",
+    inside={
+        **mamba2_names("mamba"),
+        "router": "block_sparse_moe.router.layer",
+        "experts.up": "block_sparse_moe.input_linear",
+        "experts.down": "block_sparse_moe.output_linear",
+        "shared.up": "shared_mlp.input_linear",
+        "shared.down": "shared_mlp.output_linear",
+    },
+)
+
+FAMILIES = (
+    Family(("BambaForCausalLM",), ("bamba",), read_bamba, _BAMBA_NAMES),
+    Family(("GraniteMoeHybridForCausalLM",), ("granitemoehybrid",), read_granite_hybrid, _GRANITE_NAMES),
+)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import attention, mlp, model, norms
-from kvplan_engine.checkpoints.families.states.parts import mamba1
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.states.parts import mamba1, mamba1_names
+from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.mixers import Mixer
 from kvplan_engine.description.model import Layer, ModelDescription
@@ -38,3 +40,19 @@ def _feed_forward(config: dict[str, Any], index: int) -> FeedForward:
     if experts == 1 or not _is_at(config, index, "expert", 2, 1):
         return plain
     return Mixture(experts, int(config.get("num_experts_per_tok", 2)), plain, normalised=False)
+
+
+_NAMES = TensorNames(
+    up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+    down="feed_forward.down_proj",
+    mlp_norm="pre_ff_layernorm",
+    final_norm="model.final_layernorm",
+    inside={
+        **mamba1_names("mamba"),
+        "router": "feed_forward.router",
+        "experts.up": ("feed_forward.experts.{}.gate_proj", "feed_forward.experts.{}.up_proj"),
+        "experts.down": "feed_forward.experts.{}.down_proj",
+    },
+)
+
+FAMILIES = (Family(("JambaForCausalLM",), ("jamba",), read_jamba, _NAMES),)

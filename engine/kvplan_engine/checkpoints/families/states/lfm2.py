@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import attention, mlp, model, norms
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.mixers import State
 from kvplan_engine.description.model import Layer, ModelDescription
@@ -65,3 +67,29 @@ def _inner(config: dict[str, Any]) -> int:
     size = int(float(config.get("block_ffn_dim_multiplier", 1.0)) * int(2 * size / 3))
     multiple = int(config.get("block_multiple_of", 256))
     return -(-size // multiple) * multiple
+
+
+_NAMES = TensorNames(
+    output="self_attn.out_proj",
+    query_norm="self_attn.q_layernorm",
+    key_norm="self_attn.k_layernorm",
+    up=("feed_forward.w1", "feed_forward.w3"),
+    down="feed_forward.w2",
+    attention_norm="operator_norm",
+    mlp_norm="ffn_norm",
+    final_norm="model.embedding_norm",
+    inside={
+        "in": "conv.in_proj",
+        "conv": "conv.conv",
+        "out": "conv.out_proj",
+        "router": "feed_forward.gate",
+        "correction": "feed_forward.expert_bias",
+        "experts.up": ("feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3"),
+        "experts.down": "feed_forward.experts.{}.w2",
+    },
+)
+
+FAMILIES = (
+    Family(("Lfm2ForCausalLM",), ("lfm2",), read_lfm2, _NAMES),
+    Family(("Lfm2MoeForCausalLM",), ("lfm2_moe",), read_lfm2, _NAMES),
+)

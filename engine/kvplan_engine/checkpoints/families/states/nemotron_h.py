@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import attention, model, norms
-from kvplan_engine.checkpoints.families.states.parts import mamba2
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.states.parts import mamba2, mamba2_names, refuse_other_activations, step_limits
 from kvplan_engine.checkpoints.fields import activation
+from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.description.mixers import Attention, State
 from kvplan_engine.description.model import Layer, ModelDescription
@@ -37,7 +39,12 @@ def _kinds(config: dict[str, Any]) -> list[str]:
 
 
 def _mamba(config: dict[str, Any]) -> State:
-    """The first models do not say ``mamba_ssm_cache_dtype``: their code keeps the state as the model is."""
+    """The first models do not say ``mamba_ssm_cache_dtype``: their code keeps the state as the model is.
+
+    Steps are limited as ``time_step_limit`` says, which mamba_ssm's kernels heed; transformers' prompts have
+    ``time_step_min`` as their least step instead, its decoding none.
+    """
+    refuse_other_activations(config, "mamba_hidden_act")
     bias = bool(config.get("use_bias", False))
     return mamba2(
         heads=int(config.get("mamba_num_heads", 128)),
@@ -48,6 +55,7 @@ def _mamba(config: dict[str, Any]) -> State:
         bias=bias,
         conv_bias=bool(config.get("use_conv_bias", True)),
         recurrent_dtype=config.get("mamba_ssm_cache_dtype"),
+        step_limits=step_limits(config),
     )
 
 
@@ -81,3 +89,29 @@ def _mixture(config: dict[str, Any]) -> Mixture:
         shared=_plain(config, int(config["moe_shared_expert_intermediate_size"])),
         latent_size=int(latent) if latent else None,
     )
+
+
+_NAMES = TensorNames(
+    embedding="backbone.embeddings",
+    layer="backbone.layers.{}",
+    qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+    output="mixer.o_proj",
+    up=("mixer.up_proj",),
+    down="mixer.down_proj",
+    attention_norm="norm",
+    mlp_norm="norm",
+    final_norm="backbone.norm_f",
+    inside={
+        **mamba2_names("mixer"),
+        "router": "mixer.gate",
+        "correction": "mixer.gate.e_score_correction_bias",
+        "experts.up": "mixer.experts.{}.up_proj",
+        "experts.down": "mixer.experts.{}.down_proj",
+        "shared.up": "mixer.shared_experts.up_proj",
+        "shared.down": "mixer.shared_experts.down_proj",
+        "latent_down": "mixer.fc1_latent_proj",
+        "latent_up": "mixer.fc2_latent_proj",
+    },
+)
+
+FAMILIES = (Family(("NemotronHForCausalLM",), ("nemotron_h",), read_nemotron_h, _NAMES),)

@@ -7,9 +7,50 @@ import math
 from kvplan_engine.checkpoints.families.common import Config
 from kvplan_engine.description.mixers import State
 
+NO_LIMITS = (0.0, math.inf)
+
+
+def mamba2_names(module: str, part: str = "") -> dict[str, str]:
+    """What the parts of Mamba 2 are called within ``module`` of a layer. part: "second." for a second mixer's."""
+    names = {
+        "in": "in_proj",
+        "conv": "conv1d",
+        "A_log": "A_log",
+        "D": "D",
+        "step_bias": "dt_bias",
+        "gated_norm": "norm",
+        "out": "out_proj",
+    }
+    return {f"{part}{ours}": f"{module}.{theirs}" for ours, theirs in names.items()}
+
+
+def mamba1_names(module: str) -> dict[str, str]:
+    """The same of Mamba 1."""
+    names = {
+        "in": "in_proj",
+        "conv": "conv1d",
+        "x": "x_proj",
+        "step": "dt_proj",
+        "A_log": "A_log",
+        "D": "D",
+        "out": "out_proj",
+        "step_norm": "dt_layernorm",
+        "B_norm": "b_layernorm",
+        "C_norm": "c_layernorm",
+    }
+    return {ours: f"{module}.{theirs}" for ours, theirs in names.items()}
+
+
+def refuse_other_activations(config: Config, key: str = "hidden_act") -> None:
+    """ValueError where a state's convolution and gate are not followed by silu, which is all that the engine has."""
+    found = config.get(key) or "silu"
+    if found not in ("silu", "swish"):
+        raise ValueError(f"its states use '{found}', and the engine has 'silu'")
+
 
 def mamba1(config: Config, prefix: str = "", *, inner: int | None = None, norms: bool = False) -> State:
     """Of ``inner`` channels, ``expand`` times the hidden size where it is not said. prefix: "mamba_" (Jamba)."""
+    refuse_other_activations(config)
     hidden = int(config["hidden_size"])
     size = inner or int(config.get(f"{prefix}expand", 2)) * hidden
     rank = config.get(f"{prefix}dt_rank", config.get("time_step_rank", "auto"))
@@ -37,7 +78,9 @@ def mamba2(
     output_bias: bool | None = None,
     conv_bias: bool = True,
     norms: bool = True,
+    norm_first: bool = False,
     recurrent_dtype: str | None = None,
+    step_limits: tuple[float, float] = NO_LIMITS,
 ) -> State:
     """Heads of ``head_size`` x ``columns``; B and C go through the convolution beside the heads' inputs.
 
@@ -55,11 +98,22 @@ def mamba2(
         output_bias=bias if output_bias is None else output_bias,
         conv_bias=conv_bias,
         norms=norms,
+        norm_first=norm_first,
+        step_limits=step_limits,
     )
 
 
-def prefixed_mamba2(config: Config, *, output_bias: bool | None = None, norms: bool = True) -> State:
+def step_limits(config: Config) -> tuple[float, float]:
+    """``time_step_limit``, whose infinity is a number or, as transformers writes it, an object."""
+    least, most = config.get("time_step_limit") or NO_LIMITS
+    return float(least), math.inf if isinstance(most, dict) else float(most)
+
+
+def prefixed_mamba2(
+    config: Config, *, output_bias: bool | None = None, norms: bool = True, norm_first: bool = False
+) -> State:
     """Mamba 2 by the keys of Bamba, Granite 4 and Falcon H1, which begin with "mamba_"."""
+    refuse_other_activations(config)
     hidden = int(config["hidden_size"])
     inner = int(config.get("mamba_d_ssm") or int(config.get("mamba_expand", 2)) * hidden)
     heads = int(config.get("mamba_n_heads", 128))
@@ -74,6 +128,8 @@ def prefixed_mamba2(config: Config, *, output_bias: bool | None = None, norms: b
         conv_bias=bool(config.get("mamba_conv_bias", True)),
         output_bias=output_bias,
         norms=norms,
+        norm_first=norm_first,
+        step_limits=step_limits(config),
     )
 
 
