@@ -111,7 +111,6 @@ class NormArgs(ctypes.Structure):
     )
 
 
-class PackedLinearArgs(ctypes.Structure):
 class WeightFormatArgs(ctypes.Structure):
     """struct kvplan_weight_format."""
 
@@ -126,6 +125,7 @@ class WeightFormatArgs(ctypes.Structure):
     )
 
 
+class PackedLinearArgs(ctypes.Structure):
     """struct kvplan_packed_linear."""
 
     _fields_ = (
@@ -140,8 +140,8 @@ class WeightFormatArgs(ctypes.Structure):
         ("outputs", c_int64),
         ("activation", c_int32),
         ("storage", c_int32),
-    )
         ("format", POINTER(WeightFormatArgs)),
+    )
 
 
 class LayerArgs(ctypes.Structure):
@@ -224,7 +224,6 @@ class CpuKernels:
             "kvplan_pack_weight", *(c_void_p, c_void_p, c_int64, c_int64), *(c_int, c_int, c_int)
         )
         self.multiply_packed = self._function("kvplan_multiply_packed", POINTER(PackedLinearArgs), c_int)
-        self.multiply_heads = self._function("kvplan_multiply_heads", POINTER(HeadProductsArgs), c_int)
         quantised = POINTER(WeightFormatArgs)
         self.quantised_bytes = self._function("kvplan_quantised_bytes", quantised, c_int64, c_int64, result=c_int64)
         self.pack_quantised = self._function(
@@ -233,6 +232,7 @@ class CpuKernels:
         self.unpack_quantised_rows = self._function(
             "kvplan_unpack_quantised_rows", quantised, *(c_void_p,) * 3, *(c_int64,) * 4, c_int, c_int
         )
+        self.multiply_heads = self._function("kvplan_multiply_heads", POINTER(HeadProductsArgs), c_int)
         self.packed_expert_elements = self._function(
             "kvplan_packed_expert_elements", c_int64, c_int64, c_int, c_int, result=c_int64
         )
