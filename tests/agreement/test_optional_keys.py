@@ -30,6 +30,7 @@ PROFILES = {
     "MistralForCausalLM": "mistral-7b-v0.1",
     "Qwen2ForCausalLM": "qwen2.5-7b",
     "Qwen3ForCausalLM": "qwen3-0.6b",
+    "DeepseekForCausalLM": "deepseek-moe-16b",
     "Ernie4_5_MoeForCausalLM": "ernie-4.5-21b-a3b",
     "Glm4MoeForCausalLM": "glm-4.5-air",
     "MixtralForCausalLM": "mixtral-8x7b",

@@ -348,6 +348,8 @@ def randomise(model: torch.nn.Module, zero: str | None = None) -> None:
         for name, buffer in model.named_buffers():
             if "correction" in name:
                 buffer.copy_(0.3 * torch.randn_like(buffer))
+            elif "layer_scalar" in name:
+                buffer.uniform_(0.5, 1.5)
 
 
 class DenseCheckpoint:

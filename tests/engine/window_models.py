@@ -66,6 +66,20 @@ _GRANITE: dict[str, Any] = {
     "layer_rope_theta": [1e4, 5e5, 0, 1e4],
 }
 
+_GEMMA4: dict[str, Any] = _GEMMA | {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+}
+_GEMMA4_INPUTS: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "layer_types": [_SLIDING, _SLIDING, _FULL, _SLIDING, _SLIDING, _FULL],
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 12,
+}
+
 WINDOWED: dict[str, Dense] = {
     "gemma2": Dense("Gemma2Config", _GEMMA | {"attn_logit_softcapping": 8.0, "final_logit_softcapping": 12.0}),
     "gemma3": Dense("Gemma3TextConfig", _GEMMA),
@@ -85,6 +99,14 @@ WINDOWED: dict[str, Dense] = {
     "exaone-moe": Dense("ExaoneMoeConfig", _MIXTURE | {"n_group": 4, "topk_group": 2}),
     "granite-swa": Dense("GraniteSWAConfig", _PERIOD | _GRANITE),
     "granite-moe-swa": Dense("GraniteMoeSWAConfig", _MIXTURE | _GRANITE),
+    "gemma4": Dense("Gemma4TextConfig", _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma4-shared": Dense("Gemma4TextConfig", _GEMMA4 | _GEMMA4_INPUTS),
+    "gemma4-mixture": Dense(
+        "Gemma4TextConfig",
+        _GEMMA4
+        | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 24}
+        | {"final_logit_softcapping": 12.0},
+    ),
     "gpt-oss": Dense("GptOssConfig", _GPT_OSS),
     "gpt-neo": Dense("GPTNeoConfig", _NEO),
 }

@@ -12,7 +12,6 @@ from functools import partial
 
 import torch
 
-from kvplan_engine.checkpoints.factors import scaling_of
 from kvplan_engine.checkpoints.latent_rows import latent_rows
 from kvplan_engine.checkpoints.row_order import arrange_heads, heads_of
 from kvplan_engine.checkpoints.tensor_names import TensorNames
@@ -62,6 +61,8 @@ def stored_parameters(model: ModelDescription, names: TensorNames) -> list[Store
 def _sources(parameter: Parameter, model: ModelDescription, names: TensorNames) -> Iterator[Source]:
     places = "" if parameter.layer is None else model.layers[parameter.layer].norms.places
     stored = _of_each_one(names.of(parameter.part, places), parameter)
+    if parameter.part == "qkv" and len(stored) > 1:  # without the keys and values of layers that read others'
+        stored = stored[: len(parameter.rows) or 1]
     rows = parameter.rows if len(stored) > 1 else (("", parameter.shape[0]),)
     transposed = names.transposed and parameter.layer is not None and parameter.kind == "matrix"
     for name, (label, size) in zip(stored, rows, strict=True):
@@ -113,10 +114,6 @@ def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: T
         kind = attention.head_norm_kind or kind
     if parameter.kind == "norm" and kind in ("rms_plus_one", "layer_plus_one"):
         steps.append(_plus_one)
-    if parameter.part.removeprefix("second.") == "conv":  # stored [channels, 1, taps]
-        steps.append(partial(torch.Tensor.reshape, shape=parameter.shape))
-    if layer is not None and layer.factors:
-        steps.extend(filter(None, [scaling_of(parameter, label, layer.factors)]))
     return partial(_in_turn, steps) if steps else None
 
 

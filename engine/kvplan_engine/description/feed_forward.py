@@ -32,10 +32,11 @@ class Mixture:
     are within twice ``jitter`` of the best, relative to their size. normalised: the chosen weights are divided by their
     sum. scale: then multiplied with this. correction: a bias of each expert that decides the choice and not the weight.
     num_groups, top_groups: experts are chosen from the best groups only. shared: an MLP that every token takes;
-    shared_gate: weighted by a sigmoid of one more row of the router. shared_scale: of its output, in its weights once they
-    are loaded. router_bias: the router adds one. latent_size:
-    experts work on a projection of the hidden state, and their sum is projected back (Nemotron 3 Super). num_idle:
-    further choices of the router, which give the token back as it is (LongCat).
+    shared_gate: weighted by a sigmoid of one more row of the router. shared_scale: of its output, in its weights once
+    they are loaded. router_bias: the router adds one. latent_size: experts work on a projection of the hidden state,
+    and their sum is projected back (Nemotron 3 Super). num_idle: further choices of the router, which give the token
+    back as it is (LongCat). apart: experts and router read the residual stream through a norm of their own, not what
+    the shared MLP reads, outputs of both are normalised before they are added, and each expert's is scaled (Gemma 4).
     """
 
     num_experts: int
@@ -55,6 +56,7 @@ class Mixture:
     jitter: float = 0.0
     latent_size: int | None = None
     num_idle: int = 0
+    apart: bool = False
 
 
 FeedForward = Mlp | Mixture

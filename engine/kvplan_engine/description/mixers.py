@@ -70,7 +70,8 @@ class Attention:
     multiplied with a gate, per element or per head, projected from the layer's input ("element": in the same matrix as
     the query, "separate": in one of its own). alibi: scores grow with a slope of each head times the key's position.
     sinks: a logit for each head without a value. reads_layer: this layer has no keys and values of its own and reads
-    those of an earlier one. value_is_key: values are the keys before their norm. shared_weights: several layers run the
+    those of an earlier one. value_is_key: values are the keys before their norm. value_norm: each head of values is
+    normalised, by an RMSNorm without a weight. shared_weights: several layers run the
     same projections, which the model lists among its ``others`` (Zamba 2). clip: queries, keys and values are kept
     within it, on both sides of 0. alibi_scale: of the slopes. growing_scale: (beta, tokens): the query at position p is
     multiplied with 1 + beta * log(1 + floor(p / tokens)).
@@ -97,6 +98,7 @@ class Attention:
     gate: Literal["none", "element", "separate", "head"] = "none"
     reads_layer: int | None = None
     value_is_key: bool = False
+    value_norm: bool = False
     indexer: Indexer | None = None
     shared_weights: bool = False
 
@@ -113,6 +115,11 @@ class Attention:
     def kv_size(self) -> int:
         """Elements of keys and values per token."""
         return self.num_kv_heads * (self.key_size + self.value_size)
+
+    @property
+    def has_equal_sizes(self) -> bool:
+        """Whether values are as large as keys."""
+        return self.key_size == self.value_size
 
     @property
     def qkv_size(self) -> int:

@@ -19,24 +19,30 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightFactor:
-    """What the rows ``label`` of a layer's ``part`` ("qkv", "second.in") are multiplied with: weights and bias.
+class LayerEnd:
+    """What follows a layer's blocks (Gemma 4): its own input for each token, then a learned factor of the stream.
 
-    Factors of activations, such as Falcon-H1's, that are linear in a weight. label: "" where the part is not stacked.
+    input_size: elements of that input, which the stream gates and which is projected back and normalised; 0: none.
     """
 
-    part: str
-    label: str
-    weight: float
-    bias: float
+    input_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """A second embedding, [rows, layers x size]: ``size`` elements for each layer, to which those are added that a
+    projection makes of the first embedding (Gemma 3n, Gemma 4).
+    """
+
+    rows: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer. mixers: none (MLP alone), one, two beside each other (Falcon-H1), or self and cross attention.
 
-    residual_scale: what a block's output is multiplied with before it is added. factors: of its weights. others:
-    parameters of no part.
+    residual_scale: what a block's output is multiplied with before it is added. others: parameters of no part.
     """
 
     mixers: tuple[Mixer, ...]
@@ -44,7 +50,7 @@ class Layer:
     norms: Norms = PRE_NORM
     residual_scale: float = 1.0
     others: tuple[Shape, ...] = ()
-    factors: tuple[WeightFactor, ...] = ()
+    end: LayerEnd | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class ModelDescription:
     logits_softcap: float | None = None
     head_bias: bool = False
     language_model: str | None = None
+    layer_inputs: LayerInputs | None = None
     others: tuple[Shape, ...] = ()
 
     @property

@@ -15,7 +15,7 @@ from kvplan_engine.kernels.interface import Ops
 class Norm:
     """RMSNorm or LayerNorm; ``name`` is the parameter's without ``.weight``.
 
-    width: of a norm without parameters, which is a LayerNorm.
+    width: of a norm without parameters.
     """
 
     __slots__ = ("_bias", "_epsilon", "_ops", "_weight")
@@ -70,11 +70,12 @@ class Norm:
 def _parameters(
     weights: Weights, name: str, kind: NormKind, width: int | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight and bias; a LayerNorm that lacks one gets ones or zeros, one tensor for all norms of a model."""
-    if kind == "none":
+    """Weight and bias; a norm that lacks one gets ones or zeros, one tensor for all norms of a model."""
+    if kind in ("none", "rms_none"):
         like = weights["embedding.weight"]
         assert width is not None
-        return _constant(1.0, width, like.dtype, like.device), _constant(0.0, width, like.dtype, like.device)
+        ones = _constant(1.0, width, like.dtype, like.device)
+        return ones, None if kind == "rms_none" else _constant(0.0, width, like.dtype, like.device)
     weight = weights[f"{name}.weight"]
     if kind == "layer_no_bias":
         return weight, _constant(0.0, weight.shape[0], weight.dtype, weight.device)

@@ -10,7 +10,7 @@ import torch
 
 from kvplan_engine.description.mixers import Rope
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "proportional")
 """The scalings that the tables have."""
 
 
@@ -38,6 +38,8 @@ def inverse_frequencies(rope: Rope, num_positions: int) -> tuple[torch.Tensor, f
     exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / size
     frequencies = 1.0 / (rope.theta**exponents)
     match scaling.get("rope_type", "default"):
+        case "proportional":
+            return _proportional(frequencies, scaling), 1.0
         case "linear":
             return frequencies / float(scaling["factor"]), 1.0
         case "llama3":
@@ -63,6 +65,13 @@ def _llama3(frequencies: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tens
     blended = (1 - blend) * frequencies / factor + blend * frequencies
     between = (wavelengths <= original / low) & (wavelengths >= original / high)
     return torch.where(between, blended, slowed)
+
+
+def _proportional(frequencies: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:
+    """Gemma 4's: the first pairs turn as always, those behind ``partial_rotary_factor`` of the head do not."""
+    turning = int(float(scaling.get("partial_rotary_factor", 1.0)) * 2 * frequencies.shape[0] // 2)
+    slowed = frequencies / float(scaling.get("factor", 1.0))
+    return torch.where(torch.arange(frequencies.shape[0]) < turning, slowed, 0.0)
 
 
 def _yarn(frequencies: torch.Tensor, rope: Rope) -> torch.Tensor:

@@ -69,6 +69,8 @@ def workspace_buffers(
         BufferSpec("last_hidden", (seqs, model.hidden_size), dtype),
         *sampling_buffers(model, dtype, max_num_seqs=seqs),
     ]
+    if model.layer_inputs is not None:
+        buffers.append(BufferSpec("layer_inputs", (tokens, layer_input_columns(model)), dtype))
     for name, rope in rope_tables(model).items():
         buffers.append(BufferSpec(name, (max_model_len, rope.rotary_size), "float32"))
     return buffers
@@ -96,7 +98,12 @@ def rope_tables(model: ModelDescription) -> dict[str, Rope]:
 def scratch_columns(model: ModelDescription) -> int:
     """Elements of scratch memory per token: the most that any part of a layer needs at once."""
     parts = [part for layer in model.distinct_layers for part in (*layer.mixers, layer.feed_forward)]
-    return max(map(_part_columns, parts))
+    return max([layer_input_columns(model), *map(_part_columns, parts)])
+
+
+def layer_input_columns(model: ModelDescription) -> int:
+    """Elements per token of all layers' own inputs."""
+    return 0 if model.layer_inputs is None else model.num_layers * model.layer_inputs.size
 
 
 def _part_columns(part: Mixer | FeedForward | None) -> int:

@@ -9,6 +9,7 @@ import torch
 from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, Rotation, refuse_missing_options
 from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.norms import NormKind
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.projection import StoredWeight, make_projection
 from kvplan_engine.models.mixer_part import MixerSource
@@ -35,10 +36,15 @@ class AttentionPart:
         self.qkv = make_projection(kernels.projections, StoredWeight(weights, f"{name}.qkv"))
         self.output = make_projection(kernels.projections, StoredWeight(weights, f"{name}.output"))
         kind = attention.head_norm_kind or norms.kind
-        self.query_norm, self.key_norm = (
-            Norm(weights, f"{name}.{part}", kind, norms.eps, kernels.ops) if attention.head_norm != "none" else None
-            for part in ("query_norm", "key_norm")
-        )
+        width = attention.key_size
+
+        def head_norm(part: str, kind: NormKind, wanted: bool) -> Norm | None:
+            return Norm(weights, f"{name}.{part}", kind, norms.eps, kernels.ops, width=width) if wanted else None
+
+        has_norm, has_keys = attention.head_norm != "none", attention.reads_layer is None
+        self.query_norm = head_norm("query_norm", kind, has_norm)
+        self.key_norm = head_norm("key_norm", kind, has_norm and has_keys)
+        self.value_norm = head_norm("value_norm", "rms_none", attention.value_norm and has_keys)
 
     def at(self, index: int) -> AttentionPart:
         """The same attention, weights and all, over the KV of layer ``index``."""
@@ -59,12 +65,12 @@ class AttentionPart:
         """The queries [T, hq, d], and where attention's output goes [T, hq d]; keys and values are in the pool."""
         attention, num_tokens = self.description, normed.shape[0]
         qkv, attended = step.workspace.scratch((num_tokens, attention.qkv_size), (num_tokens, attention.output_size))
-        self.qkv(normed, qkv)
-        if attention.clip is not None:
-            qkv.clamp_(-attention.clip, attention.clip)
-        heads = qkv.view(num_tokens, -1, attention.key_size)
-        query, key, value = heads.split([attention.num_heads, attention.num_kv_heads, attention.num_kv_heads], dim=1)
-        self._turn_and_write(heads, query, key, value, step)
+        heads, value = self._project_heads(normed, qkv)
+        query = heads[:, : attention.num_heads]
+        if value is None:
+            self._turn(heads, step)
+        else:
+            self._turn_and_write(heads, value, step)
         if attention.growing_scale is not None:
             query.mul_(growth(step.batch.positions, *attention.growing_scale).to(query.dtype)[:, None, None])
         return query, attended
@@ -78,38 +84,72 @@ class AttentionPart:
         delta: torch.Tensor,
     ) -> None:
         """Attention of ``query`` over the pool, into ``attended``, and its output projection into ``delta`` [T, H]."""
-        out = attended.view(query.shape)
+        out = attended.view(*query.shape[:2], self.description.value_size)
         self._backend.attend(AttentionInputs(query, step.kv.of(self.index), metadata, out, self.options))
         self.output(attended, delta)
 
-    def _turn_and_write(
-        self, heads: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepSpace
-    ) -> None:
-        """Norms of heads and rotation, in the family's order, and keys and values into the pool."""
+    def _project_heads(self, normed: torch.Tensor, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Queries and keys [T, hq + hkv, d] side by side, and values [T, hkv, value_size], in the memory of ``qkv``.
+
+        Of a layer that reads another's KV the queries alone.
+        """
+        attention, num_tokens = self.description, normed.shape[0]
+        num_heads = attention.num_heads + (attention.num_kv_heads if attention.reads_layer is None else 0)
+        columns = num_heads * attention.key_size
+        if attention.reads_layer is not None or attention.value_is_key:
+            room = qkv.view(-1)[: num_tokens * columns].view(num_tokens, columns)
+        else:
+            room = qkv
+        self.qkv(normed, room)
+        if attention.clip is not None:
+            room.clamp_(-attention.clip, attention.clip)
+        heads = room[:, :columns].unflatten(1, (num_heads, attention.key_size))
+        if attention.reads_layer is not None:
+            return heads, None
+        if not attention.value_is_key:
+            return heads, room[:, columns:].unflatten(1, (attention.num_kv_heads, attention.value_size))
+        value = qkv.view(-1)[num_tokens * columns :].view(num_tokens, attention.num_kv_heads, attention.value_size)
+        return heads, value.copy_(heads[:, attention.num_heads :])
+
+    def _rotation(self, heads: torch.Tensor, step: StepSpace) -> Rotation | None:
+        if self.rope_table is None:
+            return None
+        return Rotation(heads, step.batch.positions, step.workspace[self.rope_table])
+
+    def _turn(self, heads: torch.Tensor, step: StepSpace) -> None:
+        """Norms of all ``heads`` and rotation, in the family's order."""
+        rotation = self._rotation(heads, step)
+        if not self.description.norm_after_rope:
+            self._normalise(heads)
+        if rotation is not None:
+            self._ops.rope_inplace(rotation.heads, rotation.positions, rotation.cos_sin)
+        if self.description.norm_after_rope:
+            self._normalise(heads)
+
+    def _turn_and_write(self, heads: torch.Tensor, value: torch.Tensor, step: StepSpace) -> None:
+        """As ``_turn``; keys and values go into the pool."""
         cache = step.kv.of(self.index)
         slots = step.batch.attention[cache.tables].slots
-        rotation = None
-        if self.rope_table is not None:
-            rotated = heads[:, : -self.description.num_kv_heads]
-            rotation = Rotation(rotated, step.batch.positions, step.workspace[self.rope_table])
-        if rotation is not None and self.description.norm_after_rope:
-            self._ops.rope_inplace(rotation.heads, rotation.positions, rotation.cos_sin)
-            rotation = None
-        self._normalise(query, key)
-        if rotation is not None:
-            self._backend.rotate_and_write(rotation, value, cache, slots)
+        if self.value_norm is not None:
+            self.value_norm(value, value)
+        rotation = self._rotation(heads, step)
+        if rotation is None or self.description.norm_after_rope:
+            self._turn(heads, step)
+            self._backend.write_kv(heads[:, self.description.num_heads :], value, cache, slots)
         else:
-            self._backend.write_kv(key, value, cache, slots)
+            self._normalise(heads)
+            self._backend.rotate_and_write(rotation, value, cache, slots)
 
-    def _normalise(self, query: torch.Tensor, key: torch.Tensor) -> None:
-        if self.query_norm is None or self.key_norm is None:
-            return
-        if self.description.head_norm == "head":
-            self.query_norm(query, query)
-            self.key_norm(key, key)
-            return
-        for norm, heads in ((self.query_norm, query), (self.key_norm, key)):
-            norm.of_each_head(heads) if self.description.head_norm == "per_head" else norm.of_all_heads(heads)
+    def _normalise(self, heads: torch.Tensor) -> None:
+        """Queries, and keys behind them where there are any."""
+        num_heads, kind = self.description.num_heads, self.description.head_norm
+        for norm, some in ((self.query_norm, heads[:, :num_heads]), (self.key_norm, heads[:, num_heads:])):
+            if norm is None:
+                continue
+            if kind == "head":
+                norm(some, some)
+            else:
+                norm.of_each_head(some) if kind == "per_head" else norm.of_all_heads(some)
 
 
 def _slopes(attention: Attention, device: torch.device) -> torch.Tensor:

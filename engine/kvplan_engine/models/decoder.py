@@ -24,6 +24,7 @@ from kvplan_engine.models.decoder_layer import DecoderLayer
 from kvplan_engine.models.device_kernels import DeviceKernels
 from kvplan_engine.models.embedding import Embedding
 from kvplan_engine.models.kv_pool import KvPool
+from kvplan_engine.models.layer_inputs import LayerInputsPart
 from kvplan_engine.models.residual_stream import ResidualStream
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.models.step_space import StepSpace
@@ -48,6 +49,8 @@ class Decoder:
         head = StoredWeight(weights, "embedding" if is_tied else "head", is_embedding=is_tied)
         self._head: Projection = make_projection(kernels.projections, head)
         self._embed = Embedding(model, weights, self._head if is_tied else None, kernels.ops)
+        inputs = model.layer_inputs
+        self._layer_inputs = None if inputs is None else LayerInputsPart(inputs, model, weights, kernels)
         attention = (layer.attention for layer in self._layers)
         self.attention_parts: list[AttentionPart] = [part for part in attention if part is not None]
         self.layer_run = kernels.make_layer_run(self._layers, self._final_norm)
@@ -56,6 +59,8 @@ class Decoder:
         """Logits [len(batch.sampled), vocab_size] in the workspace; the step's K and V are in ``kv`` afterwards."""
         hidden, normed, delta = (workspace[name][: batch.num_tokens] for name in ("hidden", "normed", "delta"))
         self._embed(batch, hidden, delta)
+        if self._layer_inputs is not None:
+            self._layer_inputs(batch, hidden, workspace)
         stream = ResidualStream(hidden, normed, delta, hidden)
         first_norm = self._layers[0].first_norm
         if first_norm is not None:
@@ -130,7 +135,7 @@ def _mix_for_sampled(layer: DecoderLayer, step: StepSpace, stream: ResidualStrea
     number = rows.shape[0]
     room = step.workspace["last_hidden"][:number]
     mixer = layer.mixers[0] if len(layer.mixers) == 1 else None
-    if not isinstance(mixer, AttentionPart) or metadata is None:
+    if not isinstance(mixer, AttentionPart) or metadata is None or not mixer.description.has_equal_sizes:
         layer.mix(stream, step)
         stream.take_rows(rows, room, with_delta=bool(layer.mixers))
         return

@@ -8,13 +8,15 @@ from copy import copy
 import torch
 
 from kvplan_engine.checkpoints.weights import Weights
-from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
+from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.description.mixers import Mixer, Rope
 from kvplan_engine.description.model import Layer
 from kvplan_engine.description.parameters.norms import norm_parts
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.apart_mixture_part import ApartMixturePart
 from kvplan_engine.models.attention_part import AttentionPart
+from kvplan_engine.models.layer_end_part import LayerEndPart
 from kvplan_engine.models.mixer_part import MixerPart, MixerSource
 from kvplan_engine.models.mixers import make_mixer
 from kvplan_engine.models.mixture_part import MixturePart
@@ -44,7 +46,8 @@ class DecoderLayer:
         self.description = layer
         self.mixers = _make_mixers(layer, weights, index, kernels, rope_tables)
         feed_forward = layer.feed_forward
-        self.feed_forward = None if feed_forward is None else _make_feed_forward(feed_forward, weights, index, kernels)
+        self.feed_forward = None if feed_forward is None else _make_feed_forward(layer, weights, index, kernels)
+        self.end = None if layer.end is None else LayerEndPart(layer, weights, index, kernels)
 
         parts = norm_parts(layer)
 
@@ -61,6 +64,7 @@ class DecoderLayer:
         """The same layer, weights and all, with the KV of layer ``index``."""
         twin = copy(self)
         twin.mixers = tuple(mixer.at(index) for mixer in self.mixers)
+        twin.end = None if self.end is None else self.end.at(index)
         return twin
 
     @property
@@ -88,9 +92,20 @@ class DecoderLayer:
         else:
             if self.mixers:
                 self._add_mixed(stream)
-            self.feed_forward(stream.source, workspace, stream.delta)
+            self._run_feed_forward(stream, workspace)
             self._finish(stream.delta, self.mlp_post_norm)
-        _add(stream, next_norm)
+        if self.end is None:
+            _add(stream, next_norm)
+        else:
+            stream.hidden += stream.delta
+            self.end(stream, workspace)
+            _normalise(stream, next_norm)
+
+    def _run_feed_forward(self, stream: ResidualStream, workspace: Workspace) -> None:
+        if isinstance(self.feed_forward, ApartMixturePart):
+            self.feed_forward(stream, workspace)
+        elif self.feed_forward is not None:
+            self.feed_forward(stream.source, workspace, stream.delta)
 
     def _add_mixed(self, stream: ResidualStream) -> None:
         """The mixers' output is added, and the feed-forward's norm applied."""
@@ -127,12 +142,17 @@ def _table_of(mixer: Mixer, tables: Mapping[str, Rope]) -> str | None:
     return None if rope is None else next(name for name, table in tables.items() if rope.same_table(table))
 
 
-def _make_feed_forward(part: FeedForward, weights: Weights, index: int, kernels: PartKernels) -> MlpPart | MixturePart:
-    match part:
-        case Mlp():
-            return MlpPart(part, weights, index, kernels)
-        case Mixture():
-            return MixturePart(part, weights, index, kernels)
+def _make_feed_forward(
+    layer: Layer, weights: Weights, index: int, kernels: PartKernels
+) -> MlpPart | MixturePart | ApartMixturePart:
+    match layer.feed_forward:
+        case Mlp() as mlp:
+            return MlpPart(mlp, weights, index, kernels)
+        case Mixture(apart=True) as mixture:
+            return ApartMixturePart(mixture, layer.norms, weights, index, kernels)
+        case Mixture() as mixture:
+            return MixturePart(mixture, weights, index, kernels)
+    raise TypeError(f"no part computes a {type(layer.feed_forward).__name__}")
 
 
 def _add(stream: ResidualStream, norm: Norm | None) -> None:
@@ -142,4 +162,12 @@ def _add(stream: ResidualStream, norm: Norm | None) -> None:
         stream.source = stream.hidden
     else:
         norm.after_adding(stream.delta, stream.hidden, stream.normed)
+        stream.source = stream.normed
+
+
+def _normalise(stream: ResidualStream, norm: Norm | None) -> None:
+    """The next block's source, of ``hidden`` as it is."""
+    stream.source = stream.hidden
+    if norm is not None:
+        norm(stream.hidden, stream.normed)
         stream.source = stream.normed

@@ -133,6 +133,8 @@ def _is_taken(layers: Sequence[DecoderLayer]) -> bool:
         and attention.head_norm == "none"
         and not attention.sinks
         and attention.clip is attention.growing_scale is None
+        and not (attention.value_is_key or attention.value_norm)
+        and first.end is None
         and isinstance(first.feed_forward, Mlp)
         and first.norms.places == "before"
         and first.residual_scale == 1.0

@@ -13,10 +13,12 @@ from kvplan_engine.models.part_kernels import PartKernels
 
 
 class MlpPart:
-    """Up (and gate), activation, down, of layer ``index``."""
+    """Up (and gate), activation, down, of layer ``index``; name: what its parameters begin with, None: the layer's."""
 
-    def __init__(self, mlp: Mlp, weights: Weights, index: int, kernels: PartKernels) -> None:
-        name = f"layers.{index}"
+    def __init__(
+        self, mlp: Mlp, weights: Weights, index: int, kernels: PartKernels, *, name: str | None = None
+    ) -> None:
+        name = f"layers.{index}" if name is None else name
         self._size = mlp.size
         self._activation = MlpActivation(mlp, weights, f"{name}.activation", kernels.ops)
         stored = StoredWeight(weights, f"{name}.up", activation=self._activation.name)

@@ -12,13 +12,15 @@ class ResidualStream:
     """Views of the workspace, [T, H] each.
 
     hidden: the residual stream. normed: its normalised copy. delta: the output of a block, added to hidden in the next
-    norm. source: what the next block reads, ``normed``, or ``hidden`` where no norm stands before the block.
+    norm. source: what the next block reads, ``normed``, or ``hidden`` where no norm stands before the block. rows: of
+    the step's tokens those that are left, None for all.
     """
 
     hidden: torch.Tensor
     normed: torch.Tensor
     delta: torch.Tensor
     source: torch.Tensor
+    rows: torch.Tensor | None = None
 
     def take_rows(self, rows: torch.Tensor, room: torch.Tensor, *, with_delta: bool) -> None:
         """Go on with ``rows`` alone, which are at most half of all; ``room`` [len(rows), H] is for hidden.
@@ -35,3 +37,4 @@ class ResidualStream:
         self.normed, self.delta = (other, kept) if with_delta else (kept, other)
         self.hidden = torch.index_select(self.hidden, 0, rows, out=room)
         self.source = self.hidden if reads_hidden else self.normed
+        self.rows = rows

@@ -158,6 +158,7 @@ def _altup(hidden: int, streams: int) -> tuple[Tensor, ...]:
 def read_gemma4(view: ConfigView) -> Body:
     """Gemma 4's text model: global layers with heads of ``global_head_dim``, whose values may be their keys."""
     sizes = read_sizes(view, head_default=256)
+    view = _with_global_sizes(view, sizes.layers)
     per_layer = _read_per_layer_input(view)
     windows = _windows(view, sizes.layers, period=6, last_is_full=True)
     shared = _shared_caches(view, windows, default=0)
@@ -171,10 +172,23 @@ def read_gemma4(view: ConfigView) -> Body:
         layers.append(LayerSpec(mixer, None, part, rest))
     wide = view.integer("global_head_dim", default=512)
     ropes = (
-        rope_of_type(view, wide, FULL_TYPE, theta=1_000_000.0, share=0.25),
+        # pairs that do not turn have their place in the table too
+        replace(rope_of_type(view, wide, FULL_TYPE, theta=1_000_000.0), rotary_size=wide),
         rope_of_type(view, sizes.head, WINDOW_TYPE),
     )
     return _body(view, sizes, layers, per_layer.outer_tensors(sizes.hidden, sizes.layers), ropes)
+
+
+def _with_global_sizes(view: ConfigView, num_layers: int) -> ConfigView:
+    """``per_layer_config`` (transformers 5.20 and later) gives the full layers' sizes; the last layer is one."""
+    listed = view.section("per_layer_config")
+    last = None if listed is None else listed.section(str(num_layers - 1))
+    if last is None:
+        return view
+    config = dict(view.config)
+    config["global_head_dim"] = last.config.get("head_dim", config.get("head_dim"))
+    config["num_global_key_value_heads"] = last.config.get("num_key_value_heads")
+    return ConfigView(config, path=view.path, assumptions=view.assumptions)
 
 
 def _gemma4_attention(view: ConfigView, sizes: Sizes, window: Window, owner: int | None) -> SoftmaxAttention:

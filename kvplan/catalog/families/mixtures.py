@@ -195,7 +195,10 @@ MIXTURES: dict[str, MixtureFamily] = {
     "GraniteMoeForCausalLM": MixtureFamily(_GRANITE),
     "GraniteMoeSharedForCausalLM": MixtureFamily(_GRANITE, shared_size=("shared_intermediate_size",)),
     "DeepseekForCausalLM": MixtureFamily(
-        PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS), after_dense_ones, shared_count=("n_shared_experts",)
+        PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, max_positions=2048),
+        after_dense_ones,
+        expert_size=("moe_intermediate_size",),
+        shared_count=("n_shared_experts",),
     ),
     "Glm4MoeForCausalLM": MixtureFamily(
         _GLM, after_first_layer, shared_count=("n_shared_experts",), shared_default=1, router_bias=True

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvplan.catalog.spec import ModelSpec
+from kvplan.estimate.adapters import engine_slot_bytes
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kv_groups import STATE
 from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
-from kvplan.estimate.kvplan.scratch import scratch_elements
+from kvplan.estimate.kvplan.scratch import layer_input_elements, scratch_elements
 from kvplan.estimate.kvplan.settings import EngineDevice, ResolvedSettings, resolve_settings
 from kvplan.estimate.weights import size_weights
 from kvplan.settings import FilledSettings, ServingSettings
@@ -86,6 +87,8 @@ def workspace_buffers(spec: ModelSpec, settings: FilledSettings, layout: KvLayou
         "query_starts": (rows + 1) * 4,
         **_group_buffers(layout, settings),
     }
+    if columns := layer_input_elements(spec):
+        buffers["layer_inputs"] = tokens * columns * size
     ropes = () if spec.rope is None else (spec.rope, *spec.further_ropes)
     for index, rope in enumerate(ropes):
         buffers[f"rope.{index}" if index else "rope"] = settings.max_model_len * rope.rotary_size * 4
@@ -132,7 +135,7 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
     resolved = resolve_settings(spec, asked, device)
     settings = resolved.serving
     positions = spec.max_position_embeddings or settings.max_model_len
-    weight_bytes = _weight_bytes(spec, settings.dtype, device)
+    weight_bytes = _weight_bytes(spec, settings.dtype, device) + engine_slot_bytes(spec, settings, settings.dtype)
     layout = engine_layout(spec, settings)
     activation_bytes = sum(_aligned(number) for number in workspace_buffers(spec, settings, layout).values())
     overhead_bytes = CPU_OVERHEAD_BYTES if device.kind == "cpu" else CUDA_OVERHEAD_BYTES

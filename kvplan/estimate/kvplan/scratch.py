@@ -14,6 +14,7 @@ from kvplan.catalog.spec import (
 from kvplan.errors import unhandled_kind
 from kvplan.estimate.mixers import activation_width
 
+_LAYER_INPUTS = "embed_tokens_per_layer"
 _ELEMENTS_OF_EIGHT_CHOICES = 32
 """An expert's number and its weight are 8 bytes; 64 bytes for eight of them, in elements of 2 bytes."""
 
@@ -22,7 +23,12 @@ def scratch_elements(spec: ModelSpec) -> int:
     """Per token, the most that any mixer or feed-forward of ``spec`` needs at once; parts take turns."""
     mixers = (_mixer_elements(mixer) for layer in spec.layers for mixer in layer.mixers)
     parts = (_inner_elements(layer.feed_forward) for layer in spec.layers if layer.feed_forward is not None)
-    return max([*mixers, *parts], default=0)
+    return max([layer_input_elements(spec), *mixers, *parts])
+
+
+def layer_input_elements(spec: ModelSpec) -> int:
+    """Per token, of the second embedding that has an input for each layer (Gemma 3n, Gemma 4)."""
+    return sum(tensor.shape[1] for tensor in spec.tensors if tensor.name == _LAYER_INPUTS)
 
 
 def _mixer_elements(mixer: Mixer) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.parameters.mlp import mlp_parameters
-from kvplan_engine.description.parameters.parameter import Parameter, Rows, projection
+from kvplan_engine.description.parameters.parameter import Parameter, Rows, norm, projection
 
 
 def mixture_parameters(mixture: Mixture, hidden_size: int) -> Iterator[Parameter]:
@@ -20,6 +20,11 @@ def mixture_parameters(mixture: Mixture, hidden_size: int) -> Iterator[Parameter
         yield from mlp_parameters(mixture.shared, hidden_size, "shared.")
     if mixture.shared_gate:
         yield from projection("shared_gate", 1, hidden_size)
+    if mixture.apart:
+        yield Parameter("router_scale", (hidden_size,), "norm", "")
+        yield Parameter("expert_scale", (mixture.num_experts,), "norm", "")
+        for part in ("experts_norm", "experts_post_norm", "shared_post_norm"):
+            yield from norm(part, "rms", hidden_size)
     if mixture.latent_size is not None:
         yield from projection("latent_down", mixture.latent_size, hidden_size)
         yield from projection("latent_up", hidden_size, mixture.latent_size)

@@ -18,6 +18,7 @@ from kvplan_engine.description.model import Layer, ModelDescription, Shape
 from kvplan_engine.description.norms import NormKind
 from kvplan_engine.description.parameters.attention import attention_parameters
 from kvplan_engine.description.parameters.cross import cross_parameters
+from kvplan_engine.description.parameters.ends import layer_end_parameters, layer_input_parameters
 from kvplan_engine.description.parameters.latent import compressed_parameters, latent_parameters
 from kvplan_engine.description.parameters.mixture import mixture_parameters
 from kvplan_engine.description.parameters.mlp import mlp_parameters
@@ -39,6 +40,7 @@ def model_parameters(model: ModelDescription) -> Iterator[Parameter]:
         yield from projection("positions", model.learned_positions, hidden)
     if model.embedding_norm:
         yield from norm("embedding_norm", "layer", hidden)
+    yield from layer_input_parameters(model)
     of_layer = {layer: list(layer_parameters(layer, hidden)) for layer in model.distinct_layers}
     for index, layer in enumerate(model.layers):
         for parameter in of_layer[layer]:
@@ -57,6 +59,7 @@ def layer_parameters(layer: Layer, hidden_size: int) -> Iterator[Parameter]:
     if layer.feed_forward is not None:
         yield from _feed_forward_parameters(layer.feed_forward, hidden_size)
     yield from norm_parameters(layer, hidden_size)
+    yield from layer_end_parameters(layer, hidden_size)
     yield from _others(layer.others)
 
 

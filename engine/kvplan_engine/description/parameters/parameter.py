@@ -50,7 +50,7 @@ def projection(part: str, rows: Rows | int, num_inputs: int, *, bias: bool = Fal
 
 def norm(part: str, kind: NormKind, size: int) -> Iterator[Parameter]:
     """The weight [size] of a norm, and the bias that LayerNorm has; nothing for a norm without parameters."""
-    if kind != "none":
+    if kind not in ("none", "rms_none"):
         yield Parameter(part, (size,), "norm")
     if kind in ("layer", "layer_plus_one"):
         yield Parameter(part, (size,), "bias", "bias")

@@ -23,7 +23,7 @@ from kvplan_engine.checkpoints.families.windows.exaone import read_exaone4, read
 from kvplan_engine.checkpoints.families.windows.gemma2 import read_gemma2
 from kvplan_engine.checkpoints.families.windows.gemma3 import read_gemma3
 from kvplan_engine.checkpoints.families.windows.gemma3n import read_gemma3n
-from kvplan_engine.checkpoints.families.windows.gemma4 import read_gemma4
+from kvplan_engine.checkpoints.families.windows.gemma4 import GEMMA4_NAMES, read_gemma4
 from kvplan_engine.checkpoints.families.windows.gpt_neo import read_gpt_neo
 from kvplan_engine.checkpoints.families.windows.gpt_oss import read_gpt_oss
 from kvplan_engine.checkpoints.families.windows.granite_swa import read_granite_moe_swa, read_granite_swa
@@ -70,7 +70,7 @@ WINDOWS = (
     Family(("Gemma2ForCausalLM",), ("gemma2",), read_gemma2, _GEMMA_NAMES),
     Family(("Gemma3ForCausalLM",), ("gemma3_text",), read_gemma3, _GEMMA_NAMES),
     Family(("Gemma3nForCausalLM",), ("gemma3n_text",), read_gemma3n),
-    Family(("Gemma4ForCausalLM",), ("gemma4_text",), read_gemma4),
+    Family(("Gemma4ForCausalLM",), ("gemma4_text",), read_gemma4, GEMMA4_NAMES),
     Family(("Olmo3ForCausalLM",), ("olmo3",), read_olmo3, TensorNames()),
     Family(("Cohere2ForCausalLM",), ("cohere2",), read_cohere2, TensorNames()),
     Family(("Cohere2MoeForCausalLM",), ("cohere2_moe",), read_cohere2_moe, QWEN_NAMES),

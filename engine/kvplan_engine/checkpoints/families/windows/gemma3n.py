@@ -6,7 +6,7 @@ from typing import Any
 
 from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, rope, window
 from kvplan_engine.description.mixers import Attention
-from kvplan_engine.description.model import Layer, ModelDescription, Shape
+from kvplan_engine.description.model import Layer, LayerInputs, ModelDescription, Shape
 
 
 def read_gemma3n(config: dict[str, Any]) -> ModelDescription:
@@ -31,7 +31,8 @@ def read_gemma3n(config: dict[str, Any]) -> ModelDescription:
         tied=True,
         embedding_scale=float(config["hidden_size"]) ** 0.5,
         logits_softcap=float(config.get("final_logit_softcapping", 30.0)),
-        others=(*per_layer_tables(config), *_streams(config)),
+        layer_inputs=layer_inputs(config),
+        others=_streams(config),
     )
 
 
@@ -42,20 +43,15 @@ def read_layer(kinds: list[str], index: int, first_shared: int) -> int | None:
     return max(layer for layer in range(first_shared) if kinds[layer] == kinds[index])
 
 
-def per_layer_tables(config: dict[str, Any], rows: int = 262144, columns: int = 256) -> tuple[Shape, ...]:
-    """A second embedding with an input for each layer, and its projection from the first."""
-    size = int(config.get("hidden_size_per_layer_input", columns))
-    width = int(config["num_hidden_layers"]) * size
-    return (
-        Shape("embed_tokens_per_layer", (int(config.get("vocab_size_per_layer_input", rows)), width)),
-        Shape("per_layer_model_projection", (width, int(config["hidden_size"]))),
-        Shape("per_layer_projection_norm", (size,)),
-    )
+def layer_inputs(config: dict[str, Any]) -> LayerInputs:
+    """The second embedding."""
+    size = int(config.get("hidden_size_per_layer_input", 256))
+    return LayerInputs(int(config.get("vocab_size_per_layer_input", 262144)), size)
 
 
-def per_layer_shapes(config: dict[str, Any], columns: int = 256) -> tuple[Shape, ...]:
+def _input_shapes(config: dict[str, Any]) -> tuple[Shape, ...]:
     """What adds the layer's own input to it: a gate, a projection back, a norm."""
-    hidden, size = int(config["hidden_size"]), int(config.get("hidden_size_per_layer_input", columns))
+    hidden, size = int(config["hidden_size"]), int(config.get("hidden_size_per_layer_input", 256))
     return (
         Shape("per_layer_input_gate", (size, hidden)),
         Shape("per_layer_projection", (hidden, size)),
@@ -76,7 +72,7 @@ def layer_shapes(config: dict[str, Any]) -> tuple[Shape, ...]:
         Shape("laurel.linear_left", (rank, hidden)),
         Shape("laurel.linear_right", (hidden, rank)),
         Shape("laurel.post_laurel_norm", (hidden,)),
-        *per_layer_shapes(config),
+        *_input_shapes(config),
     )
 
 
