@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from kvplan_engine.checkpoints.factors import scaling_of
 from kvplan_engine.checkpoints.latent_rows import latent_rows
 from kvplan_engine.checkpoints.row_order import arrange_heads, heads_of
 from kvplan_engine.checkpoints.tensor_names import TensorNames
@@ -114,6 +115,10 @@ def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: T
         kind = attention.head_norm_kind or kind
     if parameter.kind == "norm" and kind in ("rms_plus_one", "layer_plus_one"):
         steps.append(_plus_one)
+    if parameter.part.removeprefix("second.") == "conv":  # stored [channels, 1, taps]
+        steps.append(partial(torch.Tensor.reshape, shape=parameter.shape))
+    if layer is not None and layer.factors:
+        steps.extend(filter(None, [scaling_of(parameter, label, layer.factors)]))
     return partial(_in_turn, steps) if steps else None
 
 

@@ -19,6 +19,19 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightFactor:
+    """What the rows ``label`` of a layer's ``part`` ("qkv", "second.in") are multiplied with: weights and bias.
+
+    Factors of activations, such as Falcon-H1's, that are linear in a weight. label: "" where the part is not stacked.
+    """
+
+    part: str
+    label: str
+    weight: float
+    bias: float
+
+
+@dataclass(frozen=True, slots=True)
 class LayerEnd:
     """What follows a layer's blocks (Gemma 4): its own input for each token, then a learned factor of the stream.
 
@@ -42,7 +55,8 @@ class LayerInputs:
 class Layer:
     """One layer. mixers: none (MLP alone), one, two beside each other (Falcon-H1), or self and cross attention.
 
-    residual_scale: what a block's output is multiplied with before it is added. others: parameters of no part.
+    residual_scale: what a block's output is multiplied with before it is added. factors: of its weights. others:
+    parameters of no part.
     """
 
     mixers: tuple[Mixer, ...]
@@ -51,6 +65,7 @@ class Layer:
     residual_scale: float = 1.0
     others: tuple[Shape, ...] = ()
     end: LayerEnd | None = None
+    factors: tuple[WeightFactor, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from kvplan_engine.checkpoints.families import names_of
 from kvplan_engine.description.feed_forward import FeedForward, Mlp
-from kvplan_engine.description.mixers import Attention, LatentAttention, Mixer, Rope
+from kvplan_engine.description.mixers import Attention, LatentAttention, Mixer, Rope, State
 from kvplan_engine.description.model import Layer, ModelDescription
 from kvplan_engine.errors import EngineError
 from kvplan_engine.layers.rope import ROPE_TYPES
 from kvplan_engine.memory.breakdown import MEASURE_INSTEAD
+
+_STATE_KINDS = ("mamba1", "mamba2", "short_conv")
 
 
 def refuse_unknown_parts(model: ModelDescription) -> None:
@@ -30,11 +32,10 @@ def _lacking(layer: Layer) -> str | None:
     """The first thing in ``layer`` that no part computes."""
     if layer.others:
         return "all of its parts"
-    if len(layer.mixers) != 1:
-        return " and ".join(type(mixer).__name__ for mixer in layer.mixers) or "layers without attention"
-    if layer.feed_forward is None:
-        return "layers without a feed-forward"
-    return _lacking_in_mixer(layer.mixers[0]) or _lacking_in_feed_forward(layer.feed_forward)
+    lacking = [_lacking_in_mixer(mixer) for mixer in layer.mixers]
+    if layer.feed_forward is not None:
+        lacking.append(_lacking_in_feed_forward(layer.feed_forward))
+    return next(filter(None, lacking), None)
 
 
 def _lacking_in_mixer(mixer: Mixer) -> str | None:
@@ -43,8 +44,16 @@ def _lacking_in_mixer(mixer: Mixer) -> str | None:
             return _lacking_in_attention(mixer)
         case LatentAttention():
             return "an index of keys" if mixer.indexer is not None else _lacking_in_rope(mixer.rope)
+        case State():
+            return _lacking_in_state(mixer)
         case _:
             return type(mixer).__name__
+
+
+def _lacking_in_state(state: State) -> str | None:
+    if state.kind not in _STATE_KINDS:
+        return f"states of {state.kind.replace('_', ' ')}"
+    return "states without a convolution" if state.conv_kernel < 2 else None
 
 
 def _lacking_in_attention(attention: Attention) -> str | None:
@@ -67,8 +76,6 @@ def _lacking_in_feed_forward(part: FeedForward) -> str | None:
     if isinstance(part, Mlp):
         return "a gate within limits" if part.activation == "swiglu_oai" or part.limit is not None else None
     named = {
-        "experts without a gate": not part.expert.gated,  # the scratch memory has no room for the choice
-        "experts on a projection": part.latent_size is not None,
         "experts that do nothing": part.num_idle > 0,
     }
     return next((name for name, wanted in named.items() if wanted), None)
