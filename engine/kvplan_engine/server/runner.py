@@ -21,6 +21,7 @@ from kvplan_engine.server.engine_client.admission import AdmissionQueue
 from kvplan_engine.server.engine_client.client import EngineClient
 from kvplan_engine.server.engine_client.generation import EngineDead
 from kvplan_engine.server.http.application import Application
+from kvplan_engine.server.http.connection import Connection
 from kvplan_engine.server.http.state import ServerState
 from kvplan_engine.server.metrics.exposition import Exposition
 from kvplan_engine.server.metrics.state import ServerMetrics
@@ -107,7 +108,7 @@ def _uvicorn_config(application: Application) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         lifespan="off",
-        http="httptools",
+        http=Connection,
         ws="none",
         proxy_headers=False,
         loop="none",

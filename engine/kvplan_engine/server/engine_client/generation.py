@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -37,23 +38,40 @@ class AnswerTimes:
     num_tokens: int = 0
 
 
-class Mailbox:
-    """Where the tokens of an HTTP request's generations gather. Frames put them in, one coroutine takes them out."""
+Reader = Callable[[TokenEvent], bool]
 
-    __slots__ = ("_error", "_events", "_waiter")
+
+class Mailbox:
+    """Where the tokens of an HTTP request's generations gather. Frames put them in, one coroutine takes them out.
+
+    While it waits, a ``reader`` may use a token on the spot: waking a coroutine costs more than what it does then.
+    """
+
+    __slots__ = ("_error", "_events", "_reader", "_waiter")
 
     def __init__(self) -> None:
         self._events: list[TokenEvent] = []
         self._error: Exception | None = None
+        self._reader: Reader | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: TokenEvent) -> None:
+        reader = self._reader
+        if reader is not None:
+            try:
+                if reader(event):
+                    return
+            except Exception as problem:  # noqa: BLE001 - of this request alone: its coroutine raises it
+                self.fail(problem)
+                return
+        self._reader = None  # those that follow wait behind this one
         self._events.append(event)
         self._wake()
 
     def fail(self, error: Exception) -> None:
         """No more tokens will come: ``take`` raises ``error`` once those that came before are taken."""
         self._error = error
+        self._reader = None
         self._wake()
 
     def _wake(self) -> None:
@@ -61,13 +79,20 @@ class Mailbox:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    async def take(self) -> list[TokenEvent]:
-        """What has gathered; waits for at least one event. Raises what ``fail`` was told."""
+    async def take(self, reader: Reader | None = None) -> list[TokenEvent]:
+        """What has gathered; waits for at least one event. Raises what ``fail`` was told.
+
+        reader: is given each event that comes meanwhile; one that it returns False for gathers, and so do the next.
+        """
         while not self._events:
             if self._error is not None:
                 raise self._error
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            self._reader = reader
+            try:
+                await self._waiter
+            finally:
+                self._reader = None
         events, self._events = self._events, []
         return events
 

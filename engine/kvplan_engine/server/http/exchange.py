@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
+from kvplan_engine.server.http.connection import EXTENSION, Connection
 from kvplan_engine.server.openai.errors import ApiError, Headers
 
 Scope = MutableMapping[str, Any]
@@ -31,7 +32,18 @@ class ClientGone(Exception):
 class Exchange:
     """arrival_seconds: of the monotonic clock. status: of the answer, 0 before it begins."""
 
-    __slots__ = ("_headers", "_send", "arrival_seconds", "method", "path", "query", "receive", "request_id", "status")
+    __slots__ = (
+        "_connection",
+        "_headers",
+        "_send",
+        "arrival_seconds",
+        "method",
+        "path",
+        "query",
+        "receive",
+        "request_id",
+        "status",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.arrival_seconds = time.perf_counter()
@@ -42,6 +54,7 @@ class Exchange:
         self.status = 0
         self.request_id = ""  # sent back as x-request-id
         self._send = send
+        self._connection: Connection = scope["extensions"][EXTENSION]
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
 
     def header(self, name: bytes) -> bytes:
@@ -89,6 +102,15 @@ class Exchange:
     async def begin_stream(self) -> None:
         """The head of an event stream."""
         await self._begin(200, list(_EVENT_STREAM))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the connection takes a piece of an event stream at once: its client is there and keeps up."""
+        return self._connection.is_ready
+
+    def write_now(self, data: bytes) -> None:
+        """A piece of an event stream that has begun, if ``is_ready``."""
+        self._connection.write_chunk(data)
 
     async def write(self, data: bytes) -> None:
         """A piece of an event stream. Waits while the client does not read."""

@@ -88,5 +88,5 @@ async def _answer(
             await exchange.answer(200, msgspec.json.encode(await answering.whole()))
             return
         await exchange.begin_stream()
-        await answering.stream(exchange.write)
+        await answering.stream(exchange)
         await exchange.end_stream()

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.server.engine_client.client import EngineClient
-from kvplan_engine.server.engine_client.generation import Generation, Mailbox
+from kvplan_engine.server.engine_client.generation import Generation, Mailbox, Reader, TokenEvent
 from kvplan_engine.server.openai.choices import Choice, Delta
 from kvplan_engine.server.openai.shapes import DONE, Shape
 from kvplan_engine.server.openai.usage import request_metrics, usage
 from kvplan_engine.server.text.decoding import NoText, StreamDecoder
 
-Write = Callable[[bytes], Awaitable[None]]
+
+class Output(Protocol):
+    """Where a stream goes."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether ``write_now`` may be called: the client keeps up."""
+
+    def write_now(self, data: bytes) -> None:
+        """A piece of the stream, without waiting."""
+
+    async def write(self, data: bytes) -> None:
+        """A piece of the stream. Waits while the client does not read."""
 
 
 class Answering:
@@ -34,6 +46,7 @@ class Answering:
         shape.generations = self._generations
         self._choices = [self._choice(index) for index in range(len(params) * shape.context.num_samples)]
         self._num_unfinished = len(self._choices)
+        self._num_streamed = 0
 
     def _choice(self, index: int) -> Choice:
         context = self._shape.context
@@ -65,11 +78,11 @@ class Answering:
         for generation in self._generations:
             self._client.abort(generation)
 
-    async def _next(self) -> list[Delta]:
-        """What the next tokens add, at least one; [] when all choices are complete."""
+    async def _next(self, reader: Reader | None = None) -> list[Delta]:
+        """What the next tokens add, at least one; [] when all choices are complete. reader: see ``Mailbox.take``."""
         choices = self._choices
         while self._num_unfinished:
-            events = await self._mailbox.take()
+            events = await self._mailbox.take(reader)
             deltas = [delta for event in events if (delta := choices[event.choice].take(event)) is not None]
             for delta in deltas:
                 if delta.finish_reason is not None:
@@ -98,21 +111,30 @@ class Answering:
         counts = usage(self._generations, self._num_tokens)
         return self._shape.answer(gathered, counts, request_metrics(self._generations))
 
-    async def stream(self, write: Write) -> None:
+    async def stream(self, output: Output) -> None:
         """Write every chunk as its token arrives. Tokens that gathered meanwhile are written at once, a chunk each."""
         shape, options = self._shape, self._shape.context.options
-        opening = shape.opening()
-        num_tokens = 0
-        while deltas := await self._next():
-            chunks: list[bytes] = [opening] if opening else []
-            opening = b""
-            for delta in deltas:
-                num_tokens += 1
-                counts = usage(self._generations, num_tokens) if options.continuous_usage else None
-                chunks.append(shape.chunk(delta, counts))
-            await write(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+        reader = None if options.stop_strings else partial(self._write_now, output)
+        data = shape.opening()
+        while deltas := await self._next(None if data else reader):
+            await output.write(data + b"".join(map(self._chunk, deltas)))
+            data = b""
         ending = DONE
         if options.include_usage:
             counts = usage(self._generations, self._num_tokens)
             ending = shape.usage_chunk(counts, request_metrics(self._generations)) + ending
-        await write(ending)
+        await output.write(ending)
+
+    def _write_now(self, output: Output, event: TokenEvent) -> bool:
+        """Write the chunk of a token that ends nothing; False, and nothing is done, for others or a slow client."""
+        if event.reason is not None or not output.is_ready:
+            return False
+        delta = self._choices[event.choice].take(event)
+        if delta is not None:
+            output.write_now(self._chunk(delta))
+        return True
+
+    def _chunk(self, delta: Delta) -> bytes:
+        self._num_streamed += 1
+        is_counted = self._shape.context.options.continuous_usage
+        return self._shape.chunk(delta, usage(self._generations, self._num_streamed) if is_counted else None)
