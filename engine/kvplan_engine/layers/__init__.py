@@ -7,6 +7,7 @@ projection   what a product with a weight offers, and how one is chosen for each
 linear       the weight as published, by torch
 head_products   products of each head with a weight of its own, and how their kernels are chosen
 mixture      a mixture of experts, and how its kernels are chosen
+cuda_mixture a mixture by the CUDA kernels
 panels       the weight packed for our own CPU product
 onednn       the weight packed by oneDNN, for bfloat16 on CPUs with AMX
 """

@@ -21,7 +21,9 @@ from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.runtime import Kernel
 from kvplan_engine.kernels.cuda.variants import KernelVariant
+from kvplan_engine.layers.cuda_mixture import CudaMixtures
 from kvplan_engine.layers.linear import Linear
+from kvplan_engine.layers.mixture import TorchMixture
 from kvplan_engine.models import loaded_model
 from kvplan_engine.models.device_kernels import DeviceKernels
 
@@ -183,14 +185,19 @@ class FakeGpu:
 
 
 class RecordingRuntime(EmulatedRuntime):
-    """The emulation; while a graph is captured, launches are noted with a copy of their parameters, and not run."""
+    """The emulation; while a graph is captured, launches are noted with a copy of their parameters, and not run.
+
+    launched: the names of all kernels so far.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.launched: set[str] = set()
         self.recording: list[Callable[[], object]] | None = None
 
     def kernel(self, variant: KernelVariant) -> Kernel:
         kernel = super().kernel(variant)
+        self.launched.add(variant.kernel)
 
         def launch(grid: tuple[int, int], threads: int, shared_bytes: int, params: ctypes.Structure) -> None:
             if self.recording is None:
@@ -205,7 +212,8 @@ class RecordingRuntime(EmulatedRuntime):
 def take_gpu(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
     """Let engines open ``gpu`` and run the emulated kernels on it."""
     # products by torch, as on a GPU: the CPU's own kernels would be no part of a captured graph
-    kernels = DeviceKernels(CudaBackend(gpu.runtime), CudaOps(gpu.runtime), (Linear,))
+    mixtures = (CudaMixtures(gpu.runtime), TorchMixture)
+    kernels = DeviceKernels(CudaBackend(gpu.runtime), CudaOps(gpu.runtime), (Linear,), mixtures)
     monkeypatch.setattr(starting, "open_device", lambda *_: gpu)
     monkeypatch.setattr(loaded_model, "select_kernels", lambda *_: kernels)
     return gpu

@@ -11,8 +11,17 @@ from pathlib import Path
 
 import torch
 
+from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.kernels.cuda.attention import HEAD_SIZES, AttentionShape, decode_launch, prefill_launch
 from kvplan_engine.kernels.cuda.emulation import EMULATED_PROPERTIES
+from kvplan_engine.kernels.cuda.mixture_launch import (
+    ProductShape,
+    product_launch,
+    product_rows,
+    route_variant,
+    sort_variant,
+    sum_variant,
+)
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.variants import KernelVariant, variant, write_variant
 from kvplan_engine.paths import source_dir
@@ -65,7 +74,17 @@ def every_kernel(capability: tuple[int, int]) -> list[KernelVariant]:
     variants.append(variant("activation.cu", "silu_and_mul", scalar=scalar, vectors=1))
     variants.append(variant("argmax.cu", "argmax_rows", scalar=scalar, vectors=1))
     variants.append(variant("copy_blocks.cu", "copy_blocks"))
-    return variants
+    return variants + mixture_kernels(properties)
+
+
+def mixture_kernels(properties: DeviceProperties) -> list[KernelVariant]:
+    """Those of DeepSeek V3's experts: one row, and many of them."""
+    scalar = BF16 if properties.has_tensor_kernels else F16
+    mixture = Mixture(256, 8, Mlp(2048, "silu"), "sigmoid", correction=True, num_groups=8, top_groups=4)
+    many = product_rows(4096, 128, scalar, properties)
+    up, down = ProductShape.up(mixture.expert, scalar), ProductShape(scalar, F32)
+    products = [product_launch(shape, rows).variant for shape, rows in ((up, 1), (up, many), (down, min(many, 16)))]
+    return [*products, route_variant(mixture, scalar), sort_variant(mixture, many), sum_variant(scalar)]
 
 
 def every_shape() -> list[KernelVariant]:
@@ -80,7 +99,15 @@ def every_shape() -> list[KernelVariant]:
     decode_only = [AttentionShape(F16, FP8, size, 16, 8, 8) for size in HEAD_SIZES]
     decode_only += [AttentionShape(BF16, BF16, 64, 16, 71, 1), AttentionShape(BF16, BF16, 64, 1, 12, 12)]
     decode = [decode_launch(shape, properties).variant for shape in shapes + decode_only]
-    return decode + [prefill_launch(shape, properties).variant for shape in shapes]
+    return decode + [prefill_launch(shape, properties).variant for shape in shapes] + every_product()
+
+
+def every_product() -> list[KernelVariant]:
+    """The products of experts that ``mixture_kernels`` has not: other tiles, rows and activations."""
+    up, down = ProductShape(BF16, BF16, "swiglu_oai", is_gated=True), ProductShape(BF16, F32)
+    shapes = [(up, 16), (ProductShape(F16, F16, "relu2"), 64), (down, 1), (down, 64), (ProductShape(F32, F32), 8)]
+    grin = Mixture(16, 2, Mlp(6400, "silu"), "sparse_mixer", normalised=False)
+    return [*(product_launch(shape, rows).variant for shape, rows in shapes), route_variant(grin, BF16)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ from small_models import greedy
 
 from kvplan_engine import LLM, SamplingParams
 
-NAMES = ("gpt2", "mistral", "qwen3", "cohere", "olmo2", "glm4")
+MIXTURES = ("mixtral", "ernie4_5_moe")
+NAMES = ("gpt2", "mistral", "qwen3", "cohere", "olmo2", "glm4", *MIXTURES)
 
 
 @pytest.fixture
-def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """A device with a queue, the emulated kernels on it, graphs and overlap as on a GPU."""
-    take_gpu(monkeypatch, FakeGpu())
+    return take_gpu(monkeypatch, FakeGpu())
 
 
 def _config(name: str) -> transformers.PretrainedConfig:
@@ -34,6 +35,11 @@ def _config(name: str) -> transformers.PretrainedConfig:
         return transformers.Olmo2Config(**common, tie_word_embeddings=False)
     if name == "glm4":  # half of a head turns
         return transformers.Glm4Config(**common, head_dim=64, attention_bias=True, pad_token_id=0)
+    if name == "mixtral":
+        return transformers.MixtralConfig(**common, num_local_experts=6, num_experts_per_tok=2)
+    if name == "ernie4_5_moe":  # a correction of the router, a shared expert, a layer without experts
+        experts = {"moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 1, "moe_layer_start_index": 1}
+        return transformers.Ernie4_5_MoeConfig(**common, **experts, moe_intermediate_size=24, moe_layer_end_index=-1)
     return transformers.Qwen3Config(**common, head_dim=64, tie_word_embeddings=False)
 
 
@@ -53,7 +59,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, tor
 
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_are_transformers(
-    models: dict[str, tuple[str, torch.nn.Module]], emulated_gpu: None, name: str
+    models: dict[str, tuple[str, torch.nn.Module]], emulated_gpu: FakeGpu, name: str
 ) -> None:
     path, model = models[name]
     rng = np.random.default_rng(3)
@@ -69,9 +75,10 @@ def test_greedy_tokens_are_transformers(
     params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
     assert [output.outputs[0].token_ids for output in outputs] == greedy(model, prompts, 10)
+    assert ("choose_experts" in emulated_gpu.runtime.launched) == (name in MIXTURES)
 
 
-def test_samples_fork_on_the_device(models: dict[str, tuple[str, torch.nn.Module]], emulated_gpu: None) -> None:
+def test_samples_fork_on_the_device(models: dict[str, tuple[str, torch.nn.Module]], emulated_gpu: FakeGpu) -> None:
     """Copy-on-write goes through the device's own block copy."""
     llm = LLM(
         models["gpt2"][0],

@@ -24,6 +24,11 @@ STRUCTURE_OF_SOURCE = {
     "norm.cu": cuda_params.NormParams,
     "activation.cu": cuda_params.ActivationParams,
     "argmax.cu": cuda_params.ArgmaxParams,
+    "mixture_mma.cu": cuda_params.ProductParams,
+    "mixture_simple.cu": cuda_params.ProductParams,
+    "mixture_route.cu": cuda_params.RouteParams,
+    "mixture_sort.cu": cuda_params.SortParams,
+    "mixture_sum.cu": cuda_params.SumParams,
 }
 
 

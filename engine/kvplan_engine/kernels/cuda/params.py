@@ -138,3 +138,72 @@ class ArgmaxParams(ctypes.Structure):
         ("stride", _INT64),
         ("width", _INT32),
     )
+
+
+class ProductParams(ctypes.Structure):
+    """mixture.cuh: expert_product."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("weight", _POINTER),
+        ("bias", _POINTER),
+        ("items", _POINTER),
+        ("pairs", _POINTER),
+        ("experts", _POINTER),
+        ("out", _POINTER),
+        ("x_stride", _INT64),
+        ("out_stride", _INT64),
+        ("inputs", _INT32),
+        ("outputs", _INT32),
+        ("first_output", _INT32),
+        ("num_outputs", _INT32),
+        ("num_pairs", _INT32),
+        ("pairs_per_row", _INT32),
+        ("limit", _FLOAT),
+    )
+
+
+class RouteParams(ctypes.Structure):
+    """mixture_route.cu: choose_experts."""
+
+    _fields_ = (
+        ("logits", _POINTER),
+        ("correction", _POINTER),
+        ("x", _POINTER),
+        ("shared_gate", _POINTER),
+        ("ids", _POINTER),
+        ("shares", _POINTER),
+        ("shared_shares", _POINTER),
+        ("x_stride", _INT64),
+        ("rows", _INT32),
+        ("hidden", _INT32),
+        ("scale", _FLOAT),
+        ("jitter", _FLOAT),
+    )
+
+
+class SortParams(ctypes.Structure):
+    """mixture_sort.cu: sort_pairs."""
+
+    _fields_ = (
+        ("experts", _POINTER),
+        ("pairs", _POINTER),
+        ("items", _POINTER),
+        ("num_pairs", _INT32),
+        ("max_items", _INT32),
+    )
+
+
+class SumParams(ctypes.Structure):
+    """mixture_sum.cu: sum_experts."""
+
+    _fields_ = (
+        ("products", _POINTER),
+        ("shared", _POINTER),
+        ("shares", _POINTER),
+        ("shared_shares", _POINTER),
+        ("out", _POINTER),
+        ("out_stride", _INT64),
+        ("top_k", _INT32),
+        ("num_outputs", _INT32),
+    )

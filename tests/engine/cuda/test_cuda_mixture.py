@@ -1,0 +1,138 @@
+"""The mixture kernels' own source, run on the CPU, against the definition in plain torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvplan_engine.description.feed_forward import Mixture, Mlp
+from kvplan_engine.kernels import torch_mixture
+from kvplan_engine.kernels.cuda import mixture_launch
+from kvplan_engine.kernels.cuda.emulation import BACKWARD, EMULATED_PROPERTIES, EmulatedRuntime
+from kvplan_engine.kernels.cuda.mixture import CudaMixture
+from kvplan_engine.kernels.cuda.mixture_launch import computes_mixture
+from kvplan_engine.kernels.cuda.mixture_memory import MixtureMemory
+from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureWeights
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+BOUND = {F32: 2e-5, F16: 4e-3, BF16: 3e-2}
+HIDDEN = 72
+SIMPLE = replace(EMULATED_PROPERTIES, capability=(7, 5))
+
+PLAIN = Mixture(6, 2, Mlp(40, "silu"))
+SHARED = Mixture(
+    *(8, 3, Mlp(24, "silu")),
+    scoring="sigmoid",
+    correction=True,
+    num_groups=4,
+    top_groups=2,
+    scale=2.5,
+    shared=Mlp(56, "silu"),
+    shared_gate=True,
+)
+GPT_OSS = Mixture(5, 2, Mlp(136, "swiglu_oai", bias=True, limit=1.5), "softmax_of_top", False, router_bias=True)
+UNGATED = Mixture(6, 2, Mlp(40, "relu2", gated=False), "sigmoid", shared=Mlp(24, "relu2", gated=False))
+
+
+def some(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=generator)
+
+
+def expert_weights(mlp: Mlp, count: int, dtype: torch.dtype, generator: torch.Generator) -> ExpertWeights:
+    rows = 2 * mlp.size if mlp.gated else mlp.size
+    up = (some(generator, count, rows, HIDDEN) / HIDDEN**0.5).to(dtype)
+    down = (some(generator, count, HIDDEN, mlp.size) / mlp.size**0.5).to(dtype)
+    if not mlp.bias:
+        return ExpertWeights(up, down)
+    return ExpertWeights(up, down, some(generator, count, rows).to(dtype), some(generator, count, HIDDEN).to(dtype))
+
+
+def weights_of(mixture: Mixture, dtype: torch.dtype) -> MixtureWeights:
+    generator = torch.Generator().manual_seed(5)
+    experts = mixture.num_experts
+    return MixtureWeights(
+        router=(some(generator, experts, HIDDEN) / 4).to(dtype),
+        experts=expert_weights(mixture.expert, experts, dtype, generator),
+        router_bias=some(generator, experts).to(dtype) if mixture.router_bias else None,
+        correction=some(generator, experts) if mixture.correction else None,
+        shared=None if mixture.shared is None else expert_weights(mixture.shared, 1, dtype, generator),
+        shared_gate=(some(generator, 1, HIDDEN) / 4).to(dtype) if mixture.shared_gate else None,
+    )
+
+
+def run(mixture: Mixture, weights: MixtureWeights, x: torch.Tensor, runtime: EmulatedRuntime) -> torch.Tensor:
+    """The kernels' [T, H], in memory that was full of something else, with rows further apart than they are wide."""
+    num_rows, dtype = x.shape[0], x.dtype
+    shared = 0 if mixture.shared is None else mixture.shared.size
+    out = torch.full((num_rows, HIDDEN + 8), 768.0, dtype=dtype)
+    inner = torch.full((num_rows * (mixture.top_k * mixture.expert.size + shared),), float("nan"), dtype=dtype)
+    ids = torch.full((num_rows, mixture.top_k), -7, dtype=torch.int32)
+    shares = torch.full((num_rows, mixture.top_k), float("nan"))
+    kernels = CudaMixture(runtime, MixtureMemory(torch.device("cpu")), mixture, weights)
+    kernels.run(x, out[:, :HIDDEN], ids, shares, inner)
+    assert (out[:, HIDDEN:] == 768.0).all(), "wrote beside the rows"
+    return out[:, :HIDDEN]
+
+
+def check(mixture: Mixture, dtype: torch.dtype, num_rows: int, runtime: EmulatedRuntime) -> None:
+    weights = weights_of(mixture, dtype)
+    x = some(torch.Generator().manual_seed(num_rows), num_rows, HIDDEN + 8).to(dtype)[:, :HIDDEN]
+    expected = torch.zeros(num_rows, HIDDEN, dtype=torch.float64)
+    torch_mixture.run_mixture(x.double(), mixture, weights, expected)
+    found = run(mixture, weights, x, runtime)
+    assert torch.allclose(found.double(), expected, atol=BOUND[dtype], rtol=BOUND[dtype])
+
+
+# Few rows, tiles of 16 and tiles of 64 with a rest; without tensor cores, sorted and not.
+@pytest.mark.parametrize("num_rows", [1, 23, 150])
+def test_tensor_cores(num_rows: int) -> None:
+    check(PLAIN, BF16, num_rows, EmulatedRuntime())
+
+
+@pytest.mark.parametrize("num_rows", [3, 37])
+def test_float32(num_rows: int) -> None:
+    check(SHARED, F32, num_rows, EmulatedRuntime())
+
+
+@pytest.mark.parametrize("mixture", [GPT_OSS, UNGATED], ids=["bias and limit", "no gate"])
+def test_other_activations(mixture: Mixture) -> None:
+    check(mixture, F16, 20, EmulatedRuntime(order=BACKWARD))
+    check(mixture, F16, 9, EmulatedRuntime(SIMPLE))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scoring": "softmax", "normalised": False},
+        {"scoring": "sqrt_softplus", "num_groups": 2, "top_groups": 1, "group_scoring": "max"},
+        {"scoring": "sparse_mixer", "jitter": 0.1, "normalised": False, "top_k": 2},
+    ],
+    ids=lambda changes: changes["scoring"],
+)
+def test_routing(changes: dict[str, object]) -> None:
+    check(replace(PLAIN, **changes), F32, 5, EmulatedRuntime())
+
+
+def test_outputs_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two slices of the second product, the second one narrower, for want of room."""
+    monkeypatch.setattr(mixture_launch, "SUM_BYTES", 6 * 5 * 4 * 64)
+    monkeypatch.setattr(mixture_launch, "_OUTPUT_MULTIPLE", 64)
+    assert mixture_launch.slice_outputs(5 * 4, HIDDEN) == 64
+    check(SHARED, F32, 5, EmulatedRuntime())
+
+
+def test_rows_of_nothing_choose_experts_that_exist() -> None:
+    """Padding rows of a captured step may hold anything: what they choose is read as an expert's number."""
+    weights = weights_of(SHARED, F32)
+    x = torch.full((3, HIDDEN), float("nan"))
+    run(SHARED, weights, x, EmulatedRuntime())
+
+
+def test_what_the_kernels_leave_to_torch() -> None:
+    assert computes_mixture(SHARED, BF16)
+    assert not computes_mixture(replace(PLAIN, expert=Mlp(20, "silu")), BF16)
+    assert not computes_mixture(replace(PLAIN, latent_size=16), BF16)
+    assert not computes_mixture(replace(PLAIN, num_experts=2048), BF16)
+    assert not computes_mixture(replace(PLAIN, expert=Mlp(40, "xielu", gated=False)), BF16)
