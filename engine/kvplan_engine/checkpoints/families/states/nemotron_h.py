@@ -14,7 +14,7 @@ from kvplan_engine.description.mixers import Attention, State
 from kvplan_engine.description.model import Layer, ModelDescription
 
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
+_KINDS = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
 def read_nemotron_h(config: dict[str, Any]) -> ModelDescription:
@@ -35,7 +35,7 @@ def _kinds(config: dict[str, Any]) -> list[str]:
     if pattern is not None:
         return [_LETTERS[letter] for letter in pattern]
     names = config.get("layers_block_type") or config["layer_types"]
-    return [_NAMES.get(name, name) for name in names]
+    return [_KINDS.get(name, name) for name in names]
 
 
 def _mamba(config: dict[str, Any]) -> State:
