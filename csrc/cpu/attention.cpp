@@ -2,13 +2,14 @@
 //
 // For each item (attention_plan.h) the cache is walked in tiles of up to 64 tokens. A tile's keys give the scores of
 // all the item's query rows, the softmax's running maximum and sum are brought up to date, and the tile's values are
-// added to the output. Few rows read the cache where it lies (attention_direct.h), many pack it (attention_packed.h):
-// those of a prompt, or those of many sequences that share a prefix (shared_prefix.h).
+// added to the output. Few rows, or many on long keys, read the cache where it lies (attention_direct.h,
+// attention_wide.h); others pack it (attention_packed.h): those of a prompt, or of many sequences that share a prefix
+// (shared_prefix.h).
 #include <atomic>
 #include <new>
 
-#include "attention_direct.h"
 #include "attention_packed.h"
+#include "attention_wide.h"
 #include "parallel.h"
 
 namespace kvplan {
@@ -194,7 +195,9 @@ void finish_shared(const Run& run, const Item& item, const Partial& partial) {
 
 template <class T>
 void attend_over_cache(const Call& call, const Item& item, Scratch& scratch) {
-  if (item.direct) {
+  if (item.direct && call.by_wide_keys) {
+    attend_wide<T>(call, item, scratch);
+  } else if (item.direct) {
     attend_directly<T>(call, item, scratch);
   } else {
     attend_packed<T>(call, item, scratch);
@@ -237,7 +240,7 @@ int run_attention(const kvplan_attention& args, int threads) {
   const Plan plan = plan_attention(args, shared, threads);
   const bool by_pairs = kHasPairs && args.storage == KVPLAN_BFLOAT16 && args.kv_storage == KVPLAN_BFLOAT16;
   const Call call{args, static_cast<int>(args.num_heads / args.num_kv_heads), padded_to_lanes(args.head_size),
-                  padded_to_lanes(args.value_size), plan.max_rows, shared.members.data(), by_pairs};
+                  padded_to_lanes(args.value_size), plan.max_rows, shared.members.data(), by_pairs, reads_wide_keys(args)};
   Cutter measure(nullptr);
   take_workspace(measure, call, plan, threads, false);
   if (!arena.reserve(measure.used())) return KVPLAN_NO_MEMORY;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "attention_direct.h"
+#include "attention_wide.h"
 
 namespace kvplan {
 namespace {
@@ -146,8 +146,8 @@ int check_attention(const kvplan_attention& args) {
 Plan plan_attention(const kvplan_attention& args, SharedPrefixes& shared, int threads) {
   const int64_t group = args.num_heads / args.num_kv_heads;
   Plan plan{};
-  plan.direct_queries = static_cast<int32_t>(kMostDirectRows / group);
-  if (plan.direct_queries == 0) forget(shared);  // so many rows per KV head that packing serves one sequence well
+  plan.direct_queries = static_cast<int32_t>(reads_wide_keys(args) ? 1 : kMostDirectRows / group);
+  if (group > kMostDirectRows) forget(shared);  // so many rows per KV head that one sequence serves itself well
   plan.direct_heads = static_cast<int32_t>(heads_per_item(args, most(1, plan.direct_queries) * group, threads));
   plan.packed_queries = static_cast<int32_t>(most(1, kPackedItemRows / group));
   plan.shared_members = static_cast<int32_t>(most(2, kPackedItemRows / group));

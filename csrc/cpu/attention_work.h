@@ -19,6 +19,7 @@ struct Call {
   int max_rows;            // of any item
   const int32_t* members;  // SharedPrefixes::members
   bool by_pairs;           // items that read the cache where it lies take their scores from pairs (attention_pairs.h)
+  bool by_wide_keys;       // a token's rows read the cache where it lies although they are many (attention_wide.h)
 };
 
 // The softmax of an item's rows so far: sum over tokens of exp(score - maximum) * value, and of the exponentials.

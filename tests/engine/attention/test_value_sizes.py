@@ -34,8 +34,13 @@ class Sizes:
     is_latent: bool = False
 
 
-LATENT = [Sizes(4, 1, 40, 24, True), Sizes(16, 1, 576, 512, True), Sizes(20, 1, 21, 13, True)]
-APART = [Sizes(4, 2, 24, 16), Sizes(6, 2, 17, 21), Sizes(3, 3, 16, 40), Sizes(12, 1, 48, 32)]
+LATENT = [
+    Sizes(4, 1, 40, 24, True),
+    Sizes(16, 1, 576, 512, True),
+    Sizes(20, 1, 21, 13, True),
+    Sizes(13, 1, 259, 250, True),
+]
+APART = [Sizes(4, 2, 24, 16), Sizes(6, 2, 17, 21), Sizes(3, 3, 16, 40), Sizes(12, 1, 48, 32), Sizes(22, 2, 260, 270)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +92,13 @@ def test_as_defined(sizes: Sizes, block_size: int) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn])
-@pytest.mark.parametrize("sizes", [LATENT[1], LATENT[2], APART[1]], ids=str)
+@pytest.mark.parametrize("sizes", [*LATENT[1:], APART[1]], ids=str)
 def test_as_defined_in_bfloat16(sizes: Sizes, kv_dtype: torch.dtype) -> None:
     assert_as_defined(load_kernels(), case_of(sizes, 16, torch.bfloat16, kv_dtype))
 
 
 @pytest.mark.parametrize("variant", [NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
-@pytest.mark.parametrize("sizes", [LATENT[2], APART[1]], ids=str)
+@pytest.mark.parametrize("sizes", [*LATENT[2:], APART[1]], ids=str)
 def test_every_build_is_as_defined(variant: object, sizes: Sizes) -> None:
     kernels = load_kernels() if variant is NATIVE else CpuKernels(build_library(variant))  # type: ignore[arg-type]
     for dtype in (torch.float32, torch.bfloat16):
