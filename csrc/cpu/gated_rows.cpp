@@ -16,9 +16,11 @@ struct Row {
   int64_t padded;
 };
 
-KVPLAN_INLINE void multiply_by_gate(Row& row) {
-  for (int64_t i = 0; i < row.padded; i += kLanes)
-    store(row.values.data() + i, load(row.values.data() + i) * silu(load(row.gates.data() + i)));
+KVPLAN_INLINE void multiply_by_gate(const kvplan_gated_rows& args, Row& row) {
+  for (int64_t i = 0; i < row.padded; i += kLanes) {
+    const Floats gate = load(row.gates.data() + i);
+    store(row.values.data() + i, load(row.values.data() + i) * (args.sigmoid ? sigmoid(gate) : silu(gate)));
+  }
 }
 
 template <class T>
@@ -40,10 +42,10 @@ void run_group(const kvplan_gated_rows& args, int64_t token, int64_t first, int6
   T* x = static_cast<T*>(args.x) + token * args.x_stride + first;
   read_padded(x, row.values.data(), width);
   read_padded(static_cast<const T*>(args.gate) + token * args.gate_stride + first, row.gates.data(), width);
-  if (!args.norm_first) multiply_by_gate(row);
+  if (!args.norm_first) multiply_by_gate(args, row);
   if (args.weight != nullptr)
     normalise(args, static_cast<const T*>(args.weight) + (args.same_weight ? 0 : first), width, row);
-  if (args.norm_first) multiply_by_gate(row);
+  if (args.norm_first) multiply_by_gate(args, row);
   write_row(row.values.data(), x, width);
 }
 

@@ -48,7 +48,7 @@ typedef struct kvplan_mamba2 {
 // KVPLAN_BAD_INDEX where the state is not that of these heads, or outside of the pool.
 int kvplan_mamba2_scan(const kvplan_mamba2* args, int threads);
 
-// x = x * silu(gate); with a weight, each of `groups` equal parts of a row is divided by the root of its mean square, and
+// x = x * silu(gate), or * sigmoid(gate); with a weight, each of `groups` equal parts of a row is divided by the root of its mean square, and
 // multiplied with the weight: behind the gate, or before it.
 typedef struct kvplan_gated_rows {
   // [rows, width], of `storage`
@@ -58,7 +58,7 @@ typedef struct kvplan_gated_rows {
   // [width], or [width / groups] where all groups have the same; of `storage`; NULL: no norm
   const void* weight;
   float eps;
-  int32_t same_weight, norm_first, storage;
+  int32_t same_weight, norm_first, sigmoid, storage;
 } kvplan_gated_rows;
 
 int kvplan_gate_rows(const kvplan_gated_rows* args, int threads);

@@ -15,9 +15,10 @@ import torch
 from kvplan_engine.checkpoints.factors import scaling_of
 from kvplan_engine.checkpoints.latent_rows import latent_rows
 from kvplan_engine.checkpoints.row_order import arrange_heads, heads_of
+from kvplan_engine.checkpoints.state_rows import beside_queries, state_rows
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.feed_forward import Mixture
-from kvplan_engine.description.mixers import Attention, LatentAttention
+from kvplan_engine.description.mixers import Attention, LatentAttention, State
 from kvplan_engine.description.model import Layer, ModelDescription
 from kvplan_engine.description.parameters import Parameter, model_parameters
 
@@ -30,12 +31,14 @@ class Source:
     """One tensor of a checkpoint, and how many rows of the parameter it fills.
 
     transposed: stored [in, out]. arrange: what makes the parameter's rows of it, None where they are stored as used.
+    share: how many such parts it has, of which ``arrange`` takes one.
     """
 
     name: str
     num_rows: int
     transposed: bool = False
     arrange: Arrange | None = None
+    share: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +64,37 @@ def stored_parameters(model: ModelDescription, names: TensorNames) -> list[Store
 
 def _sources(parameter: Parameter, model: ModelDescription, names: TensorNames) -> Iterator[Source]:
     places = "" if parameter.layer is None else model.layers[parameter.layer].norms.places
-    stored = _of_each_one(names.of(parameter.part, places), parameter)
-    if parameter.part == "qkv" and len(stored) > 1:  # without the keys and values of layers that read others'
+    gated = _queries_with_gates(parameter, model)
+    part = parameter.part if gated is None else "qkv"
+    stored = _of_each_one(names.of(part, places), parameter)
+    if part == "qkv" and len(stored) > 1:  # without the keys and values of layers that read others'
         stored = stored[: len(parameter.rows) or 1]
     rows = parameter.rows if len(stored) > 1 else (("", parameter.shape[0]),)
     transposed = names.transposed and parameter.layer is not None and parameter.kind == "matrix"
-    for name, (label, size) in zip(stored, rows, strict=True):
+    for name, (label, size) in zip(filter(None, stored), _stacked(stored, rows), strict=True):
         full = _prefix(parameter, names) + name + _leaf(parameter, names)
-        yield Source(full, size, transposed, _arrange(parameter, label, model, names))
+        if gated is not None and label in ("", "query"):
+            yield Source(full, size, transposed, beside_queries(gated, parameter.part), share=2)
+        else:
+            yield Source(full, size, transposed, _arrange(parameter, label, model, names))
+
+
+def _queries_with_gates(parameter: Parameter, model: ModelDescription) -> Attention | None:
+    """The attention whose queries are stored with its gates, where ``parameter`` has ones or the others."""
+    mixers = () if parameter.layer is None else model.layers[parameter.layer].mixers
+    gated = (mixer for mixer in mixers if isinstance(mixer, Attention) and mixer.gate == "element")
+    return next(gated, None) if parameter.part in ("qkv", "gate") else None
+
+
+def _stacked(stored: Sequence[str], rows: Rows) -> Rows:
+    """``rows`` with those of "" added to those before: they are in the same tensor."""
+    stacked: list[tuple[str, int]] = []
+    for name, (label, size) in zip(stored, rows, strict=True):
+        if name:
+            stacked.append((label, size))
+        else:
+            stacked[-1] = (stacked[-1][0], stacked[-1][1] + size)
+    return tuple(stacked)
 
 
 def _leaf(parameter: Parameter, names: TensorNames) -> str:
@@ -105,6 +131,8 @@ def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: T
     for latent in () if layer is None else layer.mixers:
         if isinstance(latent, LatentAttention):
             steps.extend(filter(None, [latent_rows(latent, parameter.part)]))
+        if isinstance(latent, State):
+            steps.extend(filter(None, [state_rows(latent, parameter.part, len(names.of(parameter.part)))]))
     if layer is not None and parameter.part in ("qkv", "query_norm", "key_norm"):
         attention = layer.mixers[0]
         assert isinstance(attention, Attention)
@@ -113,10 +141,10 @@ def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: T
         if stored is not None and (stored.must_move or order != "parts"):
             steps.append(partial(arrange_heads, heads=stored, order=order))
         kind = attention.head_norm_kind or kind
-    if parameter.kind == "norm" and kind in ("rms_plus_one", "layer_plus_one"):
+    if parameter.kind == "norm" and parameter.part != "gated_norm" and kind in ("rms_plus_one", "layer_plus_one"):
         steps.append(_plus_one)
     if parameter.part.removeprefix("second.") == "conv":  # stored [channels, 1, taps]
-        steps.append(partial(torch.Tensor.reshape, shape=parameter.shape))
+        steps.append(partial(torch.Tensor.flatten, start_dim=1))
     if layer is not None and layer.factors:
         steps.extend(filter(None, [scaling_of(parameter, label, layer.factors)]))
     return partial(_in_turn, steps) if steps else None

@@ -16,7 +16,8 @@ class TensorNames:
 
     layer: what stands before the names inside a layer, ``{}`` being its number. qkv: three names, or one where they
     are fused, in the order query, key, value. up: gate and up, or one name where they are fused or there is no gate.
-    inside: of a layer's other parts ("experts.up"), by the part's name; a tuple where several tensors are stacked.
+    inside: of a layer's other parts ("experts.up"), by the part's name; a tuple where several tensors are stacked, with
+    "" for rows that are in the tensor before.
     by_places: names that a layer's norms have where they stand so (``Norms.places``), before all others.
     transposed: projections are stored [in, out] (GPT-2's Conv1D). row_order: of a fused qkv, one part after the other,
     or in groups: the queries, the key and the value of each KV head (GPT-NeoX), or a quarter of all queries, of the

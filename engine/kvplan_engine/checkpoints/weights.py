@@ -68,7 +68,7 @@ def _read_source(source: Source, read: ReadTensor, shape: torch.Size, where: str
         raise EngineError(f"{where} holds no tensor '{source.name}'.", hint=hint) from None
     if source.transposed:
         tensor = tensor.t()
-    if source.arrange is not None and tensor.numel() == shape.numel():
+    if source.arrange is not None and tensor.numel() == source.share * shape.numel():
         tensor = source.arrange(tensor)
     if tensor.shape != shape:
         raise EngineError(

@@ -200,7 +200,7 @@ class State:
     step (Mamba 1) or of a gate (Kimi). bias, output_bias, conv_bias: of the projections from and to the hidden state
     and of the convolution. norms: Mamba 2 normalises its output, Mamba 1 what comes before its state (Jamba);
     plain_norms: without weights (Falcon Mamba), norm_eps: None for the layer's own. norm_first: Mamba 2's norm stands
-    before the gate. step_limits: what its steps are kept within.
+    before the gate. step_limits: what its steps are kept within. strength_scale: of a delta rule's strengths.
     """
 
     kind: StateKind
@@ -223,6 +223,7 @@ class State:
     norm_eps: float | None = None
     norm_first: bool = False
     step_limits: tuple[float, float] = (0.0, math.inf)
+    strength_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.norms import NormKind
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.projection import StoredWeight, make_projection
+from kvplan_engine.models.attention_gate import make_gate
 from kvplan_engine.models.mixer_part import MixerSource
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.step_space import StepSpace
@@ -35,6 +36,7 @@ class AttentionPart:
         self.index, self._backend, self._ops = source.index, kernels.attention, kernels.ops
         self.qkv = make_projection(kernels.projections, StoredWeight(weights, f"{name}.qkv"))
         self.output = make_projection(kernels.projections, StoredWeight(weights, f"{name}.output"))
+        self._gate = make_gate(attention, source, kernels)
         kind = attention.head_norm_kind or norms.kind
         width = attention.key_size
 
@@ -55,7 +57,7 @@ class AttentionPart:
     def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
         """See MixerPart.__call__."""
         query, attended = self.project(normed, step)
-        self.attend(query, attended, self.metadata(step), step, delta)
+        self.attend(query, attended, self.metadata(step), step, delta, normed)
 
     def metadata(self, step: StepSpace) -> AttentionMetadata:
         """Where this layer's tokens lie in the step."""
@@ -82,10 +84,16 @@ class AttentionPart:
         metadata: AttentionMetadata,
         step: StepSpace,
         delta: torch.Tensor,
+        normed: torch.Tensor,
     ) -> None:
-        """Attention of ``query`` over the pool, into ``attended``, and its output projection into ``delta`` [T, H]."""
+        """Attention of ``query`` over the pool, into ``attended``, and its output projection into ``delta`` [T, H].
+
+        normed: the layer's input of the same rows, which a gate is made of.
+        """
         out = attended.view(*query.shape[:2], self.description.value_size)
         self._backend.attend(AttentionInputs(query, step.kv.of(self.index), metadata, out, self.options))
+        if self._gate is not None:
+            self._gate(normed, attended, step)
         self.output(attended, delta)
 
     def _project_heads(self, normed: torch.Tensor, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

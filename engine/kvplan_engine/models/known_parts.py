@@ -10,7 +10,7 @@ from kvplan_engine.errors import EngineError
 from kvplan_engine.layers.rope import ROPE_TYPES
 from kvplan_engine.memory.breakdown import MEASURE_INSTEAD
 
-_STATE_KINDS = ("mamba1", "mamba2", "short_conv")
+_STATE_KINDS = ("gated_delta", "kimi_delta", "mamba1", "mamba2", "short_conv")
 
 
 def refuse_unknown_parts(model: ModelDescription) -> None:
@@ -60,7 +60,6 @@ def _lacking_in_attention(attention: Attention) -> str | None:
     if attention.kept.kind not in ("full", "window"):
         return f"attention that keeps a {attention.kept.kind}"
     named = {
-        "gated attention": attention.gate != "none",
         "an index of keys": attention.indexer is not None,
     }
     return next((name for name, wanted in named.items() if wanted), None) or _lacking_in_rope(attention.rope)

@@ -132,6 +132,7 @@ def _is_taken(layers: Sequence[DecoderLayer]) -> bool:
         and attention is not None
         and attention.head_norm == "none"
         and not attention.sinks
+        and attention.gate == "none"
         and attention.clip is attention.growing_scale is None
         and not (attention.value_is_key or attention.value_norm)
         and first.end is None

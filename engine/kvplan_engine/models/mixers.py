@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvplan_engine.description.mixers import Attention, LatentAttention, Mixer, State
 from kvplan_engine.models.attention_part import AttentionPart
+from kvplan_engine.models.delta_part import GatedDeltaPart, KimiDeltaPart
 from kvplan_engine.models.latent_part import LatentPart
 from kvplan_engine.models.mamba1_part import Mamba1Part
 from kvplan_engine.models.mamba2_part import Mamba2Part
@@ -19,6 +20,10 @@ def make_mixer(mixer: Mixer, source: MixerSource, kernels: PartKernels) -> Mixer
             return AttentionPart(mixer, source, kernels)
         case LatentAttention():
             return LatentPart(mixer, source, kernels)
+        case State(kind="gated_delta"):
+            return GatedDeltaPart(mixer, source, kernels)
+        case State(kind="kimi_delta"):
+            return KimiDeltaPart(mixer, source, kernels)
         case State(kind="mamba1"):
             return Mamba1Part(mixer, source, kernels)
         case State(kind="mamba2"):

@@ -16,8 +16,9 @@ def attention_parameters(attention: Attention, hidden_size: int, norm_kind: Norm
         return
     yield from projection("qkv", _rows(attention), hidden_size, bias=attention.qkv_bias)
     yield from projection("output", hidden_size, attention.output_size, bias=attention.output_bias)
-    if attention.gate == "separate":
-        yield from projection("gate", attention.output_size, hidden_size)
+    if attention.gate in ("element", "separate"):
+        bias = attention.qkv_bias and attention.gate == "element"
+        yield from projection("gate", attention.output_size, hidden_size, bias=bias)
     elif attention.gate == "head":
         yield from projection("gate", attention.num_heads, hidden_size)
     kind = attention.head_norm_kind or norm_kind
@@ -40,8 +41,7 @@ def _indexer_parameters(indexer: Indexer, hidden_size: int, norm_kind: NormKind)
 
 
 def _rows(attention: Attention) -> Rows:
-    query = attention.query_size * (2 if attention.gate == "element" else 1)
-    rows: Rows = (("query", query),)
+    rows: Rows = (("query", attention.query_size),)
     if attention.reads_layer is None:
         rows += (("key", attention.num_kv_heads * attention.key_size),)
         if not attention.value_is_key:

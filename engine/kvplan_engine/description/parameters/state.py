@@ -26,9 +26,9 @@ def state_parameters(state: State, hidden_size: int) -> Iterator[Parameter]:
             return _linear_attention(state, hidden_size)
 
 
-def _convolution(state: State) -> Iterator[Parameter]:
+def _convolution(state: State, rows: Rows = ()) -> Iterator[Parameter]:
     """One filter of ``conv_kernel`` taps for each channel."""
-    yield Parameter("conv", (state.conv_channels, state.conv_kernel), "matrix")
+    yield Parameter("conv", (state.conv_channels, state.conv_kernel), "matrix", rows=rows)
     if state.conv_bias:
         yield Parameter("conv", (state.conv_channels,), "bias", "bias")
 
@@ -76,7 +76,7 @@ def _gated_delta(state: State, hidden_size: int) -> Iterator[Parameter]:
     yield from projection(
         "decay_and_strength", (("decay", state.num_heads), ("strength", state.num_heads)), hidden_size
     )
-    yield from _convolution(state)
+    yield from _convolution(state, stacked[:3])
     yield from _decay(state.num_heads)
     yield Parameter("step_bias", (state.num_heads,), "bias", "")
     yield from norm("gated_norm", "rms", state.value_size)
@@ -86,8 +86,9 @@ def _gated_delta(state: State, hidden_size: int) -> Iterator[Parameter]:
 def _kimi_delta(state: State, hidden_size: int) -> Iterator[Parameter]:
     """As gated delta, with a decay of each element of a key; decay and gate come through matrices of low rank."""
     size = state.num_heads * state.key_size
-    yield from projection("qkv", (("query", size), ("key", size), ("value", size)), hidden_size)
-    yield from _convolution(state)
+    stacked: Rows = (("query", size), ("key", size), ("value", size))
+    yield from projection("qkv", stacked, hidden_size)
+    yield from _convolution(state, stacked)
     yield from projection("strength", state.num_heads, hidden_size)
     for part in ("decay", "gate"):
         yield from projection(f"{part}_down", state.rank, hidden_size)

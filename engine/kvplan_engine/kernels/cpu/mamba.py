@@ -51,7 +51,8 @@ def gate_rows(kernels: CpuKernels, x: Tensor, gate: Tensor, gating: Gating) -> N
     args = GatedRowsArgs(
         *(x.data_ptr(), gate.data_ptr(), x.stride(0), gate.stride(0), rows, width, gating.num_groups),
         *(None if weight is None else weight.data_ptr(), gating.eps),
-        *(weight is not None and weight.shape[0] < width, gating.norm_first, STORAGE_CODES[x.dtype]),
+        *(weight is not None and weight.shape[0] < width, gating.norm_first),
+        *(gating.activation == "sigmoid", STORAGE_CODES[x.dtype]),
     )
     if kernels.gate_rows(byref(args), torch.get_num_threads()) != STATUS_OK:
         raise ValueError(f"{width} columns are no {gating.num_groups} equal groups")

@@ -60,5 +60,6 @@ class GatedRowsArgs(ctypes.Structure):
         ("eps", c_float),
         ("same_weight", c_int32),
         ("norm_first", c_int32),
+        ("sigmoid", c_int32),
         ("storage", c_int32),
     )

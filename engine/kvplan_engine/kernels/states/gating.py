@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class Gating:
-    """x [T, C] times silu(gate [T, C]), and RMSNorm of each of ``num_groups`` equal parts of a row.
+    """x [T, C] times the ``activation`` of gate [T, C], and RMSNorm of each of ``num_groups`` equal parts of a row.
 
     weight: of the norm, [C], or [C / num_groups] where all groups have the same; None: there is no norm. norm_first:
     the norm stands before the gate, otherwise behind it.
@@ -21,12 +22,14 @@ class Gating:
     eps: float = 1e-6
     num_groups: int = 1
     norm_first: bool = False
+    activation: Literal["silu", "sigmoid"] = "silu"
 
 
 def gate_rows(x: Tensor, gate: Tensor, gating: Gating) -> None:
     """See StateOps.gate_rows."""
     wide = x.float() if x.dtype != torch.float64 else x
-    factor = functional.silu(gate.to(wide.dtype))
+    activate = functional.silu if gating.activation == "silu" else torch.sigmoid
+    factor = activate(gate.to(wide.dtype))
     if gating.norm_first:
         x.copy_(_normalised(wide, gating) * factor)
     else:

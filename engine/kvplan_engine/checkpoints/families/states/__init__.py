@@ -14,10 +14,9 @@ parts        states by the keys that several of these share
 """
 
 from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.states import bamba, falcon_h1, jamba, lfm2, mamba, nemotron_h
+from kvplan_engine.checkpoints.families.states import bamba, falcon_h1, jamba, lfm2, mamba, nemotron_h, qwen3_next
 from kvplan_engine.checkpoints.families.states.kimi_linear import read_kimi_linear
 from kvplan_engine.checkpoints.families.states.minimax import read_minimax
-from kvplan_engine.checkpoints.families.states.qwen3_next import read_olmo_hybrid, read_qwen3_next
 from kvplan_engine.checkpoints.families.states.zamba2 import read_zamba2
 
 STATES = (
@@ -27,11 +26,8 @@ STATES = (
     *falcon_h1.FAMILIES,
     *nemotron_h.FAMILIES,
     *lfm2.FAMILIES,
+    *qwen3_next.FAMILIES,
     Family(("Zamba2ForCausalLM",), ("zamba2",), read_zamba2),
-    Family(("Qwen3NextForCausalLM",), ("qwen3_next",), read_qwen3_next),
-    Family(("Qwen3_5ForCausalLM",), ("qwen3_5_text",), read_qwen3_next),
-    Family(("Qwen3_5MoeForCausalLM",), ("qwen3_5_moe_text",), read_qwen3_next),
-    Family(("OlmoHybridForCausalLM",), ("olmo_hybrid",), read_olmo_hybrid),
     Family(("KimiLinearForCausalLM",), ("kimi_linear",), read_kimi_linear),
     Family(("MiniMaxText01ForCausalLM",), ("minimax_text_01",), read_minimax),
     Family(("MiniMaxForCausalLM",), ("minimax",), read_minimax),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, rope
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.mixtures.parts import QWEN_NAMES, with_names
 from kvplan_engine.checkpoints.families.states.parts import gated_delta
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.mixers import Attention
@@ -51,7 +54,9 @@ def read_olmo_hybrid(config: dict[str, Any]) -> ModelDescription:
     before = norms(config)
     after = Norms(before.kind, before.eps, "after")
     mixer = attention(config, head_norm="all")
-    state, feed_forward = gated_delta(_with_linear_heads(config)), mlp(config, bias=False)
+    negative = bool(config.get("linear_allow_neg_eigval", True))
+    state = replace(gated_delta(_with_linear_heads(config)), norm_eps=1e-5, strength_scale=2.0 if negative else 1.0)
+    feed_forward = mlp(config, bias=False)
     layers = [
         Layer((mixer,), feed_forward, after) if kind == "full_attention" else Layer((state,), feed_forward, before)
         for kind in _olmo_kinds(config)
@@ -76,3 +81,47 @@ def _with_linear_heads(config: dict[str, Any]) -> dict[str, Any]:
         "linear_key_head_dim": key_size,
         "linear_value_head_dim": int(config.get("linear_value_head_dim") or 2 * key_size),
     }
+
+
+_DELTA = {
+    "conv": "linear_attn.conv1d",
+    "A_log": "linear_attn.A_log",
+    "step_bias": "linear_attn.dt_bias",
+    "gated_norm": "linear_attn.norm",
+    "out": "linear_attn.out_proj",
+}
+_MIXTURE = {
+    "shared__up": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    "shared__down": "mlp.shared_expert.down_proj",
+    "shared_gate": "mlp.shared_expert_gate",
+}
+_NEXT_NAMES = with_names(
+    QWEN_NAMES,
+    **{"in": "linear_attn.in_proj_qkvz", "decay_and_strength": "linear_attn.in_proj_ba"},
+    **_DELTA,
+    **_MIXTURE,
+)
+_NAMES = with_names(
+    QWEN_NAMES,
+    **{"in": ("linear_attn.in_proj_qkv", "", "", "linear_attn.in_proj_z")},
+    decay_and_strength=("linear_attn.in_proj_a", "linear_attn.in_proj_b"),
+    **_DELTA,
+    **_MIXTURE,
+)
+_OLMO_NAMES = replace(
+    QWEN_NAMES,
+    inside=_DELTA
+    | {
+        "in": tuple(f"linear_attn.{part}_proj" for part in "qkvg"),
+        "decay_and_strength": ("linear_attn.a_proj", "linear_attn.b_proj"),
+        "gated_norm": "linear_attn.o_norm",
+        "out": "linear_attn.o_proj",
+    },
+)
+
+FAMILIES = (
+    Family(("Qwen3NextForCausalLM",), ("qwen3_next",), read_qwen3_next, _NEXT_NAMES),
+    Family(("Qwen3_5ForCausalLM",), ("qwen3_5_text",), read_qwen3_next, _NAMES),
+    Family(("Qwen3_5MoeForCausalLM",), ("qwen3_5_moe_text",), read_qwen3_next, _NAMES),
+    Family(("OlmoHybridForCausalLM",), ("olmo_hybrid",), read_olmo_hybrid, _OLMO_NAMES),
+)

@@ -1,0 +1,114 @@
+"""One layer's gated delta rule (Qwen3-Next, Qwen3.5, OLMo Hybrid) or Kimi Delta Attention."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Self
+
+import torch
+
+from kvplan_engine.description.mixers import State
+from kvplan_engine.kernels.states.convolution import make_convolution
+from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens
+from kvplan_engine.kernels.states.gating import Gating
+from kvplan_engine.layers.projection import Projection, StoredWeight, make_projection
+from kvplan_engine.models.mixer_part import MixerSource
+from kvplan_engine.models.part_kernels import PartKernels
+from kvplan_engine.models.step_space import StepSpace
+
+
+class DeltaPart:
+    """What both have in common: queries, keys and values go through a convolution, the delta rule, and a gated norm.
+
+    All of it happens in place, in the columns that the first products wrote; a kind says how it comes by its decays,
+    strengths and gates.
+    """
+
+    def __init__(self, state: State, source: MixerSource, kernels: PartKernels) -> None:
+        weights, name = source.weights, source.name
+        self.index, self._ops = source.index, kernels.states
+        self._source, self._kinds = source, kernels.projections
+        heads, value_size, key_size = state.recurrent_shape
+        self._keys, self._values = state.key_heads * key_size, heads * value_size
+        self._out = self._projection("out")
+        self._convolution = make_convolution(weights[f"{name}.conv.weight"])
+        self._rule = DeltaRule(
+            *(heads, state.key_heads, key_size, value_size),
+            rate=weights[f"{name}.A_log"].float().exp(),
+            decay_bias=weights[f"{name}.step_bias"].float(),
+            scale=key_size**-0.5,
+            strength_scale=state.strength_scale,
+        )
+        eps = source.norms.eps if state.norm_eps is None else state.norm_eps
+        activation = "sigmoid" if state.kind == "kimi_delta" else "silu"
+        weight = weights[f"{name}.gated_norm.weight"]
+        self._gating = Gating(weight, eps, heads, norm_first=True, activation=activation)
+
+    def _projection(self, part: str) -> Projection:
+        return make_projection(self._kinds, StoredWeight(self._source.weights, f"{self._source.name}.{part}"))
+
+    def at(self, index: int) -> Self:
+        """The same mixer, weights and all, over the state of layer ``index``."""
+        twin = copy(self)
+        twin.index = index
+        return twin
+
+    def _run(
+        self,
+        qkv: torch.Tensor,
+        decay: torch.Tensor,
+        strength: torch.Tensor,
+        gate: torch.Tensor,
+        step: StepSpace,
+        delta: torch.Tensor,
+    ) -> None:
+        """qkv [T, 2 keys + values] is overwritten."""
+        states, kv = step.states, step.kv
+        self._ops.convolve(qkv, qkv, self._convolution, kv.state(self.index, "conv"), states)
+        query, key, value = qkv.split([self._keys, self._keys, self._values], dim=1)
+        tokens = DeltaTokens(query, key, value, value, decay, strength)
+        self._ops.delta_rule(self._rule, tokens, kv.state(self.index, "recurrent"), states)
+        self._ops.gate_rows(value, gate, self._gating)
+        self._out(value, delta)
+
+
+class GatedDeltaPart(DeltaPart):
+    """One product for queries, keys, values and gates, one for a decay and a strength of each head."""
+
+    def __init__(self, state: State, source: MixerSource, kernels: PartKernels) -> None:
+        super().__init__(state, source, kernels)
+        self._in, self._rates = self._projection("in"), self._projection("decay_and_strength")
+
+    def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
+        """See MixerPart.__call__."""
+        tokens, heads = normed.shape[0], self._rule.num_heads
+        width = 2 * self._keys + self._values
+        projected, rates = step.workspace.scratch((tokens, width + self._values), (tokens, 2 * heads))
+        self._in(normed, projected)
+        self._rates(normed, rates)
+        qkv, gate = projected.split([width, self._values], dim=1)
+        self._run(qkv, rates[:, :heads], rates[:, heads:], gate, step, delta)
+
+
+class KimiDeltaPart(DeltaPart):
+    """A decay of each element of a key, and gates; both come through matrices of low rank."""
+
+    def __init__(self, state: State, source: MixerSource, kernels: PartKernels) -> None:
+        super().__init__(state, source, kernels)
+        self._qkv, self._strength = self._projection("qkv"), self._projection("strength")
+        self._rank = state.rank
+        self._down_up = {
+            name: (self._projection(f"{name}_down"), self._projection(f"{name}_up")) for name in ("decay", "gate")
+        }
+
+    def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
+        """See MixerPart.__call__."""
+        widths = (2 * self._keys + self._values, self._keys, self._values, self._rule.num_heads, self._rank)
+        qkv, decay, gate, strength, latent = step.workspace.scratch(*((normed.shape[0], width) for width in widths))
+        self._qkv(normed, qkv)
+        self._strength(normed, strength)
+        for name, out in (("decay", decay), ("gate", gate)):
+            down, up = self._down_up[name]
+            down(normed, latent)
+            up(latent, out)
+        self._run(qkv, decay, strength, gate, step, delta)
