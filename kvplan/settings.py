@@ -29,6 +29,9 @@ MEMORY_PANEL: Final = "Memory"
 BATCH_PANEL: Final = "Batch"
 SPECULATION_PANEL: Final = "Speculative decoding"
 
+DEFAULT_LORA_RANK: Final = 16
+"""vLLM's ``max_lora_rank``."""
+
 
 @dataclass(frozen=True, slots=True)
 class SweepAxis:
@@ -111,6 +114,14 @@ def _knob(
     facts |= {"minimum": None if kind in ("share", "name", "text", "flag") else minimum}
     facts |= {"choices": choices, "aliases": aliases, "sweep_axis": sweep_axis}
     return field(default=default, metadata=facts)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSlots:
+    """Room for ``number`` LoRA adapters of up to ``rank``."""
+
+    number: int
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +279,28 @@ class ServingSettings:
         example="0.7",
         panel=SPECULATION_PANEL,
     )
+    enable_lora: bool = _knob(
+        False,
+        "Room for LoRA adapters.",
+        kind="flag",
+        panel=MODEL_PANEL,
+    )
+    max_loras: int | None = _knob(
+        None,
+        "Different LoRA adapters per step, each with a slot of its own. Default: 1 with --enable-lora.",
+        kind="count",
+        unit="adapters",
+        example="8",
+        panel=MODEL_PANEL,
+    )
+    max_lora_rank: int | None = _knob(
+        None,
+        "Largest rank of a LoRA adapter. Default: 16.",
+        kind="count",
+        unit="rows of A",
+        example="32",
+        panel=MODEL_PANEL,
+    )
     encoder_tokens: int | None = _knob(
         None,
         "Encoder tokens per sequence, for models with cross attention.",
@@ -313,6 +346,13 @@ class ServingSettings:
         choices=("server", "offline"),
         panel=BATCH_PANEL,
     )
+
+    @property
+    def lora_slots(self) -> LoraSlots | None:
+        """Room for adapters, None where none are served; how many there are, or their rank, asks for it too."""
+        if not self.enable_lora and self.max_loras is None and self.max_lora_rank is None:
+            return None
+        return LoraSlots(self.max_loras or 1, self.max_lora_rank or DEFAULT_LORA_RANK)
 
     def check(self, *, as_options: bool = False) -> None:
         """UsageError for the first value out of range; ``as_options``: the message names the command-line option."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
+from kvplan.estimate.adapters import engine_slot_bytes, vllm_slot_bytes
 from kvplan.estimate.kvplan.memory import EnginePrediction, predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
@@ -69,7 +70,24 @@ class Placement:
 
 def place(spec: ModelSpec, gpu: GpuProfile, engine: EngineChoice, settings: ServingSettings) -> Placement:
     """``spec`` on ``gpu`` under ``engine``. UsageError where the ranks cannot divide it."""
-    return PLACED_BY[engine.name](spec, gpu, settings, engine.version)
+    placement = PLACED_BY[engine.name](spec, gpu, settings, engine.version)
+    return replace(placement, notes=(*placement.notes, *_lora_notes(spec, placement.deployment.settings, engine.name)))
+
+
+def _lora_notes(spec: ModelSpec, settings: FilledSettings, engine: str) -> tuple[str, ...]:
+    """What the slots of adapters take, and what is not known of them."""
+    slots = settings.lora_slots
+    if slots is None:
+        return ()
+    if engine == "vllm":
+        taken = vllm_slot_bytes(spec, range(spec.num_layers), settings, settings.dtype)
+    else:
+        taken = engine_slot_bytes(spec, settings, settings.dtype)
+    ranks = " over the stages" if settings.pipeline_parallel_size > 1 else ""
+    return (
+        f"LoRA: slots for {slots.number} of rank up to {slots.rank}, {format_bytes(taken)} of the weights{ranks}; what "
+        "adapters add to activations and CUDA graphs is not counted.",
+    )
 
 
 def _place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, version: str) -> Placement:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.feed_forward import Mlp
+from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.model import Layer, ModelDescription
 from kvplan_engine.description.parameters import model_parameters
-
-_PARTS = ("qkv", "output", "up", "down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,28 @@ class Site:
 
 
 def sites_of(model: ModelDescription) -> list[Site]:
-    """Attention's products and the MLP's, layer by layer; experts, states and latents have none."""
+    """Attention's products and the MLP's, layer by layer."""
     return list(_sites(model))
 
 
 def _sites(model: ModelDescription) -> Iterator[Site]:
     for parameter in model_parameters(model):
-        if parameter.layer is not None and parameter.part in _PARTS and parameter.leaf == "weight":
+        if parameter.layer is None or parameter.leaf != "weight":
+            continue
+        if parameter.part in _parts(model.layers[parameter.layer]):
             outputs, inputs = parameter.shape
             segments = tuple(size for _, size in parameter.rows) or (outputs,)
             yield Site(f"layers.{parameter.layer}.{parameter.part}", inputs, segments)
+
+
+def _parts(layer: Layer) -> tuple[str, ...]:
+    """The names of the layer's products that adapters may correct."""
+    mixer = layer.mixers[0] if layer.mixers else None
+    products: tuple[str, ...] = ()
+    if isinstance(mixer, Attention):
+        is_stacked = mixer.gate != "element" and not mixer.value_is_key
+        products = ("qkv", "output") if is_stacked else ("output",)
+    return products + (("up", "down") if isinstance(layer.feed_forward, Mlp) else ())
 
 
 def slot_bytes(model: ModelDescription, itemsize: int, *, max_loras: int, max_lora_rank: int) -> int:

@@ -13,6 +13,7 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease, vllm_release
 from kvplan.catalog.spec import Drafter, LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention
 from kvplan.catalog.speculation.heads import multi_token_model
+from kvplan.estimate.adapters import vllm_slot_bytes
 from kvplan.estimate.kv_cache import CacheSettings, pipeline_slices
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak
@@ -201,7 +202,7 @@ def _rank_parts(
     # Only padded experts differ between GPUs; for other models a search over GPUs finds the parts in the memo.
     is_padded = spec.quantization is not None and spec.quantization.method == "mxfp4"
     inner_step = mxfp4_inner_step(gpu, release) if is_padded else MXFP4_INNER_STEP
-    loaded = (settings.num_speculative_tokens, settings.language_model_only, inner_step)
+    loaded = (settings.num_speculative_tokens, settings.language_model_only, settings.lora_slots, inner_step)
     key = (id(spec), part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, release)
     known = memo.get(key)
     if isinstance(known, RankParts):
@@ -219,6 +220,7 @@ def _rank_parts(
         with_towers=not settings.language_model_only,
         expert_inner_step=inner_step,
     )
+    weight_bytes += vllm_slot_bytes(spec, part, settings, settings.dtype)
     if spec.drafter is not None and part.stop == spec.num_layers:
         weight_bytes += drafter_weight_bytes(spec, spec.drafter, layout, settings.dtype, settings.max_model_len)
         layers += cached_layers(spec.drafter)
