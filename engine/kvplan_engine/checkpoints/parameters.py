@@ -21,6 +21,7 @@ from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.mixers import Attention, LatentAttention, State
 from kvplan_engine.description.model import Layer, ModelDescription
 from kvplan_engine.description.parameters import Parameter, model_parameters
+from kvplan_engine.description.parameters.parameter import Rows
 
 Arrange = Callable[[torch.Tensor], torch.Tensor]
 """A stored tensor, the rows in the parameter's order and the values as they are used."""
