@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 OLDEST_VERSION = (5, 22)
 """Of transformers: the caches that the engine fills from its pool have had their form since."""
 
+_OF_TEXT = ("ForCausalLM", "LMHeadModel")
+"""How the names of classes end that take text alone."""
+
 
 def chosen_implementation(config: EngineConfig, source: Any) -> str:
     """ "native" or "transformers": what ``config.model_impl`` asks for; auto is native wherever the decoder can.
@@ -87,18 +90,18 @@ def find_class(source: Any) -> type[PreTrainedModel]:
 
 def raw_config(source: Any) -> dict[str, Any]:
     """The config.json of ``source`` as it stands."""
-    return source if isinstance(source, dict) else read_config_json(source)
+    raw: dict[str, Any] = source if isinstance(source, dict) else read_config_json(source)
+    return raw
 
 
 def _class_of(config: Mapping[str, Any]) -> type[PreTrainedModel]:
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     architecture = architecture_of(config)
-    if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+    found = getattr(transformers, architecture, None) if architecture.endswith(_OF_TEXT) else None
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise EngineError(
             f"transformers has no class {architecture} for text, and code that comes with a model is not run.",
             hint="model_impl 'native' or 'auto' takes the engine's own implementation where there is one",
         )
-    found: type[PreTrainedModel] = getattr(transformers, architecture)
     return found

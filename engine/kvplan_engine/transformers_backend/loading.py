@@ -42,14 +42,20 @@ def load_class(
 
 
 def _config_of(made: type[PreTrainedModel], source: Any) -> PretrainedConfig:
-    raw = dict(raw_config(source))
-    raw.pop("auto_map", None)
+    raw = {key: _with_infinity(value) for key, value in raw_config(source).items() if key != "auto_map"}
     assert made.config_class is not None, "every class of a published architecture has one"
     settings: PretrainedConfig = made.config_class.from_dict(raw)
     settings.use_cache = True
     if getattr(settings, "output_router_logits", False):
         settings.output_router_logits = False
     return settings
+
+
+def _with_infinity(value: Any) -> Any:
+    """``value`` of a config.json, in which transformers writes {"__float__": "Infinity"}: JSON has no infinity."""
+    if isinstance(value, dict):
+        return float(value["__float__"]) if "__float__" in value else {k: _with_infinity(v) for k, v in value.items()}
+    return [_with_infinity(each) for each in value] if isinstance(value, list) else value
 
 
 def _folder_of(source: Any, load_format: str) -> Path | None:

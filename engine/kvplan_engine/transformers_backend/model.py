@@ -81,9 +81,9 @@ class TransformersModel:
     def ways(self) -> Sequence[Callable[[], Way]]:
         """How its steps might run, the fastest first; making one raises EngineError where it cannot be right."""
         one_by_one = partial(OneByOne, self.config, self.split, self._own_attention)
-        if not treats_rows_alike(self.config):
-            return (one_by_one,)
-        return (partial(Together, self.config, self.split, self.attention), one_by_one)
+        if treats_rows_alike(self.config):
+            return (partial(Together, self.config, self.split, self.attention), one_by_one)
+        return (one_by_one, partial(one_by_one, by_token=True))
 
     def run_by(self, way: Way) -> None:
         """Let ``way`` run the steps from now on."""

@@ -8,7 +8,9 @@ pool and returns all that the layer still holds of the sequence, gathered by its
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,14 +20,15 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionCacheLayerMixin,
 )
 
 from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
+from kvplan_engine.description.mixers import Attention, LatentAttention
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
-from kvplan_engine.models.kv_pool import KvPool, attention_in
+from kvplan_engine.models.kv_pool import KvPool, keeper_in
+from kvplan_engine.transformers_backend.state_cache import StateCopies
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -38,13 +41,19 @@ _WRITER = ReferenceBackend()
 
 @dataclass(frozen=True, slots=True)
 class HeldTokens:
-    """One layer's tokens of one sequence in a step: ``rows`` of the batch's are new, ``position`` is the first's."""
+    """One layer's tokens of one sequence: ``rows`` of the step are new, at positions from ``position`` on.
+
+    offset: the position of the first token in the pool. latent_size: of a latent, which transformers takes for keys,
+    and what turns by position for values; the pool has both as one row. None: keys and values.
+    """
 
     cache: LayerCache
     metadata: AttentionMetadata
     sequence: int
     rows: slice
     position: int
+    offset: int
+    latent_size: int | None = None
 
     @property
     def num_new(self) -> int:
@@ -52,17 +61,14 @@ class HeldTokens:
 
     @property
     def num_held(self) -> int:
-        """Tokens in the pool, the new ones included."""
-        return int(self.metadata.seq_lens[self.sequence])
-
-    @property
-    def offset(self) -> int:
-        """The position of the first token held."""
-        return self.position + self.num_new - self.num_held
+        """Tokens in the pool once the new ones are."""
+        return self.position + self.num_new - self.offset
 
     def write(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """New keys and values [hkv, n, d] into the pool. EngineError where they do not fit its pages."""
         slots = self.metadata.slots
+        if self.latent_size is not None:
+            keys, values = torch.cat([keys, values], dim=-1), keys
         for name, states, pages in (("keys", keys, self.cache.keys), ("values", values, self.cache.values)):
             wanted = (pages.shape[1], self.num_new, pages.shape[3])
             if tuple(states.shape) != wanted:
@@ -73,8 +79,11 @@ class HeldTokens:
         _WRITER.write_kv(keys.transpose(0, 1), values.transpose(0, 1), self.cache, own)
 
     def read(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [1, hkv, num_held, d] of all tokens held."""
+        """Keys and values [1, hkv, num_held, d] of all tokens held, as transformers gave them."""
         tables = self.metadata.block_tables
+        if self.latent_size is not None:
+            rows = gathered(self.cache.keys, tables[self.sequence], self.num_held)[None].to(dtype)
+            return rows[..., : self.latent_size], rows[..., self.latent_size :]
         value_tables = tables if self.metadata.value_tables is None else self.metadata.value_tables
         return (
             gathered(self.cache.keys, tables[self.sequence], self.num_held)[None].to(dtype),
@@ -124,42 +133,66 @@ _IN_POOL = {kind: type(f"Pool{kind.__name__}", (_InPool, kind), {}) for kind in 
 """What takes the place of each kind of layer that keeps tokens; a state beside them stays as it is."""
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceCache:
+    """The cache of one sequence for one forward pass; ``keep`` puts into the pool what is not there yet."""
+
+    cache: DynamicCache
+    keep: Callable[[], None]
+
+
 class PoolCaches:
     """Makes the cache of one sequence after the other. EngineError where a layer keeps what the pool does not."""
 
     def __init__(self, model: ModelDescription, config: PretrainedConfig) -> None:
         self._model, self._config = model, config
-        for index, layer in enumerate(self._layers()):
+        layers = self._layers()
+        if len(layers) < model.num_layers:
+            raise EngineError(
+                f"transformers keeps something of {len(layers)} layers, the engine of {model.num_layers}."
+            )
+        for index, layer in enumerate(layers):
             self._check(index, layer)
+        self._states = StateCopies(model, layers)
 
-    def cache_of(self, batch: StepBatch, kv: KvPool, sequence: int, rows: slice) -> DynamicCache:
+    def cache_of(self, batch: StepBatch, kv: KvPool, sequence: int, rows: slice) -> SequenceCache:
         """For ``sequence`` of ``batch``, whose new tokens are ``rows``."""
         position = int(batch.positions[rows.start])
         layers = self._layers()
         for index, layer in enumerate(layers):
             if isinstance(layer, _InPool):
-                place = kv.of(index)
-                layer.held = HeldTokens(place, batch.attention[place.tables], sequence, rows, position)
+                layer.held = self._held(index, batch, kv, sequence, rows)
         made = DynamicCache()
         made.layers, made.layer_class_to_replicate = layers, None
-        return made
+        if batch.states is None:
+            return SequenceCache(made, lambda: None)
+        blocks = batch.states.tables[sequence]
+        if position:
+            self._states.fill(layers, kv, blocks)
+        return SequenceCache(made, partial(self._states.take, layers, kv, blocks))
+
+    def _held(self, index: int, batch: StepBatch, kv: KvPool, sequence: int, rows: slice) -> HeldTokens:
+        cache, attention = kv.of(index), keeper_in(self._model.layers[index])
+        metadata = batch.attention[cache.tables]
+        behind = int(batch.positions[int(metadata.query_starts[sequence + 1]) - 1]) + 1  # also where ``rows`` are fewer
+        offset = behind - int(metadata.seq_lens[sequence])
+        size = attention.kv_rank if isinstance(attention, LatentAttention) else None
+        return HeldTokens(cache, metadata, sequence, rows, int(batch.positions[rows.start]), offset, size)
 
     def _layers(self) -> list[Any]:
         """The layers of a cache of transformers, with those that keep tokens in the pool."""
-        made = DynamicCache(config=self._config).layers or [DynamicLayer() for _ in self._model.layers]
+        made = DynamicCache(config=self._config).layers
         return [_in_pool(layer) if type(layer) in _IN_POOL else layer for layer in made]
 
     def _check(self, index: int, layer: Any) -> None:
-        attention = attention_in(self._model.layers[index]) if index < self._model.num_layers else None
-        keeps = attention is not None and attention.reads_layer is None
+        attention = keeper_in(self._model.layers[index]) if index < self._model.num_layers else None
+        keeps = attention is not None and getattr(attention, "reads_layer", None) is None
         if keeps != isinstance(layer, _InPool):
             raise EngineError(f"layer {index} keeps other things in transformers than the engine describes.")
-        if attention is not None and keeps and attention.kept.tokens is not None and not layer.is_sliding:
+        if isinstance(attention, Attention) and keeps and attention.kept.tokens is not None and not layer.is_sliding:
             raise EngineError(
                 f"layer {index} keeps all tokens in transformers, and {attention.kept.tokens} in the pool."
             )
-        if isinstance(layer, LinearAttentionCacheLayerMixin):
-            raise EngineError(f"layer {index} keeps a state, which one sequence after the other does not fill yet.")
 
 
 def _in_pool(layer: Any) -> Any:

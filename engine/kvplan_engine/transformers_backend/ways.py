@@ -45,28 +45,38 @@ class Together:
 
 
 class OneByOne:
-    """One sequence after the other, each with a cache of transformers that is filled from the pool."""
+    """One sequence after the other, each with a cache of transformers that is filled from the pool.
 
-    name = "one sequence after the other"
+    by_token: what follows a sequence's first piece goes token by token: some classes go on from a state only so.
+    """
 
-    def __init__(self, model: ModelDescription, split: SplitModel, attention: str) -> None:
+    def __init__(self, model: ModelDescription, split: SplitModel, attention: str, *, by_token: bool = False) -> None:
         from kvplan_engine.transformers_backend.pool_cache import PoolCaches  # imports transformers
 
-        self._split, self._implementation = split, attention
+        self.name = "one sequence after the other" + (", token by token" if by_token else "")
+        self._split, self._implementation, self._by_token = split, attention, by_token
         self._caches = PoolCaches(model, split.model.config)
 
     def hidden_states(self, batch: StepBatch, kv: KvPool) -> torch.Tensor:
         """See Way.hidden_states."""
         self._split.model.set_attn_implementation(self._implementation)
-        starts = next(iter(batch.attention.values())).query_starts.tolist()
+        step = batch.states if batch.states is not None else next(iter(batch.attention.values()))
+        starts = step.query_starts.tolist()
         return torch.cat([
             self._hidden_states_of(batch, kv, sequence, slice(first, end))
             for sequence, (first, end) in enumerate(pairwise(starts))
         ])  # fmt: skip
 
     def _hidden_states_of(self, batch: StepBatch, kv: KvPool, sequence: int, rows: slice) -> torch.Tensor:
-        cache = self._caches.cache_of(batch, kv, sequence, rows)
-        return self._split.hidden_states(batch.token_ids[rows], batch.positions[rows], cache)
+        pieces = [rows]
+        if self._by_token and int(batch.positions[rows.start]):
+            pieces = [slice(row, row + 1) for row in range(rows.start, rows.stop)]
+        states = []
+        for piece in pieces:
+            made = self._caches.cache_of(batch, kv, sequence, piece)
+            states.append(self._split.hidden_states(batch.token_ids[piece], batch.positions[piece], made.cache))
+            made.keep()
+        return torch.cat(states)
 
 
 def treats_rows_alike(model: ModelDescription) -> bool:
