@@ -40,9 +40,8 @@ class DeltaPart:
             strength_scale=state.strength_scale,
         )
         eps = source.norms.eps if state.norm_eps is None else state.norm_eps
-        activation = "sigmoid" if state.kind == "kimi_delta" else "silu"
-        weight = weights[f"{name}.gated_norm.weight"]
-        self._gating = Gating(weight, eps, heads, norm_first=True, activation=activation)
+        weight, is_kimi = weights[f"{name}.gated_norm.weight"], state.kind == "kimi_delta"
+        self._gating = Gating(weight, eps, heads, norm_first=True, activation="sigmoid" if is_kimi else "silu")
 
     def _projection(self, part: str) -> Projection:
         return make_projection(self._kinds, StoredWeight(self._source.weights, f"{self._source.name}.{part}"))
