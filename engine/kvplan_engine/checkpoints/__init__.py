@@ -13,5 +13,5 @@ weights       the weights in memory: allocated, filled, counted, fingerprinted
 loaders       which load_format reads weights from what
 shared_layers which layers use the same dummy weights
 safetensors, gguf, dummy   one loader each
-gguf_header   metadata of a GGUF file, and where its tensors lie
+gguf_header   metadata of a GGUF file, and where its tensors lie; gguf_config: in the words of a config.json
 """

@@ -1,62 +1,20 @@
-"""Config and weights of a model from a GGUF file, dequantised to the engine's dtype."""
+"""Weights of a model from a GGUF file, dequantised to the engine's dtype."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from kvplan_engine.checkpoints.families import FAMILIES, family_of
-from kvplan_engine.checkpoints.families.family import Family, Gguf
+from kvplan_engine.checkpoints.families import family_of
+from kvplan_engine.checkpoints.families.family import Gguf
 from kvplan_engine.checkpoints.gguf_header import read_gguf
 from kvplan_engine.checkpoints.parameters import stored_parameters
 from kvplan_engine.checkpoints.weights import Weights, fill_weights
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.uniform import uniform_attention
 from kvplan_engine.errors import EngineError
-
-
-def read_gguf_config(path: Path) -> dict[str, Any]:
-    """A config.json's keys, from the metadata of a GGUF file. EngineError when it is not one the engine loads."""
-    file = read_gguf(path)
-    metadata = file.metadata
-    family, gguf = _family_in(path, metadata)
-    shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
-    query_bias = f"{gguf.names.layer.format(0)}.{gguf.names.qkv[0]}.bias"
-
-    def number(key: str) -> Any:
-        return metadata[f"{gguf.architecture}.{key}"]
-
-    return {
-        "architectures": [family.architectures[0]],
-        "num_hidden_layers": number("block_count"),
-        "hidden_size": number("embedding_length"),
-        "intermediate_size": number("feed_forward_length"),
-        "num_attention_heads": number("attention.head_count"),
-        "num_key_value_heads": metadata.get(f"{gguf.architecture}.attention.head_count_kv"),
-        "head_dim": metadata.get(f"{gguf.architecture}.attention.key_length"),
-        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": metadata.get(f"{gguf.architecture}.rope.freq_base"),
-        "max_position_embeddings": number("context_length"),
-        "vocab_size": int(shapes[f"{gguf.names.embedding}.weight"][1]),
-        "tie_word_embeddings": f"{gguf.names.head}.weight" not in shapes,
-        "attention_bias": gguf.may_have_attention_bias and query_bias in shapes,
-        "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
-        "torch_dtype": "bfloat16",
-    }
-
-
-def _family_in(path: Path, metadata: dict[str, Any]) -> tuple[Family, Gguf]:
-    architecture = metadata.get("general.architecture")
-    known = {family.gguf.architecture: (family, family.gguf) for family in FAMILIES if family.gguf is not None}
-    if architecture not in known:
-        raise EngineError(
-            f"{path.name} is a GGUF of architecture '{architecture}', which the engine does not load.",
-            hint="it loads " + ", ".join(sorted(known)),
-        )
-    return known[architecture]
 
 
 def fill_from_gguf(weights: Weights, model: ModelDescription, path: Path) -> None:
@@ -74,6 +32,8 @@ def fill_from_gguf(weights: Weights, model: ModelDescription, path: Path) -> Non
         values = dequantize(file.bytes_of(name), GGMLQuantizationType(stored.kind))
         # a copy: unquantised tensors are read-only views of the mapped file
         values = np.array(values.reshape(stored.shape[::-1]))
+        if gguf.norms_as_used and name.endswith("norm.weight"):
+            values -= 1
         num_heads = _heads_of_pairs(name, gguf, model)
         return torch.from_numpy(values if num_heads is None else _halves_of_heads(values, num_heads))
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from kvplan_engine.checkpoints.config_json import load_model_config
 from kvplan_engine.checkpoints.dummy import fill_dummy
-from kvplan_engine.checkpoints.gguf import fill_from_gguf, read_gguf_config
+from kvplan_engine.checkpoints.gguf import fill_from_gguf
+from kvplan_engine.checkpoints.gguf_config import read_gguf_config
 from kvplan_engine.checkpoints.safetensors import fill_from_safetensors, read_safetensors_config
 from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.description.model import ModelDescription

@@ -32,13 +32,17 @@ class Gguf:
 
     architecture: ``general.architecture`` of the file. pairs_side_by_side: query and key rows that RoPE rotates
     together are neighbours, where a Hugging Face checkpoint has them half a head apart. may_have_attention_bias: some
-    of the files have it, which only their tensors tell.
+    of the files have it, which only their tensors tell. norms_as_used: weights that a Hugging Face checkpoint stores
+    minus one are stored as they are. keys: further keys of config.json, from the file's metadata below the
+    architecture's name.
     """
 
     architecture: str
     names: TensorNames = LLAMA_CPP_NAMES
     pairs_side_by_side: bool = False
     may_have_attention_bias: bool = False
+    norms_as_used: bool = False
+    keys: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints.families.dense.llama import llama_layer
-from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.family import Family, Gguf
 from kvplan_engine.checkpoints.fields import decoder
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.model import ModelDescription
@@ -24,4 +24,20 @@ def _read(config: dict[str, Any]) -> ModelDescription:
     )
 
 
-GRANITE = Family(("GraniteForCausalLM",), ("granite",), _read, TensorNames())
+def _gguf_keys(own: dict[str, Any]) -> dict[str, Any]:
+    names = {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+    return {name: own[key] for key, name in names.items() if key in own}
+
+
+GRANITE = Family(
+    ("GraniteForCausalLM",),
+    ("granite",),
+    _read,
+    TensorNames(),
+    gguf=Gguf("granite", pairs_side_by_side=True, keys=_gguf_keys),
+)

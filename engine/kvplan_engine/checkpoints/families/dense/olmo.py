@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints.families.dense.llama import llama_layer
-from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.family import LLAMA_CPP_NAMES, Family, Gguf
 from kvplan_engine.checkpoints.fields import decoder
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.model import ModelDescription
@@ -25,4 +25,13 @@ def _read_olmo2(config: dict[str, Any]) -> ModelDescription:
 
 
 OLMO = Family(("OlmoForCausalLM",), ("olmo",), _read_olmo, TensorNames())
-OLMO2 = Family(("Olmo2ForCausalLM",), ("olmo2",), _read_olmo2, TensorNames())
+OLMO2 = Family(
+    ("Olmo2ForCausalLM",),
+    ("olmo2",),
+    _read_olmo2,
+    TensorNames(),
+    gguf=Gguf(
+        "olmo2",
+        replace(LLAMA_CPP_NAMES, attention_post_norm="post_attention_norm", mlp_post_norm="post_ffw_norm"),
+    ),
+)

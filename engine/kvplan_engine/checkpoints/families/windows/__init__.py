@@ -24,6 +24,7 @@ from kvplan_engine.checkpoints.families.windows.gemma2 import read_gemma2
 from kvplan_engine.checkpoints.families.windows.gemma3 import read_gemma3
 from kvplan_engine.checkpoints.families.windows.gemma3n import read_gemma3n
 from kvplan_engine.checkpoints.families.windows.gemma4 import GEMMA4_NAMES, read_gemma4
+from kvplan_engine.checkpoints.families.windows.gemma_gguf import GEMMA2_GGUF, GEMMA3_GGUF
 from kvplan_engine.checkpoints.families.windows.gpt_neo import read_gpt_neo
 from kvplan_engine.checkpoints.families.windows.gpt_oss import read_gpt_oss
 from kvplan_engine.checkpoints.families.windows.granite_swa import read_granite_moe_swa, read_granite_swa
@@ -67,8 +68,8 @@ _GRANITE_MOE_SWA_NAMES = replace(
 )
 
 WINDOWS = (
-    Family(("Gemma2ForCausalLM",), ("gemma2",), read_gemma2, _GEMMA_NAMES),
-    Family(("Gemma3ForCausalLM",), ("gemma3_text",), read_gemma3, _GEMMA_NAMES),
+    Family(("Gemma2ForCausalLM",), ("gemma2",), read_gemma2, _GEMMA_NAMES, gguf=GEMMA2_GGUF),
+    Family(("Gemma3ForCausalLM",), ("gemma3_text",), read_gemma3, _GEMMA_NAMES, gguf=GEMMA3_GGUF),
     Family(("Gemma3nForCausalLM",), ("gemma3n_text",), read_gemma3n),
     Family(("Gemma4ForCausalLM",), ("gemma4_text",), read_gemma4, GEMMA4_NAMES),
     Family(("Olmo3ForCausalLM",), ("olmo3",), read_olmo3, TensorNames()),
