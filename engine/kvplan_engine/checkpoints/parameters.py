@@ -144,7 +144,7 @@ def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: T
         kind = attention.head_norm_kind or kind
     if parameter.kind == "norm" and parameter.part != "gated_norm" and kind in ("rms_plus_one", "layer_plus_one"):
         steps.append(_plus_one)
-    if parameter.part.removeprefix("second.") == "conv":  # stored [channels, 1, taps]
+    if parameter.part.removeprefix("second.") == "conv" and parameter.kind == "matrix":  # stored [channels, 1, taps]
         steps.append(partial(torch.Tensor.flatten, start_dim=1))
     if layer is not None and layer.factors:
         steps.extend(filter(None, [scaling_of(parameter, label, layer.factors)]))
