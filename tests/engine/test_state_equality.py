@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from dense_models import DenseCheckpoint
-from state_models import STATES
+from state_models import STATES, as_published
 from test_dense_equality import check_answers, engine_of, prompts_of
 from test_window_equality import SWAP, TIERS, shrink
 
@@ -24,6 +24,7 @@ from test_window_equality import SWAP, TIERS, shrink
 )
 def test_answers_are_those_of_transformers(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     checkpoint = DenseCheckpoint(name, tmp_path, STATES)
+    as_published(name, checkpoint.path)
     llm = engine_of(checkpoint.path, **settings)
     groups = llm.engine.scheduler.pool.layout.groups
     assert groups[-1].is_state

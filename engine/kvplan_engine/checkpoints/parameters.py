@@ -134,9 +134,9 @@ def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: T
             steps.extend(filter(None, [latent_rows(latent, parameter.part)]))
         if isinstance(latent, State):
             steps.extend(filter(None, [state_rows(latent, parameter.part, len(names.of(parameter.part)))]))
-    if layer is not None and parameter.part in ("qkv", "query_norm", "key_norm"):
-        attention = layer.mixers[0]
-        assert isinstance(attention, Attention)
+    mixer = None if layer is None or not layer.mixers else layer.mixers[0]
+    if isinstance(mixer, Attention) and parameter.part in ("qkv", "query_norm", "key_norm"):
+        attention = mixer
         order = names.row_order if parameter.part == "qkv" else "parts"
         stored = heads_of(attention, parameter.part, label)
         if stored is not None and (stored.must_move or order != "parts"):

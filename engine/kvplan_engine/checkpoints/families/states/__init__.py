@@ -14,8 +14,16 @@ parts        states by the keys that several of these share
 """
 
 from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.states import bamba, falcon_h1, jamba, lfm2, mamba, nemotron_h, qwen3_next
-from kvplan_engine.checkpoints.families.states.kimi_linear import read_kimi_linear
+from kvplan_engine.checkpoints.families.states import (
+    bamba,
+    falcon_h1,
+    jamba,
+    kimi_linear,
+    lfm2,
+    mamba,
+    nemotron_h,
+    qwen3_next,
+)
 from kvplan_engine.checkpoints.families.states.minimax import read_minimax
 from kvplan_engine.checkpoints.families.states.zamba2 import read_zamba2
 
@@ -27,8 +35,8 @@ STATES = (
     *nemotron_h.FAMILIES,
     *lfm2.FAMILIES,
     *qwen3_next.FAMILIES,
+    *kimi_linear.FAMILIES,
     Family(("Zamba2ForCausalLM",), ("zamba2",), read_zamba2),
-    Family(("KimiLinearForCausalLM",), ("kimi_linear",), read_kimi_linear),
     Family(("MiniMaxText01ForCausalLM",), ("minimax_text_01",), read_minimax),
     Family(("MiniMaxForCausalLM",), ("minimax",), read_minimax),
 )

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import mlp, model, norms
-from kvplan_engine.checkpoints.families.latent.parts import latent_attention
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.latent.parts import LATENT_NAMES, latent_attention
+from kvplan_engine.checkpoints.families.mixtures.parts import MIXTRAL_NAMES
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.mixers import State
 from kvplan_engine.description.model import Layer, ModelDescription
 
 
 def read_kimi_linear(config: dict[str, Any]) -> ModelDescription:
-    """transformers: KimiLinearModel, and the keys of the published config.json."""
+    """The keys of the published config.json, and those that transformers' KimiLinearModel has beside them."""
     norm = norms(config)
     options = {"rope": None} if config.get("mla_use_nope", True) else {}
     state, latent = _state(config), latent_attention(config, **options)
-    full = set(_linear(config).get("full_attn_layers") or ())  # counted from one
+    full = _full_layers(config)
     layers = []
     for index in range(int(config["num_hidden_layers"])):
-        mixer = latent if index + 1 in full else state
+        mixer = latent if index in full else state
         layers.append(Layer((mixer,), _feed_forward(config, index), norm))
     return model(config, layers, norm, max_positions=1048576)
 
 
+def _full_layers(config: dict[str, Any]) -> set[int]:
+    if config.get("layer_types") is not None:
+        return {index for index, kind in enumerate(config["layer_types"]) if kind == "full_attention"}
+    return {int(index) - 1 for index in _linear(config).get("full_attn_layers") or ()}  # counted from one
+
+
 def _linear(config: dict[str, Any]) -> dict[str, Any]:
-    return dict(config["linear_attn_config"])
+    published = config.get("linear_attn_config")
+    if published is not None:
+        return dict(published)
+    kernel = config.get("linear_conv_kernel_dim", 4)
+    return {
+        "num_heads": config["linear_num_heads"],
+        "head_dim": config["linear_head_dim"],
+        "short_conv_kernel_size": kernel,
+    }
 
 
 def _state(config: dict[str, Any]) -> State:
@@ -46,9 +63,15 @@ def _state(config: dict[str, Any]) -> State:
     )
 
 
-def _feed_forward(config: dict[str, Any], index: int) -> FeedForward:
+def _is_dense(config: dict[str, Any], index: int) -> bool:
+    if config.get("mlp_layer_types") is not None:
+        return bool(config["mlp_layer_types"][index] == "dense")
     every = int(config.get("moe_layer_freq", 1))
-    if index < int(config.get("first_k_dense_replace", 1)) or index % every:
+    return index < int(config.get("first_k_dense_replace", 1)) or index % every > 0
+
+
+def _feed_forward(config: dict[str, Any], index: int) -> FeedForward:
+    if _is_dense(config, index):
         return mlp(config, bias=False)
     size, shared = int(config["moe_intermediate_size"]), int(config.get("num_shared_experts") or 0)
     return Mixture(
@@ -63,3 +86,32 @@ def _feed_forward(config: dict[str, Any], index: int) -> FeedForward:
         top_groups=int(config.get("topk_group") or 1),
         shared=mlp(config, size * shared, bias=False) if shared else None,
     )
+
+
+_DELTA = {
+    "strength": "b_proj",
+    "decay_down": "f_a_proj",
+    "decay_up": "f_b_proj",
+    "gate_down": "g_a_proj",
+    "gate_up": "g_b_proj",
+    "A_log": "A_log",
+    "step_bias": "dt_bias",
+    "gated_norm": "o_norm",
+    "out": "o_proj",
+}
+_NAMES = replace(
+    LATENT_NAMES,
+    inside={
+        **LATENT_NAMES.inside,
+        **{ours: f"self_attn.{theirs}" for ours, theirs in _DELTA.items()},
+        "conv": tuple(f"self_attn.{part}_conv1d" for part in "qkv"),
+        "router": "block_sparse_moe.gate",
+        "correction": "block_sparse_moe.gate.e_score_correction_bias",
+        "experts.up": MIXTRAL_NAMES.inside["experts.up"],
+        "experts.down": MIXTRAL_NAMES.inside["experts.down"],
+        "shared.up": tuple(f"block_sparse_moe.shared_experts.{part}_proj" for part in ("gate", "up")),
+        "shared.down": "block_sparse_moe.shared_experts.down_proj",
+    },
+)
+
+FAMILIES = (Family(("KimiLinearForCausalLM",), ("kimi_linear",), read_kimi_linear, _NAMES),)

@@ -110,8 +110,10 @@ _NAMES = with_names(
 )
 _OLMO_NAMES = replace(
     QWEN_NAMES,
+    by_places={"before": {"attention_norm": "attention_layer_norm", "mlp_norm": "feedforward_layer_norm"}},
     inside=_DELTA
     | {
+        "conv": tuple(f"linear_attn.{part}_conv1d" for part in "qkv"),
         "in": tuple(f"linear_attn.{part}_proj" for part in "qkvg"),
         "decay_and_strength": ("linear_attn.a_proj", "linear_attn.b_proj"),
         "gated_norm": "linear_attn.o_norm",
