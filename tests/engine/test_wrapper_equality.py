@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from dense_models import SIZES, DenseCheckpoint, randomise
+from state_models import STATES
 from test_dense_equality import check_answers, engine_of, prompts_of
 
 _VISION: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -39,6 +40,8 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 64, "patch_size": 7},
         SIZES | {"model_type": "qwen2_vl_text", "rope_parameters": _SECTIONS},
     ),
+    "qwen3_5": ("Qwen3_5Config", _QWEN, STATES["qwen3_5"].values | {"model_type": "qwen3_5_text"}),
+    "qwen3_5_moe": ("Qwen3_5MoeConfig", _QWEN, STATES["qwen3_5-moe"].values | {"model_type": "qwen3_5_moe_text"}),
     "internvl": (
         "InternVLConfig",
         _VISION | {"image_size": [14, 14], "patch_size": [7, 7]},

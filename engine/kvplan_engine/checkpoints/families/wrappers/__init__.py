@@ -39,6 +39,8 @@ RUN_AS_TEXT = (
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
 )
 """Those whose language models run, and are tested inside of them (tests/engine/test_wrapper_equality.py)."""
