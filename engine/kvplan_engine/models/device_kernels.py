@@ -21,6 +21,7 @@ from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels, cpu_ker
 from kvplan_engine.kernels.cpu.states import CpuStates
 from kvplan_engine.kernels.cuda.driver import current_runtime
 from kvplan_engine.kernels.cuda.ops import CudaOps
+from kvplan_engine.kernels.cuda.states import CudaStates
 from kvplan_engine.layers.cuda_mixture import CudaMixtures
 from kvplan_engine.layers.head_products import PanelHeads, TorchHeads
 from kvplan_engine.layers.linear import Linear
@@ -84,7 +85,7 @@ def _cuda(device_type: str, dtype: torch.dtype) -> DeviceKernels:
         raise EngineError(f"the cuda attention backend does not run on {device_type}.", hint="use a CUDA device")
     runtime = current_runtime()
     mixtures = (CudaMixtures(runtime), TorchMixture)
-    return DeviceKernels(CudaBackend(runtime), CudaOps(runtime), (Linear,), mixtures)
+    return DeviceKernels(CudaBackend(runtime), CudaOps(runtime), (Linear,), mixtures, CudaStates(runtime))
 
 
 _KERNELS: dict[str, Callable[[str, torch.dtype], DeviceKernels]] = {

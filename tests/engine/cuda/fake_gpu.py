@@ -20,6 +20,7 @@ from kvplan_engine.execution import starting
 from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.runtime import Kernel
+from kvplan_engine.kernels.cuda.states import CudaStates
 from kvplan_engine.kernels.cuda.variants import KernelVariant
 from kvplan_engine.layers.cuda_mixture import CudaMixtures
 from kvplan_engine.layers.linear import Linear
@@ -213,7 +214,9 @@ def take_gpu(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
     """Let engines open ``gpu`` and run the emulated kernels on it."""
     # products by torch, as on a GPU: the CPU's own kernels would be no part of a captured graph
     mixtures = (CudaMixtures(gpu.runtime), TorchMixture)
-    kernels = DeviceKernels(CudaBackend(gpu.runtime), CudaOps(gpu.runtime), (Linear,), mixtures)
+    kernels = DeviceKernels(
+        CudaBackend(gpu.runtime), CudaOps(gpu.runtime), (Linear,), mixtures, CudaStates(gpu.runtime)
+    )
     monkeypatch.setattr(starting, "open_device", lambda *_: gpu)
     monkeypatch.setattr(loaded_model, "select_kernels", lambda *_: kernels)
     return gpu

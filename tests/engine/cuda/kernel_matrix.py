@@ -23,7 +23,16 @@ from kvplan_engine.kernels.cuda.mixture_launch import (
     sum_variant,
 )
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.state_launch import (
+    convolution_variant,
+    delta_variant,
+    gate_variant,
+    mamba1_variant,
+    mamba2_variant,
+)
 from kvplan_engine.kernels.cuda.variants import KernelVariant, variant, write_variant
+from kvplan_engine.kernels.states.delta import DeltaRule
+from kvplan_engine.kernels.states.gating import Gating
 from kvplan_engine.paths import source_dir
 
 F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
@@ -74,7 +83,7 @@ def every_kernel(capability: tuple[int, int]) -> list[KernelVariant]:
     variants.append(variant("activation.cu", "silu_and_mul", scalar=scalar, vectors=1))
     variants.append(variant("argmax.cu", "argmax_rows", scalar=scalar, vectors=1))
     variants.append(variant("copy_blocks.cu", "copy_blocks"))
-    return variants + mixture_kernels(properties)
+    return variants + mixture_kernels(properties) + state_kernels(scalar)
 
 
 def mixture_kernels(properties: DeviceProperties) -> list[KernelVariant]:
@@ -99,7 +108,8 @@ def every_shape() -> list[KernelVariant]:
     decode_only = [AttentionShape(F16, FP8, size, 16, 8, 8) for size in HEAD_SIZES]
     decode_only += [AttentionShape(BF16, BF16, 64, 16, 71, 1), AttentionShape(BF16, BF16, 64, 1, 12, 12)]
     decode = [decode_launch(shape, properties).variant for shape in shapes + decode_only]
-    return decode + [prefill_launch(shape, properties).variant for shape in shapes] + every_product()
+    prefill = [prefill_launch(shape, properties).variant for shape in shapes]
+    return decode + prefill + every_product() + every_recurrence()
 
 
 def every_product() -> list[KernelVariant]:
@@ -108,6 +118,29 @@ def every_product() -> list[KernelVariant]:
     shapes = [(up, 16), (ProductShape(F16, F16, "relu2"), 64), (down, 1), (down, 64), (ProductShape(F32, F32), 8)]
     grin = Mixture(16, 2, Mlp(6400, "silu"), "sparse_mixer", normalised=False)
     return [*(product_launch(shape, rows).variant for shape, rows in shapes), route_variant(grin, BF16)]
+
+
+def state_kernels(scalar: torch.dtype) -> list[KernelVariant]:
+    """Those of Qwen3-Next, Mamba 2 and Jamba."""
+    return [
+        convolution_variant(scalar, scalar, 4, silu=True),
+        delta_variant(scalar, F32, _delta_rule(128, 32), has_strength=True),
+        mamba2_variant(scalar, F32, 128, 64),
+        mamba1_variant(scalar, F32, 16),
+        gate_variant(scalar, Gating(torch.ones(128))),
+    ]
+
+
+def every_recurrence() -> list[KernelVariant]:
+    """Kimi's decays of each element, linear attention with fixed ones, and the longest rows."""
+    rules = ((_delta_rule(128, 32 * 128), True), (_delta_rule(96, 0), False))
+    delta = [delta_variant(BF16, F32, rule, has_strength=has_strength) for rule, has_strength in rules]
+    return [*delta, mamba2_variant(BF16, BF16, 512, 64), mamba1_variant(BF16, F32, 32)]
+
+
+def _delta_rule(key_size: int, num_biases: int) -> DeltaRule:
+    bias = torch.zeros(num_biases) if num_biases else None
+    return DeltaRule(32, 16, key_size, 128, torch.zeros(32), bias)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,5 +11,6 @@ checks      what they ask of their arguments beyond ``kernels.arguments``
 ops         the operations of ``kernels.interface``
 mixture     a mixture of experts, step by step; mixture_product: one product of it; mixture_memory: what lies between
 mixture_launch  how its kernels are compiled and launched
+states      the operations of layers with a state; state_launch: how their kernels are compiled
 attention   how the attention kernels are launched for a model's shape
 """
