@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from server_process import plain
+from tokenizers import decoders
 from transformers import AutoTokenizer
 
 from kvplan_engine.requests.detokenizer import Detokenizer, answer_text
+from kvplan_engine.server.text.byte_level import ByteStreamDecoder
 from kvplan_engine.server.text.chat_template import ChatTemplate, TemplateFailed
-from kvplan_engine.server.text.decoding import StreamDecoder
+from kvplan_engine.server.text.decoding import AnswerDecoder, StreamDecoder, answer_decoder
 from kvplan_engine.server.text.stop_strings import StopStrings
 from kvplan_engine.server.text.tokenizer import TextTokenizer
 
@@ -23,7 +26,17 @@ def tokenizer(model_path: Path) -> TextTokenizer:
     return TextTokenizer((model_path / "tokenizer.json").read_text(encoding="utf-8"))
 
 
-def _streamed(decoder: StreamDecoder, tokens: list[int]) -> str:
+def _by_bytes(tokenizer: TextTokenizer, prompt: list[int]) -> AnswerDecoder:
+    decoder = answer_decoder(tokenizer, prompt)
+    assert isinstance(decoder, ByteStreamDecoder)
+    return decoder
+
+
+_either_decoder = pytest.mark.parametrize("make", [StreamDecoder, _by_bytes], ids=["library", "bytes"])
+Make = Callable[[TextTokenizer, list[int]], AnswerDecoder]
+
+
+def _streamed(decoder: AnswerDecoder, tokens: list[int]) -> str:
     return "".join(map(decoder.add, tokens)) + decoder.flush()
 
 
@@ -39,33 +52,58 @@ def test_a_stream_decodes_as_the_engine_does(tokenizer: TextTokenizer, first: in
         assert plain(_streamed(StreamDecoder(tokenizer, prompt), tokens)) == plain(expected)
 
 
-def test_a_stream_of_valid_text_is_what_a_whole_answer_decodes_to(tokenizer: TextTokenizer) -> None:
+@pytest.mark.parametrize("first", [0, 3, 130], ids=["any", "no-special", "words"])
+def test_bytes_decode_as_a_whole_answer_does(tokenizer: TextTokenizer, first: int) -> None:
+    """To the character, also where tokens are no valid text."""
+    draw = random.Random(first)
+    for _ in range(300):
+        prompt = [draw.randrange(first, 384) for _ in range(draw.randrange(1, 12))]
+        tokens = [draw.randrange(first, 384) for _ in range(draw.randrange(1, 40))]
+        assert _streamed(_by_bytes(tokenizer, prompt), tokens) == answer_text(tokenizer, prompt, tokens)
+
+
+@_either_decoder
+def test_a_stream_of_valid_text_is_what_a_whole_answer_decodes_to(tokenizer: TextTokenizer, make: Make) -> None:
     text = "the cache 🙂 holds äöü and 日本語 <|end|> of Paris"
     tokens = tokenizer._encode(text, True)
     for start in range(1, len(tokens)):
         expected = answer_text(tokenizer, tokens[:start], tokens[start:])
-        assert _streamed(StreamDecoder(tokenizer, tokens[:start]), tokens[start:]) == expected
+        assert _streamed(make(tokenizer, tokens[:start]), tokens[start:]) == expected
 
 
-def test_text_arrives_as_soon_as_its_characters_are_complete(tokenizer: TextTokenizer) -> None:
+@_either_decoder
+def test_text_arrives_as_soon_as_its_characters_are_complete(tokenizer: TextTokenizer, make: Make) -> None:
     tokens = tokenizer._encode("the cache 🙂🙂 ö", True)
-    decoder = StreamDecoder(tokenizer, [300])
+    decoder = make(tokenizer, [300])
     pieces = [decoder.add(token) for token in tokens]
     assert "".join(pieces) == "the cache 🙂🙂 ö"
     assert "\ufffd" not in "".join(pieces)
     assert decoder.flush() == ""
 
 
-def test_held_tokens_are_not_lost_when_an_answer_ends_within_a_character(tokenizer: TextTokenizer) -> None:
+@_either_decoder
+def test_held_tokens_are_not_lost_when_an_answer_ends_within_a_character(tokenizer: TextTokenizer, make: Make) -> None:
     smile = tokenizer._encode("x語", True)
     assert len(smile) > 2, "one token per character cannot tell"
-    assert _streamed(StreamDecoder(tokenizer, []), smile[:-1]).rstrip("\ufffd") == "x"
+    assert _streamed(make(tokenizer, []), smile[:-1]).rstrip("\ufffd") == "x"
 
 
 def test_texts_are_encoded_as_transformers_does(model_path: Path, tokenizer: TextTokenizer) -> None:
     reference = AutoTokenizer.from_pretrained(str(model_path))
     for text in ("the capital", " Paris 🙂", "<|end|>the", ""):
         assert tokenizer._encode(text, True) == reference.encode(text)
+
+
+def test_special_tokens_are_text_where_they_are_not_skipped(tokenizer: TextTokenizer) -> None:
+    tokens = tokenizer._encode("the<|end|> cache", True)
+    assert _streamed(answer_decoder(tokenizer, [300]), tokens) == "the cache"
+    assert _streamed(answer_decoder(tokenizer, [300], skip_special_tokens=False), tokens) == "the<|end|> cache"
+
+
+def test_tokens_that_depend_on_their_neighbours_are_left_to_the_library(tokenizer: TextTokenizer) -> None:
+    other = TextTokenizer(tokenizer.backend.to_str())
+    other.backend.decoder = decoders.Metaspace()
+    assert isinstance(answer_decoder(TextTokenizer(other.backend.to_str()), [300]), StreamDecoder)
 
 
 # ---- stop strings

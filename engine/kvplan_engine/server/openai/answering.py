@@ -11,7 +11,7 @@ from kvplan_engine.server.engine_client.generation import Generation, Mailbox, R
 from kvplan_engine.server.openai.choices import Choice, Delta
 from kvplan_engine.server.openai.shapes import DONE, Shape
 from kvplan_engine.server.openai.usage import request_metrics, usage
-from kvplan_engine.server.text.decoding import NoText, StreamDecoder
+from kvplan_engine.server.text.decoding import answer_decoder
 
 
 class Output(Protocol):
@@ -51,13 +51,8 @@ class Answering:
     def _choice(self, index: int) -> Choice:
         context = self._shape.context
         params = self._params[index // context.num_samples]
-        if context.tokenizer is None:
-            return Choice(NoText(), context.options, params.min_tokens)
-        decoder = StreamDecoder(
-            context.tokenizer,
-            context.prompt_of(index).token_ids,
-            skip_special_tokens=context.options.skip_special_tokens,
-        )
+        skips = context.options.skip_special_tokens
+        decoder = answer_decoder(context.tokenizer, context.prompt_of(index).token_ids, skip_special_tokens=skips)
         return Choice(decoder, context.options, params.min_tokens)
 
     def __enter__(self) -> Answering:

@@ -1,4 +1,6 @@
-"""An answer's text, token by token, at the cost of one call into the tokenizers library per token.
+"""An answer's text, token by token: from a table of the tokens' bytes where the tokenizer is so simple.
+
+Otherwise at the cost of one call into the tokenizers library per token.
 
 ``DecodeStream`` holds tokens back until their characters are complete, without bound, and keeps what it holds at the
 end. So after a few held tokens, and at the end, the text is taken from two whole decodings instead, as
@@ -13,6 +15,7 @@ from typing import Protocol
 from tokenizers.decoders import DecodeStream
 
 from kvplan_engine.requests.detokenizer import common_length
+from kvplan_engine.server.text.byte_level import ByteStreamDecoder
 from kvplan_engine.server.text.tokenizer import TextTokenizer
 
 # Tokens of context: a tokenizer looks back one token, or to the start of a character of at most four bytes.
@@ -30,6 +33,18 @@ class AnswerDecoder(Protocol):
 
     def flush(self) -> str:
         """At the end of an answer: the text that is still held back."""
+
+
+def answer_decoder(
+    tokenizer: TextTokenizer | None, prompt_token_ids: list[int], *, skip_special_tokens: bool = True
+) -> AnswerDecoder:
+    """For an answer to ``prompt_token_ids``."""
+    if tokenizer is None:
+        return NoText()
+    vocabulary = tokenizer.byte_vocabulary(skip_special_tokens=skip_special_tokens)
+    if vocabulary is not None:
+        return ByteStreamDecoder(vocabulary, prompt_token_ids)
+    return StreamDecoder(tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
 
 
 class StreamDecoder:

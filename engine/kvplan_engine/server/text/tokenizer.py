@@ -7,6 +7,8 @@ from functools import lru_cache
 
 from tokenizers import Tokenizer
 
+from kvplan_engine.server.text.byte_level import ByteVocabulary
+
 # From this many characters on, encoding takes milliseconds: it then runs in a thread, where it releases the GIL.
 _LONG_TEXT = 8_000
 
@@ -19,6 +21,15 @@ class TextTokenizer:
         self.backend.no_truncation()
         self.backend.no_padding()
         self.token_text = lru_cache(maxsize=1 << 16)(self._token_text)
+        self._byte_vocabularies: dict[bool, ByteVocabulary] = {}
+        if ByteVocabulary.can_decode(self.backend):
+            self._byte_vocabularies = {
+                skips: ByteVocabulary(self.backend, skip_special_tokens=skips) for skips in (True, False)
+            }
+
+    def byte_vocabulary(self, *, skip_special_tokens: bool) -> ByteVocabulary | None:
+        """Where each token stands for bytes of its own; None for other tokenizers."""
+        return self._byte_vocabularies.get(skip_special_tokens)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``."""
