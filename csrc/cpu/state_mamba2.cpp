@@ -76,22 +76,86 @@ void pass_row(const kvplan_mamba2& args, const Run& run, int64_t padded, int64_t
     put(out + i * args.out_stride, sum_of(sums[i]) + args.skip[head] * to_float(x[i * args.x_stride]));
 }
 
+// One token, over rows that lie one behind the other and are whole vectors: the state is read and written once.
+template <class T, class S, int kVectors>
+KVPLAN_INLINE void pass_token(const kvplan_mamba2& args, const Run& run, int64_t head, int64_t row, int64_t count,
+                              bool is_new, S* state) {
+  const int64_t element = head * args.rows + row;
+  const T* x = static_cast<const T*>(args.x) + run.first * args.x_stride + element;
+  T* out = static_cast<T*>(args.out) + run.first * args.out_stride + element;
+  const float step = run.steps[0], decay = run.decays[0], skip = args.skip[head];
+  for (int64_t i = 0; i < count; ++i, state += kVectors * kLanes) {
+    const float value = to_float(x[i]), input = step * value;
+    Floats sums[2] = {};
+    for (int v = 0; v < kVectors; ++v) {
+      const Floats past = is_new ? Floats{} : load(state + v * kLanes);
+      const Floats held = past * decay + input * load(run.b + v * kLanes);
+      store(state + v * kLanes, held);
+      sums[v % 2] += held * load(run.c + v * kLanes);
+    }
+    put(out + i, sum_of(sums[0] + sums[1]) + skip * value);
+  }
+}
+
+template <class T, class S>
+void pass_rows_together(const kvplan_mamba2& args, const Run& run, int64_t head, int64_t row, int64_t count,
+                        bool is_new, S* state) {
+  switch (args.state.columns / kLanes) {
+    case 1: return pass_token<T, S, 1>(args, run, head, row, count, is_new, state);
+    case 2: return pass_token<T, S, 2>(args, run, head, row, count, is_new, state);
+    case 4: return pass_token<T, S, 4>(args, run, head, row, count, is_new, state);
+    case 8: return pass_token<T, S, 8>(args, run, head, row, count, is_new, state);
+    case 16: return pass_token<T, S, 16>(args, run, head, row, count, is_new, state);
+    default: return pass_token<T, S, 32>(args, run, head, row, count, is_new, state);
+  }
+}
+
+// Whether rows have 1, 2, 4 .. 32 whole vectors.
+bool is_whole(int64_t columns) {
+  const int64_t vectors = columns / kLanes;
+  return columns % kLanes == 0 && vectors <= 32 && (vectors & (vectors - 1)) == 0;
+}
+
+// One head's only token.
+template <class T, class S>
+void decode_head(const kvplan_mamba2& args, const StateRows& rows, const Run& run, int64_t sequence, int64_t head) {
+  const bool is_new = rows.is_new(sequence);
+  for (int64_t row = 0; row < args.rows;) {
+    const int64_t index = head * args.rows + row;
+    const int64_t count = std::min(rows.rows_together(index), args.rows - row);
+    pass_rows_together<T>(args, run, head, row, count, is_new, rows.row<S>(sequence, index));
+    row += count;
+  }
+}
+
+template <class T>
+void read_run(const kvplan_mamba2& args, int64_t head, Run& run, float* b, float* c) {
+  const int64_t columns = args.state.columns, padded = padded_columns(columns);
+  const int64_t group = head / (args.heads / args.groups) * columns;
+  make_steps<T>(args, head, run);
+  for (int64_t i = 0; i < run.count; ++i) {
+    const int64_t token = run.first + i;
+    read_padded(static_cast<const T*>(args.b) + token * args.b_stride + group, b + i * padded, columns);
+    read_padded(static_cast<const T*>(args.c) + token * args.c_stride + group, c + i * padded, columns);
+  }
+}
+
 template <class T, class S>
 void run_head(const kvplan_mamba2& args, const StateRows& rows, int64_t sequence, int64_t head) {
   static thread_local std::vector<float> memory;
   const int64_t columns = args.state.columns, padded = padded_columns(columns);
-  WorkingRows<S> state(rows, sequence, head * args.rows, args.rows, columns);
   memory.resize(static_cast<size_t>(2 * kRun * padded));
   float *b = memory.data(), *c = b + kRun * padded;
-  const int64_t group = head / (args.heads / args.groups) * columns;
-  const int64_t end = args.state.query_starts[sequence + 1];
-  for (int64_t first = args.state.query_starts[sequence]; first < end; first += kRun) {
+  const int64_t begin = args.state.query_starts[sequence], end = args.state.query_starts[sequence + 1];
+  if (end - begin == 1 && is_whole(columns)) {
+    Run run{begin, 1, {}, {}, b, c};
+    read_run<T>(args, head, run, b, c);
+    return decode_head<T, S>(args, rows, run, sequence, head);
+  }
+  WorkingRows<S> state(rows, sequence, head * args.rows, args.rows, columns);
+  for (int64_t first = begin; first < end; first += kRun) {
     Run run{first, std::min(kRun, end - first), {}, {}, b, c};
-    make_steps<T>(args, head, run);
-    for (int64_t i = 0; i < run.count; ++i) {
-      read_padded(static_cast<const T*>(args.b) + (first + i) * args.b_stride + group, b + i * padded, columns);
-      read_padded(static_cast<const T*>(args.c) + (first + i) * args.c_stride + group, c + i * padded, columns);
-    }
+    read_run<T>(args, head, run, b, c);
     for (int64_t row = 0; row < args.rows; ++row) pass_row<T>(args, run, padded, head, row, state.row(row));
   }
   state.write_back();

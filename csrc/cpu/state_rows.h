@@ -42,6 +42,12 @@ class StateRows {
     return state_.positions[state_.query_starts[sequence]] == 0;
   }
 
+  // How many rows from `index` on lie one behind the other.
+  int64_t rows_together(int64_t index) const {
+    const int64_t behind = index - num_first_;
+    return behind < 0 ? -behind : num_each_ - behind % num_each_;
+  }
+
   template <class S>
   S* row(int64_t sequence, int64_t index) const {
     const int64_t slot = slot_of(index), behind = index - num_first_;

@@ -1,6 +1,7 @@
 // Rows of a sequence's state as floats in whole vectors: where they lie in the pool if they are so there, else copied.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -29,44 +30,61 @@ KVPLAN_INLINE void put(BFloat16* target, float value) {
   store_part(target, splat(value), 1);
 }
 
-// Rows [first, first + count) of one sequence; those of a sequence that starts here are zeros.
+// Rows [first, first + count) of one sequence; those of a sequence that starts here are zeros. Uses memory that is kept
+// per thread: one object at a time.
 template <class S>
 class WorkingRows {
  public:
   WorkingRows(const StateRows& rows, int64_t sequence, int64_t first, int64_t count, int64_t columns)
-      : rows_(rows), sequence_(sequence), first_(first), count_(count), columns_(columns),
-        stride_(padded_columns(columns)), in_place_(std::is_same<S, float>::value && stride_ == columns) {
+      : columns_(columns), stride_(padded_columns(columns)), stored_(pointers()) {
     const bool is_new = rows.is_new(sequence);
-    if (!in_place_) memory().assign(static_cast<size_t>(count * stride_), 0.0f);
+    stored_.clear();
+    while (static_cast<int64_t>(stored_.size()) < count) add_run(rows, sequence, first, count);
+    if (!kInPlace || stride_ != columns) memory().assign(static_cast<size_t>(count * stride_), 0.0f);
     for (int64_t i = 0; i < count; ++i) {
-      if (in_place_ && is_new) std::memset(stored(i), 0, sizeof(S) * static_cast<size_t>(columns));
-      if (!in_place_ && !is_new) read_padded(stored(i), row(i), columns);
+      if (is_copied() && !is_new) read_padded(stored_[static_cast<size_t>(i)], row(i), columns);
+      if (!is_copied() && is_new) std::memset(row(i), 0, sizeof(float) * static_cast<size_t>(columns));
     }
   }
 
   // [padded columns]
   float* row(int64_t i) const {
-    return in_place_ ? reinterpret_cast<float*>(stored(i)) : memory().data() + i * stride_;
+    if constexpr (kInPlace)
+      if (stride_ == columns_) return stored_[static_cast<size_t>(i)];
+    return memory().data() + i * stride_;
   }
 
   void write_back() const {
-    for (int64_t i = 0; i < count_ && !in_place_; ++i) write_row(row(i), stored(i), columns_);
+    const int64_t count = is_copied() ? static_cast<int64_t>(stored_.size()) : 0;
+    for (int64_t i = 0; i < count; ++i) write_row(row(i), stored_[static_cast<size_t>(i)], columns_);
   }
 
  private:
-  S* stored(int64_t i) const {
-    return rows_.row<S>(sequence_, first_ + i);
+  static constexpr bool kInPlace = std::is_same<S, float>::value;
+
+  bool is_copied() const {
+    return !kInPlace || stride_ != columns_;
   }
 
-  // Kept per thread: one object at a time.
+  void add_run(const StateRows& rows, int64_t sequence, int64_t first, int64_t count) {
+    const int64_t done = static_cast<int64_t>(stored_.size()), next = first + done;
+    const int64_t run = std::min(rows.rows_together(next), count - done);
+    S* start = rows.row<S>(sequence, next);
+    for (int64_t i = 0; i < run; ++i) stored_.push_back(start + i * columns_);
+  }
+
   static std::vector<float>& memory() {
     static thread_local std::vector<float> floats;
     return floats;
   }
 
-  const StateRows& rows_;
-  const int64_t sequence_, first_, count_, columns_, stride_;
-  const bool in_place_;
+  static std::vector<S*>& pointers() {
+    static thread_local std::vector<S*> rows;
+    return rows;
+  }
+
+  const int64_t columns_, stride_;
+  std::vector<S*>& stored_;
 };
 
 }  // namespace kvplan
