@@ -65,14 +65,15 @@ template <class Visit>
 void for_each_piece(const kvplan_attention& args, const SharedPrefixes& shared, const Plan& plan, const Visit& visit) {
   for (int64_t s = 0; s < args.num_sequences; ++s) {
     const int64_t query_len = query_length(args, s);
-    const bool direct = query_len <= plan.direct_queries;
-    const int64_t queries = direct ? most(query_len, 1) : plan.packed_queries;
+    const bool direct = query_len <= plan.direct_queries || args.chosen != nullptr;
+    const int64_t queries = args.chosen != nullptr ? 1 : (direct ? most(query_len, 1) : plan.packed_queries);
     const int64_t heads = direct ? plan.direct_heads : 1;
     const PrefixGroup* group = direct ? shared.of(s) : nullptr;
     for (int64_t first = 0; first < query_len; first += queries) {
       const int64_t count = least(queries, query_len - first);
       Span span = visible_span(args, s, first, count);
       if (group != nullptr) span.begin = group->tokens;
+      if (args.chosen != nullptr) span.end = least(span.end, args.chosen_stride);
       for (int64_t head = 0; head < args.num_kv_heads; head += heads)
         visit(Piece{s, head, least(heads, args.num_kv_heads - head), first, count, direct, span, group});
     }
@@ -119,6 +120,17 @@ bool blocks_in_pool(const kvplan_attention& args, int64_t sequence) {
   return true;
 }
 
+bool chooses_seen_tokens(const kvplan_attention& args, int64_t sequence) {
+  const int64_t query_len = query_length(args, sequence);
+  for (int64_t query = 0; query < query_len; ++query) {
+    const int64_t position = args.seq_lens[sequence] - query_len + query;
+    const int32_t* chosen = args.chosen + (args.query_starts[sequence] + query) * args.chosen_stride;
+    for (int64_t i = 0; i < least(position + 1, args.chosen_stride); ++i)
+      if (chosen[i] < 0 || chosen[i] > position) return false;
+  }
+  return true;
+}
+
 // KV heads of a direct item: all where there are sequences enough for the threads, fewer where there are not.
 int64_t heads_per_item(const kvplan_attention& args, int64_t rows_per_head, int threads) {
   const int64_t in_cache = most(1, kDirectItemFloats / (rows_per_head * most(args.head_size, args.value_size)));
@@ -139,6 +151,7 @@ int check_attention(const kvplan_attention& args) {
     const int64_t query_len = query_length(args, s);
     if (query_len < 0 || query_len > args.seq_lens[s]) return KVPLAN_BAD_INDEX;
     if (query_len > 0 && !blocks_in_pool(args, s)) return KVPLAN_BAD_INDEX;
+    if (args.chosen != nullptr && !chooses_seen_tokens(args, s)) return KVPLAN_BAD_INDEX;
   }
   return KVPLAN_OK;
 }
@@ -147,7 +160,7 @@ Plan plan_attention(const kvplan_attention& args, SharedPrefixes& shared, int th
   const int64_t group = args.num_heads / args.num_kv_heads;
   Plan plan{};
   plan.direct_queries = static_cast<int32_t>(reads_wide_keys(args) ? 1 : kMostDirectRows / group);
-  if (group > kMostDirectRows) forget(shared);  // so many rows per KV head that one sequence serves itself well
+  if (group > kMostDirectRows || args.chosen != nullptr) forget(shared);  // one sequence's rows serve themselves well
   plan.direct_heads = static_cast<int32_t>(heads_per_item(args, most(1, plan.direct_queries) * group, threads));
   plan.packed_queries = static_cast<int32_t>(most(1, kPackedItemRows / group));
   plan.shared_members = static_cast<int32_t>(most(2, kPackedItemRows / group));

@@ -14,6 +14,7 @@ constexpr int64_t kWideKey = 256;
 
 // Elements of 8 bits are widened slowly, which packing does once for all rows.
 inline bool reads_wide_keys(const kvplan_attention& args) {
+  if (args.chosen != nullptr) return true;
   return args.num_heads / args.num_kv_heads > kMostDirectRows && args.head_size >= kWideKey &&
          args.kv_storage != KVPLAN_FLOAT8_E4M3;
 }
@@ -44,6 +45,34 @@ KVPLAN_INLINE void score_wide(const Call& call, const Scratch& scratch, const T*
   }
 }
 
+// As find_rows, of the tokens that the item's query token has chosen, by their number among these.
+template <class T>
+void find_chosen_rows(const Call& call, const Item& item, int first, int most_tokens, TileRows<T>& rows) {
+  const kvplan_attention& args = call.args;
+  const int64_t token = args.query_starts[item.sequence] + item.first_query;
+  const int32_t* chosen = args.chosen + token * args.chosen_stride + first;
+  const int32_t* table = args.block_tables + item.sequence * args.block_table_stride;
+  rows.first = first;
+  rows.tokens = item.kv_end - first < most_tokens ? item.kv_end - first : most_tokens;
+  const int padded = (rows.tokens + 3) / 4 * 4;
+  for (int t = 0; t < padded; ++t) {
+    const int64_t position = chosen[t < rows.tokens ? t : rows.tokens - 1];
+    const int64_t block = table[position / args.block_size] * args.block_stride, within = position % args.block_size;
+    rows.keys[t] = static_cast<const T*>(args.keys) + block + within * args.head_size;
+    rows.values[t] = static_cast<const T*>(args.values) + block + within * args.value_stride;
+  }
+}
+
+template <class T>
+void find_wide_rows(const Call& call, const Item& item, int first, TileRows<T>& rows) {
+  const int most_tokens = kTileTokens - first % kTileTokens;
+  if (call.args.chosen == nullptr) {
+    find_rows(call, item, first, most_tokens, rows);
+  } else {
+    find_chosen_rows(call, item, first, most_tokens, rows);
+  }
+}
+
 // For items of one KV head and one query token.
 template <class T>
 void attend_wide(const Call& call, const Item& item, Scratch& scratch) {
@@ -51,18 +80,19 @@ void attend_wide(const Call& call, const Item& item, Scratch& scratch) {
   const int64_t key_bytes = call.args.head_size * int64_t{sizeof(T)};
   TileRows<T> tiles[2];
   int current = 0;
-  find_rows(call, item, item.kv_begin, kTileTokens - item.kv_begin % kTileTokens, tiles[0]);
+  find_wide_rows(call, item, item.kv_begin, tiles[0]);
   for (int first = item.kv_begin; first < item.kv_end; first += tiles[1 - current].tokens) {
     const TileRows<T>& tile = tiles[current];
     TileRows<T>& next = tiles[1 - current];
     current = 1 - current;
     next.tokens = 0;
-    if (first + tile.tokens < item.kv_end) find_rows(call, item, first + tile.tokens, kTileTokens, next);
+    if (first + tile.tokens < item.kv_end) find_wide_rows(call, item, first + tile.tokens, next);
     for (int t = 0; t < tile.tokens; t += 4) {
       for (int ahead = t; ahead < t + 4 && ahead < next.tokens; ++ahead) prefetch_bytes(next.keys[ahead], key_bytes);
       score_wide<T, kDirectRows>(call, scratch, tile.keys, t, 0, rows);
     }
-    const Seen seen = seen_tokens(call, item, 0, first, tile.tokens);
+    const Seen all{0, tile.tokens};
+    const Seen seen = call.args.chosen == nullptr ? seen_tokens(call, item, 0, first, tile.tokens) : all;
     for (int row = 0; row < rows; ++row)
       update_softmax(call, seen, slope_of(call, item, row, first), tile.tokens, row,
                      scratch.scores + row * kTileTokens, scratch.partial);

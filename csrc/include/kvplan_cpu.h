@@ -64,6 +64,10 @@ typedef struct kvplan_attention {
   const float* slopes;  // [num_heads]: times how far a key lies behind, taken from its score (ALiBi); null: none
   // value_stride: value_size, or head_size where values are the beginnings of the keys (latent attention)
   int64_t value_size, value_stride;
+  // [num_tokens, chosen_stride]: the positions that each query token sees, ascending, min(chosen_stride, its position + 1)
+  // of them; null: all up to its own. For one KV head, without a window, slopes or value_tables
+  const int32_t* chosen;
+  int64_t chosen_stride;
 } kvplan_attention;
 
 // Causal attention over the paged pool, prefill and decode rows in any mix (attention/backend.py has the definition).
@@ -73,6 +77,32 @@ int kvplan_paged_attention(const kvplan_attention* args, int threads);
 // Cached tokens of a KV head that this call reads for several sequences at once and not for each: the sum over groups of
 // (members - 1) * shared tokens. -1 where the call would be refused.
 int64_t kvplan_tokens_read_once(const kvplan_attention* args);
+
+// Which tokens each query token attends to: those with the largest sums over the index's heads of
+// weight * max(0, query . key).
+typedef struct kvplan_choice {
+  // [num_tokens, num_heads * head_size], of `storage`
+  const void* query;
+  // [num_tokens, num_heads], of `storage`
+  const void* weights;
+  int64_t query_row_stride, weight_row_stride;
+  // [num_blocks, block_size, head_size] of this layer, of `kv_storage`
+  const void* keys;
+  int64_t block_stride, num_blocks;
+  // as in kvplan_attention
+  const int32_t* block_tables;
+  int64_t block_table_stride, block_table_width;
+  const int32_t* seq_lens;
+  const int32_t* query_starts;
+  int64_t num_sequences, num_tokens;
+  int64_t num_heads, head_size, block_size;
+  // [num_tokens, top_k]: ascending; a token with no more than top_k before it and its own takes them all
+  int32_t* chosen;
+  int64_t top_k;
+  int32_t storage, kv_storage;
+} kvplan_choice;
+
+int kvplan_choose_tokens(const kvplan_choice* args, int threads);
 
 typedef struct kvplan_kv_write {
   // [num_tokens, num_kv_heads, head_size], of `storage`

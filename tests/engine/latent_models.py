@@ -37,6 +37,7 @@ _EXPERTS = _DENSE | {
     "n_group": 4,
     "topk_group": 2,
 }
+_INDEX = {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 12}
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 _MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}
 
@@ -56,6 +57,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral4": (
         "Mistral4Config",
         _EXPERTS | {"rope_parameters": _YARN | _MSCALE | {"llama_4_scaling_beta": 0.1}, "rope_interleave": True},
+    ),
+    "deepseek_v32": ("DeepseekV32Config", _EXPERTS | _INDEX | {"rope_parameters": _YARN | _MSCALE}),
+    "glm_moe_dsa": (
+        "GlmMoeDsaConfig",
+        _EXPERTS | _INDEX | {"n_group": 1, "topk_group": 1, "indexer_types": ["full", "shared", "full"]},
     ),
     "minicpm3": (
         "MiniCPM3Config",

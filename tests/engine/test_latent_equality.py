@@ -66,7 +66,7 @@ def test_log_probabilities(checkpoint: LatentCheckpoint) -> None:
     assert torch.tensor(found).sub(want).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["deepseek_v2_lite", "mistral4", "minicpm3"])
+@pytest.mark.parametrize("name", ["deepseek_v2_lite", "mistral4", "glm_moe_dsa"])
 def test_the_definition_answers_alike(name: str, tmp_path: Path) -> None:
     """The same models on plain torch."""
     checkpoint = LatentCheckpoint(name, tmp_path)

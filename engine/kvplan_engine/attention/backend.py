@@ -49,7 +49,9 @@ class AttentionOptions:
 class AttentionInputs:
     """One layer's attention in one step.
 
-    query [T, num_heads, head_size]; cache: the layer's; metadata: of the step; out [T, num_heads, value_size].
+    query [T, num_heads, head_size]; cache: the layer's; metadata: of the step; out [T, num_heads, value_size]. chosen
+    [T, k] int32: the positions that each query token sees, ascending, as many as there are up to its own, at most k
+    (see ``ChoiceInputs``); None: all of them. For one KV head, and neither a window nor slopes.
     """
 
     query: torch.Tensor
@@ -57,6 +59,23 @@ class AttentionInputs:
     metadata: AttentionMetadata
     out: torch.Tensor
     options: AttentionOptions
+    chosen: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceInputs:
+    """What sparse attention chooses by, in one layer and step: the k tokens of the largest scores for each query token.
+
+    A token's score is the sum over the index's heads of weight * max(0, query . key) (DeepSeek-V3.2, 2025). query
+    [T, heads, size], weights [T, heads]; index: the keys of the index, one head, in ``cache.keys``; metadata: of the
+    step, with the index's tables. chosen [T, k] int32: what is written, positions in ascending order.
+    """
+
+    query: torch.Tensor
+    weights: torch.Tensor
+    index: LayerCache
+    metadata: AttentionMetadata
+    chosen: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +99,15 @@ class AttentionBackend(Protocol):
 
     name: for messages and ``EngineConfig.attention_backend``. options: the fields of AttentionOptions that it has.
     is_capturable: its calls never wait for the device, so decode steps may be captured as graphs. takes_any_values:
-    values may be of another size than keys, or the beginnings of the keys (``LayerCache.values_in_keys``).
+    values may be of another size than keys, or the beginnings of the keys (``LayerCache.values_in_keys``). chooses: it
+    has ``choose``, and attention to what is chosen.
     """
 
     name: str
     options: frozenset[str]
     is_capturable: bool
     takes_any_values: bool
+    chooses: bool
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor | None, cache: LayerCache, slots: KvSlots) -> None:
         """Store ``key`` [T, num_kv_heads, head_size] and ``value`` [T, num_kv_heads, value_size] at ``slots``.
@@ -109,6 +130,10 @@ class AttentionBackend(Protocol):
         Query token i of sequence s sits at position seq_lens[s] - query_len + i and sees the positions up to its own.
         Query head h reads KV head h // (num_heads // num_kv_heads). EngineError for an option that it lacks.
         """
+        ...
+
+    def choose(self, inputs: ChoiceInputs) -> None:
+        """Write ``inputs.chosen``, of equal scores the earlier tokens. EngineError where the backend cannot choose."""
         ...
 
     def reserve_decode(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvplan_engine.attention.backend import AttentionInputs, ChoiceInputs
 from kvplan_engine.attention.layer_cache import LayerCache
 from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.kernels.arguments import check_rows, check_vector
@@ -29,6 +30,27 @@ def check_attending_heads(query: torch.Tensor, out: torch.Tensor, cache: LayerCa
     check_rows("out", out, (num_tokens, num_heads, cache.value_size), query.dtype)
     if num_heads % cache.num_kv_heads:
         raise ValueError(f"{num_heads} query heads cannot share {cache.num_kv_heads} KV heads evenly")
+
+
+def check_chosen(inputs: AttentionInputs) -> None:
+    """What each query token has chosen, [T, k] int32, where attention can do with it."""
+    chosen, options = inputs.chosen, inputs.options
+    if chosen is None:
+        return
+    if inputs.cache.num_kv_heads != 1 or inputs.metadata.value_tables is not None or options.window or options.slopes:
+        raise ValueError("chosen tokens are for one KV head, without a window, slopes or tables of values")
+    if chosen.dtype is not torch.int32 or not chosen.is_contiguous() or chosen.shape[0] != inputs.query.shape[0]:
+        raise ValueError(f"chosen is {chosen.dtype} {tuple(chosen.shape)}, wanted contiguous int32 [T, k]")
+
+
+def check_choice(inputs: ChoiceInputs) -> None:
+    """query [T, heads, size] with heads side by side, weights [T, heads], chosen [T, k] int32, an index of one head."""
+    num_tokens, num_heads, size = inputs.query.shape
+    check_rows("query", inputs.query, (num_tokens, num_heads, inputs.index.head_size), inputs.query.dtype)
+    check_rows("weights", inputs.weights, (num_tokens, num_heads), inputs.query.dtype)
+    check_rows("chosen", inputs.chosen, (num_tokens, inputs.chosen.shape[1]), torch.int32)
+    if inputs.query.stride(1) != size or not inputs.chosen.is_contiguous() or inputs.index.num_kv_heads != 1:
+        raise ValueError("a choice wants heads side by side, a contiguous result and an index of one head")
 
 
 def check_metadata(metadata: AttentionMetadata) -> None:

@@ -10,14 +10,22 @@ from kvplan_engine.attention.backend import (
     ALL_OPTIONS,
     AttentionInputs,
     AttentionOptions,
+    ChoiceInputs,
     Rotation,
     refuse_missing_options,
 )
-from kvplan_engine.attention.checks import check_attending_heads, check_metadata, check_written_heads
+from kvplan_engine.attention.checks import (
+    check_attending_heads,
+    check_choice,
+    check_chosen,
+    check_metadata,
+    check_written_heads,
+)
 from kvplan_engine.attention.layer_cache import LayerCache
 from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.kernels.arguments import check_vector
 from kvplan_engine.kernels.cpu import ops
+from kvplan_engine.kernels.cpu.choice_args import ChoiceArgs
 from kvplan_engine.kernels.cpu.library import (
     KV_STORAGE_CODES,
     STATUS_BAD_INDEX,
@@ -36,6 +44,7 @@ class CpuBackend:
     options = ALL_OPTIONS
     is_capturable = False
     takes_any_values = True
+    chooses = True
 
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
@@ -100,7 +109,13 @@ class CpuBackend:
             *_storage_codes(query, cache),
             _pointer(options.slopes),
             *(cache.value_size, cache.value_stride),
+            *_chosen(inputs),
         )
+
+    def choose(self, inputs: ChoiceInputs) -> None:
+        """See AttentionBackend.choose. Raises IndexError where lengths and block tables do not fit the pool."""
+        args = _choice_args(inputs)
+        raise_for(self._kernels.choose_tokens(byref(args), torch.get_num_threads()), inputs.index.num_blocks)
 
     def reserve_decode(
         self, cache: LayerCache, dtype: torch.dtype, num_heads: int, max_num_seqs: int, options: AttentionOptions
@@ -117,6 +132,31 @@ def raise_for(status: int, num_blocks: int) -> None:
         )
     if status != STATUS_OK:
         raise RuntimeError("can't allocate memory for the attention kernel's scratch")
+
+
+def _chosen(inputs: AttentionInputs) -> tuple[int | None, int]:
+    """Pointer and columns of what the query tokens have chosen."""
+    chosen = inputs.chosen
+    if chosen is None:
+        return None, 0
+    check_chosen(inputs)
+    return chosen.data_ptr(), chosen.shape[1]
+
+
+def _choice_args(inputs: ChoiceInputs) -> ChoiceArgs:
+    query, index, metadata = inputs.query, inputs.index, inputs.metadata
+    check_choice(inputs)
+    check_metadata(metadata)
+    tables = metadata.block_tables
+    num_tokens, num_heads, size = query.shape
+    return ChoiceArgs(
+        *(query.data_ptr(), inputs.weights.data_ptr(), query.stride(0), inputs.weights.stride(0)),
+        *(index.keys.data_ptr(), index.block_stride, index.num_blocks),
+        *(tables.data_ptr(), tables.stride(0), tables.shape[1]),
+        *(metadata.seq_lens.data_ptr(), metadata.query_starts.data_ptr(), tables.shape[0], num_tokens),
+        *(num_heads, size, index.block_size, inputs.chosen.data_ptr(), inputs.chosen.shape[1]),
+        *_storage_codes(query, index),
+    )
 
 
 def _pointer(tensor: torch.Tensor | None) -> int | None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from kvplan_engine.attention.backend import ALL_OPTIONS, AttentionInputs, AttentionOptions, Rotation
+from kvplan_engine.attention.backend import ALL_OPTIONS, AttentionInputs, AttentionOptions, ChoiceInputs, Rotation
 from kvplan_engine.attention.checks import check_attending_heads, check_metadata, check_written_heads
 from kvplan_engine.attention.cuda_plan import AttentionPlanner
 from kvplan_engine.attention.layer_cache import LayerCache
 from kvplan_engine.attention.metadata import KvSlots
+from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.arguments import check_rotation, check_vector
 from kvplan_engine.kernels.cuda.attention import AttentionShape
 from kvplan_engine.kernels.cuda.checks import check_heads, check_rotary_table
@@ -34,6 +35,7 @@ class CudaBackend:
     options = ALL_OPTIONS
     is_capturable = True
     takes_any_values = False
+    chooses = False
 
     def __init__(
         self,
@@ -113,6 +115,10 @@ class CudaBackend:
                 params.items = items.data_ptr()
                 grid = (num_items, launch.blocks_per_item)
                 self._runtime.kernel(launch.variant)(grid, launch.threads, launch.shared_bytes, params)
+
+    def choose(self, inputs: ChoiceInputs) -> None:
+        """See AttentionBackend.choose."""
+        raise EngineError("the cuda attention backend does not choose tokens.", hint="use a model without an index")
 
     def reserve_decode(
         self, cache: LayerCache, dtype: torch.dtype, num_heads: int, max_num_seqs: int, options: AttentionOptions

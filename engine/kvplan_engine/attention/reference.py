@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvplan_engine.attention.backend import ALL_OPTIONS, AttentionInputs, AttentionOptions, Rotation
+from kvplan_engine.attention.backend import ALL_OPTIONS, AttentionInputs, AttentionOptions, ChoiceInputs, Rotation
 from kvplan_engine.attention.layer_cache import LayerCache
 from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.kernels import torch_ops
@@ -20,6 +20,7 @@ class ReferenceBackend:
     options = ALL_OPTIONS
     is_capturable = False
     takes_any_values = True
+    chooses = True
 
     def __init__(self, compute_dtype: torch.dtype = torch.float32) -> None:
         self._compute_dtype = compute_dtype
@@ -56,8 +57,27 @@ class ReferenceBackend:
             first = 0 if window is None else max(0, kv_len - query_len + 1 - window)
             keys = self._gather(cache.keys, key_tables[sequence], first, kv_len)
             values = self._gather(cache.values, value_tables[sequence], first, kv_len)
-            attended = self._attend_one(inputs.query[rows], keys, values, inputs.options)
+            seen = _visible(query_len, keys.shape[1], window, keys.device)
+            if inputs.chosen is not None:
+                seen &= _is_chosen(inputs.chosen[rows], kv_len)
+            attended = self._attend_one(inputs.query[rows], keys, values, inputs.options, seen)
             inputs.out[rows] = attended.to(inputs.out.dtype)
+
+    def choose(self, inputs: ChoiceInputs) -> None:
+        """See AttentionBackend.choose."""
+        metadata, top_k = inputs.metadata, inputs.chosen.shape[1]
+        starts = metadata.query_starts.tolist()
+        for sequence, kv_len in enumerate(metadata.seq_lens.tolist()):
+            rows = slice(starts[sequence], starts[sequence + 1])
+            if rows.start == rows.stop:
+                continue
+            keys = self._gather(inputs.index.keys, metadata.block_tables[sequence], 0, kv_len)[0]
+            products = (inputs.query[rows].to(self._compute_dtype) @ keys.T).relu()  # [query_len, heads, kv_len]
+            scores = (inputs.weights[rows].to(self._compute_dtype)[:, :, None] * products).sum(1)
+            unseen = ~_visible(rows.stop - rows.start, kv_len, None, keys.device)
+            order = scores.masked_fill(unseen, float("-inf")).sort(dim=1, descending=True, stable=True).indices
+            taken = min(top_k, kv_len)
+            inputs.chosen[rows, :taken] = order[:, :taken].sort(dim=1).values.to(torch.int32)
 
     def reserve_decode(
         self, cache: LayerCache, dtype: torch.dtype, num_heads: int, max_num_seqs: int, options: AttentionOptions
@@ -76,9 +96,17 @@ class ReferenceBackend:
         return blocks.transpose(0, 1).flatten(1, 2)[:, skipped : skipped + end - first].to(self._compute_dtype)
 
     def _attend_one(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        options: AttentionOptions,
+        visible: torch.Tensor,
     ) -> torch.Tensor:
-        """[query_len, hq, d] attended over keys and values [hkv, n, d]; the last query_len are the queries' own."""
+        """[query_len, hq, d] attended over keys and values [hkv, n, d]; the last query_len are the queries' own.
+
+        visible [query_len, n] bool: which keys each query token sees.
+        """
         group_size = query.shape[1] // keys.shape[0]
         heads_first = query.transpose(0, 1).to(self._compute_dtype)
         scores = heads_first @ keys.repeat_interleave(group_size, dim=0).transpose(1, 2) * options.scale
@@ -87,7 +115,6 @@ class ReferenceBackend:
         if options.slopes is not None:
             distances = _distances(query.shape[0], keys.shape[1], query.device)
             scores = scores + options.slopes.to(scores)[:, None, None] * distances
-        visible = _visible(query.shape[0], keys.shape[1], options.window, query.device)
         weights = _softmax(scores.masked_fill(~visible, float("-inf")), options.sinks)
         return (weights @ values.repeat_interleave(group_size, dim=0)).transpose(0, 1)
 
@@ -98,6 +125,12 @@ def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
         return scores.softmax(dim=-1)
     column = sinks.to(scores)[:, None, None].expand(-1, scores.shape[1], 1)
     return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
+
+
+def _is_chosen(chosen: torch.Tensor, kv_len: int) -> torch.Tensor:
+    """[query_len, kv_len] bool of positions ``chosen`` [query_len, k]; behind a query's own they may be anything."""
+    is_chosen = torch.zeros(chosen.shape[0], kv_len, dtype=torch.bool, device=chosen.device)
+    return is_chosen.scatter_(1, chosen[:, : min(chosen.shape[1], kv_len)].clamp(0, kv_len - 1).long(), True)
 
 
 def _to_storage(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

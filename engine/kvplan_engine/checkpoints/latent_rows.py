@@ -14,7 +14,11 @@ from kvplan_engine.description.mixers import LatentAttention
 
 def latent_rows(attention: LatentAttention, part: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """What a stored tensor of ``part`` becomes; None where it is used as it is stored."""
-    if attention.rope is None or not attention.rope.neighbours:
+    if attention.rope is None:
+        return None
+    if part.startswith("indexer."):
+        return _index_rows(attention, part)
+    if not attention.rope.neighbours:
         return None
     period = {
         "query": attention.nope_size + attention.rope_size,
@@ -24,6 +28,20 @@ def latent_rows(attention: LatentAttention, part: str) -> Callable[[torch.Tensor
     if period is None:
         return None
     return lambda tensor: _as_halves(tensor, period, attention.rope_size)
+
+
+def _index_rows(attention: LatentAttention, part: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The index turns the first elements of its heads."""
+    indexer = attention.indexer
+    if indexer is None or not indexer.neighbours or part == "indexer.head_weights":
+        return None
+    return lambda tensor: _first_as_halves(tensor, indexer.head_size, attention.rope_size)
+
+
+def _first_as_halves(tensor: torch.Tensor, period: int, rotary: int) -> torch.Tensor:
+    """Of every ``period`` rows the first ``rotary``, likewise."""
+    turning, still = tensor.unflatten(0, (-1, period)).split([rotary, period - rotary], dim=1)
+    return torch.cat([turning[:, 0::2], turning[:, 1::2], still], dim=1).flatten(0, 1)
 
 
 def _as_halves(tensor: torch.Tensor, period: int, rotary: int) -> torch.Tensor:

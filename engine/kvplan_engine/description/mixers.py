@@ -53,11 +53,24 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """Sparse attention's index (DeepSeek V3.2): one key of ``head_size`` per token picks the ``top_k`` to attend to."""
+    """Sparse attention's index (DeepSeek V3.2): one key of ``head_size`` per token picks the ``top_k`` to attend to.
+
+    neighbours: RoPE pairs neighbours in it, whatever the attention does.
+    """
 
     num_heads: int
     head_size: int
     top_k: int
+    neighbours: bool = False
+
+    @property
+    def query_size(self) -> int:
+        return self.num_heads * self.head_size
+
+    @property
+    def columns(self) -> int:
+        """Elements of a token's queries, key and weights."""
+        return self.query_size + self.head_size + self.num_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +145,8 @@ class LatentAttention:
 
     q_rank: queries come from a latent of their own; None: straight from the layer's input. nope_size, rope_size: of a
     query's head without and with positions. latent_norm_eps: of both latents' norms. growing_scale: as Attention's.
+    sparse_top_k: each token attends to so many at most, which the indexer chooses; where the layer has none of its own,
+    the last layer that has one did.
     """
 
     num_heads: int
@@ -146,6 +161,7 @@ class LatentAttention:
     indexer: Indexer | None = None
     latent_norm_eps: float = 1e-6
     growing_scale: tuple[float, int] | None = None
+    sparse_top_k: int | None = None
 
     @property
     def query_size(self) -> int:

@@ -27,6 +27,8 @@ from kvplan_engine.description.model import ModelDescription
 MEASURE_INSTEAD = "load_format='none' measures its capacity without computing anything"
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+CHOSEN = "chosen"
+"""The workspace's buffer of what sparse attention has chosen, a position each; not there where contexts are shorter."""
 _ALIGNMENT_BYTES = 64  # a cache line: buffers never share one
 
 # Rows of logits that the sampler works on at a time, and its bytes per logit of such a row, six float32: a copy of the
@@ -71,6 +73,9 @@ def workspace_buffers(
     ]
     if model.layer_inputs is not None:
         buffers.append(BufferSpec("layer_inputs", (tokens, layer_input_columns(model)), dtype))
+    top_k = sparse_top_k(model)
+    if max_model_len > top_k > 0:
+        buffers.append(BufferSpec(CHOSEN, (tokens, top_k), "int32"))
     for name, rope in rope_tables(model).items():
         buffers.append(BufferSpec(name, (max_model_len, rope.rotary_size), "float32"))
     return buffers
@@ -83,6 +88,12 @@ def sampling_buffers(model: ModelDescription, dtype: str, *, max_num_seqs: int) 
         BufferSpec("logits", (max_num_seqs, model.vocab_size), dtype),
         BufferSpec("sampler", (rows * model.vocab_size * SAMPLER_ELEMENT_BYTES,), "uint8"),
     ]
+
+
+def sparse_top_k(model: ModelDescription) -> int:
+    """The most tokens that sparse attention chooses in any layer; 0 where none chooses."""
+    mixers = (mixer for layer in model.distinct_layers for mixer in layer.mixers)
+    return max((mixer.sparse_top_k or 0 for mixer in mixers if isinstance(mixer, LatentAttention)), default=0)
 
 
 def rope_tables(model: ModelDescription) -> dict[str, Rope]:
@@ -147,7 +158,9 @@ def _state_columns(part: State) -> int:
 
 def _latent_columns(part: LatentAttention) -> int:
     """Queries, later the output of each head; queries as rows of the cache; the latents, later what attention gives."""
-    return part.head_columns + part.num_heads * part.row_size + max(part.num_heads * part.kv_rank, part.down_columns)
+    index = 0 if part.indexer is None else part.indexer.columns  # before the queries are as wide as rows
+    latents = max(part.num_heads * part.kv_rank, part.down_columns)
+    return part.head_columns + max(part.num_heads * part.row_size, index) + latents
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@
     decoder_layer    the parts of one layer
     attention_part   one layer's attention
     latent_part      one layer's latent attention
+    index_part       the index by which sparse latent attention chooses tokens
     mamba1_part, mamba2_part, short_conv_part   one layer's Mamba, Mamba 2, short convolution
     mlp_part         one layer's MLP
     mixture_part     one layer's mixture of experts

@@ -43,7 +43,7 @@ def _lacking_in_mixer(mixer: Mixer) -> str | None:
         case Attention():
             return _lacking_in_attention(mixer)
         case LatentAttention():
-            return "an index of keys" if mixer.indexer is not None else _lacking_in_rope(mixer.rope)
+            return _lacking_in_rope(mixer.rope)
         case State():
             return _lacking_in_state(mixer)
         case _:

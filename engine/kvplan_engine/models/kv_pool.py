@@ -25,11 +25,22 @@ def tables_of(layout: KvLayout, layer: int) -> TablePlace:
     raise KeyError(f"layer {layer} keeps no tokens")
 
 
+def index_tables_of(layout: KvLayout, layer: int) -> TablePlace:
+    """Which tables say where the index keys of ``layer`` lie."""
+    for index, group in enumerate(layout.groups):
+        if (layer, "index") in group.places:
+            slot = group.places[layer, "index"].slot
+            return TablePlace(index, slot, slot)
+    raise KeyError(f"layer {layer} keeps no index")
+
+
 def places_of(layout: KvLayout, model: ModelDescription) -> list[TablePlace]:
-    """The tables of each layer with attention, in order."""
+    """The tables of each layer with attention, in order, an index's before them."""
     places: dict[int, TablePlace] = {}
     for index, layer in enumerate(model.layers):
         attention = keeper_in(layer)
+        if isinstance(attention, LatentAttention) and attention.indexer is not None:
+            places[-1 - index] = index_tables_of(layout, index)
         if attention is not None:
             read = attention.reads_layer if isinstance(attention, Attention) else None
             places[index] = tables_of(layout, index) if read is None else places[read]
@@ -63,6 +74,7 @@ class KvPool:
     ) -> None:
         self.blocks, self.layout, self.dtype = blocks, layout, dtype
         self.layers: list[LayerCache | None] = []
+        self._indexes: dict[int, LayerCache] = {}
         self._states: dict[tuple[int, UnitPart], StateRows] = {}
         for index, layer in enumerate(model.layers):
             attention = keeper_in(layer)
@@ -83,6 +95,10 @@ class KvPool:
         cache = self.layers[layer]
         assert cache is not None, f"layer {layer} keeps no keys and values"
         return cache
+
+    def index_of(self, layer: int) -> LayerCache:
+        """Where the index keys of ``layer`` lie. KeyError where it has none."""
+        return self._indexes[layer]
 
     def state(self, layer: int, part: UnitPart) -> StateRows:
         """Where the "conv" or "recurrent" part of the state of ``layer`` lies. KeyError where it has none."""
@@ -112,10 +128,17 @@ class KvPool:
         )
 
     def _latent_cache(self, index: int, attention: LatentAttention) -> LayerCache:
+        if attention.indexer is not None:
+            self._indexes[index] = self._index_cache(index, attention.indexer.head_size)
         tables = tables_of(self.layout, index)
         place = self.layout.groups[tables.group].places[index, "latent"]
         rows = self._pages(place, (1, self.layout.block_size, attention.row_size))
         return latent_cache(rows, attention.kv_rank, index, tables)
+
+    def _index_cache(self, index: int, size: int) -> LayerCache:
+        tables = index_tables_of(self.layout, index)
+        place = self.layout.groups[tables.group].places[index, "index"]
+        return latent_cache(self._pages(place, (1, self.layout.block_size, size)), size, index, tables)
 
     def _pages(self, place: Place, shape: tuple[int, int, int]) -> torch.Tensor:
         """The pages [num_blocks, *shape] at ``place``, over the whole pool."""

@@ -21,6 +21,7 @@ from kvplan_engine.layers.head_products import HeadProducts, make_head_products
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.projection import Projection, StoredWeight, make_projection
 from kvplan_engine.models.attention_part import growth
+from kvplan_engine.models.index_part import IndexPart, chosen_of, refuse_choice
 from kvplan_engine.models.mixer_part import MixerSource
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.step_space import StepSpace
@@ -34,6 +35,8 @@ class LatentPart:
 
     def __init__(self, attention: LatentAttention, source: MixerSource, kernels: PartKernels) -> None:
         refuse_values(kernels.attention, "latent attention")
+        if attention.sparse_top_k is not None:
+            refuse_choice(kernels.attention)
         self.description, self.index = attention, source.index
         self._rope_table, self._ops, self._backend = source.rope_table, kernels.ops, kernels.attention
         self.options = AttentionOptions(attention.scale)
@@ -51,6 +54,7 @@ class LatentPart:
         self._kv_down, self._kv_norm = projection("kv_down"), norm("kv_latent_norm")
         self._into_latent, self._out_of_latent = _absorbed(attention, source, kernels)
         self._output = projection("output")
+        self._index = None if attention.indexer is None else IndexPart(attention.indexer, source, kernels)
 
     def at(self, index: int) -> LatentPart:
         """See MixerPart.at."""
@@ -63,12 +67,13 @@ class LatentPart:
         attention, tokens = self.description, normed.shape[0]
         heads, row, rank = attention.num_heads, attention.row_size, attention.kv_rank
         columns = attention.head_columns
-        by_head, absorbed, latents = step.workspace.scratch(
-            (tokens, columns), (tokens, heads * row), (tokens, max(heads * rank, attention.down_columns))
+        by_head, wide, latents = step.workspace.scratch(
+            (tokens, columns), (tokens, self._wide_columns), (tokens, max(heads * rank, attention.down_columns))
         )
         query = by_head.view(-1)[: tokens * attention.query_size].view(tokens, heads, -1)
-        self._project(normed, step, query, latents)
-        kept, attended = absorbed.view(tokens, heads, row), latents.view(-1)[: tokens * heads * rank]
+        self._project(normed, step, query, latents, wide)
+        kept = wide.view(-1)[: tokens * heads * row].view(tokens, heads, row)
+        attended = latents.view(-1)[: tokens * heads * rank]
         self._into_latent.multiply(query[..., : attention.nope_size], kept[..., :rank])
         kept[..., rank:] = query[..., attention.nope_size :]
         self._attend(kept, attended.view(tokens, heads, rank), step)
@@ -76,7 +81,16 @@ class LatentPart:
         self._out_of_latent.multiply(attended.view(tokens, heads, rank), values)
         self._output(values.flatten(1), delta)
 
-    def _project(self, normed: torch.Tensor, step: StepSpace, query: torch.Tensor, room: torch.Tensor) -> None:
+    @property
+    def _wide_columns(self) -> int:
+        """Of what holds the index's vectors first, and then queries as wide as the rows."""
+        attention = self.description
+        index = 0 if attention.indexer is None else attention.indexer.columns
+        return max(attention.num_heads * attention.row_size, index)
+
+    def _project(
+        self, normed: torch.Tensor, step: StepSpace, query: torch.Tensor, room: torch.Tensor, index_room: torch.Tensor
+    ) -> None:
         """``query`` [T, heads, nope + rope], turned; the tokens' rows are in the pool. room: for the latents."""
         attention, tokens = self.description, normed.shape[0]
         query_rank = attention.q_rank or 0
@@ -89,6 +103,8 @@ class LatentPart:
             self._query_norm(query_latent, query_latent)
             source = query_latent
         self._query_up(source, query.flatten(1))
+        if self._index is not None:
+            self._index(self.index, normed, source, step, index_room.view(-1))
         self._kv_down(normed, row)
         latent = row[:, : attention.kv_rank]
         self._kv_norm(latent, latent)
@@ -109,7 +125,9 @@ class LatentPart:
     def _attend(self, query: torch.Tensor, out: torch.Tensor, step: StepSpace) -> None:
         cache = step.kv.of(self.index)
         metadata = step.batch.attention[cache.tables]
-        self._backend.attend(AttentionInputs(query, cache, metadata, out, self.options))
+        top_k = self.description.sparse_top_k
+        chosen = None if top_k is None else chosen_of(step, top_k)
+        self._backend.attend(AttentionInputs(query, cache, metadata, out, self.options, chosen))
 
 
 def _absorbed(

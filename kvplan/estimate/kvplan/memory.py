@@ -16,7 +16,7 @@ from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kv_groups import STATE
 from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
-from kvplan.estimate.kvplan.scratch import layer_input_elements, scratch_elements
+from kvplan.estimate.kvplan.scratch import chosen_tokens, layer_input_elements, scratch_elements
 from kvplan.estimate.kvplan.settings import EngineDevice, ResolvedSettings, resolve_settings
 from kvplan.estimate.weights import size_weights
 from kvplan.settings import FilledSettings, ServingSettings
@@ -89,6 +89,8 @@ def workspace_buffers(spec: ModelSpec, settings: FilledSettings, layout: KvLayou
     }
     if columns := layer_input_elements(spec):
         buffers["layer_inputs"] = tokens * columns * size
+    if settings.max_model_len > (top_k := chosen_tokens(spec)) > 0:
+        buffers["chosen"] = tokens * top_k * 4  # positions; shorter contexts have nothing to choose
     ropes = () if spec.rope is None else (spec.rope, *spec.further_ropes)
     for index, rope in enumerate(ropes):
         buffers[f"rope.{index}" if index else "rope"] = settings.max_model_len * rope.rotary_size * 4

@@ -31,6 +31,12 @@ def layer_input_elements(spec: ModelSpec) -> int:
     return sum(tensor.shape[1] for tensor in spec.tensors if tensor.name == _LAYER_INPUTS)
 
 
+def chosen_tokens(spec: ModelSpec) -> int:
+    """The most tokens that a sparse attention's index takes in any layer; 0 without one."""
+    latent = (mixer for layer in spec.layers for mixer in layer.mixers if isinstance(mixer, LatentAttention))
+    return max((mixer.indexer.topk for mixer in latent if mixer.indexer is not None), default=0)
+
+
 def _mixer_elements(mixer: Mixer) -> int:
     if isinstance(mixer, StateMixer):
         return _state_elements(mixer)
@@ -46,7 +52,10 @@ def _latent_elements(mixer: LatentAttention) -> int:
     row = mixer.kv_lora_rank + mixer.qk_rope_head_size
     by_head = mixer.num_heads * max(mixer.qk_nope_head_size + mixer.qk_rope_head_size, mixer.v_head_size)
     weighted = max(mixer.num_heads * mixer.kv_lora_rank, (mixer.q_lora_rank or 0) + row)
-    return by_head + mixer.num_heads * row + weighted
+    index = mixer.indexer
+    # an index's queries, key and weights of its heads are done with before the wide queries are there
+    indexed = 0 if index is None else index.num_heads * (index.head_size + 1) + index.head_size
+    return by_head + max(mixer.num_heads * row, indexed) + weighted
 
 
 def _state_elements(mixer: StateMixer) -> int:

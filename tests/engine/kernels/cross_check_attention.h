@@ -71,7 +71,7 @@ struct Step {
             pool.from(layer_size + layer_size / 2), 2 * layer_size, num_blocks, tables.data(), width, width,
             nullptr, lengths.data(), starts.data(), static_cast<int64_t>(lengths.size()), rows, a.heads, a.kv_heads,
             a.head_size, a.block_size, a.window, kScale, a.softcap, nullptr, a.storage, a.kv_storage,
-            a.slopes.empty() ? nullptr : a.slopes.data(), a.head_size, a.head_size};
+            a.slopes.empty() ? nullptr : a.slopes.data(), a.head_size, a.head_size, nullptr, 0};
   }
 };
 

@@ -12,6 +12,7 @@ import torch
 
 from kvplan_engine.kernels.build import NATIVE, BuildVariant, KernelBuildError, build_library
 from kvplan_engine.kernels.cpu.delta import DeltaRuleArgs
+from kvplan_engine.kernels.cpu.choice_args import ChoiceArgs
 from kvplan_engine.kernels.cpu.head_products_args import HeadProductsArgs
 from kvplan_engine.kernels.cpu.mamba_args import GatedRowsArgs, Mamba1Args, Mamba2Args
 from kvplan_engine.kernels.cpu.mixture_args import MixtureArgs
@@ -63,6 +64,8 @@ class AttentionArgs(ctypes.Structure):
         ("slopes", c_void_p),
         ("value_size", c_int64),
         ("value_stride", c_int64),
+        ("chosen", c_void_p),
+        ("chosen_stride", c_int64),
     )
 
 
@@ -197,6 +200,7 @@ class CpuKernels:
         self.lanes: int = self._function("kvplan_lanes")()
         self.paged_attention = self._function("kvplan_paged_attention", POINTER(AttentionArgs), c_int)
         self.tokens_read_once = self._function("kvplan_tokens_read_once", POINTER(AttentionArgs), result=c_int64)
+        self.choose_tokens = self._function("kvplan_choose_tokens", POINTER(ChoiceArgs), c_int)
         self.write_kv = self._function("kvplan_write_kv", POINTER(KvWriteArgs), c_int)
         self.rms_norm = self._function("kvplan_rms_norm", POINTER(NormArgs), c_int)
         self.layer_norm = self._function("kvplan_layer_norm", POINTER(NormArgs), c_int)

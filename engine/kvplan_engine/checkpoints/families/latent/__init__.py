@@ -17,17 +17,13 @@ from kvplan_engine.checkpoints.families.latent.parts import LATENT_NAMES, MISTRA
 _DEEPSEEK = {
     "DeepseekV2ForCausalLM": ("deepseek_v2",),
     "DeepseekV3ForCausalLM": ("deepseek_v3", "kimi_k2"),
-    "Glm4MoeLiteForCausalLM": ("glm4_moe_lite",),
-}
-
-_SPARSE = {
     "DeepseekV32ForCausalLM": ("deepseek_v32",),
     "GlmMoeDsaForCausalLM": ("glm_moe_dsa",),
+    "Glm4MoeLiteForCausalLM": ("glm4_moe_lite",),
 }
 
 LATENT = (
     *(Family((name,), types, read_deepseek, LATENT_NAMES) for name, types in _DEEPSEEK.items()),
-    *(Family((name,), types, read_deepseek) for name, types in _SPARSE.items()),
     Family(("Mistral4ForCausalLM",), ("mistral4",), read_deepseek, MISTRAL4_NAMES),
     Family(("MiniCPM3ForCausalLM",), ("minicpm3",), read_minicpm3, LATENT_NAMES),
     Family(("YoutuForCausalLM",), ("youtu",), read_youtu, LATENT_NAMES),

@@ -19,7 +19,9 @@ def read_deepseek(config: dict[str, Any]) -> ModelDescription:
     layers = []
     for block, has_indexer in zip(blocks, indexed, strict=True):
         index = indexer(config) if has_indexer else None
-        mixer = latent_attention(config, indexer=index, growing_scale=_growing_scale(config))
+        top_k = config.get("index_topk")
+        sparse = {"indexer": index, "sparse_top_k": None if top_k is None else int(top_k)}
+        mixer = latent_attention(config, growing_scale=_growing_scale(config), **sparse)
         feed_forward: FeedForward = mixture if block == "sparse" else dense
         layers.append(Layer((mixer,), feed_forward, norm))
     return model(config, layers, norm)

@@ -21,6 +21,10 @@ LATENT_NAMES = replace(
         "kv_down": "self_attn.kv_a_proj_with_mqa",
         "kv_latent_norm": "self_attn.kv_a_layernorm",
         "kv_up": "self_attn.kv_b_proj",
+        "indexer.query": "self_attn.indexer.wq_b",
+        "indexer.key": "self_attn.indexer.wk",
+        "indexer.key_norm": "self_attn.indexer.k_norm",
+        "indexer.head_weights": "self_attn.indexer.weights_proj",
     },
 )
 """DeepSeek's names, which all of these took over."""
@@ -65,5 +69,7 @@ def _scale_of_scores(turned: Rope) -> float:
 
 
 def indexer(config: dict[str, Any]) -> Indexer:
-    """DeepSeek Sparse Attention's."""
-    return Indexer(int(config["index_n_heads"]), int(config["index_head_dim"]), int(config["index_topk"]))
+    """DeepSeek Sparse Attention's; GLM 5's turns neighbours."""
+    neighbours = config.get("model_type") == "glm_moe_dsa"
+    heads, size, top_k = (int(config[f"index_{key}"]) for key in ("n_heads", "head_dim", "topk"))
+    return Indexer(heads, size, top_k, neighbours)
