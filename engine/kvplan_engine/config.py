@@ -12,6 +12,7 @@ from kvplan_engine.errors import EngineError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"} | {name: name for name in DTYPES}
 LOAD_FORMATS = ("auto", "dummy", "none", "safetensors", "gguf")
+QUANTIZATIONS = ("none", "fp8", "fp8-block", "int8", "awq", "gptq", "int4", "mxfp4", "nvfp4", "bitsandbytes")
 DUMMY_LAYERS = ("full", "shared")
 MODEL_IMPLS = ("auto", "native", "transformers")
 DEVICES = ("auto", "cpu", "cuda")
@@ -56,7 +57,7 @@ class Knob:
         """EngineError when ``value`` is out of range or not one of the choices."""
         if self.range is not None and value is not None and not self.range.contains(value):
             raise EngineError(f"{name} must be {self.range.text}, got {value}.")
-        if self.choices and value not in self.choices:
+        if self.choices and value is not None and value not in self.choices:
             raise EngineError(f"{name} '{value}' is not known.", hint="one of " + ", ".join(self.choices))
 
 
@@ -93,6 +94,12 @@ class EngineConfig:
         "what computes the model; native: the engine's own decoder; transformers: the model's class there, over the "
         "same pool; auto: native wherever it can",
         choices=MODEL_IMPLS,
+    )
+    quantization: str | None = _knob(
+        None,
+        "format of the weights of products; None: as they are stored; none: all in dtype; a name: dense or dummy "
+        "weights are rounded to it when they are loaded",
+        choices=QUANTIZATIONS,
     )
     weight_bytes: int | None = _knob(
         None,

@@ -198,7 +198,9 @@ def make_predictor(
     if options.is_counted:
         refuse_arrivals(requests)
         return Predictor(spec, device, requests, workload.max_concurrency, is_counted=True), ()
-    return Predictor(spec, device, requests, workload.max_concurrency, calibration=profile), notices
+    is_dense = resolve_load_format(options) == "dummy"
+    found = Predictor(spec, device, requests, workload.max_concurrency, calibration=profile, is_dense=is_dense)
+    return found, notices
 
 
 def notices_of(

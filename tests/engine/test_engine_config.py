@@ -58,6 +58,7 @@ def test_what_a_loaded_engine_may_change() -> None:
         "max_loras",
         "max_lora_rank",
         "max_cpu_loras",
+        "quantization",
         "tensor_parallel_size",
         "attention_backend",
     }

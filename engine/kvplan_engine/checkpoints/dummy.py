@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
+
 import torch
 
+from kvplan_engine.checkpoints.checkpoint import Checkpoint
+from kvplan_engine.checkpoints.families import names_of
+from kvplan_engine.checkpoints.parameters import Source, StoredParameter, stored_parameters
 from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import model_parameters
@@ -18,7 +23,7 @@ def fill_dummy(weights: Weights, model: ModelDescription, seed: int) -> None:
     """Normal(0, 0.02) matrices, unit norms, zero biases; the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.empty(_PERIOD).normal_(0.0, _STANDARD_DEVIATION, generator=generator)
-    values = values.to(weights["embedding.weight"].device)
+    values = values.to(next(iter(weights.values())).device)
     offset = 0
     for parameter in model_parameters(model):
         if parameter.name not in weights:
@@ -28,6 +33,28 @@ def fill_dummy(weights: Weights, model: ModelDescription, seed: int) -> None:
             offset = _fill_repeating(tensor.view(-1), values, offset)
         else:
             tensor.fill_(1.0 if parameter.kind == "norm" else 0.0)
+
+
+def open_dummy(model: ModelDescription, seed: int) -> Checkpoint:
+    """Random tensors under the names of the model's family, for weights that are rounded when they are loaded."""
+    names, _ = names_of(model)
+    assert names is not None, "a family without names is refused before"
+    parameters = stored_parameters(model, names)
+    shapes = {source.name: _stored_shape(stored, source) for stored in parameters for source in stored.sources}
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.empty(_PERIOD).normal_(0.0, _STANDARD_DEVIATION, generator=generator)
+
+    def read(name: str) -> torch.Tensor:
+        tensor = torch.empty(shapes[name])
+        _fill_repeating(tensor.view(-1), values, zlib.crc32(name.encode()) % _PERIOD)
+        return tensor
+
+    return Checkpoint("the dummy weights", parameters, read)
+
+
+def _stored_shape(stored: StoredParameter, source: Source) -> tuple[int, ...]:
+    shape = (source.num_rows * source.share, *stored.shape[1:])
+    return tuple(reversed(shape)) if source.transposed else shape
 
 
 def _fill_repeating(flat: torch.Tensor, values: torch.Tensor, offset: int) -> int:

@@ -1,4 +1,4 @@
-"""Weights of a model from a GGUF file, dequantised to the engine's dtype."""
+"""Weights of a model from a GGUF file. Weights of products stay as they are stored, others are widened."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kvplan_engine.checkpoints.checkpoint import Checkpoint
 from kvplan_engine.checkpoints.families import family_of
 from kvplan_engine.checkpoints.families.family import Gguf
-from kvplan_engine.checkpoints.gguf_header import read_gguf
+from kvplan_engine.checkpoints.gguf_header import GgufFile, read_gguf
 from kvplan_engine.checkpoints.parameters import stored_parameters
-from kvplan_engine.checkpoints.weights import Weights, fill_weights
+from kvplan_engine.checkpoints.quantised.ggml_blocks import BLOCK_FORMATS
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.uniform import uniform_attention
+from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.errors import EngineError
+from kvplan_engine.kernels.quantised_weight import QuantisedWeight
 
 
-def fill_from_gguf(weights: Weights, model: ModelDescription, path: Path) -> None:
-    """Dequantise every tensor of ``path`` into ``weights``."""
+def open_gguf(model: ModelDescription, path: Path) -> Checkpoint:
+    """EngineError where ``path`` is damaged, or holds what the engine does not read."""
     from gguf import GGMLQuantizationType, dequantize
 
     gguf = family_of(model.architecture).gguf
@@ -37,7 +40,30 @@ def fill_from_gguf(weights: Weights, model: ModelDescription, path: Path) -> Non
         num_heads = _heads_of_pairs(name, gguf, model)
         return torch.from_numpy(values if num_heads is None else _halves_of_heads(values, num_heads))
 
-    fill_weights(weights, stored_parameters(model, gguf.names), read, path.name)
+    is_quantised = any(tensor.kind in BLOCK_FORMATS for tensor in file.tensors.values())
+    blocks = _GgufBlocks(file, gguf, model) if is_quantised else None
+    return Checkpoint(path.name, stored_parameters(model, gguf.names), read, blocks)
+
+
+class _GgufBlocks:
+    """The tensors of a GGUF file in ggml's blocks."""
+
+    def __init__(self, file: GgufFile, gguf: Gguf, model: ModelDescription) -> None:
+        self._file, self._gguf, self._model = file, gguf, model
+
+    def format_of(self, name: str, num_inputs: int) -> WeightFormat | None:
+        """See QuantisedReader.format_of."""
+        stored = self._file.tensors.get(name)
+        blocks = None if stored is None else BLOCK_FORMATS.get(stored.kind)
+        return None if blocks is None or num_inputs % blocks.values else blocks.held
+
+    def read(self, name: str) -> QuantisedWeight:
+        """See QuantisedReader.read."""
+        weight = BLOCK_FORMATS[self._file.tensors[name].kind].read(self._file.bytes_of(name))
+        num_heads = _heads_of_pairs(name, self._gguf, self._model)
+        if num_heads is None:
+            return weight
+        return weight.with_rows(lambda rows: torch.from_numpy(_halves_of_heads(rows.numpy(), num_heads)))
 
 
 def _heads_of_pairs(name: str, gguf: Gguf, model: ModelDescription) -> int | None:

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvplan_engine.checkpoints.checkpoint import Checkpoint
 from kvplan_engine.checkpoints.config_json import load_model_config
-from kvplan_engine.checkpoints.dummy import fill_dummy
-from kvplan_engine.checkpoints.gguf import fill_from_gguf
+from kvplan_engine.checkpoints.dummy import fill_dummy, open_dummy
+from kvplan_engine.checkpoints.gguf import open_gguf
 from kvplan_engine.checkpoints.gguf_config import read_gguf_config
-from kvplan_engine.checkpoints.safetensors import fill_from_safetensors, read_safetensors_config
-from kvplan_engine.checkpoints.weights import Weights
+from kvplan_engine.checkpoints.quantised.held import HeldWeights, plan_held
+from kvplan_engine.checkpoints.quantised.rounding import RoundingReader
+from kvplan_engine.checkpoints.safetensors import open_safetensors, read_safetensors_config
+from kvplan_engine.checkpoints.weights import Weights, fill_weights
 from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.quantization import RECIPES
 from kvplan_engine.errors import EngineError
 
 logger = logging.getLogger("kvplan_engine")
@@ -32,7 +36,7 @@ class Loader:
     needs: str
     is_source: Callable[[Path], bool]
     has_weights: Callable[[Path], bool]
-    fill: Callable[[Weights, ModelDescription, Path], None]
+    open: Callable[[ModelDescription, Path], Checkpoint]
     read_config: Callable[[Path], dict[str, Any]] | None = None
 
 
@@ -41,12 +45,12 @@ def _is_gguf(path: Path) -> bool:
 
 
 LOADERS = {
-    "gguf": Loader("a .gguf file", _is_gguf, _is_gguf, fill_from_gguf, read_gguf_config),
+    "gguf": Loader("a .gguf file", _is_gguf, _is_gguf, open_gguf, read_gguf_config),
     "safetensors": Loader(
         "a directory with safetensors",
         Path.is_dir,
         lambda path: any(path.glob("*.safetensors")),
-        fill_from_safetensors,
+        open_safetensors,
         read_safetensors_config,
     ),
 }
@@ -69,12 +73,41 @@ def load_weights(weights: Weights, model: ModelDescription, source: Any, load_fo
     """
     loader = _choose(source, load_format)
     if loader is not None:
-        loader.fill(weights, model, Path(source))
+        checkpoint = loader.open(model, Path(source))
+        fill_weights(weights, checkpoint.parameters, checkpoint.read, checkpoint.where)
         return False
     if load_format == "auto":
         logger.warning("no weights found: running with dummy weights (shapes and speed are right, text is not)")
     fill_dummy(weights, model, seed)
     return True
+
+
+def plan_held_weights(
+    model: ModelDescription, source: Any, load_format: str, quantization: str | None, seed: int
+) -> HeldWeights:
+    """The weights that are held in few bits: as they are stored, or as ``quantization`` rounds dense ones.
+
+    quantization: a name of RECIPES; None: as ``source`` has them; "none": no weight is. EngineError where it is to
+    round what is quantised already.
+    """
+    if quantization == "none":
+        return HeldWeights()
+    loader = _choose(source, load_format)
+    if loader is None and quantization is None:
+        return HeldWeights()
+    checkpoint = open_dummy(model, seed) if loader is None else loader.open(model, Path(source))
+    reader = checkpoint.quantised
+    if reader is not None and quantization is not None:
+        raise EngineError(
+            f"{checkpoint.where} is quantised already, so '{quantization}' cannot be made of it.",
+            hint="leave --quantization out, or start from the weights it was made of",
+        )
+    if quantization is not None:
+        reader = RoundingReader(checkpoint.read, checkpoint.parameters, RECIPES[quantization])
+    if reader is None:
+        return HeldWeights()
+    with_ends = quantization is None  # rounded, they would cost the most and save the least
+    return plan_held(model, checkpoint.parameters, reader, checkpoint.where, with_ends=with_ends)
 
 
 def _choose(source: Any, load_format: str) -> Loader | None:

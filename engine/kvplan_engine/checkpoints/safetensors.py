@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvplan_engine.checkpoints.checkpoint import Checkpoint
 from kvplan_engine.checkpoints.config_json import read_config_json
 from kvplan_engine.checkpoints.families import names_of
 from kvplan_engine.checkpoints.parameters import stored_parameters
-from kvplan_engine.checkpoints.weights import ReadTensor, Weights, fill_weights
+from kvplan_engine.checkpoints.quantised.methods import open_quantised, widening
+from kvplan_engine.checkpoints.quantised.stored_tensors import StoredTensors
+from kvplan_engine.checkpoints.weights import ReadTensor
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
 
@@ -20,15 +21,19 @@ _LARGEST_HEADER = 100_000_000
 """Bytes; the format's own limit."""
 
 
-def fill_from_safetensors(weights: Weights, model: ModelDescription, folder: Path) -> None:
-    """Read a directory's ``*.safetensors``: one file, or several with an index."""
+def open_safetensors(model: ModelDescription, folder: Path) -> Checkpoint:
+    """A directory's ``*.safetensors``: one file, or several with an index. EngineError where one is damaged."""
     own, prefixes = names_of(model)
     assert own is not None, "a family without names is refused before"
     parameters = stored_parameters(model, own)
     first_name = parameters[0].sources[0].name
-    with _open(folder) as (read, names):
-        prefix = next((each for each in prefixes if _stored_name(first_name, each, names) in names), "")
-        fill_weights(weights, parameters, lambda name: read(_stored_name(name, prefix, names)), str(folder))
+    read, names = _open(folder)
+    prefix = next((each for each in prefixes if _stored_name(first_name, each, names) in names), "")
+    tensors = StoredTensors(read, lambda name: _stored_name(name, prefix, names), frozenset(names))
+    quantised = open_quantised(tensors, folder)
+    return Checkpoint(
+        str(folder), parameters, tensors.read if quantised is None else widening(tensors, quantised), quantised
+    )
 
 
 def _stored_name(name: str, prefix: str, names: set[str]) -> str:
@@ -61,8 +66,7 @@ def _stored_dtypes(folder: Path) -> set[str]:
     return found
 
 
-@contextmanager
-def _open(folder: Path) -> Iterator[tuple[ReadTensor, set[str]]]:
+def _open(folder: Path) -> tuple[ReadTensor, set[str]]:
     """A reader of tensors by name, and the names there are."""
     from safetensors import SafetensorError, safe_open
 
@@ -73,7 +77,7 @@ def _open(folder: Path) -> Iterator[tuple[ReadTensor, set[str]]]:
             handles.update(dict.fromkeys(handle.keys(), handle))
     except (OSError, SafetensorError) as problem:
         raise EngineError(f"{folder} holds a damaged safetensors file: {problem}.", hint="download it again") from None
-    yield (lambda name: handles[name].get_tensor(name)), set(handles)
+    return (lambda name: handles[name].get_tensor(name)), set(handles)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -6,7 +6,7 @@ So the most that a load needs beyond the weights is one tensor, and running out 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -24,19 +24,29 @@ _FINGERPRINT_ELEMENTS = 256  # of each tensor
 
 
 def allocate_weights(
-    model: ModelDescription, dtype: torch.dtype, device: torch.device, owners: Sequence[int] | None = None
+    model: ModelDescription,
+    dtype: torch.dtype,
+    device: torch.device,
+    owners: Sequence[int] | None = None,
+    without: Collection[str] = (),
 ) -> Weights:
     """Uninitialised tensors for every parameter; OutOfDeviceMemory(phase="weights") when they do not fit.
 
     owners: for each layer the one whose weights it uses; only those get tensors. None: every layer has its own.
+    without: names of parameters that are held in another way.
     """
-    skipped = () if owners is None else tuple(f"layers.{i}." for i, owner in enumerate(owners) if owner != i)
+    skipped = unowned(owners)
     with allocating("weights", num_parameters(model) * dtype.itemsize):
         return {
             p.name: torch.empty(p.shape, dtype=dtype, device=device)
             for p in model_parameters(model)
-            if not p.name.startswith(skipped)
+            if not p.name.startswith(skipped) and p.name not in without
         }
+
+
+def unowned(owners: Sequence[int] | None) -> tuple[str, ...]:
+    """What the names of parameters begin with that another layer's stand in for."""
+    return () if owners is None else tuple(f"layers.{i}." for i, owner in enumerate(owners) if owner != i)
 
 
 def weight_fingerprint(weights: Weights) -> bytes:
@@ -51,8 +61,13 @@ def weight_fingerprint(weights: Weights) -> bytes:
 
 
 def fill_weights(weights: Weights, parameters: list[StoredParameter], read: ReadTensor, where: str) -> None:
-    """Copy every source of ``parameters`` from the checkpoint called ``where``. EngineError where one does not fit."""
+    """Copy the sources of all ``parameters`` in ``weights`` from the checkpoint called ``where``.
+
+    EngineError where one does not fit.
+    """
     for parameter in parameters:
+        if parameter.name not in weights:
+            continue  # held in few bits
         row = 0
         for source in parameter.sources:
             target = weights[parameter.name][row : row + source.num_rows]

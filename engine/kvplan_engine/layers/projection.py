@@ -12,8 +12,10 @@ from typing import Protocol
 
 import torch
 
+from kvplan_engine.checkpoints.quantised.reader import shape_of, take_parts
 from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.kernels.cpu.library import PackedLinearArgs
+from kvplan_engine.kernels.quantised_weight import QuantisedWeight
 
 
 class Projection(Protocol):
@@ -42,8 +44,9 @@ class Projection(Protocol):
 class StoredWeight:
     """One projection's weight among a model's ``weights``, and what is wanted of it.
 
-    name: the parameter's, without its leaf. weight [num_outputs, num_inputs]; bias [num_outputs] or None. activation: what follows the product, or None.
-    is_embedding: the weight is the embedding too, so that its rows must be read back.
+    name: the parameter's, without its leaf. weight [num_outputs, num_inputs]; bias [num_outputs] or None. activation:
+    what follows the product, or None. is_embedding: the weight is the embedding too, so that its rows must be read
+    back. is_quantised: only the weight's shape is to be had, and ``take_quantised``.
     """
 
     def __init__(
@@ -52,14 +55,25 @@ class StoredWeight:
         self._weights = weights
         self.name = name
         self._key = name if name in weights else f"{name}.weight"
-        self.weight = weights[self._key]
+        shape = shape_of(weights, name)
+        self.is_quantised = shape is not None
+        self.weight = weights[self._key] if shape is None else torch.empty(shape, dtype=torch.uint8, device="meta")
         self.bias = weights.get(f"{name}.bias")
         self.activation = activation
         self.is_embedding = is_embedding
 
+    @classmethod
+    def quantised(cls, weights: Weights, name: str, *, is_embedding: bool = False) -> StoredWeight | None:
+        """The weight if it is quantised, otherwise None."""
+        return None if shape_of(weights, name) is None else cls(weights, name, is_embedding=is_embedding)
+
     def take(self) -> torch.Tensor:
         """The weight, removed from the model's: for a kind that keeps another layout, so that it is not held twice."""
         return self._weights.pop(self._key)
+
+    def take_quantised(self) -> list[QuantisedWeight]:
+        """The same of a quantised weight: one, or several whose rows follow one another."""
+        return take_parts(self._weights, self.name)
 
 
 class ProjectionKind(Protocol):

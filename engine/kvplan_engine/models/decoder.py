@@ -48,7 +48,10 @@ class Decoder:
         is_tied = model.tie_word_embeddings
         head = StoredWeight(weights, "embedding" if is_tied else "head", is_embedding=is_tied)
         self._head: Projection = make_projection(kernels.projections, head)
-        self._embed = Embedding(model, weights, self._head if is_tied else None, kernels.ops)
+        table: Projection | None = self._head if is_tied else None
+        if table is None and (stored := StoredWeight.quantised(weights, "embedding", is_embedding=True)) is not None:
+            table = make_projection(kernels.projections, stored)
+        self._embed = Embedding(model, weights, table, kernels.ops)
         inputs = model.layer_inputs
         self._layer_inputs = None if inputs is None else LayerInputsPart(inputs, model, weights, kernels)
         attention = (layer.attention for layer in self._layers)

@@ -29,6 +29,7 @@ from kvplan_engine.layers.mixture import PanelMixtures, TorchMixture
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.onednn import FewRowsLinear, OneDnnLinear
 from kvplan_engine.layers.panels import Panels
+from kvplan_engine.layers.quantised_linear import QuantisedPanels, WidenedRows
 from kvplan_engine.models.decoder_layer import DecoderLayer
 from kvplan_engine.models.layer_run import CpuLayerRun, LayerRun
 from kvplan_engine.models.part_kernels import PartKernels
@@ -85,7 +86,7 @@ def _cuda(device_type: str, dtype: torch.dtype) -> DeviceKernels:
         raise EngineError(f"the cuda attention backend does not run on {device_type}.", hint="use a CUDA device")
     runtime = current_runtime()
     mixtures = (CudaMixtures(runtime), TorchMixture)
-    return DeviceKernels(CudaBackend(runtime), CudaOps(runtime), (Linear,), mixtures, CudaStates(runtime))
+    return DeviceKernels(CudaBackend(runtime), CudaOps(runtime), (WidenedRows, Linear), mixtures, CudaStates(runtime))
 
 
 _KERNELS: dict[str, Callable[[str, torch.dtype], DeviceKernels]] = {
@@ -102,7 +103,7 @@ def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
     def make_layer_run(layers: Sequence[DecoderLayer], final_norm: Norm) -> CpuLayerRun | None:
         return CpuLayerRun.of(layers, final_norm, attention, kernels)
 
-    projections = (OneDnnLinear, FewRowsLinear, Panels(kernels), Linear)
+    projections = (QuantisedPanels(kernels), OneDnnLinear, FewRowsLinear, Panels(kernels), Linear)
     mixtures = (PanelMixtures(kernels), TorchMixture)
     states, heads = CpuStates(kernels), (PanelHeads(kernels), TorchHeads)
     return DeviceKernels(
@@ -112,4 +113,4 @@ def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
 
 def reference_kernels() -> DeviceKernels:
     """Plain torch, on any device."""
-    return DeviceKernels(ReferenceBackend(), torch_ops, (Linear,))
+    return DeviceKernels(ReferenceBackend(), torch_ops, (WidenedRows, Linear))

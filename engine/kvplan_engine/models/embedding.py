@@ -13,7 +13,7 @@ from kvplan_engine.models.step_batch import StepBatch
 
 
 class Embedding:
-    """head: the output head where it is the embedding too, which then gives its rows back; else None."""
+    """head: what gives the embedding's rows back, being the output head too or quantised; None where they are dense."""
 
     def __init__(self, model: ModelDescription, weights: Weights, head: Projection | None, ops: Ops) -> None:
         self._head = head

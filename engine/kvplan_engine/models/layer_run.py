@@ -148,7 +148,10 @@ def _layer_args(layer: DecoderLayer, next_norm: Norm | None) -> LayerArgs | None
     if attention is None or not isinstance(mlp, MlpPart):
         return None
     named = {"qkv": attention.qkv, "output": attention.output, "up": mlp.up, "down": mlp.down}
-    products = {name: projection.layer_args for name, projection in named.items()}
-    if None in products.values() or mlp.up.activation is None or layer.mlp_norm is None or next_norm is None:
+    products = {name: args for name, projection in named.items() if (args := projection.layer_args) is not None}
+    if len(products) < len(named) or mlp.up.activation is None or layer.mlp_norm is None or next_norm is None:
         return None
-    return LayerArgs(**products, mlp_norm=layer.mlp_norm.layer_args(), next_norm=next_norm.layer_args())
+    norm = layer.mlp_norm.layer_args()
+    for product in products.values():
+        product.storage = norm.storage  # a quantised weight is multiplied with x of either
+    return LayerArgs(**products, mlp_norm=norm, next_norm=next_norm.layer_args())

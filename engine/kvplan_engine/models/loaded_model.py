@@ -11,9 +11,9 @@ from kvplan_engine.adapters.library import AdapterLibrary
 from kvplan_engine.adapters.lora_linear import LoraProjections
 from kvplan_engine.adapters.sites import sites_of
 from kvplan_engine.adapters.slots import AdapterSlots
-from kvplan_engine.checkpoints.loaders import load_weights, read_config
+from kvplan_engine.checkpoints.loaders import load_weights, plan_held_weights, read_config
 from kvplan_engine.checkpoints.shared_layers import weight_owners
-from kvplan_engine.checkpoints.weights import Weights, allocate_weights, weight_fingerprint
+from kvplan_engine.checkpoints.weights import Weights, allocate_weights, unowned, weight_fingerprint
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import num_parameters
@@ -38,13 +38,19 @@ class LoadedModel:
         self.dtype: str = dtype_of(self.config.dtype)
         self._scalar: torch.dtype = getattr(torch, self.dtype)
         owners = weight_owners(self.config, self._scalar.itemsize) if config.shares_layers else None
-        self.weights: Weights = allocate_weights(self.config, self._scalar, device.torch_device, owners)
+        loading = (self.config, source, config.load_format)
+        held = plan_held_weights(*loading, config.quantization, config.seed)
+        self.weights: Weights = allocate_weights(
+            self.config, self._scalar, device.torch_device, owners, without=held.parameters
+        )
         # of all layers, also where some share theirs: a device must have room for the whole model
-        self.weight_bytes = num_parameters(self.config) * self._scalar.itemsize
+        dense_parameters = num_parameters(self.config) - held.num_parameters
+        self.weight_bytes = dense_parameters * self._scalar.itemsize + held.num_bytes
         slots = _make_slots(config, self.config, self._scalar, device)
         if slots is not None:
             self.weight_bytes += slots.num_bytes
-        self.is_dummy = load_weights(self.weights, self.config, source, config.load_format, config.seed)
+        self.is_dummy = load_weights(self.weights, *loading, config.seed)
+        held.fill(self.weights, device.torch_device, skipped=unowned(owners))
         self.weight_fingerprint = weight_fingerprint(self.weights)  # of all, before the decoder packs most of them
         kernels = select_kernels(config.attention_backend, device.torch_device, self._scalar)
         self.adapters: AdapterLibrary | None = None

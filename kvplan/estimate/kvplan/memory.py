@@ -15,6 +15,7 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kv_groups import STATE
 from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory
+from kvplan.estimate.kvplan.held_weights import held_weight_bytes
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.estimate.kvplan.scratch import chosen_tokens, layer_input_elements, scratch_elements
 from kvplan.estimate.kvplan.settings import EngineDevice, ResolvedSettings, resolve_settings
@@ -137,7 +138,7 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
     resolved = resolve_settings(spec, asked, device)
     settings = resolved.serving
     positions = spec.max_position_embeddings or settings.max_model_len
-    weight_bytes = _weight_bytes(spec, settings.dtype, device) + engine_slot_bytes(spec, settings, settings.dtype)
+    weight_bytes = _weight_bytes(spec, settings, device) + engine_slot_bytes(spec, settings, settings.dtype)
     layout = engine_layout(spec, settings)
     activation_bytes = sum(_aligned(number) for number in workspace_buffers(spec, settings, layout).values())
     overhead_bytes = CPU_OVERHEAD_BYTES if device.kind == "cpu" else CUDA_OVERHEAD_BYTES
@@ -171,11 +172,11 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
     )
 
 
-def _weight_bytes(spec: ModelSpec, dtype: str, device: EngineDevice) -> int:
-    """In ``dtype``; for an engine that only counts, as they are published."""
-    if device.is_counted and spec.quantization is not None:
-        return size_weights(spec, dtype).total_bytes
-    return spec.num_parameters * element_bytes(dtype)
+def _weight_bytes(spec: ModelSpec, settings: FilledSettings, device: EngineDevice) -> int:
+    """As the engine holds them; for one that only counts, as they are published."""
+    if device.is_counted and spec.quantization is not None and settings.quantization == "auto":
+        return size_weights(spec, settings.dtype).total_bytes
+    return held_weight_bytes(spec, settings.dtype, settings.quantization)
 
 
 def _graphs(spec: ModelSpec, resolved: ResolvedSettings) -> GraphMemory | None:

@@ -60,6 +60,7 @@ class Predictor:
 
     time_scale: measured over predicted seconds of the trials so far, 1 before the first. calibration: what this device
     achieved in an earlier sweep, None for estimates. is_counted: nothing will be computed, so speeds are not predicted.
+    is_dense: weights that are published in few bits are dummies in the dtype that is computed in.
     """
 
     spec: ModelSpec
@@ -69,13 +70,15 @@ class Predictor:
     time_scale: float = 1.0
     calibration: MeasuredProfile | None = None
     is_counted: bool = False
+    is_dense: bool = False
 
     def with_time_scale(self, time_scale: float) -> Predictor:
         return replace(self, time_scale=time_scale)
 
     def memory(self, settings: TrialSettings) -> EnginePrediction:
         """The engine's memory at these settings, from config and settings alone."""
-        return predict(self.spec, settings, self._engine_device())
+        asked = replace(settings, quantization="none") if self.is_dense else settings
+        return predict(self.spec, asked, self._engine_device())
 
     def trial(self, settings: TrialSettings) -> TrialPrediction:
         memory = self.memory(settings)

@@ -1,0 +1,80 @@
+"""Which parameters of a model are held in few bits, what they take, and how they get among its weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kvplan_engine.checkpoints.parameters import StoredParameter
+from kvplan_engine.checkpoints.quantised.reader import QuantisedReader, as_tensors, may_be_held, read_parts
+from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.weight_format import WeightFormat
+
+
+@dataclass(frozen=True, slots=True)
+class HeldParameter:
+    """formats: of each of its sources."""
+
+    stored: StoredParameter
+    formats: tuple[WeightFormat, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """With one order of the inputs for all sources: what is multiplied with the same x has the same."""
+        order = self.stored.shape[1] * 4 if any(each.has_order for each in self.formats) else 0
+        return order + sum(
+            each.num_bytes(source.num_rows, self.stored.shape[1]) - (4 * self.stored.shape[1] if each.has_order else 0)
+            for source, each in zip(self.stored.sources, self.formats, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWeights:
+    """parameters: by name. reader: of the checkpoint called ``where``; None where nothing is held."""
+
+    parameters: Mapping[str, HeldParameter] = field(default_factory=dict)
+    reader: QuantisedReader | None = None
+    where: str = ""
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements that need no tensor of the model's dtype."""
+        return sum(math.prod(each.stored.shape) for each in self.parameters.values())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.num_bytes for each in self.parameters.values())
+
+    def fill(self, weights: dict[str, torch.Tensor], device: torch.device, skipped: Sequence[str] = ()) -> None:
+        """Read every parameter into ``weights``. skipped: beginnings of names that are left out."""
+        for name, parameter in self.parameters.items():
+            if self.reader is None or name.startswith(tuple(skipped)):
+                continue
+            parts = read_parts(parameter.stored, self.reader, self.where)
+            named = as_tensors(name.removesuffix(".weight"), parts)
+            weights |= {key: tensor.to(device) for key, tensor in named.items()}
+
+
+def plan_held(
+    model: ModelDescription,
+    parameters: list[StoredParameter],
+    reader: QuantisedReader,
+    where: str,
+    *,
+    with_ends: bool,
+) -> HeldWeights:
+    """All parameters that may be held as they are stored, and whose sources all have a format.
+
+    with_ends: embedding and head too.
+    """
+    held = {}
+    for stored in parameters:
+        if not may_be_held(stored.parameter, model) or (stored.parameter.layer is None and not with_ends):
+            continue
+        formats = [reader.format_of(source.name, stored.shape[1]) for source in stored.sources]
+        if None not in formats:
+            held[stored.name] = HeldParameter(stored, tuple(each for each in formats if each is not None))
+    return HeldWeights(held, reader, where)

@@ -1,0 +1,99 @@
+"""What a quantised checkpoint offers, and what becomes of it among a model's weights."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Protocol
+
+import torch
+
+from kvplan_engine.checkpoints.parameters import Source, StoredParameter
+from kvplan_engine.description.feed_forward import Mlp
+from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.parameters import Parameter
+from kvplan_engine.description.weight_format import WeightFormat
+from kvplan_engine.errors import EngineError
+from kvplan_engine.kernels.quantised_weight import QuantisedWeight, stacked
+
+
+class QuantisedReader(Protocol):
+    """The quantised tensors of one checkpoint."""
+
+    def format_of(self, name: str, num_inputs: int) -> WeightFormat | None:
+        """How tensor ``name`` ("...q_proj.weight") is held; None where it is not quantised, or cannot be held so."""
+        ...
+
+    def read(self, name: str) -> QuantisedWeight:
+        """Tensor ``name``, for one that has a format. EngineError where it is damaged."""
+        ...
+
+
+def may_be_held(parameter: Parameter, model: ModelDescription) -> bool:
+    """Whether a parameter is only ever a product's weight, or looked up, so that it need not be widened.
+
+    Experts, latents and states have kernels of their own, which take dense weights.
+    """
+    if parameter.layer is None:
+        return parameter.name in ("embedding.weight", "head.weight")
+    layer = model.layers[parameter.layer]
+    if parameter.name.endswith((".qkv.weight", ".output.weight")):
+        return len(layer.mixers) == 1 and isinstance(layer.mixers[0], Attention)
+    return parameter.name.endswith((".up.weight", ".down.weight")) and isinstance(layer.feed_forward, Mlp)
+
+
+def read_parts(stored: StoredParameter, reader: QuantisedReader, where: str) -> list[QuantisedWeight]:
+    """The parameter's rows: one weight where its sources are stored alike, otherwise one for each run that is."""
+    parts: list[list[QuantisedWeight]] = []
+    for source in stored.sources:
+        weight = _read_source(source, reader, stored.shape[1], where)
+        if parts and weight.can_follow(parts[-1][-1]):
+            parts[-1].append(weight)
+        else:
+            parts.append([weight])
+    return [stacked(run) for run in parts]
+
+
+def _read_source(source: Source, reader: QuantisedReader, num_inputs: int, where: str) -> QuantisedWeight:
+    weight = reader.read(source.name)
+    shape, wanted = [weight.num_outputs, weight.num_inputs], [source.num_rows * source.share, num_inputs]
+    if shape != wanted:
+        raise EngineError(
+            f"'{source.name}' in {where} has shape {shape}, the config says {wanted}.",
+            hint="is it a checkpoint of this config?",
+        )
+    for part in (weight.scales, weight.minimums):
+        if part is not None and not part.isfinite().all():
+            raise EngineError(f"'{source.name}' in {where} has scales that are no numbers.", hint="download it again")
+    return weight if source.arrange is None else weight.with_rows(source.arrange)
+
+
+def as_tensors(name: str, parts: list[QuantisedWeight]) -> dict[str, torch.Tensor]:
+    """The parts of parameter ``name`` as entries of a model's weights, none of which is called "{name}.weight"."""
+    return {
+        f"{name}.quantised.{index}.{field.name}": tensor
+        for index, part in enumerate(parts)
+        for field in fields(part)
+        if (tensor := getattr(part, field.name)) is not None
+    }
+
+
+def take_parts(weights: dict[str, torch.Tensor], name: str) -> list[QuantisedWeight]:
+    """The inverse: the parts, removed from ``weights``; [] where the parameter is not quantised."""
+    parts: list[QuantisedWeight] = []
+    while f"{name}.quantised.{len(parts)}.codes" in weights:
+        prefix = f"{name}.quantised.{len(parts)}."
+        codes, scales, book = (weights.pop(prefix + each) for each in ("codes", "scales", "book"))
+        minimums, order = (weights.pop(prefix + each, None) for each in ("minimums", "order"))
+        parts.append(QuantisedWeight(codes, scales, minimums, book, order))
+    return parts
+
+
+def shape_of(weights: dict[str, torch.Tensor], name: str) -> tuple[int, int] | None:
+    """[num_outputs, num_inputs] of a quantised parameter; None where it is not quantised."""
+    outputs = inputs = index = 0
+    while (codes := weights.get(f"{name}.quantised.{index}.codes")) is not None:
+        outputs += codes.shape[0]
+        inputs = codes.shape[1] * (2 if weights[f"{name}.quantised.{index}.book"].numel() == 16 else 1)
+        index += 1
+    return (outputs, inputs) if index else None

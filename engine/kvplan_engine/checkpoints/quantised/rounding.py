@@ -1,0 +1,78 @@
+"""Dense weights rounded to the nearest code when they are loaded: fit for sizes and speed, not for the best answers."""
+
+from __future__ import annotations
+
+import torch
+
+from kvplan_engine.checkpoints.parameters import StoredParameter
+from kvplan_engine.checkpoints.quantised.code_books import BOOKS
+from kvplan_engine.checkpoints.weights import ReadTensor
+from kvplan_engine.description.quantization import Recipe
+from kvplan_engine.description.weight_format import WeightFormat
+from kvplan_engine.kernels.quantised_weight import QuantisedWeight, packed_codes
+
+_BLOCK = 128
+
+
+class RoundingReader:
+    """Dense tensors, rounded as they are read."""
+
+    def __init__(self, read: ReadTensor, parameters: list[StoredParameter], recipe: Recipe) -> None:
+        self._read, self._recipe = read, recipe
+        sources = [source for stored in parameters for source in stored.sources]
+        self._transposed = {source.name for source in sources if source.transposed}
+
+    def format_of(self, name: str, num_inputs: int) -> WeightFormat | None:
+        """See QuantisedReader.format_of."""
+        return self._recipe.format_of(num_inputs)
+
+    def read(self, name: str) -> QuantisedWeight:
+        """See QuantisedReader.read."""
+        weight = self._read(name)
+        return rounded(weight.t() if name in self._transposed else weight, self._recipe)
+
+
+def rounded(weight: torch.Tensor, recipe: Recipe) -> QuantisedWeight:
+    """``weight`` [num_outputs, num_inputs] of any float dtype, by a recipe that has a format for its inputs."""
+    held = recipe.format_of(weight.shape[1])
+    assert held is not None, "the caller asks for the format first"
+    groups = weight.float().unflatten(1, (-1, held.group_size))
+    book = BOOKS[recipe.codes]
+    if recipe.has_minimums:
+        least = groups.amin(dim=2)
+        scales = _not_zero((groups.amax(dim=2) - least) / (book.numel() - 1))
+        codes = ((groups - least.unsqueeze(2)) / scales.unsqueeze(2)).round_()
+        minimums: torch.Tensor | None = least
+        book = book - book[0]
+    else:
+        scales = _not_zero(_largest(groups, recipe) / book.abs().max())
+        if recipe.codes in ("int4", "int8"):
+            scales = _not_zero(_largest(groups, recipe) / (book.numel() // 2 - 1))
+        codes = _nearest(groups / scales.unsqueeze(2), book)
+        minimums = None
+    bytes_of_codes = codes.clamp_(0, book.numel() - 1).to(torch.uint8).flatten(1)
+    order = torch.arange(weight.shape[1], dtype=torch.int32) if recipe.has_order else None
+    return QuantisedWeight(packed_codes(bytes_of_codes, held.bits), scales.contiguous(), minimums, book, order)
+
+
+def _largest(groups: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    """The largest magnitude in what shares a scale: [num_outputs, num_groups]."""
+    each = groups.abs().amax(dim=2)
+    if recipe.scale == "tensor":
+        return each.max().expand_as(each).contiguous()
+    if recipe.scale == "block":
+        return torch.cat([rows.amax(dim=0, keepdim=True).expand_as(rows) for rows in each.split(_BLOCK)])
+    if recipe.group_size == 0:
+        return each.amax(dim=1, keepdim=True).expand_as(each).contiguous()
+    return each
+
+
+def _not_zero(scales: torch.Tensor) -> torch.Tensor:
+    return torch.where(scales == 0, 1.0, scales)
+
+
+def _nearest(values: torch.Tensor, book: torch.Tensor) -> torch.Tensor:
+    """The code whose entry of ``book`` lies nearest to each value."""
+    ordered, codes = book.sort(stable=True)
+    between = (ordered[1:] + ordered[:-1]) / 2
+    return codes[torch.bucketize(values, between)]

@@ -1,0 +1,138 @@
+"""Products with quantised weights: our kernel over panels on the CPU, plain torch everywhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvplan_engine.kernels.cpu.library import CpuKernels, PackedLinearArgs
+from kvplan_engine.kernels.cpu.packed import ACTIVATION_CODES, is_gated, packs_gated
+from kvplan_engine.kernels.cpu.quantised import PackedQuantised
+from kvplan_engine.kernels.quantised_weight import QuantisedWeight
+from kvplan_engine.layers.projection import Projection, StoredWeight
+
+_WIDENED_BYTES = 16 * 1024**2
+"""The most that plain torch widens at a time, which the overhead kept back covers."""
+
+
+class QuantisedPanelLinear:
+    """The product over panels (csrc/cpu/quantised_linear.cpp), with the activation that follows it."""
+
+    __slots__ = ("_packed", "activation")
+
+    def __init__(self, packed: PackedQuantised) -> None:
+        self._packed = packed
+        self.activation = packed.activation
+
+    @property
+    def layer_args(self) -> PackedLinearArgs:
+        return self._packed.args
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        self._packed.multiply(x, out)
+
+    def rows(self, indices: torch.Tensor, out: torch.Tensor) -> None:
+        """See Projection.rows."""
+        self._packed.rows(indices, out)
+
+
+class WidenedRowsLinear:
+    """The product in plain torch: some rows of the weight at a time are widened. The kernel's definition."""
+
+    __slots__ = ("_bias", "_weight")
+    activation = None
+    layer_args = None
+
+    def __init__(self, weight: QuantisedWeight, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        count = max(1, _WIDENED_BYTES // (4 * self._weight.num_inputs))
+        wide_x = x.float()
+        for first in range(0, self._weight.num_outputs, count):
+            last = min(first + count, self._weight.num_outputs)
+            rows = self._weight.with_rows(lambda part, first=first, last=last: part[first:last])  # type: ignore[misc]
+            result = wide_x @ rows.dequantised().t()
+            out[:, first:last] = result if self._bias is None else result + self._bias[first:last]
+
+    def rows(self, indices: torch.Tensor, out: torch.Tensor) -> None:
+        """See Projection.rows."""
+        out.copy_(self._weight.with_rows(lambda part: part[indices]).dequantised())
+
+
+class StackedLinear:
+    """Several weights one below the other, where the rows of one weight are stored in several formats."""
+
+    __slots__ = ("_parts",)
+    activation = None
+    layer_args = None
+
+    def __init__(self, parts: list[tuple[int, Projection]]) -> None:
+        """parts: the rows of each, and its product."""
+        self._parts = parts
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        first = 0
+        for count, part in self._parts:
+            part(x, out[:, first : first + count])
+            first += count
+
+    def rows(self, indices: torch.Tensor, out: torch.Tensor) -> None:
+        """Not needed: an embedding is one tensor."""
+        raise TypeError("the rows of a stacked weight are not read back")
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedPanels:
+    """The kind: quantised weights in panels, by ``kernels``."""
+
+    kernels: CpuKernels
+
+    def takes(self, stored: StoredWeight) -> bool:
+        """See ProjectionKind.takes."""
+        return stored.is_quantised
+
+    def make(self, stored: StoredWeight) -> Projection:
+        """See ProjectionKind.make."""
+        parts = stored.take_quantised()
+        activation = stored.activation if len(parts) == 1 and self._follows(stored) else None
+        made: list[tuple[int, Projection]] = [
+            (part.num_outputs, QuantisedPanelLinear(PackedQuantised(self.kernels, part, bias, activation)))
+            for part, bias in _with_biases(parts, stored.bias)
+        ]
+        return made[0][1] if len(made) == 1 else StackedLinear(made)
+
+    def _follows(self, stored: StoredWeight) -> bool:
+        """Whether the wanted activation can be part of the product."""
+        if is_gated(stored.activation) and not packs_gated(self.kernels, stored.weight.shape[0]):
+            return False
+        return stored.activation in ACTIVATION_CODES
+
+
+class WidenedRows:
+    """The kind: quantised weights in plain torch, on any device."""
+
+    @classmethod
+    def takes(cls, stored: StoredWeight) -> bool:
+        """See ProjectionKind.takes."""
+        return stored.is_quantised
+
+    @classmethod
+    def make(cls, stored: StoredWeight) -> Projection:
+        """See ProjectionKind.make."""
+        parts = stored.take_quantised()
+        made: list[tuple[int, Projection]] = [
+            (part.num_outputs, WidenedRowsLinear(part, bias)) for part, bias in _with_biases(parts, stored.bias)
+        ]
+        return made[0][1] if len(made) == 1 else StackedLinear(made)
+
+
+def _with_biases(
+    parts: list[QuantisedWeight], bias: torch.Tensor | None
+) -> list[tuple[QuantisedWeight, torch.Tensor | None]]:
+    """Each part with its piece of ``bias``."""
+    if bias is None:
+        return [(part, None) for part in parts]
+    pieces = bias.split([part.num_outputs for part in parts])
+    return list(zip(parts, pieces, strict=True))

@@ -1,0 +1,128 @@
+"""Weights that kvplan's engine holds in few bits, to the byte.
+
+Every format that it reads becomes one: codes of 4 or 8 bits, a scale for each group of inputs of an output, and where
+the format has zero points or minimums one of these beside each scale. Held so are the matrices of softmax attention
+and of dense MLPs, of a GGUF file the embedding and the head too; everything else is in the dtype that it computes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import gcd
+
+from kvplan.catalog.checkpoint.stored import StoredCheckpoint
+from kvplan.catalog.spec import DenseFeedForward, LayerSpec, ModelSpec, QuantizationSpec, SoftmaxAttention
+from kvplan.catalog.tensors import Tensor
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.weights import format_of, named_format
+
+_GROUPS = (256, 128, 64, 32, 16, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """scale_bytes: of a scale; a minimum takes as many."""
+
+    bits: int
+    group: int
+    scale_bytes: int
+    has_minimums: bool = False
+
+    def num_bytes(self, num_elements: int) -> int:
+        """Of whole groups."""
+        beside = self.scale_bytes * (2 if self.has_minimums else 1)
+        return num_elements * self.bits // 8 + num_elements // self.group * beside
+
+
+_GGUF = {
+    "Q4_0": _Held(4, 32, 2),
+    "Q4_1": _Held(4, 32, 2, has_minimums=True),
+    "Q5_0": _Held(8, 32, 2),
+    "Q5_1": _Held(8, 32, 2, has_minimums=True),
+    "Q8_0": _Held(8, 32, 2),
+    "Q4_K": _Held(4, 32, 4, has_minimums=True),
+    "Q5_K": _Held(8, 32, 4, has_minimums=True),
+    "Q6_K": _Held(8, 16, 4),
+}
+"""ggml's types that are held as they are stored: 5 and 6 bits in bytes, scales of scales multiplied out to float32."""
+
+_SAME_INPUT = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "up", "up_proj": "up"}
+"""Matrices that are one weight in the engine, and have one order of their inputs."""
+
+
+def held_weight_bytes(spec: ModelSpec, dtype: str, quantization: str) -> int:
+    """All weights, as the engine holds them.
+
+    quantization: "none" for weights that are widened, "auto" for those that are published, as they are stored, or the
+    format that dense ones are rounded to. UsageError for a format that there is not.
+    """
+    if quantization.casefold() != "auto":
+        recipe = named_format(quantization)
+        return _dense(spec, dtype) if recipe is None else _by_tensor(spec, recipe, dtype)
+    if spec.quantization is None:
+        return _dense(spec, dtype)
+    if spec.quantization.method == "gguf" and spec.checkpoint is not None:
+        return _of_gguf(spec.checkpoint, dtype)
+    return _by_tensor(spec, _as_held(spec, spec.quantization), dtype)
+
+
+def _as_held(spec: ModelSpec, published: QuantizationSpec) -> QuantizationSpec:
+    """GPTQ's checkpoints store zero points and each input's group always; they are held where the config uses them."""
+    section = spec.raw_config.get("quantization_config")
+    if published.method != "gptq" or not isinstance(section, Mapping):
+        return published
+    is_symmetric, has_order = bool(section.get("sym", True)), bool(section.get("desc_act", False))
+    return replace(published, has_zero_points=not is_symmetric, has_act_order=has_order)
+
+
+def _dense(spec: ModelSpec, dtype: str) -> int:
+    return spec.num_parameters * element_bytes(dtype)
+
+
+def _of_gguf(checkpoint: StoredCheckpoint, dtype: str) -> int:
+    """By the types in the file; what has none that is held is widened."""
+    total = 0
+    for stored in checkpoint.language_model:
+        held = _GGUF.get(stored.type_name)
+        wide = stored.num_elements * element_bytes(dtype)
+        total += wide if held is None else held.num_bytes(stored.num_elements)
+    return total
+
+
+def _by_tensor(spec: ModelSpec, quantization: QuantizationSpec, dtype: str) -> int:
+    total = _dense(spec, dtype)
+    for index, layer in enumerate(spec.layers):
+        ordered: dict[str, int] = {}
+        for tensor in _products(layer):
+            found = format_of(quantization, tensor, index)
+            held = None if found is None else _held_format(found, tensor.shape[1])
+            if found is None or held is None:
+                continue
+            total += held.num_bytes(tensor.num_elements) - tensor.num_elements * element_bytes(dtype)
+            if found.has_act_order:
+                last = tensor.name.rpartition(".")[2]
+                ordered[_SAME_INPUT.get(last, tensor.name)] = 4 * tensor.shape[1]
+        total += sum(ordered.values())
+    return total
+
+
+def _products(layer: LayerSpec) -> Iterator[Tensor]:
+    """The matrices of a layer that may be held in few bits."""
+    if isinstance(layer.mixer, SoftmaxAttention) and layer.parallel_state is None:
+        yield from (tensor for tensor in layer.mixer.tensors if tensor.role == "linear" and len(tensor.shape) == 2)
+    if isinstance(layer.feed_forward, DenseFeedForward):
+        yield from (tensor for tensor in layer.feed_forward.tensors if tensor.role == "linear")
+
+
+def _held_format(quantization: QuantizationSpec, num_inputs: int) -> _Held | None:
+    """None for bits that are not held, and for inputs that no group divides."""
+    shared = num_inputs
+    if quantization.granularity == "group" and quantization.group_size:
+        shared = gcd(num_inputs, quantization.group_size)
+    elif quantization.granularity == "block" and quantization.block_shape:
+        shared = gcd(num_inputs, quantization.block_shape[1])
+    group = next((size for size in _GROUPS if shared % size == 0), None)
+    if quantization.bits not in (4, 8) or group is None:
+        return None
+    return _Held(int(quantization.bits), group, 4, has_minimums=quantization.has_zero_points)

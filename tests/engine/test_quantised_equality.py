@@ -1,0 +1,112 @@
+"""Quantised checkpoints answer as transformers does with the same weights, dequantised to float32; and their bytes.
+
+One engine of each format, with everything at once: ragged prompts, more than may run, longer than a step's budget, in
+blocks of three tokens, in a pool that preempts.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from dense_models import DenseCheckpoint
+from engine_answers import shrink_pool
+from quantised_checkpoints import FORMATS, QuantisedCheckpoint, make_checkpoint
+from safetensors.torch import load_file, save_file
+from test_dense_equality import check_answers, engine_of, prompts_of
+
+from kvplan.catalog.models import resolve_model
+from kvplan.estimate.kvplan.held_weights import held_weight_bytes
+from kvplan_engine import EngineError
+
+
+def _check(checkpoint: QuantisedCheckpoint, **settings: object) -> None:
+    as_dense = cast(DenseCheckpoint, checkpoint)  # has what the checks look at
+    llm = engine_of(checkpoint.path, **settings)
+    shrink_pool(llm, num_tokens=99)
+    check_answers(as_dense, llm, prompts_of(as_dense))
+    assert llm.get_stats()["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_answers_are_those_of_the_dequantised_weights(name: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(name, tmp_path)
+    _check(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["gptq-act-order", "int8"])
+def test_plain_torch_answers_the_same(name: str, tmp_path: Path) -> None:
+    _check(make_checkpoint(name, tmp_path), attention_backend="reference")
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_the_planner_predicts_the_bytes(name: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(name, tmp_path)
+    for dtype in ("float32", "bfloat16"):
+        llm = engine_of(checkpoint.path, dtype=dtype)
+        assert llm.engine.memory.weight_bytes == held_weight_bytes(resolve_model(str(checkpoint.path)), dtype, "auto")
+        llm.engine.close()
+    wide = engine_of(checkpoint.path, quantization="none")
+    assert wide.engine.memory.weight_bytes == sum(each.nbytes for each in checkpoint.model.parameters())
+
+
+def test_what_is_allocated_is_what_is_accounted_for(tmp_path: Path) -> None:
+    from kvplan_engine.checkpoints.loaders import load_weights, plan_held_weights, read_config
+    from kvplan_engine.checkpoints.weights import allocate_weights
+
+    path = make_checkpoint("gptq-act-order", tmp_path).path
+    model = read_config(str(path))
+    held = plan_held_weights(model, str(path), "auto", None, seed=0)
+    weights = allocate_weights(model, torch.float32, torch.device("cpu"), without=held.parameters)
+    load_weights(weights, model, str(path), "auto", seed=0)
+    dense_bytes = sum(each.nbytes for each in weights.values())
+    held.fill(weights, torch.device("cpu"))
+    parts = {name: each for name, each in weights.items() if ".quantised." in name and not name.endswith(".book")}
+    assert sum(each.nbytes for each in parts.values()) == held.num_bytes
+    assert dense_bytes == sum(each.nbytes for name, each in weights.items() if ".quantised." not in name)
+
+
+def _damage(path: Path, key: str, tensor: torch.Tensor | None) -> None:
+    tensors = load_file(path / "model.safetensors")
+    if tensor is None:
+        del tensors[key]
+    else:
+        tensors[key] = tensor
+    save_file(tensors, path / "model.safetensors")
+
+
+def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
+    prefix = "model.layers.1.mlp.down_proj."
+    path = make_checkpoint("gptq", tmp_path).path
+    scales = load_file(path / "model.safetensors")[prefix + "scales"]
+    _damage(path, prefix + "scales", scales * float("nan"))
+    with pytest.raises(EngineError, match=r"down_proj.weight' .* scales that are no numbers"):
+        engine_of(path)
+    _damage(path, prefix + "scales", scales[:1])
+    with pytest.raises(EngineError, match="down_proj"):
+        engine_of(path)
+    _damage(path, prefix + "scales", None)
+    with pytest.raises(EngineError, match=r"no tensor 'model.layers.1.mlp.down_proj.scales'"):
+        engine_of(path)
+
+
+def test_a_config_that_is_not_the_checkpoints_is_refused(tmp_path: Path) -> None:
+    path = make_checkpoint("gptq", tmp_path).path
+    config = json.loads((path / "config.json").read_text())
+    for change, message in (
+        ({"group_size": 128}, "groups of scales"),
+        ({"bits": 3}, "3 bits"),
+        ({"quant_method": "quip"}, "quantised by 'quip'"),
+    ):
+        config["quantization_config"] = FORMATS["gptq"][0] | change
+        (path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(EngineError, match=message):
+            engine_of(path)
+
+
+def test_quantised_weights_are_not_rounded_again(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="is quantised already"):
+        engine_of(make_checkpoint("awq", tmp_path).path, quantization="int8")
