@@ -152,7 +152,16 @@ def _state_columns(part: State) -> int:
         case "mamba2":  # gate, the convolution's inputs, and each head's step
             heads, rows, _ = part.recurrent_shape
             return heads * rows + part.conv_channels + heads
-        case _:
+        case "gated_delta":  # queries, keys, values and gate, and each head's decay and strength
+            heads, rows, _ = part.recurrent_shape
+            return part.conv_channels + heads * rows + 2 * heads
+        case "kimi_delta":  # queries, keys, values; decays, gate, and their latent; each head's strength
+            heads, rows, _ = part.recurrent_shape
+            return part.conv_channels + 2 * heads * rows + part.rank + heads
+        case "linear_attention":  # queries, keys, values and gate
+            heads, rows, columns = part.recurrent_shape
+            return 2 * heads * (rows + columns)
+        case "short_conv":
             return 3 * part.conv_channels
 
 

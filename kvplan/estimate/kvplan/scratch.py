@@ -66,7 +66,15 @@ def _state_elements(mixer: StateMixer) -> int:
     if mixer.kind == "mamba2":
         # one product gives gate, the convolution's inputs and a time step of each head
         return mixer.conv_channels + channels + mixer.recurrent_shape[0]
-    return 3 * channels
+    if mixer.kind == "short_conv":
+        return 3 * channels
+    heads, value_size, key_size = mixer.recurrent_shape
+    if mixer.kind == "linear_attention":
+        return heads * (2 * key_size + 2 * value_size)
+    # what is convolved and the gate of every value; a decay and a strength per head, or Kimi's decay per element of a
+    # key, with one latent from which decays and gates are made in turn
+    beside = heads * key_size + heads + key_size if mixer.kind == "kimi_delta" else 2 * heads
+    return channels + heads * value_size + beside
 
 
 def _inner_elements(part: FeedForward) -> int:
