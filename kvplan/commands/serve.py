@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, NoReturn
 
@@ -64,10 +65,24 @@ class ServerOptions:
         float,
         typer.Option(min=0, help="Seconds that requests in flight get after SIGTERM.", rich_help_panel=SERVER_PANEL),
     ] = 0.0
-    # of vLLM's command lines: the load is always counted, and adapters are refused by name
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=DIR",
+            help="A LoRA adapter, saved by PEFT, and what clients call it (repeatable).",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = None
+    allow_runtime_lora_updating: Annotated[
+        bool,
+        typer.Option(
+            "--allow-runtime-lora-updating",
+            help="Clients may load and unload adapters: /v1/load_lora_adapter.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = False
+    # of vLLM's command lines: the load is always counted
     enable_server_load_tracking: Annotated[bool, typer.Option("--enable-server-load-tracking", hidden=True)] = False
-    enable_lora: Annotated[bool, typer.Option("--enable-lora", hidden=True)] = False
-    lora_modules: Annotated[list[str] | None, typer.Option(hidden=True)] = None
 
 
 @dataclass(frozen=True)
@@ -86,11 +101,19 @@ class EngineOptions:
         str | None,
         typer.Option(help="With load_format dummy: full, or shared by equal layers.", rich_help_panel=DEVICE_PANEL),
     ] = None
+    model_impl: Annotated[
+        str | None,
+        typer.Option(help="auto, native, or transformers (its class there).", rich_help_panel=DEVICE_PANEL),
+    ] = None
     attention_backend: Annotated[
         str | None, typer.Option(help="auto, cpu, cuda or reference.", rich_help_panel=DEVICE_PANEL)
     ] = None
     seed: Annotated[
         int | None, typer.Option(help="Of random weights, and of requests without one.", rich_help_panel=DEVICE_PANEL)
+    ] = None
+    max_cpu_loras: Annotated[
+        int | None,
+        typer.Option(min=1, help="Adapters in host memory. Default: --max-loras.", rich_help_panel=DEVICE_PANEL),
     ] = None
     enable_prefix_caching: Annotated[
         bool | None,
@@ -149,6 +172,9 @@ class EngineOptions:
     "enforce_eager",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "enable_lora",
+    "max_loras",
+    "max_lora_rank",
     "tensor_parallel_size",
     "device_memory_bytes",
     helps={"device_memory_bytes": "Memory of the device, such as 4GiB. Default: all of a GPU's."},
@@ -157,14 +183,15 @@ def serve(model: Model, server: ServerOptions, settings: ServingSettings, engine
     """Serve a model behind OpenAI's API with kvplan's own engine."""
     from kvplan.units import parse_bytes
 
-    if server.enable_lora or server.lora_modules:
-        raise UsageError(
-            "kvplan's engine serves no LoRA adapters.",
-            hint="merge the adapter into the model's weights, or serve it with vLLM",
-        )
+    modules = _lora_modules(server.lora_modules or [])
+    chosen = {**_engine_settings(settings), **given_options(engine)}
+    if modules or settings.lora_slots is not None:
+        chosen["enable_lora"] = True
     options = {
         "model": model,
-        "settings": {**_engine_settings(settings), **given_options(engine)},
+        "settings": chosen,
+        "lora_modules": modules,
+        "allow_runtime_lora_updating": server.allow_runtime_lora_updating,
         "host": server.host,
         "port": server.port,
         "served_model_names": server.served_model_name or [],
@@ -181,6 +208,25 @@ def _engine_settings(settings: ServingSettings) -> dict[str, Any]:
     """Those that were given, under the engine's names."""
     given = {name: getattr(settings, name) for name, knob in KNOBS.items() if getattr(settings, name) != knob.default}
     return {ENGINE_NAMES.get(name, name): value for name, value in given.items()}
+
+
+def _lora_modules(words: Sequence[str]) -> dict[str, str]:
+    """``["sql=adapters/sql"]``, or as JSON with "name" and "path"; UsageError for anything else."""
+    found = {}
+    for word in words:
+        name, _, path = word.partition("=")
+        if word.startswith("{"):
+            try:
+                given = json.loads(word)
+                name, path = str(given["name"]), str(given["path"])
+            except (ValueError, KeyError):
+                name = ""
+        if not name or not path:
+            raise UsageError(
+                f"--lora-modules '{word}' is not NAME=DIR.", hint="for example --lora-modules sql=adapters/sql"
+            )
+        found[name] = path
+    return found
 
 
 def _keys_of_environment() -> list[str]:

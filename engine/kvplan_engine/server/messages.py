@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from kvplan_engine.requests.adapter import LoRARequest
 from kvplan_engine.requests.sampling_params import SamplingParams
 
 LENGTH = struct.Struct("<I")
@@ -31,11 +32,12 @@ class Load(_Message):
 
 
 class Add(_Message):
-    """Answer ``prompt_token_ids``; the answers are numbered from ``first`` on."""
+    """Answer ``prompt_token_ids``, with an adapter if one is given; the answers are numbered from ``first`` on."""
 
     first: int
     prompt_token_ids: list[int]
     params: SamplingParams
+    lora_request: LoRARequest | None = None
 
 
 class Abort(_Message):

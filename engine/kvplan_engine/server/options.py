@@ -12,12 +12,13 @@ from kvplan_engine.errors import EngineError
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """settings: of the engine, see EngineConfig; amounts of memory may be text such as "4GiB".
 
-    served_model_names: what clients may call the model, its own name if empty. api_keys: any of them lets a client in;
-    without keys nobody needs one. max_num_queued_reqs, max_num_queued_tokens: beyond them requests are refused; None
-    for no limit. max_body_bytes: of a request. shutdown_timeout: seconds that requests in flight get at the end.
-    dead_engine_seconds: how long a server whose engine has died goes on answering 503, before it ends and its
-    supervisor restarts it. dead_client_seconds: when a connection is closed whose client neither reads what it is sent
-    nor answers the kernel's probes. port 0: one that is free.
+    served_model_names: what clients may call the model, its own name if empty. lora_modules: directories of adapters by
+    the names that clients call them. allow_runtime_lora_updating: clients may load and unload adapters. api_keys: any
+    of them lets a client in; without keys nobody needs one. max_num_queued_reqs, max_num_queued_tokens: beyond them
+    requests are refused; None for no limit. max_body_bytes: of a request. shutdown_timeout: seconds that requests in
+    flight get at the end. dead_engine_seconds: how long a server whose engine has died goes on answering 503, before it
+    ends and its supervisor restarts it. dead_client_seconds: when a connection is closed whose client neither reads
+    what it is sent nor answers the kernel's probes. port 0: one that is free.
     """
 
     model: str
@@ -25,6 +26,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
+    lora_modules: dict[str, str] = {}
+    allow_runtime_lora_updating: bool = False
     api_keys: tuple[str, ...] = ()
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
@@ -43,6 +46,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             (_is_limit(self.max_num_queued_tokens), "max_num_queued_tokens must be at least 1"),
             (all(self.api_keys), "an API key must not be empty"),
             (all(self.served_model_names), "a served model name must not be empty"),
+            (all((*self.lora_modules, *self.lora_modules.values())), "an adapter needs a name and a directory"),
+            (not self.lora_modules.keys() & set(self.model_names), "an adapter must not have the model's name"),
         ):
             if not good:
                 raise EngineError(f"{text}.")

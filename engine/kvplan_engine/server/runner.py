@@ -17,9 +17,11 @@ import uvicorn
 import uvloop
 
 from kvplan_engine.errors import EngineError
+from kvplan_engine.requests.adapter import LoRARequest
 from kvplan_engine.server.engine_client.admission import AdmissionQueue
 from kvplan_engine.server.engine_client.client import EngineClient
 from kvplan_engine.server.engine_client.generation import EngineDead
+from kvplan_engine.server.http.adapters import add_adapter
 from kvplan_engine.server.http.application import Application
 from kvplan_engine.server.http.connection import Connection
 from kvplan_engine.server.http.state import ServerState
@@ -57,6 +59,8 @@ async def _serve(options: ServerOptions) -> int:
             if ending.is_asked:
                 return 0
             state.read_model()
+            for name, path in options.lora_modules.items():
+                await add_adapter(state, LoRARequest(name, path))
             return await _serve_loaded(state, listener, ending)
         finally:
             await client.stop()

@@ -106,10 +106,10 @@ def test_a_missing_package_is_one_sentence_with_its_extra(tmp_path: Path) -> Non
     assert done.stderr == "error: the package 'uvloop' is missing.\nhint: pip install 'kvplan[serve]'\n"
 
 
-@pytest.mark.parametrize("arguments", [["--enable-lora"], ["--lora-modules", "sql=path/to/adapter"]])
-def test_adapters_are_refused_by_name(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    assert main(["serve", "gpt2", *arguments]) == 2
-    assert "serves no LoRA adapters.\nhint: merge the adapter" in capsys.readouterr().err
+@pytest.mark.parametrize("word", ["sql", "=adapters/sql", '{"name": "sql"}'])
+def test_an_adapter_without_name_or_directory_is_refused(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    assert main(["serve", "gpt2", "--lora-modules", word]) == 2
+    assert "is not NAME=DIR.\nhint: for example --lora-modules" in capsys.readouterr().err
 
 
 def test_the_command_becomes_the_server(model_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from kvplan_engine.errors import EngineError
+from kvplan_engine.requests.adapter import LoRARequest
 from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.server.engine_client.admission import AdmissionQueue
 from kvplan_engine.server.engine_client.generation import EngineDead, Generation, Mailbox, RequestRefused, TokenEvent
@@ -141,7 +142,13 @@ class EngineClient(asyncio.Protocol):
             await self._open.wait()
 
     def submit(
-        self, prompt_token_ids: list[int], params: SamplingParams, arrival: float, mailbox: Mailbox, first_choice: int
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        arrival: float,
+        mailbox: Mailbox,
+        first_choice: int,
+        lora_request: LoRARequest | None = None,
     ) -> Generation:
         """Send a request, whose tokens go to ``mailbox``. EngineDead, or Overloaded when too much is queued."""
         self._check_alive()
@@ -152,7 +159,7 @@ class EngineClient(asyncio.Protocol):
         for answer in range(first, first + params.n):
             self._answers[answer] = generation
         self._idle.clear()
-        self._send(Add(first, prompt_token_ids, params))
+        self._send(Add(first, prompt_token_ids, params, lora_request))
         return generation
 
     def abort(self, generation: Generation) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from kvplan_engine.config import knobs
 from kvplan_engine.engine import Engine
 from kvplan_engine.errors import EngineError
+from kvplan_engine.requests.adapter import LoRARequest
 
 
 def reset_prefix_cache(engine: Engine) -> bool:
@@ -46,8 +47,25 @@ def reconfigure(engine: Engine, **changes: Any) -> None:
         raise
 
 
+def load_adapter(engine: Engine, adapter: str, path: str) -> None:
+    """Read the adapter now, so that what is wrong with it shows before a request needs it.
+
+    One that has the same name is forgotten first: it may have been trained further.
+    """
+    unload_adapter(engine, adapter)
+    engine.load_adapter(LoRARequest(adapter, path))
+
+
+def unload_adapter(engine: Engine, adapter: str) -> None:
+    """Forget an adapter, if host memory still holds it."""
+    if engine.model.adapters is not None and adapter in engine.model.adapters.names:
+        engine.unload_adapter(adapter)
+
+
 COMMANDS: dict[str, Callable[..., Any]] = {
     "reset_prefix_cache": reset_prefix_cache,
     "statistics": statistics,
     "reconfigure": reconfigure,
+    "load_adapter": load_adapter,
+    "unload_adapter": unload_adapter,
 }

@@ -75,7 +75,9 @@ class EngineLoop:
     def _add(self, message: Add) -> None:
         name = str(message.first)
         try:
-            request = self._engine.add_request(name, message.prompt_token_ids, message.params)
+            request = self._engine.add_request(
+                name, message.prompt_token_ids, message.params, lora_request=message.lora_request
+            )
         except EngineError as problem:
             self._channel.send(Refused(message.first, problem.message, problem.hint))
             return

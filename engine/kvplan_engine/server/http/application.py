@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from kvplan_engine.errors import EngineError
 from kvplan_engine.server.engine_client.admission import Overloaded
 from kvplan_engine.server.engine_client.generation import EngineDead, RequestRefused
-from kvplan_engine.server.http import control, generating, service
+from kvplan_engine.server.http import adapters, control, generating, service
 from kvplan_engine.server.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from kvplan_engine.server.http.state import ServerState
 from kvplan_engine.server.openai.errors import ApiError, bad_request, unavailable
@@ -35,6 +35,8 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/metrics": {"GET": service.show_metrics},
     "/server_info": {"GET": control.server_info},
     "/reset_prefix_cache": {"POST": control.reset_prefix_cache},
+    "/v1/load_lora_adapter": {"POST": adapters.load_adapter},
+    "/v1/unload_lora_adapter": {"POST": adapters.unload_adapter},
 }
 _WITHOUT_KEY = frozenset({"/health", "/ping", "/load", "/version", "/metrics"})
 _WHILE_DRAINING = _WITHOUT_KEY | {"/server_info"}

@@ -51,6 +51,7 @@ async def _generate(
         prompts=prompts,
         num_samples=1 if body.n is None else body.n,
         tokenizer=state.tokenizer,
+        lora_request=state.adapters.get(model),
     )
     async with watched(exchange) as mailbox:
         await _answer(state, exchange, body, shape, context, mailbox)

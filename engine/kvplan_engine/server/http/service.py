@@ -29,20 +29,21 @@ def version() -> str:
 
 
 def _model_card(state: ServerState, name: str) -> dict[str, Any]:
+    adapter = state.adapters.get(name)
     return {
         "id": name,
         "object": "model",
         "created": state.created,
         "owned_by": "kvplan",
-        "root": state.client.model.model_id,
-        "parent": None,
+        "root": state.client.model.model_id if adapter is None else adapter.path,
+        "parent": None if adapter is None else state.options.model_names[0],
         "max_model_len": state.client.pool.max_model_len,
         "permission": [],
     }
 
 
 async def models(state: ServerState, exchange: Exchange) -> None:
-    cards = [_model_card(state, name) for name in state.options.model_names]
+    cards = [_model_card(state, name) for name in (*state.options.model_names, *state.adapters)]
     await exchange.answer(200, msgspec.json.encode({"object": "list", "data": cards}))
 
 

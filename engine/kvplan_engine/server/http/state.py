@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from kvplan_engine.requests.adapter import LoRARequest
 from kvplan_engine.server.engine_client.client import EngineClient
 from kvplan_engine.server.metrics.exposition import Exposition
 from kvplan_engine.server.metrics.state import ServerMetrics
@@ -20,7 +21,8 @@ from kvplan_engine.server.text.tokenizer import TextTokenizer
 class ServerState:
     """One server. is_draining: it ends soon and takes no new requests. created: seconds of the epoch.
 
-    num_open: HTTP requests that are not answered yet. server_load: those of them that generate.
+    num_open: HTTP requests that are not answered yet. server_load: those of them that generate. adapters: served under
+    names of their own.
     """
 
     options: ServerOptions
@@ -33,6 +35,7 @@ class ServerState:
     is_draining: bool = False
     num_open: int = 0
     server_load: int = 0
+    adapters: dict[str, LoRARequest] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def read_model(self) -> None:
@@ -61,7 +64,7 @@ class ServerState:
 
     def served_name(self, asked: str | None) -> str:
         """The name an answer carries: the one asked for, by default the first. 404 for one that is not served."""
-        names = self.options.model_names
+        names = (*self.options.model_names, *self.adapters)
         if asked in (None, ""):
             return names[0]
         if asked not in names:

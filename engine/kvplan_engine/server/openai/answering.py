@@ -58,8 +58,9 @@ class Answering:
     def __enter__(self) -> Answering:
         try:
             for number, (prompt, params) in enumerate(zip(self._shape.context.prompts, self._params, strict=True)):
+                first, adapter = number * params.n, self._shape.context.lora_request
                 self._generations.append(
-                    self._client.submit(prompt.token_ids, params, self._arrival, self._mailbox, number * params.n)
+                    self._client.submit(prompt.token_ids, params, self._arrival, self._mailbox, first, adapter)
                 )
         except BaseException:
             self._abort()

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from kvplan_engine.requests.adapter import LoRARequest
 from kvplan_engine.server.engine_client.generation import Generation
 from kvplan_engine.server.openai.choices import Delta
 from kvplan_engine.server.openai.logprobs import ChatLogprobs, CompletionLogprobs, Echoed, prompt_logprobs
@@ -46,6 +47,7 @@ class AnswerContext:
     prompts: list[Prompt]
     num_samples: int
     tokenizer: TextTokenizer | None
+    lora_request: LoRARequest | None = None
 
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.num_samples]
