@@ -3,9 +3,9 @@
     python benchmarks/mamba_step.py [--dtype bfloat16|float32] [--batch 1 16 64]
 
 The shape is Granite-4.0-H-350M's: hidden size 768, 28 layers of 48 heads with a state of 32 x 128 elements in the
-model's dtype, 4 layers with attention, random weights. Floors: the recurrence reads and writes its states; a product reads its
-weights or computes, whichever takes longer; both at what the same run measures. Minima; on a busy machine give the
-command priority (``chrt -f 10``).
+model's dtype, 4 layers with attention, random weights. Floors: the recurrence reads and writes its states; a product
+reads its weights or computes, whichever takes longer; both at what the same run measures. Minima; on a busy machine
+give the command priority (``chrt -f 10``).
 """
 
 from __future__ import annotations
