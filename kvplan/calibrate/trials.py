@@ -137,6 +137,8 @@ def _served(records: Sequence[TrialRecord]) -> tuple[list[TrialRecord], Counter[
             excluded["nothing was computed (load format none)"] += 1
         elif row.get("dummy_layers") == "shared":
             excluded["layers shared their weights"] += 1
+        elif row.get("model_impl") == "transformers":
+            excluded["the model ran in transformers"] += 1
         elif row.get("status") not in MEASURED_STATUSES or not row.get("output_throughput"):
             excluded[f"not served ({row.get('status')})"] += 1
         elif row.get("failed"):

@@ -88,6 +88,14 @@ class MachineOptions:
             rich_help_panel=MODEL_PANEL,
         ),
     ] = None
+    model_impl: Annotated[
+        str | None,
+        typer.Option(
+            help="What computes the model: native (the engine's decoder), transformers (its class there, over the same "
+            "pool), or auto: native wherever it can.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
     device: Annotated[
         str | None,
         typer.Option(help=f"auto, cpu or cuda. Default: {_DEFAULTS['device']}.", rich_help_panel=MODEL_PANEL),

@@ -32,6 +32,7 @@ _CIRCUMSTANCES: Final = (
     "device_name",
     "device_memory_bytes",
     "load_format",
+    "model_impl",
     "workload",
     "num_prompts",
     "seed",

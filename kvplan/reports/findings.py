@@ -205,6 +205,16 @@ def shared_sentence(run: Run) -> str:
     )
 
 
+def transformers_sentence(run: Run) -> str:
+    """That classes of transformers computed the model, '' where the engine's decoder did."""
+    if run.first("model_impl") != "transformers":
+        return ""
+    return (
+        "The model ran in its class of transformers: weights and the size of a block are accounted as always; its "
+        "activations are measured, not predicted, and take what the pool lacks, and speeds are those of that class."
+    )
+
+
 def noise_sentence(run: Run) -> str:
     """A warning where other processes used much of the CPU while trials ran, '' where the machine was quiet."""
     shares = run.measured["other_cpu_pct"].dropna()

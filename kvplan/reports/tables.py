@@ -21,6 +21,7 @@ from kvplan.reports.findings import (
     sentences,
     shared_sentence,
     status_counts,
+    transformers_sentence,
 )
 from kvplan.reports.searches import searches
 from kvplan.reports.selection import listed_trials, with_varied
@@ -80,6 +81,7 @@ def markdown_text(run: Run) -> str:
         *run.notes,
         counted_sentence(run),
         shared_sentence(run),
+        transformers_sentence(run),
         noise_sentence(run),
         clipped_sentence(run),
         *(f"Excluded from medians: {text}." for text in run.excluded.values()),

@@ -81,6 +81,14 @@ class Row(TypedDict, total=False):
     dummy_layers: Annotated[
         str | None, About("identity", "shared: equal layers used the same dummy weights, accounted at their true size")
     ]
+    model_impl: Annotated[
+        str | None,
+        About(
+            "identity",
+            "what computed the model: native, or transformers, with activations and speed measured, not predicted; "
+            "empty: nothing, or another engine",
+        ),
+    ]
     seed: Annotated[int, About("identity", "seed of the workload and of random weights")]
     run_number: Annotated[int, About("identity", "repetition of the same settings, from 1")]
     rerun_of: Annotated[int | None, About("identity", "run_number of the outlier that this run repeats")]
@@ -225,7 +233,7 @@ class Row(TypedDict, total=False):
     ]
     num_blocks_total: Annotated[int | None, About("kv", "blocks in the engine's pool", unit="blocks")]
     num_blocks_predicted: Annotated[
-        int, About("kv", "num_blocks_total predicted from config and settings alone", unit="blocks")
+        int | None, About("kv", "num_blocks_total predicted from config and settings alone", unit="blocks")
     ]
     kv_pool_bytes: Annotated[int | None, About("kv", "size of the KV pool", unit="bytes")]
     kv_usage_mean: Annotated[float | None, About("kv", "used blocks / blocks, mean over time", unit="share")]
@@ -301,9 +309,9 @@ class Row(TypedDict, total=False):
         ),
     ]
 
-    predicted_status: Annotated[str, About("prediction", "status expected before the trial")]
+    predicted_status: Annotated[str | None, About("prediction", "status expected before the trial")]
     pred_max_concurrency: Annotated[
-        int,
+        int | None,
         About(
             "prediction",
             "peak number of running sequences, predicted from request lengths and pool size alone",

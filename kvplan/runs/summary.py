@@ -176,6 +176,7 @@ def noise_of(rows: Sequence[Row]) -> Noise:
 
 
 def prediction_errors(rows: Sequence[Row]) -> PredictionErrors:
+    rows = [row for row in rows if row["predicted_status"] is not None]
     allocated = [row for row in rows if row["num_blocks_total"]]
     served = [row for row in rows if is_measured(row)]
     ran = [row for row in rows if row["status"] not in ("timeout", "crash", "skipped_oom_dominated")]

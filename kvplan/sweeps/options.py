@@ -69,6 +69,7 @@ class SweepOptions:
     load_format: str = "auto"
     gpu: str | None = None
     dummy_layers: str = "full"
+    model_impl: str = "auto"
     trial_timeout: float | None = None
     boundary: tuple[str, ...] = ()
     search: str | None = None
@@ -83,6 +84,15 @@ class SweepOptions:
             not self.shares_layers or self.load_format == "dummy",
             "--dummy-layers shared is for dummy weights",
             "add --load-format dummy",
+        )
+        implementations = ("auto", "native", "transformers")
+        _check(
+            self.model_impl in implementations, f"Unknown --model-impl '{self.model_impl}'", ", ".join(implementations)
+        )
+        _check(
+            self.model_impl != "transformers" or not (self.is_counted or self.shares_layers),
+            "--model-impl transformers computes whole models",
+            "leave it out, or --load-format none and --dummy-layers shared",
         )
         formats = ("auto", "dummy", "none", "safetensors", "gguf")
         _check(self.load_format in formats, f"Unknown --load-format '{self.load_format}'", ", ".join(formats))

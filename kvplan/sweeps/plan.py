@@ -20,6 +20,7 @@ from kvplan.sweeps.capacity import COUNTED_NOTICE, counted_device, has_memory, r
 from kvplan.sweeps.design import Plane, base_settings, make_design, telling_memory
 from kvplan.sweeps.feasibility import (
     clipping_notice,
+    expected_implementation,
     published_weights_notice,
     quantization_notice,
     refuse_architecture,
@@ -40,6 +41,10 @@ TELLING_MEMORY: Final = "so that the requests nearly fill it; --device-memory se
 SHARED_NOTICE: Final = (
     "equal layers share dummy weights, accounted at the size of them all: speeds are close to the whole model's, but "
     "not measured on it"
+)
+TRANSFORMERS_NOTICE: Final = (
+    "the model runs in its class of transformers: weights and blocks are accounted as always, activations and speed "
+    "are measured, not predicted"
 )
 DUMMY_NOTICE: Final = "random weights (dummy): capacity and speed do not depend on the weights' values"
 
@@ -94,7 +99,7 @@ def make_plan(options: SweepOptions) -> SweepPlan:
     if options.is_counted:
         device = counted_device(options)
     else:
-        refuse_architecture(spec.architecture)
+        refuse_architecture(spec.architecture, model_impl=options.model_impl)
         device = detect_device(
             options.device,
             memory_bytes,
@@ -121,6 +126,13 @@ def make_plan(options: SweepOptions) -> SweepPlan:
         load_format=load_format,
         notices=notices_of(options, predictor, trials, load_format) + calibration_notices,
     )
+
+
+def implementation_of(options: SweepOptions, spec: ModelSpec) -> str | None:
+    """What is expected to compute the model; None where nothing does."""
+    if options.is_counted:
+        return None
+    return expected_implementation(spec.architecture, model_impl=options.model_impl)
 
 
 def _with_telling_memory(options: SweepOptions, predictor: Predictor) -> Predictor:
@@ -214,6 +226,7 @@ def notices_of(
         DUMMY_NOTICE if is_unasked_dummy else None,
         COUNTED_NOTICE if options.is_counted else None,
         SHARED_NOTICE if options.shares_layers else None,
+        TRANSFORMERS_NOTICE if implementation_of(options, predictor.spec) == "transformers" else None,
         None if options.is_counted else quantization_notice(predictor.spec, " and ".join(dtypes)),
         published_weights_notice(predictor.spec) if options.is_counted else None,
         clipping_notice(trials, predictor.requests),

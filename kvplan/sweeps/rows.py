@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from typing import Final, cast
 
 from kvplan.machine.device import Device
 from kvplan.runs.columns import COLUMN_NAMES, Row
@@ -16,12 +17,26 @@ from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.options import COUNTED_FORMAT
 from kvplan.workload.requests import WorkloadSpec
 
+_WITH_ACTIVATIONS: Final = (
+    "num_blocks_predicted",
+    "predicted_status",
+    "pred_max_concurrency",
+    "pred_output_throughput",
+    "pred_median_ttft_ms",
+    "pred_median_tpot_ms",
+    "pred_median_itl_ms",
+    "prediction_origin",
+    "pred_error_pct",
+)
+"""Columns of what follows from the activations and the speed of the engine's own decoder."""
+
 
 @dataclass(frozen=True, slots=True)
 class SweepIdentity:
     """What all rows of a sweep have in common. usd_per_hour: the device's price, if known.
 
-    shares_layers: equal layers use the same dummy weights.
+    shares_layers: equal layers use the same dummy weights. implementation: what is expected to compute the model, of
+    what model_impl allows; None: nothing is computed.
     has_published_weights: the engine is told the size of the weights as they are published, which the planner predicts.
     """
 
@@ -34,6 +49,8 @@ class SweepIdentity:
     usd_per_hour: float | None = None
     has_published_weights: bool = False
     shares_layers: bool = False
+    implementation: str | None = None
+    model_impl: str = "auto"
 
     @property
     def is_counted(self) -> bool:
@@ -65,6 +82,7 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "load_format": identity.load_format,
         "weights_origin": identity.weights_origin,
         "dummy_layers": "shared" if identity.shares_layers else None,
+        "model_impl": identity.implementation,
         "seed": workload.seed,
         "run_number": trial.run_number,
         "rerun_of": trial.rerun_of,
@@ -109,6 +127,8 @@ def finished_record(
     whole["trial_seconds"] = round(trial_seconds, 4)
     unknown = whole.keys() - set(COLUMN_NAMES)
     assert not unknown, f"columns without a definition: {sorted(unknown)}"
+    if whole["model_impl"] == "transformers":  # of its activations and speed nothing was predicted
+        whole |= cast(Row, dict.fromkeys(_WITH_ACTIVATIONS))
     whole["usd_per_mtok_out"] = usd_per_million_tokens(identity.usd_per_hour, whole["output_throughput"])
     predicted, actual = whole["pred_max_concurrency"], whole["meas_max_concurrency"]
     if predicted is not None and actual:

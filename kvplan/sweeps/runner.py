@@ -47,6 +47,7 @@ class EngineSource:
     load_format: str
     vocab_size: int
     dummy_layers: str = "full"
+    model_impl: str = "auto"
 
 
 class Runner:
@@ -196,7 +197,7 @@ class Runner:
         self._load_key = trial.settings.load_key
         hello = self._worker.wait_until_ready(self._limits)
         known = hello["known_architectures"] if self._identity.is_counted else hello["architectures"]
-        refuse_architecture(self._under.predictor.spec.architecture, known)
+        refuse_architecture(self._under.predictor.spec.architecture, known, model_impl=self._identity.model_impl)
         self._record_versions(hello)
         return self._worker, hello
 
@@ -230,6 +231,7 @@ def make_order(
             "device_memory": device.engine_memory_bytes,
             "load_format": source.load_format,
             **({} if source.dummy_layers == "full" else {"dummy_layers": source.dummy_layers}),
+            **({} if source.model_impl == "auto" else {"model_impl": source.model_impl}),
             "seed": seed,
             **({} if weight_bytes is None else {"weight_bytes": weight_bytes}),
         },

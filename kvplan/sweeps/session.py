@@ -22,7 +22,7 @@ from kvplan.runs.store import SweepStore
 from kvplan.runs.summary import Summary, summarize
 from kvplan.sweeps.manifest import manifest_of, plan_from_manifest
 from kvplan.sweeps.options import COUNTED_FORMAT, SweepOptions
-from kvplan.sweeps.plan import SweepPlan
+from kvplan.sweeps.plan import SweepPlan, implementation_of
 from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.rows import SweepIdentity
 from kvplan.sweeps.runner import EngineSource, Runner
@@ -112,6 +112,8 @@ def _identity(plan: SweepPlan) -> SweepIdentity:
         workload=plan.workload,
         load_format=plan.load_format,
         shares_layers=plan.options.shares_layers,
+        implementation=implementation_of(plan.options, plan.spec),
+        model_impl=plan.options.model_impl,
         has_published_weights=plan.options.is_counted and plan.spec.quantization is not None,
         slo_seconds=plan.options.slo_seconds,
         usd_per_hour=price_per_hour(plan.device),
@@ -133,12 +135,12 @@ def engine_source(options: SweepOptions, spec: ModelSpec, load_format: str, dire
     """The weights' path; for dummy weights, or none, that of the config, which is written into the run directory."""
     weights = None if load_format in ("dummy", COUNTED_FORMAT) else weights_path(options)
     if weights is not None:
-        return EngineSource(str(weights), load_format, spec.vocab_size)
+        return EngineSource(str(weights), load_format, spec.vocab_size, model_impl=options.model_impl)
     model_directory = (directory / MODEL).resolve()
     model_directory.mkdir(exist_ok=True)
     config = model_directory / "config.json"
     write_whole(config, json.dumps(dict(spec.raw_config), indent=2) + "\n")
-    return EngineSource(str(config), load_format, spec.vocab_size, options.dummy_layers)
+    return EngineSource(str(config), load_format, spec.vocab_size, options.dummy_layers, options.model_impl)
 
 
 @contextmanager

@@ -156,7 +156,7 @@ def test_a_model_the_engine_does_not_run_is_said_once_and_leaves_nothing(
     options = SweepOptions(model=str(model), device="cpu", device_memory="256MiB", axes={"max_num_seqs": "1,2"})
     with pytest.raises(KvplanError, match="MiniCPM3ForCausalLM"):
         make_plan(options)
-    monkeypatch.setattr("kvplan.sweeps.plan.refuse_architecture", lambda architecture: None)
+    monkeypatch.setattr("kvplan.sweeps.plan.refuse_architecture", lambda architecture, **_: None)
     plan = make_plan(options)
     with pytest.raises(KvplanError, match="MiniCPM3ForCausalLM"):
         run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="test")

@@ -30,6 +30,8 @@ def load_class(
     made = find_class(source)
     settings = _config_of(made, source)
     folder = _folder_of(source, config.load_format)
+    if folder is None and getattr(settings, "quantization_config", None) is not None:
+        del settings.quantization_config  # dummies are in the dtype that is computed in
     with _quiet():
         if folder is None:
             with torch.random.fork_rng(devices=[]), torch.device(device):

@@ -1,9 +1,9 @@
 """A cache of transformers for one sequence, whose tokens lie in the pool.
 
 transformers asks a cache for what came before and hands it what is new. Here ``update`` writes the new tokens into the
-pool and returns all that the layer still holds of the sequence, gathered by its block table:
+pool and returns all that these see of the sequence, gathered by its block table:
 
-    window 4, blocks of 4, tokens 0 .. 9 held from block 1 on      offset 4, keys of tokens 4 .. 9 [1, hkv, 6, d]
+    window 4, blocks of 4, tokens 0 .. 9 held from block 1 on, token 9 is new      offset 6, keys of tokens 6 .. 9
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers.cache_utils import (
 
 from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
-from kvplan_engine.description.mixers import Attention, LatentAttention
+from kvplan_engine.description.mixers import Attention, Kept, LatentAttention
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
 from kvplan_engine.models.kv_pool import KvPool, keeper_in
@@ -43,8 +43,8 @@ _WRITER = ReferenceBackend()
 class HeldTokens:
     """One layer's tokens of one sequence: ``rows`` of the step are new, at positions from ``position`` on.
 
-    offset: the position of the first token in the pool. latent_size: of a latent, which transformers takes for keys,
-    and what turns by position for values; the pool has both as one row. None: keys and values.
+    held_from: the position of the first token in the pool. offset: of the first that a new one sees. latent_size: of a
+    latent, which transformers takes for keys, and what turns by position for values; the pool has both as one row.
     """
 
     cache: LayerCache
@@ -52,6 +52,7 @@ class HeldTokens:
     sequence: int
     rows: slice
     position: int
+    held_from: int
     offset: int
     latent_size: int | None = None
 
@@ -60,8 +61,8 @@ class HeldTokens:
         return self.rows.stop - self.rows.start
 
     @property
-    def num_held(self) -> int:
-        """Tokens in the pool once the new ones are."""
+    def num_seen(self) -> int:
+        """Tokens from ``offset`` on, the new ones included."""
         return self.position + self.num_new - self.offset
 
     def write(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -79,24 +80,21 @@ class HeldTokens:
         _WRITER.write_kv(keys.transpose(0, 1), values.transpose(0, 1), self.cache, own)
 
     def read(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [1, hkv, num_held, d] of all tokens held, as transformers gave them."""
+        """Keys and values [1, hkv, num_seen, d] of all tokens from ``offset`` on, as transformers gave them."""
         tables = self.metadata.block_tables
+        keys = self._gathered(self.cache.keys, tables).to(dtype)
         if self.latent_size is not None:
-            rows = gathered(self.cache.keys, tables[self.sequence], self.num_held)[None].to(dtype)
-            return rows[..., : self.latent_size], rows[..., self.latent_size :]
+            return keys[..., : self.latent_size], keys[..., self.latent_size :]
         value_tables = tables if self.metadata.value_tables is None else self.metadata.value_tables
-        return (
-            gathered(self.cache.keys, tables[self.sequence], self.num_held)[None].to(dtype),
-            gathered(self.cache.values, value_tables[self.sequence], self.num_held)[None].to(dtype),
-        )
+        return keys, self._gathered(self.cache.values, value_tables).to(dtype)
 
-
-def gathered(pages: torch.Tensor, table: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """The first ``num_tokens`` tokens [hkv, n, d] behind ``table``, of pages [num_blocks, hkv, block_size, d]."""
-    num_blocks = -(-num_tokens // pages.shape[2])
-    stored = pages.view(torch.uint8) if pages.dtype is torch.float8_e4m3fn else pages  # torch indexes no fp8
-    blocks = stored[table[:num_blocks].long()].view(pages.dtype)
-    return blocks.transpose(0, 1).flatten(1, 2)[:, :num_tokens]
+    def _gathered(self, pages: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+        """[1, hkv, num_seen, d] of pages [num_blocks, hkv, block_size, d]."""
+        end = self.position + self.num_new - self.held_from
+        num_blocks = -(-end // pages.shape[2])
+        stored = pages.view(torch.uint8) if pages.dtype is torch.float8_e4m3fn else pages  # torch indexes no fp8
+        blocks = stored[tables[self.sequence, :num_blocks].long()].view(pages.dtype)
+        return blocks.transpose(0, 1).flatten(1, 2)[None, :, self.offset - self.held_from : end]
 
 
 class _InPool:
@@ -105,7 +103,7 @@ class _InPool:
     held: HeldTokens
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
-        """Stores the new tokens; keys and values of all that are held.
+        """Stores the new tokens; keys and values of all that they see.
 
         Some classes repeat each KV head for its query heads before they cache it (Falcon): the pool has it once.
         """
@@ -116,7 +114,7 @@ class _InPool:
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """How many tokens ``update`` will return, and the position of the first."""
-        return self.held.num_held, self.held.offset
+        return self.held.num_seen, self.held.offset
 
     def get_seq_length(self) -> int:
         """Tokens before the step's."""
@@ -173,11 +171,14 @@ class PoolCaches:
 
     def _held(self, index: int, batch: StepBatch, kv: KvPool, sequence: int, rows: slice) -> HeldTokens:
         cache, attention = kv.of(index), keeper_in(self._model.layers[index])
-        metadata = batch.attention[cache.tables]
+        metadata, position = batch.attention[cache.tables], int(batch.positions[rows.start])
         behind = int(batch.positions[int(metadata.query_starts[sequence + 1]) - 1]) + 1  # also where ``rows`` are fewer
-        offset = behind - int(metadata.seq_lens[sequence])
-        size = attention.kv_rank if isinstance(attention, LatentAttention) else None
-        return HeldTokens(cache, metadata, sequence, rows, int(batch.positions[rows.start]), offset, size)
+        held_from = behind - int(metadata.seq_lens[sequence])
+        if isinstance(attention, LatentAttention):
+            return HeldTokens(cache, metadata, sequence, rows, position, held_from, held_from, attention.kv_rank)
+        assert attention is not None, "only layers that keep tokens are asked"
+        offset = max(held_from, _first_seen(attention.kept, position))
+        return HeldTokens(cache, metadata, sequence, rows, position, held_from, offset)
 
     def _layers(self) -> list[Any]:
         """The layers of a cache of transformers, with those that keep tokens in the pool."""
@@ -193,6 +194,13 @@ class PoolCaches:
             raise EngineError(
                 f"layer {index} keeps all tokens in transformers, and {attention.kept.tokens} in the pool."
             )
+
+
+def _first_seen(kept: Kept, position: int) -> int:
+    """The first token that the one at ``position`` sees. transformers leaves a mask out where it need not hide any."""
+    if kept.tokens is None:
+        return 0
+    return position // kept.tokens * kept.tokens if kept.kind == "chunk" else max(0, position - kept.tokens + 1)
 
 
 def _in_pool(layer: Any) -> Any:

@@ -22,7 +22,8 @@ class SplitModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.layers: torch.nn.Module = model.get_decoder()
+        decoder: torch.nn.Module = model.get_decoder()
+        self.layers: Any = getattr(model, "model", model) if decoder is model else decoder
         if self.layers is model:
             raise EngineError(f"{type(model).__name__} of transformers does not keep its layers apart from its head.")
         named = inspect.signature(self.layers.forward).parameters

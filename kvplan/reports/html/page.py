@@ -17,6 +17,7 @@ from kvplan.reports.findings import (
     sentences,
     shared_sentence,
     status_counts,
+    transformers_sentence,
 )
 from kvplan.reports.html.rendering import render
 from kvplan.reports.html.tables import column_groups, main_table
@@ -100,7 +101,13 @@ def notes(run: Run) -> list[str]:
         lines.append("The sweep was interrupted; the report shows the trials that had finished by then.")
     if isinstance(planned, int) and planned > len(run.trials):
         lines.append(f"{len(run.trials)} of {planned} trials have finished; --resume runs the others.")
-    said = (counted_sentence(run), shared_sentence(run), noise_sentence(run), clipped_sentence(run))
+    said = (
+        counted_sentence(run),
+        shared_sentence(run),
+        transformers_sentence(run),
+        noise_sentence(run),
+        clipped_sentence(run),
+    )
     lines += [sentence for sentence in said if sentence]
     lines += [f"Excluded from medians: {sentence}." for sentence in run.excluded.values()]
     listed = run.summary.get("notes")

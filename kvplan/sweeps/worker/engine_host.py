@@ -18,6 +18,7 @@ from kvplan_engine import Engine, EngineConfig, SamplingParams
 from kvplan_engine.checkpoints.families import KNOWN_ARCHITECTURES, SUPPORTED_ARCHITECTURES
 from kvplan_engine.device import process_memory
 from kvplan_engine.kernels.cpu.library import cpu_kernels
+from kvplan_engine.transformers_backend.choice import chosen_implementation
 
 Send = Callable[[Message], None]
 _WARMUP = RequestSpec(index=1 << 30, num_prompt_tokens=16, num_output_tokens=3)
@@ -78,6 +79,7 @@ class EngineHost:
         if order.engine["device"] != "cpu" or order.is_counted or self.is_limited:
             return
         cpu_kernels()
+        chosen_implementation(EngineConfig(**order.engine), order.engine["model"])  # imports what it needs
         self.resident_at_start = process_memory.resident_memory_bytes()
         self.private_at_start = process_memory.private_memory_bytes()
         process_memory.limit_private_memory(order.engine["device_memory"])

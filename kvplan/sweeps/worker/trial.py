@@ -111,6 +111,7 @@ def memory_figures(engine: Engine) -> Row:
     memory = engine.memory
     return {
         "dtype": engine.model.dtype,
+        "model_impl": None if engine.config.is_counted else engine.model.implementation,
         "kv_cache_dtype": engine.model.dtype
         if engine.config.kv_cache_dtype == "auto"
         else engine.config.kv_cache_dtype,
