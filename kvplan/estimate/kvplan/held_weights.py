@@ -35,7 +35,7 @@ class _Held:
         return num_elements * self.bits // 8 + num_elements // self.group * beside
 
 
-_GGUF = {
+GGUF_TYPES = {
     "Q4_0": _Held(4, 32, 2),
     "Q4_1": _Held(4, 32, 2, has_minimums=True),
     "Q5_0": _Held(8, 32, 2),
@@ -84,7 +84,7 @@ def _of_gguf(checkpoint: StoredCheckpoint, dtype: str) -> int:
     """By the types in the file; what has none that is held is widened."""
     total = 0
     for stored in checkpoint.language_model:
-        held = _GGUF.get(stored.type_name)
+        held = GGUF_TYPES.get(stored.type_name)
         wide = stored.num_elements * element_bytes(dtype)
         total += wide if held is None else held.num_bytes(stored.num_elements)
     return total

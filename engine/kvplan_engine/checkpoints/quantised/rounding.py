@@ -36,7 +36,7 @@ def rounded(weight: torch.Tensor, recipe: Recipe) -> QuantisedWeight:
     """``weight`` [num_outputs, num_inputs] of any float dtype, by a recipe that has a format for its inputs."""
     held = recipe.format_of(weight.shape[1])
     assert held is not None, "the caller asks for the format first"
-    groups = weight.float().unflatten(1, (-1, held.group_size))
+    groups = weight.float().contiguous().unflatten(1, (-1, held.group_size))
     book = BOOKS[recipe.codes]
     if recipe.has_minimums:
         least = groups.amin(dim=2)
