@@ -7,7 +7,8 @@ families/     one file for each family of models: how its config is read, what i
 tensor_names  the names of a family's tensors
 parameters    which tensors of a checkpoint each parameter is made of
 factors       factors of activations, multiplied into the weights
-row_order     the rows of queries and keys, in the order of the kernels; latent_rows those of latent attention
+row_order     the rows of queries and keys, in the order of the kernels; latent_rows those of latent attention,
+              state_rows those of layers with a state and of gates
 tokenizer     a model's tokenizer
 weights       the weights in memory: allocated, filled, counted, fingerprinted
 loaders       which load_format reads weights from what

@@ -9,7 +9,9 @@
     embedding        from token ids to the residual stream
     decoder_layer    the parts of one layer
     attention_part   one layer's attention
+    attention_gate   the gate of its output
     latent_part      one layer's latent attention
+    delta_part       one layer's gated delta rule, or Kimi Delta Attention
     index_part       the index by which sparse latent attention chooses tokens
     mamba1_part, mamba2_part, short_conv_part   one layer's Mamba, Mamba 2, short convolution
     mlp_part         one layer's MLP

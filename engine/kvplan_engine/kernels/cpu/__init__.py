@@ -5,6 +5,8 @@ ops          the operations of ``kernels.interface``
 packed       a weight packed once, and the product with it
 head_products   a weight for each head, packed once, and its structure for C (head_products_args)
 mixture      a mixture of experts packed once, and its structures for C (mixture_args)
+states       convolutions and recurrences of layers with a state, and their structures for C (state_args)
+delta        the gated delta rule's structure for C
 mamba        the recurrences of Mamba's layers, and their structures for C (mamba_args)
 choice_args  the choice of tokens for sparse attention, as C takes it
 huge_pages   large pages for memory that every step reads
