@@ -116,10 +116,12 @@ class BlockPool:
         return firsts
 
     def _take(self, num_blocks: int) -> list[int]:
+        uncached = self._free_uncached
+        if num_blocks <= len(uncached):
+            return [uncached.popitem()[0] for _ in range(num_blocks)]
         if num_blocks > self.num_free_blocks:
             raise NoFreeBlocks
-        num_uncached = min(num_blocks, len(self._free_uncached))
-        blocks = [self._free_uncached.popitem()[0] for _ in range(num_uncached)]
+        blocks = [uncached.popitem()[0] for _ in range(len(uncached))]
         while len(blocks) < num_blocks:
             block, _ = self._free_cached.popitem(last=False)
             self._forget_hash(block)
@@ -138,12 +140,13 @@ class BlockPool:
     def share(self, blocks: Sequence[int]) -> None:
         """Add a reference to each block; a free one, whose content is still there, is in use again."""
         self.num_references += len(blocks)
+        counts = self._reference_counts
         for block in blocks:
-            if self._reference_counts[block] == 0:
+            if not counts[block]:
                 del (self._free_cached if block in self._free_cached else self._free_uncached)[block]
                 if block in self._bundles:
                     self._num_hidden_free -= len(self._bundles[block]) - 1
-            self._reference_counts[block] += 1
+            counts[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
         """Drop a reference to each block; ``blocks`` are in the order of their sequence.
@@ -151,13 +154,14 @@ class BlockPool:
         They are released deepest first, so that eviction takes the tail of a long prefix before its head.
         """
         self.num_references -= len(blocks)
+        counts, bundles, known = self._reference_counts, self._bundles, self._hash_of_block
         for block in reversed(blocks):
-            self._reference_counts[block] -= 1
-            if self._reference_counts[block] == 0:
-                if block in self._bundles:
+            counts[block] -= 1
+            if not counts[block]:
+                if block in bundles:
                     self._free_bundle(block)
                 else:
-                    (self._free_cached if block in self._hash_of_block else self._free_uncached)[block] = None
+                    (self._free_cached if block in known else self._free_uncached)[block] = None
 
     def _free_bundle(self, first: int) -> None:
         if first in self._hash_of_block:

@@ -96,13 +96,15 @@ class BlockTable:
         pool, layout = self._pool, self._pool.layout
         if layout.forgets:
             self.leave_behind(first_token)
-        if self.num_new_blocks(first_token, num_tokens) > pool.num_free_blocks:
+        number = -(-num_tokens // layout.block_size) - self.end
+        is_aligned = first_token % layout.block_size == 0 and not layout.has_states  # nothing is partly filled
+        needed = number * layout.token_blocks if is_aligned else self.num_new_blocks(first_token, num_tokens)
+        if needed > pool.num_free_blocks:
             raise NoFreeBlocks
-        number = -(-num_tokens // pool.block_size) - self.end
         if number > 0:
             self._append(number)
-        if first_token % pool.block_size == 0 and not layout.has_states:
-            return []  # nothing is partly filled
+        if is_aligned:
+            return []
         return [copy for table in self.groups for copy in self._own(table, first_token)]
 
     def _append(self, number: int) -> None:
@@ -187,11 +189,13 @@ class BlockTable:
             return []
         in_pool = [bundle for each in found for bundle in each.bundles if bundle is not None]
         self._pool.share(in_pool)
-        try:
-            taken = self._take_missing(found)
-        except NoFreeBlocks:
-            self._pool.free(in_pool)
-            raise
+        taken: list[int] = []
+        if len(in_pool) < sum(len(each.bundles) for each in found):
+            try:
+                taken = self._take_missing(found)
+            except NoFreeBlocks:
+                self._pool.free(in_pool)
+                raise
         new = iter(taken)
         for table, each in zip(self.groups, found, strict=True):
             table.bundles = [next(new) if bundle is None else bundle for bundle in each.bundles]
@@ -202,8 +206,6 @@ class BlockTable:
     def _take_missing(self, found: Sequence[FoundBundles]) -> list[int]:
         """New bundles for those that are not in the pool, group by group."""
         numbers = [each.bundles.count(None) for each in found]
-        if not any(numbers):
-            return []
         pool, widths = self._pool, self._pool.layout.widths
         if sum(map(mul, numbers, widths)) > pool.num_free_blocks:
             raise NoFreeBlocks
@@ -247,10 +249,11 @@ class BlockTable:
 
 def grow_each(pool: BlockPool, tables: Sequence[BlockTable]) -> None:
     """One more logical block for each of ``tables``. The pool must have that many free blocks."""
+    number = len(tables)
     for index, group in enumerate(pool.layout.groups):
         if not group.is_state:
-            for table, bundle in zip(tables, pool.allocate_bundles(len(tables), group.width), strict=True):
+            for table, bundle in zip(tables, pool.allocate_bundles(number, group.width), strict=True):
                 table.groups[index].bundles.append(bundle)
     for table in tables:
         table.end += 1
-    pool.num_logical_blocks += len(tables)
+    pool.num_logical_blocks += number

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.layout import KvGroup
 
 
-@dataclass(frozen=True, slots=True)
-class FoundBundles:
+class FoundBundles(NamedTuple):
     """What a sequence starts from in one group: the bundles from logical block ``first`` on.
 
     None: the content is not in the pool but in a tier or in swap space.

@@ -17,8 +17,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvplan_engine.blocks.block_pool import BlockHash, BlockPool
 from kvplan_engine.blocks.block_table import BlockTable
@@ -37,8 +36,7 @@ class HashedTokens(Protocol):
     num_registered_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
+class PrefixMatch(NamedTuple):
     """``num_blocks`` logical blocks need not be computed. found: of each group, what is in the pool and what is not.
 
     missing: the names of those that are not in the pool, group by group.
@@ -120,6 +118,8 @@ class PrefixCache:
         """
         if not hashes:
             return self._no_match
+        if self._is_single and not self._pool.layout.forgets:
+            return self._lookup_single(hashes, is_elsewhere)
         number = self._longest(hashes, lambda name: self._pool.find(name) is not None or is_elsewhere(name))
         if not number:
             return self._no_match
@@ -133,11 +133,23 @@ class PrefixCache:
             found.append(FoundBundles(0 if group.is_state else first, bundles))
         return PrefixMatch(number, found, missing)
 
+    def _lookup_single(self, hashes: Rows[BlockHash], is_elsewhere: Callable[[BlockHash], bool]) -> PrefixMatch:
+        """The same in one pass, where all layers need all tokens."""
+        blocks: list[int | None] = []
+        missing: list[BlockHash] = []
+        find = self._pool.find
+        for name in hashes:
+            block = find(name)
+            if block is None:
+                if not is_elsewhere(name):
+                    break
+                missing.append(name)
+            blocks.append(block)
+        return PrefixMatch(len(blocks), [FoundBundles(0, blocks)], missing) if blocks else self._no_match
+
     def _longest(self, hashes: Rows[BlockHash], is_there: Callable[[BlockHash], bool]) -> int:
         """One pass: runs[g] blocks of group g in a row end with this one; for a state only this one counts."""
         groups = self._groups
-        if self._is_single and not self._pool.layout.forgets:
-            return next((index for index, name in enumerate(hashes) if not is_there(name)), len(hashes))
         runs = [0] * len(groups)
         longest = 0
         for index, block_hash in enumerate(hashes):
@@ -170,7 +182,7 @@ class PrefixCache:
     def register_next(self, sequences: Iterable[HashedTokens]) -> None:
         """Register the next block of each of ``sequences``, which has just become full; runs in every decode step."""
         pack, size, digest_bytes = self._pack, self._pool.block_size, self._digest_bytes
-        cache = self._pool.cache if self._is_single else None
+        cache = self._pool.cache if self._is_single and not self._pool.layout.forgets else None
         for sequence in sequences:
             index, hashes = sequence.num_registered_blocks, sequence.block_hashes
             if index == len(hashes):
@@ -178,8 +190,7 @@ class PrefixCache:
                 packed = pack(*sequence.token_ids[first : first + size])
                 hashes.append(chain_hash(hashes[-1] if index else self._root, packed, digest_bytes))
             if cache is not None:
-                only = sequence.table.groups[0]
-                cache(only.bundles[index - only.first], hashes[index])
+                cache(sequence.table.groups[0].bundles[index], hashes[index])
             else:
                 self._register_block(sequence.table, hashes[index], index)
             sequence.num_registered_blocks = index + 1

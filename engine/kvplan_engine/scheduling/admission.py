@@ -136,7 +136,8 @@ class Admission:
             elif not self._try_admit(sequence, plan):
                 self.num_blocked += 1
                 break
-        self.waiting.extendleft(reversed(passed_over))
+        if passed_over:
+            self.waiting.extendleft(reversed(passed_over))
         # a batch that only this step's token budget cut short goes on forming in the next one
         self._is_batch_open = plan.num_tokens >= self._config.max_num_batched_tokens
 
@@ -159,13 +160,13 @@ class Admission:
         num_new_tokens = self._num_new_tokens(sequence, first, len(sequence.token_ids), plan)
         if not self._fits(match.found, first, num_new_tokens):
             return False
-        fetched = self._tiers.fetch(match.missing)
+        fetched = self._tiers.fetch(match.missing) if match.missing else []
         if fetched is None:  # a file was bad, and the tier has dropped it
             return self._try_admit(sequence, plan)
         self.waiting.popleft()
         taken = sequence.table.adopt(match.found, match.num_blocks)
-        self._tiers.place(fetched, taken)
         if taken:
+            self._tiers.place(fetched, taken)
             cache.register(sequence.table, hashes, 0, match.num_blocks)
         sequence.num_computed_tokens = first
         sequence.num_registered_blocks = match.num_blocks

@@ -43,6 +43,8 @@ class Reservation:
 
     def chunk(self, sequence: Sequence, first: int, num_tokens: int) -> int:
         """How many of the next ``num_tokens`` tokens of ``sequence``, from ``first`` on, one step computes."""
+        if not self._checkpoints:
+            return num_tokens
         checkpoint = self.checkpoint(sequence)
         return checkpoint - first if first < checkpoint < first + num_tokens else num_tokens
 
@@ -53,6 +55,8 @@ class Reservation:
             num_held = sum(width * number for width, number in zip(layout.widths, self._whole, strict=True))
         else:
             num_held = layout.blocks_held(first, first + num_new_tokens)
+        if not first:
+            return num_held  # nothing was found
         return num_blocks_to_start(self._pool, found, num_held)
 
     def take(self, sequence: Sequence, num_new_tokens: int) -> None:
