@@ -9,6 +9,8 @@ parameters    which tensors of a checkpoint each parameter is made of
 factors       factors of activations, multiplied into the weights
 row_order     the rows of queries and keys, in the order of the kernels; latent_rows those of latent attention,
               state_rows those of layers with a state and of gates
+checkpoint    an open checkpoint: its parameters, and how its tensors are read
+quantised/    weights in few bits, of every method that is read, and rounding
 tokenizer     a model's tokenizer
 weights       the weights in memory: allocated, filled, counted, fingerprinted
 loaders       which load_format reads weights from what
