@@ -20,13 +20,24 @@ constexpr bool HAS_SLOPES = true;
 #else
 constexpr bool HAS_SLOPES = false;
 #endif
+#ifdef KVPLAN_VALUE_SIZE
+constexpr int VALUE_SIZE = KVPLAN_VALUE_SIZE;
+#else
+constexpr int VALUE_SIZE = HEAD_SIZE;
+#endif
+#ifdef KVPLAN_VALUES_IN_KEYS
+constexpr bool VALUES_IN_KEYS = true;  // a value is the beginning of its key: latent attention
+#else
+constexpr bool VALUES_IN_KEYS = false;
+#endif
+constexpr int VALUE_STRIDE = VALUES_IN_KEYS ? HEAD_SIZE : VALUE_SIZE;  // from one token's value to the next one's
 #ifdef KVPLAN_VALUE_TABLES
 constexpr bool HAS_VALUE_TABLES = true;  // values lie in other blocks than the keys
 #else
 constexpr bool HAS_VALUE_TABLES = false;
 #endif
 
-static_assert(HEAD_SIZE % 16 == 0 && BLOCK_SIZE >= 1 && GROUP >= 1);
+static_assert(HEAD_SIZE % 16 == 0 && VALUE_SIZE % 16 == 0 && BLOCK_SIZE >= 1 && GROUP >= 1);
 
 // One piece of decode work: some tokens of one sequence. Items of a sequence lie side by side.
 struct DecodeItem {
@@ -63,16 +74,16 @@ struct AttentionParams {
     const float* sinks;
     // [num_query_heads]  float32: times a key's distance, added to its logit (ALiBi); null without slopes
     const float* slopes;
-    // [num_items, num_query_heads, head_size]  float32, decode only: sums of unfinished items
+    // [num_items, num_query_heads, VALUE_SIZE]  float32, decode only: sums of unfinished items
     float* partial_sums;
     // [num_items, num_query_heads, 2]  float32, decode only: largest logit (times log2 e), sum of exponentials
     float* partial_stats;
     // [num_sequences, grid y]  int32, decode only: items finished; zero between launches
     int* finished;
-    // [num_tokens, num_query_heads, head_size]  Scalar, rows out_stride elements apart
+    // [num_tokens, num_query_heads, VALUE_SIZE]  Scalar, rows out_stride elements apart
     void* out;
     i64 block_stride;  // elements from one block to the next
-    i64 value_offset;  // elements from K to V
+    i64 value_offset;  // elements from K to V; 0 where values are the beginnings of keys
     i64 query_stride;
     i64 out_stride;
     int table_stride;
@@ -111,6 +122,20 @@ KVPLAN_INLINE int first_visible(int position, const AttentionParams& params) {
 // Elements from the start of the layer's K (of the right head) to the token's row.
 KVPLAN_INLINE i64 row_offset(int block, int position, const AttentionParams& params) {
     return i64(block) * params.block_stride + (position % BLOCK_SIZE) * HEAD_SIZE;
+}
+
+// The same of its value.
+KVPLAN_INLINE i64 value_row_offset(int block, int position, const AttentionParams& params) {
+    return i64(block) * params.block_stride + (position % BLOCK_SIZE) * VALUE_STRIDE;
+}
+
+// The layer's keys and values of one KV head, in block 0.
+KVPLAN_INLINE const Cache* keys_of(int kv_head, const AttentionParams& params) {
+    return static_cast<const Cache*>(params.kv) + i64(kv_head) * BLOCK_SIZE * HEAD_SIZE;
+}
+
+KVPLAN_INLINE const Cache* values_of(int kv_head, const AttentionParams& params) {
+    return static_cast<const Cache*>(params.kv) + params.value_offset + i64(kv_head) * BLOCK_SIZE * VALUE_STRIDE;
 }
 
 // e^(x - m) with the largest logit m of nothing at all taken as 0, so that -inf - -inf never appears.

@@ -14,7 +14,7 @@ constexpr int THREADS = WARPS * WARP_LANES;
 // Shared memory of the merge, over the main loop's buffers.
 template <int HEADS>
 struct MergeBuffers {
-    float sums[WARPS][HEADS][HEAD_SIZE];
+    float sums[WARPS][HEADS][VALUE_SIZE];
     float largest[WARPS][HEADS];
     float total[WARPS][HEADS];
     int is_last;
@@ -26,7 +26,7 @@ KVPLAN_INLINE void write_output(const AttentionParams& params, int token, int he
         total += fast_exp2(params.sinks[head] * LOG2_E - finite_or_zero(largest));
     }
     const float value = total > 0.0f ? sum / total * params.value_scale : 0.0f;
-    static_cast<Scalar*>(params.out)[token * params.out_stride + head * HEAD_SIZE + element] =
+    static_cast<Scalar*>(params.out)[token * params.out_stride + head * VALUE_SIZE + element] =
         from_float<Scalar>(value);
 }
 
@@ -72,10 +72,10 @@ KVPLAN_INLINE void merge_items(const AttentionParams& params, const DecodeItem& 
         if (lane == 0) totals[num_heads + local] = total;
     }
     __syncthreads();
-    const i64 item_stride = i64(params.num_query_heads) * HEAD_SIZE;
-    for (int i = int(threadIdx.x); i < num_heads * HEAD_SIZE / VECTOR; i += THREADS) {
-        const int local = i * VECTOR / HEAD_SIZE, element = i * VECTOR % HEAD_SIZE, head = first_head + local;
-        const float* sums = params.partial_sums + item.first_item * item_stride + head * HEAD_SIZE + element;
+    const i64 item_stride = i64(params.num_query_heads) * VALUE_SIZE;
+    for (int i = int(threadIdx.x); i < num_heads * VALUE_SIZE / VECTOR; i += THREADS) {
+        const int local = i * VECTOR / VALUE_SIZE, element = i * VECTOR % VALUE_SIZE, head = first_head + local;
+        const float* sums = params.partial_sums + item.first_item * item_stride + head * VALUE_SIZE + element;
         float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
         KVPLAN_UNROLL_BY(8)
         for (int j = 0; j < item.num_items; ++j) {
@@ -97,8 +97,8 @@ template <int HEADS>
 KVPLAN_INLINE void finish_item(const AttentionParams& params, const DecodeItem& item, int item_number, int token,
                                int first_head, int num_heads, MergeBuffers<HEADS>& buffers) {
     const bool only_item = item.num_items == 1;
-    for (int i = int(threadIdx.x); i < num_heads * HEAD_SIZE; i += THREADS) {
-        const int local = i / HEAD_SIZE, element = i % HEAD_SIZE, head = first_head + local;
+    for (int i = int(threadIdx.x); i < num_heads * VALUE_SIZE; i += THREADS) {
+        const int local = i / VALUE_SIZE, element = i % VALUE_SIZE, head = first_head + local;
         float largest = minus_infinity(), total = 0.0f, sum = 0.0f;
         KVPLAN_UNROLL
         for (int w = 0; w < WARPS; ++w) largest = maximum(largest, buffers.largest[w][local]);
@@ -113,7 +113,7 @@ KVPLAN_INLINE void finish_item(const AttentionParams& params, const DecodeItem& 
             continue;
         }
         const i64 row = i64(item_number) * params.num_query_heads + head;
-        params.partial_sums[row * HEAD_SIZE + element] = sum;
+        params.partial_sums[row * VALUE_SIZE + element] = sum;
         if (element == 0) {
             params.partial_stats[row * 2] = largest;
             params.partial_stats[row * 2 + 1] = total;

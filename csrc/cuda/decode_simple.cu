@@ -10,26 +10,30 @@ constexpr int ROW_VECTORS = HEAD_SIZE / VECTOR;
 constexpr int LANES = ROW_VECTORS > 16 ? 32 : ROW_VECTORS > 8 ? 16 : ROW_VECTORS > 4 ? 8 : 4;
 constexpr int VECTORS = ceil_divide(ROW_VECTORS, LANES);
 constexpr int TEAMS = WARP_LANES / LANES;
-constexpr int TOKENS = VECTORS > 1 || VECTOR > 8 ? 2 : 4;
+constexpr int VALUE_VECTORS = ceil_divide(VALUE_SIZE / VECTOR, LANES);
+constexpr int TOKENS = VECTORS > 2 ? 1 : VECTORS > 1 || VECTOR > 8 ? 2 : 4;
 // As many heads at once as the registers hold sums for.
-constexpr int HEADS = smaller(GROUP, larger(1, 64 / (VECTOR * VECTORS)));
+constexpr int HEADS = smaller(GROUP, larger(1, 64 / (VECTOR * larger(VECTORS, VALUE_VECTORS))));
 constexpr int HEAD_CHUNKS = ceil_divide(GROUP, HEADS);
-constexpr int OWN = VECTOR * VECTORS;  // elements of a row in one lane
+constexpr int OWN = VECTOR * VECTORS;  // elements of a key in one lane
+constexpr int OWN_VALUES = VECTOR * VALUE_VECTORS;
 
-static_assert(HEAD_SIZE % VECTOR == 0);
+static_assert(HEAD_SIZE % VECTOR == 0 && VALUE_SIZE % VECTOR == 0);
 
 struct TeamState {
     float largest[HEADS];
     float total[HEADS];
-    float sums[HEADS][OWN];
+    float sums[HEADS][OWN_VALUES];
 };
 
 KVPLAN_INLINE int own_element(int team_lane, int i) { return (i / VECTOR * LANES + team_lane) * VECTOR + i % VECTOR; }
 
-KVPLAN_INLINE void load_row(float (&row)[OWN], const Cache* source, int team_lane, bool wanted) {
+template <int SIZE, int COUNT>
+KVPLAN_INLINE void load_row(float (&row)[COUNT], const Cache* source, int team_lane, bool wanted) {
+    constexpr int PACKS = SIZE / VECTOR;
     KVPLAN_UNROLL
-    for (int v = 0; v < VECTORS; ++v) {
-        const bool inside = wanted && (ROW_VECTORS % LANES == 0 || v * LANES + team_lane < ROW_VECTORS);
+    for (int v = 0; v < COUNT / VECTOR; ++v) {
+        const bool inside = wanted && (PACKS % LANES == 0 || v * LANES + team_lane < PACKS);
         Pack<Cache> pack;
         pack.vector = uint4{0, 0, 0, 0};
         if (inside) pack = load_pack(source + (v * LANES + team_lane) * VECTOR);
@@ -51,7 +55,7 @@ KVPLAN_INLINE void load_heads(float (&query)[HEADS][OWN], const Scalar* heads, i
 
 // Adds one token to the state; one that is not seen has no weight. distance: from the query. first_head: of the query.
 KVPLAN_INLINE void add_token(TeamState& state, const float (&query)[HEADS][OWN], const float (&key)[OWN],
-                             const float (&value)[OWN], bool seen, int distance, int first_head,
+                             const float (&value)[OWN_VALUES], bool seen, int distance, int first_head,
                              const AttentionParams& params) {
     KVPLAN_UNROLL
     for (int h = 0; h < HEADS; ++h) {
@@ -66,7 +70,7 @@ KVPLAN_INLINE void add_token(TeamState& state, const float (&query)[HEADS][OWN],
         state.largest[h] = largest;
         state.total[h] = state.total[h] * rescale + weight;
         KVPLAN_UNROLL
-        for (int i = 0; i < OWN; ++i) state.sums[h][i] = state.sums[h][i] * rescale + weight * value[i];
+        for (int i = 0; i < OWN_VALUES; ++i) state.sums[h][i] = state.sums[h][i] * rescale + weight * value[i];
     }
 }
 
@@ -81,7 +85,7 @@ KVPLAN_INLINE void merge_teams(TeamState& state) {
             state.total[h] *= rescale;
             state.total[h] += __shfl_xor_sync(FULL_WARP, state.total[h], mask);
             KVPLAN_UNROLL
-            for (int i = 0; i < OWN; ++i) {
+            for (int i = 0; i < OWN_VALUES; ++i) {
                 state.sums[h][i] *= rescale;
                 state.sums[h][i] += __shfl_xor_sync(FULL_WARP, state.sums[h][i], mask);
             }
@@ -90,25 +94,23 @@ KVPLAN_INLINE void merge_teams(TeamState& state) {
 }
 
 KVPLAN_INLINE void attend_tokens(TeamState& state, const float (&query)[HEADS][OWN], const Cache* keys,
-                                 const AttentionParams& params, const DecodeItem& item, int first_head,
+                                 const Cache* values, const AttentionParams& params, const DecodeItem& item, int first_head,
                                  int first_token, int warp, int team, int team_lane) {
     const int* table = params.block_tables + i64(item.sequence) * params.table_stride;
     const int newest = params.seq_lens[item.sequence] - 1;
     const int* value_table = params.value_tables + i64(item.sequence) * params.table_stride;
     constexpr int STEP = TEAMS * TOKENS;  // of one warp
     for (int start = item.first_token + warp * STEP; start < item.last_token; start += WARPS * STEP) {
-        float key[TOKENS][OWN], value[TOKENS][OWN];
+        float key[TOKENS][OWN], value[TOKENS][OWN_VALUES];
         bool seen[TOKENS];
         KVPLAN_UNROLL
         for (int i = 0; i < TOKENS; ++i) {
             const int position = start + i * TEAMS + team;
             seen[i] = position >= first_token && position < item.last_token;
-            const int block = seen[i] ? table[position / BLOCK_SIZE] : 0;
-            const Cache* row = keys + row_offset(block, position, params);
-            load_row(key[i], row, team_lane, seen[i]);
-            if constexpr (HAS_VALUE_TABLES)
-                row = keys + row_offset(seen[i] ? value_table[position / BLOCK_SIZE] : 0, position, params);
-            load_row(value[i], row + params.value_offset, team_lane, seen[i]);
+            int block = seen[i] ? table[position / BLOCK_SIZE] : 0;
+            load_row<HEAD_SIZE>(key[i], keys + row_offset(block, position, params), team_lane, seen[i]);
+            if constexpr (HAS_VALUE_TABLES) block = seen[i] ? value_table[position / BLOCK_SIZE] : 0;
+            load_row<VALUE_SIZE>(value[i], values + value_row_offset(block, position, params), team_lane, seen[i]);
         }
         KVPLAN_UNROLL
         for (int i = 0; i < TOKENS; ++i)
@@ -129,7 +131,7 @@ KVPLAN_KERNEL(decode_attention, AttentionParams, THREADS) {
     const int token = params.query_starts[item.sequence];
     const Scalar* heads =
         static_cast<const Scalar*>(params.query) + token * params.query_stride + first_head * HEAD_SIZE;
-    const Cache* keys = static_cast<const Cache*>(params.kv) + i64(kv_head) * BLOCK_SIZE * HEAD_SIZE;
+    const Cache *keys = keys_of(kv_head, params), *values = values_of(kv_head, params);
 
     float query[HEADS][OWN];
     load_heads(query, heads, num_heads, team_lane);
@@ -137,7 +139,7 @@ KVPLAN_KERNEL(decode_attention, AttentionParams, THREADS) {
     KVPLAN_UNROLL
     for (int h = 0; h < HEADS; ++h) state.largest[h] = minus_infinity();
     const int first_token = first_visible(params.seq_lens[item.sequence] - 1, params);
-    attend_tokens(state, query, keys, params, item, first_head, first_token, warp, team, team_lane);
+    attend_tokens(state, query, keys, values, params, item, first_head, first_token, warp, team, team_lane);
     merge_teams(state);
 
     auto& buffers = *reinterpret_cast<MergeBuffers<HEADS>*>(shared);
@@ -147,9 +149,9 @@ KVPLAN_KERNEL(decode_attention, AttentionParams, THREADS) {
         if (team_lane == 0) buffers.largest[warp][h] = state.largest[h];
         if (team_lane == 0) buffers.total[warp][h] = state.total[h];
         KVPLAN_UNROLL
-        for (int i = 0; i < OWN; ++i) {
+        for (int i = 0; i < OWN_VALUES; ++i) {
             const int element = own_element(team_lane, i);
-            if (element < HEAD_SIZE) buffers.sums[warp][h][element] = state.sums[h][i];
+            if (element < VALUE_SIZE) buffers.sums[warp][h][element] = state.sums[h][i];
         }
     }
     __syncthreads();

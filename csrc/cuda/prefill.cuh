@@ -47,9 +47,10 @@ KVPLAN_INLINE int row_head(const PrefillTile& tile, int row) {
     return tile.kv_head * GROUP + (tile.first_row + row) % GROUP;
 }
 
-// Elements from the start of a [tokens, heads, HEAD_SIZE] tensor to one of the tile's rows.
+// Elements from the start of a [tokens, heads, SIZE] tensor to one of the tile's rows.
+template <int SIZE = HEAD_SIZE>
 KVPLAN_INLINE i64 row_start(const PrefillTile& tile, int row, i64 token_stride) {
-    return (tile.first_token + (tile.first_row + row) / GROUP) * token_stride + row_head(tile, row) * HEAD_SIZE;
+    return (tile.first_token + (tile.first_row + row) / GROUP) * token_stride + row_head(tile, row) * SIZE;
 }
 
 // Whether every row of the tile sees every position of [begin, begin + count).

@@ -7,8 +7,8 @@
 constexpr int ROWS = KVPLAN_ROWS_PER_WARP;
 constexpr int TILE_ROWS = WARPS * ROWS;
 constexpr int KV_TILE = WARP_LANES;
-constexpr int PITCH = HEAD_SIZE + 1;  // floats; lanes that read 32 rows at once hit 32 banks
-constexpr int OWN = ceil_divide(HEAD_SIZE, WARP_LANES);
+constexpr int PITCH = larger(HEAD_SIZE, VALUE_SIZE) + 1;  // floats; lanes that read 32 rows at once hit 32 banks
+constexpr int OWN = ceil_divide(VALUE_SIZE, WARP_LANES);
 
 struct RowState {
     float largest[ROWS];
@@ -24,17 +24,21 @@ KVPLAN_INLINE void load_queries(float* target, const PrefillTile& tile, const At
     }
 }
 
-// Positions [begin, begin + KV_TILE) of K or V as float32; those from kv_end on become zeros.
+// Positions [begin, begin + KV_TILE) of K or V, rows of SIZE elements STRIDE apart, as float32; those from kv_end on
+// become zeros.
+template <int SIZE, int STRIDE>
 KVPLAN_INLINE void load_kv(float* target, const Cache* heads, const int* tables, const PrefillTile& tile, int begin,
                            const AttentionParams& params) {
     const int* table = tables + i64(tile.sequence) * params.table_stride;
-    constexpr int VECTOR = Pack<Cache>::SIZE, ROW_VECTORS = HEAD_SIZE / VECTOR;
+    constexpr int VECTOR = Pack<Cache>::SIZE, ROW_VECTORS = SIZE / VECTOR;
     for (int i = int(threadIdx.x); i < KV_TILE * ROW_VECTORS; i += THREADS) {
         const int row = i / ROW_VECTORS, element = i % ROW_VECTORS * VECTOR, position = begin + row;
         Pack<Cache> pack;
         pack.vector = uint4{0, 0, 0, 0};
-        if (position < tile.kv_end)
-            pack = load_pack(heads + row_offset(table[position / BLOCK_SIZE], position, params) + element);
+        if (position < tile.kv_end) {
+            const i64 start = table[position / BLOCK_SIZE] * params.block_stride + position % BLOCK_SIZE * STRIDE;
+            pack = load_pack(heads + start + element);
+        }
         KVPLAN_UNROLL
         for (int e = 0; e < VECTOR; ++e) target[row * PITCH + element + e] = to_float(pack.elements[e]);
     }
@@ -83,7 +87,7 @@ KVPLAN_INLINE void add_values(RowState& state, const float (&weights)[ROWS], con
         for (int i = 0; i < OWN; ++i) {
             const int element = i * WARP_LANES + lane;
             const float value =
-                HEAD_SIZE % WARP_LANES == 0 || element < HEAD_SIZE ? values[token * PITCH + element] : 0.0f;
+                VALUE_SIZE % WARP_LANES == 0 || element < VALUE_SIZE ? values[token * PITCH + element] : 0.0f;
             KVPLAN_UNROLL
             for (int r = 0; r < ROWS; ++r) state.sums[r][i] += weight[r] * value;
         }
@@ -101,11 +105,11 @@ KVPLAN_INLINE void write_rows(RowState& state, const PrefillTile& tile, int firs
         if constexpr (HAS_SINKS)
             total += fast_exp2(params.sinks[row_head(tile, row)] * LOG2_E - finite_or_zero(state.largest[r]));
         const float share = total > 0.0f ? params.value_scale / total : 0.0f;
-        Scalar* target = static_cast<Scalar*>(params.out) + row_start(tile, row, params.out_stride);
+        Scalar* target = static_cast<Scalar*>(params.out) + row_start<VALUE_SIZE>(tile, row, params.out_stride);
         KVPLAN_UNROLL
         for (int i = 0; i < OWN; ++i) {
             const int element = i * WARP_LANES + lane;
-            if (element < HEAD_SIZE) target[element] = from_float<Scalar>(state.sums[r][i] * share);
+            if (element < VALUE_SIZE) target[element] = from_float<Scalar>(state.sums[r][i] * share);
         }
     }
 }
@@ -120,7 +124,7 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     const int first_row = warp * ROWS;
     float* kv_tile = reinterpret_cast<float*>(shared);  // K, then V, of the same tokens
     float* queries = kv_tile + KV_TILE * PITCH;
-    const Cache* key_head = static_cast<const Cache*>(params.kv) + i64(tile.kv_head) * BLOCK_SIZE * HEAD_SIZE;
+    const Cache *keys = keys_of(tile.kv_head, params), *values = values_of(tile.kv_head, params);
 
     load_queries(queries, tile, params);
     RowState state = {};
@@ -128,11 +132,11 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     for (int r = 0; r < ROWS; ++r) state.largest[r] = minus_infinity();
     for (int begin = tile.kv_begin; begin < tile.kv_end; begin += KV_TILE) {
         float weights[ROWS];
-        load_kv(kv_tile, key_head, params.block_tables, tile, begin, params);
+        load_kv<HEAD_SIZE, HEAD_SIZE>(kv_tile, keys, params.block_tables, tile, begin, params);
         __syncthreads();
         score_rows(weights, queries, kv_tile, tile, first_row, begin, lane, params);
         __syncthreads();
-        load_kv(kv_tile, key_head + params.value_offset, value_tables_of(params), tile, begin, params);
+        load_kv<VALUE_SIZE, VALUE_STRIDE>(kv_tile, values, value_tables_of(params), tile, begin, params);
         update_softmax(state, weights);
         __syncthreads();
         add_values(state, weights, kv_tile, lane);

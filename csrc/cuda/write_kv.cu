@@ -7,23 +7,29 @@ using Scalar = KVPLAN_SCALAR;
 using Cache = KVPLAN_CACHE;
 constexpr int HEAD_SIZE = KVPLAN_HEAD_SIZE;
 constexpr int BLOCK_SIZE = KVPLAN_BLOCK_SIZE;
+#ifdef KVPLAN_VALUE_SIZE
+constexpr int VALUE_SIZE = KVPLAN_VALUE_SIZE;  // 0: a value is the beginning of its key
+#else
+constexpr int VALUE_SIZE = HEAD_SIZE;
+#endif
 constexpr int ROTARY = KVPLAN_ROTARY;  // leading elements of a head that rotate; 0: none
 // Elements that one thread handles at a time: whole vectors of 16 bytes, where half a rotation is made of them.
 constexpr int VECTOR = ROTARY % 16 == 0 ? 8 : ROTARY % 8 == 0 ? 4 : 1;
 constexpr int THREADS = 128;
 constexpr int HEAD_VECTORS = HEAD_SIZE / VECTOR;
+constexpr int VALUE_VECTORS = VALUE_SIZE / VECTOR;
 constexpr int HALF_VECTORS = ROTARY / 2 / VECTOR;
 // The rotating threads take a vector and its partner half a rotation away; the rest of a head takes one vector each.
 constexpr int WORK_PER_HEAD = HEAD_VECTORS - HALF_VECTORS;
 
-static_assert(HEAD_SIZE % 8 == 0 && ROTARY % (2 * VECTOR) == 0 && ROTARY <= HEAD_SIZE);
+static_assert(HEAD_SIZE % 8 == 0 && VALUE_SIZE % 8 == 0 && ROTARY % (2 * VECTOR) == 0 && ROTARY <= HEAD_SIZE);
 
 struct WriteParams {
     // [num_tokens, num_query_heads, HEAD_SIZE]  Scalar, rotated in place; null when there is no rotation
     void* query;
     // [num_tokens, num_kv_heads, HEAD_SIZE]  Scalar, left as it is; rows key_stride elements apart
     const void* key;
-    // [num_tokens, num_kv_heads, HEAD_SIZE]  Scalar, rows value_stride elements apart
+    // [num_tokens, num_kv_heads, VALUE_SIZE]  Scalar, rows value_stride elements apart
     const void* value;
     // [num_blocks, block_stride]  Cache, moved to the layer
     void* kv;
@@ -159,13 +165,14 @@ KVPLAN_KERNEL(write_kv, WriteParams, THREADS) {
         move_part(key + head * HEAD_SIZE, keys + i64(head) * BLOCK_SIZE * HEAD_SIZE, cosines, i % WORK_PER_HEAD,
                   1.0f / params.key_scale);
     }
+    if constexpr (VALUE_SIZE == 0) return;
     const i64 value_slot = params.value_slots[token];
     Cache* values = static_cast<Cache*>(params.kv) + params.value_offset +
-                    value_slot / BLOCK_SIZE * params.block_stride + value_slot % BLOCK_SIZE * HEAD_SIZE;
+                    value_slot / BLOCK_SIZE * params.block_stride + value_slot % BLOCK_SIZE * VALUE_SIZE;
     const Scalar* value = static_cast<const Scalar*>(params.value) + token * params.value_stride;
-    for (int i = int(threadIdx.x); i < params.num_kv_heads * HEAD_VECTORS; i += THREADS) {
-        const int head = i / HEAD_VECTORS, start = i % HEAD_VECTORS * VECTOR;
-        write_vector(values + i64(head) * BLOCK_SIZE * HEAD_SIZE + start,
-                     read_vector(value + head * HEAD_SIZE + start), 1.0f / params.value_scale);
+    for (int i = int(threadIdx.x); i < params.num_kv_heads * VALUE_VECTORS; i += THREADS) {
+        const int head = i / larger(1, VALUE_VECTORS), start = i % larger(1, VALUE_VECTORS) * VECTOR;
+        write_vector(values + i64(head) * BLOCK_SIZE * VALUE_SIZE + start,
+                     read_vector(value + head * VALUE_SIZE + start), 1.0f / params.value_scale);
     }
 }

@@ -34,7 +34,7 @@ class CudaBackend:
     name = "cuda"
     options = ALL_OPTIONS
     is_capturable = True
-    takes_any_values = False
+    takes_any_values = True
     chooses = False
 
     def __init__(
@@ -52,8 +52,6 @@ class CudaBackend:
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor | None, cache: LayerCache, slots: KvSlots) -> None:
         """See AttentionBackend.write_kv."""
-        if value is None:
-            raise ValueError("the CUDA kernels write keys and values of one size")
         params = self._write_params(key, value, cache, slots)
         self._launch_write(params, key, cache, rotary=0)
 
@@ -72,18 +70,21 @@ class CudaBackend:
         params.cos_sin = rotation.cos_sin.data_ptr()
         self._launch_write(params, key, cache, rotation.cos_sin.shape[1])
 
-    def _write_params(self, key: torch.Tensor, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> WriteParams:
+    def _write_params(
+        self, key: torch.Tensor, value: torch.Tensor | None, cache: LayerCache, slots: KvSlots
+    ) -> WriteParams:
         check_written_heads(key, value, cache, slots)
         check_heads("key", key)
-        check_heads("value", value)
+        if value is not None:
+            check_heads("value", value)
         return WriteParams(
             key=key.data_ptr(),
-            value=value.data_ptr(),
+            value=None if value is None else value.data_ptr(),
             kv=cache.keys.data_ptr(),
             slots=slots.keys.data_ptr(),
             value_slots=slots.keys.data_ptr() if slots.values is None else slots.values.data_ptr(),
             key_stride=key.stride(0),
-            value_stride=value.stride(0),
+            value_stride=0 if value is None else value.stride(0),
             block_stride=cache.block_stride,
             value_offset=_value_offset(cache),
             num_tokens=key.shape[0],
@@ -93,7 +94,11 @@ class CudaBackend:
         )
 
     def _launch_write(self, params: WriteParams, key: torch.Tensor, cache: LayerCache, rotary: int) -> None:
-        chosen = write_variant(key.dtype, cache.dtype, cache.head_size, cache.block_size, rotary)
+        value_size = 0 if cache.values_in_keys else cache.value_size
+        chosen = write_variant(
+            *(key.dtype, cache.dtype, cache.head_size, cache.block_size, rotary),
+            value_size=None if value_size == cache.head_size else value_size,
+        )
         self._runtime.kernel(chosen)((params.num_tokens, 1), _WRITE_THREADS, 0, params)
 
     def attend(self, inputs: AttentionInputs) -> None:
@@ -180,6 +185,8 @@ def _shape_of(
         has_sinks=options.sinks is not None,
         has_slopes=options.slopes is not None,
         has_value_tables=has_value_tables,
+        other_value_size=None if cache.value_size == cache.head_size else cache.value_size,
+        values_in_keys=cache.values_in_keys and cache.value_size != cache.head_size,
     )
 
 

@@ -61,7 +61,7 @@ class Buffers:
     """
 
     partial_sums: torch.Tensor
-    """float32, room for [items, query heads, head size]"""
+    """float32, room for [items, query heads, value size]"""
     partial_stats: torch.Tensor
     """float32, room for [items, query heads, 2]"""
     finished: torch.Tensor
@@ -186,7 +186,7 @@ class AttentionPlanner:
     def _grow_buffers(self, shape: AttentionShape, num_items: int, num_sequences: int) -> None:
         buffers = self.buffers
         rows = num_items * shape.num_query_heads
-        buffers.partial_sums = self._grown(buffers.partial_sums, rows * shape.head_size)
+        buffers.partial_sums = self._grown(buffers.partial_sums, rows * shape.value_size)
         buffers.partial_stats = self._grown(buffers.partial_stats, rows * 2)
         blocks_per_item = self.launches_of(shape).decode.blocks_per_item
         buffers.finished = self._grown(buffers.finished, num_sequences * blocks_per_item)

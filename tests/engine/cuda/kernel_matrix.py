@@ -83,7 +83,17 @@ def every_kernel(capability: tuple[int, int]) -> list[KernelVariant]:
     variants.append(variant("activation.cu", "silu_and_mul", scalar=scalar, vectors=1))
     variants.append(variant("argmax.cu", "argmax_rows", scalar=scalar, vectors=1))
     variants.append(variant("copy_blocks.cu", "copy_blocks"))
-    return variants + mixture_kernels(properties) + state_kernels(scalar)
+    return variants + latent_kernels(properties) + mixture_kernels(properties) + state_kernels(scalar)
+
+
+def latent_kernels(properties: DeviceProperties) -> list[KernelVariant]:
+    """Attention to DeepSeek V3's rows; those of prompts do not fit Turing's shared memory."""
+    scalar = BF16 if properties.has_tensor_kernels else F16
+    shape = AttentionShape(scalar, scalar, 576, 16, 128, 1, other_value_size=512, values_in_keys=True)
+    variants = [decode_launch(shape, properties).variant, write_variant(scalar, scalar, 576, 16, 0, value_size=0)]
+    if properties.capability == (7, 5):
+        return variants
+    return [*variants, prefill_launch(shape, properties).variant]
 
 
 def mixture_kernels(properties: DeviceProperties) -> list[KernelVariant]:

@@ -1,4 +1,4 @@
-"""Models with states over the emulated kernels: steps with prompts, and decode steps that are captured and replayed."""
+"""Models with states or latent attention over the emulated kernels: prompts in pieces, and captured decode steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dense_models import DenseCheckpoint
+from dense_models import SIZES, Dense, DenseCheckpoint
 from fake_gpu import FakeGpu, take_gpu
 from mamba_models import MAMBA
 from small_models import VOCAB_SIZE
@@ -20,9 +20,16 @@ _WIDE = {"hidden_size": 64, "mamba_n_heads": 8, "num_hidden_layers": 2}
 MODELS = {
     "qwen3_next": STATES["qwen3_next"],
     "bamba": replace(MAMBA["bamba"], values=MAMBA["bamba"].values | _WIDE | {"attn_layer_indices": [1]}),
+    "deepseek_v3": Dense(
+        "DeepseekV3Config",
+        SIZES
+        | {"num_key_value_heads": 4, "q_lora_rank": 40, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "v_head_dim": 16}
+        | {"qk_rope_head_dim": 16, "moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 2}
+        | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+    ),
     "jamba": replace(MAMBA["jamba"], values=MAMBA["jamba"].values | {"hidden_size": 64}),
 }
-KERNELS = {"qwen3_next": "delta_rule", "bamba": "scan_mamba2", "jamba": "scan_mamba1"}
+KERNELS = {"qwen3_next": "delta_rule", "bamba": "scan_mamba2", "jamba": "scan_mamba1", "deepseek_v3": "choose_experts"}
 
 
 @pytest.mark.parametrize("name", MODELS)

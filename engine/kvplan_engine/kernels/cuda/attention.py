@@ -15,6 +15,8 @@ from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, 
 HEAD_SIZES = (64, 80, 96, 128, 256)
 """The common ones, which tests compile and measure; any multiple of HEAD_MULTIPLE up to the largest works."""
 HEAD_MULTIPLE = 16
+MOST_KEY_SIZE = 576
+"""Where values are of another size: DeepSeek's latent and rotary key."""
 WARP_LANES = 32
 CHUNK_MULTIPLE = 64
 """Decode work is cut at multiples of this many tokens: four warps times a tile of 16."""
@@ -40,19 +42,30 @@ class AttentionShape:
     has_slopes: bool = False
     has_value_tables: bool = False
     """Values lie in other blocks than the keys."""
+    other_value_size: int | None = None
+    """Where values are of another size than keys."""
+    values_in_keys: bool = False
+    """A value is the beginning of its key, and of another size (latent attention)."""
 
     @property
     def group(self) -> int:
         """Query heads that share one KV head."""
         return self.num_query_heads // self.num_kv_heads
 
+    @property
+    def value_size(self) -> int:
+        """Elements of a value, and of an output."""
+        return self.head_size if self.other_value_size is None else self.other_value_size
+
     def check(self) -> None:
         """CudaKernelError for a shape without kernels."""
-        if self.head_size % HEAD_MULTIPLE or not 0 < self.head_size <= HEAD_SIZES[-1]:
-            raise CudaKernelError(
-                f"the CUDA attention kernels do not support head size {self.head_size}",
-                hint=f"multiples of {HEAD_MULTIPLE} up to {HEAD_SIZES[-1]} are supported",
-            )
+        largest = HEAD_SIZES[-1] if self.other_value_size is None else MOST_KEY_SIZE
+        for size in (self.head_size, self.value_size):
+            if size % HEAD_MULTIPLE or not 0 < size <= largest:
+                raise CudaKernelError(
+                    f"the CUDA attention kernels do not support head size {size}",
+                    hint=f"multiples of {HEAD_MULTIPLE} up to {largest} are supported",
+                )
         if self.num_query_heads % self.num_kv_heads:
             raise CudaKernelError(
                 f"{self.num_query_heads} query heads cannot share {self.num_kv_heads} KV heads evenly"
@@ -69,7 +82,13 @@ class AttentionShape:
             "softcap": int(self.has_softcap),
             "sinks": int(self.has_sinks),
         }
-        optional = {"slopes": self.has_slopes, "value_tables": self.has_value_tables}
+        if self.other_value_size is not None:
+            named["value_size"] = self.other_value_size
+        optional = {
+            "slopes": self.has_slopes,
+            "value_tables": self.has_value_tables,
+            "values_in_keys": self.values_in_keys,
+        }
         return named | {name: 1 for name, wanted in optional.items() if wanted}
 
 
@@ -108,7 +127,11 @@ class PrefillLaunch:
 
 def uses_tensor_cores(shape: AttentionShape, properties: DeviceProperties) -> bool:
     """Whether the mma kernels run: 16-bit arithmetic on compute capability 8.0 or newer."""
-    return properties.has_tensor_kernels and shape.scalar in (torch.float16, torch.bfloat16)
+    return (
+        shape.other_value_size is None
+        and properties.has_tensor_kernels
+        and shape.scalar in (torch.float16, torch.bfloat16)
+    )
 
 
 def decode_launch(
@@ -139,10 +162,15 @@ def decode_stage_bytes(shape: AttentionShape) -> int:
     return 16 * 16 * ((row_chunks | 1) + (row_chunks + 1) // 4 * 4 + 2)
 
 
+def _decode_lanes(row_vectors: int) -> int:
+    """decode_simple.cu: LANES that share a token's key."""
+    return 32 if row_vectors > 16 else 16 if row_vectors > 8 else 8 if row_vectors > 4 else 4
+
+
 def _decode_simple(shape: AttentionShape, properties: DeviceProperties, warps: int) -> DecodeLaunch:
     vector = 16 // shape.cache.itemsize
     row_vectors = shape.head_size // vector
-    vectors = -(-row_vectors // WARP_LANES)
+    vectors = max(-(-row_vectors // WARP_LANES), -(-(shape.value_size // vector) // _decode_lanes(row_vectors)))
     heads = min(shape.group, max(1, 64 // (vector * vectors)))  # decode_simple.cu: HEADS
     chosen = variant("decode_simple.cu", "decode_attention", **shape.defines(), warps=warps)
     return _decode_launch(shape, properties, chosen, warps, heads, 0)
@@ -157,7 +185,7 @@ def _decode_launch(
     buffer_bytes: int,
 ) -> DecodeLaunch:
     blocks_per_item = shape.num_kv_heads * -(-shape.group // heads)
-    merge_bytes = 4 * (warps * heads * (shape.head_size + 2) + 1)  # decode.cuh: MergeBuffers
+    merge_bytes = 4 * (warps * heads * (shape.value_size + 2) + 1)  # decode.cuh: MergeBuffers
     without_weights = max(buffer_bytes, merge_bytes)
     blocks_at_once = _blocks_per_multiprocessor(without_weights, properties) * properties.num_multiprocessors
     target_chunks = max(1, blocks_at_once // blocks_per_item)
@@ -175,7 +203,7 @@ def prefill_launch(shape: AttentionShape, properties: DeviceProperties) -> Prefi
     shape.check()
     if uses_tensor_cores(shape, properties):
         return _prefill_mma(shape)
-    return _prefill_simple(shape)
+    return _prefill_simple(shape, properties)
 
 
 def _prefill_mma(shape: AttentionShape) -> PrefillLaunch:
@@ -195,11 +223,18 @@ def _prefill_mma(shape: AttentionShape) -> PrefillLaunch:
     return PrefillLaunch(chosen, warps * WARP_LANES, tile_rows, shape.num_kv_heads, pitch * (tile_rows + 2 * kv_tile))
 
 
-def _prefill_simple(shape: AttentionShape) -> PrefillLaunch:
+def _prefill_simple(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch:
+    """As many rows as let the queries lie beside a tile of keys. CudaKernelError where not even one does."""
     warps = 4
-    rows_per_warp = 4
+    pitch = 4 * (max(shape.head_size, shape.value_size) + 1)  # prefill_simple.cu: PITCH floats
+    room = properties.shared_bytes_per_block - pitch * WARP_LANES
+    rows_per_warp = min(4, room // (4 * shape.head_size * warps))
+    if rows_per_warp < 1:
+        raise CudaKernelError(
+            f"heads of {shape.head_size} elements do not fit the shared memory of {properties.name}",
+            hint="they need a GPU of compute capability 7.0 or 8.0 and newer",
+        )
     tile_rows = warps * rows_per_warp
-    pitch = 4 * (shape.head_size + 1)  # prefill_simple.cu: PITCH floats
     chosen = variant(
         "prefill_simple.cu", "prefill_attention", **shape.defines(), warps=warps, rows_per_warp=rows_per_warp
     )

@@ -78,9 +78,14 @@ class CudaOps:
     def rope_inplace(self, x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
         """See Ops.rope_inplace."""
         check_rotation(x, positions, cos_sin)
-        check_heads("x", x)
         check_rotary_table(cos_sin)
         tokens, heads, head_size = x.shape
+        if heads > 1 and cos_sin.shape[1] <= head_size < x.stride(1):
+            head_size = x.stride(1)  # a part of each head turns: to the kernel the heads begin with it
+        else:
+            check_heads("x", x)
+        if not rows_are_aligned(x):
+            raise ValueError(f"x's rows do not start at multiples of 16 bytes (strides {x.stride()})")
         chosen = write_variant(x.dtype, x.dtype, head_size, 1, cos_sin.shape[1], "rotate_heads")
         params = WriteParams(
             query=x.data_ptr(),

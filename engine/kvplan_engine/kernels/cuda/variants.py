@@ -54,10 +54,19 @@ def variant(source: str, kernel: str, **defines: str | int | torch.dtype) -> Ker
 
 @cache
 def write_variant(
-    scalar: torch.dtype, cache: torch.dtype, head_size: int, block_size: int, rotary: int, kernel: str = "write_kv"
+    scalar: torch.dtype,
+    cache: torch.dtype,
+    head_size: int,
+    block_size: int,
+    rotary: int,
+    kernel: str = "write_kv",
+    value_size: int | None = None,
 ) -> KernelVariant:
-    """The write kernel of one shape; ``rotary`` leading elements of a head rotate."""
-    if head_size % 8 or rotary % 2:
+    """The write kernel of one shape; ``rotary`` leading elements of a head rotate.
+
+    value_size: where values are of another size than keys; 0: they are the beginnings of the keys.
+    """
+    if head_size % 8 or rotary % 2 or (value_size or 0) % 8:
         raise CudaKernelError(
             f"the CUDA write kernel does not support heads of {head_size} elements of which {rotary} rotate"
         )
@@ -69,6 +78,7 @@ def write_variant(
         head_size=head_size,
         block_size=block_size,
         rotary=rotary,
+        **({} if value_size is None else {"value_size": value_size}),
     )
 
 
