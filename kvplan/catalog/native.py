@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 KVPLAN_ARCHITECTURES: Final = (
+    "AfmoeForCausalLM",
     "ApertusForCausalLM",
     "AquilaForCausalLM",
     "ArceeForCausalLM",
@@ -20,6 +21,7 @@ KVPLAN_ARCHITECTURES: Final = (
     "Cohere2ForCausalLM",
     "Cohere2MoeForCausalLM",
     "CohereForCausalLM",
+    "DeciLMForCausalLM",
     "DeepseekForCausalLM",
     "DeepseekV2ForCausalLM",
     "DeepseekV32ForCausalLM",
@@ -68,6 +70,7 @@ KVPLAN_ARCHITECTURES: Final = (
     "JambaForCausalLM",
     "KimiLinearForCausalLM",
     "LLaMAForCausalLM",
+    "LagunaForCausalLM",
     "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM",
     "LlamaForCausalLM",
@@ -78,6 +81,8 @@ KVPLAN_ARCHITECTURES: Final = (
     "Mamba2ForCausalLM",
     "MambaForCausalLM",
     "MiMoForCausalLM",
+    "MiMoV2FlashForCausalLM",
+    "MiMoV2ForCausalLM",
     "MiniCPM3ForCausalLM",
     "MiniCPMForCausalLM",
     "MiniMaxM2ForCausalLM",

@@ -45,13 +45,13 @@ _LONG = {
 class Dense:
     """config: the name of transformers' class, and what it is made with.
 
-    shortest: of the prompts that it answers. zero: parameters with this in their names are 0.
+    shortest: of the prompts that it answers. zero: parameters with one of these in their names are 0.
     """
 
     config: str
     values: dict[str, Any] = field(default_factory=dict)
     shortest: int = 1
-    zero: str | None = None
+    zero: tuple[str, ...] = ()
 
 
 DENSE: dict[str, Dense] = {
@@ -177,6 +177,10 @@ def _gates_of_half(tensors: Tensors) -> Tensors:
     return {name: tensor * (0.5 if "shared_expert.down" in name else 1.0) for name, tensor in kept.items()}
 
 
+def _without(*prefixes: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {name: tensor for name, tensor in tensors.items() if not name.startswith(prefixes)}
+
+
 def _both(*steps: Callable[[Tensors], Tensors]) -> Callable[[Tensors], Tensors]:
     def rename(tensors: Tensors) -> Tensors:
         for step in steps:
@@ -214,7 +218,7 @@ _EXPERTS = SIZES | {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm
 _PLAIN_MIXTURE = Dense(
     "Qwen2MoeConfig",
     _EXPERTS | {"num_experts": 8, "shared_expert_intermediate_size": 48, "mlp_only_layers": [0], "qkv_bias": False},
-    zero="shared_expert_gate",
+    zero=("shared_expert_gate",),
 )
 _GROUPED_MIXTURE = Dense(
     "Glm4MoeConfig",
@@ -223,6 +227,11 @@ _GROUPED_MIXTURE = Dense(
     | {"n_shared_experts": 1, "routed_scaling_factor": 1.5, "head_dim": 16, "rope_parameters": _HALF},
 )
 _LLAMA, _QWEN2 = Dense("LlamaConfig", SIZES), Dense("Qwen2Config", SIZES)
+_NAS_BLOCKS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"n_heads_in_group": 2}, {"ffn_mult": 4.0}),
+    ({"no_op": True}, {"ffn_mult": 4.0}),
+    ({"n_heads_in_group": 2}, {"no_op": True}),
+]
 _PHI_PRODUCTS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 _ONE_HEAD_EACH = SIZES | {"num_key_value_heads": 4}
 
@@ -255,6 +264,20 @@ RENAMED: dict[str, Renamed] = {
         | {"num_attention_heads": 4, "kv_channels": 32, "multi_query_attention": True, "multi_query_group_num": 2}
         | {"seq_length": 256, "padded_vocab_size": VOCAB_SIZE, "layernorm_epsilon": 1e-5, "add_qkv_bias": True},
         _both(_fused(grouped=False, name="self_attention.query_key_value"), _replaced(*_GLM_NAMES)),
+    ),
+    "decilm": Renamed(
+        Dense(
+            "LlamaConfig",
+            SIZES | {"num_hidden_layers": 3, "intermediate_size": 256},
+            zero=("layers.1.self_attn.o_proj", "layers.2.mlp.down_proj"),
+        ),
+        SIZES
+        | {"architectures": ["DeciLMForCausalLM"], "num_hidden_layers": 3}
+        | {"block_configs": [{"attention": each, "ffn": ffn} for each, ffn in _NAS_BLOCKS]},
+        _without(
+            *("model.layers.1.self_attn.", "model.layers.1.input_layernorm."),
+            *("model.layers.2.mlp.", "model.layers.2.post_attention_layernorm."),
+        ),
     ),
     "deepseek": Renamed(
         _PLAIN_MIXTURE,
@@ -332,10 +355,10 @@ RENAMED: dict[str, Renamed] = {
 }
 
 
-def randomise(model: torch.nn.Module, zero: str | None = None) -> None:
+def randomise(model: torch.nn.Module, zero: tuple[str, ...] = ()) -> None:
     """Weights that decide the next token by more than rounding; norms begin at 1 and biases at 0, which would hide.
 
-    zero: parameters with this in their names become 0.
+    zero: parameters with one of these in their names become 0.
     """
     with torch.no_grad():
         for parameter in model.parameters():
@@ -343,7 +366,7 @@ def randomise(model: torch.nn.Module, zero: str | None = None) -> None:
             center = parameter if parameter.ndim == 1 else torch.zeros(())
             parameter.copy_(center + spread * torch.randn_like(parameter))
         for name, parameter in model.named_parameters():
-            if zero is not None and zero in name:
+            if any(part in name for part in zero):
                 parameter.zero_()
         for name, buffer in model.named_buffers():
             if "correction" in name:

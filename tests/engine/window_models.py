@@ -107,6 +107,18 @@ WINDOWED: dict[str, Dense] = {
         | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 24}
         | {"final_logit_softcapping": 12.0},
     ),
+    "afmoe": Dense("AfmoeConfig", _MIXTURE | {"head_dim": 16, "num_dense_layers": 1, "mup_enabled": True}),
+    "laguna": Dense(
+        "LagunaConfig",
+        _MIXTURE
+        | {"head_dim": 16, "num_attention_heads_per_layer": [4, 6, 4, 6], "shared_expert_intermediate_size": 40}
+        | {"moe_routed_scaling_factor": 1.5},
+    ),
+    "laguna-elements": Dense("LagunaConfig", _MIXTURE | {"head_dim": 16, "gating": "per-element"}),
+    "mimo-v2": Dense(
+        "MiMoV2FlashConfig",
+        _MIXTURE | {"head_dim": 24, "v_head_dim": 16, "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+    ),
     "gpt-oss": Dense("GptOssConfig", _GPT_OSS),
     "gpt-neo": Dense("GPTNeoConfig", _NEO),
 }

@@ -81,11 +81,11 @@ class Attention:
     and keys are normalised: "head" each head with one weight of ``key_size``, "per_head" with a weight of each head's
     own, "all" across all heads at once; head_norm_kind: None for the layer's own kind. gate: attention's output is
     multiplied with a gate, per element or per head, projected from the layer's input ("element": in the same matrix as
-    the query, "separate": in one of its own). alibi: scores grow with a slope of each head times the key's position.
-    sinks: a logit for each head without a value. reads_layer: this layer has no keys and values of its own and reads
-    those of an earlier one. value_is_key: values are the keys before their norm. value_norm: each head of values is
-    normalised, by an RMSNorm without a weight. shared_weights: several layers run the
-    same projections, which the model lists among its ``others`` (Zamba 2). clip: queries, keys and values are kept
+    the query, "separate": in one of its own), behind ``gate_activation``. alibi: scores grow with a slope of each head
+    times the key's position. sinks: a logit for each head without a value. reads_layer: this layer has no keys and
+    values of its own and reads those of an earlier one. value_is_key: values are the keys before their norm.
+    value_norm: each head of values is normalised, by an RMSNorm without a weight. shared_weights: several layers run
+    the same projections, which the model lists among its ``others`` (Zamba 2). clip: queries, keys and values are kept
     within it, on both sides of 0. alibi_scale: of the slopes. growing_scale: (beta, tokens): the query at position p is
     multiplied with 1 + beta * log(1 + floor(p / tokens)).
     """
@@ -109,6 +109,7 @@ class Attention:
     head_norm_kind: NormKind | None = None
     norm_after_rope: bool = False
     gate: Literal["none", "element", "separate", "head"] = "none"
+    gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"
     reads_layer: int | None = None
     value_is_key: bool = False
     value_norm: bool = False

@@ -9,6 +9,8 @@ decilm      Nemotron-NAS
 dbrx        DBRX
 """
 
+from dataclasses import replace
+
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.heterogeneous.afmoe import read_afmoe
 from kvplan_engine.checkpoints.families.heterogeneous.dbrx import read_dbrx
@@ -17,15 +19,31 @@ from kvplan_engine.checkpoints.families.heterogeneous.laguna import read_laguna
 from kvplan_engine.checkpoints.families.heterogeneous.mimo_v2 import read_mimo_v2
 from kvplan_engine.checkpoints.families.heterogeneous.minimax_m3 import read_minimax_m3
 from kvplan_engine.checkpoints.families.heterogeneous.step3p7 import read_step3p7
+from kvplan_engine.checkpoints.families.mixtures.parts import QWEN_NAMES, with_names
+from kvplan_engine.checkpoints.tensor_names import TensorNames
+
+_AFMOE_NAMES = replace(
+    with_names(QWEN_NAMES, router="mlp.router.gate", correction="mlp.expert_bias", gate="self_attn.gate_proj"),
+    mlp_norm="pre_mlp_layernorm",
+    mlp_post_norm="post_mlp_layernorm",
+)
+_LAGUNA_NAMES = with_names(
+    QWEN_NAMES,
+    correction="mlp.experts.e_score_correction_bias",
+    gate="self_attn.g_proj",
+    shared__up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    shared__down="mlp.shared_expert.down_proj",
+)
+_MIMO_NAMES = with_names(QWEN_NAMES, sinks="self_attn.attention_sink_bias")
 
 HETEROGENEOUS = (
-    Family(("AfmoeForCausalLM",), ("afmoe",), read_afmoe),
-    Family(("LagunaForCausalLM",), ("laguna",), read_laguna),
+    Family(("AfmoeForCausalLM",), ("afmoe",), read_afmoe, _AFMOE_NAMES),
+    Family(("LagunaForCausalLM",), ("laguna",), read_laguna, _LAGUNA_NAMES),
     Family(("Step3p5ForCausalLM", "Step3p7FlashForCausalLM"), ("step3p5", "step3p7_text"), read_step3p7),
-    Family(("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"), ("mimo_v2_flash", "mimo_v2"), read_mimo_v2),
+    Family(("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"), ("mimo_v2_flash", "mimo_v2"), read_mimo_v2, _MIMO_NAMES),
     Family(
         ("MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM"), ("minimax_m3", "minimax_m3_vl_text"), read_minimax_m3
     ),
-    Family(("DeciLMForCausalLM",), ("nemotron-nas",), read_decilm),
+    Family(("DeciLMForCausalLM",), ("nemotron-nas",), read_decilm, TensorNames()),
     Family(("DbrxForCausalLM",), ("dbrx",), read_dbrx),
 )

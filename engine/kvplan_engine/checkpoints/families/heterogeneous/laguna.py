@@ -8,10 +8,12 @@ from kvplan_engine.checkpoints.families.common import attention, by_period, mlp,
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.errors import EngineError
 
 
 def read_laguna(config: dict[str, Any]) -> ModelDescription:
     """transformers: LagunaModel."""
+    _refuse(config)
     norm = norms(config)
     kinds = by_period(config, 0, "full_attention")
     heads = config.get("num_attention_heads_per_layer") or [int(config["num_attention_heads"])] * len(kinds)
@@ -21,6 +23,11 @@ def read_laguna(config: dict[str, Any]) -> ModelDescription:
         for kind, number, block in zip(kinds, heads, blocks, strict=True)
     ]
     return model(config, layers, norm)
+
+
+def _refuse(config: dict[str, Any]) -> None:
+    if config.get("moe_apply_router_weight_on_input") or config.get("moe_router_logit_softcapping"):
+        raise EngineError("the engine lacks Laguna's capped router logits, and weights on an expert's input.")
 
 
 def _attention(config: dict[str, Any], kind: str, heads: int) -> Attention:
@@ -34,6 +41,7 @@ def _attention(config: dict[str, Any], kind: str, heads: int) -> Attention:
         rope=rope(config, size, kind, theta=500000.0 if full else 10000.0, partial=0.5 if full else 1.0),
         head_norm="head",
         gate="head" if config.get("gating", True) in (True, "per-head") else "separate",
+        gate_activation="softplus",
     )
 
 

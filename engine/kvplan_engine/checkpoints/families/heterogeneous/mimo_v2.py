@@ -7,15 +7,15 @@ from typing import Any
 from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, rope, window
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.mixers import FULL, Attention
-from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.description.model import Layer, ModelDescription, WeightFactor
 
 
 def read_mimo_v2(config: dict[str, Any]) -> ModelDescription:
     """The keys of the published config.json, and those of transformers' MiMoV2FlashModel."""
-    norm = norms(config, key="layernorm_epsilon")
+    norm = norms(config, key="layernorm_epsilon" if "layernorm_epsilon" in config else "rms_norm_eps")
     kinds, blocks = _kinds(config), _blocks(config)
     layers = [
-        Layer((_attention(config, kind),), _feed_forward(config, block), norm)
+        Layer((_attention(config, kind),), _feed_forward(config, block), norm, factors=_value_factor(config))
         for kind, block in zip(kinds, blocks, strict=True)
     ]
     return model(config, layers, norm)
@@ -44,13 +44,24 @@ def _attention(config: dict[str, Any], kind: str) -> Attention:
         config,
         kept=window(config, kind, 128) if swa else FULL,
         num_heads=int(config.get(f"{swa}num_attention_heads") or config["num_attention_heads"]),
-        num_kv_heads=int(config.get(f"{swa}num_key_value_heads") or config["num_key_value_heads"]),
+        num_kv_heads=_kv_heads(config, swa),
         size=size,
         value_size=int(config.get(f"{swa}v_head_dim") or config.get("v_head_dim", 128)),
         rope=rope({**config, "rope_theta": theta}, size, kind),
         sinks=bool(config.get("add_swa_attention_sink_bias" if swa else "add_full_attention_sink_bias", bool(swa))),
         output_bias=False,
     )
+
+
+def _kv_heads(config: dict[str, Any], swa: str) -> int:
+    """Windows have twice as many where the config does not say."""
+    own = config.get(f"{swa}num_key_value_heads")
+    return int(own) if own else int(config["num_key_value_heads"]) * (2 if swa else 1)
+
+
+def _value_factor(config: dict[str, Any]) -> tuple[WeightFactor, ...]:
+    scale = config.get("attention_value_scale")
+    return () if scale in (None, 1.0) else (WeightFactor("qkv", "value", float(scale), float(scale)),)
 
 
 def _feed_forward(config: dict[str, Any], block: str) -> FeedForward:
