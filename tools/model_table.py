@@ -24,6 +24,7 @@ from small_configs import small_configs  # noqa: E402
 
 from kvplan.catalog.models import profiles  # noqa: E402
 from kvplan.catalog.registry import known_architectures  # noqa: E402
+from kvplan.catalog.through_transformers import THROUGH_TRANSFORMERS  # noqa: E402
 from kvplan_engine.checkpoints.config_json import load_model_config  # noqa: E402
 from kvplan_engine.checkpoints.families import KNOWN_ARCHITECTURES  # noqa: E402
 from kvplan_engine.errors import EngineError  # noqa: E402
@@ -56,7 +57,7 @@ def rows() -> list[Row]:
     native, equal = native_architectures(), equal_architectures()
     sized, measured = set(known_architectures()), set(KNOWN_ARCHITECTURES)
     return [
-        Row(name, name in sized, name in measured, name in native, False, name in equal)
+        Row(name, name in sized, name in measured, name in native, name in THROUGH_TRANSFORMERS, name in equal)
         for name in sorted(sized | measured, key=lambda name: (name.casefold(), name))
     ]
 

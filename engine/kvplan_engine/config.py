@@ -242,11 +242,10 @@ class EngineConfig:
                 f"dummy_layers 'shared' is for load_format 'dummy', and load_format is '{self.load_format}'.",
                 hint="set load_format='dummy', or leave dummy_layers out",
             )
-        if self.model_impl == "transformers" and (self.is_counted or self.shares_layers):
-            setting = "load_format 'none'" if self.is_counted else "dummy_layers 'shared'"
+        if self.model_impl == "transformers" and self.needs_decoder is not None:
             raise EngineError(
-                f"model_impl 'transformers' computes whole models, and {setting} has none.",
-                hint="leave model_impl out",
+                f"{self.needs_decoder} is for the engine's own decoder, and model_impl is 'transformers'.",
+                hint=f"leave one of them out; model_impl 'auto' takes the decoder with {self.needs_decoder}",
             )
         if self.is_counted and self.kv_disk_cache_dir is not None:
             raise EngineError(
@@ -280,6 +279,17 @@ class EngineConfig:
     def most_held_adapters(self) -> int:
         """Adapters in host memory."""
         return self.max_cpu_loras or self.max_loras
+
+    @property
+    def needs_decoder(self) -> str | None:
+        """A setting that only the engine's own decoder has, None where none is in use."""
+        in_use = {
+            "load_format 'none'": self.is_counted,
+            "dummy_layers 'shared'": self.shares_layers,
+            "enable_lora": self.enable_lora,
+            "quantization": self.quantization is not None,
+        }
+        return next((name for name, is_on in in_use.items() if is_on), None)
 
     @property
     def shares_layers(self) -> bool:

@@ -37,7 +37,7 @@ def chosen_implementation(config: EngineConfig, source: Any) -> str:
             refuse_unknown_parts(model)
             return "native"
         except EngineError as lacking:
-            if not _has_class(model, source):
+            if config.needs_decoder is not None or not _has_class(model, source):
                 raise lacking from None
     refuse_growing_angles(model)
     find_class(source)
