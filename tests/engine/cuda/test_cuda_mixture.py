@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from kvplan_engine.kernels.cuda.emulation import BACKWARD, EMULATED_PROPERTIES, 
 from kvplan_engine.kernels.cuda.mixture import CudaMixture
 from kvplan_engine.kernels.cuda.mixture_launch import computes_mixture
 from kvplan_engine.kernels.cuda.mixture_memory import MixtureMemory
+from kvplan_engine.kernels.cuda.runtime import CudaRuntime
 from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureWeights
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -62,21 +64,33 @@ def weights_of(mixture: Mixture, dtype: torch.dtype) -> MixtureWeights:
     )
 
 
-def run(mixture: Mixture, weights: MixtureWeights, x: torch.Tensor, runtime: EmulatedRuntime) -> torch.Tensor:
+def on_device(weights: Any, device: torch.device) -> Any:
+    """A copy of a structure of tensors."""
+    if isinstance(weights, torch.Tensor):
+        return weights.to(device)
+    if not is_dataclass(weights):
+        return weights
+    return replace(
+        weights, **{field.name: on_device(getattr(weights, field.name), device) for field in fields(weights)}
+    )
+
+
+def run(mixture: Mixture, weights: MixtureWeights, x: torch.Tensor, runtime: CudaRuntime) -> torch.Tensor:
     """The kernels' [T, H], in memory that was full of something else, with rows further apart than they are wide."""
-    num_rows, dtype = x.shape[0], x.dtype
+    num_rows, dtype, device = x.shape[0], x.dtype, runtime.device
     shared = 0 if mixture.shared is None else mixture.shared.size
-    out = torch.full((num_rows, HIDDEN + 8), 768.0, dtype=dtype)
-    inner = torch.full((num_rows * (mixture.top_k * mixture.expert.size + shared),), float("nan"), dtype=dtype)
-    ids = torch.full((num_rows, mixture.top_k), -7, dtype=torch.int32)
-    shares = torch.full((num_rows, mixture.top_k), float("nan"))
-    kernels = CudaMixture(runtime, MixtureMemory(torch.device("cpu")), mixture, weights)
-    kernels.run(x, out[:, :HIDDEN], ids, shares, inner)
+    out = torch.full((num_rows, HIDDEN + 8), 768.0, dtype=dtype, device=device)
+    columns = mixture.top_k * mixture.expert.size + shared
+    inner = torch.full((num_rows * columns,), float("nan"), dtype=dtype, device=device)
+    ids = torch.full((num_rows, mixture.top_k), -7, dtype=torch.int32, device=device)
+    shares = torch.full((num_rows, mixture.top_k), float("nan"), device=device)
+    kernels = CudaMixture(runtime, MixtureMemory(device), mixture, on_device(weights, device))
+    kernels.run(x.to(device), out[:, :HIDDEN], ids, shares, inner)
     assert (out[:, HIDDEN:] == 768.0).all(), "wrote beside the rows"
-    return out[:, :HIDDEN]
+    return out[:, :HIDDEN].cpu()
 
 
-def check(mixture: Mixture, dtype: torch.dtype, num_rows: int, runtime: EmulatedRuntime) -> None:
+def check(mixture: Mixture, dtype: torch.dtype, num_rows: int, runtime: CudaRuntime) -> None:
     weights = weights_of(mixture, dtype)
     x = some(torch.Generator().manual_seed(num_rows), num_rows, HIDDEN + 8).to(dtype)[:, :HIDDEN]
     expected = torch.zeros(num_rows, HIDDEN, dtype=torch.float64)
