@@ -5,6 +5,7 @@
 
 #include "cross_check.h"
 #include "cross_check_attention.h"
+#include "cross_check_states.h"
 
 namespace {
 
@@ -222,6 +223,7 @@ void check_storage(int storage) {
   check_rope(storage);
   check_activations(storage);
   check_argmax(storage);
+  check_states(storage);
 }
 
 }  // namespace
