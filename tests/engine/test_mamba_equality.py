@@ -91,5 +91,5 @@ def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
     assert output.prompt_logprobs is not None
     pairs = zip(prompt[1:], output.prompt_logprobs[1:], strict=True)
     found = torch.tensor([each[token] for token, each in pairs])
-    assert (found - want).abs().max() < 0.5
-    assert (found - want).abs().mean() < 0.1
+    assert (found - want).abs().max() < 0.2
+    assert (found - want).abs().mean() < 0.05
