@@ -16,7 +16,7 @@ from kvplan_engine.models.step_space import StepSpace
 
 
 class ShortConvPart:
-    """Projections and convolution of layer ``index``. projected [T, 3 H]: the gates before and behind, and the input."""
+    """Projections and convolution of layer ``index``. projected [T, 3 H]: gates before and behind, and the input."""
 
     def __init__(self, state: State, source: MixerSource, kernels: PartKernels) -> None:
         weights, name = source.weights, source.name

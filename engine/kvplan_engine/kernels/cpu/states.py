@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kvplan_engine.kernels.arguments import check_rows
-from kvplan_engine.kernels.cpu.delta import MOST_KEY_SIZE, delta_args
 from kvplan_engine.kernels.cpu import mamba as mambas
+from kvplan_engine.kernels.cpu.delta import MOST_KEY_SIZE, delta_args
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels
 from kvplan_engine.kernels.cpu.state_args import MOST_TAPS, ConvolutionArgs, StateArgs
 from kvplan_engine.kernels.states.convolution import Convolution

@@ -2,7 +2,7 @@
 
 Both keep rows of N elements, h[t] = exp(step decay) h[t - 1] + step x[t] B[t], and give y[t] = h[t] . C[t] + skip x[t]
 with step = softplus(what the layer computes + step_bias). In Mamba (Gu and Dao, 2023) every channel has a step, a row,
-and a decay for each element of the row; in Mamba 2 (Dao and Gu, 2024) a head of several rows has one step and one decay.
+and a decay for each of its elements; in Mamba 2 (Dao and Gu, 2024) a head of several rows has one step and one decay.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from kvplan_engine.kernels.states import convolution as convolutions
 from kvplan_engine.kernels.states import gating as gatings
 from kvplan_engine.kernels.states import mamba as mambas
 from kvplan_engine.kernels.states.convolution import Convolution
+from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens, run_delta_rule
 from kvplan_engine.kernels.states.gating import Gating
 from kvplan_engine.kernels.states.mamba import Mamba1, Mamba2, ScanInputs
-from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens, run_delta_rule
 from kvplan_engine.kernels.states.rows import StateRows, StateStep
 
 
