@@ -5,12 +5,19 @@
 //   group 0:  scale of each output | minimum of each output (where the format has them) | codes        group 1: ...
 //
 // Codes lie in 32-bit words, one for each output: 8 inputs of 4 bits, or 4 inputs of 8 bits. The first 16 bits of a word
-// are the even inputs, the last 16 the odd ones, for 4 bits; bytes follow the inputs for 8. So one load brings the codes
-// of several inputs, and a pair of inputs is where the processors' dot products of bfloat16 want it.
+// are the even inputs, the last 16 the odd ones. So one load brings the codes of several inputs, and a pair of inputs is
+// where the processors' dot products of bfloat16 want it.
 #pragma once
 
 #include "../include/kvplan_cpu.h"
 #include "packed_tile.h"
+
+// Tables of half precision in registers.
+#if KVPLAN_AVX512 && defined(__AVX512BW__)
+#define KVPLAN_HALF_BOOK 1
+#else
+#define KVPLAN_HALF_BOOK 0
+#endif
 
 namespace kvplan {
 
@@ -37,7 +44,7 @@ struct CodeLayout {
 
 // Where input k of a group lies within its word: the number of bits below it.
 constexpr int code_shift(int bits, int64_t k) {
-  return bits == 4 ? static_cast<int>(k % 2 * 16 + k / 2 % 4 * 4) : static_cast<int>(k % 4 * 8);
+  return static_cast<int>(k % 2 * 16 + k / 2 % (16 / bits) * bits);
 }
 
 // IEEE half precision, for what the processor has no instruction for: shifted into a float's place, and scaled up by the
@@ -78,6 +85,9 @@ struct Decoder {
 #if KVPLAN_BFLOAT16_DOT
   __m512i half_book;  // the same in bfloat16, twice, so that a fifth bit of the index does not matter
 #endif
+#if KVPLAN_HALF_BOOK
+  __m512i quarters[4];  // the first half of a book of 8 bits, in bfloat16; the second is the same with the other sign
+#endif
 
   explicit Decoder(const kvplan_weight_format& format) : book(format.code_book), zero(format.zero) {
     if constexpr (kBits == 4) {
@@ -96,7 +106,31 @@ struct Decoder {
       half_book = _mm512_loadu_si512(halves);
 #endif
     }
+#if KVPLAN_HALF_BOOK
+    if constexpr (kBits == 8 && !kLinear) {
+      uint16_t halves[128];
+      for (int code = 0; code < 128; ++code) {
+        uint32_t bits;
+        std::memcpy(&bits, book + code, sizeof bits);
+        halves[code] = static_cast<uint16_t>(bits >> 16);
+      }
+      for (int i = 0; i < 4; ++i) quarters[i] = _mm512_loadu_si512(halves + 32 * i);
+    }
+#endif
   }
+
+#if KVPLAN_HALF_BOOK
+  // What the bytes at bits 8 j of each half of a word stand for, in bfloat16: six bits choose of each half of the table,
+  // the seventh chooses the half, the eighth is the sign.
+  KVPLAN_INLINE __m512i looked_up(Words words, int j) const {
+    const __m512i codes = _mm512_srli_epi16((__m512i)words, static_cast<unsigned>(8 * j));
+    const __m512i low = _mm512_permutex2var_epi16(quarters[0], codes, quarters[1]);
+    const __m512i high = _mm512_permutex2var_epi16(quarters[2], codes, quarters[3]);
+    const __mmask32 is_high = _mm512_test_epi16_mask(codes, _mm512_set1_epi16(0x40));
+    const __m512i sign = _mm512_and_si512(_mm512_slli_epi16(codes, 8), _mm512_set1_epi16(-0x8000));
+    return _mm512_or_si512(_mm512_mask_blend_epi16(is_high, low, high), sign);
+  }
+#endif
 
   // The values of each word's code at `shift`.
   KVPLAN_INLINE Floats values(Words words, int shift) const {
@@ -108,8 +142,11 @@ struct Decoder {
     if constexpr (kLinear) {
       return __builtin_convertvector(codes - zero, Floats);
     } else {
-      const float* values = kBits == 4 ? small_book : book;
-#if KVPLAN_AVX512
+      [[maybe_unused]] const float* values = kBits == 4 ? small_book : book;
+#if KVPLAN_HALF_BOOK
+      const Words pair = (Words)looked_up(words, shift / 8 % 2);
+      return (Floats)(shift < 16 ? pair << 16 : pair & 0xffff0000u);
+#elif KVPLAN_AVX512
       return (Floats)_mm512_i32gather_ps((__m512i)codes, values, 4);
 #else
       Floats result;
@@ -125,8 +162,10 @@ struct Decoder {
     if constexpr (kBits == 4) {
       return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)words, static_cast<unsigned>(4 * j)),
                                                 half_book);
+    } else if constexpr (!kLinear) {
+      return (__m512bh)looked_up(words, j);
     } else {
-      const __m512i even = (__m512i)values(words, 16 * j), odd = (__m512i)values(words, 16 * j + 8);
+      const __m512i even = (__m512i)values(words, 8 * j), odd = (__m512i)values(words, 16 + 8 * j);
       return (__m512bh)_mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(even, 16), odd);
     }
   }

@@ -216,7 +216,8 @@ enum kvplan_scale_storage { KVPLAN_SCALE_FLOAT32 = 0, KVPLAN_SCALE_FLOAT16 = 1 }
 
 // A quantised weight: element [o, k] is value(code[o, k]) * scale[o, g] + minimum[o, g], where g is the group of input k.
 typedef struct kvplan_weight_format {
-  // [2^bits]: what each code stands for; NULL: code - zero
+  // [2^bits]: what each code stands for; of 8 bits numbers that bfloat16 has, the second half being the first with the
+  // other sign; NULL: code - zero
   const float* code_book;
   // [inputs]: the input of x that belongs to each input of the weight, so that groups lie together; NULL: its own
   const int32_t* input_order;

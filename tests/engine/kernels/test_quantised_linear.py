@@ -104,3 +104,6 @@ def test_wrong_operands_are_named(kernels: CpuKernels) -> None:
             kernels,
             QuantisedWeight(weight.codes.view(1, -1).repeat(1, 4)[:, :256], weight.scales[:1, :1], None, weight.book),
         )
+    uneven = torch.linspace(-1, 1, 256)
+    with pytest.raises(ValueError, match="a book of 8 bits"):
+        PackedQuantised(kernels, QuantisedWeight(weight.codes.repeat(1, 2), weight.scales, None, uneven))

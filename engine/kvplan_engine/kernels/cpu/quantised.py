@@ -97,5 +97,13 @@ def _check(weight: QuantisedWeight) -> None:
     parts = (weight.codes, weight.scales, weight.minimums, weight.order)
     if not all(part.is_contiguous() for part in parts if part is not None):
         raise ValueError("the parts of a quantised weight must be contiguous")
+    if weight.bits == 8 and weight.zero is None and not _is_signed_table(weight.book):
+        raise ValueError(
+            "a book of 8 bits holds numbers of bfloat16, and the same ones with the other sign behind them"
+        )
     if weight.minimums is not None and weight.minimums.dtype is not weight.scales.dtype:
         raise ValueError(f"minimums are {weight.minimums.dtype}, scales {weight.scales.dtype}")
+
+
+def _is_signed_table(book: torch.Tensor) -> bool:
+    return torch.equal(book.bfloat16().float(), book) and torch.equal(book[128:], -book[:128])
