@@ -83,14 +83,14 @@ def _with_linear_heads(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_DELTA = {
+_DELTA: dict[str, str | tuple[str, ...]] = {
     "conv": "linear_attn.conv1d",
     "A_log": "linear_attn.A_log",
     "step_bias": "linear_attn.dt_bias",
     "gated_norm": "linear_attn.norm",
     "out": "linear_attn.out_proj",
 }
-_MIXTURE = {
+_MIXTURE: dict[str, str | tuple[str, ...]] = {
     "shared__up": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
     "shared__down": "mlp.shared_expert.down_proj",
     "shared_gate": "mlp.shared_expert_gate",
