@@ -17,9 +17,8 @@ from kvplan_engine.checkpoints.latent_rows import latent_rows
 from kvplan_engine.checkpoints.row_order import arrange_heads, heads_of
 from kvplan_engine.checkpoints.state_rows import beside_queries, state_rows
 from kvplan_engine.checkpoints.tensor_names import TensorNames
-from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.mixers import Attention, LatentAttention, State
-from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import Parameter, model_parameters
 from kvplan_engine.description.parameters.parameter import Rows
 
@@ -125,8 +124,6 @@ def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: T
     if parameter.part.startswith("experts.") and not label:
         return partial(torch.Tensor.reshape, shape=parameter.shape)
     layer = None if parameter.layer is None else model.layers[parameter.layer]
-    if parameter.part == "shared.down" and layer is not None:
-        return _scaled_share(layer)
     kind = model.norm.kind if layer is None else layer.norms.kind
     steps: list[Arrange] = []
     for latent in () if layer is None else layer.mixers:
@@ -149,14 +146,6 @@ def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: T
     if layer is not None and layer.factors:
         steps.extend(filter(None, [scaling_of(parameter, label, layer.factors)]))
     return partial(_in_turn, steps) if steps else None
-
-
-def _scaled_share(layer: Layer) -> Arrange | None:
-    """The shared expert's output is scaled in its weights."""
-    mixture = layer.feed_forward
-    if not isinstance(mixture, Mixture) or mixture.shared_scale == 1.0:
-        return None
-    return partial(torch.Tensor.mul, other=mixture.shared_scale)
 
 
 def _in_turn(steps: Sequence[Arrange], tensor: torch.Tensor) -> torch.Tensor:

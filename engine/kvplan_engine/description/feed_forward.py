@@ -27,16 +27,16 @@ class Mlp:
 class Mixture:
     """``num_experts`` MLPs of which each token takes the ``top_k`` that a router scores highest.
 
-    scoring: softmax over all experts, sigmoid or sqrt(softplus) of each, softmax over the chosen ones alone, or
-    Phi-MoE's sparse_mixer: one chosen expert after the other has its share of a softmax over those left whose logits
-    are within twice ``jitter`` of the best, relative to their size. normalised: the chosen weights are divided by their
+    scoring: softmax over all experts, sigmoid or sqrt(softplus) of each, softmax over the chosen ones alone, or Phi-
+    MoE's sparse_mixer: one chosen expert after the other has its share of a softmax over those left whose logits are
+    within twice ``jitter`` of the best, relative to their size. normalised: the chosen weights are divided by their
     sum. scale: then multiplied with this. correction: a bias of each expert that decides the choice and not the weight.
     num_groups, top_groups: experts are chosen from the best groups only. shared: an MLP that every token takes;
-    shared_gate: weighted by a sigmoid of one more row of the router. shared_scale: of its output, in its weights once
-    they are loaded. router_bias: the router adds one. latent_size: experts work on a projection of the hidden state,
-    and their sum is projected back (Nemotron 3 Super). num_idle: further choices of the router, which give the token
-    back as it is (LongCat). apart: experts and router read the residual stream through a norm of their own, not what
-    the shared MLP reads, outputs of both are normalised before they are added, and each expert's is scaled (Gemma 4).
+    shared_gate: weighted by a sigmoid of one more row of the router. router_bias: the router adds one. latent_size:
+    experts work on a projection of the hidden state, and their sum is projected back (Nemotron 3 Super). num_idle:
+    further choices of the router, which give the token back as it is (LongCat). apart: experts and router read the
+    residual stream through a norm of their own, not what the shared MLP reads, outputs of both are normalised before
+    they are added, and each expert's is scaled (Gemma 4).
     """
 
     num_experts: int
@@ -51,7 +51,6 @@ class Mixture:
     group_scoring: Literal["max", "top2_sum"] = "top2_sum"
     shared: Mlp | None = None
     shared_gate: bool = False
-    shared_scale: float = 1.0
     router_bias: bool = False
     jitter: float = 0.0
     latent_size: int | None = None

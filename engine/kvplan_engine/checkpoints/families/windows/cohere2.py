@@ -8,7 +8,7 @@ from kvplan_engine.checkpoints.families.common import attention, by_period, mlp,
 from kvplan_engine.checkpoints.fields import head_size
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.mixers import Attention
-from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.description.model import Layer, ModelDescription, WeightFactor
 from kvplan_engine.description.norms import Norms
 
 
@@ -31,7 +31,12 @@ def read_cohere2_moe(config: dict[str, Any]) -> ModelDescription:
     all_full = int(config.get("prefix_dense_sliding_window_pattern", 1)) == 1
     blocks = config.get("mlp_layer_types") or ["dense"] * dense + ["sparse"] * (len(kinds) - dense)
     layers = [
-        Layer((_attention(config, kind, turns=all_full and block == "dense"),), _feed_forward(config, block), norm)
+        Layer(
+            (_attention(config, kind, turns=all_full and block == "dense"),),
+            _feed_forward(config, block),
+            norm,
+            factors=(WeightFactor("shared.down", "", 0.5, 0.5),) if _averages(config) else (),
+        )
         for kind, block in zip(kinds, blocks, strict=True)
     ]
     return _model(config, layers, norm)
@@ -64,20 +69,24 @@ def _attention(config: dict[str, Any], kind: str, *, turns: bool = False) -> Att
     return attention(config, kept=window(config, kind, 4096), size=size, rope=positions)
 
 
+def _averages(config: dict[str, Any]) -> bool:
+    """Whether half of what the chosen experts give and half of what the shared ones give are added."""
+    how = config.get("shared_expert_combination_strategy", "average")
+    return bool(config.get("num_shared_experts")) and how == "average"
+
+
 def _feed_forward(config: dict[str, Any], block: str) -> FeedForward:
     if block == "dense":
         return mlp(config, int(config.get("prefix_dense_intermediate_size") or config["intermediate_size"]), bias=False)
     expert = mlp(config, bias=False)
     shared = int(config.get("num_shared_experts") or 0)
     is_sigmoid = config.get("expert_selection_fn") == "sigmoid"
-    share = 0.5 if shared and config.get("shared_expert_combination_strategy", "average") == "average" else 1.0
     return Mixture(
         int(config.get("num_experts", 8)),
         int(config.get("num_experts_per_tok", 2)),
         expert,
         scoring="sigmoid" if is_sigmoid else "softmax_of_top",
         normalised=is_sigmoid and bool(config.get("norm_topk_prob", True)),
-        scale=share,
-        shared_scale=share,
+        scale=0.5 if _averages(config) else 1.0,
         shared=mlp(config, expert.size * shared, bias=False) if shared else None,
     )
