@@ -13,6 +13,8 @@ using Cache = KVPLAN_CACHE;    // of the pool
 constexpr int HEAD_SIZE = KVPLAN_HEAD_SIZE;
 constexpr int BLOCK_SIZE = KVPLAN_BLOCK_SIZE;
 constexpr int GROUP = KVPLAN_GROUP;  // query heads that share one KV head
+constexpr int WARPS = KVPLAN_WARPS;
+constexpr int THREADS = WARPS * WARP_LANES;
 constexpr bool HAS_SOFTCAP = KVPLAN_SOFTCAP;
 constexpr bool HAS_SINKS = KVPLAN_SINKS;
 #ifdef KVPLAN_SLOPES

@@ -8,9 +8,6 @@
 
 #include "attention.cuh"
 
-constexpr int WARPS = KVPLAN_WARPS;
-constexpr int THREADS = WARPS * WARP_LANES;
-
 // Shared memory of the merge, over the main loop's buffers.
 template <int HEADS>
 struct MergeBuffers {

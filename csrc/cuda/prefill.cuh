@@ -10,9 +10,6 @@
 
 #include "attention.cuh"
 
-constexpr int WARPS = KVPLAN_WARPS;
-constexpr int THREADS = WARPS * WARP_LANES;
-
 struct PrefillTile {
     int sequence;
     int kv_head;

@@ -68,6 +68,18 @@ def properties_of(capability: tuple[int, int]) -> DeviceProperties:
 
 def every_kernel(capability: tuple[int, int]) -> list[KernelVariant]:
     """One or two variants of each kernel, as a device of ``capability`` would take them."""
+    return kernels_of_every_model(capability) + kernels_of_some_models(capability)
+
+
+def kernels_of_some_models(capability: tuple[int, int]) -> list[KernelVariant]:
+    """Latent attention, mixtures of experts, layers with a state."""
+    properties = properties_of(capability)
+    scalar = BF16 if properties.has_tensor_kernels else F16
+    return latent_kernels(properties) + mixture_kernels(properties) + state_kernels(scalar)
+
+
+def kernels_of_every_model(capability: tuple[int, int]) -> list[KernelVariant]:
+    """Attention, and what lies between."""
     properties = properties_of(capability)
     scalar = BF16 if properties.has_tensor_kernels else F16
     llama = replace(LLAMA, scalar=scalar, cache=scalar)
@@ -83,17 +95,15 @@ def every_kernel(capability: tuple[int, int]) -> list[KernelVariant]:
     variants.append(variant("activation.cu", "silu_and_mul", scalar=scalar, vectors=1))
     variants.append(variant("argmax.cu", "argmax_rows", scalar=scalar, vectors=1))
     variants.append(variant("copy_blocks.cu", "copy_blocks"))
-    return variants + latent_kernels(properties) + mixture_kernels(properties) + state_kernels(scalar)
+    return variants
 
 
 def latent_kernels(properties: DeviceProperties) -> list[KernelVariant]:
     """Attention to DeepSeek V3's rows; those of prompts do not fit Turing's shared memory."""
     scalar = BF16 if properties.has_tensor_kernels else F16
     shape = AttentionShape(scalar, scalar, 576, 16, 128, 1, other_value_size=512, values_in_keys=True)
-    variants = [decode_launch(shape, properties).variant, write_variant(scalar, scalar, 576, 16, 0, value_size=0)]
-    if properties.capability == (7, 5):
-        return variants
-    return [*variants, prefill_launch(shape, properties).variant]
+    decode = decode_launch(shape, properties).variant
+    return [decode] if properties.capability == (7, 5) else [decode, prefill_launch(shape, properties).variant]
 
 
 def mixture_kernels(properties: DeviceProperties) -> list[KernelVariant]:
@@ -101,8 +111,8 @@ def mixture_kernels(properties: DeviceProperties) -> list[KernelVariant]:
     scalar = BF16 if properties.has_tensor_kernels else F16
     mixture = Mixture(256, 8, Mlp(2048, "silu"), "sigmoid", correction=True, num_groups=8, top_groups=4)
     many = product_rows(4096, 128, scalar, properties)
-    up, down = ProductShape.up(mixture.expert, scalar), ProductShape(scalar, F32)
-    products = [product_launch(shape, rows).variant for shape, rows in ((up, 1), (up, many), (down, min(many, 16)))]
+    up = ProductShape.up(mixture.expert, scalar)
+    products = [product_launch(up, rows).variant for rows in (1, many)]
     return [*products, route_variant(mixture, scalar), sort_variant(mixture, many), sum_variant(scalar)]
 
 
@@ -119,13 +129,22 @@ def every_shape() -> list[KernelVariant]:
     decode_only += [AttentionShape(BF16, BF16, 64, 16, 71, 1), AttentionShape(BF16, BF16, 64, 1, 12, 12)]
     decode = [decode_launch(shape, properties).variant for shape in shapes + decode_only]
     prefill = [prefill_launch(shape, properties).variant for shape in shapes]
-    return decode + prefill + every_product() + every_recurrence()
+    return (
+        decode + prefill + [write_variant(BF16, BF16, 576, 16, 0, value_size=0)] + every_product() + every_recurrence()
+    )
 
 
 def every_product() -> list[KernelVariant]:
     """The products of experts that ``mixture_kernels`` has not: other tiles, rows and activations."""
     up, down = ProductShape(BF16, BF16, "swiglu_oai", is_gated=True), ProductShape(BF16, F32)
-    shapes = [(up, 16), (ProductShape(F16, F16, "relu2"), 64), (down, 1), (down, 64), (ProductShape(F32, F32), 8)]
+    shapes = [
+        (up, 16),
+        (ProductShape(F16, F16, "relu2"), 64),
+        (down, 1),
+        (down, 16),
+        (down, 64),
+        (ProductShape(F32, F32), 8),
+    ]
     grin = Mixture(16, 2, Mlp(6400, "silu"), "sparse_mixer", normalised=False)
     return [*(product_launch(shape, rows).variant for shape, rows in shapes), route_variant(grin, BF16)]
 

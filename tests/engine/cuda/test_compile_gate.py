@@ -21,6 +21,8 @@ from kernel_matrix import (
     every_kernel,
     every_shape,
     find_nvcc,
+    kernels_of_every_model,
+    kernels_of_some_models,
     nvcc_architectures,
     nvcc_release,
     parse_resources,
@@ -33,6 +35,8 @@ from kvplan_engine.paths import source_dir
 RECORD = source_dir() / "cuda" / "resources.json"
 NVCC_RELEASE = "13.0"
 """The one under which nothing may spill either: the compiler of torch's builds for CUDA 13 is its sibling."""
+NVCC_FOR_ALL = ((7, 5), SHAPE_CAPABILITY)
+"""Where nvcc compiles every kernel, with and without tensor cores; elsewhere only those that every model has."""
 PARALLEL = 2
 
 
@@ -95,7 +99,9 @@ def test_nvcc_compiles_every_kernel(capability: tuple[int, int]) -> None:
         pytest.skip("no nvcc on this machine")
     if architecture(capability) not in nvcc_architectures(nvcc):
         pytest.skip(f"this nvcc does not compile for {architecture(capability)}: test_nvrtc_compiles_every_kernel does")
-    variants = every_kernel(capability)
+    variants = kernels_of_every_model(capability)
+    if capability in NVCC_FOR_ALL:
+        variants += kernels_of_some_models(capability)
     with ThreadPoolExecutor(PARALLEL) as pool:
         found = list(pool.map(lambda one: compile_with_nvcc(nvcc, one, architecture(capability)), variants))
     spilling = [one.label() for one, figures in zip(variants, found, strict=True) if figures.spill_bytes]

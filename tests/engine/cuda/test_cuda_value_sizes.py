@@ -13,7 +13,7 @@ from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import LayerCache, latent_cache
 from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
-from kvplan_engine.kernels.cuda.attention import AttentionShape, prefill_launch
+from kvplan_engine.kernels.cuda.attention import AttentionShape, decode_launch, prefill_launch
 from kvplan_engine.kernels.cuda.emulation import BACKWARD, EmulatedRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.variants import CudaKernelError
@@ -79,13 +79,14 @@ def check(sizes: Sizes, block_size: int, dtype: torch.dtype, runtime: EmulatedRu
 
 
 LATENT = Sizes(20, 1, 48, 32, is_latent=True)
+MANY = Sizes(70, 1, 48, 32, is_latent=True)
 APART = Sizes(4, 2, 32, 48)
 
 
 @pytest.mark.parametrize(
     ("sizes", "block_size", "dtype"),
-    [(LATENT, 3, F32), (LATENT, 16, BF16), (APART, 16, F32), (APART, 5, F16)],
-    ids=["latent", "latent bfloat16", "apart", "apart float16"],
+    [(LATENT, 3, F32), (LATENT, 16, BF16), (MANY, 3, F16), (APART, 16, F32), (APART, 5, F16)],
+    ids=["latent", "latent bfloat16", "more heads than a block has", "apart", "apart float16"],
 )
 def test_attention_is_as_defined(sizes: Sizes, block_size: int, dtype: torch.dtype) -> None:
     check(sizes, block_size, dtype, EmulatedRuntime(order=BACKWARD))
@@ -94,6 +95,7 @@ def test_attention_is_as_defined(sizes: Sizes, block_size: int, dtype: torch.dty
 @pytest.mark.slow
 def test_rows_of_deepseek() -> None:
     check(Sizes(3, 1, 576, 512, is_latent=True), 16, F32, EmulatedRuntime())
+    check(Sizes(16, 1, 576, 512, is_latent=True), 16, BF16, EmulatedRuntime())
 
 
 @pytest.mark.parametrize("sizes", [Sizes(1, 1, 48, 32, is_latent=True), Sizes(2, 2, 16, 24)], ids=["latent", "apart"])
@@ -125,6 +127,8 @@ def test_the_last_part_of_each_head_turns() -> None:
 
 def test_what_has_no_room_is_refused() -> None:
     shape = AttentionShape(F16, F16, 576, 16, 16, 1, other_value_size=512, values_in_keys=True)
+    assert prefill_launch(shape, properties_of((8, 0))).variant.source == "latent_mma.cu"
+    assert decode_launch(shape, properties_of((8, 6))).variant.source == "decode_simple.cu"
     assert prefill_launch(shape, properties_of((8, 6))).tile_rows == 4 * 2
     with pytest.raises(CudaKernelError, match="heads of 576 elements do not fit"):
         prefill_launch(shape, properties_of((7, 5)))

@@ -19,6 +19,7 @@ STRUCTURE_OF_SOURCE = {
     "decode_simple.cu": cuda_params.AttentionParams,
     "prefill_mma.cu": cuda_params.AttentionParams,
     "prefill_simple.cu": cuda_params.AttentionParams,
+    "latent_mma.cu": cuda_params.AttentionParams,
     "write_kv.cu": cuda_params.WriteParams,
     "copy_blocks.cu": cuda_params.CopyParams,
     "norm.cu": cuda_params.NormParams,

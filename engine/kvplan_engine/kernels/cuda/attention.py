@@ -25,6 +25,9 @@ MIN_CHUNK = 256
 
 _RESERVED_SHARED_BYTES = 1024  # what the hardware keeps of a block's shared memory
 _MAX_STAGES = 4
+_LATENT_ROWS = 64  # latent_mma.cu: ROWS
+_LATENT_TOKENS = 32  # latent_mma.cu: KV_TILE
+_LATENT_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +137,44 @@ def uses_tensor_cores(shape: AttentionShape, properties: DeviceProperties) -> bo
     )
 
 
+def uses_latent_kernel(shape: AttentionShape, properties: DeviceProperties) -> bool:
+    """Whether latent attention runs on tensor cores: 16-bit rows, and shared memory for queries of 64 heads."""
+    plain = not (shape.has_softcap or shape.has_sinks or shape.has_slopes)
+    fits = latent_shared_bytes(shape) <= properties.shared_bytes_per_block
+    sixteen_bit = shape.scalar in (torch.float16, torch.bfloat16) and shape.cache is shape.scalar
+    is_latent = shape.values_in_keys and shape.num_kv_heads == 1 and shape.value_size % 32 == 0
+    return properties.has_tensor_kernels and sixteen_bit and is_latent and plain and fits
+
+
+def latent_shared_bytes(shape: AttentionShape) -> int:
+    """latent_mma.cu: Place, which is queries, two tiles of tokens and their scores."""
+    pitch = (shape.head_size * 2 // 16 | 1) * 16
+    return pitch * (_LATENT_ROWS + 2 * _LATENT_TOKENS) + 4 * _LATENT_ROWS * (_LATENT_TOKENS + 4)
+
+
+def _latent_variant(shape: AttentionShape, *, is_decode: bool = False) -> KernelVariant:
+    optional = {"decode": 1} if is_decode else {}
+    name = "decode_attention" if is_decode else "prefill_attention"
+    return variant("latent_mma.cu", name, **shape.defines(), warps=_LATENT_THREADS // WARP_LANES, **optional)
+
+
+def _decode_latent(shape: AttentionShape, properties: DeviceProperties) -> DecodeLaunch:
+    heads = min(shape.group, _LATENT_ROWS)
+    blocks_per_item = -(-shape.group // heads)
+    buffer_bytes = latent_shared_bytes(shape)
+    target_chunks = max(1, properties.num_multiprocessors // blocks_per_item)
+    weight_bytes = 4 * heads * (target_chunks + 1 + 2)  # decode.cuh: merge_items
+    chosen = _latent_variant(shape, is_decode=True)
+    return DecodeLaunch(chosen, _LATENT_THREADS, blocks_per_item, target_chunks, max(buffer_bytes, weight_bytes))
+
+
 def decode_launch(
     shape: AttentionShape, properties: DeviceProperties, warps: int = 4, stages: int | None = None
 ) -> DecodeLaunch:
     """Sizes of the decode kernel; ``stages`` None takes as many as let two blocks share a multiprocessor."""
     shape.check()
+    if uses_latent_kernel(shape, properties):
+        return _decode_latent(shape, properties)
     if uses_tensor_cores(shape, properties):
         return _decode_mma(shape, properties, warps, stages)
     return _decode_simple(shape, properties, warps)
@@ -201,6 +237,8 @@ def _blocks_per_multiprocessor(shared_bytes: int, properties: DeviceProperties) 
 def prefill_launch(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch:
     """Sizes of the prefill kernel."""
     shape.check()
+    if uses_latent_kernel(shape, properties):
+        return PrefillLaunch(_latent_variant(shape), _LATENT_THREADS, _LATENT_ROWS, 1, latent_shared_bytes(shape))
     if uses_tensor_cores(shape, properties):
         return _prefill_mma(shape)
     return _prefill_simple(shape, properties)
