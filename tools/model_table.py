@@ -101,16 +101,17 @@ def _compared(model: object) -> Iterable[str]:
     elif isinstance(config, str) and config.endswith("Config"):
         import transformers
 
-        yield _architecture_of(getattr(transformers, config).model_type)
+        yield _architecture_of(getattr(transformers, config).model_type, sees=isinstance(model, tuple))
 
 
-def _architecture_of(model_type: str) -> str:
-    """The class that transformers makes of a type of configs."""
+def _architecture_of(model_type: str, *, sees: bool = False) -> str:
+    """The class that transformers makes of a type of configs. sees: the vision model, where there is a text one too."""
     from transformers.models.auto import modeling_auto
 
     texts = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     images = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    return str(texts.get(model_type) or images[model_type])
+    first, second = (images, texts) if sees else (texts, images)
+    return str(first.get(model_type) or second[model_type])
 
 
 def table(all_rows: Sequence[Row] | None = None) -> str:
