@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
+import torch
+
 from kvplan_engine.adapters.peft import Adapter, read_adapter
 from kvplan_engine.adapters.slots import AdapterSlots
 from kvplan_engine.adapters.step_rows import StepRows
@@ -20,8 +22,10 @@ class AdapterLibrary:
     lies in the directory later, until ``forget``.
     """
 
-    def __init__(self, model: ModelDescription, slots: AdapterSlots, max_rank: int, max_held: int) -> None:
-        self.step = StepRows(next(iter(slots.sites.values())).down.device)
+    def __init__(
+        self, model: ModelDescription, slots: AdapterSlots, max_rank: int, max_held: int, device: torch.device
+    ) -> None:
+        self.step = StepRows(device)
         self._model, self._slots = model, slots
         self._max_rank, self._max_held = max_rank, max_held
         self._held: OrderedDict[LoRARequest, tuple[AdapterKey, Adapter]] = OrderedDict()

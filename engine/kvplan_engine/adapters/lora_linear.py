@@ -8,39 +8,26 @@ from dataclasses import dataclass
 import torch
 
 from kvplan_engine.adapters.slots import SiteSlots
-from kvplan_engine.adapters.step_rows import Rows, StepRows
+from kvplan_engine.adapters.step_rows import StepRows
+from kvplan_engine.kernels.lora import Correct, LoraWeights
 from kvplan_engine.layers.projection import Projection, ProjectionKind, StoredWeight, make_projection
 
 
 class LoraLinear:
     """``inner``, corrected. The activation that follows is of the sum, so it is no part of the product."""
 
-    __slots__ = ("_inner", "_slots", "_step")
+    __slots__ = ("_correct", "_inner", "_step", "_weights")
     activation = None
     layer_args = None
 
-    def __init__(self, inner: Projection, slots: SiteSlots, step: StepRows) -> None:
-        self._inner, self._slots, self._step = inner, slots, step
+    def __init__(self, inner: Projection, weights: LoraWeights, step: StepRows, correct: Correct) -> None:
+        self._inner, self._weights, self._step, self._correct = inner, weights, step, correct
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """See Projection.__call__."""
         self._inner(x, out)
-        for group in self._step.groups:
-            self._correct(x, out, group.slot, group.rows)
-
-    def _correct(self, x: torch.Tensor, out: torch.Tensor, slot: int, rows: Rows) -> None:
-        slots, first = self._slots, 0
-        taken = x[rows]
-        inner = taken @ slots.down[slot].t()
-        for segment, outputs in enumerate(slots.site.segments):
-            columns = slice(first, first + outputs)
-            narrow = inner[:, segment * slots.rank : (segment + 1) * slots.rank]
-            correction = narrow @ slots.up[slot, columns].t()
-            if isinstance(rows, slice):
-                out[rows, columns] += correction
-            else:
-                out[:, columns].index_add_(0, rows, correction)
-            first += outputs
+        if self._step.rows is not None:
+            self._correct(x, out, self._weights, self._step.rows)
 
     def rows(self, indices: torch.Tensor, out: torch.Tensor) -> None:
         """See Projection.rows; embeddings are not corrected."""
@@ -54,6 +41,7 @@ class LoraProjections:
     kinds: Sequence[ProjectionKind]
     sites: Mapping[str, SiteSlots]
     step: StepRows
+    correct: Correct
 
     def takes(self, stored: StoredWeight) -> bool:
         """See ProjectionKind.takes."""
@@ -62,4 +50,5 @@ class LoraProjections:
     def make(self, stored: StoredWeight) -> LoraLinear:
         """See ProjectionKind.make."""
         stored.activation = None
-        return LoraLinear(make_projection(self.kinds, stored), self.sites[stored.name], self.step)
+        inner = make_projection(self.kinds, stored)
+        return LoraLinear(inner, self.sites[stored.name].weights, self.step, self.correct)

@@ -1,7 +1,6 @@
 """Adapters on the device: ``max_loras`` slots, as large as the largest adapter that is allowed.
 
-Per site A [max_loras, segments x max_rank, inputs] and B [max_loras, outputs, max_rank]; a smaller adapter, and one
-that leaves a product alone, has zeros there.
+A smaller adapter, and one that leaves a product alone, has zeros there.
 """
 
 from __future__ import annotations
@@ -14,23 +13,19 @@ import torch
 from kvplan_engine.adapters.peft import Adapter
 from kvplan_engine.adapters.sites import Site
 from kvplan_engine.device.allocation import allocating
+from kvplan_engine.kernels.lora import LoraWeights
 
 
 @dataclass(frozen=True, slots=True)
 class SiteSlots:
-    """down [max_loras, segments x rank, inputs], up [max_loras, outputs, rank]."""
+    """Of one product."""
 
     site: Site
-    down: torch.Tensor
-    up: torch.Tensor
-
-    @property
-    def rank(self) -> int:
-        return self.up.shape[2]
+    weights: LoraWeights
 
     def put(self, slot: int, adapter: Adapter) -> None:
         """Make ``slot`` correct this product as ``adapter`` does."""
-        down, up = self.down[slot], self.up[slot]
+        down, up, most = self.weights.down[slot], self.weights.up[slot], self.weights.rank
         down.zero_()
         up.zero_()
         first = 0
@@ -38,8 +33,8 @@ class SiteSlots:
             correction = adapter.corrections.get((self.site.name, segment))
             if correction is not None:
                 rank = correction.down.shape[0]
-                down[segment * self.rank : segment * self.rank + rank].copy_(correction.down)
-                up[first : first + outputs, :rank].copy_(correction.up)
+                down[segment * most : segment * most + rank].copy_(correction.down)
+                up[:rank, first : first + outputs].copy_(correction.up.t())
             first += outputs
 
 
@@ -53,15 +48,18 @@ class AdapterSlots:
         self.num_bytes = max_loras * dtype.itemsize * sum(site.num_elements(rank) for site in sites)
         with allocating("weights", self.num_bytes):
             self.sites: Mapping[str, SiteSlots] = {
-                site.name: SiteSlots(
-                    site,
-                    torch.zeros(max_loras, len(site.segments) * rank, site.num_inputs, dtype=dtype, device=device),
-                    torch.zeros(max_loras, site.num_outputs, rank, dtype=dtype, device=device),
-                )
-                for site in sites
+                site.name: SiteSlots(site, _zeros(site, max_loras, rank, dtype, device)) for site in sites
             }
 
     def put(self, slot: int, adapter: Adapter) -> None:
         """Make ``slot`` the one of ``adapter``."""
         for site in self.sites.values():
             site.put(slot, adapter)
+
+
+def _zeros(site: Site, max_loras: int, rank: int, dtype: torch.dtype, device: torch.device) -> LoraWeights:
+    return LoraWeights(
+        torch.zeros(max_loras, len(site.segments) * rank, site.num_inputs, dtype=dtype, device=device),
+        torch.zeros(max_loras, rank, site.num_outputs, dtype=dtype, device=device),
+        site.segments,
+    )

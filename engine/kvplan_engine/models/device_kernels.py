@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -16,6 +17,7 @@ from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels import torch_ops
+from kvplan_engine.kernels.cpu import lora
 from kvplan_engine.kernels.cpu import ops as cpu_ops
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels, cpu_kernels, load_kernels
 from kvplan_engine.kernels.cpu.states import CpuStates
@@ -107,7 +109,7 @@ def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
     mixtures = (PanelMixtures(kernels), TorchMixture)
     states, heads = CpuStates(kernels), (PanelHeads(kernels), TorchHeads)
     return DeviceKernels(
-        attention, cpu_ops, projections, mixtures, states, head_products=heads, make_layer_run=make_layer_run
+        attention, cpu_ops, projections, mixtures, states, heads, partial(lora.correct, kernels), make_layer_run
     )
 
 

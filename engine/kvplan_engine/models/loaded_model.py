@@ -55,8 +55,10 @@ class LoadedModel:
         kernels = select_kernels(config.attention_backend, device.torch_device, self._scalar)
         self.adapters: AdapterLibrary | None = None
         if slots is not None:
-            self.adapters = AdapterLibrary(self.config, slots, config.max_lora_rank, config.most_held_adapters)
-            corrected = LoraProjections(kernels.projections, slots.sites, self.adapters.step)
+            self.adapters = AdapterLibrary(
+                self.config, slots, config.max_lora_rank, config.most_held_adapters, device.torch_device
+            )
+            corrected = LoraProjections(kernels.projections, slots.sites, self.adapters.step, kernels.correct)
             kernels = replace(kernels, projections=(corrected, *kernels.projections))
         self.ops = kernels.ops
         self.attention = kernels.attention

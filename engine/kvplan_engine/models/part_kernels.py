@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvplan_engine.attention.backend import AttentionBackend
+from kvplan_engine.kernels import lora
 from kvplan_engine.kernels.interface import Ops
+from kvplan_engine.kernels.lora import Correct
 from kvplan_engine.kernels.states.interface import StateOps
 from kvplan_engine.kernels.states.torch_states import TorchStates
 from kvplan_engine.layers.head_products import HeadProductsKind, TorchHeads
@@ -18,7 +20,7 @@ class PartKernels:
     """projections: the ways to store a weight and multiply with it, best first; the last one takes every weight.
 
     mixtures: the same for mixtures of experts. states: what layers with a state compute.
-    head_products: as ``projections``, of a weight for each head.
+    head_products: as ``projections``, of a weight for each head. correct: what adapters add to a product.
     """
 
     attention: AttentionBackend
@@ -27,3 +29,4 @@ class PartKernels:
     mixtures: tuple[MixtureKind, ...] = (TorchMixture,)
     states: StateOps = field(default_factory=TorchStates)
     head_products: tuple[HeadProductsKind, ...] = (TorchHeads,)
+    correct: Correct = lora.correct

@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 
 from kvplan_engine.kernels.build import NATIVE, BuildVariant, KernelBuildError, build_library
-from kvplan_engine.kernels.cpu.delta import DeltaRuleArgs
 from kvplan_engine.kernels.cpu.choice_args import ChoiceArgs
+from kvplan_engine.kernels.cpu.delta import DeltaRuleArgs
 from kvplan_engine.kernels.cpu.head_products_args import HeadProductsArgs
+from kvplan_engine.kernels.cpu.lora_args import LoraArgs
 from kvplan_engine.kernels.cpu.mamba_args import GatedRowsArgs, Mamba1Args, Mamba2Args
 from kvplan_engine.kernels.cpu.mixture_args import MixtureArgs
 from kvplan_engine.kernels.cpu.state_args import ConvolutionArgs
@@ -111,6 +112,7 @@ class NormArgs(ctypes.Structure):
         ("out_stride", c_int64),
         ("eps", c_float),
         ("storage", c_int32),
+        ("heads", c_int64),
     )
 
 
@@ -157,6 +159,8 @@ class LayerArgs(ctypes.Structure):
         ("down", PackedLinearArgs),
         ("mlp_norm", NormArgs),
         ("next_norm", NormArgs),
+        ("query_norm", NormArgs),
+        ("key_norm", NormArgs),
     )
 
 
@@ -249,6 +253,7 @@ class CpuKernels:
         self.scan_mamba1 = self._function("kvplan_mamba1_scan", POINTER(Mamba1Args), c_int)
         self.scan_mamba2 = self._function("kvplan_mamba2_scan", POINTER(Mamba2Args), c_int)
         self.gate_rows = self._function("kvplan_gate_rows", POINTER(GatedRowsArgs), c_int)
+        self.correct = self._function("kvplan_correct", POINTER(LoraArgs), c_int)
         self.run_delta_rule = self._function("kvplan_run_delta_rule", POINTER(DeltaRuleArgs), c_int)
         self.run_layers = self._function("kvplan_run_layers", POINTER(LayersArgs), c_int)
         self.unpack_rows = self._function("kvplan_unpack_rows", *(c_void_p,) * 3, *(c_int64,) * 4, c_int, c_int)
