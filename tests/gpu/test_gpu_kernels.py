@@ -19,7 +19,8 @@ from test_cuda_prefill import CASES as PREFILL_CASES
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import uniform_cache
 from kvplan_engine.kernels import torch_ops
-from kvplan_engine.kernels.cuda.attention import AttentionShape, decode_launch, prefill_launch
+from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch
+from kvplan_engine.kernels.cuda.attention_shape import AttentionShape
 from kvplan_engine.kernels.cuda.driver import current_runtime, torch_cuda_major
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties

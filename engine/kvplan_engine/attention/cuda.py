@@ -15,7 +15,7 @@ from kvplan_engine.attention.layer_cache import LayerCache
 from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.arguments import check_rotation, check_vector
-from kvplan_engine.kernels.cuda.attention import AttentionShape
+from kvplan_engine.kernels.cuda.attention_shape import AttentionShape
 from kvplan_engine.kernels.cuda.checks import check_heads, check_rotary_table
 from kvplan_engine.kernels.cuda.params import AttentionParams, WriteParams
 from kvplan_engine.kernels.cuda.runtime import CudaRuntime

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 import torch
 
 from kvplan_engine.attention.metadata import AttentionMetadata
-from kvplan_engine.kernels.cuda.attention import (
+from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch
+from kvplan_engine.kernels.cuda.attention_shape import (
     CHUNK_MULTIPLE,
     MIN_CHUNK,
     AttentionShape,
     DecodeLaunch,
     PrefillLaunch,
-    decode_launch,
-    prefill_launch,
 )
 from kvplan_engine.kernels.cuda.params import PlanParams
 from kvplan_engine.kernels.cuda.runtime import CudaRuntime

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp
-from kvplan_engine.kernels.cuda.attention import HEAD_SIZES, AttentionShape, decode_launch, prefill_launch
+from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch
+from kvplan_engine.kernels.cuda.attention_shape import HEAD_SIZES, AttentionShape
 from kvplan_engine.kernels.cuda.emulation import EMULATED_PROPERTIES
 from kvplan_engine.kernels.cuda.mixture_launch import (
     ProductShape,

@@ -8,14 +8,8 @@ import pytest
 import torch
 from kernel_matrix import BF16, CAPABILITIES, F16, F32, FP8, LLAMA, properties_of
 
-from kvplan_engine.kernels.cuda.attention import (
-    CHUNK_MULTIPLE,
-    HEAD_SIZES,
-    MIN_CHUNK,
-    AttentionShape,
-    decode_launch,
-    prefill_launch,
-)
+from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch
+from kvplan_engine.kernels.cuda.attention_shape import CHUNK_MULTIPLE, HEAD_SIZES, MIN_CHUNK, AttentionShape
 from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.params import PlanParams
 from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant

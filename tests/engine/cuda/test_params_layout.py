@@ -10,6 +10,7 @@ from kernel_matrix import every_kernel
 
 from kvplan_engine.kernels.build import find_compiler
 from kvplan_engine.kernels.cuda import params as cuda_params
+from kvplan_engine.kernels.cuda import part_params
 from kvplan_engine.kernels.cuda.variants import KernelVariant
 from kvplan_engine.paths import source_dir
 
@@ -25,16 +26,16 @@ STRUCTURE_OF_SOURCE = {
     "norm.cu": cuda_params.NormParams,
     "activation.cu": cuda_params.ActivationParams,
     "argmax.cu": cuda_params.ArgmaxParams,
-    "state_convolution.cu": cuda_params.ConvolutionParams,
-    "state_delta.cu": cuda_params.DeltaParams,
-    "state_mamba1.cu": cuda_params.Mamba1Params,
-    "state_mamba2.cu": cuda_params.Mamba2Params,
-    "gated_rows.cu": cuda_params.GateParams,
-    "mixture_mma.cu": cuda_params.ProductParams,
-    "mixture_simple.cu": cuda_params.ProductParams,
-    "mixture_route.cu": cuda_params.RouteParams,
-    "mixture_sort.cu": cuda_params.SortParams,
-    "mixture_sum.cu": cuda_params.SumParams,
+    "state_convolution.cu": part_params.ConvolutionParams,
+    "state_delta.cu": part_params.DeltaParams,
+    "state_mamba1.cu": part_params.Mamba1Params,
+    "state_mamba2.cu": part_params.Mamba2Params,
+    "gated_rows.cu": part_params.GateParams,
+    "mixture_mma.cu": part_params.ProductParams,
+    "mixture_simple.cu": part_params.ProductParams,
+    "mixture_route.cu": part_params.RouteParams,
+    "mixture_sort.cu": part_params.SortParams,
+    "mixture_sum.cu": part_params.SumParams,
 }
 
 

@@ -6,11 +6,12 @@ emulation   that, on the CPU, for tests
 variants    a source with its compile-time shape
 nvrtc       compiles one
 cache       keeps what was compiled
-params      the kernels' argument structures
+params      the kernels' argument structures; part_params: those that only some models need
 checks      what they ask of their arguments beyond ``kernels.arguments``
 ops         the operations of ``kernels.interface``
 mixture     a mixture of experts, step by step; mixture_product: one product of it; mixture_memory: what lies between
 mixture_launch  how its kernels are compiled and launched
 states      the operations of layers with a state; state_launch: how their kernels are compiled
-attention   how the attention kernels are launched for a model's shape
+attention_shape  what the attention kernels are specialised for
+attention   how they are compiled and launched; latent_launch: latent attention on tensor cores
 """

@@ -5,127 +5,15 @@ Every size here mirrors a constant in csrc/cuda (named in the comments); the emu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
+from kvplan_engine.kernels.cuda.attention_shape import WARP_LANES, AttentionShape, DecodeLaunch, PrefillLaunch
+from kvplan_engine.kernels.cuda.latent_launch import latent_decode, latent_prefill, uses_latent_kernel
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, variant
 
-HEAD_SIZES = (64, 80, 96, 128, 256)
-"""The common ones, which tests compile and measure; any multiple of HEAD_MULTIPLE up to the largest works."""
-HEAD_MULTIPLE = 16
-MOST_KEY_SIZE = 576
-"""Where values are of another size: DeepSeek's latent and rotary key."""
-WARP_LANES = 32
-CHUNK_MULTIPLE = 64
-"""Decode work is cut at multiples of this many tokens: four warps times a tile of 16."""
-MIN_CHUNK = 256
-"""Fewer tokens than this are not worth a thread block."""
-
 _RESERVED_SHARED_BYTES = 1024  # what the hardware keeps of a block's shared memory
 _MAX_STAGES = 4
-_LATENT_ROWS = 64  # latent_mma.cu: ROWS
-_LATENT_TOKENS = 32  # latent_mma.cu: KV_TILE
-_LATENT_THREADS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """What the attention kernels are specialised for."""
-
-    scalar: torch.dtype
-    cache: torch.dtype
-    head_size: int
-    block_size: int
-    num_query_heads: int
-    num_kv_heads: int
-    has_softcap: bool = False
-    has_sinks: bool = False
-    has_slopes: bool = False
-    has_value_tables: bool = False
-    """Values lie in other blocks than the keys."""
-    other_value_size: int | None = None
-    """Where values are of another size than keys."""
-    values_in_keys: bool = False
-    """A value is the beginning of its key, and of another size (latent attention)."""
-
-    @property
-    def group(self) -> int:
-        """Query heads that share one KV head."""
-        return self.num_query_heads // self.num_kv_heads
-
-    @property
-    def value_size(self) -> int:
-        """Elements of a value, and of an output."""
-        return self.head_size if self.other_value_size is None else self.other_value_size
-
-    def check(self) -> None:
-        """CudaKernelError for a shape without kernels."""
-        largest = HEAD_SIZES[-1] if self.other_value_size is None else MOST_KEY_SIZE
-        for size in (self.head_size, self.value_size):
-            if size % HEAD_MULTIPLE or not 0 < size <= largest:
-                raise CudaKernelError(
-                    f"the CUDA attention kernels do not support head size {size}",
-                    hint=f"multiples of {HEAD_MULTIPLE} up to {largest} are supported",
-                )
-        if self.num_query_heads % self.num_kv_heads:
-            raise CudaKernelError(
-                f"{self.num_query_heads} query heads cannot share {self.num_kv_heads} KV heads evenly"
-            )
-
-    def defines(self) -> dict[str, str | int | torch.dtype]:
-        """The compile-time constants of every attention kernel."""
-        named: dict[str, str | int | torch.dtype] = {
-            "scalar": self.scalar,
-            "cache": self.cache,
-            "head_size": self.head_size,
-            "block_size": self.block_size,
-            "group": self.group,
-            "softcap": int(self.has_softcap),
-            "sinks": int(self.has_sinks),
-        }
-        if self.other_value_size is not None:
-            named["value_size"] = self.other_value_size
-        optional = {
-            "slopes": self.has_slopes,
-            "value_tables": self.has_value_tables,
-            "values_in_keys": self.values_in_keys,
-        }
-        return named | {name: 1 for name, wanted in optional.items() if wanted}
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeLaunch:
-    """The decode kernel of one shape on one device."""
-
-    variant: KernelVariant
-    threads: int
-    blocks_per_item: int
-    """Grid y: KV heads times the chunks that a large group of heads is cut into."""
-    target_chunks: int
-    """Work items that fill the device once."""
-    shared_bytes: int
-
-    def max_items(self, num_sequences: int) -> int:
-        """An upper bound on the work items that the plan makes for so many sequences, whatever their lengths."""
-        return num_sequences + self.target_chunks
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillLaunch:
-    """The prefill kernel of one shape on one device."""
-
-    variant: KernelVariant
-    threads: int
-    tile_rows: int
-    """(token, head of the group) rows of one work item."""
-    blocks_per_item: int
-    shared_bytes: int
-
-    def max_items(self, num_sequences: int, num_tokens: int, group: int) -> int:
-        """An upper bound on the tiles of so many sequences with so many new tokens in all."""
-        return num_sequences + num_tokens * group // self.tile_rows
 
 
 def uses_tensor_cores(shape: AttentionShape, properties: DeviceProperties) -> bool:
@@ -137,44 +25,13 @@ def uses_tensor_cores(shape: AttentionShape, properties: DeviceProperties) -> bo
     )
 
 
-def uses_latent_kernel(shape: AttentionShape, properties: DeviceProperties) -> bool:
-    """Whether latent attention runs on tensor cores: 16-bit rows, and shared memory for queries of 64 heads."""
-    plain = not (shape.has_softcap or shape.has_sinks or shape.has_slopes)
-    fits = latent_shared_bytes(shape) <= properties.shared_bytes_per_block
-    sixteen_bit = shape.scalar in (torch.float16, torch.bfloat16) and shape.cache is shape.scalar
-    is_latent = shape.values_in_keys and shape.num_kv_heads == 1 and shape.value_size % 32 == 0
-    return properties.has_tensor_kernels and sixteen_bit and is_latent and plain and fits
-
-
-def latent_shared_bytes(shape: AttentionShape) -> int:
-    """latent_mma.cu: Place, which is queries, two tiles of tokens and their scores."""
-    pitch = (shape.head_size * 2 // 16 | 1) * 16
-    return pitch * (_LATENT_ROWS + 2 * _LATENT_TOKENS) + 4 * _LATENT_ROWS * (_LATENT_TOKENS + 4)
-
-
-def _latent_variant(shape: AttentionShape, *, is_decode: bool = False) -> KernelVariant:
-    optional = {"decode": 1} if is_decode else {}
-    name = "decode_attention" if is_decode else "prefill_attention"
-    return variant("latent_mma.cu", name, **shape.defines(), warps=_LATENT_THREADS // WARP_LANES, **optional)
-
-
-def _decode_latent(shape: AttentionShape, properties: DeviceProperties) -> DecodeLaunch:
-    heads = min(shape.group, _LATENT_ROWS)
-    blocks_per_item = -(-shape.group // heads)
-    buffer_bytes = latent_shared_bytes(shape)
-    target_chunks = max(1, properties.num_multiprocessors // blocks_per_item)
-    weight_bytes = 4 * heads * (target_chunks + 1 + 2)  # decode.cuh: merge_items
-    chosen = _latent_variant(shape, is_decode=True)
-    return DecodeLaunch(chosen, _LATENT_THREADS, blocks_per_item, target_chunks, max(buffer_bytes, weight_bytes))
-
-
 def decode_launch(
     shape: AttentionShape, properties: DeviceProperties, warps: int = 4, stages: int | None = None
 ) -> DecodeLaunch:
     """Sizes of the decode kernel; ``stages`` None takes as many as let two blocks share a multiprocessor."""
     shape.check()
     if uses_latent_kernel(shape, properties):
-        return _decode_latent(shape, properties)
+        return latent_decode(shape, properties)
     if uses_tensor_cores(shape, properties):
         return _decode_mma(shape, properties, warps, stages)
     return _decode_simple(shape, properties, warps)
@@ -238,7 +95,7 @@ def prefill_launch(shape: AttentionShape, properties: DeviceProperties) -> Prefi
     """Sizes of the prefill kernel."""
     shape.check()
     if uses_latent_kernel(shape, properties):
-        return PrefillLaunch(_latent_variant(shape), _LATENT_THREADS, _LATENT_ROWS, 1, latent_shared_bytes(shape))
+        return latent_prefill(shape)
     if uses_tensor_cores(shape, properties):
         return _prefill_mma(shape)
     return _prefill_simple(shape, properties)

@@ -27,7 +27,7 @@ from kvplan_engine.kernels.cuda.mixture_launch import (
 )
 from kvplan_engine.kernels.cuda.mixture_memory import MixtureMemory
 from kvplan_engine.kernels.cuda.mixture_product import Matrix, Rows, Work, run_product
-from kvplan_engine.kernels.cuda.params import RouteParams, SortParams, SumParams
+from kvplan_engine.kernels.cuda.part_params import RouteParams, SortParams, SumParams
 from kvplan_engine.kernels.cuda.runtime import CudaRuntime
 from kvplan_engine.kernels.mixture_weights import MixtureWeights, check_mixture_rows, check_weights
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kvplan_engine.kernels.cuda.mixture_launch import ProductShape, product_launch
-from kvplan_engine.kernels.cuda.params import ProductParams
+from kvplan_engine.kernels.cuda.part_params import ProductParams
 from kvplan_engine.kernels.cuda.runtime import CudaRuntime
 
 

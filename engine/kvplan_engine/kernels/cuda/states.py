@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvplan_engine.kernels.arguments import check_rows, check_vector
-from kvplan_engine.kernels.cuda.params import (
+from kvplan_engine.kernels.cuda.part_params import (
     ConvolutionParams,
     DeltaParams,
     GateParams,
