@@ -227,7 +227,7 @@ def notices_of(
         COUNTED_NOTICE if options.is_counted else None,
         SHARED_NOTICE if options.shares_layers else None,
         TRANSFORMERS_NOTICE if implementation_of(options, predictor.spec) == "transformers" else None,
-        None if options.is_counted else quantization_notice(predictor.spec, " and ".join(dtypes)),
+        None if load_format != "dummy" else quantization_notice(predictor.spec, " and ".join(dtypes)),
         published_weights_notice(predictor.spec) if options.is_counted else None,
         clipping_notice(trials, predictor.requests),
     )
