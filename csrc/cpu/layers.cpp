@@ -26,6 +26,24 @@ int add_and_normalise(kvplan_norm norm, const kvplan_layers& run, int threads) {
   return norm.bias == nullptr ? kvplan_rms_norm(&norm, threads) : kvplan_layer_norm(&norm, threads);
 }
 
+// Each of `count` heads of every token, from head `first` of qkv on, in place.
+int normalise_heads(kvplan_norm norm, const kvplan_layers& run, int64_t first, int64_t count, int threads) {
+  if (norm.weight == nullptr) return KVPLAN_OK;
+  const kvplan_attention& attention = *run.attention;
+  const int64_t element = attention.storage == KVPLAN_BFLOAT16 ? 2 : 4;
+  norm.x = norm.out = static_cast<char*>(run.qkv) + first * attention.head_size * element;
+  norm.rows = attention.num_tokens * count;
+  norm.heads = count;
+  norm.x_stride = norm.out_stride = attention.query_row_stride;
+  return norm.bias == nullptr ? kvplan_rms_norm(&norm, threads) : kvplan_layer_norm(&norm, threads);
+}
+
+int normalise_queries_and_keys(const kvplan_layers& run, const kvplan_layer& layer, int threads) {
+  const int64_t queries = run.attention->num_heads, keys = run.attention->num_kv_heads;
+  const int status = normalise_heads(layer.query_norm, run, 0, queries, threads);
+  return status == KVPLAN_OK ? normalise_heads(layer.key_norm, run, queries, keys, threads) : status;
+}
+
 int rotate(const kvplan_layers& run, int threads) {
   const kvplan_attention& attention = *run.attention;
   return kvplan_rope(run.qkv, attention.query_row_stride, attention.query_head_stride, run.positions, run.cos_sin,
@@ -70,8 +88,10 @@ class OperationClock {
 
 // From the layer's input to its keys and values in the pool.
 int run_first_half(const kvplan_layers& run, int64_t index, int threads, OperationClock& clock) {
-  const int64_t rows = run.attention->num_tokens;
-  int status = clock.ended(KVPLAN_QKV, multiply(run.layers[index].qkv, run.normed, run.qkv, rows, threads));
+  const kvplan_layer& layer = run.layers[index];
+  int status = clock.ended(KVPLAN_QKV, multiply(layer.qkv, run.normed, run.qkv, run.attention->num_tokens, threads));
+  if (status == KVPLAN_OK && layer.query_norm.weight != nullptr)
+    status = clock.ended(KVPLAN_NORMS, normalise_queries_and_keys(run, layer, threads));
   if (status == KVPLAN_OK && run.cos_sin != nullptr) status = clock.ended(KVPLAN_ROPE, rotate(run, threads));
   return status == KVPLAN_OK ? clock.ended(KVPLAN_WRITE_KV, write_kv(run, index, threads)) : status;
 }

@@ -1,5 +1,5 @@
-// A mixture of experts: each row's experts are chosen, rows are sorted by expert, and each expert's two products run over
-// the rows that chose it, read from the panels of packed_tile.h. What no row chose is not read.
+// A mixture of experts: rows are sorted by expert (mixture_rows.cpp), and each expert's two products run over the rows
+// that chose it, read from the panels of packed_tile.h. What no row chose is not read.
 //
 // Threads take panels of an expert in turn, so that few rows with many experts and many rows with few keep all of them
 // busy. In the second product a thread owns some of the outputs and walks through all experts in order, adding to its
@@ -7,16 +7,15 @@
 #include <algorithm>
 #include <vector>
 
+#include "mixture_rows.h"
 #include "packed_product.h"
 #include "parallel.h"
-#include "routing.h"
 
 namespace kvplan {
 namespace {
 
 constexpr int64_t kSumBytes = 32 << 20;  // of the sums of all outputs: what bounds the rows of one pass
 constexpr int64_t kItemPanels = 8;       // a thread takes at most so many at a time
-constexpr int64_t kRouterRows = 16;      // rows that a thread routes at a time
 
 // An expert, or the shared one, with the rows that take it.
 template <class T>
@@ -41,89 +40,14 @@ struct Item {
 
 // What one pass over at most so many rows needs, kept per calling thread.
 struct Pass {
-  std::vector<float> logits, shared_weights, weights;
-  std::vector<int32_t> tokens;
-  std::vector<int64_t> starts;
+  std::vector<float> shared_weights;
+  SortedRows sorted;
   std::vector<Item> items;
 };
-
-// Memory of a thread for the rows that it multiplies.
-template <class T>
-Input<T>* row_memory(int64_t elements) {
-  static thread_local std::vector<Input<T>> memory;
-  if (memory.size() < static_cast<size_t>(elements)) memory.resize(static_cast<size_t>(elements));
-  return memory.data();
-}
-
-float* unit_sums() {
-  static thread_local std::vector<float> memory(kUnitSums);
-  return memory.data();
-}
 
 template <class T>
 int64_t expert_elements(int64_t inputs, int64_t outputs, bool pairs) {
   return num_panels(outputs, pairs) * kPanelOutputs * packed_inputs<T>(inputs);
-}
-
-int64_t whole_vectors(int64_t count) {
-  return divided_up(count, kLanes) * kLanes;
-}
-
-int64_t router_outputs(const kvplan_router& router) {
-  return router.num_experts + (router.shared_gate ? 1 : 0);
-}
-
-// logits [rows, whole_vectors(router_outputs)] of rows from `row` on.
-template <class T>
-void score_rows(const kvplan_mixture& args, int64_t row, int64_t rows, float* logits) {
-  const int64_t outputs = router_outputs(args.router), inputs = args.hidden;
-  const int64_t stride = copied_stride<T>(inputs);
-  Input<T>* copy = row_memory<T>(kRouterRows * stride);
-  for (int64_t i = 0; i < rows; ++i)
-    copy_row(static_cast<const T*>(args.x) + (row + i) * args.x_stride, copy + i * stride, inputs);
-  const PackedProduct<T> product{static_cast<const T*>(args.router.packed), inputs, rows, copy, stride,
-                                 unit_panels(false, rows)};
-  const PanelResult<T, float> result{static_cast<const T*>(args.router.bias), logits, whole_vectors(outputs), outputs,
-                                     KVPLAN_NO_ACTIVATION,                    0.0f};
-  run_panels(product, 0, num_panels(outputs, false), false, unit_sums(), result);
-}
-
-// The choice of all rows; shared_weights [rows] where there is a gate.
-template <class T>
-void route(const kvplan_mixture& args, float* shared_weights, int threads) {
-  const kvplan_router& router = args.router;
-  const int64_t width = whole_vectors(router_outputs(router));
-  // few rows: one for each thread
-  const int64_t most = std::min(kRouterRows, divided_up(args.rows, threads));
-  for_each_item(divided_up(args.rows, most), threads, [&](int, int64_t item) {
-    static thread_local std::vector<float> memory;
-    memory.resize(static_cast<size_t>((most + 1) * width));
-    float* choice = memory.data() + most * width;
-    const int64_t begin = item * most, rows = std::min(most, args.rows - begin);
-    score_rows<T>(args, begin, rows, memory.data());
-    for (int64_t i = 0; i < rows; ++i) {
-      float* logits = memory.data() + i * width;
-      if (router.shared_gate) shared_weights[begin + i] = sigmoid(splat(logits[router.num_experts]))[0];
-      choose_experts(router, logits, choice, args.expert_ids + (begin + i) * router.top_k,
-                     args.expert_weights + (begin + i) * router.top_k);
-    }
-  });
-}
-
-// Rows by expert: those of expert e are tokens[starts[e]] to tokens[starts[e + 1] - 1], in order.
-void sort_rows(const kvplan_mixture& args, Pass& pass) {
-  const int64_t experts = args.router.num_experts, top_k = args.router.top_k, pairs = args.rows * top_k;
-  pass.starts.assign(static_cast<size_t>(experts + 1), 0);
-  pass.tokens.resize(static_cast<size_t>(pairs));
-  pass.weights.resize(static_cast<size_t>(pairs));
-  for (int64_t i = 0; i < pairs; ++i) ++pass.starts[static_cast<size_t>(args.expert_ids[i]) + 1];
-  for (int64_t e = 0; e < experts; ++e) pass.starts[static_cast<size_t>(e + 1)] += pass.starts[static_cast<size_t>(e)];
-  std::vector<int64_t> next(pass.starts.begin(), pass.starts.end() - 1);
-  for (int64_t i = 0; i < pairs; ++i) {
-    const size_t at = static_cast<size_t>(next[static_cast<size_t>(args.expert_ids[i])]++);
-    pass.tokens[at] = static_cast<int32_t>(i / top_k);
-    pass.weights[at] = args.expert_weights[i];
-  }
 }
 
 template <class T>
@@ -147,12 +71,12 @@ std::vector<Expert<T>> taken_experts(const kvplan_mixture& args, const Pass& pas
   std::vector<Expert<T>> taken;
   T* inner = static_cast<T*>(args.inner);
   for (int64_t e = 0; e < args.router.num_experts; ++e) {
-    const int64_t start = pass.starts[static_cast<size_t>(e)], rows = pass.starts[static_cast<size_t>(e + 1)] - start;
+    const int64_t start = pass.sorted.starts[static_cast<size_t>(e)], rows = pass.sorted.starts[static_cast<size_t>(e + 1)] - start;
     if (rows == 0) continue;
     Expert<T> expert = expert_at<T>(args.experts, e, args.hidden);
     expert.rows = rows;
-    expert.tokens = pass.tokens.data() + start;
-    expert.weights = pass.weights.data() + start;
+    expert.tokens = pass.sorted.tokens.data() + start;
+    expert.weights = pass.sorted.weights.data() + start;
     expert.inner = inner + start * args.experts.size;
     taken.push_back(expert);
   }
@@ -294,7 +218,7 @@ void run_pass(const kvplan_mixture& args, int threads) {
   static thread_local Pass pass;
   pass.shared_weights.resize(static_cast<size_t>(args.rows));
   route<T>(args, pass.shared_weights.data(), threads);
-  sort_rows(args, pass);
+  sort_rows(args, pass.sorted);
   const std::vector<Expert<T>> experts = taken_experts<T>(args, pass);
   run_first_products(args, experts, pass.items, threads);
   run_second_products(args, experts, threads);
@@ -320,12 +244,6 @@ void run_mixture(const kvplan_mixture& args, int threads) {
     run_pass<T>(some_rows<T>(args, args.rows * i / passes, args.rows * (i + 1) / passes), threads);
 }
 
-bool can_route(const kvplan_router& router) {
-  return router.top_k > 0 && router.num_groups > 0 && router.num_groups <= KVPLAN_MOST_GROUPS &&
-         router.num_experts % router.num_groups == 0 && router.top_groups <= router.num_groups &&
-         router.top_k <= router.num_experts / router.num_groups * router.top_groups;
-}
-
 }  // namespace
 }  // namespace kvplan
 
@@ -345,19 +263,6 @@ int kvplan_pack_expert(const void* weight, void* packed, int64_t inputs, int64_t
     pack(static_cast<const BFloat16*>(weight), static_cast<BFloat16*>(packed), inputs, outputs, pairs, threads);
   } else {
     pack(static_cast<const float*>(weight), static_cast<float*>(packed), inputs, outputs, pairs, threads);
-  }
-  return KVPLAN_OK;
-}
-
-int kvplan_route(const kvplan_mixture* args, int threads) {
-  if (!kvplan::can_route(args->router)) return KVPLAN_BAD_INDEX;
-  if (args->rows == 0) return KVPLAN_OK;
-  std::vector<float> shared_weights(static_cast<size_t>(args->rows));
-  const int used = threads > 0 ? threads : 1;
-  if (args->storage == KVPLAN_BFLOAT16) {
-    kvplan::route<kvplan::BFloat16>(*args, shared_weights.data(), used);
-  } else {
-    kvplan::route<float>(*args, shared_weights.data(), used);
   }
   return KVPLAN_OK;
 }

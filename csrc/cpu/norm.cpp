@@ -53,15 +53,22 @@ KVPLAN_INLINE void scale_row(const T* x, float mean, float scale, const T* weigh
   }
 }
 
+// Where a row begins.
+template <class T>
+T* row_at(T* rows, int64_t stride, const kvplan_norm& args, int64_t row) {
+  return args.heads > 1 ? rows + row / args.heads * stride + row % args.heads * args.width : rows + row * stride;
+}
+
 template <class T, bool kCentred>
 void normalise_row(const kvplan_norm& args, int64_t row) {
-  T* x = static_cast<T*>(args.x) + row * args.x_stride;
-  if (args.delta != nullptr) add_row(static_cast<const T*>(args.delta) + row * args.delta_stride, x, args.width);
+  T* x = row_at(static_cast<T*>(args.x), args.x_stride, args, row);
+  if (args.delta != nullptr)
+    add_row(row_at(static_cast<const T*>(args.delta), args.delta_stride, args, row), x, args.width);
   const float width = static_cast<float>(args.width);
   const float mean = kCentred ? sum_row(x, args.width, [](Floats v) { return v; }) / width : 0.0f;
   const float variance = sum_row(x, args.width, [mean](Floats v) { return (v - mean) * (v - mean); }) / width;
   scale_row(x, mean, 1.0f / std::sqrt(variance + args.eps), static_cast<const T*>(args.weight),
-            static_cast<const T*>(args.bias), static_cast<T*>(args.out) + row * args.out_stride, args.width);
+            static_cast<const T*>(args.bias), row_at(static_cast<T*>(args.out), args.out_stride, args, row), args.width);
 }
 
 template <bool kCentred>

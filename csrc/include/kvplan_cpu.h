@@ -135,7 +135,8 @@ int kvplan_copy_blocks(
     // [num_pairs, 2]
     const int64_t* pairs, int64_t num_pairs, int64_t block_bytes, int threads);
 
-// One normalisation over rows: with delta, residual += delta first and x is the residual.
+// One normalisation over rows: with delta, residual += delta first and x is the residual. With `heads` above 1 so many
+// rows in a row, a token's heads, lie side by side, and the strides are from token to token.
 typedef struct kvplan_norm {
   // [rows, width]; NULL: no addition
   const void* delta;
@@ -151,6 +152,7 @@ typedef struct kvplan_norm {
   int64_t delta_stride, x_stride, out_stride;
   float eps;
   int32_t storage;
+  int64_t heads;
 } kvplan_norm;
 
 int kvplan_rms_norm(const kvplan_norm* args, int threads);
@@ -388,6 +390,8 @@ int kvplan_run_mixture(const kvplan_mixture* args, int threads);
 typedef struct kvplan_layer {
   kvplan_packed_linear qkv, output, up, down;
   kvplan_norm mlp_norm, next_norm;
+  // of each query and each key before the rotation; without a weight: none
+  kvplan_norm query_norm, key_norm;
 } kvplan_layer;
 
 // All layers of one step over T tokens. Buffers are dense and of the attention's `storage`.

@@ -1,8 +1,8 @@
 """All layers of a step in one call, where the kernels of a device have one for every part of a layer.
 
 The CPU kernels have (csrc/cpu/layers.cpp). Everywhere else the decoder's loop runs layer by layer: on another device,
-with the reference kernels, with projections that are not ours, with norms of each head. Both give the same bits
-(``tests/engine/kernels/test_layer_run.py``).
+with the reference kernels, with projections that are not ours, with layers that are not all alike. Both give the same
+bits (``tests/engine/kernels/test_layer_run.py``).
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def _is_taken(layers: Sequence[DecoderLayer]) -> bool:
     return (
         all(layer.description == first for layer in layers)
         and attention is not None
-        and attention.head_norm == "none"
+        and attention.head_norm in ("none", "head")
+        and not attention.norm_after_rope
         and not attention.sinks
         and attention.gate == "none"
         and attention.clip is attention.growing_scale is None
@@ -151,7 +152,9 @@ def _layer_args(layer: DecoderLayer, next_norm: Norm | None) -> LayerArgs | None
     products = {name: args for name, projection in named.items() if (args := projection.layer_args) is not None}
     if len(products) < len(named) or mlp.up.activation is None or layer.mlp_norm is None or next_norm is None:
         return None
-    norm = layer.mlp_norm.layer_args()
+    storage = layer.mlp_norm.layer_args().storage
     for product in products.values():
-        product.storage = norm.storage  # a quantised weight is multiplied with x of either
-    return LayerArgs(**products, mlp_norm=norm, next_norm=next_norm.layer_args())
+        product.storage = storage  # a quantised weight is multiplied with x of either
+    norms = {"mlp_norm": layer.mlp_norm, "next_norm": next_norm}
+    norms |= {"query_norm": attention.query_norm, "key_norm": attention.key_norm}
+    return LayerArgs(**products, **{name: norm.layer_args() for name, norm in norms.items() if norm is not None})

@@ -129,7 +129,7 @@ void check_norm(bool centred, bool adds, int storage) {
     Tensor x(storage, rows * stride, random, 3), delta(storage, rows * width, random, 1), out(storage, rows * width);
     Tensor weight(storage, width, random, 2), bias(storage, width, random, 1), before = x;
     const kvplan_norm call{adds ? delta.data() : nullptr, x.data(), weight.data(), centred ? bias.data() : nullptr,
-                           out.data(), rows, width, width, stride, width, 1e-5f, storage};
+                           out.data(), rows, width, width, stride, width, 1e-5f, storage, 1};
     worst.expect((centred ? kvplan_layer_norm : kvplan_rms_norm)(&call, threads) == KVPLAN_OK);
     for (int64_t row = 0; row < rows; ++row) {
       double mean = 0, variance = 0;

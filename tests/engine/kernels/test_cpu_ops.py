@@ -72,6 +72,22 @@ def test_norms(name: str, rows: int, width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [7, 64])
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+def test_norms_of_heads(name: str, width: int, dtype: torch.dtype) -> None:
+    """Each of three heads, which lie side by side in a part of wider rows, and in place."""
+    rows = rows_of(5, 3 * width, dtype)
+    heads = rows.unflatten(1, (3, width))
+    parameters = [rows_of(1, width, dtype, seed)[0].contiguous() for seed in (1, 2)[: 1 if name == "rms_norm" else 2]]
+    exact, in_float32 = torch.empty(5, 3, width).double(), torch.empty(5, 3, width)
+    getattr(torch_ops, name)(heads.double(), *(p.double() for p in parameters), EPS, exact)
+    getattr(torch_ops, name)(heads.float(), *(p.float() for p in parameters), EPS, in_float32)
+    getattr(ops, name)(heads, *parameters, EPS, heads)
+    assert_close(heads, exact, in_float32)
+    assert_untouched_around(rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [7, 576, 5000])
 @pytest.mark.parametrize("name", ["add_rms_norm", "add_layer_norm"])
 def test_norms_with_addition(name: str, width: int, dtype: torch.dtype) -> None:

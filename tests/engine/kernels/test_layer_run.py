@@ -44,6 +44,8 @@ LLAMA = {
     **_SHARED,
 }
 
+QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}  # each head of queries and keys normed
+
 
 def start_engine(config: dict[str, object], dtype: str) -> Engine:
     """An engine with 24 tokens a step and a pool of zeros."""
@@ -99,7 +101,7 @@ def _run(config: dict[str, object], dtype: str, one_call: bool) -> tuple[list[tu
 
 @pytest.mark.parametrize("amx", [False], ids=["no-amx"], indirect=True)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("config", [GPT2, LLAMA, QWEN3], ids=["gpt2", "llama", "qwen3"])
 def test_one_call_computes_what_the_loop_computes(config: dict[str, object], dtype: str, amx: bool) -> None:
     one_call, loop = _run(config, dtype, True), _run(config, dtype, False)
     assert one_call[0] == loop[0]

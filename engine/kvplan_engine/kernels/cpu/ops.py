@@ -27,10 +27,6 @@ def _kernels_for(tensor: torch.Tensor) -> CpuKernels | None:
     return None
 
 
-def _norm_kernels_for(x: torch.Tensor) -> CpuKernels | None:
-    return _kernels_for(x) if x.dim() == 2 else None  # the kernels know rows, not the heads inside them
-
-
 def _norm_args(
     x: torch.Tensor,
     delta: torch.Tensor | None,
@@ -40,24 +36,27 @@ def _norm_args(
     out: torch.Tensor,
 ) -> NormArgs:
     check_norm(x, delta, weight, bias, out)
+    num_heads = x.shape[1] if x.dim() == 3 else 1
     return NormArgs(
         None if delta is None else delta.data_ptr(),
         x.data_ptr(),
         weight.data_ptr(),
         None if bias is None else bias.data_ptr(),
         out.data_ptr(),
-        *x.shape,
+        x.shape[0] * num_heads,
+        x.shape[-1],
         0 if delta is None else delta.stride(0),
         x.stride(0),
         out.stride(0),
         eps,
         STORAGE_CODES[x.dtype],
+        num_heads,
     )
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
     """See Ops.rms_norm."""
-    kernels = _norm_kernels_for(x)
+    kernels = _kernels_for(x)
     if kernels is None:
         torch_ops.rms_norm(x, weight, eps, out)
     else:
@@ -68,7 +67,7 @@ def add_rms_norm(
     delta: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
 ) -> None:
     """See Ops.add_rms_norm."""
-    kernels = _norm_kernels_for(residual)
+    kernels = _kernels_for(residual)
     if kernels is None:
         torch_ops.add_rms_norm(delta, residual, weight, eps, out)
     else:
@@ -77,7 +76,7 @@ def add_rms_norm(
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, out: torch.Tensor) -> None:
     """See Ops.layer_norm."""
-    kernels = _norm_kernels_for(x)
+    kernels = _kernels_for(x)
     if kernels is None:
         torch_ops.layer_norm(x, weight, bias, eps, out)
     else:
@@ -93,7 +92,7 @@ def add_layer_norm(
     out: torch.Tensor,
 ) -> None:
     """See Ops.add_layer_norm."""
-    kernels = _norm_kernels_for(residual)
+    kernels = _kernels_for(residual)
     if kernels is None:
         torch_ops.add_layer_norm(delta, residual, weight, bias, eps, out)
     else:
