@@ -155,6 +155,6 @@ def _layer_args(layer: DecoderLayer, next_norm: Norm | None) -> LayerArgs | None
     storage = layer.mlp_norm.layer_args().storage
     for product in products.values():
         product.storage = storage  # a quantised weight is multiplied with x of either
-    norms = {"mlp_norm": layer.mlp_norm, "next_norm": next_norm}
+    norms: dict[str, Norm | None] = {"mlp_norm": layer.mlp_norm, "next_norm": next_norm}
     norms |= {"query_norm": attention.query_norm, "key_norm": attention.key_norm}
     return LayerArgs(**products, **{name: norm.layer_args() for name, norm in norms.items() if norm is not None})
