@@ -169,6 +169,7 @@ class EngineOptions:
     "gpu_memory_utilization",
     "block_size",
     "kv_cache_dtype",
+    "quantization",
     "enforce_eager",
     "max_num_seqs",
     "max_num_batched_tokens",

@@ -95,5 +95,5 @@ def test_what_cannot_be_loaded_is_a_400(server: ServerProcess, body: dict[str, s
 
 
 def test_a_server_whose_adapter_cannot_be_read_does_not_start(model_path: Path) -> None:
-    with pytest.raises(AssertionError, match="holds no adapter_config.json"):
+    with pytest.raises(AssertionError, match=r"holds no adapter_config\.json"):
         ServerProcess(str(model_path), lora_modules={"sql": "/nowhere"}, settings={"enable_lora": True})
