@@ -26,7 +26,7 @@ from decode_step import best_seconds, peak_rate, read_bandwidth
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
 from kvplan_engine.description.parameters import model_parameters
-from kvplan_engine.models.mamba2_part import Mamba2Part
+from kvplan_engine.models.mixers.mamba2_part import Mamba2Part
 
 LAYERS, ATTENTION = 32, (10, 13, 17, 27)
 HEADS, ROWS, COLUMNS = 48, 32, 128

@@ -14,13 +14,13 @@ from kvplan_engine.description.model import Layer
 from kvplan_engine.description.parameters.norms import norm_parts
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.memory.workspace import Workspace
-from kvplan_engine.models.apart_mixture_part import ApartMixturePart
-from kvplan_engine.models.attention_part import AttentionPart
+from kvplan_engine.models.feed_forwards.apart_mixture_part import ApartMixturePart
+from kvplan_engine.models.feed_forwards.mixture_part import MixturePart
+from kvplan_engine.models.feed_forwards.mlp_part import MlpPart
 from kvplan_engine.models.layer_end_part import LayerEndPart
-from kvplan_engine.models.mixer_part import MixerPart, MixerSource
-from kvplan_engine.models.mixers import make_mixer
-from kvplan_engine.models.mixture_part import MixturePart
-from kvplan_engine.models.mlp_part import MlpPart
+from kvplan_engine.models.mixers.attention_part import AttentionPart
+from kvplan_engine.models.mixers.making import make_mixer
+from kvplan_engine.models.mixers.mixer_part import MixerPart, MixerSource
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.residual_stream import ResidualStream
 from kvplan_engine.models.step_space import StepSpace

@@ -20,10 +20,10 @@ from kvplan_engine.description.uniform import attention_of
 from kvplan_engine.kernels.cpu.library import LAYER_OPERATIONS, STATUS_OK, CpuKernels, LayerArgs, LayersArgs
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.memory.workspace import Workspace
-from kvplan_engine.models.attention_part import AttentionPart
 from kvplan_engine.models.decoder_layer import DecoderLayer
+from kvplan_engine.models.feed_forwards.mlp_part import MlpPart
 from kvplan_engine.models.kv_pool import KvPool
-from kvplan_engine.models.mlp_part import MlpPart
+from kvplan_engine.models.mixers.attention_part import AttentionPart
 from kvplan_engine.models.step_batch import StepBatch
 
 

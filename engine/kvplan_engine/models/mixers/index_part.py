@@ -10,7 +10,7 @@ from kvplan_engine.errors import EngineError
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.projection import Projection, StoredWeight, make_projection
 from kvplan_engine.memory.breakdown import CHOSEN
-from kvplan_engine.models.mixer_part import MixerSource
+from kvplan_engine.models.mixers.mixer_part import MixerSource
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.step_space import StepSpace
 

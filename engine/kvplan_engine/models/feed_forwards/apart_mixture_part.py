@@ -9,8 +9,8 @@ from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.norms import Norms
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.memory.workspace import Workspace
-from kvplan_engine.models.mixture_part import MixturePart
-from kvplan_engine.models.mlp_part import MlpPart
+from kvplan_engine.models.feed_forwards.mixture_part import MixturePart
+from kvplan_engine.models.feed_forwards.mlp_part import MlpPart
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.residual_stream import ResidualStream
 

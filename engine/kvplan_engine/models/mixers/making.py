@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from kvplan_engine.description.mixers import Attention, LatentAttention, Mixer, State
-from kvplan_engine.models.attention_part import AttentionPart
-from kvplan_engine.models.delta_part import GatedDeltaPart, KimiDeltaPart
-from kvplan_engine.models.latent_part import LatentPart
-from kvplan_engine.models.mamba1_part import Mamba1Part
-from kvplan_engine.models.mamba2_part import Mamba2Part
-from kvplan_engine.models.mixer_part import MixerPart, MixerSource
+from kvplan_engine.models.mixers.attention_part import AttentionPart
+from kvplan_engine.models.mixers.delta_part import GatedDeltaPart, KimiDeltaPart
+from kvplan_engine.models.mixers.latent_part import LatentPart
+from kvplan_engine.models.mixers.mamba1_part import Mamba1Part
+from kvplan_engine.models.mixers.mamba2_part import Mamba2Part
+from kvplan_engine.models.mixers.mixer_part import MixerPart, MixerSource
+from kvplan_engine.models.mixers.short_conv_part import ShortConvPart
 from kvplan_engine.models.part_kernels import PartKernels
-from kvplan_engine.models.short_conv_part import ShortConvPart
 
 
 def make_mixer(mixer: Mixer, source: MixerSource, kernels: PartKernels) -> MixerPart:

@@ -14,7 +14,7 @@ from kvplan_engine.kernels.states.convolution import make_convolution
 from kvplan_engine.kernels.states.gating import Gating
 from kvplan_engine.kernels.states.mamba import Mamba1, ScanInputs
 from kvplan_engine.layers.projection import StoredWeight, make_projection
-from kvplan_engine.models.mixer_part import MixerSource
+from kvplan_engine.models.mixers.mixer_part import MixerSource
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.step_space import StepSpace
 

@@ -12,8 +12,8 @@ from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.norms import NormKind
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.projection import StoredWeight, make_projection
-from kvplan_engine.models.attention_gate import make_gate
-from kvplan_engine.models.mixer_part import MixerSource
+from kvplan_engine.models.mixers.attention_gate import make_gate
+from kvplan_engine.models.mixers.mixer_part import MixerSource
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.step_space import StepSpace
 

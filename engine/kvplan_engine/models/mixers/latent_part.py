@@ -20,9 +20,9 @@ from kvplan_engine.description.mixers import LatentAttention
 from kvplan_engine.layers.head_products import HeadProducts, make_head_products
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.projection import Projection, StoredWeight, make_projection
-from kvplan_engine.models.attention_part import growth
-from kvplan_engine.models.index_part import IndexPart, chosen_of, refuse_choice
-from kvplan_engine.models.mixer_part import MixerSource
+from kvplan_engine.models.mixers.attention_part import growth
+from kvplan_engine.models.mixers.index_part import IndexPart, chosen_of, refuse_choice
+from kvplan_engine.models.mixers.mixer_part import MixerSource
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.step_space import StepSpace
 

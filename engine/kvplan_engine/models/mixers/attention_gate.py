@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.layers.projection import StoredWeight, make_projection
-from kvplan_engine.models.mixer_part import MixerSource
+from kvplan_engine.models.mixers.mixer_part import MixerSource
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.step_space import StepSpace
 
