@@ -102,14 +102,14 @@ def find_compiler() -> tuple[str, ...]:
 
 
 def _source_files(sources: Path) -> list[Path]:
-    return sorted(path for name in ("cpu", "include") for path in (sources / name).iterdir() if path.is_file())
+    return sorted(path for name in ("cpu", "include") for path in (sources / name).rglob("*") if path.is_file())
 
 
 def _build_key(sources: Path, flags: tuple[str, ...], compiler: tuple[str, ...]) -> str:
     """Hash of everything that decides the compiler's output."""
     digest = hashlib.sha256()
     for path in _source_files(sources):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(str(path.relative_to(sources)).encode() + b"\0" + path.read_bytes() + b"\0")
     for part in (*flags, *compiler, _compiler_version(compiler), cpu_features()):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:20]
@@ -143,7 +143,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _compile_into(library: Path, sources: Path, flags: tuple[str, ...], compiler: tuple[str, ...]) -> None:
     """Compile each source by itself, several at a time, link, and move the result into place in one step."""
-    units = sorted((sources / "cpu").glob("*.cpp"))
+    units = sorted((sources / "cpu").rglob("*.cpp"))
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as folder:
         objects = [Path(folder) / f"{unit.stem}.o" for unit in units]
         commands = [

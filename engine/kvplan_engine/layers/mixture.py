@@ -80,7 +80,7 @@ class TorchMixture:
 
 
 class PanelMixture:
-    """Our own kernel over weights that were packed once (csrc/cpu/mixture.cpp)."""
+    """Our own kernel over weights that were packed once (csrc/cpu/mixtures/mixture.cpp)."""
 
     def __init__(self, packed: PackedMixture) -> None:
         self._packed = packed

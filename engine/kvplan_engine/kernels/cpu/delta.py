@@ -1,4 +1,4 @@
-"""The gated delta rule by the compiled CPU kernel (csrc/cpu/state_delta.cpp), and its C structure."""
+"""The gated delta rule by the compiled CPU kernel (csrc/cpu/states/state_delta.cpp), and its C structure."""
 
 from __future__ import annotations
 

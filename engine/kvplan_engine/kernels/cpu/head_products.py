@@ -1,4 +1,4 @@
-"""One weight for each head, packed once for our own product (csrc/cpu/head_products.cpp)."""
+"""One weight for each head, packed once for our own product (csrc/cpu/products/head_products.cpp)."""
 
 from __future__ import annotations
 

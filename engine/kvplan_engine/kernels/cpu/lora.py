@@ -1,4 +1,4 @@
-"""The compiled kernel that adds what LoRA adapters make of a product (csrc/cpu/lora.cpp)."""
+"""The compiled kernel that adds what LoRA adapters make of a product (csrc/cpu/products/lora.cpp)."""
 
 from __future__ import annotations
 

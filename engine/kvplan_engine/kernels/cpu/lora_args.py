@@ -1,4 +1,4 @@
-"""The arguments of csrc/cpu/lora.cpp."""
+"""The arguments of csrc/cpu/products/lora.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mixture of experts whose weights were packed once (csrc/cpu/mixture.cpp)."""
+"""A mixture of experts whose weights were packed once (csrc/cpu/mixtures/mixture.cpp)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from kvplan_engine.kernels.states.torch_states import TorchStates
 
 
 class CpuStates:
-    """csrc/cpu/state_*.cpp; the definition for what they do not take."""
+    """csrc/cpu/states/; the definition for what they do not take."""
 
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels, self._definition = kernels, TorchStates()

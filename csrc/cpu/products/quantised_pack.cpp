@@ -1,6 +1,6 @@
 // Quantised weights into panels (quantised_codes.h), and rows out of them.
 #include "packed_product.h"
-#include "parallel.h"
+#include "../parallel.h"
 #include "quantised_codes.h"
 
 namespace kvplan {

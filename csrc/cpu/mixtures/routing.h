@@ -1,7 +1,7 @@
 // Which experts each row takes.
 #pragma once
 
-#include "../include/kvplan_cpu.h"
+#include "../../include/kvplan_cpu.h"
 
 namespace kvplan {
 

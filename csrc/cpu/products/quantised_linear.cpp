@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "packed_product.h"
-#include "parallel.h"
+#include "../parallel.h"
 #include "quantised_tile.h"
 
 namespace kvplan {

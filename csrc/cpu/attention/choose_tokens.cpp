@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "attention_plan.h"
-#include "parallel.h"
-#include "tile.h"
+#include "../parallel.h"
+#include "../tile.h"
 
 namespace kvplan {
 namespace {

@@ -2,9 +2,9 @@
 #include <cmath>
 #include <vector>
 
-#include "../include/kvplan_mamba.h"
-#include "parallel.h"
-#include "simd_math.h"
+#include "../../include/kvplan_mamba.h"
+#include "../parallel.h"
+#include "../simd_math.h"
 #include "state_working.h"
 
 namespace kvplan {

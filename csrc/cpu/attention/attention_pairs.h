@@ -5,7 +5,7 @@
 // result. Where there are no such instructions nothing here is compiled.
 #pragma once
 
-#include "simd.h"
+#include "../simd.h"
 
 namespace kvplan {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../include/kvplan_cpu.h"
+#include "../../include/kvplan_cpu.h"
 
 namespace kvplan {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../include/kvplan_cpu.h"
+#include "../../include/kvplan_cpu.h"
 #include "shared_prefix.h"
 
 namespace kvplan {

@@ -1,6 +1,6 @@
 // Writing into the paged pool, and moving its blocks.
-#include "parallel.h"
-#include "simd.h"
+#include "../parallel.h"
+#include "../simd.h"
 
 namespace kvplan {
 namespace {

@@ -3,11 +3,11 @@
 
 #include <cmath>
 
-#include "arena.h"
+#include "../arena.h"
 #include "attention_pairs.h"
 #include "attention_plan.h"
-#include "simd_math.h"
-#include "tile.h"
+#include "../simd_math.h"
+#include "../tile.h"
 
 namespace kvplan {
 

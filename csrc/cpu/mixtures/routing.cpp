@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "simd_math.h"
+#include "../simd_math.h"
 
 namespace kvplan {
 namespace {

@@ -1,11 +1,11 @@
 // LoRA: for each row x, out += (x A^T) B with the A and B of the row's adapter. A group's rows share them, so that each
 // element of A and B is read once for up to eight rows.
-#include "../include/kvplan_lora.h"
+#include "../../include/kvplan_lora.h"
 
 #include <vector>
 
-#include "parallel.h"
-#include "simd.h"
+#include "../parallel.h"
+#include "../simd.h"
 
 namespace kvplan {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "../include/kvplan_cpu.h"
-#include "packed_product.h"
+#include "../../include/kvplan_cpu.h"
+#include "../products/packed_product.h"
 
 namespace kvplan {
 

@@ -9,7 +9,7 @@
 // where the processors' dot products of bfloat16 want it.
 #pragma once
 
-#include "../include/kvplan_cpu.h"
+#include "../../include/kvplan_cpu.h"
 #include "packed_tile.h"
 
 // Tables of half precision in registers.

@@ -5,8 +5,8 @@
 // read from memory once, each vector of it is used by kTileRows rows straight from registers, and nothing is packed.
 #include <vector>
 
-#include "parallel.h"
-#include "simd.h"
+#include "../parallel.h"
+#include "../simd.h"
 
 namespace kvplan {
 namespace {

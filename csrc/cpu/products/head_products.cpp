@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "packed_product.h"
-#include "parallel.h"
+#include "../parallel.h"
 
 namespace kvplan {
 namespace {

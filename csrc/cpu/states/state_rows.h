@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "../include/kvplan_states.h"
-#include "simd.h"
+#include "../../include/kvplan_states.h"
+#include "../simd.h"
 
 namespace kvplan {
 

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "activation.h"
+#include "../activation.h"
 #include "packed_tile.h"
 
 namespace kvplan {

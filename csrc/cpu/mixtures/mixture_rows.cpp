@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "packed_product.h"
-#include "parallel.h"
+#include "../products/packed_product.h"
+#include "../parallel.h"
 #include "routing.h"
 
 namespace kvplan {

@@ -1,6 +1,6 @@
 // A causal convolution over the tokens of each sequence, which goes on from the inputs that the last step ended with.
-#include "parallel.h"
-#include "simd_math.h"
+#include "../parallel.h"
+#include "../simd_math.h"
 #include "state_rows.h"
 
 namespace kvplan {

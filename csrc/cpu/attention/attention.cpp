@@ -10,7 +10,7 @@
 
 #include "attention_packed.h"
 #include "attention_wide.h"
-#include "parallel.h"
+#include "../parallel.h"
 
 namespace kvplan {
 namespace {

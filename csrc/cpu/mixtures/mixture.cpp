@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "mixture_rows.h"
-#include "packed_product.h"
-#include "parallel.h"
+#include "../products/packed_product.h"
+#include "../parallel.h"
 
 namespace kvplan {
 namespace {

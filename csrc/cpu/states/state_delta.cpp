@@ -5,8 +5,8 @@
 // the rows gives both products, and a second one changes them.
 #include <cmath>
 
-#include "parallel.h"
-#include "simd_math.h"
+#include "../parallel.h"
+#include "../simd_math.h"
 #include "state_rows.h"
 #include "state_working.h"
 
