@@ -20,6 +20,7 @@ class StepPlan:
     decodes: sequences that compute their last token and get another. known: their lists of tokens, by row.
     fresh_rows: rows of ``decodes`` that held a different sequence in the last plan; all others hold the same one,
     advanced by a token. grown_rows, grown_blocks: rows of ``decodes`` whose table has got a block, and these blocks.
+    has_adapters: some of the running sequences have one.
     chunks: everything else: pieces of prompts, and sequences that do not decode in a row. transfers: carried out in
     this order before the step writes.
 
@@ -39,6 +40,7 @@ class StepPlan:
     transfers: list[Transfer] = field(default_factory=list)
     num_tokens: int = 0
     num_preempted: int = 0
+    has_adapters: bool = False
     sampled: list[Sequence] = field(default_factory=list)
     logits_rows: list[int] | None = None
     ending: list[int] = field(default_factory=list)
@@ -55,13 +57,6 @@ class StepPlan:
     def wants_prompt_logprobs(self) -> bool:
         """Whether logits are needed of rows that get no token. The same before and after ``Scheduler.commit``."""
         return any(item.sequence.request.lacks_prompt_logprobs for item in self.chunks)
-
-    @property
-    def has_adapters(self) -> bool:
-        """Whether some rows are corrected by an adapter."""
-        return any(sequence.request.adapter is not None for sequence in self.decodes) or any(
-            item.sequence.request.adapter is not None for item in self.chunks
-        )
 
     @property
     def num_seqs(self) -> int:

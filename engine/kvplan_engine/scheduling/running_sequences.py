@@ -56,6 +56,11 @@ class RunningSequences:
         """Whether ``sequence``, with the samples that will fork from it, may run beside the others."""
         return len(self._sequences) + self._num_kept_seats + 1 + num_forks(sequence) <= self._max_num_seqs
 
+    @property
+    def has_adapters(self) -> bool:
+        """Whether some of the sequences have an adapter."""
+        return bool(self._adapters)
+
     def has_slot(self, request: Request) -> bool:
         """Whether the adapter of ``request`` has a slot beside those of the running sequences."""
         adapter = request.adapter

@@ -156,6 +156,7 @@ class Scheduler:
             plan.num_preempted = 0
             self._fill(plan)
         plan.transfers = self._log.take()
+        plan.has_adapters = self.running.has_adapters
         return plan
 
     def _fill(self, plan: StepPlan) -> None:
