@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_configs import small_configs
 from sweep_helpers import tiny_plan
 
 from kvplan.errors import KvplanError
@@ -147,17 +148,13 @@ def test_a_model_the_engine_does_not_run_is_said_once_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where only the engine knows, because it is another version than the planner expects."""
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
-    others = {"vocab_size": 128, "max_position_embeddings": 128, "num_key_value_heads": 4}
-    named = {"architectures": ["MiniCPM3ForCausalLM"], "model_type": "minicpm3"}
     model = tmp_path / "config.json"
-    model.write_text(json.dumps(named | sizes | latent | others))
+    model.write_text(json.dumps(small_configs()["Zamba2ForCausalLM"]))
     options = SweepOptions(model=str(model), device="cpu", device_memory="256MiB", axes={"max_num_seqs": "1,2"})
-    with pytest.raises(KvplanError, match="MiniCPM3ForCausalLM"):
+    with pytest.raises(KvplanError, match="Zamba2ForCausalLM"):
         make_plan(options)
     monkeypatch.setattr("kvplan.sweeps.plan.refuse_architecture", lambda architecture, **_: None)
     plan = make_plan(options)
-    with pytest.raises(KvplanError, match="MiniCPM3ForCausalLM"):
+    with pytest.raises(KvplanError, match="Zamba2ForCausalLM"):
         run_new_sweep(plan, tmp_path / "run", SilentProgress(), command="test")
     assert not (tmp_path / "run").exists()
