@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,19 +86,19 @@ def test_whatever_decides_the_contents_changes_the_name(
     compiler = (str(write_compiler(tmp_path, 'while [ "$1" != -o ]; do [ $# = 0 ] && exit; shift; done; : > "$2"')),)
     monkeypatch.setenv("CXX", *compiler)
     before = build_library(GENERIC, tmp_path)
-    extra: tuple[str, ...] = ()
+    variant = GENERIC
     if what == "sources":
         copy = shutil.copytree(build.source_dir(), tmp_path / "csrc")
         with (copy / "cpu" / "simd.h").open("a") as file:
             file.write("\n")
         monkeypatch.setattr(build, "source_dir", lambda: copy)
     elif what == "flags":
-        extra = ("-O2",)
+        variant = replace(GENERIC, arch_flags=(*GENERIC.arch_flags, "-O2"))
     elif what == "compiler":
         monkeypatch.setattr(build, "_compiler_version", lambda _: "another version")
     else:
         monkeypatch.setattr(build, "cpu_features", lambda: "another machine")
-    assert build_library(GENERIC, tmp_path, extra) != before
+    assert build_library(variant, tmp_path) != before
 
 
 @pytest.mark.slow
