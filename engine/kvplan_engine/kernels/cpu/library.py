@@ -221,6 +221,13 @@ class CpuKernels:
         self.copy_blocks = self._function(
             "kvplan_copy_blocks", c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int
         )
+        self.run_layers = self._function("kvplan_run_layers", POINTER(LayersArgs), c_int)
+        self.exp = self._function("kvplan_exp", c_void_p, c_void_p, c_int64)
+        self.tanh = self._function("kvplan_tanh", c_void_p, c_void_p, c_int64)
+        self._declare_products()
+        self._declare_mixtures_and_states()
+
+    def _declare_products(self) -> None:
         self.linear = self._function(
             "kvplan_linear",
             *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64),
@@ -241,6 +248,10 @@ class CpuKernels:
             "kvplan_unpack_quantised_rows", quantised, *(c_void_p,) * 3, *(c_int64,) * 4, c_int, c_int
         )
         self.multiply_heads = self._function("kvplan_multiply_heads", POINTER(HeadProductsArgs), c_int)
+        self.correct = self._function("kvplan_correct", POINTER(LoraArgs), c_int)
+        self.unpack_rows = self._function("kvplan_unpack_rows", *(c_void_p,) * 3, *(c_int64,) * 4, c_int, c_int)
+
+    def _declare_mixtures_and_states(self) -> None:
         self.packed_expert_elements = self._function(
             "kvplan_packed_expert_elements", c_int64, c_int64, c_int, c_int, result=c_int64
         )
@@ -253,12 +264,7 @@ class CpuKernels:
         self.scan_mamba1 = self._function("kvplan_mamba1_scan", POINTER(Mamba1Args), c_int)
         self.scan_mamba2 = self._function("kvplan_mamba2_scan", POINTER(Mamba2Args), c_int)
         self.gate_rows = self._function("kvplan_gate_rows", POINTER(GatedRowsArgs), c_int)
-        self.correct = self._function("kvplan_correct", POINTER(LoraArgs), c_int)
         self.run_delta_rule = self._function("kvplan_run_delta_rule", POINTER(DeltaRuleArgs), c_int)
-        self.run_layers = self._function("kvplan_run_layers", POINTER(LayersArgs), c_int)
-        self.unpack_rows = self._function("kvplan_unpack_rows", *(c_void_p,) * 3, *(c_int64,) * 4, c_int, c_int)
-        self.exp = self._function("kvplan_exp", c_void_p, c_void_p, c_int64)
-        self.tanh = self._function("kvplan_tanh", c_void_p, c_void_p, c_int64)
 
     def _function(self, name: str, *argument_types: type, result: type = c_int) -> ctypes._NamedFuncPointer:
         function = getattr(self._library, name)
