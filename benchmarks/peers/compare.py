@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from models import DENSE
 from protocol import Order
 from workload import SCENARIO_NAMES, VOCAB_SIZES, scenario
 
@@ -187,11 +188,11 @@ def _lines(cell: Cell) -> Iterator[str]:
         ratio = f"{statistics.median(ratios):6.2f} x" if ratios and name != "kvplan" else "        "
         noise = max(run.noise for run in runs)
         yield (
-            f"{cell.model:<11} {cell.dtype:<9} {cell.scenario:<8} {name:<12} {speed:>9.1f}  {ratio}  "
+            f"{cell.model:<14} {cell.dtype:<9} {cell.scenario:<8} {name:<12} {speed:>9.1f}  {ratio}  "
             f"{noise:>6.1%}  {runs[0].crc}"
         )
     for name, failure in cell.failures.items():
-        yield f"{cell.model:<11} {cell.dtype:<9} {cell.scenario:<8} {name:<12} failed: {failure}"
+        yield f"{cell.model:<14} {cell.dtype:<9} {cell.scenario:<8} {name:<12} failed: {failure}"
 
 
 def _pairs(values: list[str]) -> dict[str, str]:
@@ -218,10 +219,10 @@ def main() -> None:
     peers = {"kvplan": sys.executable, **_pairs(options.peer)}
     cells: list[Cell] = []
     print(
-        f"{'model':<11} {'dtype':<9} {'scenario':<8} {'engine':<12} {'tokens/s':>9} {'kvplan is':>9}   noise  "
+        f"{'model':<14} {'dtype':<9} {'scenario':<8} {'engine':<12} {'tokens/s':>9} {'kvplan is':>9}   noise  "
         "tokens' CRC"
     )
-    for model in options.model or list(VOCAB_SIZES):
+    for model in options.model or list(DENSE):
         for dtype in options.dtype or ["float32", "bfloat16"]:
             for name in options.scenario or ["batch"]:
                 cell = measure(model, dtype, name, peers, options)

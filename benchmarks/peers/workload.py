@@ -10,7 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-VOCAB_SIZES = {"gpt2-124m": 50257, "llama-135m": 49152}
+VOCAB_SIZES = {
+    "gpt2-124m": 50257,
+    "llama-135m": 49152,
+    "qwen3-moe-0.5b": 32000,
+    "gemma-3-270m": 262144,
+    "qwen3.5-0.8b": 248320,
+}
 MAX_MODEL_LEN = 1024
 MAX_NUM_SEQS = 64
 MAX_NUM_BATCHED_TOKENS = 2048
