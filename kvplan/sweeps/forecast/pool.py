@@ -1,0 +1,81 @@
+"""What a sweep needs to know of an engine's predicted memory, whichever engine it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvplan.estimate.kv_groups import KvGroup
+from kvplan.estimate.speed.simulation import UNIFORM
+from kvplan.runs.trials import TrialSettings
+
+
+class PoolLayout(Protocol):
+    """How tokens lie in blocks. bytes_per_token: over all layers, of one more token."""
+
+    @property
+    def groups(self) -> tuple[KvGroup, ...]: ...
+
+    @property
+    def bytes_per_token(self) -> float: ...
+
+
+class PoolPrediction(Protocol):
+    """Bytes of one device. fixed_bytes: everything beside the pool. largest_context: of a sequence that fits, or 0.
+
+    outcome: ok, rejected_ctx, oom_weights or oom_kv_init. kv_cache_tokens: as the engine itself counts them.
+    """
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    @property
+    def fixed_bytes(self) -> int: ...
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def kv_cache_tokens(self) -> int: ...
+
+    @property
+    def largest_context(self) -> int: ...
+
+    @property
+    def outcome(self) -> str: ...
+
+    @property
+    def layout(self) -> PoolLayout: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLayout:
+    """Every layer keeps every token."""
+
+    bytes_per_token: float
+    groups: tuple[KvGroup, ...] = UNIFORM
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPool:
+    """A PoolPrediction as plain figures, for engines whose requests all draw on one pool of equal blocks.
+
+    dtype: of weights and activations as the engine resolves it.
+    """
+
+    outcome: str
+    weight_bytes: int
+    fixed_bytes: int
+    block_bytes: int
+    num_blocks: int
+    kv_cache_tokens: int
+    largest_context: int
+    layout: PlainLayout
+    dtype: str
+
+
+MemoryModel = Callable[[TrialSettings], PoolPrediction]
