@@ -23,7 +23,7 @@ from kvplan_engine.kernels.cuda.params import PlanParams
 from kvplan_engine.kernels.cuda.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.variants import KernelVariant
 
-_PLAN = KernelVariant("plan.cu", "plan_attention")
+_PLAN = KernelVariant("attention/plan.cu", "plan_attention")
 _PLAN_THREADS = 256
 _DECODE_ITEM_INTS = 8
 _PREFILL_ITEM_INTS = 2

@@ -85,17 +85,17 @@ def kernels_of_every_model(capability: tuple[int, int]) -> list[KernelVariant]:
     scalar = BF16 if properties.has_tensor_kernels else F16
     llama = replace(LLAMA, scalar=scalar, cache=scalar)
     capped = replace(llama, cache=FP8, has_softcap=True, has_sinks=True)
-    variants = [KernelVariant("plan.cu", "plan_attention")]
+    variants = [KernelVariant("attention/plan.cu", "plan_attention")]
     apart = replace(llama, has_value_tables=True)
     for shape in (llama, capped, apart, replace(llama, scalar=F32, cache=F32)):
         variants += [decode_launch(shape, properties).variant, prefill_launch(shape, properties).variant]
     variants.append(write_variant(scalar, scalar, 128, 16, 128))
     variants.append(write_variant(scalar, FP8, 64, 16, 0))
     norm = {"scalar": scalar, "width": 4096, "threads": 512, "delta": 1, "vectors": 1}
-    variants.append(variant("norm.cu", "rms_norm", **norm))
-    variants.append(variant("activation.cu", "silu_and_mul", scalar=scalar, vectors=1))
-    variants.append(variant("argmax.cu", "argmax_rows", scalar=scalar, vectors=1))
-    variants.append(variant("copy_blocks.cu", "copy_blocks"))
+    variants.append(variant("layers/norm.cu", "rms_norm", **norm))
+    variants.append(variant("layers/activation.cu", "silu_and_mul", scalar=scalar, vectors=1))
+    variants.append(variant("layers/argmax.cu", "argmax_rows", scalar=scalar, vectors=1))
+    variants.append(variant("attention/copy_blocks.cu", "copy_blocks"))
     return variants
 
 

@@ -24,7 +24,7 @@ from kvplan_engine.kernels.cuda.params import AttentionParams, CopyParams
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
 
-COPY = KernelVariant("copy_blocks.cu", "copy_blocks")
+COPY = KernelVariant("attention/copy_blocks.cu", "copy_blocks")
 
 
 class FakeNvrtc(Nvrtc):

@@ -43,7 +43,7 @@ def make_plan(
         group=GROUP,
         tile_rows=TILE_ROWS,
     )
-    EmulatedRuntime().kernel(KernelVariant("plan.cu", "plan_attention"))((1, 1), 256, 0, params)
+    EmulatedRuntime().kernel(KernelVariant("attention/plan.cu", "plan_attention"))((1, 1), 256, 0, params)
     assert (prefill[-1] == 99).all(), "wrote past the last prefill item"
     used_decode = [row[:5] for row in decode.tolist() if row[0] >= 0]
     used_prefill = [row for row in prefill[:-1].tolist() if row[0] >= 0]

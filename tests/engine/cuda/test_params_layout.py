@@ -15,27 +15,27 @@ from kvplan_engine.kernels.cuda.variants import KernelVariant
 from kvplan_engine.paths import source_dir
 
 STRUCTURE_OF_SOURCE = {
-    "plan.cu": cuda_params.PlanParams,
-    "decode_mma.cu": cuda_params.AttentionParams,
-    "decode_simple.cu": cuda_params.AttentionParams,
-    "prefill_mma.cu": cuda_params.AttentionParams,
-    "prefill_simple.cu": cuda_params.AttentionParams,
-    "latent_mma.cu": cuda_params.AttentionParams,
-    "write_kv.cu": cuda_params.WriteParams,
-    "copy_blocks.cu": cuda_params.CopyParams,
-    "norm.cu": cuda_params.NormParams,
-    "activation.cu": cuda_params.ActivationParams,
-    "argmax.cu": cuda_params.ArgmaxParams,
-    "state_convolution.cu": part_params.ConvolutionParams,
-    "state_delta.cu": part_params.DeltaParams,
-    "state_mamba1.cu": part_params.Mamba1Params,
-    "state_mamba2.cu": part_params.Mamba2Params,
-    "gated_rows.cu": part_params.GateParams,
-    "mixture_mma.cu": part_params.ProductParams,
-    "mixture_simple.cu": part_params.ProductParams,
-    "mixture_route.cu": part_params.RouteParams,
-    "mixture_sort.cu": part_params.SortParams,
-    "mixture_sum.cu": part_params.SumParams,
+    "attention/plan.cu": cuda_params.PlanParams,
+    "attention/decode_mma.cu": cuda_params.AttentionParams,
+    "attention/decode_simple.cu": cuda_params.AttentionParams,
+    "attention/prefill_mma.cu": cuda_params.AttentionParams,
+    "attention/prefill_simple.cu": cuda_params.AttentionParams,
+    "attention/latent_mma.cu": cuda_params.AttentionParams,
+    "attention/write_kv.cu": cuda_params.WriteParams,
+    "attention/copy_blocks.cu": cuda_params.CopyParams,
+    "layers/norm.cu": cuda_params.NormParams,
+    "layers/activation.cu": cuda_params.ActivationParams,
+    "layers/argmax.cu": cuda_params.ArgmaxParams,
+    "states/state_convolution.cu": part_params.ConvolutionParams,
+    "states/state_delta.cu": part_params.DeltaParams,
+    "states/state_mamba1.cu": part_params.Mamba1Params,
+    "states/state_mamba2.cu": part_params.Mamba2Params,
+    "states/gated_rows.cu": part_params.GateParams,
+    "mixtures/mixture_mma.cu": part_params.ProductParams,
+    "mixtures/mixture_simple.cu": part_params.ProductParams,
+    "mixtures/mixture_route.cu": part_params.RouteParams,
+    "mixtures/mixture_sort.cu": part_params.SortParams,
+    "mixtures/mixture_sum.cu": part_params.SumParams,
 }
 
 
@@ -73,5 +73,5 @@ def test_a_field_in_another_place_is_found() -> None:
         )
 
     assert "CopyParams.target" in compile_errors(
-        KernelVariant("copy_blocks.cu", "copy_blocks"), layout_claims(CopyParams)
+        KernelVariant("attention/copy_blocks.cu", "copy_blocks"), layout_claims(CopyParams)
     )

@@ -18,11 +18,11 @@ NORM = {"width": 4096, "threads": 512, "delta": 1, "vectors": 1}
 _INDEX_READS = {"ld.global.u32", "ld.global.u64", "ld.global.s32", "ld.global.b32", "ld.global.b64"}
 _VECTOR = re.compile(r"(ld|st)\.global\.v4\.[buf]32")
 VARIANTS = [
-    variant("norm.cu", "rms_norm", scalar=BF16, **NORM),
-    variant("norm.cu", "layer_norm", scalar=F16, **NORM),
-    variant("activation.cu", "silu_and_mul", scalar=BF16, vectors=1),
-    variant("activation.cu", "gelu_tanh", scalar=F16, vectors=1),
-    variant("copy_blocks.cu", "copy_blocks"),
+    variant("layers/norm.cu", "rms_norm", scalar=BF16, **NORM),
+    variant("layers/norm.cu", "layer_norm", scalar=F16, **NORM),
+    variant("layers/activation.cu", "silu_and_mul", scalar=BF16, vectors=1),
+    variant("layers/activation.cu", "gelu_tanh", scalar=F16, vectors=1),
+    variant("attention/copy_blocks.cu", "copy_blocks"),
     write_variant(BF16, BF16, 128, 16, 128),
     write_variant(F16, F16, 64, 16, 0),
     prefill_launch(LLAMA, properties_of((9, 0))).variant,

@@ -1,4 +1,4 @@
-"""How latent attention on tensor cores (csrc/cuda/latent_mma.cu) is compiled and launched: pure arithmetic."""
+"""How latent attention on tensor cores (attention/latent_mma.cu) is compiled and launched: pure arithmetic."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def latent_shared_bytes(shape: AttentionShape) -> int:
 def _latent_variant(shape: AttentionShape, *, is_decode: bool = False) -> KernelVariant:
     optional = {"decode": 1} if is_decode else {}
     name = "decode_attention" if is_decode else "prefill_attention"
-    return variant("latent_mma.cu", name, **shape.defines(), warps=_THREADS // WARP_LANES, **optional)
+    return variant("attention/latent_mma.cu", name, **shape.defines(), warps=_THREADS // WARP_LANES, **optional)
 
 
 def latent_prefill(shape: AttentionShape) -> PrefillLaunch:

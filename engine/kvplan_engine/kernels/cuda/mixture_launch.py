@@ -103,9 +103,11 @@ def product_launch(shape: ProductShape, rows: int) -> ProductLaunch:
         "rows": rows,
     }
     if rows not in _TILE_ROWS:
-        return ProductLaunch(variant("mixture_simple.cu", "expert_product", **defines), rows, _SIMPLE_OUTPUTS, 0)
+        return ProductLaunch(
+            variant("mixtures/mixture_simple.cu", "expert_product", **defines), rows, _SIMPLE_OUTPUTS, 0
+        )
     stages = _STAGES[rows]
-    chosen = variant("mixture_mma.cu", "expert_product", **defines, stages=stages)
+    chosen = variant("mixtures/mixture_mma.cu", "expert_product", **defines, stages=stages)
     outputs = _WEIGHT_ROWS // 2 if shape.is_gated else _WEIGHT_ROWS
     return ProductLaunch(chosen, rows, outputs, stages * (rows + _WEIGHT_ROWS) * _PITCH)
 
@@ -113,7 +115,7 @@ def product_launch(shape: ProductShape, rows: int) -> ProductLaunch:
 def route_variant(mixture: Mixture, scalar: torch.dtype) -> KernelVariant:
     """The kernel that chooses the experts."""
     return variant(
-        "mixture_route.cu",
+        "mixtures/mixture_route.cu",
         "choose_experts",
         scalar=scalar,
         experts=mixture.num_experts,
@@ -128,12 +130,12 @@ def route_variant(mixture: Mixture, scalar: torch.dtype) -> KernelVariant:
 
 def sort_variant(mixture: Mixture, rows: int) -> KernelVariant:
     """The kernel that sorts the choices into items of ``rows`` pairs."""
-    return variant("mixture_sort.cu", "sort_pairs", experts=mixture.num_experts, rows=rows)
+    return variant("mixtures/mixture_sort.cu", "sort_pairs", experts=mixture.num_experts, rows=rows)
 
 
 def sum_variant(scalar: torch.dtype) -> KernelVariant:
     """The kernel that adds what the experts gave."""
-    return variant("mixture_sum.cu", "sum_experts", scalar=scalar)
+    return variant("mixtures/mixture_sum.cu", "sum_experts", scalar=scalar)
 
 
 def slice_outputs(num_sums: int, hidden: int) -> int:

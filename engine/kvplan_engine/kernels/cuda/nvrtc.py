@@ -75,14 +75,14 @@ class Nvrtc:
 
     def compile(self, variant: KernelVariant, architecture: str, extra_options: tuple[str, ...] = ()) -> CompiledKernel:
         """Compile ``variant``. CudaKernelError with the first lines of the log when that fails."""
-        folder = source_dir() / "cuda"
-        source = (folder / variant.source).read_bytes()
+        path = source_dir() / "cuda" / variant.source
+        source = path.read_bytes()
         program = ctypes.c_void_p()
         name = variant.source.encode()
         status = self._library.nvrtcCreateProgram(ctypes.byref(program), source, name, 0, None, None)
         self._check(status, "nvrtcCreateProgram")
         try:
-            options = compile_options(variant, architecture, folder) + extra_options
+            options = compile_options(variant, architecture, path.parent) + extra_options
             encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
             status = self._library.nvrtcCompileProgram(program, len(options), encoded)
             log = self._read(program, "ProgramLog").decode(errors="replace")
@@ -106,7 +106,7 @@ class Nvrtc:
 
 
 def compile_options(variant: KernelVariant, architecture: str, folder: Path) -> tuple[str, ...]:
-    """NVRTC's options for ``variant``."""
+    """NVRTC's options for ``variant``, whose source lies in ``folder`` and includes relative to it."""
     return (f"--gpu-architecture={architecture}", "--std=c++17", f"-I{folder}", *variant.flags())
 
 

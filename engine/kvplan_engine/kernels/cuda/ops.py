@@ -117,7 +117,7 @@ class CudaOps:
         check_argmax(logits, out)
         rows, width = logits.shape
         vectors = int(rows_are_aligned(logits))
-        chosen = variant("argmax.cu", "argmax_rows", scalar=logits.dtype, vectors=vectors)
+        chosen = variant("layers/argmax.cu", "argmax_rows", scalar=logits.dtype, vectors=vectors)
         params = ArgmaxParams(logits.data_ptr(), out.data_ptr(), logits.stride(0), width)
         self._runtime.kernel(chosen)((rows, 1), _ARGMAX_THREADS, 0, params)
 
@@ -134,7 +134,7 @@ class CudaOps:
         blocks_per_pair = max(1, min(64, -(-vectors // (_COPY_THREADS * _COPY_IN_FLIGHT))))
         params = CopyParams(src_kv.data_ptr(), dst_kv.data_ptr(), on_device.data_ptr(), vectors)
         grid = (pairs.shape[0], blocks_per_pair)
-        self._runtime.kernel(variant("copy_blocks.cu", "copy_blocks"))(grid, _COPY_THREADS, 0, params)
+        self._runtime.kernel(variant("attention/copy_blocks.cu", "copy_blocks"))(grid, _COPY_THREADS, 0, params)
 
     def _check_reachable(self, name: str, tensor: torch.Tensor) -> None:
         if tensor.device.type != self._runtime.device.type and not tensor.is_pinned():
@@ -158,7 +158,7 @@ class CudaOps:
         )
         threads = norm_threads(width, x.element_size() if vectors else VECTOR_BYTES)
         chosen = variant(
-            "norm.cu",
+            "layers/norm.cu",
             kernel,
             scalar=x.dtype,
             width=width,
@@ -173,7 +173,7 @@ class CudaOps:
         rows, width = out.shape
         vectors = rows_are_aligned(x) and rows_are_aligned(out) and width * out.element_size() % VECTOR_BYTES == 0
         elements = VECTOR_BYTES // out.element_size() if vectors else 1
-        chosen = variant("activation.cu", kernel, scalar=x.dtype, vectors=int(vectors))
+        chosen = variant("layers/activation.cu", kernel, scalar=x.dtype, vectors=int(vectors))
         params = ActivationParams(x.data_ptr(), out.data_ptr(), x.stride(0), out.stride(0), width)
         self._runtime.kernel(chosen)(
             (rows, -(-width // (_ACTIVATION_THREADS * elements))), _ACTIVATION_THREADS, 0, params

@@ -28,14 +28,14 @@ def head_tiles(key_size: int, value_size: int) -> int:
 def convolution_variant(scalar: torch.dtype, state: torch.dtype, taps: int, silu: bool) -> KernelVariant:
     """The convolution of ``taps`` inputs. CudaKernelError for more than MOST_TAPS, or fewer than 2."""
     _refuse(not 2 <= taps <= MOST_TAPS, f"convolutions of {taps} inputs")
-    return variant("state_convolution.cu", "convolve", scalar=scalar, state=state, taps=taps, silu=int(silu))
+    return variant("states/state_convolution.cu", "convolve", scalar=scalar, state=state, taps=taps, silu=int(silu))
 
 
 def delta_variant(scalar: torch.dtype, state: torch.dtype, rule: DeltaRule, *, has_strength: bool) -> KernelVariant:
     """The delta rule of these sizes. CudaKernelError for keys larger than MOST_KEY_SIZE."""
     _refuse(rule.key_size > MOST_KEY_SIZE, f"delta rules with keys of {rule.key_size}")
     return variant(
-        "state_delta.cu",
+        "states/state_delta.cu",
         "delta_rule",
         scalar=scalar,
         state=state,
@@ -51,20 +51,20 @@ def mamba2_variant(scalar: torch.dtype, state: torch.dtype, row_elements: int, n
     """Mamba 2 with ``num_rows`` rows of a head. CudaKernelError for rows larger than MOST_KEY_SIZE."""
     _refuse(row_elements > MOST_KEY_SIZE, f"Mamba 2 with rows of {row_elements}")
     return variant(
-        "state_mamba2.cu", "scan_mamba2", scalar=scalar, state=state, key_size=row_elements, value_size=num_rows
+        "states/state_mamba2.cu", "scan_mamba2", scalar=scalar, state=state, key_size=row_elements, value_size=num_rows
     )
 
 
 def mamba1_variant(scalar: torch.dtype, state: torch.dtype, row_elements: int) -> KernelVariant:
     """Mamba with rows of that size. CudaKernelError for more than MOST_MAMBA1_SIZE."""
     _refuse(row_elements > MOST_MAMBA1_SIZE, f"Mamba with rows of {row_elements}")
-    return variant("state_mamba1.cu", "scan_mamba1", scalar=scalar, state=state, size=row_elements)
+    return variant("states/state_mamba1.cu", "scan_mamba1", scalar=scalar, state=state, size=row_elements)
 
 
 def gate_variant(scalar: torch.dtype, gating: Gating) -> KernelVariant:
     """The gate, with its norm."""
     return variant(
-        "gated_rows.cu",
+        "states/gated_rows.cu",
         "gate_rows",
         scalar=scalar,
         weight=scalar if gating.weight is None else gating.weight.dtype,

@@ -71,7 +71,7 @@ def write_variant(
             f"the CUDA write kernel does not support heads of {head_size} elements of which {rotary} rotate"
         )
     return variant(
-        "write_kv.cu",
+        "attention/write_kv.cu",
         kernel,
         scalar=scalar,
         cache=cache,
@@ -96,7 +96,7 @@ def source_digest(*folders: str) -> str:
     """Hash of all files of csrc/<folder>: what a cached binary must have been built from."""
     digest = hashlib.sha256()
     for folder in folders:
-        for path in sorted((source_dir() / folder).iterdir()):
+        for path in sorted((source_dir() / folder).rglob("*")):
             if path.suffix in {".cu", ".cuh", ".hpp", ".cpp"}:
                 digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

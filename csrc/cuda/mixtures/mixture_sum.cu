@@ -1,5 +1,5 @@
 // Adds what a row's experts gave, each with its weight, in the order of the row's choices, the shared expert last.
-#include "reduce.cuh"
+#include "../reduce.cuh"
 
 using Scalar = KVPLAN_SCALAR;
 constexpr int COUNT = 4;  // outputs of a thread

@@ -1,5 +1,5 @@
 // Which experts each row takes, and with which weights: a warp for each row, scores in float32.
-#include "reduce.cuh"
+#include "../reduce.cuh"
 
 enum class Scoring { softmax, sigmoid, softmax_of_top, sqrt_softplus, sparse_mixer };
 

@@ -1,7 +1,7 @@
 // Puts new K and V rows into their slots, with rotary embedding of Q and K on the way where the model has one.
 //
 // Rotation pairs element i with i + ROTARY / 2 (NeoX halves):  (a, b) -> (a cos - b sin, b cos + a sin).
-#include "reduce.cuh"
+#include "../reduce.cuh"
 
 using Scalar = KVPLAN_SCALAR;
 using Cache = KVPLAN_CACHE;

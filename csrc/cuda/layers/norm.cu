@@ -1,7 +1,7 @@
 // RMSNorm and LayerNorm of rows, with the residual added on the way where there is one.
 //
 // One block per row; the row stays in registers between the passes, so memory is read once and written once.
-#include "reduce.cuh"
+#include "../reduce.cuh"
 
 using Scalar = KVPLAN_SCALAR;
 constexpr int WIDTH = KVPLAN_WIDTH;

@@ -1,5 +1,5 @@
 // The index of the largest logit of each row: the lowest on ties, and a NaN counts as largest, as torch.argmax has it.
-#include "reduce.cuh"
+#include "../reduce.cuh"
 
 using Scalar = KVPLAN_SCALAR;
 constexpr int THREADS = 1024;

@@ -7,7 +7,7 @@
 //              weight rows   0 ... 63 | 64 ... 127            without a gate   0 ... 127
 //     warp of ROWS = 64      gate     | up                    outputs 0-63 and 64-127, rows 0-31 and 32-63
 #include "mixture.cuh"
-#include "tensor_core.cuh"
+#include "../tensor_core.cuh"
 
 constexpr int WARPS = 4;
 constexpr int THREADS = WARPS * WARP_LANES;

@@ -5,7 +5,7 @@
 // and one size of items; the sizes of the matrices are arguments.
 #pragma once
 
-#include "reduce.cuh"
+#include "../reduce.cuh"
 
 using Scalar = KVPLAN_SCALAR;  // of inputs and weights
 using Out = KVPLAN_OUT;        // Scalar, or float32

@@ -4,7 +4,7 @@
 // that does not fit begins the next block.
 #pragma once
 
-#include "reduce.cuh"
+#include "../reduce.cuh"
 
 using Scalar = KVPLAN_SCALAR;  // of the tokens
 using State = KVPLAN_STATE;    // of the pool

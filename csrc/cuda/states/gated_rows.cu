@@ -1,5 +1,5 @@
 // What follows a recurrence: its output times an activation of a gate, with RMSNorm of each part of a row where there is one.
-#include "reduce.cuh"
+#include "../reduce.cuh"
 
 enum class Activation { silu, sigmoid };
 

@@ -6,7 +6,7 @@
 // Each kernel is compiled for one model shape; the macros below come from the compiler's command line.
 #pragma once
 
-#include "types.cuh"
+#include "../types.cuh"
 
 using Scalar = KVPLAN_SCALAR;  // of queries and outputs
 using Cache = KVPLAN_CACHE;    // of the pool

@@ -2,7 +2,7 @@
 //
 // Every block counts all experts' pairs, so none waits for another. An expert's pairs stay in their order, so the items
 // follow from the choices alone.
-#include "platform.cuh"
+#include "../platform.cuh"
 
 constexpr int EXPERTS = KVPLAN_EXPERTS;
 constexpr int ROWS = KVPLAN_ROWS;

@@ -10,7 +10,7 @@
 // So both warps of 16 rows have the same scores and keep the same largest logit and sum.
 #include "decode.cuh"
 #include "prefill.cuh"
-#include "tensor_core.cuh"
+#include "../tensor_core.cuh"
 
 constexpr int ROWS = 64;
 constexpr int ROW_WARPS = ROWS / 16;

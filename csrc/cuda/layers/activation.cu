@@ -1,5 +1,5 @@
 // The element-wise middle of a feed-forward layer: SiLU times up, and the two GELUs.
-#include "reduce.cuh"
+#include "../reduce.cuh"
 
 using Scalar = KVPLAN_SCALAR;
 constexpr int THREADS = 256;

@@ -4,7 +4,7 @@
 // there are still enough chunks for every block that the device runs at once. Sequences with more new tokens are
 // prefill work: tiles of ROWS (token, head of the group) rows, the tiles that see most tokens first. One block does it
 // all.
-#include "platform.cuh"
+#include "../platform.cuh"
 
 constexpr int THREADS = 256;
 
