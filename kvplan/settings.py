@@ -29,6 +29,9 @@ MEMORY_PANEL: Final = "Memory"
 BATCH_PANEL: Final = "Batch"
 SPECULATION_PANEL: Final = "Speculative decoding"
 
+GROUP_SIZES: Final = (-1, 32, 64, 128)
+"""What vLLM's kernels take (vllm/model_executor/layers/quantization/utils/marlin_utils.py)."""
+
 DEFAULT_LORA_RANK: Final = 16
 """vLLM's ``max_lora_rank``."""
 
@@ -204,6 +207,16 @@ class ServingSettings:
         "auto",
         "Weight format; auto is as published.",
         kind="name",
+        panel=MODEL_PANEL,
+    )
+    group_size: int | None = _knob(
+        None,
+        "Weights that share a scale, for --quantization awq, gptq and int4: "
+        f"{', '.join(map(str, GROUP_SIZES[1:]))}, or -1 for all that make one output. Default: 128.",
+        kind="count",
+        unit="weights",
+        example="64",
+        minimum=-1,
         panel=MODEL_PANEL,
     )
     tensor_parallel_size: int = _knob(

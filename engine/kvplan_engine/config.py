@@ -13,6 +13,9 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"} | {name: name for name in DTYPES}
 LOAD_FORMATS = ("auto", "dummy", "none", "safetensors", "gguf")
 QUANTIZATIONS = ("none", "fp8", "fp8-block", "int8", "awq", "gptq", "int4", "mxfp4", "nvfp4", "bitsandbytes")
+GROUPED_QUANTIZATIONS = ("awq", "gptq", "int4")
+"""Those whose groups may have another size than the usual one."""
+GROUP_SIZES = (-1, 32, 64, 128)
 DUMMY_LAYERS = ("full", "shared")
 MODEL_IMPLS = ("auto", "native", "transformers")
 DEVICES = ("auto", "cpu", "cuda")
@@ -35,6 +38,7 @@ class Range:
 _SHARE = Range("in (0, 1]", lambda value: 0 < value <= 1)
 _AT_LEAST_1 = Range("at least 1", lambda value: value >= 1)
 _AT_LEAST_2 = Range("at least 2", lambda value: value >= 2)
+_GROUP = Range(f"one of {', '.join(map(str, GROUP_SIZES))}", lambda value: value in GROUP_SIZES)
 _AMOUNT = Range("0 or more bytes", lambda value: value >= 0)
 
 
@@ -100,6 +104,13 @@ class EngineConfig:
         "format of the weights of products; None: as they are stored; none: all in dtype; a name: dense or dummy "
         "weights are rounded to it when they are loaded",
         choices=QUANTIZATIONS,
+    )
+    group_size: int | None = _knob(
+        None,
+        "weights that share a scale, with quantization awq, gptq or int4; -1: all that make one output; None: 128",
+        unit="weights",
+        range=_GROUP,
+        in_vllm=False,
     )
     weight_bytes: int | None = _knob(
         None,
@@ -227,6 +238,11 @@ class EngineConfig:
             raise EngineError(
                 f"max_cpu_loras {self.max_cpu_loras} is less than max_loras {self.max_loras}.",
                 hint="adapters go to the device by way of host memory",
+            )
+        if self.group_size is not None and self.quantization not in GROUPED_QUANTIZATIONS:
+            raise EngineError(
+                f"group_size {self.group_size} is for weights in groups, and quantization is '{self.quantization}'.",
+                hint="set quantization to one of " + ", ".join(GROUPED_QUANTIZATIONS) + ", or leave group_size out",
             )
         self._check_load_format()
         self._check_offload()

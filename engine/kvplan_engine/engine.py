@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kvplan_engine.adapters.dummy import dummy_adapter
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.layout_waste import layout_waste_pct
 from kvplan_engine.blocks.prefix_cache import PrefixCache
@@ -199,6 +200,19 @@ class Engine:
         if self.model.adapters is None:  # memory is only counted
             return AdapterKey(lora_request.name, lora_request.name.encode())
         return self.model.adapters.key_of(lora_request, self._adapters_in_use)
+
+    def add_dummy_adapter(self, name: str, seed: int = 0) -> LoRARequest:
+        """Hold an adapter of random weights and the largest rank; requests with what this returns are served with it.
+
+        EngineError where no adapters are served, or there is no room for it.
+        """
+        request = LoRARequest(name, f"dummy weights of seed {seed}")
+        library = self.model.adapters
+        if library is not None:
+            adapter = dummy_adapter(self.model.config, self.config.max_lora_rank, self.model.dtype, seed)
+            library.hold(request, adapter, self._adapters_in_use)
+        self.load_adapter(request)
+        return request
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter. EngineError where none of this name is held, or its requests are unfinished."""

@@ -97,6 +97,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Same as --format json.", r
 
 @takes_settings(
     "dtype",
+    "group_size",
     "language_model_only",
     "encoder_tokens",
     "enable_lora",

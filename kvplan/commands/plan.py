@@ -59,7 +59,7 @@ AsJson = Annotated[
 
 
 @takes_groups
-@takes_settings("gpu_memory_utilization", "block_size", "dtype")
+@takes_settings("gpu_memory_utilization", "block_size", "dtype", "group_size")
 def plan(
     model: Model,
     load: LoadOptions,

@@ -170,6 +170,7 @@ class EngineOptions:
     "block_size",
     "kv_cache_dtype",
     "quantization",
+    "group_size",
     "enforce_eager",
     "max_num_seqs",
     "max_num_batched_tokens",

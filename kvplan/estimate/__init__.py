@@ -12,5 +12,6 @@ sequence_pages       what one sequence takes of an engine's pool
 kv_groups            layers that keep the same tokens: blocks of one sequence
 kv_cache, mixers     what each kind of attention and state caches, and what it costs a step
 weights, dtypes      bytes of a checkpoint, bytes of an element
+weight_formulas      the same of few bits, for people
 speed/               time to first token, time per output token, throughput
 """

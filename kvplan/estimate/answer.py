@@ -69,7 +69,7 @@ def make_estimate(
     model: ModelSpec, request: EstimateRequest, measured: MeasuredProfiles = MeasuredProfiles()
 ) -> Estimate:
     """Size the model's weights and cache, and place it on every requested GPU. ``measured``: speeds that are known."""
-    found = with_speculation(with_quantization(model, request.settings.quantization), request.settings)
+    found = with_speculation(with_quantization(model, request.settings), request.settings)
     spec, asked = found.spec, found.settings
     notes = list(spec.assumptions)
     context_tokens = _context(spec, request, notes)
@@ -121,11 +121,13 @@ def _gathered(placements: list[Placement]) -> list[str]:
     return [note if len(names) == len(placements) else f"{', '.join(names)}: {note}" for note, names in gpus.items()]
 
 
-def with_quantization(spec: ModelSpec, name: str) -> ModelSpec:
-    """``spec`` as it is ("auto"), as if published plain ("none"), or in a format's usual recipe."""
-    if name.casefold() == "auto":
-        return spec
-    return replace(spec, quantization=named_format(name), checkpoint=None)
+def with_quantization(spec: ModelSpec, asked: ServingSettings) -> ModelSpec:
+    """``spec`` as it is ("auto"), as if published plain ("none"), or in a format's usual recipe.
+
+    UsageError as for ``named_format``.
+    """
+    found = named_format(asked.quantization, asked.group_size)
+    return spec if asked.quantization.casefold() == "auto" else replace(spec, quantization=found, checkpoint=None)
 
 
 def _context(spec: ModelSpec, request: EstimateRequest, notes: list[str]) -> int:

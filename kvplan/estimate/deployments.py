@@ -10,6 +10,7 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.adapters import engine_slot_bytes, vllm_slot_bytes
+from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan.memory import EnginePrediction, predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
@@ -84,8 +85,11 @@ def _lora_notes(spec: ModelSpec, settings: FilledSettings, engine: str) -> tuple
     else:
         taken = engine_slot_bytes(spec, settings, settings.dtype)
     ranks = " over the stages" if settings.pipeline_parallel_size > 1 else ""
+    size = element_bytes(settings.dtype)
+    elements = taken // (slots.number * slots.rank * size)
     return (
-        f"LoRA: slots for {slots.number} of rank up to {slots.rank}, {format_bytes(taken)} of the weights{ranks}; what "
+        f"LoRA: slots for {slots.number} of rank up to {slots.rank}, {format_bytes(taken)} of the weights{ranks} = "
+        f"{slots.number} x {slots.rank} x {elements:,} x {size} B (stacked x inputs + outputs of every product); what "
         "adapters add to activations and CUDA graphs is not counted.",
     )
 

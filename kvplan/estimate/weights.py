@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import lru_cache
 from math import ceil, prod
@@ -19,6 +19,7 @@ from kvplan.catalog.spec import ModelSpec, QuantizationSpec
 from kvplan.catalog.tensors import Tensor
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import element_bytes
+from kvplan.settings import GROUP_SIZES
 
 WeightKind = StoredKind
 _QUANTIZED_ROLES = ("linear", "expert")
@@ -58,14 +59,45 @@ NAMED_FORMATS: dict[str, QuantizationSpec] = {
 """What ``--quantization NAME`` makes of a model that is published unquantized: each format's usual recipe."""
 
 
-def named_format(name: str) -> QuantizationSpec | None:
-    """The recipe of ``--quantization``; None for "none" and "auto"."""
+GROUPED_FORMATS = ("awq", "gptq", "int4")
+"""Those of NAMED_FORMATS whose group may have another size: MXFP4's, NVFP4's and bitsandbytes' are fixed."""
+
+
+def named_format(name: str, group_size: int | None = None) -> QuantizationSpec | None:
+    """The recipe of ``--quantization``; None for "none" and "auto". group_size: instead of the recipe's, -1 for none.
+
+    UsageError for a name that is none, and for a size that the format does not have.
+    """
     folded = name.casefold()
-    if folded in ("none", "auto"):
-        return None
-    if folded not in NAMED_FORMATS:
+    if folded not in ("none", "auto", *NAMED_FORMATS):
         raise UsageError(f"Unknown --quantization '{name}'.", hint="one of none, " + ", ".join(NAMED_FORMATS))
-    return NAMED_FORMATS[folded]
+    check_group_size((folded,), group_size)
+    found = NAMED_FORMATS.get(folded)
+    if found is None or group_size is None:
+        return found
+    if group_size < 0:
+        return replace(found, granularity="channel", group_size=None)
+    return replace(found, group_size=group_size)
+
+
+def check_group_size(names: Iterable[str], group_size: int | None) -> None:
+    """UsageError where none of the formats ``names`` can have groups of ``group_size``."""
+    if group_size is None:
+        return
+    if group_size not in GROUP_SIZES:
+        sizes = ", ".join(map(str, GROUP_SIZES))
+        raise UsageError(f"There are no kernels for groups of {group_size}.", hint=f"--group-size takes {sizes}")
+    listed = tuple(names)
+    if not any(name in GROUPED_FORMATS for name in listed):
+        raise UsageError(
+            f"--group-size {group_size} is for weights in groups, not for --quantization {', '.join(listed)}.",
+            hint="use --quantization " + ", ".join(GROUPED_FORMATS) + ", or leave --group-size out",
+        )
+
+
+def own_group_size(name: str, group_size: int | None) -> int | None:
+    """``group_size`` for a format that has it, None for any other."""
+    return group_size if name in GROUPED_FORMATS else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import serving_dtype
-from kvplan.estimate.weights import NAMED_FORMATS
+from kvplan.estimate.weights import NAMED_FORMATS, check_group_size, named_format, own_group_size
+from kvplan.settings import ServingSettings
 
 PUBLISHED = "published"
 FORMAT_NAMES = (PUBLISHED, *NAMED_FORMATS)
@@ -24,11 +25,14 @@ class WeightFormat:
     is_published: bool
 
 
-def weight_formats(spec: ModelSpec, wanted: tuple[str, ...] | None, dtype: str = "auto") -> tuple[WeightFormat, ...]:
+def weight_formats(
+    spec: ModelSpec, wanted: tuple[str, ...] | None, dtype: str = "auto", group_size: int | None = None
+) -> tuple[WeightFormat, ...]:
     """The formats to try: those asked for; else only the published one, which changes no answer of the model.
 
-    A model that is published quantized stays as it is.
+    A model that is published quantized stays as it is. group_size: of those that may have another than the usual one.
     """
+    check_group_size((wanted or (PUBLISHED,)) if spec.quantization is None else ("auto",), group_size)
     published = spec.quantization.method if spec.quantization else serving_dtype(spec.dtype, dtype)
     formats = [WeightFormat(published, spec, True)]
     for name in wanted or (PUBLISHED,):
@@ -37,7 +41,8 @@ def weight_formats(spec: ModelSpec, wanted: tuple[str, ...] | None, dtype: str =
         if name not in NAMED_FORMATS:
             raise UsageError(f"Unknown --quantization '{name}'.", hint="one of " + ", ".join(FORMAT_NAMES))
         if spec.quantization is None:
-            formats.append(WeightFormat(name, replace(spec, quantization=NAMED_FORMATS[name]), False))
+            found = named_format(name, own_group_size(name, group_size))
+            formats.append(WeightFormat(name, replace(spec, quantization=found), False))
     if wanted and PUBLISHED not in wanted and len(formats) > 1:
         formats = formats[1:]
     return tuple(formats)
@@ -82,13 +87,13 @@ _KV_CAVEAT = (
 
 
 def format_pairs(
-    spec: ModelSpec, weights: tuple[str, ...] | None, kv_caches: tuple[str, ...] | None, dtype: str
+    spec: ModelSpec, weights: tuple[str, ...] | None, kv_caches: tuple[str, ...] | None, settings: ServingSettings
 ) -> tuple[FormatPair, ...]:
     """Everything to try: what is asked for, and the usual formats where nothing is."""
     asked = weights or (TRIED_WEIGHTS if spec.quantization is None else None)
     return tuple(
         FormatPair(each, kv_cache)
-        for each in weight_formats(spec, asked, dtype)
+        for each in weight_formats(spec, asked, settings.dtype, settings.group_size)
         for kv_cache in kv_caches or TRIED_KV_CACHES
     )
 

@@ -88,7 +88,7 @@ def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles 
 
 def _formats_asked(spec: ModelSpec, request: PlanRequest) -> tuple[list[FormatPair], list[FormatPair]]:
     """(what the answer consists of, what is shown beside it)."""
-    pairs = format_pairs(spec, request.quantizations, request.kv_cache_dtypes, request.settings.dtype)
+    pairs = format_pairs(spec, request.quantizations, request.kv_cache_dtypes, request.settings)
     asked: list[FormatPair] = []
     others: list[FormatPair] = []
     for pair in pairs:

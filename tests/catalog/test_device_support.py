@@ -10,6 +10,7 @@ from kvplan.catalog.engines import LATEST_VLLM, version_note, vllm_release
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import UsageError
 from kvplan.estimate.answer import with_quantization
+from kvplan.settings import ServingSettings
 
 LLAMA = resolve_model("llama-3.1-8b")
 
@@ -54,7 +55,7 @@ def test_bfloat16_on_a_t4_is_refused_as_vllm_does(asked: str, version: str) -> N
 def test_formats_without_kernels_on_an_old_gpu_are_refused(
     gpu: str, quantization: str, kv_cache_dtype: str, version: str, refused: str | None
 ) -> None:
-    spec = with_quantization(LLAMA, quantization)
+    spec = with_quantization(LLAMA, ServingSettings(quantization=quantization))
     if refused is None:
         check_formats(find_gpu(gpu), spec, kv_cache_dtype, version=version)
         return

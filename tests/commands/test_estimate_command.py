@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -232,3 +233,54 @@ def test_weights_that_do_not_fit_lack_their_own_bytes_only(capsys):
     deployment = json.loads(capsys.readouterr().out)["deployments"][0]
     lacking = (deployment["weight_bytes"] - deployment["budget_bytes"]) / 2**30
     assert deployment["limit"] == f"the weights do not fit: {lacking:.2f} GiB short"
+
+
+def test_explain_says_how_weights_in_few_bits_and_slots_are_counted(capsys):
+    words = [
+        "estimate",
+        "llama-3.1-8b",
+        "--ctx",
+        "8k",
+        "--gpu",
+        "l4",
+        "--quantization",
+        "gptq",
+        "--group-size",
+        "64",
+        "--max-loras",
+        "2",
+        "--explain",
+    ]
+    assert main([*words, "--engine", "kvplan"]) == 0
+    out = capsys.readouterr().out
+    assert "4 bit a weight, 16-bit scale and 4-bit zero point for each 64 weights of an output" in out
+    assert "in kvplan's engine: matrices of attention and dense MLPs 4 bit a weight, float32 scale and minimum" in out
+    assert "2 x 16 x 2,621,440 x 2 B" in out
+    assert main(words) == 0
+    assert "in kvplan's engine" not in capsys.readouterr().out
+
+
+def test_a_group_size_goes_to_the_formats_that_have_groups(capsys):
+    words = [
+        "estimate",
+        "llama-3.1-8b",
+        "--ctx",
+        "8k",
+        "--gpu",
+        "l4",
+        "--group-size",
+        "32",
+        "--format",
+        "csv",
+        "--quantization",
+    ]
+    assert main([*words, "none,gptq,fp8"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["weight_format"].partition(" 4-bit, ")[2] for row in rows] == ["", "group 32", ""]
+    for formats, size, sentence in (
+        ("fp8", "32", "--group-size 32 is for weights in groups, not for --quantization fp8."),
+        ("gptq", "48", "There are no kernels for groups of 48."),
+        ("auto", "64", "--group-size 64 is for weights in groups, not for --quantization auto."),
+    ):
+        assert main([*words, formats, "--group-size", size]) == 2
+        assert sentence in capsys.readouterr().err

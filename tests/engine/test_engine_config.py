@@ -59,6 +59,7 @@ def test_what_a_loaded_engine_may_change() -> None:
         "max_lora_rank",
         "max_cpu_loras",
         "quantization",
+        "group_size",
         "tensor_parallel_size",
         "attention_backend",
     }

@@ -9,6 +9,7 @@ from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import QuantizationSpec
 from kvplan.estimate.answer import with_quantization
 from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes, size_weights
+from kvplan.settings import ServingSettings
 from unshipped_configs import with_awq
 
 GIB = 2**30
@@ -81,8 +82,8 @@ def test_patterns_and_targets_decide_per_module():
 def test_what_if_a_model_were_quantized():
     spec = resolve_model("llama-3.1-8b")
     plain = size_weights(spec, "bfloat16").total_bytes
-    awq = size_weights(with_quantization(spec, "awq"), "bfloat16").total_bytes
-    fp8 = size_weights(with_quantization(spec, "fp8"), "bfloat16").total_bytes
+    awq = size_weights(with_quantization(spec, ServingSettings(quantization="awq")), "bfloat16").total_bytes
+    fp8 = size_weights(with_quantization(spec, ServingSettings(quantization="fp8")), "bfloat16").total_bytes
     assert plain == 2 * spec.num_parameters
     # "AWQ 4-bit or FP8 cuts weights by 50 to 70 %": the embedding and the head stay, so it is less than that for fp8
     assert 0.60 < 1 - awq / plain < 0.70
@@ -92,5 +93,5 @@ def test_what_if_a_model_were_quantized():
 def test_unquantizing_a_published_format_gives_the_plain_size():
     published = resolve_model("qwen2.5-14b-instruct")
     spec = read_config(with_awq(dict(published.raw_config)), model_id="in AWQ")
-    plain = size_weights(with_quantization(spec, "none"), "float16").total_bytes
+    plain = size_weights(with_quantization(spec, ServingSettings(quantization="none")), "float16").total_bytes
     assert plain == 2 * spec.num_parameters > size_weights(spec, "float16").total_bytes

@@ -21,6 +21,7 @@ from kvplan.estimate.speed.latency import decode_step_seconds, prefill_seconds, 
 from kvplan.estimate.speed.work import model_work
 from kvplan.planner.document import deployment_document, plan_document
 from kvplan.planner.fixes import cheapest_fix
+from kvplan.planner.formats import weight_formats
 from kvplan.planner.launch.engines import ENGINES, launch_commands
 from kvplan.planner.picture import concurrency_curve, memory_parts
 from kvplan.planner.request import PlanRequest, complete
@@ -281,3 +282,12 @@ def test_estimate_plan_and_the_pasted_command_have_one_default(capsys, engine: s
     planned = json.loads(capsys.readouterr().out)["deployments"][0]
     assert estimated["gpu_memory_utilization"] == planned["gpu_memory_utilization"] == share
     assert f"--gpu-memory-utilization {share}" in planned["commands"]["vllm"]
+
+
+def test_a_group_size_goes_to_the_formats_that_have_groups() -> None:
+    spec = resolve_model("llama-3.1-8b")
+    formats = weight_formats(spec, ("fp8", "awq"), group_size=32)
+    sizes = {each.name: each.spec.quantization.group_size for each in formats if each.spec.quantization}
+    assert sizes == {"fp8": None, "awq": 32}
+    with pytest.raises(UsageError, match="is for weights in groups"):
+        weight_formats(spec, ("fp8",), group_size=32)

@@ -2,6 +2,7 @@
 
     sites        the products of a model that adapters may correct, and the bytes of their slots
     peft         one adapter, read from the directory that PEFT wrote
+    dummy        one of random weights, for measuring
     slots        what a step reads: ``max_loras`` adapters on the device
     step_rows    which rows of a step are corrected by which slot
     library      adapters by name, in host memory; which of them lie in the slots

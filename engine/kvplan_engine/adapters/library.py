@@ -42,11 +42,15 @@ class AdapterLibrary:
         EngineError where it cannot be read, or there is no room for it.
         """
         if request not in self._held:
-            adapter = read_adapter(request.path, self._model, self._max_rank)
-            self._make_room(in_use)
-            self._held[request] = AdapterKey(request.name, adapter.digest), adapter
+            self.hold(request, read_adapter(request.path, self._model, self._max_rank), in_use)
         self._held.move_to_end(request)
         return self._held[request][0]
+
+    def hold(self, request: LoRARequest, adapter: Adapter, in_use: Collection[AdapterKey]) -> None:
+        """Let ``request`` mean ``adapter``, whatever its path holds. EngineError where there is no room for it."""
+        if request not in self._held:
+            self._make_room(in_use)
+        self._held[request] = AdapterKey(request.name, adapter.digest), adapter
 
     def _make_room(self, in_use: Collection[AdapterKey]) -> None:
         if len(self._held) < self._max_held:

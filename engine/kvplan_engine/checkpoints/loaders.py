@@ -18,7 +18,7 @@ from kvplan_engine.checkpoints.quantised.rounding import RoundingReader
 from kvplan_engine.checkpoints.safetensors import open_safetensors, read_safetensors_config
 from kvplan_engine.checkpoints.weights import Weights, fill_weights
 from kvplan_engine.description.model import ModelDescription
-from kvplan_engine.description.quantization import RECIPES
+from kvplan_engine.description.quantization import recipe_of
 from kvplan_engine.errors import EngineError
 
 logger = logging.getLogger("kvplan_engine")
@@ -83,12 +83,17 @@ def load_weights(weights: Weights, model: ModelDescription, source: Any, load_fo
 
 
 def plan_held_weights(
-    model: ModelDescription, source: Any, load_format: str, quantization: str | None, seed: int
+    model: ModelDescription,
+    source: Any,
+    load_format: str,
+    quantization: str | None,
+    seed: int,
+    group_size: int | None = None,
 ) -> HeldWeights:
     """The weights that are held in few bits: as they are stored, or as ``quantization`` rounds dense ones.
 
-    quantization: a name of RECIPES; None: as ``source`` has them; "none": no weight is. EngineError where it is to
-    round what is quantised already.
+    quantization: a name of RECIPES; None: as ``source`` has them; "none": no weight is. group_size: as for recipe_of.
+    EngineError where it is to round what is quantised already.
     """
     if quantization == "none":
         return HeldWeights()
@@ -103,7 +108,7 @@ def plan_held_weights(
             hint="leave --quantization out, or start from the weights it was made of",
         )
     if quantization is not None:
-        reader = RoundingReader(checkpoint.read, checkpoint.parameters, RECIPES[quantization])
+        reader = RoundingReader(checkpoint.read, checkpoint.parameters, recipe_of(quantization, group_size))
     if reader is None:
         return HeldWeights()
     with_ends = quantization is None  # rounded, they would cost the most and save the least

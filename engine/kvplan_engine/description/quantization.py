@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvplan_engine.description.weight_format import WeightFormat, cut_group
@@ -43,3 +43,9 @@ RECIPES = {
     "nvfp4": Recipe("e2m1", 16),
     "bitsandbytes": Recipe("nf4", 64),
 }
+
+
+def recipe_of(name: str, group_size: int | None = None) -> Recipe:
+    """The recipe ``name`` of RECIPES. group_size: instead of its own; -1: a whole row."""
+    recipe = RECIPES[name]
+    return recipe if group_size is None else replace(recipe, group_size=max(group_size, 0))

@@ -7,9 +7,11 @@ from typing import Any, Protocol
 from kvplan_engine.adapters.library import AdapterLibrary
 from kvplan_engine.adapters.sites import slot_bytes
 from kvplan_engine.checkpoints.loaders import read_config
+from kvplan_engine.checkpoints.quantised.held import rounded_weight_bytes
 from kvplan_engine.checkpoints.weights import num_parameters
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.quantization import recipe_of
 from kvplan_engine.device.device import Device, resolve_dtype
 from kvplan_engine.memory.breakdown import DTYPE_BYTES
 
@@ -17,14 +19,15 @@ from kvplan_engine.memory.breakdown import DTYPE_BYTES
 class EngineModel(Protocol):
     """A model as everything but the steps sees it. is_dummy: its answers mean nothing.
 
-    dtype: of weights and activations. weight_bytes: slots of adapters included. weight_fingerprint: differs where
-    weights differ. adapters: None where none are served, or only counted.
+    dtype: of weights and activations. weight_bytes: slots of adapters included, which take adapter_bytes.
+    weight_fingerprint: differs where weights differ. adapters: None where none are served, or only counted.
     """
 
     config: ModelDescription
     dtype: str
     implementation: str
     weight_bytes: int
+    adapter_bytes: int
     weight_fingerprint: bytes
     adapters: AdapterLibrary | None
     is_dummy: bool
@@ -44,8 +47,18 @@ class CountedModel:
     def __init__(self, config: EngineConfig, source: Any, device: Device) -> None:
         self.config: ModelDescription = read_config(source)
         self.dtype = resolve_dtype(config.dtype, self.config.dtype, device)
-        counted_bytes = num_parameters(self.config) * DTYPE_BYTES[self.dtype]
-        self.weight_bytes = counted_bytes if config.weight_bytes is None else config.weight_bytes
+        element_bytes = DTYPE_BYTES[self.dtype]
+        self.adapter_bytes = 0
         if config.enable_lora:
             loras, rank = config.max_loras, config.max_lora_rank
-            self.weight_bytes += slot_bytes(self.config, DTYPE_BYTES[self.dtype], max_loras=loras, max_lora_rank=rank)
+            self.adapter_bytes = slot_bytes(self.config, element_bytes, max_loras=loras, max_lora_rank=rank)
+        self.weight_bytes = _counted_bytes(config, self.config, element_bytes) + self.adapter_bytes
+
+
+def _counted_bytes(config: EngineConfig, model: ModelDescription, element_bytes: int) -> int:
+    """Of the weights alone: as the config says, rounded, or all in the dtype that is computed in."""
+    if config.weight_bytes is not None:
+        return config.weight_bytes
+    if config.quantization in (None, "none"):
+        return num_parameters(model) * element_bytes
+    return rounded_weight_bytes(model, recipe_of(config.quantization, config.group_size), element_bytes)

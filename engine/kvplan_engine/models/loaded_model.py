@@ -27,7 +27,7 @@ from kvplan_engine.models.kv_pool import KvPool
 class LoadedModel:
     """A model's config and weights on a device; stays while pools come and go. is_dummy: the values mean nothing.
 
-    weight_bytes: slots of adapters included. adapters: None where none are served.
+    weight_bytes: slots of adapters included, which take adapter_bytes. adapters: None where none are served.
     """
 
     implementation = "native"
@@ -39,7 +39,7 @@ class LoadedModel:
         self._scalar: torch.dtype = getattr(torch, self.dtype)
         owners = weight_owners(self.config, self._scalar.itemsize) if config.shares_layers else None
         loading = (self.config, source, config.load_format)
-        held = plan_held_weights(*loading, config.quantization, config.seed)
+        held = plan_held_weights(*loading, config.quantization, config.seed, config.group_size)
         self.weights: Weights = allocate_weights(
             self.config, self._scalar, device.torch_device, owners, without=held.parameters
         )
@@ -47,8 +47,8 @@ class LoadedModel:
         dense_parameters = num_parameters(self.config) - held.num_parameters
         self.weight_bytes = dense_parameters * self._scalar.itemsize + held.num_bytes
         slots = _make_slots(config, self.config, self._scalar, device)
-        if slots is not None:
-            self.weight_bytes += slots.num_bytes
+        self.adapter_bytes = 0 if slots is None else slots.num_bytes
+        self.weight_bytes += self.adapter_bytes
         self.is_dummy = load_weights(self.weights, *loading, config.seed)
         held.fill(self.weights, device.torch_device, skipped=unowned(owners))
         self.weight_fingerprint = weight_fingerprint(self.weights)  # of all, before the decoder packs most of them

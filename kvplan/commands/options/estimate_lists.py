@@ -16,7 +16,7 @@ from kvplan.errors import UsageError
 from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate, with_quantization
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.speculation import joined_speculation
-from kvplan.estimate.weights import NAMED_FORMATS
+from kvplan.estimate.weights import NAMED_FORMATS, check_group_size, own_group_size
 from kvplan.list_words import is_value
 from kvplan.settings import KNOBS, ServingSettings
 from kvplan.units import format_tokens, parse_tokens
@@ -75,11 +75,17 @@ def questions(lists: Lists, settings: ServingSettings) -> tuple[Question, ...]:
     """Every combination that ``lists`` asks for, contexts changing first."""
     contexts: list[int | None] = [parse_tokens(text) for text in lists.contexts]
     weights = [KNOBS["quantization"].canonical_name(text) for text in lists.quantizations] or ["auto"]
+    check_group_size(weights, settings.group_size)
     caches = [KNOBS["kv_cache_dtype"].canonical_name(text) for text in lists.kv_cache_dtypes] or ["auto"]
     return tuple(
-        Question(context, replace(settings, quantization=weight, kv_cache_dtype=cache))
+        Question(context, replace(_with_weights(settings, weight), kv_cache_dtype=cache))
         for weight, cache, context in product(weights, caches, contexts or [None])
     )
+
+
+def _with_weights(settings: ServingSettings, name: str) -> ServingSettings:
+    """Formats without groups have no group's size, where others of the list have one."""
+    return replace(settings, quantization=name, group_size=own_group_size(name, settings.group_size))
 
 
 def answer_question(
@@ -103,8 +109,11 @@ def answer_question(
 
 def _as_published(spec: ModelSpec, settings: ServingSettings) -> ServingSettings:
     """A format named that the checkpoint already has is the checkpoint's own, with its blocks and exceptions."""
-    published = spec.quantization.method if spec.quantization else None
-    return replace(settings, quantization="auto") if settings.quantization == published else settings
+    published = spec.quantization
+    is_same = published is not None and published.method == settings.quantization
+    if published is None or not is_same or settings.group_size not in (None, published.group_size):
+        return settings
+    return replace(settings, quantization="auto", group_size=None)
 
 
 def _settings_on(
@@ -115,7 +124,7 @@ def _settings_on(
         return replace(settings, tensor_parallel_size=ranks)
     served = serving_dtype(spec.dtype, settings.dtype)
     dtype = dtype_on(counted.gpu, spec, served, asked=settings.dtype, version=engine.version)
-    stored = with_quantization(spec, settings.quantization)
+    stored = with_quantization(spec, settings)
     check_formats(counted.gpu, stored, settings.kv_cache_dtype, version=engine.version)
     return replace(settings, tensor_parallel_size=ranks, dtype=settings.dtype if dtype == served else dtype)
 

@@ -23,6 +23,7 @@ from kvplan.estimate.document import deployment_figures, estimate_document
 from kvplan.estimate.kv_cache import KIND_NAMES, KvCacheSize, KvComponent
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.sequence_pages import SequencePages
+from kvplan.estimate.weight_formulas import held_formula, storage_formulas
 from kvplan.units import format_bytes, format_gib, format_tokens
 
 MANY_SCHEMA = "kvplan.estimates/1"
@@ -118,6 +119,10 @@ def _print_weights(answer: Estimate, *, explain: bool) -> None:
     if explain or len(formats.split(" + ")) > 1:
         for each in weights.components:
             print(f"            {each.kind}: {format_bytes(each.num_bytes)} = {each.formula}")
+    if explain:
+        held = (held_formula(answer.spec, each) for each in answer.deployments)
+        for formula in filter(None, dict.fromkeys((*storage_formulas(answer.spec), *held))):
+            print(f"            {formula}")
     for extra in answer.spec.extras:
         count = "not counted" if extra.num_parameters is None else f"{extra.num_parameters:,} parameters"
         print(f"            in addition, {extra.name}: {count}")

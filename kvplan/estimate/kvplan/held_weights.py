@@ -7,6 +7,7 @@ and of dense MLPs, of a GGUF file the embedding and the head too; everything els
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
@@ -21,13 +22,14 @@ _GROUPS = (256, 128, 64, 32, 16, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """scale_bytes: of a scale; a minimum takes as many."""
+class HeldFormat:
+    """scale_bytes: of a scale; a minimum takes as many. has_order: 4 bytes for each input beside it."""
 
     bits: int
     group: int
     scale_bytes: int
     has_minimums: bool = False
+    has_order: bool = False
 
     def num_bytes(self, num_elements: int) -> int:
         """Of whole groups."""
@@ -36,14 +38,14 @@ class _Held:
 
 
 GGUF_TYPES = {
-    "Q4_0": _Held(4, 32, 2),
-    "Q4_1": _Held(4, 32, 2, has_minimums=True),
-    "Q5_0": _Held(8, 32, 2),
-    "Q5_1": _Held(8, 32, 2, has_minimums=True),
-    "Q8_0": _Held(8, 32, 2),
-    "Q4_K": _Held(4, 32, 4, has_minimums=True),
-    "Q5_K": _Held(8, 32, 4, has_minimums=True),
-    "Q6_K": _Held(8, 16, 4),
+    "Q4_0": HeldFormat(4, 32, 2),
+    "Q4_1": HeldFormat(4, 32, 2, has_minimums=True),
+    "Q5_0": HeldFormat(8, 32, 2),
+    "Q5_1": HeldFormat(8, 32, 2, has_minimums=True),
+    "Q8_0": HeldFormat(8, 32, 2),
+    "Q4_K": HeldFormat(4, 32, 4, has_minimums=True),
+    "Q5_K": HeldFormat(8, 32, 4, has_minimums=True),
+    "Q6_K": HeldFormat(8, 16, 4),
 }
 """ggml's types that are held as they are stored: 5 and 6 bits in bytes, scales of scales multiplied out to float32."""
 
@@ -51,14 +53,14 @@ _SAME_INPUT = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "
 """Matrices that are one weight in the engine, and have one order of their inputs."""
 
 
-def held_weight_bytes(spec: ModelSpec, dtype: str, quantization: str) -> int:
+def held_weight_bytes(spec: ModelSpec, dtype: str, quantization: str, group_size: int | None = None) -> int:
     """All weights, as the engine holds them.
 
     quantization: "none" for weights that are widened, "auto" for those that are published, as they are stored, or the
-    format that dense ones are rounded to. UsageError for a format that there is not.
+    format that dense ones are rounded to, in groups of ``group_size``. UsageError as for ``named_format``.
     """
+    recipe = named_format(quantization, group_size)
     if quantization.casefold() != "auto":
-        recipe = named_format(quantization)
         return _dense(spec, dtype) if recipe is None else _by_tensor(spec, recipe, dtype)
     if spec.quantization is None:
         return _dense(spec, dtype)
@@ -74,6 +76,25 @@ def _as_held(spec: ModelSpec, published: QuantizationSpec) -> QuantizationSpec:
         return published
     is_symmetric, has_order = bool(section.get("sym", True)), bool(section.get("desc_act", False))
     return replace(published, has_zero_points=not is_symmetric, has_act_order=has_order)
+
+
+def most_held(spec: ModelSpec, quantization: str) -> HeldFormat | None:
+    """The format of most of the weights that are held in few bits; None where all are wide, or were read from a GGUF.
+
+    ``spec`` stored as ``quantization`` says, which is as for ``held_weight_bytes``.
+    """
+    found = spec.quantization
+    if found is None or found.method == "gguf":
+        return None
+    recipe = _as_held(spec, found) if quantization.casefold() == "auto" else found
+    counts: Counter[HeldFormat] = Counter()
+    for index, layer in enumerate(spec.layers):
+        for tensor in _products(layer):
+            stored = format_of(recipe, tensor, index)
+            held = None if stored is None else _held_format(stored, tensor.shape[1])
+            if held is not None:
+                counts[held] += tensor.num_elements
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def _dense(spec: ModelSpec, dtype: str) -> int:
@@ -100,7 +121,7 @@ def _by_tensor(spec: ModelSpec, quantization: QuantizationSpec, dtype: str) -> i
             if found is None or held is None:
                 continue
             total += held.num_bytes(tensor.num_elements) - tensor.num_elements * element_bytes(dtype)
-            if found.has_act_order:
+            if held.has_order:
                 last = tensor.name.rpartition(".")[2]
                 ordered[_SAME_INPUT.get(last, tensor.name)] = 4 * tensor.shape[1]
         total += sum(ordered.values())
@@ -115,7 +136,7 @@ def _products(layer: LayerSpec) -> Iterator[Tensor]:
         yield from (tensor for tensor in layer.feed_forward.tensors if tensor.role == "linear")
 
 
-def _held_format(quantization: QuantizationSpec, num_inputs: int) -> _Held | None:
+def _held_format(quantization: QuantizationSpec, num_inputs: int) -> HeldFormat | None:
     """None for bits that are not held, and for inputs that no group divides."""
     shared = num_inputs
     if quantization.granularity == "group" and quantization.group_size:
@@ -125,4 +146,10 @@ def _held_format(quantization: QuantizationSpec, num_inputs: int) -> _Held | Non
     group = next((size for size in _GROUPS if shared % size == 0), None)
     if quantization.bits not in (4, 8) or group is None:
         return None
-    return _Held(int(quantization.bits), group, 4, has_minimums=quantization.has_zero_points)
+    return HeldFormat(
+        int(quantization.bits),
+        group,
+        4,
+        has_minimums=quantization.has_zero_points,
+        has_order=quantization.has_act_order,
+    )

@@ -176,7 +176,7 @@ def _weight_bytes(spec: ModelSpec, settings: FilledSettings, device: EngineDevic
     """As the engine holds them; for one that only counts, as they are published."""
     if device.is_counted and spec.quantization is not None and settings.quantization == "auto":
         return size_weights(spec, settings.dtype).total_bytes
-    return held_weight_bytes(spec, settings.dtype, settings.quantization)
+    return held_weight_bytes(spec, settings.dtype, settings.quantization, settings.group_size)
 
 
 def _graphs(spec: ModelSpec, resolved: ResolvedSettings) -> GraphMemory | None:

@@ -227,7 +227,7 @@ def _ways_to_fit(log: StartupLog, spec: ModelSpec, gpu: GpuProfile, prediction: 
     if spec.quantization is not None:
         return
     for name in _SMALLER_FORMATS:
-        found = _tried(log, with_quantization(spec, name), gpu, log.settings)
+        found = _tried(log, with_quantization(spec, ServingSettings(quantization=name)), gpu, log.settings)
         if found is not None and found.outcome != "oom_weights":
             stored = f"{format_bytes(found.rank.weight_bytes)} instead of {format_bytes(prediction.rank.weight_bytes)}"
             yield Change(f"take a checkpoint in {name}: {stored}", _held_tokens(found))

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from kvplan import settings
 from kvplan.catalog.reader import read_config as read_spec
 from kvplan.estimate.kvplan.held_weights import held_weight_bytes
-from kvplan.estimate.weights import NAMED_FORMATS
-from kvplan_engine import LLM
+from kvplan.estimate.weights import GROUPED_FORMATS, NAMED_FORMATS
+from kvplan_engine import LLM, EngineError
 from kvplan_engine.checkpoints.quantised.rounding import rounded
-from kvplan_engine.config import QUANTIZATIONS
-from kvplan_engine.description.quantization import RECIPES
+from kvplan_engine.config import GROUP_SIZES, GROUPED_QUANTIZATIONS, QUANTIZATIONS
+from kvplan_engine.description.quantization import RECIPES, recipe_of
 
 ERRORS = {"fp8": 0.03, "fp8-block": 0.03, "int8": 0.01, "awq": 0.13, "gptq": 0.13, "int4": 0.14, "mxfp4": 0.2} | {
     "nvfp4": 0.11,
@@ -53,6 +54,7 @@ MIXTRAL = LLAMA | {
 
 def test_the_engine_and_the_planner_know_the_same_names() -> None:
     assert set(RECIPES) == set(NAMED_FORMATS) == set(QUANTIZATIONS) - {"none"} == set(ERRORS)
+    assert (GROUPED_QUANTIZATIONS, GROUP_SIZES) == (GROUPED_FORMATS, settings.GROUP_SIZES)
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
@@ -74,6 +76,43 @@ def test_the_planner_predicts_the_bytes(name: str, config: dict[str, Any]) -> No
     spec = read_spec(config, model_id="small")
     assert llm.engine.memory.weight_bytes == held_weight_bytes(spec, llm.engine.model.dtype, name)
     assert llm.engine.memory.weight_bytes < held_weight_bytes(spec, llm.engine.model.dtype, "none")
+
+
+@pytest.mark.parametrize("config", [LLAMA, GPT2, MIXTRAL], ids=["llama", "gpt2", "mixtral"])
+def test_what_is_counted_is_what_is_loaded(config: dict[str, Any]) -> None:
+    """Every format, in every size of groups that it has."""
+    spec = read_spec(config, model_id="small")
+    common: dict[str, Any] = {"device": "cpu", "device_memory": "384MiB", "max_model_len": 64, "dtype": "bfloat16"}
+    for name in RECIPES:
+        for size in (None, *GROUP_SIZES) if name in GROUPED_QUANTIZATIONS else (None,):
+            counted = LLM(config, load_format="none", quantization=name, group_size=size, **common)
+            predicted = held_weight_bytes(spec, "bfloat16", name, size)
+            assert counted.engine.memory.weight_bytes == predicted, (name, size)
+    loaded = LLM(config, load_format="dummy", quantization="gptq", group_size=32, **common)
+    assert loaded.engine.memory.weight_bytes == held_weight_bytes(spec, "bfloat16", "gptq", 32)
+
+
+@pytest.mark.parametrize("name", GROUPED_QUANTIZATIONS)
+def test_smaller_groups_are_nearer_to_the_originals(name: str) -> None:
+    weight = torch.randn(64, 512, generator=torch.Generator().manual_seed(2))
+    errors = []
+    for size in (32, 128, -1):
+        recipe = recipe_of(name, size)
+        found = rounded(weight, recipe)
+        held = recipe.format_of(512)
+        assert held is not None and found.num_bytes == held.num_bytes(64, 512)
+        errors.append(float((found.dequantised() - weight).square().mean()))
+    assert errors == sorted(errors)
+    whole_rows = rounded(weight, recipe_of(name, -1))
+    assert (whole_rows.scales == whole_rows.scales[:, :1]).all()
+
+
+def test_a_size_of_groups_needs_a_format_with_groups() -> None:
+    for name in (None, "fp8"):
+        with pytest.raises(EngineError, match="is for weights in groups"):
+            LLM(LLAMA, load_format="none", quantization=name, group_size=64)
+    with pytest.raises(EngineError, match="one of -1, 32, 64, 128"):
+        LLM(LLAMA, load_format="none", quantization="awq", group_size=48)
 
 
 def test_dummy_weights_are_the_same_for_the_same_seed() -> None:

@@ -11,6 +11,8 @@ import torch
 from kvplan_engine.checkpoints.parameters import StoredParameter
 from kvplan_engine.checkpoints.quantised.reader import QuantisedReader, as_tensors, may_be_held, read_parts
 from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.parameters import model_parameters
+from kvplan_engine.description.quantization import Recipe
 from kvplan_engine.description.weight_format import WeightFormat
 
 
@@ -78,3 +80,14 @@ def plan_held(
         if None not in formats:
             held[stored.name] = HeldParameter(stored, tuple(each for each in formats if each is not None))
     return HeldWeights(held, reader, where)
+
+
+def rounded_weight_bytes(model: ModelDescription, recipe: Recipe, element_bytes: int) -> int:
+    """All weights of ``model`` if it were loaded and rounded by ``recipe``; the others have ``element_bytes`` each."""
+    total = 0
+    for parameter in model_parameters(model):
+        is_held = parameter.layer is not None and may_be_held(parameter, model)
+        found = recipe.format_of(parameter.shape[1]) if is_held else None
+        dense = math.prod(parameter.shape) * element_bytes
+        total += dense if found is None else found.num_bytes(parameter.shape[0], parameter.shape[1])
+    return total

@@ -39,8 +39,8 @@ def rounded(weight: torch.Tensor, recipe: Recipe) -> QuantisedWeight:
     groups = weight.float().contiguous().unflatten(1, (-1, held.group_size))
     book = BOOKS[recipe.codes]
     if recipe.has_minimums:
-        least = groups.amin(dim=2)
-        scales = _not_zero((groups.amax(dim=2) - least) / (book.numel() - 1))
+        least, most = _extremes(groups, recipe)
+        scales = _not_zero((most - least) / (book.numel() - 1))
         codes = ((groups - least.unsqueeze(2)) / scales.unsqueeze(2)).round_()
         minimums: torch.Tensor | None = least
         book = book - book[0]
@@ -53,6 +53,17 @@ def rounded(weight: torch.Tensor, recipe: Recipe) -> QuantisedWeight:
     bytes_of_codes = codes.clamp_(0, book.numel() - 1).to(torch.uint8).flatten(1)
     order = torch.arange(weight.shape[1], dtype=torch.int32) if recipe.has_order else None
     return QuantisedWeight(packed_codes(bytes_of_codes, held.bits), scales.contiguous(), minimums, book, order)
+
+
+def _extremes(groups: torch.Tensor, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the greatest value of what shares a scale: [num_outputs, num_groups] each."""
+    least, most = groups.aminmax(dim=2)
+    if recipe.group_size == 0:
+        least, most = (
+            each.expand_as(least).contiguous()
+            for each in (least.amin(dim=1, keepdim=True), most.amax(dim=1, keepdim=True))
+        )
+    return least, most
 
 
 def _largest(groups: torch.Tensor, recipe: Recipe) -> torch.Tensor:
