@@ -214,7 +214,8 @@ enum kvplan_activation {
 };
 
 // How the scales and minimums of a quantised weight are stored.
-enum kvplan_scale_storage { KVPLAN_SCALE_FLOAT32 = 0, KVPLAN_SCALE_FLOAT16 = 1 };
+// E8M0: a byte e for 2^(e - 127), without minimums.
+enum kvplan_scale_storage { KVPLAN_SCALE_FLOAT32 = 0, KVPLAN_SCALE_FLOAT16 = 1, KVPLAN_SCALE_E8M0 = 2 };
 
 // A quantised weight: element [o, k] is value(code[o, k]) * scale[o, g] + minimum[o, g], where g is the group of input k.
 typedef struct kvplan_weight_format {
@@ -278,10 +279,10 @@ typedef struct kvplan_head_products {
 
 int kvplan_multiply_heads(const kvplan_head_products* args, int threads);
 
-// Bytes of a quantised weight in panels.
-int64_t kvplan_quantised_bytes(const kvplan_weight_format* format, int64_t inputs, int64_t outputs);
+// Bytes of a quantised weight in panels; of a gated one each half is filled up to whole panels.
+int64_t kvplan_quantised_bytes(const kvplan_weight_format* format, int64_t inputs, int64_t outputs, int gated);
 
-// Packs a quantised weight for kvplan_multiply_packed; `gated` as for kvplan_pack_weight.
+// Packs a quantised weight: for kvplan_multiply_packed with `gated` as for kvplan_pack_weight, or for an expert.
 int kvplan_pack_quantised(
     const kvplan_weight_format* format,
     // [outputs, inputs * bits / 8]: of 4 bits, an even input in the lower half of a byte and the next in the upper
@@ -290,7 +291,7 @@ int kvplan_pack_quantised(
     const void* scales,
     // the same; NULL without minimums
     const void* minimums,
-    // [kvplan_quantised_bytes(format, inputs, outputs)]
+    // [kvplan_quantised_bytes(format, inputs, outputs, gated)]
     void* packed, int64_t inputs, int64_t outputs, int gated, int threads);
 
 // out[i] = row indices[i] of a quantised weight (packed, not gated), in `storage`.
@@ -336,7 +337,8 @@ typedef struct kvplan_router {
 
 // MLPs of one size, one after the other.
 typedef struct kvplan_experts {
-  // [count], each as kvplan_pack_expert made it: [size, hidden], or [2 * size, hidden] for a gated activation
+  // [count], each as kvplan_pack_expert, or kvplan_pack_quantised, made it: [size, hidden], or [2 * size, hidden] for a
+  // gated activation
   const void* up;
   // [count, size], or [count, 2 * size]; or null
   const void* up_bias;
@@ -347,6 +349,9 @@ typedef struct kvplan_experts {
   int64_t count, size;
   float limit;  // of KVPLAN_SWIGLU_OAI
   int32_t activation;
+  // of quantised weights, with an input_order [count, inputs] or none; NULL: they are of the mixture's `storage`
+  const kvplan_weight_format* up_format;
+  const kvplan_weight_format* down_format;
 } kvplan_experts;
 
 // A mixture of experts over some rows: out = sum of each row's weights * expert(x), and the shared expert's.

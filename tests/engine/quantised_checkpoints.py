@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from float4_packers import pack_llm_int8, pack_mxfp4, pack_nf4, pack_nvfp4
 from safetensors.torch import save_file
 from small_models import VOCAB_SIZE
 
@@ -118,11 +119,15 @@ def pack_fp8(weight: torch.Tensor, section: dict[str, Any]) -> Packed:
     return {"weight": stored, "weight_scale_inv": scales}, meant
 
 
+def _float4(group: int) -> dict[str, Any]:
+    return {"num_bits": 4, "group_size": group, "strategy": "tensor_group" if group == 16 else "group", "type": "float"}
+
+
 def _compressed(stored: str, **weights: Any) -> dict[str, Any]:
     return {
         "quant_method": "compressed-tensors",
         "format": stored,
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"type": "int", **weights}}},
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"type": "int"} | weights}},
         "ignore": ["lm_head"],
     }
 
@@ -145,6 +150,12 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor, dict[str, Any]]
     "int8": (_compressed("int-quantized", num_bits=8, strategy="channel", symmetric=True), pack_compressed),
     "fp8": ({"quant_method": "fp8", "activation_scheme": "static"}, pack_fp8),
     "fp8-block": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, pack_fp8),
+    "mxfp4": (_compressed("mxfp4-pack-quantized", **_float4(32)), pack_mxfp4),
+    "nvfp4": (_compressed("nvfp4-pack-quantized", **_float4(16)), pack_nvfp4),
+    "modelopt-nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, pack_nvfp4),
+    "modelopt-fp8": ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, pack_fp8),
+    "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, pack_nf4),
+    "llm-int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, pack_llm_int8),
 }
 
 

@@ -83,7 +83,7 @@ def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
     path = make_checkpoint("gptq", tmp_path).path
     scales = load_file(path / "model.safetensors")[prefix + "scales"]
     _damage(path, prefix + "scales", scales * float("nan"))
-    with pytest.raises(EngineError, match=r"down_proj.weight' .* scales that are no numbers"):
+    with pytest.raises(EngineError, match=r"down_proj.weight' has scales that are no numbers"):
         engine_of(path)
     _damage(path, prefix + "scales", scales[:1])
     with pytest.raises(EngineError, match="down_proj"):

@@ -1,5 +1,5 @@
 // A mixture of experts: rows are sorted by expert (mixture_rows.cpp), and each expert's two products run over the rows
-// that chose it, read from the panels of packed_tile.h. What no row chose is not read.
+// that chose it (expert_product.h). What no row chose is not read.
 //
 // Threads take panels of an expert in turn, so that few rows with many experts and many rows with few keep all of them
 // busy. In the second product a thread owns some of the outputs and walks through all experts in order, adding to its
@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "expert_product.h"
 #include "mixture_rows.h"
-#include "../products/packed_product.h"
 #include "../parallel.h"
 
 namespace kvplan {
@@ -20,9 +20,8 @@ constexpr int64_t kItemPanels = 8;       // a thread takes at most so many at a 
 // An expert, or the shared one, with the rows that take it.
 template <class T>
 struct Expert {
-  const T* up;
+  ExpertWeight up, down;
   const T* up_bias;
-  const T* down;
   const T* down_bias;
   int64_t size;
   int activation;
@@ -46,17 +45,12 @@ struct Pass {
 };
 
 template <class T>
-int64_t expert_elements(int64_t inputs, int64_t outputs, bool pairs) {
-  return num_panels(outputs, pairs) * kPanelOutputs * packed_inputs<T>(inputs);
-}
-
-template <class T>
 Expert<T> expert_at(const kvplan_experts& all, int64_t index, int64_t hidden) {
   const bool pairs = is_gated(all.activation);
   const int64_t outputs = pairs ? 2 * all.size : all.size;
   Expert<T> expert{};
-  expert.up = static_cast<const T*>(all.up) + index * expert_elements<T>(hidden, outputs, pairs);
-  expert.down = static_cast<const T*>(all.down) + index * expert_elements<T>(all.size, hidden, false);
+  expert.up = weight_at<T>(all.up, all.up_format, index, hidden, outputs, pairs);
+  expert.down = weight_at<T>(all.down, all.down_format, index, all.size, hidden, false);
   if (all.up_bias != nullptr) expert.up_bias = static_cast<const T*>(all.up_bias) + index * outputs;
   if (all.down_bias != nullptr) expert.down_bias = static_cast<const T*>(all.down_bias) + index * hidden;
   expert.size = all.size;
@@ -97,10 +91,10 @@ int64_t up_panels(const Expert<T>& expert) {
 
 // The first products cut into items of nearly `most` panels, whole units each.
 template <class T>
-void cut_items(const std::vector<Expert<T>>& experts, int64_t hidden, int64_t most, std::vector<Item>& items) {
+void cut_items(const std::vector<Expert<T>>& experts, int64_t most, std::vector<Item>& items) {
   items.clear();
   for (size_t e = 0; e < experts.size(); ++e) {
-    const int64_t panels = up_panels(experts[e]), chunks = divided_up(experts[e].rows, chunk_rows<T>(hidden));
+    const int64_t panels = up_panels(experts[e]), chunks = divided_up(experts[e].rows, product_rows<T>(experts[e].up));
     for (int64_t c = 0; c < chunks; ++c) {
       const int64_t begin = experts[e].rows * c / chunks, rows = experts[e].rows * (c + 1) / chunks - begin;
       const int64_t unit = unit_panels(is_gated(experts[e].activation), rows);
@@ -112,33 +106,18 @@ void cut_items(const std::vector<Expert<T>>& experts, int64_t hidden, int64_t mo
   }
 }
 
-// x of an item's rows, as the inner loop reads them: where they lie, or copied together into `memory`.
-template <class T>
-const Input<T>* gather(const kvplan_mixture& args, const Expert<T>& expert, const Item& item, Input<T>* memory,
-                       bool is_there, int64_t& stride) {
-  const T* x = static_cast<const T*>(args.x);
-  const int64_t first = expert.tokens == nullptr ? item.row : expert.tokens[item.row];
-  stride = args.x_stride;
-  if ((expert.tokens == nullptr || item.rows == 1) && reads_in_place<T>(args.hidden, args.x_stride, item.rows))
-    return reinterpret_cast<const Input<T>*>(x + first * args.x_stride);
-  stride = copied_stride<T>(args.hidden);
-  for (int64_t i = 0; i < item.rows && !is_there; ++i) {
-    const int64_t row = expert.tokens == nullptr ? item.row + i : expert.tokens[item.row + i];
-    copy_row(x + row * args.x_stride, memory + i * stride, args.hidden);
-  }
-  return memory;
-}
-
 template <class T>
 void run_item(const kvplan_mixture& args, const Expert<T>& expert, const Item& item, bool is_there) {
-  const bool pairs = is_gated(expert.activation);
-  int64_t stride;
-  Input<T>* memory = row_memory<T>(chunk_rows<T>(args.hidden) * copied_stride<T>(args.hidden));
-  const Input<T>* x = gather(args, expert, item, memory, is_there, stride);
-  const PackedProduct<T> product{expert.up, args.hidden, item.rows, x, stride, unit_panels(pairs, item.rows)};
+  const T* x = static_cast<const T*>(args.x);
+  TakenRows<T> taken{x, args.x_stride, nullptr, item.rows};
+  if (expert.tokens == nullptr) {
+    taken.x += item.row * args.x_stride;
+  } else {
+    taken.tokens = expert.tokens + item.row;
+  }
   const PanelResult<T, T> result{expert.up_bias, expert.inner + item.row * expert.size, expert.size, expert.size,
                                  expert.activation, expert.limit};
-  run_panels(product, item.panel, item.end_panel, pairs, unit_sums(), result);
+  run_product(expert.up, taken, item.panel, item.end_panel, is_gated(expert.activation), is_there, result);
 }
 
 // inner = activation(x @ up) of every expert's rows.
@@ -146,7 +125,7 @@ template <class T>
 void run_first_products(const kvplan_mixture& args, const std::vector<Expert<T>>& experts, std::vector<Item>& items,
                         int threads) {
   for (int64_t most = kItemPanels; most > 0; most /= 2) {
-    cut_items(experts, args.hidden, most, items);
+    cut_items(experts, most, items);
     if (static_cast<int64_t>(items.size()) >= 4 * threads) break;
   }
   std::vector<const Item*> last(static_cast<size_t>(threads));  // whose rows a thread has copied together
@@ -162,18 +141,11 @@ void run_first_products(const kvplan_mixture& args, const std::vector<Expert<T>>
 // Adds panels [begin, end) of one expert's second product, weighted, to sums [rows of the pass, width].
 template <class T>
 void add_expert(const Expert<T>& expert, int64_t hidden, int64_t begin, int64_t end, float* sums, int64_t width) {
-  const int64_t chunks = divided_up(expert.rows, chunk_rows<T>(expert.size));
+  const int64_t chunks = divided_up(expert.rows, product_rows<T>(expert.down));
   for (int64_t c = 0; c < chunks; ++c) {
     const int64_t row = expert.rows * c / chunks, rows = expert.rows * (c + 1) / chunks - row;
-    const T* inner = expert.inner + row * expert.size;
-    const bool direct = reads_in_place<T>(expert.size, expert.size, rows);
-    const int64_t stride = direct ? expert.size : copied_stride<T>(expert.size);
-    Input<T>* copy = direct ? nullptr : row_memory<T>(rows * stride);
-    for (int64_t i = 0; i < rows && !direct; ++i) copy_row(inner + i * expert.size, copy + i * stride, expert.size);
-    const PackedProduct<T> product{expert.down, expert.size, rows,
-                                   direct ? reinterpret_cast<const Input<T>*>(inner) : copy, stride,
-                                   unit_panels(false, rows)};
-    run_panels(product, begin, end, false, unit_sums(), [&](int64_t panel, int64_t, const float* products) {
+    const TakenRows<T> taken{expert.inner + row * expert.size, expert.size, nullptr, rows};
+    run_product(expert.down, taken, begin, end, false, false, [&](int64_t panel, int64_t, const float* products) {
       for (int v = 0; v < kPanelVectors; ++v) {
         const int64_t column = panel * kPanelOutputs + v * kLanes;
         const int64_t left = hidden - column;

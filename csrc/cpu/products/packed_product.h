@@ -87,17 +87,17 @@ int64_t copied_stride(int64_t inputs) {
 }
 
 // A row of x as the inner loop reads it, filled up with zeros.
-template <class T>
-void copy_row(const T* source, Input<T>* target, int64_t inputs) {
+template <class T, class X>
+void copy_row(const T* source, X* target, int64_t inputs) {
   int64_t k = 0;
-  if constexpr (sizeof(T) == sizeof(Input<T>)) {
+  if constexpr (sizeof(T) == sizeof(X)) {
     std::memcpy(target, source, sizeof(T) * static_cast<size_t>(inputs));
     k = inputs;
   } else {
     for (; k + kLanes <= inputs; k += kLanes) store(target + k, load(source + k));
     for (; k < inputs; ++k) target[k] = to_float(source[k]);
   }
-  for (; k < packed_inputs<T>(inputs); ++k) target[k] = Input<T>{};
+  for (; k < packed_inputs<T>(inputs); ++k) target[k] = X{};
 }
 
 template <class T>

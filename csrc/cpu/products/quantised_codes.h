@@ -33,7 +33,9 @@ struct CodeLayout {
       : bits(format.bits),
         group(format.group),
         groups((inputs + format.group - 1) / format.group),
-        scale_bytes(format.scale_storage == KVPLAN_SCALE_FLOAT16 ? 2 : 4),
+        scale_bytes(format.scale_storage == KVPLAN_SCALE_E8M0      ? 1
+                    : format.scale_storage == KVPLAN_SCALE_FLOAT16 ? 2
+                                                                   : 4),
         has_minimum(format.has_minimum != 0) {}
 
   int64_t scales_bytes() const { return scale_bytes * kPanelOutputs * (has_minimum ? 2 : 1); }
@@ -61,9 +63,19 @@ KVPLAN_INLINE Floats widen_float16(const uint8_t* source) {
 #endif
 }
 
+// Powers of two, E8M0: the exponent of a float, whose least one is subnormal.
+KVPLAN_INLINE Floats widen_powers(const uint8_t* source) {
+  Bytes bytes;
+  std::memcpy(&bytes, source, sizeof bytes);
+  const Words exponents = __builtin_convertvector(bytes, Words);
+  const Words is_least = reinterpret_cast<Words>(exponents == 0u);
+  return reinterpret_cast<Floats>(exponents << 23 | (is_least & 0x400000u));
+}
+
 // kLanes scales, or minimums, from the v-th vector on.
 KVPLAN_INLINE Floats load_scales(const uint8_t* source, int v, int64_t scale_bytes) {
   const uint8_t* at = source + v * kLanes * scale_bytes;
+  if (scale_bytes == 1) return widen_powers(at);
   return scale_bytes == 2 ? widen_float16(at) : load(reinterpret_cast<const float*>(at));
 }
 

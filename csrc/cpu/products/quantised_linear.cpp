@@ -5,27 +5,17 @@
 // another type than the values.
 #include <vector>
 
-#include "packed_product.h"
 #include "../parallel.h"
+#include "quantised_product.h"
 #include "quantised_tile.h"
 
 namespace kvplan {
 namespace {
 
-constexpr int64_t kItemPanels = 4;      // a thread takes about as many at a time
-constexpr int64_t kStepBytes = 20480;   // of widened values or of codes, a good half of the first-level cache
-constexpr int64_t kMostCodeTiles = 3;   // tiles of rows that each take the values from the codes: widening costs more
-constexpr int64_t kMostGroup = 256;     // inputs
-
-template <class W>
-struct QuantisedProduct {
-  const kvplan_weight_format& format;
-  const CodeLayout layout;
-  const uint8_t* packed;
-  const Input<W>* x;
-  int64_t x_stride, rows;
-  const float* x_sums;  // [rows, layout.groups], null without minimums
-};
+constexpr int64_t kItemPanels = 4;     // a thread takes about as many at a time
+constexpr int64_t kStepBytes = 20480;  // of widened values or of codes, a good half of the first-level cache
+constexpr int64_t kMostCodeTiles = 3;  // tiles of rows that each take the values from the codes: widening costs more
+constexpr int64_t kMostGroup = 256;    // inputs
 
 template <class W, int kBits, bool kLinear>
 using CodeTile = void (*)(const GroupStep<W>&, const CodeLayout&, const Decoder<kBits, kLinear>&);
@@ -88,30 +78,18 @@ void multiply_panel(const QuantisedProduct<W>& product, const Decoder<kBits, kLi
   }
 }
 
-KVPLAN_INLINE void put(float value, float* target) {
-  *target = value;
-}
-KVPLAN_INLINE void put(BFloat16 value, BFloat16* target) {
-  *target = value;
-}
-KVPLAN_INLINE void put(BFloat16 value, float* target) {
-  *target = to_float(value);
+template <class W>
+W* wide_memory() {
+  static thread_local std::vector<W> memory(kMostGroup * kPanelOutputs + kStepBytes / sizeof(W));
+  return memory.data();
 }
 
-// A row of x in the weight's order of inputs, filled up with zeros to whole groups.
-template <class T, class X>
-void copy_row_in_order(const T* source, const int32_t* order, int64_t inputs, int64_t filled, X* target) {
-  for (int64_t k = 0; k < inputs; ++k) put(source[order == nullptr ? k : order[k]], target + k);
-  for (int64_t k = inputs; k < filled; ++k) target[k] = X{};
-}
-
-template <class X>
-void sum_groups(const X* x, const CodeLayout& layout, float* sums) {
-  for (int64_t g = 0; g < layout.groups; ++g) {
-    float sum = 0.0f;
-    for (int64_t k = 0; k < layout.group; ++k) sum += to_float(x[g * layout.group + k]);
-    sums[g] = sum;
-  }
+// Some panels' sums, kPanelSums apart.
+template <class W, int kBits, bool kLinear>
+void multiply_panels(const QuantisedProduct<W>& product, const Decoder<kBits, kLinear>& decoder, int64_t panel,
+                     int64_t panels, float* sums) {
+  for (int64_t c = 0; c < panels; ++c)
+    multiply_panel<W>(product, decoder, panel + c, wide_memory<W>(), sums + c * kPanelSums);
 }
 
 template <class T, class W, int kBits, bool kLinear>
@@ -149,10 +127,8 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, int 
   };
   const auto multiply = [&](int64_t item) {
     static thread_local std::vector<float> sums(2 * kPanelSums);
-    static thread_local std::vector<W> wide(kMostGroup * kPanelOutputs + kStepBytes / sizeof(W));
     for (int64_t i = units * item / items; i < units * (item + 1) / items; ++i) {
-      for (int64_t c = 0; c < unit; ++c)
-        multiply_panel<W>(product, decoder, i * unit + c, wide.data(), sums.data() + c * kPanelSums);
+      multiply_panels(product, decoder, i * unit, unit, sums.data());
       result(i * unit, rows, sums.data());
     }
   };
@@ -176,8 +152,8 @@ void multiply(const kvplan_packed_linear& args, int threads) {
                                      : multiply<T, W, 8, false>(args, threads);
 }
 
-#if KVPLAN_BFLOAT16_DOT
-// Whether every code stands for a number that bfloat16 has.
+}  // namespace
+
 bool is_exact_in_bfloat16(const kvplan_weight_format& format) {
   if (format.code_book == nullptr) return format.zero >= 0 && format.zero <= 256;
   for (int code = 0; code < 1 << format.bits; ++code) {
@@ -187,9 +163,23 @@ bool is_exact_in_bfloat16(const kvplan_weight_format& format) {
   }
   return true;
 }
-#endif
 
-}  // namespace
+template <class W>
+void multiply_quantised_panels(const QuantisedProduct<W>& product, int64_t panel, int64_t panels, float* sums) {
+  const kvplan_weight_format& format = product.format;
+  if (format.bits == 4) {
+    multiply_panels(product, Decoder<4, false>(format), panel, panels, sums);
+  } else if (format.code_book == nullptr) {
+    multiply_panels(product, Decoder<8, true>(format), panel, panels, sums);
+  } else {
+    multiply_panels(product, Decoder<8, false>(format), panel, panels, sums);
+  }
+}
+
+template void multiply_quantised_panels(const QuantisedProduct<float>&, int64_t, int64_t, float*);
+#if KVPLAN_BFLOAT16_DOT
+template void multiply_quantised_panels(const QuantisedProduct<BFloat16>&, int64_t, int64_t, float*);
+#endif
 
 void multiply_quantised(const kvplan_packed_linear& args, int threads) {
   if (args.storage != KVPLAN_BFLOAT16) return multiply<float, float>(args, threads);

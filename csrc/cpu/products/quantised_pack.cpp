@@ -86,16 +86,16 @@ void unpack_rows(const kvplan_weight_format& format, const uint8_t* packed, cons
 }  // namespace
 }  // namespace kvplan
 
-int64_t kvplan_quantised_bytes(const kvplan_weight_format* format, int64_t inputs, int64_t outputs) {
+int64_t kvplan_quantised_bytes(const kvplan_weight_format* format, int64_t inputs, int64_t outputs, int gated) {
   using namespace kvplan;
-  return num_panels(outputs, false) * CodeLayout(*format, inputs).panel_bytes();
+  return num_panels(outputs, gated != 0) * CodeLayout(*format, inputs).panel_bytes();
 }
 
 int kvplan_pack_quantised(const kvplan_weight_format* format, const uint8_t* codes, const void* scales,
                           const void* minimums, void* packed, int64_t inputs, int64_t outputs, int gated,
                           int threads) {
   using namespace kvplan;
-  if (gated != 0 && outputs % (2 * kPanelOutputs) != 0) return KVPLAN_BAD_INDEX;
+  if (gated != 0 && outputs % 2 != 0) return KVPLAN_BAD_INDEX;
   const CodeLayout layout(*format, inputs);
   const Published weight{codes, static_cast<const uint8_t*>(scales), static_cast<const uint8_t*>(minimums), inputs,
                          outputs};

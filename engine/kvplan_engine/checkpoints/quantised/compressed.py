@@ -1,4 +1,4 @@
-"""compressed-tensors' checkpoints (llm-compressor): int4 and int8 in words, int8 and FP8 in bytes.
+"""compressed-tensors' checkpoints (llm-compressor): int4 and int8 in words, int8 and FP8 in bytes, FP4 two in a byte.
 
 How a tensor is stored shows in what lies beside it, so the config's groups of targets need not be matched.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kvplan_engine.checkpoints.quantised.floats import mxfp4_weight, nvfp4_weight
 from kvplan_engine.checkpoints.quantised.fp8 import float8_weight
 from kvplan_engine.checkpoints.quantised.int_words import check_bits, from_codes, unpacked_words
 from kvplan_engine.checkpoints.quantised.stored_tensors import StoredTensors
@@ -16,11 +17,15 @@ from kvplan_engine.description.weight_format import WeightFormat, cut_group
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight
 
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_OF_4_BITS = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", *_OF_4_BITS, "mixed-precision")
 
 
 class CompressedReader:
-    """weight_packed [outputs, inputs / codes in a word] or weight [outputs, inputs]; weight_scale [outputs, groups]."""
+    """weight_packed [outputs, inputs / codes in a word] or weight [outputs, inputs]; weight_scale [outputs, groups].
+
+    Numbers of 4 bits lie in bytes, and NVFP4's scales are divided by weight_global_scale.
+    """
 
     def __init__(self, tensors: StoredTensors, section: dict[str, Any]) -> None:
         self._tensors = tensors
@@ -38,6 +43,8 @@ class CompressedReader:
         group = cut_group(num_inputs // max(1, scales.shape[-1] if scales.ndim == 2 else 1))
         if not self._tensors.has_part(name, "weight_packed"):
             return WeightFormat(8, group, 4)
+        if self._is_float4(name):
+            return WeightFormat(4, group, 4)
         has_zeros = self._tensors.has_part(name, "weight_zero_point")
         return WeightFormat(self._bits(name, num_inputs), group, 4, has_zeros)
 
@@ -46,6 +53,8 @@ class CompressedReader:
         scales = self._tensors.part(name, "weight_scale")
         if not self._tensors.has_part(name, "weight_packed"):
             return self._of_bytes(name, self._tensors.read(name), scales)
+        if self._is_float4(name):
+            return self._of_float4(name, scales)
         if self._tensors.has_part(name, "weight_g_idx"):
             raise EngineError(f"'{name}' has groups in an order of their own, which is read from GPTQ alone.")
         num_inputs = int(self._tensors.part(name, "weight_shape")[1])
@@ -57,6 +66,16 @@ class CompressedReader:
             zeros = unpacked_words(packed.t(), bits).t()[: scales.shape[0]]
         _check_scales(name, codes, scales)
         return from_codes(codes, scales, zeros, bits, cut_group(num_inputs // scales.shape[1]))
+
+    def _is_float4(self, name: str) -> bool:
+        return self._tensors.part(name, "weight_packed").dtype is torch.uint8
+
+    def _of_float4(self, name: str, scales: torch.Tensor) -> QuantisedWeight:
+        packed = self._tensors.part(name, "weight_packed")
+        if not self._tensors.has_part(name, "weight_global_scale"):
+            return mxfp4_weight(name, packed, scales)
+        divisor = self._tensors.part(name, "weight_global_scale")
+        return nvfp4_weight(name, packed, scales, divisor, divides=True)
 
     def _of_bytes(self, name: str, weight: torch.Tensor, scales: torch.Tensor) -> QuantisedWeight:
         if weight.dtype is not torch.int8:

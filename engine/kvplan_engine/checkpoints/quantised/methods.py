@@ -10,10 +10,13 @@ import torch
 
 from kvplan_engine.checkpoints.config_json import read_config_json
 from kvplan_engine.checkpoints.quantised.awq import AwqReader
+from kvplan_engine.checkpoints.quantised.bitsandbytes import BitsAndBytesReader
 from kvplan_engine.checkpoints.quantised.compressed import CompressedReader
 from kvplan_engine.checkpoints.quantised.fp8 import Fp8Reader
 from kvplan_engine.checkpoints.quantised.gptq import GptqReader
-from kvplan_engine.checkpoints.quantised.reader import QuantisedReader
+from kvplan_engine.checkpoints.quantised.modelopt import ModelOptReader
+from kvplan_engine.checkpoints.quantised.mxfp4 import Mxfp4Reader
+from kvplan_engine.checkpoints.quantised.reader import QuantisedReader, read_checked
 from kvplan_engine.checkpoints.quantised.stored_tensors import StoredTensors
 from kvplan_engine.checkpoints.weights import ReadTensor
 from kvplan_engine.errors import EngineError
@@ -23,6 +26,10 @@ _READERS: dict[str, Callable[[StoredTensors, dict[str, Any]], QuantisedReader]] 
     "awq": AwqReader,
     "compressed-tensors": CompressedReader,
     "fp8": Fp8Reader,
+    "mxfp4": Mxfp4Reader,
+    "modelopt": ModelOptReader,
+    "modelopt_fp4": ModelOptReader,
+    "bitsandbytes": BitsAndBytesReader,
 }
 """By ``quant_method``. What no reader of a method knows, it refuses."""
 
@@ -33,7 +40,7 @@ def open_quantised(tensors: StoredTensors, folder: Path) -> QuantisedReader | No
     section = config.get("quantization_config") or config.get("compression_config")
     if not section:
         return None
-    method = str(section.get("quant_method", ""))
+    method = str(section.get("quant_method") or ("modelopt" if "quant_algo" in section else ""))
     if method not in _READERS:
         raise EngineError(
             f"{folder} is quantised by '{method}', which the engine does not load.",
@@ -46,6 +53,6 @@ def widening(tensors: StoredTensors, quantised: QuantisedReader) -> ReadTensor:
     """Reads any tensor in a float dtype, also one that is quantised."""
 
     def read(name: str) -> torch.Tensor:
-        return tensors.read(name) if tensors.is_dense(name) else quantised.read(name).dequantised()
+        return tensors.read(name) if tensors.is_dense(name) else read_checked(name, quantised).dequantised()
 
     return read

@@ -54,17 +54,23 @@ def read_parts(stored: StoredParameter, reader: QuantisedReader, where: str) -> 
     return [stacked(run) for run in parts]
 
 
+def read_checked(name: str, reader: QuantisedReader) -> QuantisedWeight:
+    """Tensor ``name``. EngineError where a scale is no number: so a damaged file is refused, not computed with."""
+    weight = reader.read(name)
+    for part in (weight.scales, weight.minimums):
+        if part is not None and not part.isfinite().all():
+            raise EngineError(f"'{name}' has scales that are no numbers.", hint="download it again")
+    return weight
+
+
 def _read_source(source: Source, reader: QuantisedReader, num_inputs: int, where: str) -> QuantisedWeight:
-    weight = reader.read(source.name)
+    weight = read_checked(source.name, reader)
     shape, wanted = [weight.num_outputs, weight.num_inputs], [source.num_rows * source.share, num_inputs]
     if shape != wanted:
         raise EngineError(
             f"'{source.name}' in {where} has shape {shape}, the config says {wanted}.",
             hint="is it a checkpoint of this config?",
         )
-    for part in (weight.scales, weight.minimums):
-        if part is not None and not part.isfinite().all():
-            raise EngineError(f"'{source.name}' in {where} has scales that are no numbers.", hint="download it again")
     return weight if source.arrange is None else weight.with_rows(source.arrange)
 
 

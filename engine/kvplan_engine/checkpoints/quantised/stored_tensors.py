@@ -10,6 +10,9 @@ import torch
 from kvplan_engine.checkpoints.weights import ReadTensor
 from kvplan_engine.errors import EngineError
 
+_BESIDE = ("weight_scale", "weight_scale_inv", "weight.absmax", "SCB")
+"""What a tensor that is called as a dense one has beside it where it is quantised."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensors:
@@ -24,7 +27,7 @@ class StoredTensors:
 
     def is_dense(self, name: str) -> bool:
         """Whether ``name`` itself is there, without scales beside it."""
-        return self.has(name) and not (self.has_part(name, "weight_scale") or self.has_part(name, "weight_scale_inv"))
+        return self.has(name) and not any(self.has_part(name, leaf) for leaf in _BESIDE)
 
     def read(self, name: str) -> torch.Tensor:
         """Tensor ``name``; KeyError where there is none."""

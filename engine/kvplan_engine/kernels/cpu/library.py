@@ -240,7 +240,9 @@ class CpuKernels:
         )
         self.multiply_packed = self._function("kvplan_multiply_packed", POINTER(PackedLinearArgs), c_int)
         quantised = POINTER(WeightFormatArgs)
-        self.quantised_bytes = self._function("kvplan_quantised_bytes", quantised, c_int64, c_int64, result=c_int64)
+        self.quantised_bytes = self._function(
+            "kvplan_quantised_bytes", quantised, c_int64, c_int64, c_int, result=c_int64
+        )
         self.pack_quantised = self._function(
             "kvplan_pack_quantised", quantised, *(c_void_p,) * 4, c_int64, c_int64, c_int, c_int
         )
