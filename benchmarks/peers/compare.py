@@ -2,11 +2,11 @@
 
     python benchmarks/peers/compare.py MODELS --peer vllm=VENV/bin/python --peer openvino=VENV/bin/python
 
-MODELS is what models.py wrote. Each engine is a process in its own environment, loaded once for each model, type and
-prefix setting; then they run each scenario in turn, in an order that rotates with every round, after one run that is
-not counted. A run during which other processes took more than 4 % of the machine is repeated; where that stayed so,
-the table says how noisy the run was that was kept. Ratios are medians of the rounds' own ratios, since absolute
-speeds drift.
+MODELS is what models.py and quantise.py wrote. Each engine is a process in its own environment, loaded once for each
+model, type and prefix setting; then they run each scenario in turn, in an order that rotates with every round, after
+one run that is not counted. kvplan-bfloat16 is kvplan on the weights as they were before they were quantised. A run
+during which other processes took more than 4 % of the machine is repeated; where that stayed so, the table says how
+noisy the run was that was kept. Ratios are medians of the rounds' own ratios, since absolute speeds drift.
 """
 
 from __future__ import annotations
@@ -15,38 +15,21 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
+from engine_process import PEERS, EngineFailed, EngineProcess, Run
+from formats import DTYPES, QUANTISED
 from models import DENSE
 from protocol import Order
 from workload import SCENARIO_NAMES, VOCAB_SIZES, scenario
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 QUIET_SHARE = 0.04
 MAX_REPEATS = 2
-# Settings that each project recommends for its CPU backend.
-ENVIRONMENT = {
-    "vllm": {"OMP_NUM_THREADS": "{threads}"},
-    "vllm-eager": {"OMP_NUM_THREADS": "{threads}", "VLLM_EAGER": "1"},
-}
-SCRIPTS = {"vllm-eager": "engine_vllm.py"}
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One timed run. noise: share of the machine's processor time that other processes took meanwhile."""
-
-    seconds: float
-    noise: float
-    crc: str
 
 
 @dataclass(slots=True)
@@ -60,114 +43,66 @@ class Cell:
     failures: dict[str, str] = field(default_factory=dict)
 
 
-class EngineFailed(Exception):
-    """An engine ended or answered something else than a run."""
+@dataclass(slots=True)
+class _Loaded:
+    """Engines by name, and what those said that could not load."""
+
+    engines: dict[str, EngineProcess] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
 
 
-class EngineProcess:
-    """An engine in its own Python, spoken to in JSON lines."""
-
-    def __init__(self, name: str, python: str, order: Order, preload: str | None, log: Path) -> None:
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'engine'}" if name == "kvplan" else ""}
-        for key, value in ENVIRONMENT.get(name, {}).items():
-            environment[key] = value.format(threads=order.num_threads)
-        if preload:
-            environment["LD_PRELOAD"] = preload
-        script = HERE / SCRIPTS.get(name, f"engine_{name}.py")
-        self._log = log
-        with log.open("w") as errors:
-            self._process = subprocess.Popen(
-                [python, str(script)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=environment,
-            )
-        self.loaded = self._ask(asdict(order))
-
-    def run(self, name: str) -> Run:
-        busy, own, started = _busy_seconds(), self._cpu_seconds(), time.perf_counter()
-        answer = self._ask({"scenario": name})
-        elapsed = time.perf_counter() - started
-        others = _busy_seconds() - busy - (self._cpu_seconds() - own)
-        if not answer["lengths_ok"]:
-            raise EngineFailed("gave answers of another length than asked for")
-        return Run(answer["seconds"], max(0.0, others / (elapsed * (os.cpu_count() or 1))), answer["crc"])
-
-    def close(self) -> None:
-        self._process.stdin.close()  # type: ignore[union-attr]
-        try:
-            self._process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()  # type: ignore[union-attr]
-
-    def _ask(self, document: dict[str, Any]) -> dict[str, Any]:
-        try:
-            self._process.stdin.write(json.dumps(document) + "\n")  # type: ignore[union-attr]
-            self._process.stdin.flush()  # type: ignore[union-attr]
-            line = self._process.stdout.readline()  # type: ignore[union-attr]
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            last = self._log.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
-            raise EngineFailed(f"ended: {last[0][:160]}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _cpu_seconds(self) -> float:
-        """User and system time of the process with its threads and ended children."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return sum(int(value) for value in fields[11:15]) / os.sysconf("SC_CLK_TCK")
-
-
-def _busy_seconds() -> float:
-    fields = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen = fields
-    return (user + nice + system + interrupts + soft_interrupts + stolen) / os.sysconf("SC_CLK_TCK")
+def _order_of(engine: str, order: Order) -> Order:
+    if engine != "kvplan-bfloat16":
+        return order
+    return replace(order, directory=order.directory.removesuffix(order.dtype) + "bfloat16", dtype="bfloat16")
 
 
 @contextmanager
-def _engines(peers: dict[str, str], order: Order, options: argparse.Namespace, cell: Cell) -> Iterator[dict[str, Any]]:
-    """All engines loaded for one order; one that cannot load is named in the cell's failures."""
+def _engines(peers: dict[str, str], order: Order, options: argparse.Namespace) -> Iterator[_Loaded]:
+    """All engines loaded for one order."""
     with ExitStack() as stack:
-        engines: dict[str, EngineProcess] = {}
+        loaded = _Loaded()
         for name, python in peers.items():
             log = options.logs / f"{name}-{order.model}-{order.dtype}.log"
             preload = options.preload.get(name)
             try:
-                engine = EngineProcess(name, python, order, preload, log)
+                engine = EngineProcess(name, python, _order_of(name, order), preload, log)
             except EngineFailed as failure:
-                cell.failures[name] = str(failure)
+                loaded.failures[name] = str(failure)
                 continue
             stack.callback(engine.close)
-            engines[name] = engine
-        yield engines
+            loaded.engines[name] = engine
+        yield loaded
 
 
-def measure(model: str, dtype: str, name: str, peers: dict[str, str], options: argparse.Namespace) -> Cell:
-    """One cell of the table: every engine loaded, warmed up, and run in turn."""
-    cell = Cell(model, dtype, name)
-    shares = scenario(name, model).shares_prefixes
+def measure(model: str, dtype: str, shares: bool, peers: dict[str, str], options: argparse.Namespace) -> Iterator[Cell]:
+    """The cells of one model and type, of the scenarios that share prefixes or of those that do not."""
+    names = [name for name in options.scenario or ["batch"] if scenario(name, model).shares_prefixes == shares]
+    if not names:
+        return
     directory = str((options.models / f"{model}-{dtype}").resolve())
-    order = Order(model, directory, dtype, options.threads, shares)
-    with _engines(peers, order, options, cell) as engines:
-        for engine_name in list(engines):
-            try:
-                engines[engine_name].run(name)
-            except EngineFailed as failure:
-                cell.failures[engine_name] = str(failure)
-                del engines[engine_name]
-        for round_index in range(options.rounds):
-            names = list(engines)
-            turn = round_index % max(1, len(names))
-            for engine_name in names[turn:] + names[:turn]:
-                run = _quietest_run(engines[engine_name], name)
-                cell.runs.setdefault(engine_name, []).append(run)
-                print(f"  {engine_name}: {run.seconds:.2f} s, others {run.noise:.0%}", file=sys.stderr)
-    return cell
+    with _engines(peers, Order(model, directory, dtype, options.threads, shares), options) as loaded:
+        for name in names:
+            cell = Cell(model, dtype, name, failures=dict(loaded.failures))
+            _run_in_turn(cell, loaded.engines, options)
+            yield cell
+
+
+def _run_in_turn(cell: Cell, engines: dict[str, EngineProcess], options: argparse.Namespace) -> None:
+    """Every engine warmed up, then in turn; one that fails is named in the cell, and not asked again."""
+    for name in list(engines):
+        try:
+            engines[name].run(options.warm_up or cell.scenario)
+        except EngineFailed as failure:
+            cell.failures[name] = str(failure)
+            engines.pop(name).close()
+    for round_index in range(options.rounds):
+        names = list(engines)
+        turn = round_index % max(1, len(names))
+        for name in names[turn:] + names[:turn]:
+            run = _quietest_run(engines[name], cell.scenario)
+            cell.runs.setdefault(name, []).append(run)
+            print(f"  {name}: {run.seconds:.2f} s, others {run.noise:.0%}", file=sys.stderr)
 
 
 def _quietest_run(engine: EngineProcess, name: str) -> Run:
@@ -188,11 +123,11 @@ def _lines(cell: Cell) -> Iterator[str]:
         ratio = f"{statistics.median(ratios):6.2f} x" if ratios and name != "kvplan" else "        "
         noise = max(run.noise for run in runs)
         yield (
-            f"{cell.model:<14} {cell.dtype:<9} {cell.scenario:<8} {name:<12} {speed:>9.1f}  {ratio}  "
+            f"{cell.model:<14} {cell.dtype:<9} {cell.scenario:<8} {name:<15} {speed:>9.1f}  {ratio}  "
             f"{noise:>6.1%}  {runs[0].crc}"
         )
     for name, failure in cell.failures.items():
-        yield f"{cell.model:<14} {cell.dtype:<9} {cell.scenario:<8} {name:<12} failed: {failure}"
+        yield f"{cell.model:<14} {cell.dtype:<9} {cell.scenario:<8} {name:<15} failed: {failure}"
 
 
 def _pairs(values: list[str]) -> dict[str, str]:
@@ -202,13 +137,12 @@ def _pairs(values: list[str]) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path)
-    parser.add_argument(
-        "--peer", action="append", default=[], metavar="NAME=PYTHON", help="vllm, vllm-eager, openvino, transformers"
-    )
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help=", ".join(PEERS))
     parser.add_argument("--preload", action="append", default=[], metavar="NAME=LIBRARIES", help="LD_PRELOAD of a peer")
     parser.add_argument("--model", action="append", choices=list(VOCAB_SIZES))
-    parser.add_argument("--dtype", action="append", choices=["float32", "bfloat16"])
+    parser.add_argument("--dtype", action="append", choices=[*DTYPES, *QUANTISED])
     parser.add_argument("--scenario", action="append", choices=SCENARIO_NAMES)
+    parser.add_argument("--warm-up", choices=SCENARIO_NAMES, help="what runs first, uncounted (default: the scenario)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=Path("peers.json"), help="every run, as JSON")
@@ -219,13 +153,12 @@ def main() -> None:
     peers = {"kvplan": sys.executable, **_pairs(options.peer)}
     cells: list[Cell] = []
     print(
-        f"{'model':<14} {'dtype':<9} {'scenario':<8} {'engine':<12} {'tokens/s':>9} {'kvplan is':>9}   noise  "
+        f"{'model':<14} {'dtype':<9} {'scenario':<8} {'engine':<15} {'tokens/s':>9} {'kvplan is':>9}   noise  "
         "tokens' CRC"
     )
     for model in options.model or list(DENSE):
         for dtype in options.dtype or ["float32", "bfloat16"]:
-            for name in options.scenario or ["batch"]:
-                cell = measure(model, dtype, name, peers, options)
+            for cell in chain.from_iterable(measure(model, dtype, shares, peers, options) for shares in (False, True)):
                 cells.append(cell)
                 print("\n".join(_lines(cell)), flush=True)
                 options.out.write_text(json.dumps([asdict(done) for done in cells], indent=1) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from formats import QUANTISED, computed_type, gguf_path
 from protocol import Loaded, Order, serve
 from workload import MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Scenario, sampling_settings
 
@@ -14,9 +15,9 @@ def load(order: Order) -> Loaded:
 
     torch.set_num_threads(order.num_threads)
     llm = LLM(
-        model=order.directory,
+        model=gguf_path(order.directory) if order.dtype in QUANTISED else order.directory,
         device="cpu",
-        dtype=order.dtype,
+        dtype=computed_type(order.dtype),
         device_memory="6GiB",
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=MAX_NUM_SEQS,

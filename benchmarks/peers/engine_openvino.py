@@ -7,6 +7,7 @@ which is another accuracy.
 
 from __future__ import annotations
 
+from formats import computed_type, openvino_path
 from protocol import Loaded, Order, serve
 from workload import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Request, Scenario
 
@@ -23,13 +24,14 @@ def load(order: Order) -> Loaded:
     scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = order.shares_prefixes
     can_bfloat16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    precision = "bf16" if order.dtype == "bfloat16" and can_bfloat16 else "f32"
+    precision = "bf16" if computed_type(order.dtype) == "bfloat16" and can_bfloat16 else "f32"
     properties = {
         "INFERENCE_PRECISION_HINT": precision,
         "KV_CACHE_PRECISION": precision,
         "INFERENCE_NUM_THREADS": order.num_threads,
     }
-    pipeline = genai.ContinuousBatchingPipeline(order.directory + "-openvino", scheduler, "CPU", properties)
+    directory = openvino_path(order.directory, order.dtype)
+    pipeline = genai.ContinuousBatchingPipeline(directory, scheduler, "CPU", properties)
 
     def configure(request: Request, num_samples: int) -> object:
         config = genai.GenerationConfig()

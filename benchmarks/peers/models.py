@@ -43,6 +43,23 @@ def _llama() -> dict[str, Any]:
     }
 
 
+def _llama_1b() -> dict[str, Any]:
+    """The shape of Llama-3.2-1B, its positions not scaled, which costs the same and which GGUF files keep simple."""
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        "rms_norm_eps": 1e-5,
+    }
+
+
 def _qwen3_moe() -> dict[str, Any]:
     """Qwen3-MoE's layers, half a billion parameters."""
     return {
@@ -111,6 +128,7 @@ def _qwen3_5() -> dict[str, Any]:
 CONFIGS = {
     "gpt2-124m": _gpt2,
     "llama-135m": _llama,
+    "llama-1b": _llama_1b,
     "qwen3-moe-0.5b": _qwen3_moe,
     "gemma-3-270m": _gemma3,
     "qwen3.5-0.8b": _qwen3_5,

@@ -13,6 +13,7 @@ import numpy as np
 VOCAB_SIZES = {
     "gpt2-124m": 50257,
     "llama-135m": 49152,
+    "llama-1b": 128256,
     "qwen3-moe-0.5b": 32000,
     "gemma-3-270m": 262144,
     "qwen3.5-0.8b": 248320,
@@ -64,6 +65,16 @@ def _single(vocab_size: int) -> Scenario:
     return Scenario("single", [Request(_tokens(np.random.default_rng(1), vocab_size, 32), 512)])
 
 
+def _short(vocab_size: int) -> Scenario:
+    """As `single`, for models whose 512 tokens would take a minute."""
+    return Scenario("short", [Request(_tokens(np.random.default_rng(1), vocab_size, 32), 96)])
+
+
+def _sixteen(vocab_size: int) -> Scenario:
+    generator = np.random.default_rng(4)
+    return Scenario("sixteen", [Request(_tokens(generator, vocab_size, 32), 96) for _ in range(16)])
+
+
 def _prefix(vocab_size: int) -> Scenario:
     """64 requests behind 4 prompts of 512 tokens: each run draws the same tokens, so later runs find them cached."""
     generator = np.random.default_rng(2)
@@ -92,7 +103,14 @@ def sampling_settings(request: Request, num_samples: int) -> dict[str, float | b
     }
 
 
-_SCENARIOS = {"batch": _batch, "single": _single, "prefix": _prefix, "samples": _samples}
+_SCENARIOS = {
+    "batch": _batch,
+    "single": _single,
+    "short": _short,
+    "sixteen": _sixteen,
+    "prefix": _prefix,
+    "samples": _samples,
+}
 SCENARIO_NAMES = tuple(_SCENARIOS)
 
 
