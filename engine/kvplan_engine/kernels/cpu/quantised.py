@@ -45,7 +45,9 @@ class PackedQuantised:
             scale_storage=SCALE_CODES[weight.scales.dtype],
             has_minimum=weight.minimums is not None,
         )
-        self._packed = torch.empty(kernels.quantised_bytes(byref(self._format), inputs, outputs, gated), dtype=torch.uint8)
+        self._packed = torch.empty(
+            kernels.quantised_bytes(byref(self._format), inputs, outputs, gated), dtype=torch.uint8
+        )
         advise_huge_pages(self._packed)
         kernels.pack_quantised(
             *(byref(self._format), weight.codes.data_ptr(), weight.scales.data_ptr()),
