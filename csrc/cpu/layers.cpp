@@ -7,64 +7,6 @@
 
 namespace {
 
-int multiply(kvplan_packed_linear product, const void* x, void* out, int64_t rows, int threads) {
-  product.x = x;
-  product.out = out;
-  product.rows = rows;
-  product.x_stride = product.inputs;
-  product.out_stride = kvplan::is_gated(product.activation) ? product.outputs / 2 : product.outputs;
-  return kvplan_multiply_packed(&product, threads);
-}
-
-// hidden += delta, normed = norm(hidden); LayerNorm where there is a bias.
-int add_and_normalise(kvplan_norm norm, const kvplan_layers& run, int threads) {
-  norm.delta = run.delta;
-  norm.x = run.hidden;
-  norm.out = run.normed;
-  norm.rows = run.attention->num_tokens;
-  norm.delta_stride = norm.x_stride = norm.out_stride = norm.width;
-  return norm.bias == nullptr ? kvplan_rms_norm(&norm, threads) : kvplan_layer_norm(&norm, threads);
-}
-
-// Each of `count` heads of every token, from head `first` of qkv on, in place.
-int normalise_heads(kvplan_norm norm, const kvplan_layers& run, int64_t first, int64_t count, int threads) {
-  if (norm.weight == nullptr) return KVPLAN_OK;
-  const kvplan_attention& attention = *run.attention;
-  const int64_t element = attention.storage == KVPLAN_BFLOAT16 ? 2 : 4;
-  norm.x = norm.out = static_cast<char*>(run.qkv) + first * attention.head_size * element;
-  norm.rows = attention.num_tokens * count;
-  norm.heads = count;
-  norm.x_stride = norm.out_stride = attention.query_row_stride;
-  return norm.bias == nullptr ? kvplan_rms_norm(&norm, threads) : kvplan_layer_norm(&norm, threads);
-}
-
-int normalise_queries_and_keys(const kvplan_layers& run, const kvplan_layer& layer, int threads) {
-  const int64_t queries = run.attention->num_heads, keys = run.attention->num_kv_heads;
-  const int status = normalise_heads(layer.query_norm, run, 0, queries, threads);
-  return status == KVPLAN_OK ? normalise_heads(layer.key_norm, run, queries, keys, threads) : status;
-}
-
-int rotate(const kvplan_layers& run, int threads) {
-  const kvplan_attention& attention = *run.attention;
-  return kvplan_rope(run.qkv, attention.query_row_stride, attention.query_head_stride, run.positions, run.cos_sin,
-                     run.rope_rows, attention.num_tokens, attention.num_heads + attention.num_kv_heads, run.rotary,
-                     attention.storage, threads);
-}
-
-int write_kv(const kvplan_layers& run, int64_t layer, int threads) {
-  kvplan_kv_write write = *run.write;
-  write.keys = static_cast<char*>(write.keys) + layer * run.kv_layer_bytes;
-  write.values = static_cast<char*>(write.values) + layer * run.kv_layer_bytes;
-  return kvplan_write_kv(&write, threads);
-}
-
-int attend(const kvplan_layers& run, int64_t layer, int threads) {
-  kvplan_attention attention = *run.attention;
-  attention.keys = static_cast<const char*>(attention.keys) + layer * run.kv_layer_bytes;
-  attention.values = static_cast<const char*>(attention.values) + layer * run.kv_layer_bytes;
-  return kvplan_paged_attention(&attention, threads);
-}
-
 // Adds the time since the last call to an operation's place; does nothing where nobody asked for times.
 class OperationClock {
  public:
@@ -72,13 +14,11 @@ class OperationClock {
     if (seconds_ != nullptr) last_ = std::chrono::steady_clock::now();
   }
 
-  // Passes the operation's status on.
-  int ended(kvplan_layer_operation operation, int status) {
-    if (seconds_ == nullptr) return status;
+  void ended(kvplan_layer_operation operation) {
+    if (seconds_ == nullptr) return;
     const auto now = std::chrono::steady_clock::now();
     seconds_[operation] += std::chrono::duration<double>(now - last_).count();
     last_ = now;
-    return status;
   }
 
  private:
@@ -86,61 +26,166 @@ class OperationClock {
   std::chrono::steady_clock::time_point last_;
 };
 
-// From the layer's input to its keys and values in the pool.
-int run_first_half(const kvplan_layers& run, int64_t index, int threads, OperationClock& clock) {
-  const kvplan_layer& layer = run.layers[index];
-  int status = clock.ended(KVPLAN_QKV, multiply(layer.qkv, run.normed, run.qkv, run.attention->num_tokens, threads));
-  if (status == KVPLAN_OK && layer.query_norm.weight != nullptr)
-    status = clock.ended(KVPLAN_NORMS, normalise_queries_and_keys(run, layer, threads));
-  if (status == KVPLAN_OK && run.cos_sin != nullptr) status = clock.ended(KVPLAN_ROPE, rotate(run, threads));
-  return status == KVPLAN_OK ? clock.ended(KVPLAN_WRITE_KV, write_kv(run, index, threads)) : status;
-}
+bool exists(const kvplan_norm& norm) { return norm.weight != nullptr; }
 
-int run_second_half(const kvplan_layers& run, int64_t index, int threads, OperationClock& clock) {
-  const kvplan_layer& layer = run.layers[index];
-  const int64_t rows = run.attention->num_tokens;
-  const void* attended = run.attention->out;
-  int status = clock.ended(KVPLAN_ATTENTION, attend(run, index, threads));
-  if (status == KVPLAN_OK)
-    status = clock.ended(KVPLAN_OUTPUT, multiply(layer.output, attended, run.delta, rows, threads));
-  if (status == KVPLAN_OK) status = clock.ended(KVPLAN_NORMS, add_and_normalise(layer.mlp_norm, run, threads));
-  if (status == KVPLAN_OK) status = clock.ended(KVPLAN_UP, multiply(layer.up, run.normed, run.inner, rows, threads));
-  if (status == KVPLAN_OK) status = clock.ended(KVPLAN_DOWN, multiply(layer.down, run.inner, run.delta, rows, threads));
-  if (status == KVPLAN_OK) status = clock.ended(KVPLAN_NORMS, add_and_normalise(layer.next_norm, run, threads));
-  return status;
-}
+int64_t element_size(int storage) { return storage == KVPLAN_BFLOAT16 ? 2 : 4; }
 
-// The run narrowed to its last rows, whose residual stream and queries are copied together.
-kvplan_layers take_last_rows(const kvplan_layers& run) {
-  const kvplan_attention& all = *run.attention;
-  const size_t element = all.storage == KVPLAN_BFLOAT16 ? 2 : 4;
-  const size_t hidden_bytes = element * static_cast<size_t>(run.layers[0].next_norm.width);
-  const size_t query_bytes = element * static_cast<size_t>(all.num_heads * all.head_size);
-  const size_t stride_bytes = element * static_cast<size_t>(all.query_row_stride);
-  kvplan_layers last = run;
-  last.attention = run.last_attention;
-  last.hidden = run.last_hidden;
-  char* query = static_cast<char*>(const_cast<void*>(last.attention->query));
-  for (int64_t i = 0; i < last.attention->num_tokens; ++i) {
-    const size_t to = static_cast<size_t>(i), from = static_cast<size_t>(run.last_rows[i]);
-    std::memcpy(static_cast<char*>(last.hidden) + to * hidden_bytes,
-                static_cast<const char*>(run.hidden) + from * hidden_bytes, hidden_bytes);
-    std::memcpy(query + to * query_bytes, static_cast<const char*>(all.query) + from * stride_bytes, query_bytes);
+// One layer of a step. After an operation that failed the others do nothing.
+class LayerStep {
+ public:
+  LayerStep(const kvplan_layers& run, const kvplan_layer& layer, OperationClock& clock, int threads)
+      : run_(run), layer_(layer), place_(run.places[layer.place]), attention_(*place_.attention), hidden_(run.hidden),
+        clock_(clock), threads_(threads) {}
+
+  // From the layer's input to its keys and values in the pool.
+  int first_half() {
+    timed(KVPLAN_QKV, [&] { return multiply(layer_.qkv, run_.normed, run_.qkv); });
+    if (exists(layer_.query_norm)) timed(KVPLAN_NORMS, [&] { return normalise_queries_and_keys(); });
+    if (place_.cos_sin != nullptr) timed(KVPLAN_ROPE, [&] { return rotate(); });
+    timed(KVPLAN_WRITE_KV, [&] { return write_kv(); });
+    return status_;
   }
-  return last;
-}
+
+  // From there to the next layer's input.
+  int second_half() {
+    timed(KVPLAN_ATTENTION, [&] { return attend(); });
+    timed(KVPLAN_OUTPUT, [&] { return multiply(layer_.output, attention_.out, run_.delta); });
+    timed(KVPLAN_NORMS, [&] { return add_and_normalise(layer_.attention_post_norm, layer_.mlp_norm); });
+    if (layer_.mixture != nullptr) {
+      timed(KVPLAN_MIXTURE, [&] { return run_mixture(); });
+    } else {
+      timed(KVPLAN_UP, [&] { return multiply(layer_.up, run_.normed, run_.inner); });
+      timed(KVPLAN_DOWN, [&] { return multiply(layer_.down, run_.inner, run_.delta); });
+    }
+    timed(KVPLAN_NORMS, [&] { return add_and_normalise(layer_.mlp_post_norm, layer_.next_norm); });
+    return status_;
+  }
+
+  // Goes on with the run's last rows, whose residual stream and queries are copied together.
+  void take_last_rows() {
+    const int64_t element = element_size(attention_.storage), stride_bytes = element * attention_.query_row_stride;
+    const int64_t hidden_bytes = element * layer_.next_norm.width;
+    const size_t query_bytes = static_cast<size_t>(element * attention_.num_heads * attention_.head_size);
+    const char* all_queries = static_cast<const char*>(attention_.query);
+    attention_ = *run_.last_attention;
+    hidden_ = run_.last_hidden;
+    char* queries = static_cast<char*>(const_cast<void*>(attention_.query));
+    for (int64_t i = 0; i < attention_.num_tokens; ++i) {
+      const int64_t from = run_.last_rows[i];
+      std::memcpy(static_cast<char*>(hidden_) + i * hidden_bytes,
+                  static_cast<const char*>(run_.hidden) + from * hidden_bytes, static_cast<size_t>(hidden_bytes));
+      std::memcpy(queries + static_cast<size_t>(i) * query_bytes, all_queries + from * stride_bytes, query_bytes);
+    }
+  }
+
+ private:
+  template <typename Operation>
+  void timed(kvplan_layer_operation name, Operation operation) {
+    if (status_ != KVPLAN_OK) return;
+    status_ = operation();
+    clock_.ended(name);
+  }
+
+  int multiply(kvplan_packed_linear product, const void* x, void* out) const {
+    product.x = x;
+    product.out = out;
+    product.rows = attention_.num_tokens;
+    product.x_stride = product.inputs;
+    product.out_stride = kvplan::is_gated(product.activation) ? product.outputs / 2 : product.outputs;
+    return kvplan_multiply_packed(&product, threads_);
+  }
+
+  int normalise(const kvplan_norm& norm) const {
+    return norm.bias == nullptr ? kvplan_rms_norm(&norm, threads_) : kvplan_layer_norm(&norm, threads_);
+  }
+
+  // delta = post(delta) where there is one, then hidden += delta and normed = norm(hidden).
+  int add_and_normalise(kvplan_norm post, kvplan_norm norm) const {
+    post.rows = norm.rows = attention_.num_tokens;
+    if (exists(post)) {
+      post.x = post.out = run_.delta;
+      post.x_stride = post.out_stride = post.width;
+      if (const int status = normalise(post); status != KVPLAN_OK) return status;
+    }
+    norm.delta = run_.delta;
+    norm.x = hidden_;
+    norm.out = run_.normed;
+    norm.delta_stride = norm.x_stride = norm.out_stride = norm.width;
+    return normalise(norm);
+  }
+
+  // Each of `count` heads of every token, from head `first` of qkv on, in place.
+  int normalise_heads(kvplan_norm norm, int64_t first, int64_t count) const {
+    norm.x = norm.out =
+        static_cast<char*>(run_.qkv) + first * attention_.head_size * element_size(attention_.storage);
+    norm.rows = attention_.num_tokens * count;
+    norm.heads = count;
+    norm.x_stride = norm.out_stride = attention_.query_row_stride;
+    return normalise(norm);
+  }
+
+  int normalise_queries_and_keys() const {
+    const int64_t queries = attention_.num_heads, keys = attention_.num_kv_heads;
+    const int status = normalise_heads(layer_.query_norm, 0, queries);
+    return status == KVPLAN_OK ? normalise_heads(layer_.key_norm, queries, keys) : status;
+  }
+
+  int rotate() const {
+    return kvplan_rope(run_.qkv, attention_.query_row_stride, attention_.query_head_stride, run_.positions,
+                       place_.cos_sin, place_.rope_rows, attention_.num_tokens,
+                       attention_.num_heads + attention_.num_kv_heads, place_.rotary, attention_.storage, threads_);
+  }
+
+  int write_kv() const {
+    kvplan_kv_write write = *place_.write;
+    write.keys = static_cast<char*>(write.keys) + layer_.key_offset;
+    write.values = static_cast<char*>(write.values) + layer_.value_offset;
+    return kvplan_write_kv(&write, threads_);
+  }
+
+  int attend() const {
+    kvplan_attention attention = attention_;
+    attention.keys = static_cast<const char*>(attention.keys) + layer_.key_offset;
+    attention.values = static_cast<const char*>(attention.values) + layer_.value_offset;
+    return kvplan_paged_attention(&attention, threads_);
+  }
+
+  int run_mixture() const {
+    kvplan_mixture mixture = *layer_.mixture;
+    mixture.x = run_.normed;
+    mixture.out = run_.delta;
+    mixture.x_stride = mixture.out_stride = mixture.hidden;
+    mixture.rows = attention_.num_tokens;
+    mixture.expert_ids = run_.expert_ids;
+    mixture.expert_weights = run_.expert_weights;
+    mixture.inner = run_.expert_inner;
+    return kvplan_run_mixture(&mixture, threads_);
+  }
+
+  const kvplan_layers& run_;
+  const kvplan_layer& layer_;
+  const kvplan_layer_place& place_;
+  kvplan_attention attention_;
+  void* hidden_;
+  OperationClock& clock_;
+  int threads_;
+  int status_ = KVPLAN_OK;
+};
 
 }  // namespace
 
 int kvplan_run_layers(const kvplan_layers* run, int threads) {
-  int status = KVPLAN_OK;
   OperationClock clock(run->operation_seconds);
-  for (int64_t i = 0; i < run->num_layers && status == KVPLAN_OK; ++i) {
-    status = run_first_half(*run, i, threads, clock);
+  for (int64_t i = 0; i < run->num_layers; ++i) {
+    LayerStep step(*run, run->layers[i], clock, threads);
+    int status = step.first_half();
     if (status != KVPLAN_OK) return status;
-    const bool narrows = run->last_attention != nullptr && i + 1 == run->num_layers;
-    if (narrows && run->last_attention->num_tokens == 0) return KVPLAN_OK;
-    status = run_second_half(narrows ? take_last_rows(*run) : *run, i, threads, clock);
+    if (run->last_attention != nullptr && i + 1 == run->num_layers) {
+      if (run->last_attention->num_tokens == 0) return KVPLAN_OK;
+      step.take_last_rows();
+    }
+    status = step.second_half();
+    if (status != KVPLAN_OK) return status;
   }
-  return status;
+  return KVPLAN_OK;
 }

@@ -390,38 +390,52 @@ int kvplan_route(const kvplan_mixture* args, int threads);
 // their numbers, the shared one last, so a row's result does not depend on its batch.
 int kvplan_run_mixture(const kvplan_mixture* args, int threads);
 
-// The weights of a decoder's layer. Of the products and norms only what belongs to the weights is set; next_norm is the
-// one before the next layer's attention, or the model's last. A norm with a bias is a LayerNorm, one without an RMSNorm.
+// A decoder's layer. Of the products and norms only what belongs to the weights is set; next_norm is the one before the
+// next layer's attention, or the model's last. A norm with a bias is a LayerNorm, one without an RMSNorm.
 typedef struct kvplan_layer {
   kvplan_packed_linear qkv, output, up, down;
   kvplan_norm mlp_norm, next_norm;
   // of each query and each key before the rotation; without a weight: none
   kvplan_norm query_norm, key_norm;
+  // of what attention and the MLP add, before they add it; without a weight: none
+  kvplan_norm attention_post_norm, mlp_post_norm;
+  // in the place of up and down; its rows and their memory are not set. NULL: an MLP
+  const kvplan_mixture* mixture;
+  // which of the step's places, and where its keys and values lie, in bytes from those of the place
+  int64_t place, key_offset, value_offset;
 } kvplan_layer;
+
+// What is equal in a step for all layers whose tokens lie in the same blocks and that attend alike.
+typedef struct kvplan_layer_place {
+  // the query lies at the beginning of `qkv`, and write's rows behind it
+  const kvplan_attention* attention;
+  const kvplan_kv_write* write;
+  // [rope_rows, rotary], or null for layers without rotary positions
+  const float* cos_sin;
+  int64_t rope_rows, rotary;
+} kvplan_layer_place;
 
 // All layers of one step over T tokens. Buffers are dense and of the attention's `storage`.
 typedef struct kvplan_layers {
   // [num_layers]
   const kvplan_layer* layers;
   int64_t num_layers;
+  const kvplan_layer_place* places;
   // [T, hidden size]: the residual stream, its normalised copy (of the first layer's norm at the start, of the last
   // norm at the end), what a block adds
   void* hidden;
   void* normed;
   void* delta;
-  // [T, num_heads + 2 * num_kv_heads, head_size]: queries, keys, values; attention->query and write's rows lie in it
+  // [T, num_heads + 2 * num_kv_heads, head_size] of each layer: queries, keys, values
   void* qkv;
   // [T, inputs of `down`]
   void* inner;
-  // of the first layer; the others' keys and values follow kv_layer_bytes apart
-  const kvplan_attention* attention;
-  const kvplan_kv_write* write;
-  int64_t kv_layer_bytes;
+  // a mixture's memory, as its fields of these names say; never needed together with qkv or inner
+  int32_t* expert_ids;
+  float* expert_weights;
+  void* expert_inner;
   // [T]
   const int64_t* positions;
-  // [rope_rows, rotary], or null for models without rotary positions
-  const float* cos_sin;
-  int64_t rope_rows, rotary;
   // Null: every row goes through all of the last layer. Otherwise, behind the last layer's keys and values, only some
   // rows do, and `normed` holds these at the end: the attention over them, whose query [R, num_heads, head_size] is
   // memory for their queries, next to `out`; its num_tokens is R
@@ -444,6 +458,7 @@ enum kvplan_layer_operation {
   KVPLAN_NORMS,
   KVPLAN_UP,
   KVPLAN_DOWN,
+  KVPLAN_MIXTURE,
   KVPLAN_LAYER_OPERATIONS
 };
 

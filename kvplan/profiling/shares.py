@@ -30,6 +30,7 @@ OPERATION_TITLES: Final[Mapping[str, str]] = {
     "norms": "residuals and norms",
     "up": "MLP up product, activation",
     "down": "MLP down product",
+    "mixture": "router and experts",
 }
 """The engine's names (``LAYER_OPERATIONS``); what comes before and after the layers is the rest of forward."""
 

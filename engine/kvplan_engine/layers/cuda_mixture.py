@@ -16,6 +16,8 @@ from kvplan_engine.layers.mixture import MixtureRoom, mixture_weights
 class CudaMixtureRun:
     """A MixtureRun: one layer's mixture on a CUDA device."""
 
+    layer_args = None
+
     def __init__(self, kernels: CudaMixture) -> None:
         self._kernels = kernels
 

@@ -17,6 +17,7 @@ from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.kernels import torch_mixture
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels
 from kvplan_engine.kernels.cpu.mixture import PackedMixture, packs_mixture
+from kvplan_engine.kernels.cpu.mixture_args import MixtureArgs
 from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureWeights
 
 
@@ -34,7 +35,13 @@ class MixtureRoom:
 
 
 class MixtureRun(Protocol):
-    """One layer's mixture."""
+    """One layer's mixture.
+
+    layer_args: as the CPU kernels' call for all layers takes it, without its rows; None where they do not have it.
+    """
+
+    @property
+    def layer_args(self) -> MixtureArgs | None: ...
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor, room: MixtureRoom) -> None:
         """out [T, H] = the mixture of x [T, H]; not the same memory."""
@@ -62,6 +69,8 @@ def make_mixture(kinds: Sequence[MixtureKind], mixture: Mixture, weights: Weight
 class TorchMixture:
     """Plain torch over the weights as they were published. Takes every mixture, on any device."""
 
+    layer_args = None
+
     def __init__(self, mixture: Mixture, weights: MixtureWeights) -> None:
         self._mixture, self._weights = mixture, weights
 
@@ -84,6 +93,10 @@ class PanelMixture:
 
     def __init__(self, packed: PackedMixture) -> None:
         self._packed = packed
+
+    @property
+    def layer_args(self) -> MixtureArgs:
+        return self._packed.args
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor, room: MixtureRoom) -> None:
         self._packed.run(x, out, room.ids, room.shares, room.inner)

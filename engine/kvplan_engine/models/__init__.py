@@ -19,6 +19,6 @@
     known_parts      what of a description the decoder computes; the rest is refused by name
     part_kernels     the kernels that a part is made with
     step_space       what the parts share in one step
-    layer_run        all layers in one call, where the kernels have one
+    one_call/        all layers in one call, where the kernels have one
     step_batch       what the decoder reads in one step
 """

@@ -33,7 +33,8 @@ from kvplan_engine.layers.onednn import FewRowsLinear, OneDnnLinear
 from kvplan_engine.layers.panels import Panels
 from kvplan_engine.layers.quantised_linear import QuantisedPanels, WidenedRows
 from kvplan_engine.models.decoder_layer import DecoderLayer
-from kvplan_engine.models.layer_run import CpuLayerRun, LayerRun
+from kvplan_engine.models.one_call.cpu_layer_run import CpuLayerRun
+from kvplan_engine.models.one_call.layer_run import LayerRun
 from kvplan_engine.models.part_kernels import PartKernels
 
 MakeLayerRun = Callable[[Sequence[DecoderLayer], Norm], "LayerRun | None"]

@@ -83,13 +83,6 @@ class KvPool:
                 if isinstance(mixer, State):
                     self._add_states(index, mixer, model_dtype)
 
-    @property
-    def layer_bytes(self) -> int:
-        """Bytes from one layer's keys to the next's, where all layers are alike."""
-        if len(self.layers) == 1:
-            return 0
-        return self.of(1).keys.data_ptr() - self.of(0).keys.data_ptr()
-
     def of(self, layer: int) -> LayerCache:
         """Where the keys and values of ``layer``, which has attention, lie."""
         cache = self.layers[layer]

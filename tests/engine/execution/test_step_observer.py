@@ -103,7 +103,8 @@ def test_the_operations_of_the_layers_take_the_time_of_their_call(engine: Engine
     elapsed = time.perf_counter() - began
     seconds = run.operation_seconds()
     assert tuple(seconds) == LAYER_OPERATIONS
-    assert all(value > 0 for value in seconds.values())
+    assert all(value > 0 for name, value in seconds.items() if name != "mixture")
+    assert seconds["mixture"] == 0.0  # this model's layers have MLPs
     assert sum(seconds.values()) < elapsed
 
 
@@ -115,4 +116,4 @@ def test_operation_times_add_up_over_steps(engine: Engine) -> None:
     first = dict(run.operation_seconds())
     engine.step()
     second = run.operation_seconds()
-    assert all(second[name] > first[name] for name in LAYER_OPERATIONS)
+    assert all(second[name] > first[name] for name in LAYER_OPERATIONS if name != "mixture")

@@ -46,6 +46,44 @@ LLAMA = {
 
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}  # each head of queries and keys normed
 
+GEMMA3 = LLAMA | {  # norms behind attention and MLP; windows, so that layers lie in several blocks of a bundle
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 5,
+    "sliding_window": 20,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] + ["sliding_attention"] * 2,
+    "query_pre_attn_scalar": 8,
+    "rope_local_base_freq": 10000.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+QWEN3_MOE = LLAMA | {  # the first layer an MLP, then mixtures
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 16,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "mlp_only_layers": [0],
+    "norm_topk_prob": True,
+}
+GPT_OSS = LLAMA | {  # sinks of each layer's own, biases, a clipped activation in a mixture
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "intermediate_size": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 20,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "attention_bias": True,
+}
+MODELS = {
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "qwen3": QWEN3,
+    "gemma3": GEMMA3,
+    "qwen3-moe": QWEN3_MOE,
+    "gpt-oss": GPT_OSS,
+}
+
 
 def start_engine(config: dict[str, object], dtype: str) -> Engine:
     """An engine with 24 tokens a step and a pool of zeros."""
@@ -101,7 +139,7 @@ def _run(config: dict[str, object], dtype: str, one_call: bool) -> tuple[list[tu
 
 @pytest.mark.parametrize("amx", [False], ids=["no-amx"], indirect=True)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("config", [GPT2, LLAMA, QWEN3], ids=["gpt2", "llama", "qwen3"])
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 def test_one_call_computes_what_the_loop_computes(config: dict[str, object], dtype: str, amx: bool) -> None:
     one_call, loop = _run(config, dtype, True), _run(config, dtype, False)
     assert one_call[0] == loop[0]

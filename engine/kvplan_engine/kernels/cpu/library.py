@@ -153,14 +153,23 @@ class LayerArgs(ctypes.Structure):
     """struct kvplan_layer."""
 
     _fields_ = (
-        ("qkv", PackedLinearArgs),
-        ("output", PackedLinearArgs),
-        ("up", PackedLinearArgs),
-        ("down", PackedLinearArgs),
-        ("mlp_norm", NormArgs),
-        ("next_norm", NormArgs),
-        ("query_norm", NormArgs),
-        ("key_norm", NormArgs),
+        *((name, PackedLinearArgs) for name in ("qkv", "output", "up", "down")),
+        *((name, NormArgs) for name in ("mlp_norm", "next_norm", "query_norm", "key_norm")),
+        *((name, NormArgs) for name in ("attention_post_norm", "mlp_post_norm")),
+        ("mixture", POINTER(MixtureArgs)),
+        *((name, c_int64) for name in ("place", "key_offset", "value_offset")),
+    )
+
+
+class LayerPlaceArgs(ctypes.Structure):
+    """struct kvplan_layer_place."""
+
+    _fields_ = (
+        ("attention", POINTER(AttentionArgs)),
+        ("write", POINTER(KvWriteArgs)),
+        ("cos_sin", c_void_p),
+        ("rope_rows", c_int64),
+        ("rotary", c_int64),
     )
 
 
@@ -170,18 +179,10 @@ class LayersArgs(ctypes.Structure):
     _fields_ = (
         ("layers", POINTER(LayerArgs)),
         ("num_layers", c_int64),
-        ("hidden", c_void_p),
-        ("normed", c_void_p),
-        ("delta", c_void_p),
-        ("qkv", c_void_p),
-        ("inner", c_void_p),
-        ("attention", POINTER(AttentionArgs)),
-        ("write", POINTER(KvWriteArgs)),
-        ("kv_layer_bytes", c_int64),
+        ("places", POINTER(LayerPlaceArgs)),
+        *((name, c_void_p) for name in ("hidden", "normed", "delta", "qkv", "inner")),
+        *((name, c_void_p) for name in ("expert_ids", "expert_weights", "expert_inner")),
         ("positions", c_void_p),
-        ("cos_sin", c_void_p),
-        ("rope_rows", c_int64),
-        ("rotary", c_int64),
         ("last_attention", POINTER(AttentionArgs)),
         ("last_rows", c_void_p),
         ("last_hidden", c_void_p),
@@ -189,7 +190,7 @@ class LayersArgs(ctypes.Structure):
     )
 
 
-LAYER_OPERATIONS = ("qkv", "rope", "write_kv", "attention", "output", "norms", "up", "down")
+LAYER_OPERATIONS = ("qkv", "rope", "write_kv", "attention", "output", "norms", "up", "down", "mixture")
 """enum kvplan_layer_operation: the order of LayersArgs.operation_seconds."""
 
 

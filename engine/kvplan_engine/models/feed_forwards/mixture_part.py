@@ -6,6 +6,7 @@ import torch
 
 from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.description.feed_forward import Mixture
+from kvplan_engine.kernels.cpu.mixture_args import MixtureArgs
 from kvplan_engine.layers.mixture import MixtureRoom, make_mixture
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.part_kernels import PartKernels
@@ -22,13 +23,21 @@ class MixturePart:
         self._mixture = mixture
         self._run = make_mixture(kernels.mixtures, mixture, weights, index)
 
+    @property
+    def layer_args(self) -> MixtureArgs | None:
+        """See MixtureRun.layer_args."""
+        return self._run.layer_args
+
     def __call__(self, normed: torch.Tensor, workspace: Workspace, delta: torch.Tensor) -> None:
         """From ``normed`` [T, H] into ``delta`` [T, H], by way of the scratch buffer."""
-        self._run(normed, delta, self._room(normed.shape[0], workspace["scratch"].view(-1)))
+        self._run(normed, delta, self.room(normed.shape[0], workspace))
 
-    def _room(self, rows: int, scratch: torch.Tensor) -> MixtureRoom:
-        """``scratch`` cut up. Behind the activation an expert's inner columns are half of those that it is made for."""
-        mixture = self._mixture
+    def room(self, rows: int, workspace: Workspace) -> MixtureRoom:
+        """The scratch buffer cut up for so many rows.
+
+        Behind the activation an expert's inner columns are half of those that the buffer is made for.
+        """
+        mixture, scratch = self._mixture, workspace["scratch"].view(-1)
         shape = (rows, mixture.top_k)
         choices = rows * mixture.top_k
         raw = scratch.view(torch.uint8)

@@ -1,0 +1,104 @@
+"""The CPU kernels' call for all layers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import POINTER, Array, byref, c_double, cast, pointer
+
+import torch
+
+from kvplan_engine.attention.cpu import CpuBackend, raise_for
+from kvplan_engine.kernels.cpu.library import (
+    LAYER_OPERATIONS,
+    STATUS_OK,
+    CpuKernels,
+    LayerArgs,
+    LayerPlaceArgs,
+    LayersArgs,
+)
+from kvplan_engine.layers.norm import Norm
+from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.decoder_layer import DecoderLayer
+from kvplan_engine.models.feed_forwards.mixture_part import MixturePart
+from kvplan_engine.models.kv_pool import KvPool
+from kvplan_engine.models.mixers.attention_part import AttentionPart
+from kvplan_engine.models.one_call.layer_args import all_layer_args
+from kvplan_engine.models.one_call.places import LayerPlace, set_places
+from kvplan_engine.models.step_batch import StepBatch
+from kvplan_engine.models.step_space import StepSpace
+
+
+class CpuLayerRun:
+    """The layers' weights as the CPU kernels take them. Holds addresses: the layers must outlive it."""
+
+    def __init__(
+        self,
+        layers: Sequence[DecoderLayer],
+        args: Sequence[LayerArgs],
+        attention: CpuBackend,
+        kernels: CpuKernels,
+    ) -> None:
+        self._attention, self._kernels = attention, kernels
+        self._layers = (LayerArgs * len(args))(*args)
+        self._parts: list[AttentionPart] = [layer.attention for layer in layers if layer.attention is not None]
+        mixtures = (layer.feed_forward for layer in layers)
+        self._mixture = next((part for part in mixtures if isinstance(part, MixturePart)), None)
+        self._pool: Callable[[], KvPool | None] = lambda: (
+            None
+        )  # not kept: its memory is given back before a new one is had
+        self._places: list[LayerPlace] = []
+        self._seconds: Array[c_double] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        layers: Sequence[DecoderLayer],
+        final_norm: Norm,
+        attention: CpuBackend,
+        kernels: CpuKernels,
+    ) -> CpuLayerRun | None:
+        """One call for all ``layers``, or None where the kernels lack a part of them."""
+        args = all_layer_args(layers, final_norm)
+        return None if args is None else cls(layers, args, attention, kernels)
+
+    def __call__(self, batch: StepBatch, kv: KvPool, workspace: Workspace) -> None:
+        """See LayerRun.__call__."""
+        if kv is not self._pool():
+            self._pool, self._places = weakref.ref(kv), set_places(self._layers, self._parts, kv)
+        step = StepSpace(batch, kv, workspace)
+        scratch = workspace["scratch"].data_ptr()
+        args = LayersArgs(
+            layers=cast(self._layers, POINTER(LayerArgs)),
+            num_layers=len(self._layers),
+            places=self._step_places(step),
+            **{name: workspace[name].data_ptr() for name in ("hidden", "normed", "delta")},
+            qkv=scratch,
+            inner=scratch,  # never needed at once
+            positions=batch.positions.data_ptr(),
+        )
+        if self._mixture is not None:
+            room = self._mixture.room(batch.num_tokens, workspace)
+            args.expert_ids, args.expert_weights = room.ids.data_ptr(), room.shares.data_ptr()
+            args.expert_inner = room.inner.data_ptr()
+        if self._seconds is not None:
+            args.operation_seconds = cast(self._seconds, POINTER(c_double))
+        sampled = self._places[self._layers[-1].place].sampled_args(step, self._attention)
+        if sampled is not None:
+            args.last_attention = pointer(sampled)
+            args.last_rows, args.last_hidden = batch.sampled_rows.data_ptr(), workspace["last_hidden"].data_ptr()
+        status = self._kernels.run_layers(byref(args), torch.get_num_threads())
+        if status != STATUS_OK:
+            raise_for(status, kv.of(0).num_blocks)
+
+    def _step_places(self, step: StepSpace) -> Array[LayerPlaceArgs]:
+        args = (place.args(step, self._attention) for place in self._places)
+        return (LayerPlaceArgs * len(self._places))(*args)
+
+    def time_operations(self) -> None:
+        """See LayerRun.time_operations."""
+        self._seconds = (c_double * len(LAYER_OPERATIONS))()
+
+    def operation_seconds(self) -> Mapping[str, float]:
+        """See LayerRun.operation_seconds."""
+        return {} if self._seconds is None else dict(zip(LAYER_OPERATIONS, self._seconds, strict=True))
