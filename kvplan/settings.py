@@ -32,6 +32,8 @@ SPECULATION_PANEL: Final = "Speculative decoding"
 GROUP_SIZES: Final = (-1, 32, 64, 128)
 """What vLLM's kernels take (vllm/model_executor/layers/quantization/utils/marlin_utils.py)."""
 
+_OWN_OPTIONS: Final = {"device_memory_bytes": "--device-memory"}
+"""Settings that vLLM has no option for, where the option is not the name: the unit stands in the value."""
 DEFAULT_LORA_RANK: Final = 16
 """vLLM's ``max_lora_rank``."""
 
@@ -67,8 +69,8 @@ class Knob:
 
     @property
     def option(self) -> str:
-        """``--max-num-seqs``; amounts of memory carry their unit in the value, not in the option's name."""
-        return "--" + self.name.removesuffix("_bytes").replace("_", "-")
+        """``--max-num-seqs``: vLLM's option wherever vLLM has one."""
+        return _OWN_OPTIONS.get(self.name) or "--" + self.name.replace("_", "-")
 
     @property
     def is_axis(self) -> bool:
@@ -186,6 +188,15 @@ class ServingSettings:
         unit="bytes",
         example="80GiB",
         panel=GPU_PANEL,
+    )
+    kv_cache_memory_bytes: int | None = _knob(
+        None,
+        "KV cache per GPU, such as 2GiB, instead of what gpu_memory_utilization leaves. Default: that.",
+        kind="bytes",
+        unit="bytes",
+        example="2GiB",
+        panel=MEMORY_PANEL,
+        sweep_axis=SweepAxis(),
     )
     dtype: str = _knob(
         "auto",

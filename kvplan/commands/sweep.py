@@ -1,4 +1,4 @@
-"""``kvplan sweep``: measure settings with kvplan's own engine, one row per trial, and find the limits."""
+"""``kvplan sweep``: measure settings with kvplan's own engine or another, one row per trial, and find the limits."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.errors import UsageError
 from kvplan.settings import KNOBS
 from kvplan.sweeps.axes import AXES, Axis, example_of
+from kvplan.sweeps.engine_names import OTHER_ENGINES
 from kvplan.sweeps.options import SEARCH_RUNS, SweepOptions, with_absolute_paths
 
 if TYPE_CHECKING:
@@ -103,6 +104,45 @@ class MachineOptions:
     device_memory: Annotated[
         str | None,
         typer.Option(help="Total memory of the device, such as 4GiB.", rich_help_panel=MODEL_PANEL),
+    ] = None
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Who serves."""
+
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help=f"kvplan (the default), or another engine: {', '.join(OTHER_ENGINES)}.", rich_help_panel=MODEL_PANEL
+        ),
+    ] = None
+    engine_python: Annotated[
+        str | None,
+        typer.Option(help="The Python that has the engine, such as ~/vllm/bin/python.", rich_help_panel=MODEL_PANEL),
+    ] = None
+    engine_command: Annotated[
+        str | None, typer.Option(help="What starts its server, if not that Python.", rich_help_panel=MODEL_PANEL)
+    ] = None
+    engine_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="An option of the engine's own, such as enforce-eager or max-loras=4; repeatable.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
+    url: Annotated[
+        str | None,
+        typer.Option(help="With --engine openai: a server that runs already.", rich_help_panel=MODEL_PANEL),
+    ] = None
+    reuse_server: Annotated[
+        bool | None,
+        typer.Option(
+            "--reuse-server",
+            help="Lower max_num_seqs and max_num_batched_tokens of a running server instead of restarting it.",
+            rich_help_panel=MODEL_PANEL,
+        ),
     ] = None
 
 
@@ -216,6 +256,7 @@ class GoalOptions:
 def sweep(
     model: ModelOptions,
     machine: MachineOptions,
+    engine: EngineOptions,
     axes: AxisOptions,  # type: ignore[valid-type]  # made from the declared settings
     workload: WorkloadOptions,
     goals: GoalOptions,
@@ -238,15 +279,28 @@ def sweep(
         bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.", rich_help_panel=OUTPUT_PANEL)
     ] = False,
 ) -> int:
-    """Measure throughput, block occupancy and memory limits with kvplan's own engine."""
+    """Measure throughput, block occupancy and memory limits with kvplan's own engine or another."""
     given = with_absolute_paths(
-        {**given_options(model), **given_options(machine), **given_options(workload), **_goals(goals)}
+        {
+            **given_options(model),
+            **given_options(machine),
+            **_engine(engine),
+            **given_options(workload),
+            **_goals(goals),
+        }
     )
     given_axes = {name: ",".join(values) for name, values in given_options(axes).items()}
     if resume is not None:
         _refuse_together("--resume", {"--out": out is not None, "--dry-run": dry_run})
         return _resume(resume, given | given_axes, as_json=as_json)
     return _new(given, given_axes, out, dry_run=dry_run, as_json=as_json)
+
+
+def _engine(engine: EngineOptions) -> dict[str, Any]:
+    given = dict(given_options(engine))
+    if "engine_arg" in given:
+        given["engine_args"] = tuple(given.pop("engine_arg"))
+    return given
 
 
 def _goals(goals: GoalOptions) -> dict[str, Any]:
@@ -261,13 +315,15 @@ def _goals(goals: GoalOptions) -> dict[str, Any]:
 
 def _new(given: Mapping[str, Any], axes: Mapping[str, str], out: Path | None, *, dry_run: bool, as_json: bool) -> int:
     from kvplan.commands.printing import sweeps as sweep_output
+    from kvplan.engines.registry import swept_engine
     from kvplan.runs.store import free_directory
     from kvplan.sweeps.plan import make_plan
     from kvplan.sweeps.session import run_new_sweep
 
     if "model" not in given:
         raise UsageError("No model given.", hint="kvplan sweep --model gpt2")
-    plan = make_plan(SweepOptions(**given, axes=axes))
+    options = SweepOptions(**given, axes=axes)
+    plan = make_plan(options, swept_engine(options))
     if dry_run:
         sweep_output.print_dry_run(plan, as_json=as_json)
         return 0
@@ -280,6 +336,7 @@ def _new(given: Mapping[str, Any], axes: Mapping[str, str], out: Path | None, *,
 
 def _resume(directory: Path, given: Mapping[str, Any], *, as_json: bool) -> int:
     from kvplan.commands.printing import sweeps as sweep_output
+    from kvplan.engines.registry import swept_engine
     from kvplan.runs.directory import read_sweep_manifest
     from kvplan.sweeps.options import refuse_differences
     from kvplan.sweeps.session import resume_sweep
@@ -289,6 +346,7 @@ def _resume(directory: Path, given: Mapping[str, Any], *, as_json: bool) -> int:
         directory,
         sweep_output.make_progress(),
         announce=lambda plan: sweep_output.announce(plan, directory),
+        engine_of=swept_engine,
     )
     return _finish(outcome, as_json=as_json)
 

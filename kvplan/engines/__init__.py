@@ -4,4 +4,12 @@ An ``EngineAdapter`` knows one engine: its command line, its start-up log, its w
 prediction for it. Everything else is the same for all of them.
 
     interface  what an adapter is, and what goes in and out of it
+    serving/   a server's life: its process, its port, the wait until it serves, its end
+    server     one server of an engine
+    dummies    a model directory without weights
+    rows       what a server said and a load measured, in the sweep's columns
+    host       the trials of a sweep, served
+    swept      an adapter as a sweep plans with it
+    vllm/      vLLM's adapter
+    registry   which engines there are
 """

@@ -17,7 +17,7 @@ from kvplan.machine.device import Device
 from kvplan.metrics.reading import EngineName, ServerReading
 from kvplan.runs.statuses import Status
 from kvplan.runs.trials import TrialSettings
-from kvplan.sweeps.forecast.pool import PoolPrediction
+from kvplan.sweeps.forecast.pool import EngineModel
 
 Stage = Literal["starting", "serving"]
 """starting: from the command to the first answer of ``health_path``; serving: under load."""
@@ -102,7 +102,8 @@ class Ending:
 class Failure:
     """A failed start or run as the sweep's columns have it. error: one sentence with the cause and the way out.
 
-    oom_phase: see the column. largest_max_model_len: where the engine says what it would accept.
+    stops_sweep: every trial would end so, as with a command line that the engine refuses. oom_phase: see the column.
+    largest_max_model_len: where the engine says what it would accept.
     """
 
     status: Status
@@ -111,6 +112,7 @@ class Failure:
     largest_max_model_len: int | None = None
     oom_requested_bytes: int | None = None
     oom_free_bytes: int | None = None
+    stops_sweep: bool = False
 
 
 class EngineAdapter(Protocol):
@@ -139,8 +141,8 @@ class EngineAdapter(Protocol):
     def failure(self, ending: Ending) -> Failure:
         """Which of the sweep's statuses an ending is; ``crash`` with the last line where nothing is recognised."""
 
-    def predict(self, spec: ModelSpec, settings: TrialSettings, device: Device) -> PoolPrediction:
-        """What a start with these settings should hold, or how it should fail. KvplanError for what cannot be sized."""
+    def model(self, spec: ModelSpec, device: Device) -> EngineModel:
+        """What a start should hold, or how it should fail, and the settings of a sweep that names none."""
 
 
 def argument_pairs(texts: Sequence[str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from kvplan.load.processes.team import send_together
 from kvplan.load.sending import Sender, Sending, Sent, SentSoFar
 from kvplan.load.target import Target
 from kvplan.load.traffic.plan import TrafficPlan
+from kvplan.load.traffic.prompts import TokenPrompts
 from kvplan.metrics.reading import ServerReading
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import Series
@@ -75,11 +76,13 @@ def run_load(
     timeout_seconds: float,
     num_clients: int = 1,
     with_metrics: bool = True,
+    tokens: TokenPrompts | None = None,
     on_progress: OnProgress = lambda progress: None,
 ) -> LoadRun:
     """Send the plan's requests and wait for all answers. KvplanError only for what the plan itself lacks (a file).
 
     run: names it, so that its prompts are in no other run. num_clients: processes that send; with one, this one does.
+    tokens: as of Sending.
     """
     monitor = ServerMonitor(target.form.address.url, target.form.api_key)
     if with_metrics:
@@ -89,7 +92,7 @@ def run_load(
         on_progress(Progress(sent, monitor.last_reading))
 
     try:
-        sending = Sending(target, plan, timeout_seconds, run, same_prompt)
+        sending = Sending(target, plan, timeout_seconds, run, same_prompt, tokens)
         sent = _send(sending, num_clients, report)
         time.sleep(_SETTLING_SECONDS)
     finally:

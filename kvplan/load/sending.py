@@ -17,7 +17,7 @@ from kvplan.load.observed.health import HealthMeter, ProcessSample
 from kvplan.load.target import Target
 from kvplan.load.traffic.dispatch import Dispatcher
 from kvplan.load.traffic.plan import TrafficPlan
-from kvplan.load.traffic.prompts import PromptBook
+from kvplan.load.traffic.prompts import PromptBook, TokenPrompts
 from kvplan.workload.requests import RequestSpec
 
 Result = TypeVar("Result")
@@ -27,13 +27,17 @@ _PROGRESS_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What to send, and where. run: names the run, so that its prompts are in no other."""
+    """What to send, and where. run: names the run, so that its prompts are in no other.
+
+    tokens: prompts of token ids instead of words, where the server's vocabulary is known.
+    """
 
     target: Target
     plan: TrafficPlan
     timeout_seconds: float
     run: str = ""
     same_prompt: bool = False
+    tokens: TokenPrompts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +104,13 @@ class Sender:
         return Sent(tuple(self._dispatcher.records), (meter.sample,), self._interrupted)
 
     async def _send(self, spec: RequestSpec, record: RequestRecord) -> None:
-        prompt = self._book.prompt(spec.index, spec.num_prompt_tokens, spec.prefix_index, spec.num_prefix_tokens)
         sending = self._sending
+        prompt = self._prompt(spec) if sending.tokens is None else sending.tokens.prompt(spec)
         seed = sending.plan.workload.seed + spec.index
         await self._client.send(record, sending.target.form.request(prompt, spec.num_output_tokens, seed))
+
+    def _prompt(self, spec: RequestSpec) -> str:
+        return self._book.prompt(spec.index, spec.num_prompt_tokens, spec.prefix_index, spec.num_prefix_tokens)
 
     def _interrupt(self) -> None:
         self._interrupted = True

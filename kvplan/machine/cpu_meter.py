@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
 class CpuMeter:
-    """CPU time of other processes since this object was made."""
+    """CPU time of other processes since this object was made. measured: that of processes that are no others either."""
 
-    def __init__(self) -> None:
+    def __init__(self, measured: Callable[[], float] = lambda: 0.0) -> None:
+        self._measured = measured
         self._busy = _busy_seconds()
-        self._own = _own_seconds()
+        self._own = _own_seconds() + measured()
         self._started = time.perf_counter()
 
     def other_cpu_pct(self) -> float | None:
@@ -20,7 +22,7 @@ class CpuMeter:
         busy, elapsed = _busy_seconds(), time.perf_counter() - self._started
         if busy is None or self._busy is None or elapsed <= 0:
             return None
-        others = busy - self._busy - (_own_seconds() - self._own)
+        others = busy - self._busy - (_own_seconds() + self._measured() - self._own)
         return max(0.0, 100 * others / (elapsed * (os.cpu_count() or 1)))
 
 
@@ -37,3 +39,16 @@ def _busy_seconds() -> float | None:
         return None
     user, nice, system, _idle, _waiting, interrupts, soft_interrupts = (int(value) for value in fields[:7])
     return (user + nice + system + interrupts + soft_interrupts) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds_of(pids: Iterable[int]) -> float:
+    """CPU time of processes and of those that they have outlived, in seconds (proc(5)); 0 for those that are gone."""
+    return sum(map(_cpu_seconds, pids))
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

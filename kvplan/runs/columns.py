@@ -102,6 +102,9 @@ class Row(TypedDict, total=False):
     block_size: Annotated[int, About("settings", "tokens per KV block", unit="tokens")]
     max_model_len: Annotated[int, About("settings", "maximum sequence length, prompt plus output", unit="tokens")]
     max_num_batched_tokens: Annotated[int, About("settings", "maximum number of tokens in one step", unit="tokens")]
+    kv_cache_memory_bytes: Annotated[
+        int | None, About("settings", "size of the KV pool, where it was given instead of following", unit="bytes")
+    ]
     tensor_parallel_size: Annotated[int, About("settings", "devices the model is sharded over", unit="devices")]
     device_memory_bytes: Annotated[int, About("settings", "the device's total memory", unit="bytes")]
 
@@ -224,6 +227,17 @@ class Row(TypedDict, total=False):
     server_mean_itl_ms: Annotated[float | None, About("server", "mean inter-token latency by its clock", unit="ms")]
     server_mean_e2el_ms: Annotated[float | None, About("server", "mean end-to-end latency by its clock", unit="ms")]
     kv_cache_tokens: Annotated[int | None, About("server", "tokens its KV pool holds, as it says", unit="tokens")]
+    kv_cache_tokens_predicted: Annotated[
+        int | None,
+        About("server", "kv_cache_tokens predicted before the start", unit="tokens"),
+    ]
+    start_seconds: Annotated[
+        float | None,
+        About("server", "from its command to its first answer; empty: it ran already", unit="s"),
+    ]
+    reused_server: Annotated[
+        bool | None, About("server", "true if the server of the trial before served this one too; empty: no server")
+    ]
 
     block_bytes: Annotated[
         int | None, About("kv", "K and V of one block over all layers, as allocated by the engine", unit="bytes")

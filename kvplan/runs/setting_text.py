@@ -5,22 +5,22 @@ A line always names the settings of ``ALWAYS_SHOWN``, and beside them whatever a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import cell
 from kvplan.runs.trials import LOAD_NAMES, SETTING_NAMES, Trial, TrialSettings
-from kvplan.units import plural
+from kvplan.units import format_bytes, plural
 
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """head: of a table's column. cell: a value by itself. phrase: the cell within a line."""
+    """head: of a table's column. cell: a value by itself, as a format or a function. phrase: the cell within a line."""
 
     head: str
-    cell: str = "{}"
+    cell: str | Callable[[Any], str] = "{}"
     phrase: str = "{}"
 
 
@@ -30,6 +30,7 @@ _WRITINGS: Final[Mapping[str, _Writing]] = {
     "block_size": _Writing("block", phrase="block {}"),
     "max_model_len": _Writing("context", "{:,}", "context {}"),
     "max_num_batched_tokens": _Writing("batched tokens", "{:,}", "{} tokens per step"),
+    "kv_cache_memory_bytes": _Writing("KV memory", lambda value: format_bytes(value, digits=3), "KV memory {}"),
     "dtype": _Writing("dtype"),
     "kv_cache_dtype": _Writing("KV cache", phrase="KV cache {}"),
     "max_concurrency": _Writing("in flight", "{:g}", "{} in flight"),
@@ -107,4 +108,6 @@ def _phrase(name: str, value: Any) -> str:
 
 def _cell(name: str, value: Any) -> str:
     writing = _WRITINGS.get(name, _Writing(name))
+    if callable(writing.cell):
+        return writing.cell(value)
     return str(value) if isinstance(value, str) else writing.cell.format(value)

@@ -140,6 +140,12 @@ class SweepStore:
     def update_manifest(self, changes: Manifest) -> None:
         write_whole(self.directory / MANIFEST, _json_text(self.read_manifest() | changes))
 
+    def add_versions(self, versions: dict[str, str]) -> None:
+        """Note in the manifest what else measures, by name."""
+        known = self.read_manifest().get("versions", {})
+        if known | versions != known:
+            self.update_manifest({"versions": known | versions})
+
     def _lock(self) -> None:
         """One writer at a time. The lock is the kernel's, so a killed sweep leaves none behind."""
         try:

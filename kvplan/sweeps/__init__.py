@@ -4,6 +4,7 @@
 directory of ``kvplan.runs``. The parent process never imports the engine; a worker process holds it.
 
     axes        settings that can vary, and the notation for their values
+    engine_names which engines there are, and which options are whose
     options     what the user asked for, as written
     design      which settings a sweep measures if it does not search
     capacity    sweeps that only count: their device, and what they cannot answer
@@ -15,6 +16,8 @@ directory of ``kvplan.runs``. The parent process never imports the engine; a wor
     forecast/   what a trial is expected to do: memory, speed, and how long to wait for it
     worker/     the process that holds the engine and serves the requests
     rows        a row: what was known before the trial, and what the worker measured
+    hosts       what serves trials, whichever engine it is
+    worker_host the sweep's own engine in a worker process
     runner      one trial after the other, whatever becomes of each of them
     progress    what a running sweep shows
     session     a whole sweep, new or continued

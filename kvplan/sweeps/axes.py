@@ -10,10 +10,10 @@ from typing import Final, Literal, cast, get_args
 from kvplan.errors import UsageError
 from kvplan.runs.trials import SETTING_NAMES
 from kvplan.settings import KNOBS, Knob
-from kvplan.units import parse_tokens
+from kvplan.units import parse_bytes, parse_tokens
 
 AxisValue = float | int | str
-AxisKind = Literal["share", "count", "tokens", "name", "rate"]
+AxisKind = Literal["share", "count", "tokens", "bytes", "name", "rate"]
 _AXIS_KINDS: Final = get_args(AxisKind)
 
 MOST_VALUES: Final = 1000
@@ -105,13 +105,15 @@ def _decimal(text: str) -> Decimal | None:
 
 
 def _number(axis: Axis, text: str) -> Decimal:
-    """A value of the axis. Tokens accept k and m; zero and negative numbers are left to the range check."""
+    """A value of the axis. Tokens accept k and m, bytes their units; zero and less are left to the range check."""
     number = _decimal(text)
     if number is not None:
         return number
     try:
         if axis.kind == "tokens":
             return Decimal(parse_tokens(text.strip()))
+        if axis.kind == "bytes":
+            return Decimal(parse_bytes(text.strip()))
     except UsageError:
         pass  # reported below, with the option's name
     raise UsageError(f"{axis.option} '{text.strip()}' is not a number.", hint=example_of(axis))
@@ -142,6 +144,7 @@ def example_of(axis: Axis) -> str:
         "share": "a list or a range, such as 0.3,0.6,0.9 or 0.3..0.9+0.1",
         "count": "a list or a range, such as 4,16,64 or 1..64*2",
         "tokens": "a list or a range, such as 8,16,32 or 256..1024+256 or 4k..32k*2",
+        "bytes": "a list or a range, such as 512MiB,2GiB or 1GiB..8GiB*2",
         "rate": "a list or a range, such as 0.5,1,2 or 0.5..8*1.2",
         "name": "one or more of " + ", ".join(axis.choices),
     }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplan.errors import UsageError
@@ -22,6 +22,7 @@ from kvplan.sweeps.axes import AXES, MOST_VALUES, AxisValue
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.options import DEFAULT_BATCHED_TOKENS
 from kvplan.units import MIB
+from kvplan.workload.requests import RequestSpec
 
 _THROUGHPUT_SEQS: Mapping[str, tuple[int, ...]] = {"cpu": (2, 4, 8, 16), "cuda": (16, 32, 64, 128)}
 _MEMORY_SEQS: Mapping[str, int] = {"cpu": 16, "cuda": 128}
@@ -54,7 +55,8 @@ class Design:
     def trials(self, predictor: Predictor, num_runs: int) -> tuple[Trial, ...]:
         """In the order to run: one load of the weights after the other, and those expected to start before the others.
 
-        Within a load the largest batches come first, because the engine profiles its largest step once.
+        Within a load the largest batches come first, because the engine profiles its largest step once. Runs of one
+        setting follow each other where each setting takes a new server.
         """
 
         def order(settings: TrialSettings) -> tuple[str, str, bool, int, int]:
@@ -62,7 +64,9 @@ class Design:
             return (*settings.load_key, not starts, -settings.max_num_batched_tokens, -settings.max_num_seqs)
 
         ordered = sorted(self.points, key=order)
-        runs = itertools.product(range(1, num_runs + 1), ordered)
+        runs: Iterable[tuple[int, TrialSettings]] = itertools.product(range(1, num_runs + 1), ordered)
+        if predictor.engine is not None:
+            runs = ((run_number, settings) for settings in ordered for run_number in range(1, num_runs + 1))
         return tuple(
             Trial(number, settings, run_number, self.points[settings])
             for number, (run_number, settings) in enumerate(runs, start=1)
@@ -72,11 +76,15 @@ class Design:
 def make_design(axes: Mapping[str, Sequence[AxisValue]], predictor: Predictor) -> Design:
     """The grid of the given axes, or the default design if none was given."""
     base = base_settings(predictor)
+    if predictor.engine is not None:
+        return _grid(axes or predictor.engine.default_axes(base), base)
     return _grid(axes, base.with_changes(max_num_seqs=_GRID_SEQS)) if axes else _default_design(predictor, base)
 
 
 def base_settings(predictor: Predictor) -> TrialSettings:
     """The settings that the default design varies; a grid uses them for the axes that were not given."""
+    if predictor.engine is not None:
+        return predictor.engine.base_settings(predictor.requests, predictor.max_concurrency)
     kind = _scale(predictor)
     return TrialSettings(
         gpu_memory_utilization=_UTILIZATION,
@@ -94,9 +102,13 @@ def _scale(predictor: Predictor) -> str:
 
 def comfortable_context(predictor: Predictor) -> int:
     """Room for four times the longest request, as a power of two, within the model's positions."""
-    longest = max(request.num_prompt_tokens + request.num_output_tokens for request in predictor.requests)
+    return roomy_context(predictor.requests, predictor.spec.max_position_embeddings)
+
+
+def roomy_context(requests: Sequence[RequestSpec], limit: int | None) -> int:
+    """``comfortable_context`` of these requests; limit: the model's positions."""
+    longest = max(request.num_prompt_tokens + request.num_output_tokens for request in requests)
     context = 1 << (4 * longest - 1).bit_length()
-    limit = predictor.spec.max_position_embeddings
     return context if limit is None else min(context, limit)
 
 
@@ -150,7 +162,7 @@ def memory_contexts(longest: int) -> tuple[int, ...]:
 
 def memory_utilizations(predictor: Predictor, base: TrialSettings, contexts: Sequence[int]) -> tuple[float, ...]:
     """Utilizations on both sides of every boundary in the plane, ascending, up to what the device has room for."""
-    plenty = predictor.memory(base)
+    plenty = predictor.own_memory(base)
     fixed_bytes = plenty.fixed_bytes
     # Between two contexts the shorter one starts and the longer one is refused.
     between = [_sequence_bytes(plenty, (shorter + longer) / 2) for shorter, longer in itertools.pairwise(contexts)]
@@ -170,7 +182,7 @@ def telling_memory(predictor: Predictor, settings: TrialSettings | None = None) 
     With more, the pool would be all but empty there; with less, they would not fit.
     """
     base = settings or base_settings(predictor)
-    plenty = predictor.memory(base)
+    plenty = predictor.own_memory(base)
     filled = max(1.3 * _sequence_bytes(plenty, base.max_model_len), _demand_bytes(predictor, plenty, base))
     budget = plenty.fixed_bytes + filled / _FILLED_SHARE
     return math.ceil(budget / _UTILIZATION / _MEMORY_STEP) * _MEMORY_STEP

@@ -59,13 +59,13 @@ def refuse_oversized(predictor: Predictor, trials: Iterable[Trial], model: str) 
 
     model: as the user wrote it.
     """
-    memories = [predictor.memory(trial.settings) for trial in trials]
-    smallest = min(memories, key=lambda memory: memory.weight_bytes, default=None)
+    memories = [(predictor.memory(trial.settings), trial.settings) for trial in trials]
+    smallest, settings = min(memories, key=lambda each: each[0].weight_bytes, default=(None, None))
     total = predictor.device.memory_bytes
-    if smallest is not None and smallest.weight_bytes > total:
+    if smallest is not None and settings is not None and smallest.weight_bytes > total:
         raise KvplanError(
             f"The weights of {predictor.spec.id} take {format_bytes(smallest.weight_bytes)} in "
-            f"{smallest.settings.serving.dtype}, but the device has {format_bytes(total)}.",
+            f"{predictor.dtype(settings)}, but the device has {format_bytes(total)}.",
             hint=_way_out(smallest.fixed_bytes, predictor.device.kind, model, is_counted=predictor.is_counted),
         )
 

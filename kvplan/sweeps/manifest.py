@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from kvplan.runs.statuses import STATUS_MEANING
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.capacity import counted_device, with_memory
 from kvplan.sweeps.design import Plane
+from kvplan.sweeps.hosts import SweptEngine
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_predictor, make_schedule, notices_of
 from kvplan.workload.requests import RequestSpec, WorkloadSpec
@@ -70,10 +71,16 @@ def manifest_of(plan: SweepPlan, command: str) -> Manifest:
     }
 
 
-def plan_from_manifest(manifest: Manifest) -> SweepPlan:
-    """The plan of an earlier run, with its trials and its device. KvplanError if the model or the requests changed."""
+def plan_from_manifest(
+    manifest: Manifest, engine_of: Callable[[SweepOptions], SweptEngine | None] = lambda options: None
+) -> SweepPlan:
+    """The plan of an earlier run, with its trials and its device. KvplanError if the model or the requests changed.
+
+    engine_of: finds the engine that the options name, None for kvplan's own.
+    """
     _refuse_incomplete(manifest)
     options = SweepOptions.from_json(manifest["options"])
+    engine = engine_of(options)
     spec = resolve_model(options.model)
     if config_hash(spec) != manifest["model"]["config_sha256"]:
         raise KvplanError(
@@ -81,9 +88,9 @@ def plan_from_manifest(manifest: Manifest) -> SweepPlan:
             hint="start a new sweep with --out",
         )
     stored = manifest["device"]
-    device = _stored_device(options, stored)
+    device = _stored_device(options, stored) if engine is None else engine.device(stored["memory_bytes"])
     workload = WorkloadSpec.from_json(manifest["workload"]["spec"])
-    predictor, calibration_notices = make_predictor(options, spec, device, workload)
+    predictor, calibration_notices = make_predictor(options, spec, device, workload, engine)
     known_hash = manifest["workload"].get("sha256")  # the first manifests had none
     if known_hash is not None and requests_hash(predictor.requests) != known_hash:
         raise KvplanError(
@@ -92,7 +99,7 @@ def plan_from_manifest(manifest: Manifest) -> SweepPlan:
         )
     load_format = manifest["settings"]["load_format"]
     trials = tuple(Trial.from_json(record) for record in manifest["trials"])
-    notices = notices_of(options, predictor, trials, load_format) + calibration_notices
+    notices = notices_of(options, predictor, trials, load_format, engine) + calibration_notices
     if device.name != stored["name"]:
         notices += (f"this machine has a {device.name}, but the first rows were measured on a {stored['name']}",)
     return SweepPlan(
@@ -106,6 +113,7 @@ def plan_from_manifest(manifest: Manifest) -> SweepPlan:
         planes=tuple(Plane(**plane) for plane in manifest["planes"]),
         load_format=load_format,
         notices=notices,
+        engine=engine,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from kvplan.errors import KvplanError, UsageError
 from kvplan.sweeps.axes import AXES, AxisValue, parse_values
+from kvplan.sweeps.engine_names import OWN_ENGINE, check_engine
 from kvplan.sweeps.schedules.reruns import FIRST_RERUN
 from kvplan.sweeps.schedules.slo_search import LoadRange
 from kvplan.units import parse_bytes, parse_tokens
@@ -49,6 +50,8 @@ class SweepOptions:
 
     slo_seconds: upper bounds of ``ttft``, ``tpot`` and ``e2el`` (in ms in JSON). search: the load
     whose largest value within them is searched. boundary: the axes whose limit is searched. rerun: run outliers again.
+    engine: what serves; engine_python, engine_command: where another one is installed, or how it is called; url: where
+    it runs already. engine_args: ``KEY=VALUE`` for its command line.
     """
 
     model: str
@@ -70,6 +73,12 @@ class SweepOptions:
     gpu: str | None = None
     dummy_layers: str = "full"
     model_impl: str = "auto"
+    engine: str = OWN_ENGINE
+    engine_python: str | None = None
+    engine_command: str | None = None
+    engine_args: tuple[str, ...] = ()
+    url: str | None = None
+    reuse_server: bool = False
     trial_timeout: float | None = None
     boundary: tuple[str, ...] = ()
     search: str | None = None
@@ -108,6 +117,12 @@ class SweepOptions:
         self._check_workload()
         self._check_search()
         self._check_counted()
+        check_engine(
+            self.engine,
+            foreign=self._of_other_engines(),
+            own=self._of_own_engine(),
+            has_url=self.url is not None,
+        )
 
     def _check_workload(self) -> None:
         """Refuse options that would be ignored."""
@@ -155,6 +170,30 @@ class SweepOptions:
         _check(
             self.gpu is None or self.device != "cpu", "--gpu cannot be used with --device cpu", "leave one of them out"
         )
+
+    def _of_other_engines(self) -> dict[str, bool]:
+        """Options that only another engine has, and which of them were given."""
+        return {
+            "--engine-python": self.engine_python is not None,
+            "--engine-command": self.engine_command is not None,
+            "--engine-arg": bool(self.engine_args),
+            "--url": self.url is not None,
+            "--reuse-server": self.reuse_server,
+            "--kv-cache-memory-bytes": "kv_cache_memory_bytes" in self.axes,
+        }
+
+    def _of_own_engine(self) -> dict[str, bool]:
+        """Options that only kvplan's engine has, and which of them were given."""
+        return {
+            "--load-format none": self.is_counted,
+            "--dummy-layers": self.shares_layers,
+            "--model-impl": self.model_impl != "auto",
+        }
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether an engine other than kvplan's own serves."""
+        return self.engine != OWN_ENGINE
 
     @property
     def shares_layers(self) -> bool:
@@ -211,7 +250,8 @@ class SweepOptions:
         names = {option.name for option in fields(SweepOptions)}
         values = {name: value for name, value in record.items() if name in names}
         values["slo_seconds"] = {name: bound / 1000 for name, bound in record.get("slo_ms", {}).items()}
-        values["boundary"] = tuple(values.get("boundary", ()))
+        for name in ("boundary", "engine_args"):
+            values[name] = tuple(values.get(name, ()))
         values["request_rate"] = math.inf if values.get("request_rate") is None else values["request_rate"]
         return SweepOptions(**values)
 

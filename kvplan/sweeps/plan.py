@@ -29,6 +29,7 @@ from kvplan.sweeps.feasibility import (
 from kvplan.sweeps.forecast.prediction import Predictor, TrialPrediction
 from kvplan.sweeps.forecast.slo_prediction import SloPrediction
 from kvplan.sweeps.forecast.under_load import UnderLoad
+from kvplan.sweeps.hosts import SweptEngine
 from kvplan.sweeps.options import COUNTED_FORMAT, SweepOptions
 from kvplan.sweeps.schedules.lines import make_search
 from kvplan.sweeps.schedules.reruns import WithReruns
@@ -51,7 +52,7 @@ DUMMY_NOTICE: Final = "random weights (dummy): capacity and speed do not depend 
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """A sweep that is ready to run. ``notices`` are lines for the user.
+    """A sweep that is ready to run. ``notices`` are lines for the user; engine: None for kvplan's own.
 
     trials: all of them for a design, those that are expected from the predictions for a search.
     """
@@ -66,6 +67,7 @@ class SweepPlan:
     planes: tuple[Plane, ...]
     load_format: str
     notices: tuple[str, ...]
+    engine: SweptEngine | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -91,12 +93,15 @@ class SweepPlan:
         return Path(f"kvplan-sweep-{self.run_id}")
 
 
-def make_plan(options: SweepOptions) -> SweepPlan:
+def make_plan(options: SweepOptions, engine: SweptEngine | None = None) -> SweepPlan:
     """Decide everything, start nothing and write nothing. UsageError or KvplanError for what cannot be done."""
-    options.parsed_axes()  # a malformed axis is reported before anything slow happens
+    axes = options.parsed_axes()  # a malformed axis is reported before anything slow happens
     memory_bytes = options.device_memory_bytes()
     spec = resolve_model(options.model)
-    if options.is_counted:
+    if engine is not None:
+        engine.refuse(axes)
+        device = engine.device(memory_bytes)
+    elif options.is_counted:
         device = counted_device(options)
     else:
         refuse_architecture(spec.architecture, model_impl=options.model_impl)
@@ -107,7 +112,7 @@ def make_plan(options: SweepOptions) -> SweepPlan:
             must_be_free=not options.shares_layers,
         )
     workload = options.workload_spec("cuda" if options.is_counted else device.kind)
-    predictor, calibration_notices = make_predictor(options, spec, device, workload)
+    predictor, calibration_notices = make_predictor(options, spec, device, workload, engine)
     predictor = _with_telling_memory(options, predictor)
     workload = replace(workload, num_prompts=len(predictor.requests))  # a file may hold fewer
     trials, planes = _trials_and_planes(options, predictor, workload)
@@ -124,13 +129,14 @@ def make_plan(options: SweepOptions) -> SweepPlan:
         trials=trials,
         planes=planes,
         load_format=load_format,
-        notices=notices_of(options, predictor, trials, load_format) + calibration_notices,
+        notices=notices_of(options, predictor, trials, load_format, engine) + calibration_notices,
+        engine=engine,
     )
 
 
 def implementation_of(options: SweepOptions, spec: ModelSpec) -> str | None:
     """What is expected to compute the model; None where nothing does."""
-    if options.is_counted:
+    if options.is_counted or options.is_foreign:
         return None
     return expected_implementation(spec.architecture, model_impl=options.model_impl)
 
@@ -144,7 +150,7 @@ def _with_telling_memory(options: SweepOptions, predictor: Predictor) -> Predict
         if has_memory(options):
             return predictor
         return replace(predictor, device=with_memory(predictor.device, telling_memory(predictor), TELLING_MEMORY))
-    is_chosen = bool(options.device_memory or options.axes or options.boundary or options.search)
+    is_chosen = bool(options.is_foreign or options.device_memory or options.axes or options.boundary or options.search)
     if is_chosen or predictor.device.kind != "cpu":
         return predictor
     memory_bytes = min(telling_memory(predictor), predictor.device.memory_bytes)
@@ -199,9 +205,12 @@ def _expected_row(step: Step, under: UnderLoad, slo_seconds: Mapping[str, float]
 
 
 def make_predictor(
-    options: SweepOptions, spec: ModelSpec, device: Device, workload: WorkloadSpec
+    options: SweepOptions, spec: ModelSpec, device: Device, workload: WorkloadSpec, engine: SweptEngine | None = None
 ) -> tuple[Predictor, tuple[str, ...]]:
     """The predictor, calibrated if this device was measured before, and what to tell the user about that."""
+    if engine is not None:
+        requests = generate_requests(workload)
+        return Predictor(spec, device, requests, workload.max_concurrency, engine=engine.model(spec, device)), ()
     measured = load_measured()
     dtype = next((str(value) for value in options.parsed_axes().get("dtype", ()) if value != "auto"), None)
     profile = measured.for_device(device.kind, device.name, device.num_cores, dtype)
@@ -216,9 +225,17 @@ def make_predictor(
 
 
 def notices_of(
-    options: SweepOptions, predictor: Predictor, trials: Sequence[Trial], load_format: str
+    options: SweepOptions,
+    predictor: Predictor,
+    trials: Sequence[Trial],
+    load_format: str,
+    engine: SweptEngine | None = None,
 ) -> tuple[str, ...]:
     """What the user did not ask for but gets."""
+    if engine is not None:
+        dummy = (DUMMY_NOTICE,) if load_format == "dummy" and options.load_format == "auto" else ()
+        clipped = clipping_notice(trials, predictor.requests)
+        return (*engine.notices, *dummy, *((clipped,) if clipped else ()))
     is_unasked_dummy = load_format == "dummy" and options.load_format == "auto"
     dtypes = dict.fromkeys(predictor.dtype(trial.settings) for trial in trials)
     notices = (

@@ -17,15 +17,19 @@ from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.options import COUNTED_FORMAT
 from kvplan.workload.requests import WorkloadSpec
 
-_WITH_ACTIVATIONS: Final = (
-    "num_blocks_predicted",
-    "predicted_status",
-    "pred_max_concurrency",
+_SPEEDS: Final = (
     "pred_output_throughput",
     "pred_median_ttft_ms",
     "pred_median_tpot_ms",
     "pred_median_itl_ms",
     "prediction_origin",
+)
+_WITH_ACTIVATIONS: Final = (
+    "num_blocks_predicted",
+    "kv_cache_tokens_predicted",
+    "predicted_status",
+    "pred_max_concurrency",
+    *_SPEEDS,
     "pred_error_pct",
 )
 """Columns of what follows from the activations and the speed of the engine's own decoder."""
@@ -37,6 +41,7 @@ class SweepIdentity:
 
     shares_layers: equal layers use the same dummy weights. implementation: what is expected to compute the model, of
     what model_impl allows; None: nothing is computed.
+    engine: what serves, None for kvplan's own.
     has_published_weights: the engine is told the size of the weights as they are published, which the planner predicts.
     """
 
@@ -51,6 +56,7 @@ class SweepIdentity:
     shares_layers: bool = False
     implementation: str | None = None
     model_impl: str = "auto"
+    engine: str | None = None
 
     @property
     def is_counted(self) -> bool:
@@ -58,10 +64,10 @@ class SweepIdentity:
         return self.load_format == COUNTED_FORMAT
 
     @property
-    def weights_origin(self) -> str:
+    def weights_origin(self) -> str | None:
         """See the column of this name."""
         if not self.is_counted:
-            return "loaded"
+            return "loaded" if self.engine is None else None
         return "predicted" if self.has_published_weights else "counted"
 
 
@@ -78,6 +84,7 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "model_id": identity.model_id,
         "device": device.kind,
         "device_name": device.name,
+        "engine": identity.engine,
         "kv_cache_dtype": settings.kv_cache_dtype,
         "load_format": identity.load_format,
         "weights_origin": identity.weights_origin,
@@ -93,6 +100,7 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "block_size": settings.block_size,
         "max_model_len": settings.max_model_len,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "kv_cache_memory_bytes": settings.kv_cache_memory_bytes,
         "tensor_parallel_size": 1,
         "device_memory_bytes": device.memory_bytes,
         "workload": workload.as_text(),
@@ -129,6 +137,8 @@ def finished_record(
     assert not unknown, f"columns without a definition: {sorted(unknown)}"
     if whole["model_impl"] == "transformers":  # of its activations and speed nothing was predicted
         whole |= cast(Row, dict.fromkeys(_WITH_ACTIVATIONS))
+    if identity.engine is not None:  # whose speed on this device was never fitted
+        whole |= cast(Row, dict.fromkeys(_SPEEDS))
     whole["usd_per_mtok_out"] = usd_per_million_tokens(identity.usd_per_hour, whole["output_throughput"])
     predicted, actual = whole["pred_max_concurrency"], whole["meas_max_concurrency"]
     if predicted is not None and actual:

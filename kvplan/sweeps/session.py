@@ -20,14 +20,16 @@ from kvplan.runs.files import write_whole
 from kvplan.runs.setting_text import ALWAYS_SHOWN
 from kvplan.runs.store import SweepStore
 from kvplan.runs.summary import Summary, summarize
+from kvplan.sweeps.hosts import SweptEngine, TrialHost
 from kvplan.sweeps.manifest import manifest_of, plan_from_manifest
 from kvplan.sweeps.options import COUNTED_FORMAT, SweepOptions
 from kvplan.sweeps.plan import SweepPlan, implementation_of
 from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.rows import SweepIdentity
-from kvplan.sweeps.runner import EngineSource, Runner
+from kvplan.sweeps.runner import Runner
 from kvplan.sweeps.weights import weights_path
 from kvplan.sweeps.worker.client import WORKER_COMMAND, Worker
+from kvplan.sweeps.worker_host import EngineSource, WorkerHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +70,28 @@ def resume_sweep(
     *,
     announce: Callable[[SweepPlan], None] = lambda plan: None,
     worker_command: Sequence[str] = WORKER_COMMAND,
+    engine_of: Callable[[SweepOptions], SweptEngine | None] = lambda options: None,
 ) -> SweepOutcome:
-    """Run what a sweep's directory still lacks. ``announce`` gets the plan before the first trial."""
-    plan = plan_from_manifest(read_manifest(directory))
+    """Run what a sweep's directory still lacks. ``announce`` gets the plan before the first trial.
+
+    engine_of: as for ``plan_from_manifest``.
+    """
+    plan = plan_from_manifest(read_manifest(directory), engine_of)
     with SweepStore.reopen(directory) as store:
         announce(plan)
         return _run(plan, store, progress, worker_command)
 
 
 def _run(plan: SweepPlan, store: SweepStore, progress: Progress, worker_command: Sequence[str]) -> SweepOutcome:
-    log_path = store.directory / WORKER_LOG
+    identity = _identity(plan)
+    host = _foreign_host(plan, identity, store) or _own_host(plan, identity, store, worker_command)
     runner = Runner(
         schedule=plan.schedule,
         expected=plan.trials,
         store=store,
         predictor=plan.predictor,
-        identity=_identity(plan),
-        source=engine_source(plan.options, plan.spec, plan.load_format, store.directory),
-        make_worker=lambda: Worker(log_path, worker_command),
+        identity=identity,
+        host=host,
         progress=progress,
         shown=plan.shown,
         timeout_seconds=plan.options.trial_timeout,
@@ -104,6 +110,28 @@ def _run(plan: SweepPlan, store: SweepStore, progress: Progress, worker_command:
     return SweepOutcome(store.directory, summary, store.rows, interrupted, plan.shown)
 
 
+def _own_host(plan: SweepPlan, identity: SweepIdentity, store: SweepStore, worker_command: Sequence[str]) -> TrialHost:
+    log_path = store.directory / WORKER_LOG
+    return WorkerHost(
+        identity,
+        plan.spec,
+        engine_source(plan.options, plan.spec, plan.load_format, store.directory),
+        lambda: Worker(log_path, worker_command),
+        on_versions=store.add_versions,
+    )
+
+
+def _foreign_host(plan: SweepPlan, identity: SweepIdentity, store: SweepStore) -> TrialHost | None:
+    """What serves in the place of kvplan's engine; None for that."""
+    engine = plan.engine
+    if engine is None:
+        return None
+    if engine.version is not None:
+        store.add_versions({engine.name: engine.version})
+    path = None if plan.load_format == "dummy" else weights_path(plan.options)
+    return engine.host(identity, plan.spec, path, store.directory)
+
+
 def _identity(plan: SweepPlan) -> SweepIdentity:
     return SweepIdentity(
         run_id=plan.run_id,
@@ -117,6 +145,7 @@ def _identity(plan: SweepPlan) -> SweepIdentity:
         has_published_weights=plan.options.is_counted and plan.spec.quantization is not None,
         slo_seconds=plan.options.slo_seconds,
         usd_per_hour=price_per_hour(plan.device),
+        engine=None if plan.engine is None else plan.engine.name,
     )
 
 

@@ -20,10 +20,10 @@ from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_plan
 from kvplan.sweeps.progress import SilentProgress, line_of
 from kvplan.sweeps.rows import SweepIdentity, row_before
-from kvplan.sweeps.runner import EngineSource, make_order
 from kvplan.sweeps.session import SweepOutcome, resume_sweep, run_new_sweep
 from kvplan.sweeps.worker.engine_host import EngineHost
 from kvplan.sweeps.worker.trial import run_trial
+from kvplan.sweeps.worker_host import EngineSource, make_order
 
 LLAMA = "llama-3.1-8b"
 COUNTED = {"completed", "failed", "total_input_tokens", "total_output_tokens", "max_concurrent_requests"}

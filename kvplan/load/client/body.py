@@ -28,13 +28,16 @@ class RequestForm:
     with_continuous_usage: bool = True
     temperature: float = 0.0
 
-    def request(self, prompt: str, num_output_tokens: int, seed: int) -> bytes:
+    def request(self, prompt: str | list[int], num_output_tokens: int, seed: int) -> bytes:
         """The whole request, with headers, ready to be written."""
         body = json.dumps(self.document(prompt, num_output_tokens, seed)).encode()
         return self._head(len(body)) + body
 
-    def document(self, prompt: str, num_output_tokens: int, seed: int) -> dict[str, Any]:
-        """The body. Optional fields that a server may not know are left out where they say nothing."""
+    def document(self, prompt: str | list[int], num_output_tokens: int, seed: int) -> dict[str, Any]:
+        """The body. prompt: a text, or for completions token ids.
+
+        Optional fields that a server may not know are left out where they say nothing.
+        """
         options: dict[str, Any] = {"include_usage": True}
         if self.with_continuous_usage:
             options["continuous_usage_stats"] = True

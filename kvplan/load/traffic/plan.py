@@ -39,7 +39,8 @@ class TrafficPlan:
     sending its next request ``think_seconds`` (exponentially distributed, in the mean) after its last answer; None for
     arrivals by ``rate``. max_in_flight: no more at once. duration_seconds: nothing is sent after it, None to send
     ``workload.num_prompts``. num_warmups: the first ones, which are not measured. has_times: the workload's file says
-    when its requests come; a rate rescales that. share: which part of it a client sends.
+    when its requests come; a rate rescales that. share: which part of it a client sends. drawn: the requests
+    themselves with their arrivals, where they were drawn before; () to draw them from the workload.
     """
 
     workload: WorkloadSpec
@@ -52,6 +53,7 @@ class TrafficPlan:
     num_warmups: int = 0
     has_times: bool = False
     share: Share = WHOLE
+    drawn: tuple[RequestSpec, ...] = ()
 
     def shares(self, num_clients: int) -> list[TrafficPlan]:
         """The plan dealt out to so many clients, or to as many as there are users or seats in flight.
@@ -87,6 +89,8 @@ class TrafficPlan:
 
     def requests(self) -> Iterator[RequestSpec]:
         """The share's requests in order of arrival; drawn at once, without an end where only the clock ends the run."""
+        if self.drawn:
+            return filter(self.share.holds, iter(self.drawn))
         rate = self.rate.first if self.follows_trace else math.inf
         drawn = generate_requests(replace(self.workload, num_prompts=self._num_drawn, request_rate=rate))
         if self.follows_trace:

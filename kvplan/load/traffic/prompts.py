@@ -13,6 +13,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
+from kvplan.workload.requests import RequestSpec, prompt_token_ids
+
 _TEXT: Final = """
 about after against album all an and another any are area around as at back be been before began
 being between book born both by called can church city company day death during early end family few
@@ -120,3 +122,14 @@ def _stream(key: str, count: int) -> _Stream:
     words = random.Random(key).choices(WORDS, k=count)
     lengths = (len(word) + 1 for word in words)
     return _Stream("".join(f"{word} " for word in words), (0, *accumulate(lengths)))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompts:
+    """Random tokens of a known vocabulary, as a sweep's own engine gets them: of exactly the wished number."""
+
+    seed: int
+    vocab_size: int
+
+    def prompt(self, spec: RequestSpec) -> list[int]:
+        return prompt_token_ids(self.seed, spec, self.vocab_size)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvplan.estimate.kv_groups import KvGroup
 from kvplan.estimate.speed.simulation import UNIFORM
 from kvplan.runs.trials import TrialSettings
+from kvplan.workload.requests import RequestSpec
 
 
 class PoolLayout(Protocol):
@@ -62,20 +63,32 @@ class PlainLayout:
 
 @dataclass(frozen=True, slots=True)
 class PlainPool:
-    """A PoolPrediction as plain figures, for engines whose requests all draw on one pool of equal blocks.
+    """The predicted pool of an engine that is not kvplan's own.
 
-    dtype: of weights and activations as the engine resolves it.
+    dtype: of weights and activations as the engine resolves it. usable_blocks: those of block_size tokens that requests
+    can hold at once, for the simulation: without one that the engine keeps for itself.
     """
 
     outcome: str
+    dtype: str
     weight_bytes: int
     fixed_bytes: int
     block_bytes: int
     num_blocks: int
+    usable_blocks: int
     kv_cache_tokens: int
     largest_context: int
     layout: PlainLayout
-    dtype: str
 
 
-MemoryModel = Callable[[TrialSettings], PoolPrediction]
+class EngineModel(Protocol):
+    """One model on one device, served by an engine that is not kvplan's own: what is planned and expected of it."""
+
+    def memory(self, settings: TrialSettings) -> PlainPool:
+        """What a start should hold, or how it should fail. KvplanError for what cannot be sized."""
+
+    def base_settings(self, requests: Sequence[RequestSpec], max_concurrency: int | None) -> TrialSettings:
+        """What is taken for axes that were not given: room for these requests at once, as far as the device has it."""
+
+    def default_axes(self, base: TrialSettings) -> Mapping[str, Sequence[float | int | str]]:
+        """The axes of a sweep that names none."""

@@ -19,6 +19,7 @@ from kvplan.machine.device import Device
 from kvplan.machine.host import has_bfloat16_units
 from kvplan.runs.columns import Row
 from kvplan.runs.trials import TrialSettings
+from kvplan.sweeps.forecast.pool import EngineModel, PoolPrediction
 from kvplan.sweeps.forecast.step_cost import CountedStep, guess_speed
 from kvplan.sweeps.forecast.trial_forecast import forecast_trial
 from kvplan.workload.requests import ClippedRequests, RequestSpec, clip_requests
@@ -37,6 +38,7 @@ class TrialPrediction:
     dtype: str
     block_bytes: int
     num_blocks: int
+    kv_cache_tokens: int
     largest_context: int
     max_concurrency: int
     figures: SimulatedFigures | None
@@ -60,7 +62,8 @@ class Predictor:
 
     time_scale: measured over predicted seconds of the trials so far, 1 before the first. calibration: what this device
     achieved in an earlier sweep, None for estimates. is_counted: nothing will be computed, so speeds are not predicted.
-    is_dense: weights that are published in few bits are dummies in the dtype that is computed in.
+    is_dense: weights that are published in few bits are dummies in the dtype that is computed in. engine: what
+    serves the trials, None for kvplan's own.
     """
 
     spec: ModelSpec
@@ -71,12 +74,17 @@ class Predictor:
     calibration: MeasuredProfile | None = None
     is_counted: bool = False
     is_dense: bool = False
+    engine: EngineModel | None = None
 
     def with_time_scale(self, time_scale: float) -> Predictor:
         return replace(self, time_scale=time_scale)
 
-    def memory(self, settings: TrialSettings) -> EnginePrediction:
+    def memory(self, settings: TrialSettings) -> PoolPrediction:
         """The engine's memory at these settings, from config and settings alone."""
+        return self.own_memory(settings) if self.engine is None else self.engine.memory(settings)
+
+    def own_memory(self, settings: TrialSettings) -> EnginePrediction:
+        """That of kvplan's own engine."""
         asked = replace(settings, quantization="none") if self.is_dense else settings
         return predict(self.spec, asked, self._engine_device())
 
@@ -88,7 +96,7 @@ class Predictor:
             simulated = forecast_trial(
                 clipped.requests,
                 settings,
-                num_blocks=memory.num_blocks,
+                num_blocks=self._usable_blocks(settings, memory),
                 groups=memory.layout.groups,
                 cost=self._clock(settings, memory),
                 max_concurrency=self.max_concurrency,
@@ -102,6 +110,7 @@ class Predictor:
             dtype=self.dtype(settings),
             block_bytes=memory.block_bytes,
             num_blocks=memory.num_blocks,
+            kv_cache_tokens=memory.kv_cache_tokens,
             largest_context=memory.largest_context,
             max_concurrency=concurrency,
             figures=figures,
@@ -110,7 +119,7 @@ class Predictor:
             time_scale=self.time_scale,
         )
 
-    def _clock(self, settings: TrialSettings, memory: EnginePrediction) -> StepClock:
+    def _clock(self, settings: TrialSettings, memory: PoolPrediction) -> StepClock:
         return CountedStep() if self.is_counted else self.step_times(settings, memory)
 
     def _origin(self, settings: TrialSettings) -> Origin | None:
@@ -120,7 +129,10 @@ class Predictor:
             return "roofline"
         return self.calibration.origin_for(self.spec.id, self.dtype(settings))
 
-    def step_times(self, settings: TrialSettings, memory: EnginePrediction) -> StepTimes:
+    def _usable_blocks(self, settings: TrialSettings, memory: PoolPrediction) -> int:
+        return memory.num_blocks if self.engine is None else self.engine.memory(settings).usable_blocks
+
+    def step_times(self, settings: TrialSettings, memory: PoolPrediction) -> StepTimes:
         """The time of a step: the device's speed, calibrated or estimated, on this model."""
         dtype = self.dtype(settings)
         shape = step_shape(
@@ -143,6 +155,9 @@ class Predictor:
         return times.seconds(tokens, rows, rows, tokens, tokens * min(settings.max_model_len, tokens) / 2)
 
     def dtype(self, settings: TrialSettings) -> str:
+        """Of weights and activations."""
+        if self.engine is not None:
+            return self.engine.memory(settings).dtype
         return engine_dtype(self.spec, settings.dtype, self._engine_device())
 
     def _engine_device(self) -> EngineDevice:
@@ -177,6 +192,7 @@ def predicted_columns(prediction: TrialPrediction) -> Row:
         "dtype": prediction.dtype,
         "block_bytes_predicted": prediction.block_bytes,
         "num_blocks_predicted": prediction.num_blocks,
+        "kv_cache_tokens_predicted": prediction.kv_cache_tokens,
         "predicted_status": prediction.status,
         "pred_max_concurrency": prediction.max_concurrency,
         "pred_output_throughput": prediction.output_throughput,

@@ -1,0 +1,207 @@
+"""Serves the trials of a sweep from an engine's server: started where a setting demands it, loaded, watched, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvplan.catalog.spec import ModelSpec
+from kvplan.engines.dummies import write_dummy_model
+from kvplan.engines.interface import Ending, EngineAdapter, Failure, StartOrder
+from kvplan.engines.rows import failed_row, served_row, started_row
+from kvplan.engines.server import EngineServer
+from kvplan.engines.serving.memory_killer import KillCounter
+from kvplan.errors import KvplanError
+from kvplan.load.client.body import RequestForm
+from kvplan.load.run import LoadRun, Progress, run_load
+from kvplan.load.target import Target
+from kvplan.load.traffic.plan import TrafficPlan
+from kvplan.load.traffic.prompts import PLAIN_SCALE, TokenPrompts
+from kvplan.machine.cpu_meter import CpuMeter
+from kvplan.metrics.http import ServerAddress
+from kvplan.runs.columns import Row
+from kvplan.runs.trials import TrialSettings
+from kvplan.sweeps.forecast.under_load import PreparedTrial
+from kvplan.sweeps.hosts import OnEvent
+from kvplan.sweeps.rows import SweepIdentity
+from kvplan.sweeps.worker.client import TimeLimits
+from kvplan.sweeps.worker.protocol import TrialResult
+
+LOGS: Final = "engine-logs"
+"""The folder of a run directory with the log of each trial's server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is served. path: of the weights; None for dummies, whose config is written into the run directory."""
+
+    spec: ModelSpec
+    path: Path | None
+    directory: Path
+
+    def model(self) -> str:
+        """What the engine is told to load."""
+        return str(self.path) if self.path is not None else str(write_dummy_model(self.spec, self.directory))
+
+
+class EngineHost:
+    """A TrialHost. One server at a time; it stays for the next trial if that has the same settings."""
+
+    def __init__(self, adapter: EngineAdapter, identity: SweepIdentity, source: Source) -> None:
+        self._adapter = adapter
+        self._identity = identity
+        self._source = source
+        self._server: EngineServer | None = None
+        self._settings: TrialSettings | None = None
+        self._num_loads = 0
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._server is not None
+
+    def run(self, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
+        """See TrialHost. KvplanError where every trial would fail alike: a command line that the engine refuses."""
+        killer = KillCounter()
+        row: Row = {"reused_server": self._server is not None and self._settings == prepared.trial.settings}
+        if not row["reused_server"]:
+            on_event({"type": "stage", "stage": "loading", "memory_share": None})
+            failure = self._start(prepared, limits, killer)
+            if failure is not None:
+                return TrialResult(row | failure)
+        assert self._server is not None
+        row |= started_row(self._server)
+        on_event({"type": "stage", "stage": "serving", "memory_share": None})
+        return self._load(prepared, limits, on_event, row, killer)
+
+    def close(self) -> None:
+        """End the server and wait until nothing of it is left."""
+        if self._server is not None:
+            self._server.stop()
+        self._server = self._settings = None
+
+    def _start(self, prepared: PreparedTrial, limits: TimeLimits, killer: KillCounter) -> Row | None:
+        """A new server for the trial; None if it is up, else the row of what went wrong."""
+        self.close()
+        trial = prepared.trial
+        directory = self._source.directory / LOGS
+        directory.mkdir(exist_ok=True)
+        order = StartOrder(
+            model=self._source.model(),
+            settings=trial.settings,
+            port=0,
+            directory=directory,
+            load_format=self._identity.load_format,
+            seed=prepared.workload.seed,
+        )
+        log = directory / f"{trial.trial_id}.log"
+        server = EngineServer.start(self._adapter, order, log)
+        self._server, self._settings = server, trial.settings
+        readiness = server.wait_until_ready(limits.starting + limits.loading + limits.setup)
+        if readiness.seconds is not None:
+            return None
+        ending = Ending("starting", server.exit_code, server.log(), killer.has_killed())
+        self.close()
+        if readiness.is_late:
+            seconds = limits.starting + limits.loading + limits.setup
+            return {"status": "timeout", "error": f"{self._adapter.name} was not up after {seconds:.0f} s."}
+        return self._failed(self._adapter.failure(ending))
+
+    def _failed(self, failure: Failure) -> Row:
+        if failure.stops_sweep:
+            raise KvplanError(failure.error.rstrip(".") + ".", hint="check --engine-arg")
+        return failed_row(failure)
+
+    def _load(
+        self, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent, row: Row, killer: KillCounter
+    ) -> TrialResult:
+        server = self._server
+        assert server is not None
+        meter = CpuMeter(server.cpu_seconds)
+        with _signals_kept(), _ended_after(server, limits.serving) as overdue:
+            run = self._run(server, prepared, limits, on_event)
+        other_cpu_pct = meter.other_cpu_pct()
+        if run.interrupted:
+            raise KeyboardInterrupt
+        if overdue.is_set():
+            self.close()
+            error = f"The trial was ended: serving took over {limits.serving:.0f} s."
+            return TrialResult(row | {"status": "timeout", "error": error})
+        served = served_row(run, prepared, self._identity.slo_seconds, row.get("kv_cache_tokens"))
+        served["other_cpu_pct"] = other_cpu_pct
+        if served["status"] != "failed" or server.is_alive():
+            return TrialResult(row | served, run.series)
+        ending = Ending("serving", server.exit_code, server.log(), killer.has_killed())
+        self.close()
+        return TrialResult(row | served | self._failed(self._adapter.failure(ending)))
+
+    def _run(self, server: EngineServer, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent) -> LoadRun:
+        requests = prepared.prediction.requests.requests
+        workload = prepared.workload
+        self._num_loads += 1
+        total = sum(request.num_output_tokens for request in requests)
+
+        def report(progress: Progress) -> None:
+            reading, sent = progress.reading, progress.sent
+            on_event(
+                {
+                    "type": "progress",
+                    "output_tokens_per_second": sent.num_tokens / max(sent.seconds, 1e-9),
+                    "kv_usage": (reading.kv_cache_usage if reading else None) or 0.0,
+                    "num_running": int((reading.num_running if reading else None) or 0),
+                    "num_waiting": int((reading.num_waiting if reading else None) or 0),
+                    "share": sent.num_tokens / max(total, 1),
+                    "memory_share": None,
+                }
+            )
+
+        form = RequestForm(ServerAddress.parse(server.url), "completions", server.model_name)
+        plan = TrafficPlan(
+            workload=workload,
+            max_in_flight=workload.max_concurrency,
+            has_times=prepared.last_arrival_seconds > 0,
+            drawn=requests,
+        )
+        # A server that stays knows the prompts of earlier loads; other tokens of the same lengths are new to it.
+        tokens = TokenPrompts(workload.seed + self._num_loads - 1, self._source.spec.vocab_size)
+        return run_load(
+            Target(form, PLAIN_SCALE, None),
+            plan,
+            timeout_seconds=limits.serving,
+            tokens=tokens,
+            on_progress=report,
+        )
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """A load's event loop takes SIGINT and SIGTERM, and leaves them to their defaults."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _ended_after(server: EngineServer, seconds: float) -> Iterator[threading.Event]:
+    """Ends the server if the block takes longer; the event tells whether it did."""
+    overdue = threading.Event()
+
+    def end() -> None:
+        overdue.set()
+        server.stop()
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield overdue
+    finally:
+        timer.cancel()

@@ -1,0 +1,89 @@
+"""One server of an engine, from its command to its end: where it listens, what it said, whether it still runs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from kvplan.engines.interface import EngineAdapter, StartedEngine, StartOrder
+from kvplan.engines.serving.keeper import descendants
+from kvplan.engines.serving.ports import HOST, free_port, wait_until_free
+from kvplan.engines.serving.process import ServerProcess
+from kvplan.engines.serving.waiting import Readiness, answers, wait_until_ready
+from kvplan.errors import KvplanError
+from kvplan.machine.cpu_meter import cpu_seconds_of
+from kvplan.metrics.reading import ServerReading
+from kvplan.metrics.source import MetricsSource
+
+_PORT_SECONDS: Final = 20.0
+_DYING_SECONDS: Final = 10.0
+
+
+@dataclass(slots=True)
+class EngineServer:
+    """A server that this process started. start_seconds, told: once it is up."""
+
+    adapter: EngineAdapter
+    order: StartOrder
+    process: ServerProcess
+    start_seconds: float | None = None
+    told: StartedEngine = field(default_factory=StartedEngine)
+
+    @staticmethod
+    def start(adapter: EngineAdapter, order: StartOrder, log_path: Path) -> EngineServer:
+        """KvplanError if there is no such program. A log of an earlier attempt is replaced."""
+        log_path.unlink(missing_ok=True)
+        order = replace(order, port=free_port())
+        return EngineServer(adapter, order, ServerProcess(adapter.command(order), log_path))
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.order.port}"
+
+    @property
+    def model_name(self) -> str:
+        return self.order.served_model_name
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.process.poll()
+
+    def log(self) -> str:
+        return self.process.log()
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all its processes."""
+        return cpu_seconds_of(descendants(self.process.keeper_pid))
+
+    def wait_until_ready(self, limit_seconds: float) -> Readiness:
+        """Until it serves; then it also has said what it holds."""
+        readiness = wait_until_ready(self.process, self.order.port, self.adapter.health_path, limit_seconds)
+        if readiness.seconds is not None:
+            self.start_seconds = readiness.seconds
+            self.told = self.adapter.started(self.log(), self._reading())
+        return readiness
+
+    def is_alive(self) -> bool:
+        """Whether it serves on, after requests have failed. One that is dying gets a moment to be gone."""
+        deadline = time.monotonic() + _DYING_SECONDS
+        while time.monotonic() < deadline:
+            if not self.process.is_running:
+                return False
+            if answers(self.order.port, self.adapter.health_path):
+                return True
+            time.sleep(0.2)
+        return False
+
+    def stop(self) -> None:
+        """End it, and wait for its processes and its port."""
+        self.process.stop()
+        wait_until_free(self.order.port, _PORT_SECONDS)
+
+    def _reading(self) -> ServerReading | None:
+        try:
+            with MetricsSource(self.url) as source:
+                return source.read()
+        except KvplanError:
+            return None

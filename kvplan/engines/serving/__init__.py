@@ -1,0 +1,7 @@
+"""A server's life: its process and all that it starts, its port, the wait until it serves, and its end.
+
+keeper   the process between a sweep and a server, which outlives neither
+process  the sweep's end of a keeper
+ports    a free port, and who listens on it
+waiting  from a command to a server that answers, or to why it does not
+"""

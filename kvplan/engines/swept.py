@@ -1,0 +1,58 @@
+"""An engine's adapter as a sweep uses it: planned with, and started."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from kvplan.catalog.spec import ModelSpec
+from kvplan.engines.host import EngineHost, Source
+from kvplan.engines.interface import EngineAdapter, Installation
+from kvplan.errors import UsageError
+from kvplan.machine.device import Device, detect_device
+from kvplan.runs.trials import SETTING_NAMES
+from kvplan.sweeps.forecast.pool import EngineModel
+from kvplan.sweeps.hosts import TrialHost
+from kvplan.sweeps.rows import SweepIdentity
+
+
+@dataclass(frozen=True)
+class AdaptedEngine:
+    """A SweptEngine."""
+
+    adapter: EngineAdapter
+
+    @cached_property
+    def _installation(self) -> Installation:
+        return self.adapter.identify()
+
+    @property
+    def name(self) -> str:
+        return self.adapter.name
+
+    @property
+    def version(self) -> str | None:
+        return self._installation.version
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        version = self.version or "(version not told before it starts)"
+        return (f"{self.name} {version} on the {self._installation.device.upper()}", *self._installation.notices)
+
+    def refuse(self, axes: Collection[str]) -> None:
+        unknown = next((axis for axis in axes if axis not in self.adapter.axes), None)
+        if unknown is not None:
+            known = ", ".join(name for name in SETTING_NAMES if name in self.adapter.axes)
+            raise UsageError(f"{self.name} has no {unknown} to sweep.", hint=f"it has {known}")
+
+    def device(self, memory_bytes: int | None) -> Device:
+        kind = self._installation.device
+        return detect_device(kind, memory_bytes, must_be_free=False)
+
+    def model(self, spec: ModelSpec, device: Device) -> EngineModel:
+        return self.adapter.model(spec, device)
+
+    def host(self, identity: SweepIdentity, spec: ModelSpec, model_path: Path | None, directory: Path) -> TrialHost:
+        return EngineHost(self.adapter, identity, Source(spec, model_path, directory))

@@ -1,0 +1,9 @@
+"""vLLM (0.8 and later) as an engine of a sweep: its installation, command line, log, failures and prediction.
+
+installation  which release lies where, built for what
+command       settings -> ``vllm.entrypoints.openai.api_server``
+outputs       what a log and a metrics page say of a start
+failures      a log -> one of the sweep's statuses
+model         what the planner expects of it
+adapter       all of that as an EngineAdapter
+"""

@@ -1,0 +1,78 @@
+"""vLLM as an EngineAdapter."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from kvplan.catalog.spec import ModelSpec
+from kvplan.engines.interface import (
+    Command,
+    Ending,
+    Failure,
+    Installation,
+    StartedEngine,
+    StartOrder,
+    argument_pairs,
+)
+from kvplan.engines.vllm.command import SERVER, server_command
+from kvplan.engines.vllm.failures import read_failure
+from kvplan.engines.vllm.installation import installation_from, packages_of
+from kvplan.engines.vllm.model import VllmModel
+from kvplan.engines.vllm.outputs import read_start
+from kvplan.machine.device import Device
+from kvplan.metrics.reading import EngineName, ServerReading
+from kvplan.sweeps.forecast.pool import EngineModel
+
+_AXES: Final = frozenset(
+    {
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "max_num_seqs",
+        "block_size",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "dtype",
+        "kv_cache_dtype",
+        "quantization",
+        "max_loras",
+        "max_lora_rank",
+    }
+)
+
+
+@dataclass(frozen=True)
+class VllmAdapter:
+    """python: of the environment that has vLLM. command: what runs the server instead of its module, if given."""
+
+    python: str = sys.executable
+    command_text: str | None = None
+    arguments: Sequence[str] = ()
+
+    name: EngineName = "vllm"
+    axes: frozenset[str] = _AXES
+    health_path: str = "/health"
+
+    @cached_property
+    def _packages(self) -> dict[str, str]:
+        return packages_of(self.python)
+
+    def identify(self) -> Installation:
+        return installation_from(self._packages, self.python)
+
+    def command(self, order: StartOrder) -> Command:
+        program = (self.python, "-m", SERVER) if self.command_text is None else tuple(shlex.split(self.command_text))
+        return server_command(program, order, argument_pairs(self.arguments), self._packages["prefix"])
+
+    def started(self, log: str, reading: ServerReading | None) -> StartedEngine:
+        return read_start(log, reading)
+
+    def failure(self, ending: Ending) -> Failure:
+        return read_failure(ending)
+
+    def model(self, spec: ModelSpec, device: Device) -> EngineModel:
+        return VllmModel(spec, device, self.identify().version or "latest")

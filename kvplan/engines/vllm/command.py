@@ -1,0 +1,66 @@
+"""Settings as vLLM's command line, and the environment that its build for CPUs wants."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from kvplan.engines.interface import Command, StartOrder
+from kvplan.runs.trials import SETTING_NAMES
+from kvplan.settings import KNOBS
+
+SERVER: Final = "vllm.entrypoints.openai.api_server"
+_ALLOCATORS: Final = (
+    "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4",
+    "/usr/lib/aarch64-linux-gnu/libtcmalloc_minimal.so.4",
+    "/usr/lib64/libtcmalloc_minimal.so.4",
+)
+_OPENMP: Final = "libiomp5.so"
+_FORMATS: Final = {"auto": "auto", "dummy": "dummy", "safetensors": "safetensors", "gguf": "gguf"}
+
+
+def server_command(program: tuple[str, ...], order: StartOrder, arguments: Mapping[str, str], prefix: str) -> Command:
+    """``program``: what runs the server's module. arguments: further options by name, "" for a flag; they win.
+
+    prefix: of the environment, in whose ``lib`` Intel's OpenMP may lie.
+    """
+    options = {
+        "model": order.model,
+        "served-model-name": order.served_model_name,
+        "host": "127.0.0.1",
+        "port": str(order.port),
+        "load-format": _FORMATS[order.load_format],
+        "seed": str(order.seed),
+        **_setting_options(order),
+        **arguments,
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", value) if word]
+    return Command((*program, *words), _environment(prefix))
+
+
+def _setting_options(order: StartOrder) -> dict[str, str]:
+    """Every axis that was decided. A pool of a given size leaves the utilization without a meaning."""
+    values = {name: getattr(order.settings, name) for name in SETTING_NAMES}
+    if values["kv_cache_memory_bytes"] is not None:
+        del values["gpu_memory_utilization"]
+    return {
+        KNOBS[name].option.removeprefix("--"): str(value)
+        for name, value in values.items()
+        if value not in (None, "auto", False) and value != KNOBS[name].default
+    }
+
+
+def _environment(prefix: str) -> dict[str, str | None]:
+    changes: dict[str, str | None] = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
+    if "LD_PRELOAD" not in os.environ and (found := preloads(prefix)):
+        changes["LD_PRELOAD"] = ":".join(found)
+    return changes
+
+
+def preloads(prefix: str) -> list[str]:
+    """The libraries that vLLM's page on CPUs wants preloaded, those of them that are here."""
+    openmp = Path(prefix) / "lib" / _OPENMP
+    allocator = next((path for path in _ALLOCATORS if Path(path).exists()), None)
+    return [str(path) for path in (allocator, openmp if openmp.exists() else None) if path is not None]

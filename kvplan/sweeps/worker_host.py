@@ -1,0 +1,193 @@
+"""The sweep's own engine as the host of its trials: a worker process that is made, asked, and made again.
+
+The worker keeps its weights from trial to trial. A worker that dies costs the trial it was running: that row is a
+``crash``, and the next trial gets a new worker. A worker that was killed (SIGKILL, which it never causes itself) says
+nothing about its trial, which is restarted; the row says how often.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvplan.catalog.spec import ModelSpec
+from kvplan.machine.device import Device
+from kvplan.machine.gpu_clock import ClockReadings, GpuClockMeter
+from kvplan.runs.columns import Row
+from kvplan.runs.trials import Trial
+from kvplan.sweeps.feasibility import refuse_architecture
+from kvplan.sweeps.forecast.under_load import PreparedTrial
+from kvplan.sweeps.hosts import OnEvent
+from kvplan.sweeps.rows import SweepIdentity
+from kvplan.sweeps.worker.client import TimeLimits, Worker
+from kvplan.sweeps.worker.protocol import Event, Hello, TrialOrder, TrialResult
+from kvplan.workers.process import WorkerDied, WorkerTimeout
+
+WorkerFactory = Callable[[], Worker]
+
+# Signals that end a process whose native code is refused memory, and the share of memory from which that is believed.
+_REFUSED_MEMORY_SIGNALS: Final = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS})
+_FULL_SHARE: Final = 0.95
+_MOST_RESTARTS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSource:
+    """What a worker's engine is made of. ``path``: a config.json, a directory with weights, or a GGUF file."""
+
+    path: str
+    load_format: str
+    vocab_size: int
+    dummy_layers: str = "full"
+    model_impl: str = "auto"
+
+
+class WorkerHost:
+    """Owns the current worker.
+
+    on_versions: told what a new worker runs, by name. limits: how long a worker may take to start.
+    """
+
+    def __init__(
+        self,
+        identity: SweepIdentity,
+        spec: ModelSpec,
+        source: EngineSource,
+        make_worker: WorkerFactory,
+        *,
+        on_versions: Callable[[dict[str, str]], None] = lambda versions: None,
+        limits: TimeLimits = TimeLimits(),
+    ) -> None:
+        self._identity = identity
+        self._spec = spec
+        self._source = source
+        self._make_worker = make_worker
+        self._on_versions = on_versions
+        self._limits = limits
+        self._worker: Worker | None = None
+        self._load_key: tuple[str, str] | None = None
+        self._memory_share = 0.0
+        is_on_gpu = identity.device.kind == "cuda" and not identity.is_counted
+        self._clock = GpuClockMeter.open() if is_on_gpu else GpuClockMeter()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a worker is there, with weights."""
+        return self._worker is not None
+
+    def run(self, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
+        """The worker's result, or a row that says how it failed; restarted a few times if someone killed the worker."""
+        identity = self._identity
+        published = identity.has_published_weights
+        order = make_order(
+            prepared,
+            identity.device,
+            self._source,
+            slo_seconds=identity.slo_seconds,
+            weight_bytes=prepared.predictor.memory(prepared.trial.settings).weight_bytes if published else None,
+        )
+        for num_restarts in range(_MOST_RESTARTS + 1):
+            try:
+                result = self._ask_worker(order, prepared.trial, limits, on_event)
+            except WorkerDied as death:
+                self._drop_worker()
+                if death.signal_number == signal.SIGKILL and num_restarts < _MOST_RESTARTS:
+                    continue
+                result = TrialResult(_row_of_death(death, self._memory_share))
+            except WorkerTimeout as timeout:
+                self._drop_worker()
+                result = TrialResult({"status": "timeout", "error": str(timeout)})
+            break
+        result.row["num_restarts"] = num_restarts
+        return result
+
+    def close(self) -> None:
+        """End the worker, politely."""
+        if self._worker is not None:
+            self._worker.stop()
+            self._worker = None
+
+    def _ask_worker(self, order: TrialOrder, trial: Trial, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
+        worker, hello = self._worker_for(trial)
+        self._clock.start()
+
+        def watch(message: Event) -> None:
+            self._memory_share = message.get("memory_share") or self._memory_share
+            if message["type"] == "progress":
+                self._clock.read()
+            on_event(message)
+
+        result = worker.run_trial(order, limits, watch)
+        result.row |= _clock_columns(self._clock.readings())
+        result.row["engine_version"] = hello["engine_version"]
+        if not result.worker_usable:
+            self._drop_worker()
+        return result
+
+    def _worker_for(self, trial: Trial) -> tuple[Worker, Hello]:
+        """The current worker if it has the weights for this trial, else a new one."""
+        if self._worker is not None and self._load_key == trial.settings.load_key:
+            return self._worker, self._worker.wait_until_ready(self._limits)
+        self._drop_worker()
+        self._worker = self._make_worker()
+        self._memory_share = 0.0
+        self._load_key = trial.settings.load_key
+        hello = self._worker.wait_until_ready(self._limits)
+        known = hello["known_architectures"] if self._identity.is_counted else hello["architectures"]
+        refuse_architecture(self._spec.architecture, known, model_impl=self._identity.model_impl)
+        self._on_versions({"kvplan_engine": hello["engine_version"], "torch": hello["torch_version"]})
+        return self._worker, hello
+
+    def _drop_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+
+def make_order(
+    prepared: PreparedTrial,
+    device: Device,
+    source: EngineSource,
+    *,
+    slo_seconds: Mapping[str, float] | None = None,
+    weight_bytes: int | None = None,
+) -> TrialOrder:
+    """What a worker is told of a trial. weight_bytes: to account for, where the engine does not count them itself."""
+    seed = prepared.workload.seed
+    return TrialOrder(
+        trial_id=prepared.trial.trial_id,
+        engine={
+            "model": source.path,
+            "device": device.kind,
+            "device_memory": device.engine_memory_bytes,
+            "load_format": source.load_format,
+            **({} if source.dummy_layers == "full" else {"dummy_layers": source.dummy_layers}),
+            **({} if source.model_impl == "auto" else {"model_impl": source.model_impl}),
+            "seed": seed,
+            **({} if weight_bytes is None else {"weight_bytes": weight_bytes}),
+        },
+        settings=prepared.trial.settings.as_json(),
+        requests=prepared.prediction.requests.requests,
+        max_concurrency=prepared.workload.max_concurrency,
+        seed=seed,
+        vocab_size=source.vocab_size,
+        slo_seconds=dict(slo_seconds or {}),
+    )
+
+
+def _clock_columns(clock: ClockReadings) -> Row:
+    return {
+        "gpu_clock_mean_mhz": clock.mean_mhz,
+        "gpu_clock_min_mhz": clock.min_mhz,
+        "gpu_clock_pct": clock.pct_of_max,
+    }
+
+
+def _row_of_death(death: WorkerDied, memory_share: float) -> Row:
+    """A crash; or running out of memory, if a library that was refused memory took the process down with it."""
+    if death.signal_number in _REFUSED_MEMORY_SIGNALS and memory_share >= _FULL_SHARE:
+        error = f"{str(death).rstrip('.')} with {memory_share:.0%} of the device's memory in use."
+        return {"status": "oom_runtime", "oom_phase": "runtime", "error": error}
+    return {"status": "crash", "error": str(death)}
