@@ -40,10 +40,14 @@ DEFAULT_LORA_RANK: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class SweepAxis:
-    """How kvplan's own engine takes a setting in a sweep: its smallest value and, for names, the ones it knows."""
+    """How a sweep takes a setting: its smallest value and, for names, the ones that kvplan's own engine knows.
+
+    of_others: only other engines have it.
+    """
 
     minimum: int = 1
     choices: tuple[str, ...] = ()
+    of_others: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,7 @@ class ServingSettings:
         unit="bytes",
         example="2GiB",
         panel=MEMORY_PANEL,
-        sweep_axis=SweepAxis(),
+        sweep_axis=SweepAxis(of_others=True),
     )
     dtype: str = _knob(
         "auto",

@@ -80,6 +80,8 @@ class VllmRelease:
     The first engine had kernels for 8, 16 and 32 (vllm/engine/arg_utils.py).
     ``sparse_cache_in_8_bits``: GLM's sparse latent attention keeps its cache in fp8_e4m3 by default on Blackwell
     (vllm/model_executor/models/config.py, read in 0.32.0).
+    ``reserves_null_block``: a start that asks whether one request fits leaves out the block that is never given out
+    (vllm/v1/core/kv_cache_utils.py, get_kv_cache_configs, read in 0.32.0).
     ``in_flight_batches``: batches whose tokens a sliding window still holds at admission (2 with async scheduling).
     """
 
@@ -108,6 +110,7 @@ class VllmRelease:
     awq_keeps_partial_sums: bool = False
     pads_wide_experts: bool = True
     block_size_multiple: int = 16
+    reserves_null_block: bool = False
 
     @property
     def text(self) -> str:
@@ -146,7 +149,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
         },
     ),
     ((0, 28, 0), {"huge_gpu_defaults": True, "packs_odd_pages": True}),
-    ((0, 32, 0), {"sparse_cache_in_8_bits": True}),
+    ((0, 32, 0), {"sparse_cache_in_8_bits": True, "reserves_null_block": True}),
 )
 
 

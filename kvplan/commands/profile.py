@@ -16,7 +16,7 @@ from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.commands.options.shared import Model
 from kvplan.commands.sweep import OUTPUT_PANEL, SETTINGS_PANEL, MachineOptions, WorkloadOptions
 from kvplan.settings import KNOBS
-from kvplan.sweeps.axes import AXES, Axis
+from kvplan.sweeps.axes import OWN_AXES, Axis
 from kvplan.sweeps.options import SweepOptions, with_absolute_paths
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _setting_option(axis: Axis) -> tuple[str, Any, Any]:
     return axis.name, Annotated[str | None, option], field(default=None)
 
 
-SettingOptions = make_dataclass("SettingOptions", [_setting_option(axis) for axis in AXES.values()], frozen=True)
+SettingOptions = make_dataclass("SettingOptions", [_setting_option(axis) for axis in OWN_AXES.values()], frozen=True)
 
 
 @takes_groups

@@ -13,7 +13,7 @@ from typing import Final
 from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.dummies import write_dummy_model
 from kvplan.engines.interface import Ending, EngineAdapter, Failure, StartOrder
-from kvplan.engines.rows import failed_row, served_row, started_row
+from kvplan.engines.rows import failed_row, served_row, told_row
 from kvplan.engines.server import EngineServer
 from kvplan.engines.serving.memory_killer import KillCounter
 from kvplan.errors import KvplanError
@@ -67,14 +67,17 @@ class EngineHost:
     def run(self, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
         """See TrialHost. KvplanError where every trial would fail alike: a command line that the engine refuses."""
         killer = KillCounter()
-        row: Row = {"reused_server": self._server is not None and self._settings == prepared.trial.settings}
-        if not row["reused_server"]:
+        is_reused = self._server is not None and self._settings == prepared.trial.settings
+        row: Row = {"reused_server": is_reused}
+        if not is_reused:
             on_event({"type": "stage", "stage": "loading", "memory_share": None})
             failure = self._start(prepared, limits, killer)
             if failure is not None:
                 return TrialResult(row | failure)
         assert self._server is not None
-        row |= started_row(self._server)
+        row |= told_row(self._server.told)
+        if not is_reused:
+            row |= {"start_seconds": self._server.start_seconds, "setup_seconds": self._server.start_seconds}
         on_event({"type": "stage", "stage": "serving", "memory_share": None})
         return self._load(prepared, limits, on_event, row, killer)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from kvplan.engines.interface import Failure
-from kvplan.engines.server import EngineServer
+from kvplan.engines.interface import Failure, StartedEngine
 from kvplan.load.run import LoadRun
 from kvplan.metrics.reading import ServerReading
 from kvplan.runs.columns import Row
@@ -14,12 +13,9 @@ from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.workload.requests import RequestSpec
 
 
-def started_row(server: EngineServer) -> Row:
-    """What a server that is up holds, as it says. Only what it says."""
-    told = server.told
+def told_row(told: StartedEngine) -> Row:
+    """What a server that is up holds. Only what it says."""
     row: Row = {
-        "start_seconds": server.start_seconds,
-        "setup_seconds": server.start_seconds,
         "engine_version": told.version,
         "kv_cache_tokens": told.kv_cache_tokens,
         "num_blocks_total": told.num_blocks,

@@ -44,9 +44,13 @@ def deployment_of(row: Row, model: str, *, max_num_seqs: int | None = None) -> D
     settings = settings_of(row)
     if max_num_seqs is not None:
         settings = settings.with_changes(max_num_seqs=min(max_num_seqs, settings.max_num_seqs))
+    engine = row.get("engine") or "kvplan"
     # The device of a counted row need not be there, nor need kvplan's engine compute the model.
-    commands = {} if is_counted(row) else {"kvplan": _python_command(row, model, settings)}
-    refusal = vllm_refusal(settings)
+    own = not is_counted(row) and engine == "kvplan"
+    commands = {"kvplan": _python_command(row, model, settings)} if own else {}
+    if engine not in ("kvplan", "vllm"):
+        return Deployment(commands, ())
+    refusal = vllm_refusal(settings) if engine == "kvplan" else None
     if refusal is None:
         commands["vllm"] = _vllm_command(model, settings)
     return Deployment(commands, () if refusal is None else (refusal,))
@@ -57,6 +61,8 @@ def _given(settings: TrialSettings) -> dict[str, Any]:
     values = {name: getattr(settings, name) for name in SETTING_NAMES}
     if settings.kv_cache_dtype in ("auto", settings.dtype):
         del values["kv_cache_dtype"]
+    if settings.kv_cache_memory_bytes is not None:
+        del values["gpu_memory_utilization"]
     return {name: value for name, value in values.items() if value not in (None, "auto")}
 
 

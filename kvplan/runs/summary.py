@@ -54,10 +54,13 @@ class Noise(TypedDict):
 
 
 class PredictionErrors(TypedDict):
-    """How far predictions were off; every figure says over how many trials it is."""
+    """How far predictions were off; every figure says over how many trials it is.
+
+    block_bytes_equal: None where the engine does not tell the size of its blocks.
+    """
 
     num_compared: int
-    block_bytes_equal: int
+    block_bytes_equal: int | None
     num_blocks_equal: int
     num_blocks_max_error_pct: float | None
     num_outcomes_compared: int
@@ -181,11 +184,14 @@ def prediction_errors(rows: Sequence[Row]) -> PredictionErrors:
     served = [row for row in rows if is_measured(row)]
     ran = [row for row in rows if row["status"] not in ("timeout", "crash", "skipped_oom_dominated")]
     block_errors = [_error_pct(row["num_blocks_predicted"], row["num_blocks_total"]) for row in allocated]
-    timed = [row for row in served if has_speed(row)]
+    tells_bytes = not allocated or any(row["block_bytes"] is not None for row in allocated)
+    timed = [row for row in served if has_speed(row) and row["pred_output_throughput"] is not None]
     speed_errors = [_error_pct(row["pred_output_throughput"], row["output_throughput"]) for row in timed]
     return {
         "num_compared": len(allocated),
-        "block_bytes_equal": sum(row["block_bytes"] == row["block_bytes_predicted"] for row in allocated),
+        "block_bytes_equal": sum(row["block_bytes"] == row["block_bytes_predicted"] for row in allocated)
+        if tells_bytes
+        else None,
         "num_blocks_equal": sum(row["num_blocks_total"] == row["num_blocks_predicted"] for row in allocated),
         "num_blocks_max_error_pct": max((abs(error) for error in block_errors), default=None),
         "num_outcomes_compared": len(ran),

@@ -22,12 +22,16 @@ _END_OF_RANGE = re.compile(r"(?P<last>[^+*]+)(?:(?P<operator>[+*])(?P<step>.+))?
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A setting or a load that a sweep can vary. ``minimum``: of counts and tokens; ``choices``: of names."""
+    """A setting or a load that a sweep can vary. ``minimum``: of counts and tokens; ``choices``: of names.
+
+    of_others: only engines other than kvplan's have it.
+    """
 
     name: str
     kind: AxisKind
     minimum: int = 1
     choices: tuple[str, ...] = ()
+    of_others: bool = False
 
     @property
     def option(self) -> str:
@@ -36,11 +40,19 @@ class Axis:
 
 def _axis_of(knob: Knob) -> Axis:
     assert knob.sweep_axis is not None and knob.kind in _AXIS_KINDS, f"{knob.name} cannot be an axis"
-    return Axis(knob.name, cast(AxisKind, knob.kind), knob.sweep_axis.minimum, knob.sweep_axis.choices)
+    return Axis(
+        knob.name,
+        cast(AxisKind, knob.kind),
+        knob.sweep_axis.minimum,
+        knob.sweep_axis.choices,
+        knob.sweep_axis.of_others,
+    )
 
 
 AXES: Final[dict[str, Axis]] = {name: _axis_of(KNOBS[name]) for name in SETTING_NAMES}
 """The settings that are declared as axes in kvplan.settings."""
+OWN_AXES: Final = {name: axis for name, axis in AXES.items() if not axis.of_others}
+"""Those that kvplan's own engine has."""
 
 
 def parse_values(axis: Axis, text: str) -> tuple[AxisValue, ...]:

@@ -179,7 +179,7 @@ class SweepOptions:
             "--engine-arg": bool(self.engine_args),
             "--url": self.url is not None,
             "--reuse-server": self.reuse_server,
-            "--kv-cache-memory-bytes": "kv_cache_memory_bytes" in self.axes,
+            **{axis.option: name in self.axes for name, axis in AXES.items() if axis.of_others},
         }
 
     def _of_own_engine(self) -> dict[str, bool]:

@@ -14,7 +14,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.machine.device import Device, detect_device
 from kvplan.runs.columns import Row
-from kvplan.runs.setting_text import shown_settings
+from kvplan.runs.setting_text import shown_settings, varied_settings
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.capacity import COUNTED_NOTICE, counted_device, has_memory, refuse_arrivals, with_memory
 from kvplan.sweeps.design import Plane, base_settings, make_design, telling_memory
@@ -85,7 +85,8 @@ class SweepPlan:
     def shown(self) -> tuple[str, ...]:
         """The settings and loads that lines and tables name: the usual ones, what was given, what is searched."""
         searched = (self.options.load_range().variable,) if self.options.search else ()
-        return shown_settings((*self.options.axes, *searched))
+        varied = varied_settings(trial.settings for trial in self.trials)
+        return shown_settings((*self.options.axes, *varied, *searched))
 
     @property
     def default_directory(self) -> Path:

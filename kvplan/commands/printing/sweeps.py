@@ -18,7 +18,7 @@ from kvplan.runs.summary import KvWaste, PredictionErrors
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.capacity import COUNTED_NOTICE
 from kvplan.sweeps.forecast.prediction import TrialPrediction
-from kvplan.sweeps.forecast.timing import SECONDS_PER_LOAD, SECONDS_PER_TRIAL
+from kvplan.sweeps.forecast.timing import SECONDS_PER_LOAD, SECONDS_PER_START, SECONDS_PER_TRIAL
 from kvplan.sweeps.plan import SweepPlan
 from kvplan.sweeps.progress import PlainProgress, Progress, RichProgress, format_seconds
 from kvplan.sweeps.session import SweepOutcome
@@ -49,7 +49,9 @@ def announce(plan: SweepPlan, directory: Path) -> None:
 def print_dry_run(plan: SweepPlan, *, as_json: bool) -> None:
     """The trials with their predictions."""
     predictions = plan.predictions()
-    seconds = sum(prediction.seconds + SECONDS_PER_TRIAL for prediction in predictions) + SECONDS_PER_LOAD
+    starts = len({trial.settings for trial in plan.trials})
+    loading = SECONDS_PER_LOAD if plan.engine is None else SECONDS_PER_START * starts
+    seconds = sum(prediction.seconds + SECONDS_PER_TRIAL for prediction in predictions) + loading
     if as_json:
         trials = [_trial_json(trial, prediction) for trial, prediction in zip(plan.trials, predictions, strict=True)]
         print_json({"schema": "kvplan.sweep-plan/1", "model_id": plan.spec.id, "seconds": seconds, "trials": trials})
@@ -169,7 +171,7 @@ def _print_best(best: Sequence[BestSetting], shown: Sequence[str]) -> None:
                 f"{figures['output_throughput']:,.1f}",
                 f"{figures['p99_ttft_ms']:,.0f}",
                 "" if figures["median_tpot_ms"] is None else f"{figures['median_tpot_ms']:,.1f}",
-                f"{figures['frag_pct']:.1f}",
+                "" if figures["frag_pct"] is None else f"{figures['frag_pct']:.1f}",
             ]
         )
     print_table("Best settings", head, rows, text_columns=(0, *text_columns(shown, first=1)))
@@ -214,11 +216,13 @@ def _print_waste(waste: KvWaste | None, layout_waste_pct: float | None) -> None:
 
 
 def _print_predictions(predictions: PredictionErrors) -> None:
-    compared = predictions["num_compared"]
+    compared, bytes_equal = predictions["num_compared"], predictions["block_bytes_equal"]
     if compared:
+        size = "" if bytes_equal is None else f"block size in bytes for {bytes_equal} of {plural(compared, 'trial')}, "
+        whole = f" of {plural(compared, 'trial')}" if bytes_equal is None else ""
         print(
-            f"Predicted correctly before the start: block size in bytes for {predictions['block_bytes_equal']} of "
-            f"{plural(compared, 'trial')}, number of blocks for {predictions['num_blocks_equal']} (largest error "
+            f"Predicted correctly before the start: {size}number of blocks for {predictions['num_blocks_equal']}{whole} "
+            f"(largest error "
             f"{predictions['num_blocks_max_error_pct']:.2f} %), outcome for {predictions['outcomes_equal']} of "
             f"{predictions['num_outcomes_compared']}"
         )

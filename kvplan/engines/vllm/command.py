@@ -53,7 +53,7 @@ def _setting_options(order: StartOrder) -> dict[str, str]:
 
 
 def _environment(prefix: str) -> dict[str, str | None]:
-    changes: dict[str, str | None] = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
+    changes: dict[str, str | None] = {"VLLM_NO_USAGE_STATS": "1"}
     if "LD_PRELOAD" not in os.environ and (found := preloads(prefix)):
         changes["LD_PRELOAD"] = ":".join(found)
     return changes

@@ -276,6 +276,8 @@ def fill_pool(
     """What ``available_bytes`` of KV memory hold on the smallest rank: blocks, concurrency, printed tokens, outcome."""
     plan = rank.blocks
     num_blocks = max(available_bytes, 0) // plan.bytes_per_block
+    # One block is never given out; newer releases leave it out where they ask whether a request fits.
+    checked_bytes = available_bytes - (plan.bytes_per_block if release.reserves_null_block else 0)
     shape = request_shape(settings, release)
     needed = blocks_per_request(plan, shape)
     concurrency = num_blocks / needed
@@ -292,9 +294,9 @@ def fill_pool(
         blocks_per_request=needed,
         kv_cache_tokens=printed,
         max_concurrency=concurrency,
-        largest_max_model_len=longest_that_fits(plan, shape, max(available_bytes, 0)) * contexts,
-        missing_bytes=max(needed * plan.bytes_per_block - available_bytes, 0),
-        outcome=_outcome(rank, available_bytes, num_blocks, needed),
+        largest_max_model_len=longest_that_fits(plan, shape, max(checked_bytes, 0)) * contexts,
+        missing_bytes=max(needed * plan.bytes_per_block - checked_bytes, 0),
+        outcome=_outcome(rank, num_blocks, checked_bytes, needed),
     )
 
 
@@ -307,9 +309,10 @@ def printed_tokens(
     return num_blocks // len(plan.groups) * plan.block_size * settings.decode_context_parallel_size
 
 
-def _outcome(rank: RankMemory, available_bytes: int, num_blocks: int, needed: int) -> VllmOutcome:
+def _outcome(rank: RankMemory, num_blocks: int, checked_bytes: int, needed: int) -> VllmOutcome:
+    """checked_bytes: of the pool, as far as a request may fill it."""
     if rank.weight_bytes > rank.requested_bytes:
         return "oom_weights"
-    if available_bytes <= 0 or num_blocks < 1:
+    if checked_bytes <= 0 or num_blocks < 1:
         return "oom_kv_init"
-    return "ok" if num_blocks >= needed else "rejected_ctx"
+    return "ok" if checked_bytes // rank.blocks.bytes_per_block >= needed else "rejected_ctx"

