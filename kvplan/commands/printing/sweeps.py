@@ -218,11 +218,11 @@ def _print_waste(waste: KvWaste | None, layout_waste_pct: float | None) -> None:
 def _print_predictions(predictions: PredictionErrors) -> None:
     compared, bytes_equal = predictions["num_compared"], predictions["block_bytes_equal"]
     if compared:
-        size = "" if bytes_equal is None else f"block size in bytes for {bytes_equal} of {plural(compared, 'trial')}, "
-        whole = f" of {plural(compared, 'trial')}" if bytes_equal is None else ""
+        trials = plural(compared, "trial")
+        size = "" if bytes_equal is None else f"block size in bytes for {bytes_equal} of {trials}, "
+        blocks = str(predictions["num_blocks_equal"]) + (f" of {trials}" if bytes_equal is None else "")
         print(
-            f"Predicted correctly before the start: {size}number of blocks for {predictions['num_blocks_equal']}{whole} "
-            f"(largest error "
+            f"Predicted correctly before the start: {size}number of blocks for {blocks} (largest error "
             f"{predictions['num_blocks_max_error_pct']:.2f} %), outcome for {predictions['outcomes_equal']} of "
             f"{predictions['num_outcomes_compared']}"
         )
