@@ -53,11 +53,11 @@ def _gpt2(python: str, directory: Path, changes: Mapping[str, str], load: Mappin
 
 
 FAILURES: Final[Mapping[str, tuple[str, Callable[[str, Path], list[str]], str]]] = {
-    "weights": ("oom_weights", _memory, ""),
-    "pool": ("oom_kv_init", _pool, ""),
-    "context": ("rejected_ctx", _context, ""),
-    "engine killed while running": ("crash", _long, "EngineCore"),
-    "server killed while running": ("crash", _long, "api_server"),
+    "failure: weights": ("oom_weights", _memory, ""),
+    "failure: pool": ("oom_kv_init", _pool, ""),
+    "failure: context": ("rejected_ctx", _context, ""),
+    "failure: engine killed under load": ("crash", _long, "EngineCore"),
+    "failure: server killed under load": ("crash", _long, "api_server"),
 }
 """By name: the status, the sweep that ends so, and whom to kill under load (a part of a command line)."""
 
@@ -65,7 +65,7 @@ FAILURES: Final[Mapping[str, tuple[str, Callable[[str, Path], list[str]], str]]]
 def provoked(name: str, python: str, work: Path) -> dict[str, Any]:
     """The row. One that is there from an earlier call is not provoked again."""
     _, words_of, victim = FAILURES[name]
-    directory = work / f"failure-{name.replace(' ', '-')}"
+    directory = work / name.replace(": ", "-").replace(" ", "-")
     if (directory / "summary.json").exists():
         return rows_of(directory)[0]
     shutil.rmtree(directory, ignore_errors=True)

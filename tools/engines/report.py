@@ -55,7 +55,10 @@ def page(rows: Rows, failures: Mapping[str, Mapping[str, Any]], problems: Sequen
         "",
         "| what | taken for | what the row says |",
         "| --- | --- | --- |",
-        *(f"| {name} | {row['status']} | {_cell(row['error'])} |" for name, row in failures.items()),
+        *(
+            f"| {name.removeprefix('failure: ')} | {row['status']} | {_cell(row['error'])} |"
+            for name, row in failures.items()
+        ),
         "",
         "## Not as predicted",
         "",
