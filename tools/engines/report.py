@@ -68,6 +68,10 @@ def page(rows: Rows, failures: Mapping[str, Mapping[str, Any]], problems: Sequen
     return "\n".join(lines)
 
 
+def _failure_line(name: str, row: Mapping[str, Any]) -> str:
+    return f"| {name.removeprefix('failure: ')} | {row['status']} | {_cell(row['error'])} |"
+
+
 def _line(row: Mapping[str, Any]) -> str:
     tokens, start = row["kv_cache_tokens"], row["start_seconds"]
     cells = [
