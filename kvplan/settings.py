@@ -20,7 +20,7 @@ KnobKind = Literal["share", "count", "tokens", "bytes", "name", "text", "flag"]
 text (as it is), yes or no."""
 
 SERVING_DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
-KV_CACHE_DTYPES: Final = (*SERVING_DTYPES, "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "int8")
+KV_CACHE_DTYPES: Final = (*SERVING_DTYPES, "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "int8", "int8_per_token_head")
 _SYNONYMS: Final = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
 
 MODEL_PANEL: Final = "Model"
@@ -216,7 +216,9 @@ class ServingSettings:
         kind="name",
         choices=KV_CACHE_DTYPES,
         panel=MEMORY_PANEL,
-        sweep_axis=SweepAxis(choices=("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3")),
+        sweep_axis=SweepAxis(
+            choices=("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8_per_token_head")
+        ),
     )
     quantization: str = _knob(
         "auto",

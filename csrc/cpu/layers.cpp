@@ -136,10 +136,19 @@ class LayerStep {
                        attention_.num_heads + attention_.num_kv_heads, place_.rotary, attention_.storage, threads_);
   }
 
+  // They lie as far behind the integers of a page in every layer of the place.
+  template <typename Args>
+  void move_scales(Args& args) const {
+    if (args.kv_storage != KVPLAN_INT8) return;
+    args.key_scales += layer_.key_offset / int64_t{sizeof(float)};
+    args.value_scales += layer_.value_offset / int64_t{sizeof(float)};
+  }
+
   int write_kv() const {
     kvplan_kv_write write = *place_.write;
     write.keys = static_cast<char*>(write.keys) + layer_.key_offset;
     write.values = static_cast<char*>(write.values) + layer_.value_offset;
+    move_scales(write);
     return kvplan_write_kv(&write, threads_);
   }
 
@@ -147,6 +156,7 @@ class LayerStep {
     kvplan_attention attention = attention_;
     attention.keys = static_cast<const char*>(attention.keys) + layer_.key_offset;
     attention.values = static_cast<const char*>(attention.values) + layer_.value_offset;
+    move_scales(attention);
     return kvplan_paged_attention(&attention, threads_);
   }
 

@@ -54,11 +54,17 @@ struct Float8E4M3 {
   uint8_t bits;
 };
 
+// An integer that is multiplied with a scale kept apart from it. Only the KV pool is stored in it.
+struct Int8 {
+  int8_t code;
+};
+
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+typedef int8_t Codes __attribute__((vector_size(kLanes)));
 typedef float Floats4 __attribute__((vector_size(16)));
 
 // a[i], b[j] -> one vector of four; indices 4..7 name b's lanes.
@@ -133,6 +139,18 @@ KVPLAN_INLINE Floats load(const Float8E4M3* source) {
   return from_bits(value | reinterpret_cast<Ints>((bits & 0x80u) << 24));
 }
 
+// The integers, without their scale.
+KVPLAN_INLINE Floats load(const Int8* source) {
+  Codes codes;
+  std::memcpy(&codes, source, sizeof codes);
+#if KVPLAN_AVX512
+  const Ints wide = reinterpret_cast<Ints>(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(codes)));
+#else
+  const Ints wide = __builtin_convertvector(codes, Ints);
+#endif
+  return __builtin_convertvector(wide, Floats);
+}
+
 KVPLAN_INLINE void store(float* target, Floats value) {
   std::memcpy(target, &value, sizeof value);
 }
@@ -163,6 +181,14 @@ KVPLAN_INLINE void store(Float8E4M3* target, Floats value) {
   std::memcpy(target, &bytes, sizeof bytes);
 }
 
+// Round to nearest, ties to even. Values lie within -127 and 127.
+KVPLAN_INLINE void store(Int8* target, Floats value) {
+  // added to 1.5 * 2^23, whose last bit is worth 1, a number is rounded to integers by the addition
+  const Ints rounded = bits_of(value + 0x1.8p23f) - bits_of(splat(0x1.8p23f));
+  const Codes codes = __builtin_convertvector(rounded, Codes);
+  std::memcpy(target, &codes, sizeof codes);
+}
+
 KVPLAN_INLINE float to_float(float value) {
   return value;
 }
@@ -181,6 +207,10 @@ KVPLAN_INLINE float to_float(Float8E4M3 value) {
   std::memcpy(&wide, &bits, sizeof wide);
   if (magnitude < 8) wide = static_cast<float>(magnitude) * 0x1p-9f;
   return value.bits & 0x80 ? -wide : wide;
+}
+
+KVPLAN_INLINE float to_float(Int8 value) {
+  return static_cast<float>(value.code);
 }
 
 // The first `count` < kLanes elements; the other lanes are `fill`. Touches nothing beyond them.

@@ -139,6 +139,13 @@ KVPLAN_INLINE Floats4 load_four(const float* source) {
   return value;
 }
 
+KVPLAN_INLINE Floats4 load_four(const Int8* source) {
+  typedef int8_t Codes4 __attribute__((vector_size(4)));
+  Codes4 codes;
+  std::memcpy(&codes, source, sizeof codes);
+  return __builtin_convertvector(codes, Floats4);
+}
+
 template <class T>
 KVPLAN_INLINE Floats4 load_four(const T* source) {
   return Floats4{to_float(source[0]), to_float(source[1]), to_float(source[2]), to_float(source[3])};

@@ -16,6 +16,9 @@ struct bfloat16 {
 struct float8 {  // e4m3, finite only: 448 is the largest value, 0x7F is not a number
     u8 bits;
 };
+struct int8 {  // of a cache with a scale for each token and KV head: -127 to 127
+    signed char code;
+};
 
 KVPLAN_INLINE float float_from_bits(u32 bits) {
     union {
@@ -57,6 +60,8 @@ KVPLAN_INLINE float to_float(float8 value) {
     if ((value.bits & 0x7Fu) == 0x7Fu) return float_from_bits(sign | 0x7FC00000u);
     return float_from_bits(sign | u32(value.bits & 0x7Fu) << 20) * float_from_bits(0x7B800000u);
 }
+
+KVPLAN_INLINE float to_float(int8 value) { return float(value.code); }
 
 // ---- from float: round to nearest, ties to even ------------------------------------------------------------------
 
@@ -112,6 +117,20 @@ struct FromFloat<float8> {
         return {u8(sign | (magnitude - 0x3C000000u + 0x7FFFFu + (magnitude >> 20 & 1u)) >> 20)};
     }
 };
+
+// Of a magnitude of at most 127: added to 1.5 * 2^23, the last bit is worth 1.
+template <>
+struct FromFloat<int8> {
+    KVPLAN_INLINE int8 convert(float value) {
+        return {static_cast<signed char>(int(bits_from_float(value + 12582912.0f) - 0x4B400000u))};
+    }
+};
+
+// Whether a cache of T keeps a scale for each token and KV head behind the integers of a page.
+template <typename T>
+constexpr bool IS_SCALED = false;
+template <>
+constexpr bool IS_SCALED<int8> = true;
 
 template <typename T>
 KVPLAN_INLINE T from_float(float value) {

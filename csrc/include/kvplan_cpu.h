@@ -13,8 +13,9 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-// FLOAT8_E4M3 is for the KV pool alone: written saturating at 448, read as it is, without a scale.
-enum kvplan_storage { KVPLAN_FLOAT32 = 0, KVPLAN_BFLOAT16 = 1, KVPLAN_FLOAT8_E4M3 = 2 };
+// For the KV pool alone are FLOAT8_E4M3, written saturating at 448, read as it is, without a scale, and INT8: integers
+// from -127 to 127 with a float32 scale for each token and KV head.
+enum kvplan_storage { KVPLAN_FLOAT32 = 0, KVPLAN_BFLOAT16 = 1, KVPLAN_FLOAT8_E4M3 = 2, KVPLAN_INT8 = 3 };
 
 enum kvplan_status {
   KVPLAN_OK = 0,
@@ -68,6 +69,10 @@ typedef struct kvplan_attention {
   // of them; null: all up to its own. For one KV head, without a window, slopes or value_tables
   const int32_t* chosen;
   int64_t chosen_stride;
+  // of INT8: [num_blocks, num_kv_heads, block_size] each, a block's contiguous, blocks as far apart as those of the
+  // keys (block_stride / 4 floats); else null. Not for chosen tokens
+  const float* key_scales;
+  const float* value_scales;
 } kvplan_attention;
 
 // Causal attention over the paged pool, prefill and decode rows in any mix (attention/backend.py has the definition).
@@ -121,9 +126,14 @@ typedef struct kvplan_kv_write {
   int64_t num_tokens, num_kv_heads, head_size, block_size;
   int32_t storage, kv_storage;
   int64_t value_size;  // values of a head are contiguous
+  // as in kvplan_attention
+  float* key_scales;
+  float* value_scales;
 } kvplan_kv_write;
 
-// keys[slot], values[slot] = key, value for every token whose slot is not negative.
+// keys[slot], values[slot] = key, value for every token whose slot is not negative. INT8: a head's scale is its largest
+// magnitude / 127, its integers are the values / scale, rounded to nearest, ties to even; all 0 where the scale is 0, and
+// where a value is not finite, which makes the scale a NaN.
 int kvplan_write_kv(const kvplan_kv_write* args, int threads);
 
 // dst block pairs[i][1] = src block pairs[i][0], whole blocks of block_bytes.

@@ -10,7 +10,13 @@ from typing import Any, TypeVar
 from kvplan_engine.errors import EngineError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-KV_CACHE_DTYPES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"} | {name: name for name in DTYPES}
+KV_CACHE_DTYPES = {
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "int8_per_token_head": "int8",
+} | {name: name for name in DTYPES}
+SCALED_DTYPES = ("int8",)
+"""Of KV_CACHE_DTYPES' torch dtypes those that are kept with a scale for each token and KV head."""
 LOAD_FORMATS = ("auto", "dummy", "none", "safetensors", "gguf")
 QUANTIZATIONS = ("none", "fp8", "fp8-block", "int8", "awq", "gptq", "int4", "mxfp4", "nvfp4", "bitsandbytes")
 GROUPED_QUANTIZATIONS = ("awq", "gptq", "int4")
@@ -144,7 +150,8 @@ class EngineConfig:
     block_size: int = _knob(16, "token slots of a KV block", unit="tokens", range=_AT_LEAST_1, reconfigurable=True)
     kv_cache_dtype: str = _knob(
         "auto",
-        "how K and V are stored; auto: in the dtype of the model; fp8: one byte, no scale, saturating at 448",
+        "how K and V are stored; auto: in the dtype of the model; fp8: one byte, no scale, saturating at 448; "
+        "int8_per_token_head: one byte, with a scale for each token and KV head",
         choices=tuple(KV_CACHE_DTYPES),
     )
     enable_prefix_caching: bool = _knob(True, "reuse the KV of prompts that begin alike", reconfigurable=True)

@@ -82,6 +82,8 @@ class VllmRelease:
     (vllm/model_executor/models/config.py, read in 0.32.0).
     ``reserves_null_block``: a start that asks whether one request fits leaves out the block that is never given out
     (vllm/v1/core/kv_cache_utils.py, get_kv_cache_configs, read in 0.32.0).
+    ``scaled_cache``: a KV cache in int8_per_token_head, read by Triton's attention alone (documented for 0.21, unknown
+    to 0.18.1: supported_kv_cache_dtypes in vllm/v1/attention/backends/triton_attn.py).
     ``in_flight_batches``: batches whose tokens a sliding window still holds at admission (2 with async scheduling).
     """
 
@@ -97,6 +99,7 @@ class VllmRelease:
     packs_odd_pages: bool = False
     caches_hybrid_prefixes: bool = False
     sparse_cache_in_8_bits: bool = False
+    scaled_cache: bool = False
     in_flight_batches: int = 1
     counts_non_torch: bool = True
     latent_cache: bool = True
@@ -138,6 +141,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
         {"gpu_memory_utilization": 0.92, "prints_concurrency_tokens": True},
     ),
     ((0, 21, 0), {"graphs_in_budget": True, "samples_with_flashinfer": True, "requires_flashinfer": True}),
+    ((0, 21, 0), {"scaled_cache": True}),
     ((0, 25, 0), {"pads_odd_pages": True}),
     (
         (0, 26, 0),
@@ -221,4 +225,6 @@ def vllm_refusal(settings: ServingSettings, release: VllmRelease | None = None) 
         return f"the attention kernels of vLLM {release.text} take a block_size in multiples of {multiple}, not {size}"
     if settings.kv_cache_dtype == "float32" and settings.dtype not in ("auto", "float32"):
         return f"vLLM {release.text} has no kv_cache_dtype float32"
+    if settings.kv_cache_dtype == "int8_per_token_head" and not release.scaled_cache:
+        return f"vLLM {release.text} is not known to have kv_cache_dtype int8_per_token_head, which 0.21 has"
     return None

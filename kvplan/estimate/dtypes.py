@@ -1,4 +1,4 @@
-"""Number formats by name: bytes per element, and which one a model is served in by default."""
+"""Number formats by name: bytes per element, scales beside them, and which one a model is served in by default."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ BYTES_PER_ELEMENT: dict[str, float] = {
     "fp8_inc": 1,
     "fp8_ds_mla": 1,
     "int8": 1,
+    "int8_per_token_head": 1,
 }
+
+_HEAD_SCALE_BYTES = {"int8_per_token_head": 4}
+"""A float32 for each token and KV head, of its key and of its value (vllm/v1/kv_cache_interface.py, AttentionSpec)."""
+
+
+def head_scale_bytes(dtype: str) -> int:
+    """Bytes of the scale that a cache in ``dtype`` keeps beside each key and each value of a KV head; 0 without."""
+    return _HEAD_SCALE_BYTES.get(dtype, 0)
 
 
 def element_bytes(dtype: str) -> int:

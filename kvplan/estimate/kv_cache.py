@@ -23,7 +23,7 @@ from kvplan.catalog.spec import (
     StateMixer,
 )
 from kvplan.errors import UsageError, unhandled_kind
-from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.dtypes import element_bytes, head_scale_bytes
 
 EntryKind = Literal[
     "full", "sliding", "chunked", "latent", "compressed", "indexer", "conv_state", "recurrent_state", "cross"
@@ -159,7 +159,20 @@ def _mixer_entries(mixer: Mixer, settings: CacheSettings) -> Iterable[CacheEntry
     raise unhandled_kind(mixer, "layer_entries")
 
 
-def _heads_formula(kv_heads: int, head_k: int, head_v: int, size: int) -> str:
+def refuse_scales(kv_dtype: str, kept: str) -> None:
+    """UsageError where a cache in ``kv_dtype`` has a scale for each head, and ``kept`` is not of heads."""
+    if head_scale_bytes(kv_dtype):
+        raise UsageError(
+            f"A KV cache in {kv_dtype} is for keys and values of KV heads, and this model keeps {kept}.",
+            hint="use --kv-cache-dtype fp8",
+        )
+
+
+def _heads_formula(kv_heads: int, head_k: int, head_v: int, size: int, scale: int = 0) -> str:
+    if scale and head_k == head_v:
+        return f"2 (K, V) x {kv_heads} KV heads x ({head_k} x {size} B + {scale} B scale)"
+    if scale:
+        return f"{kv_heads} KV heads x (({head_k} K + {head_v} V) x {size} B + 2 x {scale} B scale)"
     if head_k == head_v:
         return f"2 (K, V) x {kv_heads} KV heads x {head_k} x {size} B"
     return f"{kv_heads} KV heads x ({head_k} K + {head_v} V) x {size} B"
@@ -169,21 +182,23 @@ def _softmax_entries(mixer: SoftmaxAttention, settings: CacheSettings) -> Iterab
     if mixer.kv_shared_with is not None:
         return
     heads = rank_kv_heads(mixer.num_kv_heads, settings.tensor_parallel_size)
-    size = element_bytes(settings.kv_dtype)
+    size, scale = element_bytes(settings.kv_dtype), head_scale_bytes(settings.kv_dtype)
     yield CacheEntry(
         kind=mixer.window_kind,
         num_kv_heads=heads,
         head_size=mixer.head_size_k,
         window_tokens=mixer.window_tokens if mixer.window_kind != "full" else None,
-        token_bytes=heads * (mixer.head_size_k + mixer.head_size_v) * size,
+        token_bytes=heads * ((mixer.head_size_k + mixer.head_size_v) * size + 2 * scale),
         state_bytes=0,
-        formula=_heads_formula(heads, mixer.head_size_k, mixer.head_size_v, size),
+        formula=_heads_formula(heads, mixer.head_size_k, mixer.head_size_v, size, scale),
     )
     if mixer.indexer is not None:
+        refuse_scales(settings.kv_dtype, "index keys")
         yield _indexer_entry(mixer.indexer.head_size, settings.indexer_dtype or settings.kv_dtype)
 
 
 def _latent_entries(mixer: LatentAttention, settings: CacheSettings) -> Iterable[CacheEntry]:
+    refuse_scales(settings.kv_dtype, "latents")
     size = element_bytes(settings.kv_dtype)
     width = mixer.cache_elements_per_token
     token_bytes, formula = width * size, f"({mixer.kv_lora_rank} latent + {mixer.qk_rope_head_size} rotary) x {size} B"
@@ -206,6 +221,7 @@ def _indexer_entry(head_size: int, kv_dtype: str) -> CacheEntry:
 
 def _compressed_entries(mixer: CompressedAttention, settings: CacheSettings) -> Iterable[CacheEntry]:
     """The window's vectors, and one vector (and one indexer key) for every ``ratio`` tokens; not divided by ranks."""
+    refuse_scales(settings.kv_dtype, "latents")
     size = element_bytes(settings.kv_dtype)
     head, window = mixer.head_size, mixer.window_tokens
     yield CacheEntry("sliding", 1, head, window, head * size, 0, f"{head} x {size} B")
@@ -260,6 +276,7 @@ def _divided(count: int, parts: int, *, what: str) -> int:
 
 
 def _cross_entry(cross: CrossAttention, settings: CacheSettings) -> CacheEntry:
+    refuse_scales(settings.kv_dtype, "an encoder's tokens")
     heads = rank_kv_heads(cross.num_kv_heads, settings.tensor_parallel_size)
     size = element_bytes(settings.kv_dtype)
     tokens = settings.encoder_tokens if settings.encoder_tokens is not None else cross.encoder_tokens

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.spec import ModelSpec
-from kvplan.errors import KvplanError
-from kvplan.estimate.dtypes import cache_dtype, serving_dtype
+from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.dtypes import cache_dtype, head_scale_bytes, serving_dtype
 from kvplan.estimate.kv_cache import CacheEntry, CacheSettings, layer_entries
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.weights import rank_weight_bytes, stored_formats
@@ -136,6 +136,8 @@ def _state_slots(rest_bytes: int, state_bytes: int) -> int:
 
 def _cells(spec: ModelSpec, settings: ServingSettings, dtype: str) -> _Cells:
     kv_dtype = "fp8" if settings.kv_cache_dtype.startswith("fp8") else settings.kv_cache_dtype
+    if head_scale_bytes(kv_dtype):
+        raise UsageError(f"SGLang has no KV cache in {kv_dtype}.", hint="use --kv-cache-dtype fp8, or --engine vllm")
     is_sparse = spec.has_indexer
     cache = CacheSettings(
         model_dtype=dtype,

@@ -8,7 +8,7 @@ from kvplan.catalog.devices.device_support import check_formats
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
 from kvplan.estimate.weights import NAMED_FORMATS, check_group_size, named_format, own_group_size
 from kvplan.settings import ServingSettings
 
@@ -68,7 +68,9 @@ class FormatPair:
     def caveats(self) -> tuple[str, ...]:
         """What this needs, and what it may cost in quality."""
         found = [] if self.weights.is_published else [_WEIGHT_CAVEATS.get(self.weights.name, _OTHER_WEIGHTS)]
-        return tuple(found if self.kv_cache_dtype == "auto" else [*found, _KV_CAVEAT])
+        if self.kv_cache_dtype == "auto":
+            return tuple(found)
+        return (*found, _SCALED_KV_CAVEAT if head_scale_bytes(self.kv_cache_dtype) else _KV_CAVEAT)
 
 
 _STUDY = "Kurtic et al. 2024, arXiv:2411.02355"
@@ -83,6 +85,10 @@ _OTHER_WEIGHTS = "These weights need a checkpoint in that format; try it on your
 _KV_CAVEAT = (
     "fp8 KV cache: without scales in the checkpoint vLLM scales by 1.0; compare the answers on your task, "
     "long ones first."
+)
+_SCALED_KV_CAVEAT = (
+    "int8 KV cache: a scale for each token and head, made while serving; compare the answers on your task, long ones "
+    "first. vLLM reads it with Triton's attention alone, whose speed is not measured here."
 )
 
 

@@ -8,18 +8,22 @@ import pytest
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import UsageError
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kvplan.layout import KvLayout
 from kvplan.estimate.kvplan.layout import plan_layout as planned_layout
 from kvplan.paths import profiles_dir
-from kvplan_engine import EngineError
+from kvplan_engine import EngineConfig, EngineError
 from kvplan_engine.blocks.layout import KvLayout as EngineLayout
 from kvplan_engine.blocks.layout import plan_layout as engine_layout
 from kvplan_engine.checkpoints.config_json import load_model_config
-from kvplan_engine.description.kept_units import kept_units
+from kvplan_engine.description.kept_units import KeptUnit, kept_units
+from kvplan_engine.description.mixers import FULL
 from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.memory.plan import kv_layout
 
-BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
+SCALED = "int8_per_token_head"
+BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1, SCALED: 1}
 ENCODER_TOKENS = 77
 """Where neither side's config says how many an encoder gives."""
 NAMES = sorted(file.stem for file in (profiles_dir() / "models").glob("*.json"))
@@ -47,7 +51,8 @@ def both(name: str, block_size: int, dtype: str, kv_dtype: str) -> tuple[KvLayou
     model = described(name)
     assert model is not None
     sizes = BYTES | {"model": BYTES[dtype], "kv": BYTES[kv_dtype]}
-    return planned, engine_layout(kept_units(model, encoder_tokens=ENCODER_TOKENS), block_size, sizes.__getitem__)
+    units = kept_units(model, encoder_tokens=ENCODER_TOKENS)
+    return planned, engine_layout(units, block_size, sizes.__getitem__, has_scales=kv_dtype == SCALED)
 
 
 def test_the_engine_describes_every_profile() -> None:
@@ -63,6 +68,38 @@ def test_every_profile_has_the_same_layout_on_both_sides(block_size: int, dtype:
         assert [(each.kept.kind, each.kept.tokens, each.width, each.unit_bytes) for each in planned.groups] == [
             (each.kept.kind, each.kept.tokens, each.width, each.unit_bytes) for each in served.groups
         ], name
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_every_profile_with_scales_has_the_same_layout_or_is_refused_by_both(block_size: int) -> None:
+    settings = CacheSettings(kv_dtype=SCALED)
+    compared = 0
+    for name in DESCRIBED:
+        model = described(name)
+        assert model is not None
+        config = EngineConfig(model=name, kv_cache_dtype=SCALED, block_size=block_size)
+        try:
+            served = kv_layout(config, model, "bfloat16", ENCODER_TOKENS)
+        except EngineError as refusal:
+            with pytest.raises(UsageError) as planner:
+                planned_layout(spec_of(name), settings, block_size, encoder_tokens=ENCODER_TOKENS)
+            assert "is for keys and values of KV heads" in refusal.message
+            assert "is for keys and values of KV heads" in planner.value.message
+            continue
+        planned = planned_layout(spec_of(name), settings, block_size, encoder_tokens=ENCODER_TOKENS)
+        assert planned.block_bytes == served.block_bytes, name
+        assert [each.unit_bytes for each in planned.groups] == [each.unit_bytes for each in served.groups], name
+        compared += 1
+    assert compared >= 160
+
+
+def test_a_page_with_scales_has_the_bytes_that_vllm_gives_it() -> None:
+    """vllm/v1/kv_cache_interface.py, AttentionSpec.page_size_bytes: 2 x 16 x 8 x 128 integers, 2 x 16 x 8 float32."""
+    planned, served = both("llama-3.1-8b", 16, "bfloat16", SCALED)
+    assert planned.block_bytes == served.block_bytes == 32 * (2 * 16 * 8 * 128 + 2 * 16 * 8 * 4)
+    rows_of_five = [KeptUnit(0, "keys", FULL, 2 * 5, num_scales=2), KeptUnit(0, "values", FULL, 2 * 5, num_scales=2)]
+    odd = engine_layout(rows_of_five, 3, lambda _: 1, has_scales=True)
+    assert odd.block_bytes == 2 * (32 + 24), "30 integers, 2 bytes unused, 6 scales"
 
 
 @pytest.mark.parametrize("block_size", [1, 16])

@@ -56,7 +56,7 @@ NATIVE = _native_profiles()
     block_size=st.integers(1, 256),
     max_model_len=st.one_of(st.none(), st.integers(2, 200_000)),
     dtype=st.sampled_from(["float32", "bfloat16"]),
-    kv_cache_dtype=st.sampled_from(["auto", "auto", "float32", "bfloat16", "fp8", "fp8_e4m3"]),
+    kv_cache_dtype=st.sampled_from(["auto", "auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "int8_per_token_head"]),
 )
 def test_the_same_outcome_the_same_bytes_the_same_blocks(
     name: str,

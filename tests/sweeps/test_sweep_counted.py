@@ -226,3 +226,17 @@ def test_a_context_boundary_is_searched(tmp_path: Path) -> None:
     assert boundary["starts"] == boundary["exact"] // 64 * 64
     assert boundary["fails"] == boundary["starts"] + 64
     assert len([row for row in found.rows if row["status"] != "skipped_oom_dominated"]) < 10
+
+
+def test_each_format_of_the_kv_cache_takes_the_blocks_that_were_predicted(tmp_path: Path) -> None:
+    """Bytes of a block: 2 per value in bfloat16, 1 in fp8, 1 and a float32 for each head in integers."""
+    axes = {"kv_cache_dtype": "auto,fp8,int8_per_token_head", "gpu_memory_utilization": "0.85,0.9"}
+    outcome = run(tmp_path / "out", axes=axes, device_memory="20GiB", max_concurrency=8)
+    assert len(outcome.rows) == 6
+    for row in outcome.rows:
+        assert row["status"] == row["predicted_status"] == "ok"
+        assert row["num_blocks_total"] == row["num_blocks_predicted"]
+        assert row["block_bytes"] == row["block_bytes_predicted"]
+    heads = 32 * 2 * 8 * 16
+    wanted = {"bfloat16": heads * 128 * 2, "fp8": heads * 128, "int8_per_token_head": heads * (128 + 4)}
+    assert {row["kv_cache_dtype"]: row["block_bytes"] for row in outcome.rows} == wanted

@@ -195,9 +195,13 @@ void finish_shared(const Run& run, const Item& item, const Partial& partial) {
 
 template <class T>
 void attend_over_cache(const Call& call, const Item& item, Scratch& scratch) {
-  if (item.direct && call.by_wide_keys) {
-    attend_wide<T>(call, item, scratch);
-  } else if (item.direct) {
+  if constexpr (!kHasScales<T>) {  // reads_wide_keys() is never true of these
+    if (item.direct && call.by_wide_keys) {
+      attend_wide<T>(call, item, scratch);
+      return;
+    }
+  }
+  if (item.direct) {
     attend_directly<T>(call, item, scratch);
   } else {
     attend_packed<T>(call, item, scratch);
@@ -219,6 +223,8 @@ void run_item(const Run& run, const Item& item, Scratch scratch) {
     attend_over_cache<BFloat16>(call, item, scratch);
   } else if (call.args.kv_storage == KVPLAN_FLOAT8_E4M3) {
     attend_over_cache<Float8E4M3>(call, item, scratch);
+  } else if (call.args.kv_storage == KVPLAN_INT8) {
+    attend_over_cache<Int8>(call, item, scratch);
   } else {
     attend_over_cache<float>(call, item, scratch);
   }

@@ -128,6 +128,9 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
     for (int head = 0; head < item.num_heads; ++head) {
       const T* ahead = step_start(tile, next, head + kStepsAhead, item.num_heads, key_step, value_step);
       score_head(call, tile, head * key_step, head * rows, rows, scratch, ahead);
+      if constexpr (kHasScales<T>)
+        multiply_scales(tile.key_scales, head * call.args.block_size, rows, tile.tokens,
+                        scratch.scores + head * rows * kTileTokens);
     }
     for (int query = 0; query < item.num_queries; ++query) {
       const Seen seen = seen_tokens(call, item, query, first, tile.tokens);
@@ -139,6 +142,9 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
     for (int head = 0; head < item.num_heads; ++head) {
       const int following = item.num_heads + head + kStepsAhead;
       const T* ahead = step_start(tile, next, following, item.num_heads, key_step, value_step);
+      if constexpr (kHasScales<T>)
+        multiply_scales(tile.value_scales, head * call.args.block_size, rows, tile.tokens,
+                        scratch.scores + head * rows * kTileTokens);
       multiply<T, kDirectRows, 4, true>(scratch.scores + head * rows * kTileTokens, kTileTokens, tile.values,
                                         head * value_step, value_size, rows, tile.tokens,
                                         scratch.partial.output + head * rows * call.padded_value, call.padded_value,

@@ -23,11 +23,13 @@ void attend_packed(const Call& call, const Item& item, Scratch& scratch) {
     multiply<float, kPackedRows, kPackedVectors, false>(scratch.query, call.padded_head, scratch.key_rows, 0,
                                                         padded_to_lanes(tile.tokens), rows, head_size, scratch.scores,
                                                         kTileTokens);
+    if constexpr (kHasScales<T>) multiply_scales(tile.key_scales, 0, rows, tile.tokens, scratch.scores);
     for (int row = 0; row < rows; ++row) {
       const Seen seen = seen_tokens(call, item, row / call.group, first, tile.tokens);
       update_softmax(call, seen, slope_of(call, item, row, first), tile.tokens, row,
                      scratch.scores + row * kTileTokens, scratch.partial);
     }
+    if constexpr (kHasScales<T>) multiply_scales(tile.value_scales, 0, rows, tile.tokens, scratch.scores);
     pack_rows(tile.values, tile.tokens, value_size, call.padded_value, scratch.packed_values);
     multiply<float, kPackedRows, kPackedVectors, true>(scratch.scores, kTileTokens, scratch.value_rows, 0,
                                                        call.padded_value, rows, tile.tokens, scratch.partial.output,

@@ -16,7 +16,7 @@ constexpr int64_t kWideKey = 256;
 inline bool reads_wide_keys(const kvplan_attention& args) {
   if (args.chosen != nullptr) return true;
   return args.num_heads / args.num_kv_heads > kMostDirectRows && args.head_size >= kWideKey &&
-         args.kv_storage != KVPLAN_FLOAT8_E4M3;
+         args.kv_storage != KVPLAN_FLOAT8_E4M3 && args.kv_storage != KVPLAN_INT8;
 }
 
 // Scores of all rows and the tile's tokens [begin, begin + 4).

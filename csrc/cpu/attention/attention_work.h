@@ -6,6 +6,7 @@
 #include "../arena.h"
 #include "attention_pairs.h"
 #include "attention_plan.h"
+#include "token_scales.h"
 #include "../simd_math.h"
 #include "../tile.h"
 
@@ -50,7 +51,7 @@ inline int item_rows(const Call& call, const Item& item) {
 
 // Pointers to the first KV head's keys and values of consecutive tokens; beyond `tokens`, to the last token's.
 template <class T>
-struct TileRows {
+struct TileRows : TileScales<T> {
   const T* keys[kTileTokens];
   const T* values[kTileTokens];
   int first;
@@ -77,6 +78,11 @@ void find_rows(const Call& call, const Item& item, int first, int most_tokens, T
     for (; t < rows.tokens && within < args.block_size; ++t, ++within) {
       rows.keys[t] = keys + block + within * args.head_size;
       rows.values[t] = values + value_block + within * args.value_stride;
+    }
+    if constexpr (kHasScales<T>) {
+      const int64_t place = item.first_head * args.block_size + position % args.block_size;
+      rows.point_at(args.key_scales + block / kScaleBytes + place, args.value_scales + value_block / kScaleBytes + place,
+                    static_cast<int>(position - first), t);
     }
   }
   const int padded = (t + 3) / 4 * 4;

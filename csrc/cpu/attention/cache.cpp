@@ -21,6 +21,38 @@ KVPLAN_INLINE void copy_row(const BFloat16* from, BFloat16* to, int64_t width) {
   std::memcpy(to, from, sizeof(BFloat16) * static_cast<size_t>(width));
 }
 
+// The scale of `width` values: their largest magnitude / 127; a NaN where one of them is not finite.
+template <class From>
+KVPLAN_INLINE float scale_of(const From* from, int64_t width) {
+  Floats largest{}, poison{};
+  int64_t column = 0;
+  const auto take = [&](Floats value) {
+    largest = maximum(from_bits(bits_of(value) & 0x7fffffff), largest);
+    poison += value * 0.0f;  // a NaN from an infinity on
+  };
+  for (; column + kLanes <= width; column += kLanes) take(load(from + column));
+  const int rest = static_cast<int>(width - column);
+  if (rest > 0) take(load_part(from + column, rest));
+  return maximum_of(largest) / 127.0f + sum_of(poison);
+}
+
+// Integers of `width` values.
+template <class From>
+KVPLAN_INLINE void quantise_row(const From* from, Int8* to, int64_t width, float scale) {
+  if (!(scale > 0.0f)) {
+    std::memset(to, 0, static_cast<size_t>(width));
+    return;
+  }
+  const auto code = [&](Floats value) {
+    const Floats steps = value / splat(scale);  // a scale with few bits left may make more than 127 of them
+    return maximum(splat(-127.0f), -maximum(splat(-127.0f), -steps));
+  };
+  int64_t column = 0;
+  for (; column + kLanes <= width; column += kLanes) store(to + column, code(load(from + column)));
+  const int rest = static_cast<int>(width - column);
+  if (rest > 0) store_part(to + column, code(load_part(from + column, rest)), rest);
+}
+
 // Elements from the first block's page to the slot's row, of `size` elements.
 int64_t place_of(const kvplan_kv_write& args, int64_t slot, int64_t size) {
   return slot / args.block_size * args.block_stride + slot % args.block_size * size;
@@ -32,6 +64,37 @@ KVPLAN_INLINE void write_heads(const kvplan_kv_write& args, const From* from, in
                                int64_t size) {
   for (int64_t head = 0; head < args.num_kv_heads; ++head)
     copy_row(from + head * head_stride, to + head * args.block_size * size, size);
+}
+
+// The same in integers, with a scale for each head, `block_size` apart from `scales` on.
+template <class From>
+KVPLAN_INLINE void write_heads(const kvplan_kv_write& args, const From* from, int64_t head_stride, Int8* to,
+                               int64_t size, float* scales) {
+  for (int64_t head = 0; head < args.num_kv_heads; ++head) {
+    float& scale = scales[head * args.block_size];
+    scale = scale_of(from + head * head_stride, size);
+    quantise_row(from + head * head_stride, to + head * args.block_size * size, size, scale);
+  }
+}
+
+// Where the scale of the slot's first head lies.
+float* scale_at(const kvplan_kv_write& args, float* scales, int64_t slot) {
+  return scales + slot / args.block_size * (args.block_stride / int64_t{sizeof(float)}) + slot % args.block_size;
+}
+
+template <class From>
+void write_integers(const kvplan_kv_write& args, int64_t begin, int64_t end) {
+  for (int64_t token = begin; token < end; ++token) {
+    const int64_t slot = args.slots[token];
+    if (slot < 0) continue;
+    const int64_t value_slot = args.value_slots == nullptr ? slot : args.value_slots[token];
+    write_heads(args, static_cast<const From*>(args.key) + token * args.key_row_stride, args.key_head_stride,
+                static_cast<Int8*>(args.keys) + place_of(args, slot, args.head_size), args.head_size,
+                scale_at(args, args.key_scales, slot));
+    write_heads(args, static_cast<const From*>(args.value) + token * args.value_row_stride, args.value_head_stride,
+                static_cast<Int8*>(args.values) + place_of(args, value_slot, args.value_size), args.value_size,
+                scale_at(args, args.value_scales, value_slot));
+  }
 }
 
 template <class From, class To>
@@ -56,6 +119,8 @@ void write_from(const kvplan_kv_write& args, int64_t begin, int64_t end) {
     write_tokens<From, BFloat16>(args, begin, end);
   } else if (args.kv_storage == KVPLAN_FLOAT8_E4M3) {
     write_tokens<From, Float8E4M3>(args, begin, end);
+  } else if (args.kv_storage == KVPLAN_INT8) {
+    write_integers<From>(args, begin, end);
   } else {
     write_tokens<From, float>(args, begin, end);
   }

@@ -39,6 +39,8 @@ constexpr bool HAS_VALUE_TABLES = true;  // values lie in other blocks than the 
 constexpr bool HAS_VALUE_TABLES = false;
 #endif
 
+constexpr bool HAS_SCALES = IS_SCALED<Cache>;
+
 static_assert(HEAD_SIZE % 16 == 0 && VALUE_SIZE % 16 == 0 && BLOCK_SIZE >= 1 && GROUP >= 1);
 
 // One piece of decode work: some tokens of one sequence. Items of a sequence lie side by side.
@@ -138,6 +140,32 @@ KVPLAN_INLINE const Cache* keys_of(int kv_head, const AttentionParams& params) {
 
 KVPLAN_INLINE const Cache* values_of(int kv_head, const AttentionParams& params) {
     return static_cast<const Cache*>(params.kv) + params.value_offset + i64(kv_head) * BLOCK_SIZE * VALUE_STRIDE;
+}
+
+// The scales of the keys and values of one KV head in block 0, a float for each of its BLOCK_SIZE tokens, behind the
+// integers of the page; blocks are block_stride / 4 floats apart. Null for a cache without scales.
+KVPLAN_INLINE const float* scales_of(const Cache* page, int row_elements, int kv_head, const AttentionParams& params) {
+    if constexpr (HAS_SCALES) {
+        const int num_kv_heads = params.num_query_heads / GROUP;
+        const Cache* behind = page + i64(num_kv_heads) * BLOCK_SIZE * row_elements;
+        return reinterpret_cast<const float*>(behind) + kv_head * BLOCK_SIZE;
+    }
+    return nullptr;
+}
+
+KVPLAN_INLINE const float* key_scales_of(int kv_head, const AttentionParams& params) {
+    return scales_of(static_cast<const Cache*>(params.kv), HEAD_SIZE, kv_head, params);
+}
+
+KVPLAN_INLINE const float* value_scales_of(int kv_head, const AttentionParams& params) {
+    return scales_of(static_cast<const Cache*>(params.kv) + params.value_offset, VALUE_SIZE, kv_head, params);
+}
+
+// What a token's integers are multiplied with; 1 without scales.
+KVPLAN_INLINE float scale_at(const float* scales, int block, int position, const AttentionParams& params) {
+    if constexpr (HAS_SCALES)
+        return scales[block * (params.block_stride / i64(sizeof(float))) + position % BLOCK_SIZE];
+    return 1.0f;
 }
 
 // e^(x - m) with the largest logit m of nothing at all taken as 0, so that -inf - -inf never appears.

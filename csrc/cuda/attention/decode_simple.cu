@@ -53,6 +53,12 @@ KVPLAN_INLINE void load_heads(float (&query)[HEADS][OWN], const Scalar* heads, i
     }
 }
 
+template <int COUNT>
+KVPLAN_INLINE void scale_row(float (&row)[COUNT], float scale) {
+    KVPLAN_UNROLL
+    for (int i = 0; i < COUNT; ++i) row[i] *= scale;
+}
+
 // Adds one token to the state; one that is not seen has no weight. distance: from the query. first_head: of the query.
 KVPLAN_INLINE void add_token(TeamState& state, const float (&query)[HEADS][OWN], const float (&key)[OWN],
                              const float (&value)[OWN_VALUES], bool seen, int distance, int first_head,
@@ -99,6 +105,8 @@ KVPLAN_INLINE void attend_tokens(TeamState& state, const float (&query)[HEADS][O
     const int* table = params.block_tables + i64(item.sequence) * params.table_stride;
     const int newest = params.seq_lens[item.sequence] - 1;
     const int* value_table = params.value_tables + i64(item.sequence) * params.table_stride;
+    const int kv_head = first_head / GROUP;
+    const float *key_scales = key_scales_of(kv_head, params), *value_scales = value_scales_of(kv_head, params);
     constexpr int STEP = TEAMS * TOKENS;  // of one warp
     for (int start = item.first_token + warp * STEP; start < item.last_token; start += WARPS * STEP) {
         float key[TOKENS][OWN], value[TOKENS][OWN_VALUES];
@@ -109,8 +117,12 @@ KVPLAN_INLINE void attend_tokens(TeamState& state, const float (&query)[HEADS][O
             seen[i] = position >= first_token && position < item.last_token;
             int block = seen[i] ? table[position / BLOCK_SIZE] : 0;
             load_row<HEAD_SIZE>(key[i], keys + row_offset(block, position, params), team_lane, seen[i]);
+            if constexpr (HAS_SCALES)
+                if (seen[i]) scale_row(key[i], scale_at(key_scales, block, position, params));
             if constexpr (HAS_VALUE_TABLES) block = seen[i] ? value_table[position / BLOCK_SIZE] : 0;
             load_row<VALUE_SIZE>(value[i], values + value_row_offset(block, position, params), team_lane, seen[i]);
+            if constexpr (HAS_SCALES)
+                if (seen[i]) scale_row(value[i], scale_at(value_scales, block, position, params));
         }
         KVPLAN_UNROLL
         for (int i = 0; i < TOKENS; ++i)

@@ -27,20 +27,26 @@ KVPLAN_INLINE void load_queries(float* target, const PrefillTile& tile, const At
 // Positions [begin, begin + KV_TILE) of K or V, rows of SIZE elements STRIDE apart, as float32; those from kv_end on
 // become zeros.
 template <int SIZE, int STRIDE>
-KVPLAN_INLINE void load_kv(float* target, const Cache* heads, const int* tables, const PrefillTile& tile, int begin,
-                           const AttentionParams& params) {
+KVPLAN_INLINE void load_kv(float* target, const Cache* heads, const float* scales, const int* tables,
+                           const PrefillTile& tile, int begin, const AttentionParams& params) {
     const int* table = tables + i64(tile.sequence) * params.table_stride;
     constexpr int VECTOR = Pack<Cache>::SIZE, ROW_VECTORS = SIZE / VECTOR;
     for (int i = int(threadIdx.x); i < KV_TILE * ROW_VECTORS; i += THREADS) {
         const int row = i / ROW_VECTORS, element = i % ROW_VECTORS * VECTOR, position = begin + row;
         Pack<Cache> pack;
         pack.vector = uint4{0, 0, 0, 0};
+        float scale = 1.0f;
         if (position < tile.kv_end) {
-            const i64 start = table[position / BLOCK_SIZE] * params.block_stride + position % BLOCK_SIZE * STRIDE;
+            const int block = table[position / BLOCK_SIZE];
+            const i64 start = block * params.block_stride + position % BLOCK_SIZE * STRIDE;
             pack = load_pack(heads + start + element);
+            scale = scale_at(scales, block, position, params);
         }
         KVPLAN_UNROLL
-        for (int e = 0; e < VECTOR; ++e) target[row * PITCH + element + e] = to_float(pack.elements[e]);
+        for (int e = 0; e < VECTOR; ++e) {
+            const float value = to_float(pack.elements[e]);
+            target[row * PITCH + element + e] = HAS_SCALES ? value * scale : value;
+        }
     }
 }
 
@@ -125,6 +131,8 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     float* kv_tile = reinterpret_cast<float*>(shared);  // K, then V, of the same tokens
     float* queries = kv_tile + KV_TILE * PITCH;
     const Cache *keys = keys_of(tile.kv_head, params), *values = values_of(tile.kv_head, params);
+    const float* key_scales = key_scales_of(tile.kv_head, params);
+    const float* value_scales = value_scales_of(tile.kv_head, params);
 
     load_queries(queries, tile, params);
     RowState state = {};
@@ -132,11 +140,11 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     for (int r = 0; r < ROWS; ++r) state.largest[r] = minus_infinity();
     for (int begin = tile.kv_begin; begin < tile.kv_end; begin += KV_TILE) {
         float weights[ROWS];
-        load_kv<HEAD_SIZE, HEAD_SIZE>(kv_tile, keys, params.block_tables, tile, begin, params);
+        load_kv<HEAD_SIZE, HEAD_SIZE>(kv_tile, keys, key_scales, params.block_tables, tile, begin, params);
         __syncthreads();
         score_rows(weights, queries, kv_tile, tile, first_row, begin, lane, params);
         __syncthreads();
-        load_kv<VALUE_SIZE, VALUE_STRIDE>(kv_tile, values, value_tables_of(params), tile, begin, params);
+        load_kv<VALUE_SIZE, VALUE_STRIDE>(kv_tile, values, value_scales, value_tables_of(params), tile, begin, params);
         update_softmax(state, weights);
         __syncthreads();
         add_values(state, weights, kv_tile, lane);

@@ -1,28 +1,5 @@
 // Puts new K and V rows into their slots, with rotary embedding of Q and K on the way where the model has one.
-//
-// Rotation pairs element i with i + ROTARY / 2 (NeoX halves):  (a, b) -> (a cos - b sin, b cos + a sin).
-#include "../reduce.cuh"
-
-using Scalar = KVPLAN_SCALAR;
-using Cache = KVPLAN_CACHE;
-constexpr int HEAD_SIZE = KVPLAN_HEAD_SIZE;
-constexpr int BLOCK_SIZE = KVPLAN_BLOCK_SIZE;
-#ifdef KVPLAN_VALUE_SIZE
-constexpr int VALUE_SIZE = KVPLAN_VALUE_SIZE;  // 0: a value is the beginning of its key
-#else
-constexpr int VALUE_SIZE = HEAD_SIZE;
-#endif
-constexpr int ROTARY = KVPLAN_ROTARY;  // leading elements of a head that rotate; 0: none
-// Elements that one thread handles at a time: whole vectors of 16 bytes, where half a rotation is made of them.
-constexpr int VECTOR = ROTARY % 16 == 0 ? 8 : ROTARY % 8 == 0 ? 4 : 1;
-constexpr int THREADS = 128;
-constexpr int HEAD_VECTORS = HEAD_SIZE / VECTOR;
-constexpr int VALUE_VECTORS = VALUE_SIZE / VECTOR;
-constexpr int HALF_VECTORS = ROTARY / 2 / VECTOR;
-// The rotating threads take a vector and its partner half a rotation away; the rest of a head takes one vector each.
-constexpr int WORK_PER_HEAD = HEAD_VECTORS - HALF_VECTORS;
-
-static_assert(HEAD_SIZE % 8 == 0 && VALUE_SIZE % 8 == 0 && ROTARY % (2 * VECTOR) == 0 && ROTARY <= HEAD_SIZE);
+#include "write_scaled.cuh"
 
 struct WriteParams {
     // [num_tokens, num_query_heads, HEAD_SIZE]  Scalar, rotated in place; null when there is no rotation
@@ -52,68 +29,6 @@ struct WriteParams {
     float key_scale;  // stored key = key / key_scale; 1 unless the cache is fp8
     float value_scale;
 };
-
-struct Vector {
-    float elements[VECTOR];
-};
-
-KVPLAN_INLINE Vector read_vector(const Scalar* source) {
-    Vector result;
-    constexpr int PACK = 16 / int(sizeof(Scalar));
-    if constexpr (VECTOR % PACK != 0) {
-        KVPLAN_UNROLL
-        for (int i = 0; i < VECTOR; ++i) result.elements[i] = to_float(source[i]);
-    } else {
-        KVPLAN_UNROLL
-        for (int p = 0; p < VECTOR / PACK; ++p) {
-            const Pack<Scalar> pack = load_pack(source + p * PACK);
-            KVPLAN_UNROLL
-            for (int i = 0; i < PACK; ++i) result.elements[p * PACK + i] = to_float(pack.elements[i]);
-        }
-    }
-    return result;
-}
-
-template <typename T>
-KVPLAN_INLINE void write_vector(T* target, const Vector& source, float factor) {
-    if constexpr (VECTOR * sizeof(T) % 16 != 0 && VECTOR < 8) {
-        KVPLAN_UNROLL
-        for (int i = 0; i < VECTOR; ++i) target[i] = from_float<T>(source.elements[i] * factor);
-    } else if constexpr (sizeof(T) == 1) {
-        union {
-            uint2 vector;
-            T elements[VECTOR];
-        } pack;
-        KVPLAN_UNROLL
-        for (int i = 0; i < VECTOR; ++i) pack.elements[i] = from_float<T>(source.elements[i] * factor);
-        store_vector<uint2>(target, pack.vector);
-    } else {
-        constexpr int PACK = 16 / int(sizeof(T));
-        KVPLAN_UNROLL
-        for (int p = 0; p < VECTOR / PACK; ++p) {
-            Pack<T> pack;
-            KVPLAN_UNROLL
-            for (int i = 0; i < PACK; ++i) pack.elements[i] = from_float<T>(source.elements[p * PACK + i] * factor);
-            store_pack(target + p * PACK, pack);
-        }
-    }
-}
-
-// Rotates elements [start, start + VECTOR) of the first half with their partners in the second.
-KVPLAN_INLINE void rotate(Vector& first, Vector& second, const float* cosines, int start) {
-    constexpr int PART = smaller(VECTOR, Pack<float>::SIZE);
-    KVPLAN_UNROLL
-    for (int p = 0; p < VECTOR; p += PART) {
-        using Angles = Elements<float, PART>;
-        const Angles cosine = Angles::load(cosines + start + p), sine = Angles::load(cosines + ROTARY / 2 + start + p);
-        KVPLAN_UNROLL
-        for (int i = 0; i < PART; ++i) {
-            const float a = first.elements[p + i], b = second.elements[p + i];
-            first.elements[p + i] = a * cosine.values[i] - b * sine.values[i];
-            second.elements[p + i] = b * cosine.values[i] + a * sine.values[i];
-        }
-    }
-}
 
 // One thread's part of one Q or K head: read, rotate if it is its lot, write with `factor`.
 template <typename Target>
@@ -150,6 +65,17 @@ KVPLAN_KERNEL(rotate_heads, WriteParams, THREADS) {
     rotate_query(params, token, cosines_of(params, token));
 }
 
+// Keys and values of one token into a cache of integers.
+KVPLAN_INLINE void write_integers(const WriteParams& params, int token, i64 block, int offset, const float* cosines) {
+    const i64 value_slot = params.value_slots[token];
+    Cache* pages = static_cast<Cache*>(params.kv);
+    quantise_heads<HEAD_SIZE, HALF_VECTORS>(static_cast<const Scalar*>(params.key) + token * params.key_stride,
+                                            pages + block * params.block_stride, offset, params.num_kv_heads, cosines);
+    quantise_heads<VALUE_SIZE, 0>(static_cast<const Scalar*>(params.value) + token * params.value_stride,
+                                  pages + params.value_offset + value_slot / BLOCK_SIZE * params.block_stride,
+                                  int(value_slot % BLOCK_SIZE), params.num_kv_heads, cosines);
+}
+
 // grid (num_tokens), block THREADS.
 KVPLAN_KERNEL(write_kv, WriteParams, THREADS) {
     const int token = int(blockIdx.x);
@@ -159,6 +85,10 @@ KVPLAN_KERNEL(write_kv, WriteParams, THREADS) {
     if (slot < 0) return;
     const i64 block = slot / BLOCK_SIZE, offset = slot % BLOCK_SIZE;
     Cache* keys = static_cast<Cache*>(params.kv) + block * params.block_stride + offset * HEAD_SIZE;
+    if constexpr (HAS_SCALES) {
+        write_integers(params, token, block, int(offset), cosines);
+        return;
+    }
     const Scalar* key = static_cast<const Scalar*>(params.key) + token * params.key_stride;
     for (int i = int(threadIdx.x); i < params.num_kv_heads * WORK_PER_HEAD; i += THREADS) {
         const int head = i / WORK_PER_HEAD;

@@ -3,6 +3,7 @@
 The decoder calls it once or twice for each layer, through the protocol in ``backend``.
 
     backend      the protocol AttentionBackend, and what its calls take: AttentionInputs, AttentionOptions, Rotation
+    stored       what a pool stores of keys and values, and what it gives back
     metadata     AttentionMetadata: who the sequences of a step are and where their blocks lie
     reference    plain torch, the definition
     cpu          the compiled CPU kernels

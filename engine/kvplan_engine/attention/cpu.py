@@ -38,7 +38,7 @@ from kvplan_engine.kernels.cpu.library import (
 
 
 class CpuBackend:
-    """AttentionBackend over csrc/cpu; rows are float32 or bfloat16, the pool either of them or fp8 (e4m3)."""
+    """AttentionBackend over csrc/cpu; rows are float32 or bfloat16, the pool either, fp8 (e4m3) or int8 with scales."""
 
     name = "cpu"
     options = ALL_OPTIONS
@@ -76,6 +76,7 @@ class CpuBackend:
             *(key.shape[0], cache.num_kv_heads, cache.head_size, cache.block_size),
             *_storage_codes(key, cache),
             0 if value is None else cache.value_size,
+            *(_pointer(cache.key_scales), _pointer(cache.value_scales)),
         )
 
     def attend(self, inputs: AttentionInputs) -> None:
@@ -110,6 +111,7 @@ class CpuBackend:
             _pointer(options.slopes),
             *(cache.value_size, cache.value_stride),
             *_chosen(inputs),
+            *(_pointer(cache.key_scales), _pointer(cache.value_scales)),
         )
 
     def choose(self, inputs: ChoiceInputs) -> None:
@@ -167,7 +169,7 @@ def _storage_codes(rows: torch.Tensor, cache: LayerCache) -> tuple[int, int]:
     """The kernels' numbers of both dtypes. ValueError for one that they do not have."""
     if rows.dtype not in STORAGE_CODES or cache.dtype not in KV_STORAGE_CODES:
         raise ValueError(
-            f"the CPU kernels take rows of float32 or bfloat16 and a KV pool of these or float8_e4m3fn, "
+            f"the CPU kernels take rows of float32 or bfloat16 and a KV pool of these, float8_e4m3fn or int8, "
             f"got {rows.dtype} and {cache.dtype}"
         )
     return STORAGE_CODES[rows.dtype], KV_STORAGE_CODES[cache.dtype]

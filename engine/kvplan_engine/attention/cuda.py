@@ -16,7 +16,7 @@ from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.arguments import check_rotation, check_vector
 from kvplan_engine.kernels.cuda.attention_shape import AttentionShape
-from kvplan_engine.kernels.cuda.checks import check_heads, check_rotary_table
+from kvplan_engine.kernels.cuda.checks import check_heads, check_rotary_table, check_scales
 from kvplan_engine.kernels.cuda.params import AttentionParams, WriteParams
 from kvplan_engine.kernels.cuda.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.variants import write_variant
@@ -74,6 +74,7 @@ class CudaBackend:
         self, key: torch.Tensor, value: torch.Tensor | None, cache: LayerCache, slots: KvSlots
     ) -> WriteParams:
         check_written_heads(key, value, cache, slots)
+        check_scales(cache)
         check_heads("key", key)
         if value is not None:
             check_heads("value", value)
@@ -166,6 +167,7 @@ class CudaBackend:
 def _check_inputs(inputs: AttentionInputs) -> None:
     query, metadata, options = inputs.query, inputs.metadata, inputs.options
     check_attending_heads(query, inputs.out, inputs.cache)
+    check_scales(inputs.cache)
     check_heads("query", query)
     check_heads("out", inputs.out)
     check_metadata(metadata)

@@ -33,12 +33,17 @@ class LayerCache:
     page is contiguous, pages are a block of the pool apart. Which block holds a sequence's tokens say the step's block
     tables at ``tables``. layer: its number, growing within a step. Where one row of a token is its key and its value
     begins that row (latent attention), ``values`` is a view of ``keys``: ``latent_cache`` makes such a cache.
+
+    key_scales, value_scales [num_blocks, num_kv_heads, block_size] float32: what the integers of a token and head are
+    multiplied with to get its key or value back, where the pool holds int8; None where it does not.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     layer: int
     tables: TablePlace = ONLY_TABLE
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         pages_by_name = {"keys": self.keys} if self.values_in_keys else {"keys": self.keys, "values": self.values}
@@ -50,6 +55,22 @@ class LayerCache:
                 )
         if self.keys.shape[:3] != self.values.shape[:3] or self.keys.stride(0) != self.values.stride(0):
             raise ValueError(f"keys {tuple(self.keys.shape)} and values {tuple(self.values.shape)} are of two pools")
+        self._check_scales(self.key_scales, "keys")
+        self._check_scales(self.value_scales, "values")
+
+    def _check_scales(self, scales: torch.Tensor | None, name: str) -> None:
+        if (scales is not None) != (self.keys.dtype is torch.int8):
+            raise ValueError(f"the {name} of layer {self.layer} are {self.keys.dtype}: int8 has scales, others none")
+        if scales is not None and not (
+            scales.dtype is torch.float32
+            and scales.shape == self.keys.shape[:3]
+            and scales[0].is_contiguous()
+            and scales.stride(0) * scales.itemsize == self.keys.stride(0)
+        ):
+            raise ValueError(
+                f"the scales of the {name} of layer {self.layer} are {scales.dtype} {tuple(scales.shape)} with strides "
+                f"{scales.stride()}, wanted float32 {tuple(self.keys.shape[:3])} within the blocks of the pool"
+            )
 
     @property
     def values_in_keys(self) -> bool:

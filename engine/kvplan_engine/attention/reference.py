@@ -7,6 +7,7 @@ import torch
 from kvplan_engine.attention.backend import ALL_OPTIONS, AttentionInputs, AttentionOptions, ChoiceInputs, Rotation
 from kvplan_engine.attention.layer_cache import LayerCache
 from kvplan_engine.attention.metadata import KvSlots
+from kvplan_engine.attention.stored import read_blocks, write_rows
 from kvplan_engine.kernels import torch_ops
 
 
@@ -28,15 +29,10 @@ class ReferenceBackend:
     def write_kv(self, key: torch.Tensor, value: torch.Tensor | None, cache: LayerCache, slots: KvSlots) -> None:
         """See AttentionBackend.write_kv."""
         wanted = slots.keys >= 0
-        for rows, pages, places in (
-            (key, cache.keys, slots.keys),
-            (value, cache.values, slots.keys if slots.values is None else slots.values),
-        ):
-            if rows is None:
-                continue
-            blocks = torch.div(places[wanted], cache.block_size, rounding_mode="floor")
-            offsets = places[wanted] % cache.block_size
-            _as_stored(pages)[blocks, :, offsets] = _as_stored(_to_storage(rows[wanted], cache.dtype))
+        write_rows(key[wanted], cache.keys, cache.key_scales, slots.keys[wanted])
+        if value is not None:
+            value_slots = slots.keys if slots.values is None else slots.values
+            write_rows(value[wanted], cache.values, cache.value_scales, value_slots[wanted])
 
     def rotate_and_write(self, rotation: Rotation, value: torch.Tensor, cache: LayerCache, slots: KvSlots) -> None:
         """See AttentionBackend.rotate_and_write. Rotates the keys in place too."""
@@ -55,8 +51,8 @@ class ReferenceBackend:
                 continue
             query_len = rows.stop - rows.start
             first = 0 if window is None else max(0, kv_len - query_len + 1 - window)
-            keys = self._gather(cache.keys, key_tables[sequence], first, kv_len)
-            values = self._gather(cache.values, value_tables[sequence], first, kv_len)
+            keys = self._gather(cache.keys, cache.key_scales, key_tables[sequence], first, kv_len)
+            values = self._gather(cache.values, cache.value_scales, value_tables[sequence], first, kv_len)
             seen = _visible(query_len, keys.shape[1], window, keys.device)
             if inputs.chosen is not None:
                 seen &= _is_chosen(inputs.chosen[rows], kv_len)
@@ -71,7 +67,7 @@ class ReferenceBackend:
             rows = slice(starts[sequence], starts[sequence + 1])
             if rows.start == rows.stop:
                 continue
-            keys = self._gather(inputs.index.keys, metadata.block_tables[sequence], 0, kv_len)[0]
+            keys = self._gather(inputs.index.keys, None, metadata.block_tables[sequence], 0, kv_len)[0]
             products = (inputs.query[rows].to(self._compute_dtype) @ keys.T).relu()  # [query_len, heads, kv_len]
             scores = (inputs.weights[rows].to(self._compute_dtype)[:, :, None] * products).sum(1)
             unseen = ~_visible(rows.stop - rows.start, kv_len, None, keys.device)
@@ -84,16 +80,18 @@ class ReferenceBackend:
     ) -> None:
         """Nothing is captured: this backend reads lengths on the host."""
 
-    def _gather(self, pool: torch.Tensor, block_table: torch.Tensor, first: int, end: int) -> torch.Tensor:
+    def _gather(
+        self, pool: torch.Tensor, scales: torch.Tensor | None, block_table: torch.Tensor, first: int, end: int
+    ) -> torch.Tensor:
         """One sequence's keys or values at positions first..end, [hkv, end - first, d], of [num_blocks, hkv, bs, d].
 
         Nothing before ``first`` is touched: a window may have given those blocks back.
         """
         block_size = pool.shape[2]
         first_block, num_blocks = first // block_size, -(-end // block_size)
-        blocks = _as_stored(pool)[block_table[first_block:num_blocks].long()].view(pool.dtype)
+        found = read_blocks(pool, scales, block_table[first_block:num_blocks], self._compute_dtype)
         skipped = first - first_block * block_size
-        return blocks.transpose(0, 1).flatten(1, 2)[:, skipped : skipped + end - first].to(self._compute_dtype)
+        return found[:, skipped : skipped + end - first]
 
     def _attend_one(
         self,
@@ -131,19 +129,6 @@ def _is_chosen(chosen: torch.Tensor, kv_len: int) -> torch.Tensor:
     """[query_len, kv_len] bool of positions ``chosen`` [query_len, k]; behind a query's own they may be anything."""
     is_chosen = torch.zeros(chosen.shape[0], kv_len, dtype=torch.bool, device=chosen.device)
     return is_chosen.scatter_(1, chosen[:, : min(chosen.shape[1], kv_len)].clamp(0, kv_len - 1).long(), True)
-
-
-def _to_storage(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As it is stored in the pool: fp8 holds no more than 448 and, as torch converts to it, would make that NaN."""
-    if dtype is torch.float8_e4m3fn:
-        limit = torch.finfo(dtype).max
-        tensor = tensor.clamp(-limit, limit)
-    return tensor.to(dtype)
-
-
-def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor``, or its bytes where torch cannot index its dtype."""
-    return tensor.view(torch.uint8) if tensor.dtype is torch.float8_e4m3fn else tensor
 
 
 def _distances(query_len: int, kv_len: int, device: torch.device) -> torch.Tensor:

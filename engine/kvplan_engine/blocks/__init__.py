@@ -9,5 +9,6 @@ The scheduler and the offload room take and return blocks here; the model runner
     layout_waste   what sequences hold beside what the architecture keeps of them
     packing        units into blocks of one size
     prefix_cache   full blocks found again by a chained hash of their tokens
+    scaled_pages   pages of integers with a scale for each token and head
     transfers      the copies (within the pool, to and from host memory and disk) that a step begins with
 """

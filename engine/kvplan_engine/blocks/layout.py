@@ -21,6 +21,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from kvplan_engine.blocks.packing import KeptPart, pack, packed_bytes, rounded_up
+from kvplan_engine.blocks.scaled_pages import scaled_page_bytes
 from kvplan_engine.description.kept_units import KeptUnit
 from kvplan_engine.description.mixers import FULL, Kept
 
@@ -143,16 +144,19 @@ def uniform_layout(block_size: int, *, block_bytes: int = 1, kept: Kept = FULL) 
     return KvLayout(block_bytes, block_size, (KvGroup(kept, 1, block_bytes, {}),))
 
 
-def plan_layout(units: Sequence[KeptUnit], block_size: int, dtype_bytes: Callable[[str], int]) -> KvLayout:
+def plan_layout(
+    units: Sequence[KeptUnit], block_size: int, dtype_bytes: Callable[[str], int], *, has_scales: bool = False
+) -> KvLayout:
     """The layout of a model that keeps ``units``; dtype_bytes: bytes of one element, by ``KeptUnit.dtype``.
 
+    has_scales: what is in the KV cache's dtype, of one byte then, has ``KeptUnit.num_scales`` for each token.
     ValueError for a model that keeps nothing.
     """
     if not units:
         raise ValueError("the model keeps nothing of a sequence")
     parts: dict[Kept, list[KeptPart]] = {}
     for unit in units:
-        parts.setdefault(unit.kept, []).append(_part(unit, block_size, dtype_bytes))
+        parts.setdefault(unit.kept, []).append(_part(unit, block_size, dtype_bytes, has_scales))
     ordered = {kept: parts[kept] for kept in sorted(parts, key=_order)}
     alignment = _STATE_ALIGNMENT_BYTES if any(kept.kind == "state" for kept in parts) else 1
     block_bytes = _block_bytes(ordered, alignment)
@@ -164,7 +168,10 @@ def _order(kept: Kept) -> tuple[int, int]:
     return _GROUP_ORDER.index(kept.kind), kept.tokens or 0
 
 
-def _part(unit: KeptUnit, block_size: int, dtype_bytes: Callable[[str], int]) -> KeptPart:
+def _part(unit: KeptUnit, block_size: int, dtype_bytes: Callable[[str], int], has_scales: bool) -> KeptPart:
+    if has_scales and unit.num_scales:
+        page_bytes = scaled_page_bytes(block_size * unit.row_elements, block_size * unit.num_scales)
+        return KeptPart((unit.layer, unit.part), 1, page_bytes)
     row_bytes = unit.row_elements * dtype_bytes(unit.dtype)
     if unit.kept.kind == "state":
         return KeptPart((unit.layer, unit.part), unit.num_rows, row_bytes)

@@ -31,7 +31,8 @@ class KeptUnit:
     """One part of what layer ``layer`` keeps.
 
     Of tokens: ``num_rows`` 0, ``row_elements`` per token, or per ``tokens_per_row`` tokens. Of a state: ``num_rows``
-    rows of ``row_elements``. dtype: a torch dtype's name; "kv" for the KV cache's, "model" for the model's.
+    rows of ``row_elements``. dtype: a torch dtype's name; "kv" for the KV cache's, "model" for the model's. num_scales:
+    of a token where the KV cache has scales, one for each head; 0 for what cannot be kept with scales.
     """
 
     layer: int
@@ -41,6 +42,7 @@ class KeptUnit:
     num_rows: int = 0
     tokens_per_row: int = 1
     dtype: str = "kv"
+    num_scales: int = 0
 
 
 def kept_units(model: ModelDescription, *, encoder_tokens: int | None = None) -> list[KeptUnit]:
@@ -59,8 +61,9 @@ def kept_units(model: ModelDescription, *, encoder_tokens: int | None = None) ->
 def _units_of(layer: int, mixer: Mixer, encoder_tokens: int | None) -> Iterator[KeptUnit]:
     match mixer:
         case Attention(reads_layer=None):
-            yield KeptUnit(layer, "keys", mixer.kept, mixer.num_kv_heads * mixer.key_size)
-            yield KeptUnit(layer, "values", mixer.kept, mixer.num_kv_heads * mixer.value_size)
+            heads = mixer.num_kv_heads
+            yield KeptUnit(layer, "keys", mixer.kept, heads * mixer.key_size, num_scales=heads)
+            yield KeptUnit(layer, "values", mixer.kept, heads * mixer.value_size, num_scales=heads)
             if mixer.indexer is not None:
                 yield KeptUnit(layer, "index", FULL, mixer.indexer.head_size)
         case Attention():

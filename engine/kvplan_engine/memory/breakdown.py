@@ -26,7 +26,7 @@ from kvplan_engine.description.model import ModelDescription
 
 MEASURE_INSTEAD = "load_format='none' measures its capacity without computing anything"
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
 CHOSEN = "chosen"
 """The workspace's buffer of what sparse attention has chosen, a position each; not there where contexts are shorter."""
 _ALIGNMENT_BYTES = 64  # a cache line: buffers never share one

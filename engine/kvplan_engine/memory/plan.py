@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from kvplan_engine.blocks.layout import KvLayout, plan_layout
-from kvplan_engine.config import EngineConfig
-from kvplan_engine.description.kept_units import kept_units
+from kvplan_engine.config import SCALED_DTYPES, EngineConfig
+from kvplan_engine.description.kept_units import KeptUnit, kept_units
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import ContextTooLong, EngineError, OutOfDeviceMemory
 from kvplan_engine.memory.breakdown import DTYPE_BYTES, MemoryBreakdown
 
 _GIB = 1024**3
+_OTHER_UNITS = {
+    "latent": "latents",
+    "index": "index keys",
+    "compressed": "compressed latents",
+    "compressed_index": "compressed index keys",
+    "cross": "an encoder's tokens",
+}
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelDescription) -> int:
@@ -36,10 +43,26 @@ def kv_layout(config: EngineConfig, model: ModelDescription, dtype: str, max_mod
     """How the KV of ``model``, which runs in ``dtype``, lies in the blocks of the pool.
 
     max_model_len: also how many tokens an encoder gives where neither the architecture nor the config limits them.
+    EngineError for a part of the model that cannot be kept in the KV cache's dtype.
     """
+    has_scales = config.kv_dtype(dtype) in SCALED_DTYPES
     names = {"kv": config.kv_dtype(dtype), "model": dtype}
     units = kept_units(model, encoder_tokens=max_model_len)
-    return plan_layout(units, config.block_size, lambda name: DTYPE_BYTES[names.get(name, name)])
+    if has_scales:
+        _refuse_without_scales(units, config.kv_cache_dtype)
+    dtype_bytes = {name: DTYPE_BYTES[names.get(name, name)] for name in {unit.dtype for unit in units}}
+    return plan_layout(units, config.block_size, dtype_bytes.__getitem__, has_scales=has_scales)
+
+
+def _refuse_without_scales(units: list[KeptUnit], kv_cache_dtype: str) -> None:
+    """EngineError for the first unit in the KV cache's dtype that is neither keys nor values of heads."""
+    for unit in units:
+        if unit.dtype == "kv" and not unit.num_scales:
+            raise EngineError(
+                f"kv_cache_dtype {kv_cache_dtype} is for keys and values of KV heads, and layer {unit.layer} keeps "
+                f"{_OTHER_UNITS[unit.part]}.",
+                hint="use kv_cache_dtype='fp8'",
+            )
 
 
 def plan_memory(

@@ -8,6 +8,7 @@ import torch
 
 from kvplan_engine.attention.layer_cache import LayerCache, TablePlace, latent_cache
 from kvplan_engine.blocks.layout import KvLayout, Place
+from kvplan_engine.blocks.scaled_pages import SCALE_BYTES, scales_offset
 from kvplan_engine.description.kept_units import UnitPart, state_units
 from kvplan_engine.description.mixers import Attention, LatentAttention, State
 from kvplan_engine.description.model import Layer, ModelDescription
@@ -118,6 +119,8 @@ class KvPool:
             self._pages(places[index, "values"], (heads, size, attention.value_size)),
             index,
             tables,
+            self._scales(places[index, "keys"], (heads, size), attention.key_size),
+            self._scales(places[index, "values"], (heads, size), attention.value_size),
         )
 
     def _latent_cache(self, index: int, attention: LatentAttention) -> LayerCache:
@@ -138,3 +141,11 @@ class KvPool:
         num_bytes = shape[0] * shape[1] * shape[2] * self.dtype.itemsize
         pages = self.blocks[:, place.offset : place.offset + num_bytes]
         return pages.view(self.dtype).unflatten(1, shape)
+
+    def _scales(self, place: Place, shape: tuple[int, int], head_size: int) -> torch.Tensor | None:
+        """The scales [num_blocks, *shape] behind the integers of the page at ``place``; None for a pool without."""
+        if self.dtype is not torch.int8:
+            return None
+        begin = place.offset + scales_offset(shape[0] * shape[1] * head_size)
+        scales = self.blocks[:, begin : begin + shape[0] * shape[1] * SCALE_BYTES]
+        return scales.view(torch.float32).unflatten(1, shape)

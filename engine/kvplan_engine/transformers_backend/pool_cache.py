@@ -24,6 +24,7 @@ from transformers.cache_utils import (
 
 from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
+from kvplan_engine.attention.stored import read_blocks
 from kvplan_engine.description.mixers import Attention, Kept, LatentAttention
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
@@ -82,19 +83,20 @@ class HeldTokens:
     def read(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [1, hkv, num_seen, d] of all tokens from ``offset`` on, as transformers gave them."""
         tables = self.metadata.block_tables
-        keys = self._gathered(self.cache.keys, tables).to(dtype)
+        keys = self._gathered(self.cache.keys, self.cache.key_scales, tables, dtype)
         if self.latent_size is not None:
             return keys[..., : self.latent_size], keys[..., self.latent_size :]
         value_tables = tables if self.metadata.value_tables is None else self.metadata.value_tables
-        return keys, self._gathered(self.cache.values, value_tables).to(dtype)
+        return keys, self._gathered(self.cache.values, self.cache.value_scales, value_tables, dtype)
 
-    def _gathered(self, pages: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+    def _gathered(
+        self, pages: torch.Tensor, scales: torch.Tensor | None, tables: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
         """[1, hkv, num_seen, d] of pages [num_blocks, hkv, block_size, d]."""
         end = self.position + self.num_new - self.held_from
         num_blocks = -(-end // pages.shape[2])
-        stored = pages.view(torch.uint8) if pages.dtype is torch.float8_e4m3fn else pages  # torch indexes no fp8
-        blocks = stored[tables[self.sequence, :num_blocks].long()].view(pages.dtype)
-        return blocks.transpose(0, 1).flatten(1, 2)[None, :, self.offset - self.held_from : end]
+        found = read_blocks(pages, scales, tables[self.sequence, :num_blocks], dtype)
+        return found[None, :, self.offset - self.held_from : end]
 
 
 class _InPool:

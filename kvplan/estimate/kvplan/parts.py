@@ -20,8 +20,8 @@ from kvplan.catalog.spec import (
     WindowKind,
 )
 from kvplan.errors import unhandled_kind
-from kvplan.estimate.dtypes import element_bytes
-from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.dtypes import element_bytes, head_scale_bytes
+from kvplan.estimate.kv_cache import CacheSettings, refuse_scales
 from kvplan.estimate.kv_groups import FULL, STATE, Kept, KeptKind
 
 _KEPT_AS: dict[WindowKind, KeptKind] = {"full": "full", "sliding": "window", "chunked": "chunk"}
@@ -51,7 +51,9 @@ def layer_parts(layer: LayerSpec, cache: CacheSettings, block_size: int, encoder
 def _mixer_parts(mixer: Mixer, cache: CacheSettings, block_size: int) -> Iterator[Part]:
     size = element_bytes(cache.kv_dtype) * block_size
     if isinstance(mixer, SoftmaxAttention):
-        return _softmax_parts(mixer, size)
+        return _softmax_parts(mixer, cache, block_size)
+    if not isinstance(mixer, StateMixer):
+        refuse_scales(cache.kv_dtype, "latents")
     if isinstance(mixer, LatentAttention):
         return _latent_parts(mixer, size)
     if isinstance(mixer, CompressedAttention):
@@ -61,16 +63,23 @@ def _mixer_parts(mixer: Mixer, cache: CacheSettings, block_size: int) -> Iterato
     raise unhandled_kind(mixer, "layer_parts")
 
 
-def _softmax_parts(mixer: SoftmaxAttention, page_bytes: int) -> Iterator[Part]:
-    """Keys, then values; none where another layer's are read. ``page_bytes``: of one element for each token."""
+def _softmax_parts(mixer: SoftmaxAttention, cache: CacheSettings, block_size: int) -> Iterator[Part]:
+    """Keys, then values; none where another layer's are read."""
     if mixer.kv_shared_with is not None:
         return
     kind = _KEPT_AS[mixer.window_kind]
     kept = FULL if kind == "full" else Kept(kind, mixer.window_tokens)
-    yield Part(kept, mixer.num_kv_heads * mixer.head_size_k * page_bytes)
-    yield Part(kept, mixer.num_kv_heads * mixer.head_size_v * page_bytes)
+    for head_size in (mixer.head_size_k, mixer.head_size_v):
+        yield Part(kept, _page_bytes(mixer.num_kv_heads * block_size, head_size, cache.kv_dtype))
     if mixer.indexer is not None:
-        yield Part(FULL, mixer.indexer.head_size * page_bytes)
+        refuse_scales(cache.kv_dtype, "index keys")
+        yield Part(FULL, mixer.indexer.head_size * element_bytes(cache.kv_dtype) * block_size)
+
+
+def _page_bytes(num_rows: int, head_size: int, kv_dtype: str) -> int:
+    """Keys (or values) of ``num_rows`` tokens and heads; scales, if any, begin at a multiple of their size."""
+    num_bytes, scale = num_rows * head_size * element_bytes(kv_dtype), head_scale_bytes(kv_dtype)
+    return -(-num_bytes // scale) * scale + num_rows * scale if scale else num_bytes
 
 
 def _latent_parts(mixer: LatentAttention, page_bytes: int) -> Iterator[Part]:
@@ -105,5 +114,6 @@ def _state_parts(mixer: StateMixer, cache: CacheSettings) -> Iterator[Part]:
 
 
 def _cross_part(cross: CrossAttention, cache: CacheSettings, encoder_tokens: int) -> Part:
+    refuse_scales(cache.kv_dtype, "an encoder's tokens")
     row = cross.num_kv_heads * (cross.head_size_k + cross.head_size_v) * element_bytes(cache.kv_dtype)
     return Part(STATE, row, cache.encoder_tokens or cross.encoder_tokens or encoder_tokens)

@@ -20,7 +20,15 @@ from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.spec import CrossAttention, LayerSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import element_bytes
-from kvplan.estimate.kv_cache import KIND_NAMES, CacheEntry, CacheSettings, EntryKind, layer_entries, rank_kv_heads
+from kvplan.estimate.kv_cache import (
+    KIND_NAMES,
+    CacheEntry,
+    CacheSettings,
+    EntryKind,
+    layer_entries,
+    rank_kv_heads,
+    refuse_scales,
+)
 
 PageKind = Literal["full", "sliding", "chunked", "state", "cross"]
 _PAGE_KINDS: dict[EntryKind, PageKind] = {
@@ -159,6 +167,7 @@ def _page(entry: CacheEntry, block_size: int) -> LayerPage:
 
 
 def _cross_page(cross: CrossAttention, cache: CacheSettings, block_size: int) -> LayerPage:
+    refuse_scales(cache.kv_dtype, "an encoder's tokens")
     heads = rank_kv_heads(cross.num_kv_heads, cache.tensor_parallel_size)
     token_bytes = heads * (cross.head_size_k + cross.head_size_v) * element_bytes(cache.kv_dtype)
     return LayerPage("cross", block_size, token_bytes * block_size)

@@ -13,7 +13,9 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease, vllm_release
 from kvplan.catalog.spec import Drafter, LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention
 from kvplan.catalog.speculation.heads import multi_token_model
+from kvplan.errors import UsageError
 from kvplan.estimate.adapters import vllm_slot_bytes
+from kvplan.estimate.dtypes import head_scale_bytes
 from kvplan.estimate.kv_cache import CacheSettings, pipeline_slices
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak
@@ -142,7 +144,20 @@ _EIGHT_BIT_FLOATS = ("fp8", "fp8_e4m3")
 
 
 def cache_settings(spec: ModelSpec, settings: FilledSettings) -> CacheSettings:
-    """How the KV cache is stored on one rank. Sparse latent attention in 8 bits has a layout of its own."""
+    """How the KV cache is stored on one rank. Sparse latent attention in 8 bits has a layout of its own.
+
+    UsageError for scales of keys and values that are of unlike sizes, which vLLM has no kernels for
+    (vllm/v1/attention/backends/triton_attn_diffkv.py, supported_kv_cache_dtypes).
+    """
+    if head_scale_bytes(settings.kv_cache_dtype) and any(
+        isinstance(mixer, SoftmaxAttention) and mixer.head_size_k != mixer.head_size_v
+        for layer in spec.layers
+        for mixer in layer.mixers
+    ):
+        raise UsageError(
+            f"vLLM has no KV cache in {settings.kv_cache_dtype} for keys and values of unlike sizes, as in {spec.id}.",
+            hint="use --kv-cache-dtype fp8",
+        )
     cache = CacheSettings(
         model_dtype=settings.dtype,
         kv_dtype=settings.kv_cache_dtype,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.native import KVPLAN_ARCHITECTURES
-from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.settings import default_block_size
 from kvplan.planner.deployment import Deployment
@@ -27,7 +27,7 @@ def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:
     commands = {"vllm": vllm_command(deployment, checkpoint)}
     if _runs_here(deployment):
         commands["kvplan"] = _kvplan(deployment, model_id)
-    if choice.num_nodes == 1:
+    if choice.num_nodes == 1 and not head_scale_bytes(choice.kv_cache_dtype):  # the others have no such cache
         commands["sglang"] = _sglang(deployment, checkpoint)
         if choice.gpu.vendor == "nvidia":
             commands["tensorrt-llm"] = _tensorrt(deployment, checkpoint)

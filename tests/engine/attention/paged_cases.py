@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvplan_engine.attention.backend import AttentionBackend, AttentionInputs, AttentionOptions
-from kvplan_engine.attention.layer_cache import uniform_cache
+from kvplan_engine.attention.layer_cache import LayerCache, uniform_cache
 from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 
@@ -40,12 +40,16 @@ class Case:
     sinks: torch.Tensor | None = None
     slopes: torch.Tensor | None = None
 
-    def inputs(self, out: torch.Tensor, scale: float | None = None) -> AttentionInputs:
-        """The call that computes ``out``; by default scores are divided by the root of the head size."""
+    def inputs(self, out: torch.Tensor, scale: float | None = None, cache: LayerCache | None = None) -> AttentionInputs:
+        """The call that computes ``out``; by default scores are divided by the root of the head size.
+
+        cache: where keys and values lie, the pool's by default.
+        """
         shape = self.shape
         scale = shape.head_size**-0.5 if scale is None else scale
         options = AttentionOptions(scale, shape.window, shape.softcap, self.sinks, self.slopes)
-        return AttentionInputs(self.query, uniform_cache(self.kv, LAYER), self.metadata, out, options)
+        cache = uniform_cache(self.kv, LAYER) if cache is None else cache
+        return AttentionInputs(self.query, cache, self.metadata, out, options)
 
 
 def make_case(
@@ -102,21 +106,24 @@ def _metadata(lengths: list[tuple[int, int]], tables: torch.Tensor) -> Attention
     )
 
 
-def attend(backend: AttentionBackend, case: Case, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+def attend(
+    backend: AttentionBackend, case: Case, out_dtype: torch.dtype | None = None, cache: LayerCache | None = None
+) -> torch.Tensor:
     """The backend's output on the case, padding rows included."""
-    out = torch.full(case.query.shape, UNTOUCHED, dtype=out_dtype or case.query.dtype)
-    backend.attend(case.inputs(out))
+    shape = case.query.shape if cache is None else (*case.query.shape[:2], cache.value_size)
+    out = torch.full(shape, UNTOUCHED, dtype=out_dtype or case.query.dtype)
+    backend.attend(case.inputs(out, cache=cache))
     return out
 
 
-def assert_matches_definition(backend: AttentionBackend, case: Case) -> None:
+def assert_matches_definition(backend: AttentionBackend, case: Case, cache: LayerCache | None = None) -> None:
     """The backend is as near to the float64 definition as the float32 definition is, times five: sums differ in order.
 
     With bfloat16 storage the one rounding of the result comes on top: half a unit in the last of 8 bits.
     """
-    exact = attend(ReferenceBackend(torch.float64), case, torch.float64)
-    in_float32 = attend(ReferenceBackend(), case, torch.float32)
-    result = attend(backend, case)
+    exact = attend(ReferenceBackend(torch.float64), case, torch.float64, cache)
+    in_float32 = attend(ReferenceBackend(), case, torch.float32, cache)
+    result = attend(backend, case, cache=cache)
     real_rows = exact.shape[0] - PADDING_ROWS
     assert torch.equal(result[real_rows:], torch.full_like(result[real_rows:], UNTOUCHED)), "wrote into padding rows"
     error = (result.double() - exact)[:real_rows].abs()

@@ -113,11 +113,57 @@ void check_write(int storage, int kv_storage) {
   }
   kvplan_kv_write call{key.data(), value.data(), row, head_size, row, head_size, pool.data(), pool.from(layer),
                        2 * layer, num_blocks, slots.data(), nullptr, tokens, heads, head_size, block_size, storage,
-                       kv_storage, head_size};
+                       kv_storage, head_size, nullptr, nullptr};
   worst.expect(kvplan_write_kv(&call, threads) == KVPLAN_OK);
   for (int64_t i = 0; i < pool.count(); ++i) worst.see(pool.at(i), want[static_cast<size_t>(i)], KVPLAN_FLOAT32, 0);
   slots[3] = num_blocks * block_size;
   worst.expect(kvplan_write_kv(&call, threads) == KVPLAN_BAD_INDEX);
+}
+
+// Integers and their scale as the definition has them, one row at a time: ties, zeros, what is not finite.
+void check_integer_write(int storage) {
+  Worst worst(std::string("cache writes, ") + kStorageNames[storage] + " into int8");
+  const int64_t head_size = 22, heads = 3, block_size = 16, num_blocks = 3, tokens = 30, row = heads * head_size + 1;
+  Random random{4};
+  Tensor key(storage, tokens * row, random, 500), value(storage, tokens * row, random, 1e-2);
+  for (int64_t i = 0; i < head_size; ++i) key.put(i, i == 0 ? 127 : static_cast<double>(i) - 10.5);
+  for (int64_t i = 0; i < head_size; ++i) value.put(row + i, 0);
+  const double special[] = {NAN, INFINITY, -INFINITY, 1e30, -0.0, 1e-30};
+  for (int64_t i = 0; i < 6; ++i) value.put((2 + i) * row + 5, special[i]);
+  const int64_t layer = heads * block_size * head_size, scale_block = layer / 2;
+  Tensor pool(KVPLAN_INT8, num_blocks * 2 * layer, 7);
+  std::vector<float> scales(static_cast<size_t>(num_blocks * scale_block), 7);
+  std::vector<int64_t> slots;
+  for (int64_t token = 0; token < tokens; ++token)
+    slots.push_back(token % 7 == 6 ? -1 : (token * 11 + 5) % (num_blocks * block_size));
+  kvplan_kv_write call{key.data(), value.data(), row, head_size, row, head_size, pool.data(), pool.from(layer),
+                       2 * layer, num_blocks, slots.data(), nullptr, tokens, heads, head_size, block_size, storage,
+                       KVPLAN_INT8, head_size, scales.data(), scales.data() + heads * block_size};
+  worst.expect(kvplan_write_kv(&call, threads) == KVPLAN_OK);
+  int64_t written = 0;
+  for (int64_t i = 0; i < tokens * 2 * heads; ++i) {
+    const int64_t token = i / (2 * heads), slot = slots[static_cast<size_t>(token)];
+    if (slot < 0) continue;
+    const Tensor& rows = i / heads % 2 == 0 ? key : value;
+    const int64_t from = token * row + i % heads * head_size, place = i % heads * block_size + slot % block_size;
+    const int64_t side = i / heads % 2, to = (slot / block_size * 2 + side) * layer + place * head_size;
+    float largest = 0;
+    bool finite = true;
+    for (int64_t k = 0; k < head_size; ++k) {
+      finite = finite && std::isfinite(rows.at(from + k));
+      largest = std::max(largest, static_cast<float>(std::fabs(rows.at(from + k))));
+    }
+    const float scale = finite ? largest / 127 : NAN;
+    const size_t of = static_cast<size_t>(slot / block_size * scale_block + side * heads * block_size + place);
+    worst.see(static_cast<double>(scales[of]), static_cast<double>(scale), KVPLAN_FLOAT32, 0);
+    for (int64_t k = 0; k < head_size; ++k)
+      worst.see(pool.at(to + k), scale > 0 ? std::nearbyint(static_cast<float>(rows.at(from + k)) / scale) : 0,
+                KVPLAN_FLOAT32, 0);
+    written += head_size;
+  }
+  int64_t left = 0;
+  for (int64_t i = 0; i < pool.count(); ++i) left += pool.at(i) == 7;
+  worst.expect(left >= pool.count() - written);
 }
 
 void check_norm(bool centred, bool adds, int storage) {
@@ -218,6 +264,7 @@ void check_storage(int storage) {
   check_product({77, 256, KVPLAN_SILU_AND_MUL, storage}, "gated product");
   check_unpacked_rows_and_linear(storage);
   for (int kv_storage : {KVPLAN_FLOAT32, KVPLAN_BFLOAT16, KVPLAN_FLOAT8_E4M3}) check_write(storage, kv_storage);
+  check_integer_write(storage);
   for (bool centred : {false, true})
     for (bool adds : {false, true}) check_norm(centred, adds, storage);
   check_rope(storage);

@@ -13,7 +13,9 @@
 
 
 inline constexpr int kStorages[] = {KVPLAN_FLOAT32, KVPLAN_BFLOAT16};
-inline const char* const kStorageNames[] = {"float32", "bfloat16", "fp8"};
+inline const char* const kStorageNames[] = {"float32", "bfloat16", "fp8", "int8"};
+
+inline int64_t element_size(int storage) { return storage == KVPLAN_FLOAT32 ? 4 : storage == KVPLAN_BFLOAT16 ? 2 : 1; }
 
 struct Random {
   uint64_t state;
@@ -60,32 +62,34 @@ inline float bfloat16_nearest(double value) {
   return static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(value, 8 - exponent)), exponent - 8));
 }
 
-// Values of one storage, in an allocation of just the right size: the address sanitizer sees a step beyond it.
+// Values of one storage (of int8: the integers, a NaN being 99), in an allocation of just the right size: the address sanitizer sees a step beyond it.
 struct Tensor {
   int storage;
   std::vector<unsigned char> bytes;
 
-  Tensor(int kind, int64_t count, double value = 0) : storage(kind), bytes(static_cast<size_t>(count * (4 >> kind))) {
+  Tensor(int kind, int64_t count, double value = 0) : storage(kind), bytes(static_cast<size_t>(count * (element_size(kind)))) {
     for (int64_t i = 0; i < count; ++i) put(i, value);
   }
   Tensor(int kind, int64_t count, Random& random, double size) : Tensor(kind, count) {
     for (int64_t i = 0; i < count; ++i) put(i, size * random());
   }
   void* data() { return bytes.data(); }
-  void* from(int64_t index) { return bytes.data() + index * (4 >> storage); }
-  int64_t count() const { return static_cast<int64_t>(bytes.size()) / (4 >> storage); }
+  void* from(int64_t index) { return bytes.data() + index * element_size(storage); }
+  int64_t count() const { return static_cast<int64_t>(bytes.size()) / element_size(storage); }
   void put(int64_t index, double value) {
     const float single = storage == KVPLAN_BFLOAT16 ? bfloat16_nearest(value) : static_cast<float>(value);
     uint32_t bits;
     std::memcpy(&bits, &single, 4);
     if (storage == KVPLAN_BFLOAT16) bits >>= 16;
     if (storage == KVPLAN_FLOAT8_E4M3) bits = static_cast<uint32_t>(fp8_code(value));
-    std::memcpy(from(index), &bits, static_cast<size_t>(4 >> storage));  // little endian
+    if (storage == KVPLAN_INT8) bits = std::isnan(value) ? 99u : static_cast<uint32_t>(std::lrint(value));
+    std::memcpy(from(index), &bits, static_cast<size_t>element_size(storage));  // little endian
   }
   double at(int64_t index) const {
     uint32_t bits = 0;
-    std::memcpy(&bits, bytes.data() + index * (4 >> storage), static_cast<size_t>(4 >> storage));
+    std::memcpy(&bits, bytes.data() + index * element_size(storage), static_cast<size_t>element_size(storage));
     if (storage == KVPLAN_FLOAT8_E4M3) return fp8_values()[bits];
+    if (storage == KVPLAN_INT8) return static_cast<int8_t>(bits);
     if (storage == KVPLAN_BFLOAT16) bits <<= 16;
     float value;
     std::memcpy(&value, &bits, 4);

@@ -26,20 +26,25 @@ struct Step {
   std::vector<int32_t> tables, lengths, starts{0};
   int64_t width = 0, num_blocks = 1, shared_from = -1, layer_size, rows;
   Tensor pool, query, out;
+  std::vector<float> scales;           // of int8, in blocks as far apart as the pool's; NaN where the pool is
   std::vector<double> cache, queries;  // the values of pool and query
 
   explicit Step(const Attention& attention)
       : a(attention), layer_size(2 * a.kv_heads * a.block_size * a.head_size), rows(number_blocks()),
         pool(a.kv_storage, num_blocks * 2 * layer_size, NAN), query(a.storage, 0),
-        out(a.storage, row_size() * rows, 7) {
+        out(a.storage, row_size() * rows, 7), scales(static_cast<size_t>(num_blocks * layer_size / 2), NAN) {
     Random random{3};
     query = Tensor(a.storage, row_size() * rows, random, 3);
     for (size_t s = 0; s < a.sequences.size(); ++s)
       for (int64_t position = 0; position < lengths[s]; ++position)
-        for (int64_t i = 0; i < 2 * a.kv_heads * a.head_size && table(s, position) >= 0; ++i)
-          pool.put(cell(s, position, i / a.head_size % a.kv_heads, i >= a.kv_heads * a.head_size) + i % a.head_size,
-                   random());
+        for (int64_t i = 0; i < 2 * a.kv_heads * a.head_size && table(s, position) >= 0; ++i) {
+          const int64_t row = cell(s, position, i / a.head_size % a.kv_heads, i >= a.kv_heads * a.head_size);
+          pool.put(row + i % a.head_size, a.kv_storage == KVPLAN_INT8 ? 127 * random() : random());
+          if (i % a.head_size == 0) scale_of(row) = static_cast<float>(0.002 + 0.006 * std::fabs(random()));
+        }
     cache = pool.values();
+    for (size_t i = 0; i < cache.size() && a.kv_storage == KVPLAN_INT8; ++i)
+      if (static_cast<int64_t>(i) % (2 * layer_size) >= layer_size) cache[i] *= scale_of(static_cast<int64_t>(i));
     queries = query.values();
   }
   int64_t row_size() const { return a.heads * a.head_size + 4; }
@@ -66,12 +71,18 @@ struct Step {
     const int64_t row = ((value ? a.kv_heads : 0) + head) * a.block_size + position % a.block_size;
     return (table(s, position) * 2 + 1) * layer_size + row * a.head_size;
   }
+  // The scale of an element of the second layer: in its block, keys before values as the rows of a layer are.
+  float& scale_of(int64_t element) {
+    const int64_t row = (element % (2 * layer_size) - layer_size) / a.head_size;
+    return scales[static_cast<size_t>(element / (2 * layer_size) * (layer_size / 2) + row)];
+  }
   kvplan_attention call() {
     return {query.data(), out.data(), row_size(), a.head_size, row_size(), a.head_size, pool.from(layer_size),
             pool.from(layer_size + layer_size / 2), 2 * layer_size, num_blocks, tables.data(), width, width,
             nullptr, lengths.data(), starts.data(), static_cast<int64_t>(lengths.size()), rows, a.heads, a.kv_heads,
             a.head_size, a.block_size, a.window, kScale, a.softcap, nullptr, a.storage, a.kv_storage,
-            a.slopes.empty() ? nullptr : a.slopes.data(), a.head_size, a.head_size, nullptr, 0};
+            a.slopes.empty() ? nullptr : a.slopes.data(), a.head_size, a.head_size, nullptr, 0, scales.data(),
+            scales.data() + a.kv_heads * a.block_size};
   }
 };
 
@@ -122,7 +133,8 @@ inline void check_attention(const Attention& a) {
 }
 
 inline void check_attentions() {
-  constexpr int kF32 = KVPLAN_FLOAT32, kBf16 = KVPLAN_BFLOAT16, kFp8 = KVPLAN_FLOAT8_E4M3;
+  constexpr int kF32 = KVPLAN_FLOAT32, kBf16 = KVPLAN_BFLOAT16, kFp8 = KVPLAN_FLOAT8_E4M3,
+                kInt8 = KVPLAN_INT8;
   const std::vector<Sequence> mixed{{1, 1, 0}, {33, 33, 0}, {1, 77, 0}, {9, 150, 0}, {0, 0, 0}, {1, 260, 0},
                                     {3, 70, 0}};
   std::vector<Sequence> shared{{20, 41, 0}};
@@ -138,11 +150,14 @@ inline void check_attentions() {
       {"attention, group of 8, softcap", 8, 1, 64, 16, 0, 2, kF32, kBf16, mixed},
       {"attention, blocks of 48, window, softcap", 2, 2, 80, 48, 100, 2, kF32, kFp8, mixed},
       {"attention, group of 3, heads of 42", 3, 1, 42, 16, 0, 0, kF32, kFp8, mixed},
+      {"attention, group of 3, heads of 42", 3, 1, 42, 16, 0, 0, kF32, kInt8, mixed},
+      {"attention, blocks of 48, window, softcap", 2, 2, 80, 48, 100, 2, kBf16, kInt8, mixed},
       {"attention, slopes", 4, 2, 64, 16, 0, 0, kF32, kF32, mixed, {0.5f, 0.25f, 0.125f, -0.0625f}},
       {"shared prefix, blocks of 16", 2, 2, 64, 16, 0, 0, kF32, kF32, shared},
       {"shared prefix, slopes", 4, 2, 64, 16, 0, 0, kF32, kBf16, shared, {0.5f, 0.25f, 0.125f, -0.0625f}},
       {"shared prefix, group of 3, blocks of 48", 6, 2, 80, 48, 0, 0, kBf16, kBf16, shared},
       {"shared prefix, group of 8, blocks of 1", 8, 1, 64, 1, 0, 2, kF32, kFp8, shared},
+      {"shared prefix, group of 3, blocks of 16", 6, 2, 64, 16, 0, 0, kF32, kInt8, shared},
       {"shared prefix, up to the newest block, heads of 42", 3, 3, 42, 16, 0, 0, kF32, kBf16, same_table},
   };
   for (const Attention& a : cases) check_attention(a);

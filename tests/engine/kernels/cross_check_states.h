@@ -18,13 +18,13 @@ struct States {
     if (3 * width % 5 == 0) tables.assign(tables.size(), 0);  // would not be a permutation: seen by `sound`
     Random random{17};
     blocks = Tensor(storage, 3 * width * block, random, 1);
-    args = {blocks.data(), block * (4 >> storage), 3 * width, tables.data(), width, width, starts.data(),
-            positions.data(), 3, 12, 1, columns * (4 >> storage), rows, columns, storage};
+    args = {blocks.data(), block * element_size(storage), 3 * width, tables.data(), width, width, starts.data(),
+            positions.data(), 3, 12, 1, columns * element_size(storage), rows, columns, storage};
   }
   bool sound() const { return tables[0] != tables[1]; }
   // Where an element of the state of `sequence` lies in `blocks`.
   int64_t at(int64_t sequence, int64_t row, int64_t column) const {
-    const int64_t size = args.block_bytes / (4 >> args.storage), first = size / args.columns - 1;
+    const int64_t size = args.block_bytes / element_size(args.storage), first = size / args.columns - 1;
     const int64_t behind = row - first, each = size / args.columns;
     const int64_t slot = behind < 0 ? args.slot : args.slot + 1 + behind / each;
     const int64_t offset = behind < 0 ? (1 + row) * args.columns : behind % each * args.columns;

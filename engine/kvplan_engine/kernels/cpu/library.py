@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 STORAGE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 """The dtypes that the kernels read and write, with their number on the C side."""
-KV_STORAGE_CODES = STORAGE_CODES | {torch.float8_e4m3fn: 2}
+KV_STORAGE_CODES = STORAGE_CODES | {torch.float8_e4m3fn: 2, torch.int8: 3}
 """The same for the KV pool."""
 
 STATUS_OK = 0
@@ -67,6 +67,8 @@ class AttentionArgs(ctypes.Structure):
         ("value_stride", c_int64),
         ("chosen", c_void_p),
         ("chosen_stride", c_int64),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
     )
 
 
@@ -93,6 +95,8 @@ class KvWriteArgs(ctypes.Structure):
         ("storage", c_int32),
         ("kv_storage", c_int32),
         ("value_size", c_int64),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
     )
 
 

@@ -17,11 +17,12 @@ _MAX_STAGES = 4
 
 
 def uses_tensor_cores(shape: AttentionShape, properties: DeviceProperties) -> bool:
-    """Whether the mma kernels run: 16-bit arithmetic on compute capability 8.0 or newer."""
+    """Whether the mma kernels run: 16-bit arithmetic on compute capability 8.0 or newer, a cache without scales."""
     return (
         shape.other_value_size is None
         and properties.has_tensor_kernels
         and shape.scalar in (torch.float16, torch.bfloat16)
+        and shape.cache is not torch.int8
     )
 
 

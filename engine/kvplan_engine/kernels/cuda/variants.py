@@ -17,6 +17,7 @@ SCALAR_NAMES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
     torch.float8_e4m3fn: "float8",
+    torch.int8: "int8",
 }
 """csrc/cuda/types.cuh's name of each storage type."""
 
@@ -87,7 +88,7 @@ def scalar_name(dtype: torch.dtype) -> str:
     if dtype not in SCALAR_NAMES:
         raise CudaKernelError(
             f"the CUDA kernels do not support {str(dtype).removeprefix('torch.')}",
-            hint="use float16, bfloat16 or float32, and for the KV cache also fp8",
+            hint="use float16, bfloat16 or float32, and for the KV cache also fp8 or int8_per_token_head",
         )
     return SCALAR_NAMES[dtype]
 
