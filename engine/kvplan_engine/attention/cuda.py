@@ -11,12 +11,13 @@ import torch
 from kvplan_engine.attention.backend import ALL_OPTIONS, AttentionInputs, AttentionOptions, ChoiceInputs, Rotation
 from kvplan_engine.attention.checks import check_attending_heads, check_metadata, check_written_heads
 from kvplan_engine.attention.cuda_plan import AttentionPlanner
+from kvplan_engine.attention.cuda_scales import check_scales
 from kvplan_engine.attention.layer_cache import LayerCache
 from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.arguments import check_rotation, check_vector
 from kvplan_engine.kernels.cuda.attention_shape import AttentionShape
-from kvplan_engine.kernels.cuda.checks import check_heads, check_rotary_table, check_scales
+from kvplan_engine.kernels.cuda.checks import check_heads, check_rotary_table
 from kvplan_engine.kernels.cuda.params import AttentionParams, WriteParams
 from kvplan_engine.kernels.cuda.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.variants import write_variant
