@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
 from kvplan.catalog.spec import LayerSpec, SoftmaxAttention
+from kvplan.estimate.dtypes import head_scale_bytes
 from kvplan.estimate.vllm.settings import compute_capability, runs_flashinfer
 from kvplan.settings import FilledSettings
 from kvplan.units import MIB
@@ -31,10 +32,11 @@ def attends_with_flashinfer(
     layers: Sequence[LayerSpec], gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
 ) -> bool:
     """Whether FlashInfer serves the model's softmax attention: by default on Blackwell data-centre GPUs (10.x), and
-    elsewhere where FlashAttention cannot read an 8-bit cache (it can on Hopper, but not the e5m2 kind)."""
+    elsewhere where FlashAttention cannot read an 8-bit cache (it can on Hopper, but not the e5m2 kind). Integers with
+    scales are read by Triton's attention alone."""
     mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, SoftmaxAttention)]
     capability = compute_capability(gpu)
-    if not mixers or not release.v1 or not runs_flashinfer(gpu):
+    if not mixers or not release.v1 or not runs_flashinfer(gpu) or head_scale_bytes(settings.kv_cache_dtype):
         return False
     is_large_blackwell = capability[0] == 10
     if any(mixer.sinks for mixer in mixers) and not is_large_blackwell:

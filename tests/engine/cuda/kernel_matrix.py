@@ -36,7 +36,7 @@ from kvplan_engine.kernels.states.delta import DeltaRule
 from kvplan_engine.kernels.states.gating import Gating
 from kvplan_engine.paths import source_dir
 
-F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
+F32, F16, BF16, FP8, INT8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8
 CAPABILITIES = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0))
 SHAPE_CAPABILITY = (9, 0)
 """Every shape is compiled for this one; every kernel for all."""
@@ -87,10 +87,12 @@ def kernels_of_every_model(capability: tuple[int, int]) -> list[KernelVariant]:
     capped = replace(llama, cache=FP8, has_softcap=True, has_sinks=True)
     variants = [KernelVariant("attention/plan.cu", "plan_attention")]
     apart = replace(llama, has_value_tables=True)
-    for shape in (llama, capped, apart, replace(llama, scalar=F32, cache=F32)):
+    scaled = replace(llama, cache=INT8)
+    for shape in (llama, capped, apart, scaled, replace(llama, scalar=F32, cache=F32)):
         variants += [decode_launch(shape, properties).variant, prefill_launch(shape, properties).variant]
     variants.append(write_variant(scalar, scalar, 128, 16, 128))
     variants.append(write_variant(scalar, FP8, 64, 16, 0))
+    variants.append(write_variant(scalar, INT8, 128, 16, 128))
     norm = {"scalar": scalar, "width": 4096, "threads": 512, "delta": 1, "vectors": 1}
     variants.append(variant("layers/norm.cu", "rms_norm", **norm))
     variants.append(variant("layers/activation.cu", "silu_and_mul", scalar=scalar, vectors=1))
