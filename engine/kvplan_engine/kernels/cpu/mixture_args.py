@@ -52,6 +52,8 @@ class ExpertsArgs(ctypes.Structure):
         ("size", c_int64),
         ("limit", c_float),
         ("activation", c_int32),
+        ("up_format", c_void_p),
+        ("down_format", c_void_p),
     )
 
 
