@@ -83,11 +83,11 @@ struct Tensor {
     if (storage == KVPLAN_BFLOAT16) bits >>= 16;
     if (storage == KVPLAN_FLOAT8_E4M3) bits = static_cast<uint32_t>(fp8_code(value));
     if (storage == KVPLAN_INT8) bits = std::isnan(value) ? 99u : static_cast<uint32_t>(std::lrint(value));
-    std::memcpy(from(index), &bits, static_cast<size_t>element_size(storage));  // little endian
+    std::memcpy(from(index), &bits, static_cast<size_t>(element_size(storage)));  // little endian
   }
   double at(int64_t index) const {
     uint32_t bits = 0;
-    std::memcpy(&bits, bytes.data() + index * element_size(storage), static_cast<size_t>element_size(storage));
+    std::memcpy(&bits, bytes.data() + index * element_size(storage), static_cast<size_t>(element_size(storage)));
     if (storage == KVPLAN_FLOAT8_E4M3) return fp8_values()[bits];
     if (storage == KVPLAN_INT8) return static_cast<int8_t>(bits);
     if (storage == KVPLAN_BFLOAT16) bits <<= 16;
