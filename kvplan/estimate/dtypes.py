@@ -17,7 +17,8 @@ BYTES_PER_ELEMENT: dict[str, float] = {
 }
 
 _HEAD_SCALE_BYTES = {"int8_per_token_head": 4}
-"""A float32 for each token and KV head, of its key and of its value (vllm/v1/kv_cache_interface.py, AttentionSpec)."""
+"""A float32 for each token and KV head, of its key and of its value (vllm/v1/attention/backends/triton_attn.py,
+customize_spec, read in 0.32.0)."""
 
 
 def head_scale_bytes(dtype: str) -> int:
