@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tools.kv_quality import Quality, print_table
+from kv_quality import Quality, print_table
 
 
 def test_the_table_compares_every_format_with_the_first(capsys: pytest.CaptureFixture[str]) -> None:
