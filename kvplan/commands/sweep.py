@@ -136,6 +136,14 @@ class EngineOptions:
         str | None,
         typer.Option(help="With --engine openai: a server that runs already.", rich_help_panel=MODEL_PANEL),
     ] = None
+    reuse_server: Annotated[
+        bool | None,
+        typer.Option(
+            "--reuse-server",
+            help="Lower max_num_seqs and max_num_batched_tokens of a running vLLM instead of starting another.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

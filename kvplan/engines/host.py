@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.dummies import write_dummy_model
-from kvplan.engines.interface import Ending, EngineAdapter, Failure, StartOrder
+from kvplan.engines.guards import ended_after, signals_kept
+from kvplan.engines.interface import Ending, EngineAdapter, Failure, LowersSettings, StartOrder
 from kvplan.engines.rows import failed_row, served_row, told_row
 from kvplan.engines.server import EngineServer
 from kvplan.engines.serving.memory_killer import KillCounter
@@ -58,6 +55,7 @@ class EngineHost:
         self._source = source
         self._server: EngineServer | None = None
         self._settings: TrialSettings | None = None
+        self._is_lowered = False
         self._num_loads = 0
 
     @property
@@ -67,7 +65,7 @@ class EngineHost:
     def run(self, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
         """See TrialHost. KvplanError where every trial would fail alike: a command line that the engine refuses."""
         killer = KillCounter()
-        is_reused = self._server is not None and self._settings == prepared.trial.settings
+        is_reused = self._stays(prepared.trial.settings)
         row: Row = {"reused_server": is_reused}
         if not is_reused:
             on_event({"type": "stage", "stage": "loading", "memory_share": None})
@@ -86,6 +84,22 @@ class EngineHost:
         if self._server is not None:
             self._server.stop()
         self._server = self._settings = None
+        self._is_lowered = False
+
+    def _stays(self, settings: TrialSettings) -> bool:
+        """Whether the server that runs serves these settings too; what it can lower is lowered."""
+        if self._server is None or self._settings is None:
+            return False
+        if self._settings == settings and not self._is_lowered:
+            return True
+        lowered = lowered_settings(self._adapter)
+        same = self._settings.with_changes(**{name: getattr(settings, name) for name in lowered})
+        smaller = all(getattr(settings, name) <= getattr(self._settings, name) for name in lowered)
+        if same != settings or not smaller or not isinstance(self._adapter, LowersSettings):
+            return False
+        self._adapter.lower(self._source.directory / LOGS, settings)
+        self._is_lowered = True
+        return True
 
     def _start(self, prepared: PreparedTrial, limits: TimeLimits, killer: KillCounter) -> Row | None:
         """A new server for the trial; None if it is up, else the row of what went wrong."""
@@ -101,6 +115,8 @@ class EngineHost:
             load_format=self._identity.load_format,
             seed=prepared.workload.seed,
         )
+        if isinstance(self._adapter, LowersSettings) and self._adapter.lowered:
+            self._adapter.lower(directory, trial.settings)
         log = directory / f"{trial.trial_id}.log"
         server = EngineServer.start(self._adapter, order, log)
         self._server, self._settings = server, trial.settings
@@ -125,7 +141,7 @@ class EngineHost:
         server = self._server
         assert server is not None
         meter = CpuMeter(server.cpu_seconds)
-        with _signals_kept(), _ended_after(server, limits.serving) as overdue:
+        with signals_kept(), ended_after(server, limits.serving) as overdue:
             run = self._run(server, prepared, limits, on_event)
         other_cpu_pct = meter.other_cpu_pct()
         if run.interrupted:
@@ -180,31 +196,6 @@ class EngineHost:
         )
 
 
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """A load's event loop takes SIGINT and SIGTERM, and leaves them to their defaults."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in kept.items():
-                signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _ended_after(server: EngineServer, seconds: float) -> Iterator[threading.Event]:
-    """Ends the server if the block takes longer; the event tells whether it did."""
-    overdue = threading.Event()
-
-    def end() -> None:
-        overdue.set()
-        server.stop()
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield overdue
-    finally:
-        timer.cancel()
+def lowered_settings(adapter: EngineAdapter) -> frozenset[str]:
+    """The settings that a running server of this adapter can lower."""
+    return adapter.lowered if isinstance(adapter, LowersSettings) else frozenset()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from kvplan.catalog.spec import ModelSpec
 from kvplan.machine.device import Device
@@ -143,6 +143,18 @@ class EngineAdapter(Protocol):
 
     def model(self, spec: ModelSpec, device: Device) -> EngineModel:
         """What a start should hold, or how it should fail, and the settings of a sweep that names none."""
+
+
+@runtime_checkable
+class LowersSettings(Protocol):
+    """An adapter whose running server can be told smaller values of some settings, between two loads."""
+
+    @property
+    def lowered(self) -> frozenset[str]:
+        """The names of these settings; none where it was not asked to."""
+
+    def lower(self, directory: Path, settings: TrialSettings) -> None:
+        """Tell the server that was started with this directory. The values are at most those of its start."""
 
 
 def argument_pairs(texts: Sequence[str]) -> dict[str, str]:

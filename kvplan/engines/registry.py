@@ -17,7 +17,7 @@ from kvplan.sweeps.options import SweepOptions
 
 def _vllm(options: SweepOptions) -> EngineAdapter:
     python = os.path.expanduser(options.engine_python or sys.executable)
-    return VllmAdapter(python, options.engine_command, options.engine_args)
+    return VllmAdapter(python, options.engine_command, options.engine_args, options.reuse_server)
 
 
 _ADAPTERS: Final[Mapping[str, Callable[[SweepOptions], EngineAdapter]]] = {"vllm": _vllm}
@@ -30,4 +30,7 @@ def swept_engine(options: SweepOptions) -> SweptEngine | None:
     make = _ADAPTERS.get(options.engine)
     if make is None:
         raise UsageError(f"There is no adapter for {options.engine} yet.", hint="one of " + ", ".join(_ADAPTERS))
-    return AdaptedEngine(make(options))
+    engine = AdaptedEngine(make(options))
+    if options.reuse_server and not engine.lowered:
+        raise UsageError(f"--reuse-server cannot be used with {options.engine}.", hint="leave it out")
+    return engine

@@ -6,9 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from kvplan.catalog.spec import ModelSpec
-from kvplan.engines.host import EngineHost, Source
+from kvplan.engines.host import EngineHost, Source, lowered_settings
 from kvplan.engines.interface import EngineAdapter, Installation
 from kvplan.errors import UsageError
 from kvplan.machine.device import Device, detect_device
@@ -16,6 +17,8 @@ from kvplan.runs.trials import SETTING_NAMES
 from kvplan.sweeps.forecast.pool import EngineModel
 from kvplan.sweeps.hosts import TrialHost
 from kvplan.sweeps.rows import SweepIdentity
+
+LOWERED_NOTICE: Final = "{} are lowered on a running server, whose memory stays that of the largest values"
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,23 @@ class AdaptedEngine:
     @property
     def notices(self) -> tuple[str, ...]:
         version = self.version or "(version not told before it starts)"
-        return (f"{self.name} {version} on the {self._installation.device.upper()}", *self._installation.notices)
+        lines = (f"{self.name} {version} on the {self._installation.device.upper()}", *self._installation.notices)
+        return (*lines, LOWERED_NOTICE.format(" and ".join(sorted(self.lowered)))) if self.lowered else lines
+
+    @property
+    def lowered(self) -> frozenset[str]:
+        return lowered_settings(self.adapter)
 
     def refuse(self, axes: Collection[str]) -> None:
         unknown = next((axis for axis in axes if axis not in self.adapter.axes), None)
         if unknown is not None:
             known = ", ".join(name for name in SETTING_NAMES if name in self.adapter.axes)
             raise UsageError(f"{self.name} has no {unknown} to sweep.", hint=f"it has {known}")
+        if self.lowered and self._installation.device != "cpu" and "kv_cache_memory_bytes" not in axes:
+            raise UsageError(
+                "--reuse-server needs a KV pool of a given size: what is left for it depends on the settings.",
+                hint="add --kv-cache-memory-bytes",
+            )
 
     def device(self, memory_bytes: int | None) -> Device:
         kind = self._installation.device

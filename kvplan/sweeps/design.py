@@ -11,6 +11,7 @@ The default design has two planes that share one point:
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,12 +57,18 @@ class Design:
         """In the order to run: one load of the weights after the other, and those expected to start before the others.
 
         Within a load the largest batches come first, because the engine profiles its largest step once. Runs of one
-        setting follow each other where each setting takes a new server.
+        setting follow each other where each setting takes a new server, and so do those that one server can serve.
         """
 
-        def order(settings: TrialSettings) -> tuple[str, str, bool, int, int]:
+        def order(settings: TrialSettings) -> tuple[str, str, str, bool, int, int]:
             starts = predictor.memory(settings).outcome == "ok"
-            return (*settings.load_key, not starts, -settings.max_num_batched_tokens, -settings.max_num_seqs)
+            return (
+                _server_key(settings, predictor.lowered),
+                *settings.load_key,
+                not starts,
+                -settings.max_num_batched_tokens,
+                -settings.max_num_seqs,
+            )
 
         ordered = sorted(self.points, key=order)
         runs: Iterable[tuple[int, TrialSettings]] = itertools.product(range(1, num_runs + 1), ordered)
@@ -71,6 +78,12 @@ class Design:
             Trial(number, settings, run_number, self.points[settings])
             for number, (run_number, settings) in enumerate(runs, start=1)
         )
+
+
+def _server_key(settings: TrialSettings, lowered: frozenset[str]) -> str:
+    """Equal for settings that one server can serve; '' where none lowers anything."""
+    kept = {name: value for name, value in settings.as_json().items() if name not in lowered}
+    return json.dumps(kept, sort_keys=True) if lowered else ""
 
 
 def make_design(axes: Mapping[str, Sequence[AxisValue]], predictor: Predictor) -> Design:

@@ -47,6 +47,10 @@ class SweptEngine(Protocol):
     def notices(self) -> tuple[str, ...]:
         """Lines for the user, before anything runs."""
 
+    @property
+    def lowered(self) -> frozenset[str]:
+        """Settings that a running server can lower, so that they demand no start."""
+
     def refuse(self, axes: Collection[str]) -> None:
         """UsageError for an axis that the engine does not have."""
 

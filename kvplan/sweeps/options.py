@@ -78,6 +78,7 @@ class SweepOptions:
     engine_command: str | None = None
     engine_args: tuple[str, ...] = ()
     url: str | None = None
+    reuse_server: bool = False
     trial_timeout: float | None = None
     boundary: tuple[str, ...] = ()
     search: str | None = None
@@ -177,6 +178,7 @@ class SweepOptions:
             "--engine-command": self.engine_command is not None,
             "--engine-arg": bool(self.engine_args),
             "--url": self.url is not None,
+            "--reuse-server": self.reuse_server,
             **{axis.option: name in self.axes for name, axis in AXES.items() if axis.of_others},
         }
 

@@ -211,7 +211,8 @@ def make_predictor(
     """The predictor, calibrated if this device was measured before, and what to tell the user about that."""
     if engine is not None:
         requests = generate_requests(workload)
-        return Predictor(spec, device, requests, workload.max_concurrency, engine=engine.model(spec, device)), ()
+        model = engine.model(spec, device)
+        return Predictor(spec, device, requests, workload.max_concurrency, engine=model, lowered=engine.lowered), ()
     measured = load_measured()
     dtype = next((str(value) for value in options.parsed_axes().get("dtype", ()) if value != "auto"), None)
     profile = measured.for_device(device.kind, device.name, device.num_cores, dtype)

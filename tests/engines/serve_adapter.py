@@ -6,11 +6,13 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder
 from kvplan.engines.vllm.model import VllmModel
 from kvplan.machine.device import Device
+from kvplan.metrics.http import Connection, ServerAddress
 from kvplan.metrics.reading import EngineName, ServerReading
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.forecast.pool import PlainPool
@@ -27,9 +29,12 @@ class ServeModel(VllmModel):
         return VllmModel.memory(self, settings.with_changes(kv_cache_memory_bytes=1 << 28))
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServeAdapter:
-    """An EngineAdapter."""
+    """An EngineAdapter, which lowers max_num_seqs of a running server where it is asked to."""
+
+    lowered: frozenset[str] = frozenset()
+    port: int | None = None
 
     name: EngineName = "kvplan"
     axes: frozenset[str] = frozenset({"max_num_seqs", "block_size", "max_model_len"})
@@ -40,7 +45,7 @@ class ServeAdapter:
 
     def command(self, order: StartOrder) -> Command:
         """The server reads its options from its stdin."""
-        settings = order.settings
+        settings, self.port = order.settings, order.port
         asked = {
             "model": order.model,
             "port": order.port,
@@ -61,6 +66,13 @@ class ServeAdapter:
         argv = ("sh", "-c", 'exec "$0" -m kvplan_engine.server < "$1"', sys.executable, str(file))
         path = os.pathsep.join(entry for entry in sys.path if entry)
         return Command(argv, {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"})
+
+    def lower(self, directory: Path, settings: TrialSettings) -> None:
+        if self.port is None:
+            return  # what is written before a start is in its command line
+        with Connection(ServerAddress.parse(f"127.0.0.1:{self.port}")) as connection:
+            answer = connection.ask("PATCH", "/v1/runtime_config", {"max_num_seqs": settings.max_num_seqs})
+        assert answer.status == 200, answer.text
 
     def started(self, log: str, reading: ServerReading | None) -> StartedEngine:
         assert reading is not None

@@ -53,35 +53,40 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def sweep(model: str, directory: Path, progress: SilentProgress | None = None, **given: Any) -> SweepOutcome:
     """A sweep with blocks of 16 tokens and room for 2,048."""
+    engine = given.pop("engine", ENGINE)
     axes = {"block_size": "16", "max_model_len": "2048", **given.pop("axes")}
     options = SweepOptions(model=model, axes=axes, engine="vllm", load_format="dummy", rerun=False, **given)
-    plan = make_plan(options, ENGINE)
-    return run_new_sweep(plan, directory, progress or SilentProgress(), command="test")
+    return run_new_sweep(make_plan(options, engine), directory, progress or SilentProgress(), command="test")
 
 
-def test_trials_are_served_reused_and_refused(model: str, tmp_path: Path) -> None:
+def test_trials_are_served_by_one_server_where_it_can(model: str, tmp_path: Path) -> None:
+    lowering = AdaptedEngine(ServeAdapter(lowered=frozenset({"max_num_seqs"})))
     load = {"num_prompts": 6, "input_len": "20..40", "output_len": "8..12"}
     out = tmp_path / "run"
-    done = sweep(model, out, axes={"max_num_seqs": f"3,{REFUSED_SEATS}"}, num_runs=2, **load)
-    rows = {(row["max_num_seqs"], row["run_number"]): row for row in done.rows}
-    first, second = rows[3, 1], rows[3, 2]
-    plan = make_plan(SweepOptions(model=model, engine="vllm", load_format="dummy", **load), ENGINE)
-    lengths = plan.predictor.requests
-    for row in (first, second):
+    done = sweep(model, out, engine=lowering, axes={"max_num_seqs": "2,4"}, num_runs=2, **load)
+    requests = make_plan(SweepOptions(model=model, engine="vllm", **load), lowering).predictor.requests
+    order = [(row["max_num_seqs"], row["run_number"], row["reused_server"]) for row in done.rows]
+    assert order == [(4, 1, False), (4, 2, True), (2, 1, True), (2, 2, True)]
+    for row in done.rows:
         assert (row["status"], row["completed"], row["failed"]) == ("ok", 6, 0), row["error"]
-        assert row["total_input_tokens"] == sum(each.num_prompt_tokens for each in lengths), "prompts of token ids"
-        assert row["total_output_tokens"] == sum(each.num_output_tokens for each in lengths)
+        assert row["total_input_tokens"] == sum(each.num_prompt_tokens for each in requests), "prompts of token ids"
+        assert row["total_output_tokens"] == sum(each.num_output_tokens for each in requests)
         assert (row["engine"], row["engine_version"]) == ("kvplan", "0.1")
         assert row["kv_cache_tokens"] == row["num_blocks_total"] * 16  # type: ignore[operator]
         assert row["kv_cache_tokens_predicted"] and row["token_source"] == "continuous_usage"
         assert row["num_cached_tokens"] == 0, "a server that stays has not seen these prompts"
-    assert first["start_seconds"] and not first["reused_server"] and second["reused_server"]
-    for run in (1, 2):
-        refused = rows[REFUSED_SEATS, run]
-        assert refused["status"] == "crash" and "exit code 1 while starting" in str(refused["error"])
+        assert (row["start_seconds"] is None) == row["reused_server"]
+        assert (row["max_running"] or 0) <= row["max_num_seqs"]
     assert descendants(os.getpid()) == []
-    again = resume_sweep(out, SilentProgress(), engine_of=lambda options: ENGINE)
+    again = resume_sweep(out, SilentProgress(), engine_of=lambda options: lowering)
     assert [row["trial_id"] for row in again.rows] == [row["trial_id"] for row in done.rows]
+
+
+def test_a_server_that_does_not_come_up_is_a_row(model: str, tmp_path: Path) -> None:
+    (row,) = sweep(model, tmp_path / "run", axes={"max_num_seqs": str(REFUSED_SEATS)}, num_prompts=1).rows
+    assert row["status"] == "crash" and "exit code 1 while starting" in str(row["error"])
+    assert row["output_throughput"] is None and row["kv_cache_tokens"] is None
+    assert descendants(os.getpid()) == []
 
 
 @dataclass

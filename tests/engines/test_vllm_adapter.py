@@ -100,6 +100,18 @@ def test_defaults_on_a_cpu_show_what_is_refused_and_what_is_not() -> None:
     assert outcomes == ["rejected_ctx", "ok", "ok"]
 
 
+def test_a_recorded_refusal_of_the_context_is_recognised_and_predicted() -> None:
+    failure = read_failure(started((OUTPUTS / "vllm-0.32-cpu-context.log").read_text()))
+    assert (failure.status, failure.largest_max_model_len, failure.stops_sweep) == ("rejected_ctx", 192, False)
+    assert failure.error == (
+        "To serve at least one request with the model's max seq len (512), (0.02 GiB KV cache is needed, which is larger "
+        "than the available KV cache memory (0.01 GiB). Lower --max-model-len to 192 or less, or make room for the cache."
+    )
+    settings = SETTINGS.with_changes(kv_cache_memory_bytes=10 << 20)
+    predicted = VllmModel(resolve_model("gpt2"), CPU, "0.32.0").memory(settings)
+    assert (predicted.outcome, predicted.largest_context) == ("rejected_ctx", 192)
+
+
 def test_what_no_log_explains_is_a_crash_with_its_first_error() -> None:
     log = """(EngineCore pid=9) ERROR 11-23 04:22:16 [core.py:1] Traceback (most recent call last):
 ValueError: the real reason.

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Final
 
 from kvplan.catalog.spec import ModelSpec
@@ -22,10 +23,12 @@ from kvplan.engines.interface import (
 from kvplan.engines.vllm.command import SERVER, server_command
 from kvplan.engines.vllm.failures import read_failure
 from kvplan.engines.vllm.installation import installation_from, packages_of
+from kvplan.engines.vllm.limits import LOWERED, write_limits
 from kvplan.engines.vllm.model import VllmModel
 from kvplan.engines.vllm.outputs import read_start
 from kvplan.machine.device import Device
 from kvplan.metrics.reading import EngineName, ServerReading
+from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.forecast.pool import EngineModel
 
 _AXES: Final = frozenset(
@@ -47,11 +50,15 @@ _AXES: Final = frozenset(
 
 @dataclass(frozen=True)
 class VllmAdapter:
-    """python: of the environment that has vLLM. command: what runs the server instead of its module, if given."""
+    """python: of the environment that has vLLM. command_text: what runs the server instead of its module, if given.
+
+    reuses_server: settings that a running server can lower are not a reason to start another.
+    """
 
     python: str = sys.executable
     command_text: str | None = None
     arguments: Sequence[str] = ()
+    reuses_server: bool = False
 
     name: EngineName = "vllm"
     axes: frozenset[str] = _AXES
@@ -66,7 +73,16 @@ class VllmAdapter:
 
     def command(self, order: StartOrder) -> Command:
         program = (self.python, "-m", SERVER) if self.command_text is None else tuple(shlex.split(self.command_text))
-        return server_command(program, order, argument_pairs(self.arguments), self._packages["prefix"])
+        return server_command(
+            program, order, argument_pairs(self.arguments), self._packages["prefix"], is_lowered=self.reuses_server
+        )
+
+    @property
+    def lowered(self) -> frozenset[str]:
+        return LOWERED if self.reuses_server else frozenset()
+
+    def lower(self, directory: Path, settings: TrialSettings) -> None:
+        write_limits(directory, settings)
 
     def started(self, log: str, reading: ServerReading | None) -> StartedEngine:
         return read_start(log, reading)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.engines.interface import Command, StartOrder
+from kvplan.engines.vllm.limits import SCHEDULER, limited_environment
 from kvplan.runs.trials import SETTING_NAMES
 from kvplan.settings import KNOBS
 
@@ -21,10 +22,12 @@ _OPENMP: Final = "libiomp5.so"
 _FORMATS: Final = {"auto": "auto", "dummy": "dummy", "safetensors": "safetensors", "gguf": "gguf"}
 
 
-def server_command(program: tuple[str, ...], order: StartOrder, arguments: Mapping[str, str], prefix: str) -> Command:
+def server_command(
+    program: tuple[str, ...], order: StartOrder, arguments: Mapping[str, str], prefix: str, *, is_lowered: bool = False
+) -> Command:
     """``program``: what runs the server's module. arguments: further options by name, "" for a flag; they win.
 
-    prefix: of the environment, in whose ``lib`` Intel's OpenMP may lie.
+    prefix: of the environment, in whose ``lib`` Intel's OpenMP may lie. is_lowered: with the scheduler of limits.py.
     """
     options = {
         "model": order.model,
@@ -34,10 +37,12 @@ def server_command(program: tuple[str, ...], order: StartOrder, arguments: Mappi
         "load-format": _FORMATS[order.load_format],
         "seed": str(order.seed),
         **_setting_options(order),
+        **({"scheduler-cls": SCHEDULER} if is_lowered else {}),
         **arguments,
     }
     words = [word for name, value in options.items() for word in (f"--{name}", value) if word]
-    return Command((*program, *words), _environment(prefix))
+    lowering = limited_environment(order.directory) if is_lowered else {}
+    return Command((*program, *words), _environment(prefix) | lowering)
 
 
 def _setting_options(order: StartOrder) -> dict[str, str]:

@@ -93,8 +93,8 @@ def _sentence(found: StartupLog) -> str:
     """The log's own words and the first change that ``kvplan explain`` suggests."""
     cause = re.split(r"(?<=[.)]) (?:Try|See|To resolve|Based on)", found.failure or "", maxsplit=1)[0]
     changes = explain_log(found, None, None).changes
-    way_out = f" {changes[0].sentence.rstrip(':,')}" if changes else ""
-    return f"{cause.rstrip('.')[:_MOST_CHARACTERS]}.{way_out[:2].upper()}{way_out[2:]}"
+    way_out = changes[0].sentence.rstrip(":.") if changes else ""
+    return f"{cause.rstrip('.')[:_MOST_CHARACTERS]}." + (f" {way_out[:1].upper()}{way_out[1:]}." if way_out else "")
 
 
 def _how(ending: Ending) -> str:

@@ -63,7 +63,7 @@ class Predictor:
     time_scale: measured over predicted seconds of the trials so far, 1 before the first. calibration: what this device
     achieved in an earlier sweep, None for estimates. is_counted: nothing will be computed, so speeds are not predicted.
     is_dense: weights that are published in few bits are dummies in the dtype that is computed in. engine: what
-    serves the trials, None for kvplan's own.
+    serves the trials, None for kvplan's own. lowered: settings that its running server can lower.
     """
 
     spec: ModelSpec
@@ -75,6 +75,7 @@ class Predictor:
     is_counted: bool = False
     is_dense: bool = False
     engine: EngineModel | None = None
+    lowered: frozenset[str] = frozenset()
 
     def with_time_scale(self, time_scale: float) -> Predictor:
         return replace(self, time_scale=time_scale)

@@ -1,0 +1,28 @@
+"""Settings of a running vLLM that can be lowered: through a scheduler class that reads a file (plugin/)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+from kvplan.runs.files import write_whole
+from kvplan.runs.trials import TrialSettings
+
+LOWERED: Final = frozenset({"max_num_seqs", "max_num_batched_tokens"})
+SCHEDULER: Final = "kvplan_limits.LimitedScheduler"
+_PLUGIN: Final = Path(__file__).parent / "plugin"
+_FILE: Final = "limits.json"
+
+
+def limited_environment(directory: Path) -> dict[str, str | None]:
+    """What a server with the scheduler needs: the plug-in on its path, and nothing else of ours."""
+    path = os.pathsep.join(filter(None, (str(_PLUGIN), os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "KVPLAN_LIMITS_FILE": str(directory / _FILE)}
+
+
+def write_limits(directory: Path, settings: TrialSettings) -> None:
+    """From the next step on, vLLM keeps to these."""
+    limits = {name: getattr(settings, name) for name in sorted(LOWERED)}
+    write_whole(directory / _FILE, json.dumps(limits) + "\n")
