@@ -13,6 +13,7 @@ from kvplan.engines.host import EngineHost, Source, lowered_settings
 from kvplan.engines.interface import EngineAdapter, Installation
 from kvplan.errors import UsageError
 from kvplan.machine.device import Device, detect_device
+from kvplan.machine.host import available_memory_bytes
 from kvplan.runs.trials import SETTING_NAMES
 from kvplan.sweeps.forecast.pool import EngineModel
 from kvplan.sweeps.hosts import TrialHost
@@ -62,7 +63,9 @@ class AdaptedEngine:
 
     def device(self, memory_bytes: int | None) -> Device:
         kind = self._installation.device
-        return detect_device(kind, memory_bytes, must_be_free=False)
+        # A CPU's engine has all that is free; nothing limits it to a share.
+        free = available_memory_bytes() if kind == "cpu" else None
+        return detect_device(kind, memory_bytes or free, must_be_free=False)
 
     def model(self, spec: ModelSpec, device: Device) -> EngineModel:
         return self.adapter.model(spec, device)

@@ -29,7 +29,7 @@ SETTINGS = TrialSettings(
     max_num_batched_tokens=2048,
     kv_cache_memory_bytes=100_000_000,
 )
-CPU = Device("cpu", "a processor", 4 << 30, 2, 4 << 30)
+CPU = Device("cpu", "a processor", 8 << 30, 2, 8 << 30)
 
 
 def started(log: str) -> Ending:
@@ -83,6 +83,14 @@ def test_the_block_that_is_never_given_out_is_one_too_few(num_blocks: int, outco
     assert model.memory(SETTINGS.with_changes(kv_cache_memory_bytes=num_blocks * block_bytes)).outcome == outcome
 
 
+@pytest.mark.parametrize(
+    ("pool", "model", "outcome"), [(8 << 30, "gpt2", "oom_kv_init"), (1 << 20, "llama-2-7b", "oom_weights")]
+)
+def test_what_is_not_free_here_is_expected_to_fail(pool: int, model: str, outcome: str) -> None:
+    asked = SETTINGS.with_changes(kv_cache_memory_bytes=pool)
+    assert VllmModel(resolve_model(model), CPU, "0.32.0").memory(asked).outcome == outcome
+
+
 def test_a_context_beyond_the_model_is_refused() -> None:
     model = VllmModel(resolve_model("gpt2"), CPU, "0.32.0")
     with pytest.raises(UsageError, match="gpt2 has 1,024 positions, and vLLM refuses a max_model_len of 2,048"):
@@ -104,8 +112,9 @@ def test_a_recorded_refusal_of_the_context_is_recognised_and_predicted() -> None
     failure = read_failure(started((OUTPUTS / "vllm-0.32-cpu-context.log").read_text()))
     assert (failure.status, failure.largest_max_model_len, failure.stops_sweep) == ("rejected_ctx", 192, False)
     assert failure.error == (
-        "To serve at least one request with the model's max seq len (512), (0.02 GiB KV cache is needed, which is larger "
-        "than the available KV cache memory (0.01 GiB). Lower --max-model-len to 192 or less, or make room for the cache."
+        "To serve at least one request with the model's max seq len (512), (0.02 GiB KV cache is needed, which is "
+        "larger than the available KV cache memory (0.01 GiB). Lower --max-model-len to 192 or less, or make room for "
+        "the cache."
     )
     settings = SETTINGS.with_changes(kv_cache_memory_bytes=10 << 20)
     predicted = VllmModel(resolve_model("gpt2"), CPU, "0.32.0").memory(settings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
@@ -82,7 +82,7 @@ class VllmModel:
         return {"max_num_seqs": seats, "kv_cache_memory_bytes": (short, tight, base.kv_cache_memory_bytes)}
 
     def _telling_bytes(self, base: TrialSettings, requests: Sequence[RequestSpec], max_concurrency: int | None) -> int:
-        block = self.memory(base.with_changes(kv_cache_memory_bytes=1 << 40)).block_bytes
+        block = self.memory(base).block_bytes
         blocks = sorted(
             (math.ceil((each.num_prompt_tokens + each.num_output_tokens) / base.block_size) for each in requests),
             reverse=True,
@@ -92,10 +92,18 @@ class VllmModel:
         return math.ceil(max(together / _FILLED_SHARE, _SPARE_SEQUENCES * longest) + 1) * block
 
     def _prediction(self, settings: TrialSettings) -> VllmPrediction:
-        release = vllm_release(self.version)
+        given, on_cpu = settings.kv_cache_memory_bytes, self.device.kind == "cpu"
+        if on_cpu:
+            share = settings.gpu_memory_utilization if given is None else 1.0
+            settings = settings.with_changes(device_memory_bytes=self.device.memory_bytes, gpu_memory_utilization=share)
         found = predict_vllm(self.spec, self._profile(), settings, self.version)
-        given = settings.kv_cache_memory_bytes
-        return found if given is None else fill_pool(found.rank, given, found.settings, release)
+        if given is None:
+            return found
+        filled = fill_pool(found.rank, given, found.settings, vllm_release(self.version))
+        is_short = (
+            on_cpu and filled.outcome != "oom_weights" and given > self.device.memory_bytes - found.rank.weight_bytes
+        )
+        return replace(filled, outcome="oom_kv_init") if is_short else filled
 
     def _profile(self) -> GpuProfile:
         return find_gpu("cpu" if self.device.kind == "cpu" else self.device.name)
