@@ -25,6 +25,7 @@ from kvplan.runs.directory import MANIFEST, TRIALS, Manifest, Series, TrialRecor
 from kvplan.runs.rows import cell, is_counted
 from kvplan.runs.statuses import MEASURED_STATUSES
 from kvplan.runs.trials import SETTING_NAMES
+from kvplan.sweeps.engine_names import OWN_ENGINE
 from kvplan.units import plural
 from kvplan.workload.requests import RequestSpec, WorkloadSpec, clip_requests, generate_requests
 
@@ -139,6 +140,8 @@ def _served(records: Sequence[TrialRecord]) -> tuple[list[TrialRecord], Counter[
             excluded["layers shared their weights"] += 1
         elif row.get("model_impl") == "transformers":
             excluded["the model ran in transformers"] += 1
+        elif row.get("engine") not in (None, OWN_ENGINE):
+            excluded[f"served by {row.get('engine')}, whose steps are not kvplan's"] += 1
         elif row.get("status") not in MEASURED_STATUSES or not row.get("output_throughput"):
             excluded[f"not served ({row.get('status')})"] += 1
         elif row.get("failed"):

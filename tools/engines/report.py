@@ -37,6 +37,7 @@ def page(rows: Rows, failures: Mapping[str, Mapping[str, Any]], problems: Sequen
         row["kv_cache_tokens"] == row["kv_cache_tokens_predicted"] for row in everything if row["kv_cache_tokens"]
     )
     told = sum(row["kv_cache_tokens"] is not None for row in everything)
+    starts = sum(not row["reused_server"] for row in everything) + len(failures)
     right = sum(row["status"] == row["predicted_status"] for row in everything)
     lines = [
         "# Other engines, swept",
@@ -46,6 +47,7 @@ def page(rows: Rows, failures: Mapping[str, Mapping[str, Any]], problems: Sequen
         "",
         f"vLLM {', '.join(versions)} on an {device}. The KV tokens that vLLM printed equal the prediction in",
         f"{exact} of {len(told)} starts; {right} of {len(everything)} outcomes are the predicted ones.",
+        f"{starts} starts left no process behind.",
         "",
         _HEAD,
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
