@@ -45,6 +45,18 @@ def wait_for(is_so: object) -> None:
         time.sleep(0.02)
 
 
+def keepers(pid: int) -> list[int]:
+    """Of the servers that a process started; a keeper is gone when all of its server is."""
+    return [below for below in descendants(pid) if b"kvplan.engines.serving.keeper" in _command(below)]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def are_gone(pids: list[int]) -> bool:
     """Zombies whose parent has not read them count as gone."""
     return all(_state(pid) in ("", "Z") for pid in pids)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from serve_adapter import REFUSED_SEATS, ServeAdapter
-from test_engine_processes import are_gone, wait_for
+from test_engine_processes import are_gone, keepers, wait_for
 
 from kvplan.engines.serving.keeper import descendants
 from kvplan.engines.swept import AdaptedEngine
@@ -77,7 +77,7 @@ def test_trials_are_served_by_one_server_where_it_can(model: str, tmp_path: Path
         assert row["num_cached_tokens"] == 0, "a server that stays has not seen these prompts"
         assert (row["start_seconds"] is None) == row["reused_server"]
         assert (row["max_running"] or 0) <= row["max_num_seqs"]
-    assert descendants(os.getpid()) == []
+    assert keepers(os.getpid()) == []
     again = resume_sweep(out, SilentProgress(), engine_of=lambda options: lowering)
     assert [row["trial_id"] for row in again.rows] == [row["trial_id"] for row in done.rows]
 
@@ -86,7 +86,7 @@ def test_a_server_that_does_not_come_up_is_a_row(model: str, tmp_path: Path) -> 
     (row,) = sweep(model, tmp_path / "run", axes={"max_num_seqs": str(REFUSED_SEATS)}, num_prompts=1).rows
     assert row["status"] == "crash" and "exit code 1 while starting" in str(row["error"])
     assert row["output_throughput"] is None and row["kv_cache_tokens"] is None
-    assert descendants(os.getpid()) == []
+    assert keepers(os.getpid()) == []
 
 
 @dataclass
@@ -97,7 +97,8 @@ class Assassin(SilentProgress):
 
     def event(self, message: Event) -> None:
         if message["type"] == "progress" and message["share"] > 0 and not self.killed:
-            self.killed = descendants(os.getpid())[1:]  # not its keeper
+            (keeper,) = keepers(os.getpid())
+            self.killed = descendants(keeper)
             for pid in self.killed:
                 os.kill(pid, signal.SIGKILL)
 
@@ -108,7 +109,7 @@ def test_a_server_that_dies_under_load_costs_its_trial(model: str, tmp_path: Pat
     (row,) = done.rows
     assert row["status"] == "crash" and "exit code -9 while serving" in str(row["error"])
     assert assassin.killed and are_gone(assassin.killed)
-    assert descendants(os.getpid()) == []
+    assert keepers(os.getpid()) == []
 
 
 SWEEPING = """
@@ -150,7 +151,7 @@ def test_a_killed_sweep_leaves_nothing_and_continues(model: str, tmp_path: Path)
     wait_for(lambda: are_gone(pids))
     continued = resume_sweep(out, Stopping(), engine_of=lambda options: ENGINE)
     assert continued.interrupted and continued.rows == [], "it began the trial anew, and ended it at Ctrl-C"
-    assert descendants(os.getpid()) == []
+    assert keepers(os.getpid()) == []
 
 
 def test_what_belongs_to_another_engine_is_refused(model: str) -> None:
