@@ -16,8 +16,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 FILE_VARIABLE = "KVPLAN_LIMITS_FILE"
 
 
-class LimitedScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not installed where types are checked
+class LimitedScheduler(Scheduler):
     """vLLM's own, with the limits that a file says, from the step after the file has changed."""
+
+    max_num_active_reqs: int
+    max_num_scheduled_tokens: int
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
