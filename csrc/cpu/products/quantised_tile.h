@@ -96,23 +96,31 @@ KVPLAN_INLINE void add_words(TileSums<kRows, 1>& tile, const BFloat16* x, int64_
 }
 #endif
 
+// How far ahead codes are prefetched: whole groups, so that scales are too.
+constexpr int64_t kCodesAheadBytes = 4096;
+
+KVPLAN_INLINE void prefetch_lines(const uint8_t* first, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(first + i, 0, 3);
+}
+
 // sums += the step, from the codes themselves.
 template <class W, int kRows, int kBits, bool kLinear>
 void run_codes(const GroupStep<W>& step, const CodeLayout& layout, const Decoder<kBits, kLinear>& decoder) {
   constexpr int64_t kInputs = 32 / kBits;
+  constexpr int64_t kWordBytes = 4 * kPanelOutputs;
+  const int64_t ahead = (kCodesAheadBytes + layout.group_bytes() - 1) / layout.group_bytes() * layout.group_bytes();
   const Input<W>* x = step.x;
   const uint8_t* panel = step.panel;
   for (int64_t g = 0; g < step.num_groups; ++g) {
     TileSums<kRows, 1> tile = {};
     const uint8_t* codes = panel + layout.scales_bytes();
+    prefetch_lines(panel + ahead, layout.scales_bytes());
     for (int64_t k = 0; k < layout.group; k += kInputs) {
-      __builtin_prefetch(codes + 4096, 0, 3);
-      if (kPanelOutputs > 16) __builtin_prefetch(codes + 4096 + 64, 0, 3);
-      if (kPanelOutputs > 32) __builtin_prefetch(codes + 4096 + 128, 0, 3);
-      if (kPanelOutputs > 32) __builtin_prefetch(codes + 4096 + 192, 0, 3);
+#pragma GCC unroll 4
+      for (int64_t line = 0; line < kWordBytes; line += 64) __builtin_prefetch(codes + ahead + line, 0, 3);
       add_words<kRows>(tile, x, step.x_stride, codes, decoder);
       x += kInputs;
-      codes += 4 * kPanelOutputs;
+      codes += kWordBytes;
     }
     add_group<kRows>(tile, layout, panel, step.x_sums == nullptr ? nullptr : step.x_sums + g, step.x_sums_stride,
                      step.sums);
