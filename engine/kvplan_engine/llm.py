@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any
 
 from kvplan_engine.checkpoints.hub import ModelSource, resolve_source
-from kvplan_engine.checkpoints.tokenizer import load_tokenizer
+from kvplan_engine.checkpoints.tokenizer import has_tokenizer, load_tokenizer
 from kvplan_engine.config import EngineConfig, knobs
 from kvplan_engine.engine import Engine
 from kvplan_engine.errors import EngineError
@@ -74,8 +74,7 @@ class LLM:
 
     @property
     def _has_tokenizer(self) -> bool:
-        path = self._source.tokenizer_path
-        return path is not None and (path.suffix == ".gguf" or (path / "tokenizer_config.json").is_file())
+        return has_tokenizer(self._source.tokenizer_path)
 
     # ---- requests
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvplan_engine.checkpoints.gguf_header import read_gguf
 from kvplan_engine.errors import EngineError
 
 _HINT = "give prompts as {'prompt_token_ids': [...]}"
@@ -13,6 +15,20 @@ _HINT = "give prompts as {'prompt_token_ids': [...]}"
 _GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
 # What AutoTokenizer looks at to choose a class.
 _FIELDS = ("model_type", "model_name", "tokenizer_class")
+
+
+def has_tokenizer(path: Path | None) -> bool:
+    """Whether a .gguf file, or a directory, holds one. EngineError where a file is damaged."""
+    if path is None:
+        return False
+    if path.suffix == ".gguf":
+        return _file_has_tokenizer(path)
+    return (path / "tokenizer_config.json").is_file()
+
+
+@cache  # asked for every answer
+def _file_has_tokenizer(path: Path) -> bool:
+    return read_gguf(path).metadata.get("tokenizer.ggml.model", "none") not in ("none", "no_vocab")
 
 
 def load_tokenizer(path: Path | None) -> Any:

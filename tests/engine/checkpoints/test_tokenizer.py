@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
-from kvplan_engine.checkpoints.tokenizer import load_tokenizer
+from kvplan_engine.checkpoints.tokenizer import has_tokenizer, load_tokenizer
 from kvplan_engine.errors import EngineError
 
 TEXT = "the paged cache holds keys and values, block by block; äöü 日本語 <|start|>"
@@ -69,3 +70,22 @@ def test_what_is_no_tokenizer_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="no tokenizer could be loaded from") as caught:
         load_tokenizer(tmp_path)
     assert caught.value.hint == "give prompts as {'prompt_token_ids': [...]}"
+
+
+@pytest.mark.parametrize(("declared", "want"), [(None, False), ("none", False), ("llama", True)])
+def test_a_gguf_file_need_not_hold_one(tmp_path: Path, declared: str | None, want: bool) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(str(path), "llama")
+    if declared is not None:
+        writer.add_tokenizer_model(declared)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert has_tokenizer(path) is want
+
+
+def test_a_folder_has_one_where_it_is_described(folder: Path) -> None:
+    assert has_tokenizer(folder)
+    (folder / "tokenizer_config.json").unlink()
+    assert not has_tokenizer(folder)
+    assert not has_tokenizer(None)
