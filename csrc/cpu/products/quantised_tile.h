@@ -96,7 +96,7 @@ KVPLAN_INLINE void add_words(TileSums<kRows, 1>& tile, const BFloat16* x, int64_
 }
 #endif
 
-// How far ahead codes are prefetched: whole groups, so that scales are too.
+// How far ahead codes are prefetched.
 constexpr int64_t kCodesAheadBytes = 4096;
 
 KVPLAN_INLINE void prefetch_lines(const uint8_t* first, int64_t bytes) {
@@ -108,13 +108,16 @@ template <class W, int kRows, int kBits, bool kLinear>
 void run_codes(const GroupStep<W>& step, const CodeLayout& layout, const Decoder<kBits, kLinear>& decoder) {
   constexpr int64_t kInputs = 32 / kBits;
   constexpr int64_t kWordBytes = 4 * kPanelOutputs;
-  const int64_t ahead = (kCodesAheadBytes + layout.group_bytes() - 1) / layout.group_bytes() * layout.group_bytes();
+  // A panel that is read once comes from memory, scales and all: they are prefetched where whole groups lie ahead.
+  const bool is_read_once = step.num_groups == layout.groups;
+  const int64_t group_bytes = layout.group_bytes();
+  const int64_t ahead = is_read_once ? divided_up(kCodesAheadBytes, group_bytes) * group_bytes : kCodesAheadBytes;
   const Input<W>* x = step.x;
   const uint8_t* panel = step.panel;
   for (int64_t g = 0; g < step.num_groups; ++g) {
     TileSums<kRows, 1> tile = {};
     const uint8_t* codes = panel + layout.scales_bytes();
-    prefetch_lines(panel + ahead, layout.scales_bytes());
+    if (is_read_once) prefetch_lines(panel + ahead, layout.scales_bytes());
     for (int64_t k = 0; k < layout.group; k += kInputs) {
 #pragma GCC unroll 4
       for (int64_t line = 0; line < kWordBytes; line += 64) __builtin_prefetch(codes + ahead + line, 0, 3);
@@ -124,7 +127,7 @@ void run_codes(const GroupStep<W>& step, const CodeLayout& layout, const Decoder
     }
     add_group<kRows>(tile, layout, panel, step.x_sums == nullptr ? nullptr : step.x_sums + g, step.x_sums_stride,
                      step.sums);
-    panel += layout.group_bytes();
+    panel += group_bytes;
   }
 }
 
