@@ -121,6 +121,22 @@ def test_a_recorded_refusal_of_the_context_is_recognised_and_predicted() -> None
     assert (predicted.outcome, predicted.largest_context) == ("rejected_ctx", 192)
 
 
+def test_a_recorded_pool_that_the_host_lacks_is_recognised() -> None:
+    failure = read_failure(started((OUTPUTS / "vllm-0.32-cpu-pool.log").read_text()))
+    assert (failure.status, failure.oom_phase) == ("oom_kv_init", "kv_init")
+    assert failure.error == (
+        "Available memory on node 0 (21.54/23.54 GiB) on kv cache allocation is less than requested memory for kv "
+        "(1024.0 GiB). 1.00 TiB was asked for the KV cache and 21.54 GiB is free: lower --kv-cache-memory-bytes below "
+        "21.54 GiB, or stop other programs."
+    )
+
+
+def test_a_recorded_death_of_the_engine_is_a_crash() -> None:
+    """Its process got a SIGKILL; the server beside it ended by itself."""
+    failure = read_failure(Ending("serving", 0, (OUTPUTS / "vllm-0.32-cpu-engine-killed.log").read_text()))
+    assert (failure.status, failure.error) == ("crash", "vLLM's engine process died under load.")
+
+
 def test_what_no_log_explains_is_a_crash_with_its_first_error() -> None:
     log = """(EngineCore pid=9) ERROR 11-23 04:22:16 [core.py:1] Traceback (most recent call last):
 ValueError: the real reason.

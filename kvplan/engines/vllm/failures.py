@@ -32,7 +32,7 @@ _BY_PHASE: Final[dict[Phase | None, tuple[Status, str]]] = {
 _USAGE: Final = re.compile(r"error: ((?:unrecognized arguments|argument|ambiguous option|the following)[^\n]*)")
 _RAISED: Final = re.compile(r"^(?:\([^)]*\) )?(?:\w+ \d\d-\d\d [\d:]+ \[[^\]]*\] )?"
                             r"(\w+(?:\.\w+)*(?:Error|Exception|Interrupt)): (.+)$", re.MULTILINE)  # fmt: skip
-_SECONDHAND: Final = ("EngineCore", "Engine core", "WorkerProc", "cancelled")
+_SECONDHAND: Final = ("EngineDeadError", "EngineCore", "Engine core", "WorkerProc", "cancelled")
 _MOST_CHARACTERS: Final = 300
 
 
@@ -91,7 +91,7 @@ def _phase_reached(found: StartupLog) -> Phase:
 
 def _sentence(found: StartupLog) -> str:
     """The log's own words and the first change that ``kvplan explain`` suggests."""
-    cause = re.split(r"(?<=[.)]) (?:Try|See|To resolve|Based on)", found.failure or "", maxsplit=1)[0]
+    cause = re.split(r"(?<=[.)]) (?:Try|See|To resolve|Based on|Decrease|Reduce)", found.failure or "", maxsplit=1)[0]
     changes = explain_log(found, None, None).changes
     way_out = changes[0].sentence.rstrip(":.") if changes else ""
     return f"{cause.rstrip('.')[:_MOST_CHARACTERS]}." + (f" {way_out[:1].upper()}{way_out[1:]}." if way_out else "")
@@ -99,14 +99,15 @@ def _sentence(found: StartupLog) -> str:
 
 def _how(ending: Ending) -> str:
     code, when = ending.exit_code, "under load" if ending.stage == "serving" else "before it served"
+    if "EngineDeadError" in ending.log:
+        return f"vLLM's engine process died {when}"
     if code is None:
         return f"vLLM stopped answering {when}"
     return f"vLLM was ended by signal {-code} {when}" if code < 0 else f"vLLM ended with exit code {code} {when}"
 
 
 def _cause(log: str) -> str:
-    """The first error that is not only a report of another one."""
+    """The first error that is not only a report of another one; '' where all are."""
     raised = [f"{name}: {text.strip()}" for name, text in _RAISED.findall(log)]
-    first_hand = [text for text in raised if not any(words in text for words in _SECONDHAND)]
-    told = next(iter(first_hand or raised), "")
+    told = next((text for text in raised if not any(words in text for words in _SECONDHAND)), "")
     return f" ({told.rstrip('.')[:_MOST_CHARACTERS]})" if told else ""
