@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from engines.failures import FAILURES, provoked
+from engines.failures import FAILURES, provoke, provoked
 from engines.report import page, unexpected
-from engines.runs import Part, run_part
+from engines.runs import Part, is_finished, rows_of, run_part
 
 LOAD = {"num_prompts": 12, "input_len": "48..96", "output_len": "16..24"}
 
@@ -39,18 +39,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--vllm-python", required=True, help="the Python that has vLLM for CPUs")
     parser.add_argument("--work", type=Path, default=Path("check-engines"), help="where run directories lie")
     parser.add_argument("--only", default="", help="parts and failures whose name contains this")
+    parser.add_argument("--no-run", action="store_true", help="only write the page of what DIR holds")
     parser.add_argument("--out", type=Path, help="a page to write")
     options = parser.parse_args(arguments)
     options.work.mkdir(parents=True, exist_ok=True)
-    rows = {
-        part.name: run_part(part, LOAD, options.vllm_python, options.work)
-        for part in PARTS
-        if options.only in part.name
-    }
-    failures = {name: provoked(name, options.vllm_python, options.work) for name in FAILURES if options.only in name}
+    parts = [part for part in PARTS if options.only in part.name]
+    wanted = [name for name in FAILURES if options.only in name]
+    if not options.no_run:
+        for part in parts:
+            run_part(part, LOAD, options.vllm_python, options.work)
+        for name in wanted:
+            provoke(name, options.vllm_python, options.work)
+    rows = {part.name: rows_of(options.work / part.folder) for part in parts}
+    failures = {name: row for name in wanted if (row := provoked(name, options.work)) is not None}
+    lacking = [part.name for part in parts if not is_finished(options.work / part.folder)]
+    lacking += [name for name in wanted if name not in failures]
     problems = unexpected(rows, failures)
     if options.out is not None:
-        options.out.write_text(page(rows, failures, problems), encoding="utf-8")
+        options.out.write_text(page(rows, failures, problems, lacking), encoding="utf-8")
     print("\n".join(problems) or "everything as predicted")
     return 1 if problems else 0
 

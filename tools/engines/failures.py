@@ -62,12 +62,21 @@ FAILURES: Final[Mapping[str, tuple[str, Callable[[str, Path], list[str]], str]]]
 """By name: the status, the sweep that ends so, and whom to kill under load (a part of a command line)."""
 
 
-def provoked(name: str, python: str, work: Path) -> dict[str, Any]:
-    """The row. One that is there from an earlier call is not provoked again."""
+def provoked(name: str, work: Path) -> dict[str, Any] | None:
+    """The row of a failure; None where it was not provoked yet."""
+    return next(iter(rows_of(_directory(name, work))), None)
+
+
+def _directory(name: str, work: Path) -> Path:
+    return work / name.replace(": ", "-").replace(" ", "-")
+
+
+def provoke(name: str, python: str, work: Path) -> None:
+    """Provoke it. One that is there from an earlier call is not provoked again."""
     _, words_of, victim = FAILURES[name]
-    directory = work / name.replace(": ", "-").replace(" ", "-")
-    if (directory / "summary.json").exists():
-        return rows_of(directory)[0]
+    directory = _directory(name, work)
+    if provoked(name, work) is not None:
+        return
     shutil.rmtree(directory, ignore_errors=True)
     print(f"provoking: {name}", flush=True)
     sweep = subprocess.Popen([*KVPLAN, "sweep", *words_of(python, directory), "--json"], stdout=subprocess.DEVNULL)
@@ -76,7 +85,6 @@ def provoked(name: str, python: str, work: Path) -> dict[str, Any]:
     sweep.wait()
     left = descendants(os.getpid())
     assert not left, f"processes are left: {left}"
-    return rows_of(directory)[0]
 
 
 def _kill_under_load(sweep: subprocess.Popen[bytes], victim: str, directory: Path) -> None:

@@ -28,15 +28,13 @@ def unexpected(rows: Rows, failures: Mapping[str, Mapping[str, Any]]) -> list[st
     return found
 
 
-def page(rows: Rows, failures: Mapping[str, Mapping[str, Any]], problems: Sequence[str]) -> str:
-    """docs/engines.md."""
+def page(rows: Rows, failures: Mapping[str, Mapping[str, Any]], problems: Sequence[str], lacking: Sequence[str]) -> str:
+    """docs/engines.md. lacking: parts that were not run to the end."""
     everything = [row for listed in rows.values() for row in listed]
     versions = sorted({str(row["engine_version"]) for row in everything if row["engine_version"]})
     device = everything[0]["device_name"] if everything else ""
-    exact = sum(
-        row["kv_cache_tokens"] == row["kv_cache_tokens_predicted"] for row in everything if row["kv_cache_tokens"]
-    )
-    told = sum(row["kv_cache_tokens"] is not None for row in everything)
+    told = [row for row in everything if row["kv_cache_tokens"] is not None]
+    exact = sum(row["kv_cache_tokens"] == row["kv_cache_tokens_predicted"] for row in told)
     starts = sum(not row["reused_server"] for row in everything) + len(failures)
     right = sum(row["status"] == row["predicted_status"] for row in everything)
     lines = [
@@ -62,6 +60,7 @@ def page(rows: Rows, failures: Mapping[str, Mapping[str, Any]], problems: Sequen
             for name, row in failures.items()
         ),
         "",
+        *(["## Not run to the end", "", *(f"* {name}" for name in lacking), ""] if lacking else []),
         "## Not as predicted",
         "",
         *([f"* {problem}" for problem in problems] or ["Nothing."]),

@@ -29,8 +29,8 @@ class Part:
         return self.name.replace(":", "").replace(" ", "-")
 
 
-def run_part(part: Part, load: Mapping[str, object], python: str, work: Path) -> list[dict[str, Any]]:
-    """Its rows; a part that was begun before is continued."""
+def run_part(part: Part, load: Mapping[str, object], python: str, work: Path) -> None:
+    """Run it; a part that was begun before is continued."""
     directory = work / part.folder
     if directory.exists():
         words = ["sweep", "--resume", str(directory)]
@@ -40,7 +40,6 @@ def run_part(part: Part, load: Mapping[str, object], python: str, work: Path) ->
     subprocess.run([*KVPLAN, *words, "--json"], stdout=subprocess.DEVNULL, check=False)
     left = descendants(os.getpid())
     assert not left, f"processes are left: {left}"
-    return rows_of(directory)
 
 
 def vllm_options(python: str, model: str, directory: Path) -> list[str]:
@@ -55,6 +54,14 @@ def options(given: Mapping[str, object]) -> list[str]:
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
-    """The rows of a run directory, in order."""
+    """The rows of a run directory, in order; none where it is not there."""
+    if not (directory / "trials.jsonl").exists():
+        return []
     lines = (directory / "trials.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["row"] for line in lines]
+
+
+def is_finished(directory: Path) -> bool:
+    """Whether every trial of a sweep has a row."""
+    summary = directory / "summary.json"
+    return summary.exists() and not json.loads(summary.read_text(encoding="utf-8"))["interrupted"]
