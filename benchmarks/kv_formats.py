@@ -53,7 +53,7 @@ def milliseconds(heads: tuple[int, int, int], num_sequences: int, context: int, 
     starts = torch.arange(num_sequences + 1, dtype=torch.int32)
     metadata = AttentionMetadata(KvSlots(torch.empty(0, dtype=torch.int64)), tables, lengths, starts, 1)
     query = torch.randn(num_sequences, num_heads, head_size).bfloat16()
-    backend = select_kernels("auto", torch.device("cpu"), torch.bfloat16).attention
+    backend = select_kernels("cpu", "cpu", torch.bfloat16).attention
     samples: dict[str, list[float]] = {name: [] for name in FORMATS}
     caches = {name: cache_of(dtype, num_blocks, num_kv_heads, head_size) for name, dtype in FORMATS.items()}
     for _ in range(repeat + 1):
