@@ -107,9 +107,17 @@ def engine_slot_bytes(spec: ModelSpec, settings: ServingSettings, dtype: str) ->
     slots = settings.lora_slots
     if slots is None:
         return 0
+    return _num_bytes(slots, _products_of_engine(spec), dtype)
+
+
+def num_engine_products(spec: ModelSpec) -> int:
+    """How many products kvplan's engine corrects in a step, where adapters are served."""
+    return len(_products_of_engine(spec))
+
+
+def _products_of_engine(spec: ModelSpec) -> list[Product]:
     one = ParallelLayout()
-    products = [product for layer in spec.layers for product in _engine_products(spec, layer, one)]
-    return _num_bytes(slots, products, dtype)
+    return [product for layer in spec.layers for product in _engine_products(spec, layer, one)]
 
 
 def _num_bytes(slots: LoraSlots, products: Sequence[Product], dtype: str) -> int:

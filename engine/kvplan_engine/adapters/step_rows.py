@@ -2,27 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from kvplan_engine.kernels.lora import ROWS_OF_A_GROUP, LoraRows
+from kvplan_engine.kernels.lora import LoraRows
+from kvplan_engine.kernels.lora_groups import ROWS_OF_A_GROUP
+
+
+class RowsPlace(Protocol):
+    """Where the groups of a step lie."""
+
+    def send(self, rows: np.ndarray, slots: np.ndarray) -> LoraRows:
+        """rows int32 [groups, ROWS_OF_A_GROUP], slots int32 [groups], as kernels find them."""
+        ...
+
+    def clear(self) -> None:
+        """A step without adapters."""
+        ...
+
+
+class _NewRows:
+    """The place for a device whose steps wait for their inputs: tensors of each step's own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def send(self, rows: np.ndarray, slots: np.ndarray) -> LoraRows:
+        return LoraRows(torch.from_numpy(rows).to(self._device), torch.from_numpy(slots).to(self._device))
+
+    def clear(self) -> None:
+        pass
 
 
 class StepRows:
     """What the products of a step are corrected with; shared by all of a model's products.
 
-    rows: None between steps, and in a step without adapters.
+    rows: None between steps, and in a step without adapters. place: where a step's groups lie; another one where steps
+    are captured.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.place: RowsPlace = _NewRows(device)
         self.rows: LoraRows | None = None
 
     def clear(self) -> None:
         """No row is corrected."""
         self.rows = None
+        self.place.clear()
+
+    @contextmanager
+    def using(self, rows: LoraRows) -> Iterator[None]:
+        """Correct ``rows`` meanwhile."""
+        before, self.rows = self.rows, rows
+        try:
+            yield
+        finally:
+            self.rows = before
 
     def fill(self, slots: Sequence[int], counts: Sequence[int]) -> None:
         """slots: of each sequence of the step, -1 for none. counts: how many rows each has."""
@@ -34,7 +73,4 @@ class StepRows:
             padding = -len(numbers) % ROWS_OF_A_GROUP
             groups.append(np.pad(numbers, (0, padding), constant_values=-1).reshape(-1, ROWS_OF_A_GROUP))
             of_groups += [slot] * len(groups[-1])
-        self.rows = LoraRows(self._sent(np.concatenate(groups)), self._sent(np.array(of_groups, np.int32)))
-
-    def _sent(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device, non_blocking=True)
+        self.rows = self.place.send(np.concatenate(groups), np.array(of_groups, np.int32))

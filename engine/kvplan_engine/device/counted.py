@@ -18,14 +18,14 @@ class CountedDevice(CpuDevice):
 
     def __init__(self, kind: str, total_bytes: int) -> None:
         super().__init__(total_bytes)
-        self._kind = kind
+        self.kind = kind
         self.overhead_bytes = CUDA_OVERHEAD_BYTES if kind == "cuda" else CPU_OVERHEAD_BYTES
         if kind == "cuda":
             self.name = "a GPU that is only counted"
 
     def auto_dtype(self, model_dtype: str) -> str:
         """As a device with units for bfloat16 chooses, so that every machine counts the same bytes."""
-        if self._kind == "cuda":
+        if self.kind == "cuda":
             return "float16" if model_dtype == "float16" else "bfloat16"
         return "bfloat16" if model_dtype != "float32" else "float32"
 

@@ -11,6 +11,7 @@ batch              a plan turned into the model's inputs
 group_tables       block tables, slots and lengths of each group of layers
 step_tables        what the layers of a group read of a step
 staging            inputs to the device and tokens from it, without waiting
+adapter_rows       which rows adapters correct, where captured steps read it
 graphs             decode steps captured as graphs
 output_processor   tokens to their sequences: appended, checked for an end, reported
 carving            how the device's memory is divided once the weights are loaded

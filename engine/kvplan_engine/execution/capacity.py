@@ -3,7 +3,8 @@
 Everything that decides who runs when is the real one: scheduler, block pool, prefix cache, swap space, host tier,
 preemption, and how sequences end. Weights, workspace and KV pool are bytes in an account: those that the engine would
 allocate for these settings. There is no profile step: overhead is the device's constant, and a GPU's graphs, which
-only a start can measure, are not counted.
+only a start can measure, are not counted. Nor is the room in which a GPU widens weights in few bits: a config does not
+say which those are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from kvplan_engine.device.counted import CountedDevice
 from kvplan_engine.errors import EngineError
 from kvplan_engine.execution.capacity_runner import CapacityRunner
 from kvplan_engine.execution.carving import Carving
+from kvplan_engine.memory.device_buffers import cuda_buffers
 from kvplan_engine.memory.plan import kv_layout, plan_memory, resolve_max_model_len
 from kvplan_engine.memory.step_buffers import step_buffers
 from kvplan_engine.models.counted_model import CountedModel
@@ -50,7 +52,8 @@ class CapacityCarver:
         model = self._model
         max_model_len = resolve_max_model_len(config, model.config)
         layout = kv_layout(config, model.config, model.dtype, max_model_len)
-        buffers = step_buffers(model.config, model.dtype, config, layout, max_model_len)
+        of_kernels = cuda_buffers(config, holds_few_bits=False) if self._device.kind == "cuda" else []
+        buffers = step_buffers(model.config, model.dtype, config, layout, max_model_len, of_kernels=of_kernels)
         memory = plan_memory(
             config,
             layout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device
+from kvplan_engine.execution.adapter_rows import StagedRows
 from kvplan_engine.execution.adapters import begin_step
 from kvplan_engine.execution.batch import BatchBuilder
 from kvplan_engine.execution.graphs import DecodeGraphs, PaddedBatches, ladder_of
@@ -18,6 +20,7 @@ from kvplan_engine.execution.staging import InputStage, PendingTokens, TokenStag
 from kvplan_engine.execution.step_tables import state_tables_name
 from kvplan_engine.layers.rope import fill_rope_table
 from kvplan_engine.memory.breakdown import rope_tables
+from kvplan_engine.memory.device_buffers import LORA_ROWS
 from kvplan_engine.memory.kv_cache import allocate_host_pool, allocate_kv_pool
 from kvplan_engine.memory.step_buffers import step_buffers, step_index_buffers
 from kvplan_engine.memory.workspace import Workspace
@@ -43,10 +46,14 @@ class ModelRunner:
         self.device = device
         self.workspace = Workspace(
             step_buffers(
-                model.config, model.dtype, config, layout, max_model_len, is_native=model.implementation == "native"
+                *(model.config, model.dtype, config, layout, max_model_len),
+                is_native=model.implementation == "native",
+                of_kernels=model.kernel_buffers(config),
             ),
             device.torch_device,
         )
+        model.use_workspace(self.workspace)
+        self._adapter_rows = self._place_adapter_rows(config)
         self._fill_tables()
         self.sampler = Sampler(self.workspace["sampler"], model.config.vocab_size, model.ops, engine_seed=config.seed)
         stage = None
@@ -65,11 +72,20 @@ class ModelRunner:
             if name in self.workspace:
                 fill_rope_table(self.workspace[name], rope)
 
+    def _place_adapter_rows(self, config: EngineConfig) -> StagedRows | None:
+        """Where steps that may be captured look for the rows that adapters correct."""
+        if self._model.adapters is None or LORA_ROWS not in self.workspace:
+            return None
+        staged = self._model.adapters.step.place = StagedRows(self.device, self.workspace, config.max_loras)
+        return staged
+
     def touch(self, num_blocks: int) -> None:
         """Write to the workspace and ``num_blocks`` blocks, so that physical memory backs them before a measurement."""
         assert self.kv is not None
         self.workspace.touch()
         self._fill_tables()
+        if self._adapter_rows is not None:
+            self._adapter_rows.reset()
         self.kv.blocks[:num_blocks].zero_()
 
     def carve_pool(self, num_blocks: int, kv_dtype: str) -> None:
@@ -135,7 +151,9 @@ class ModelRunner:
         """Sizes at which decode steps are captured: none without a GPU, with kernels that wait, or if enforce_eager."""
         if not self.device.is_asynchronous or not self._model.is_capturable or self._config.enforce_eager:
             return ()
-        if self._model.adapters is not None:  # a graph would always correct the same rows
+        if (
+            self._model.adapters is not None and self._adapter_rows is None
+        ):  # a graph would correct the same rows always
             return ()
         return ladder_of(self.workspace["logits"].shape[0])
 
@@ -159,8 +177,14 @@ class ModelRunner:
     def _decode(self, batch: StepBatch) -> None:
         """What is captured: the step and the likeliest token of each row."""
         assert self.kv is not None
-        logits = self._model.decoder.forward(batch, self.kv, self.workspace)
+        with self._corrections_of_graph(batch.num_seqs):
+            logits = self._model.decoder.forward(batch, self.kv, self.workspace)
         self._model.ops.argmax_rows(logits, self._tokens.chosen[: logits.shape[0]])
+
+    def _corrections_of_graph(self, num_rows: int) -> AbstractContextManager[None]:
+        if self._adapter_rows is None or self._model.adapters is None:
+            return nullcontext()
+        return self._model.adapters.step.using(self._adapter_rows.of_graph(num_rows))
 
     def _graph_size(self, batch: StepBatch, num_seqs: int) -> int | None:
         """The graph's size for ``batch``; None where it is not a decode step: one new token for each sequence."""

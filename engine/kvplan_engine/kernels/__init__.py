@@ -3,6 +3,8 @@
 interface   Ops: the operations of a model, each declared once
 torch_ops   the definition of each in plain torch
 torch_mixture, mixture_weights   a mixture of experts: its definition, and its weights as all kernels take them
+quantised_weight   a weight in few bits, in the one layout that all formats become
+lora, lora_groups   what adapters add to a product: its definition; how rows are grouped for it
 arguments   what all kernels ask of their arguments
 build       compiles csrc/cpu on first use
 states/     layers with a state: where it lies in the pool, and what is computed

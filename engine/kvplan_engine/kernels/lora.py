@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-ROWS_OF_A_GROUP = 8
-"""csrc/include/kvplan_lora.h: KVPLAN_LORA_ROWS."""
-
 
 @dataclass(frozen=True, slots=True)
 class LoraWeights:
@@ -31,7 +28,8 @@ class LoraWeights:
 class LoraRows:
     """Which rows have which slot, in groups of up to eight.
 
-    rows [groups, ROWS_OF_A_GROUP] int32: numbers of rows, -1 behind the last. slots [groups] int32.
+    rows [groups, ROWS_OF_A_GROUP] int32 (``lora_groups``): numbers of rows, -1 behind the last. slots [groups] int32;
+    -1: no group, which only CUDA's kernels have to know.
     """
 
     rows: torch.Tensor

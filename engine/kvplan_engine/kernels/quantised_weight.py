@@ -21,7 +21,8 @@ class QuantisedWeight:
     codes: uint8 [num_outputs, num_inputs x bits / 8]; of 4 bits an even input is the lower half of a byte, the next one
     the upper. scales [num_outputs, num_groups] float16 or float32; groups are equally long, a multiple of 8. minimums:
     as scales, or None. book: float32 [16] or [256]. order: int32 [num_inputs], the input of x that belongs to each
-    input of the weight; None: its own.
+    input of the weight; None: its own. rounds_inputs: where a device multiplies codes like these, x may be rounded to
+    them too.
     """
 
     codes: torch.Tensor
@@ -29,6 +30,7 @@ class QuantisedWeight:
     minimums: torch.Tensor | None
     book: torch.Tensor
     order: torch.Tensor | None = None
+    rounds_inputs: bool = False
 
     @property
     def bits(self) -> int:
@@ -82,6 +84,7 @@ class QuantisedWeight:
             and self.scales.shape[1:] == other.scales.shape[1:]
             and self.scales.dtype == other.scales.dtype
             and (self.minimums is None) == (other.minimums is None)
+            and self.rounds_inputs == other.rounds_inputs
             and _same_order(self.order, other.order)
         )
 

@@ -8,6 +8,7 @@ linear       the weight as published, by torch
 head_products   products of each head with a weight of its own, and how their kernels are chosen
 mixture      a mixture of experts, and how its kernels are chosen
 cuda_mixture a mixture by the CUDA kernels
+quantised_linear  weights in few bits: by the CPU kernels, and in plain torch; cuda_quantised: by the CUDA kernels
 panels       the weight packed for our own CPU product
 onednn       the weight packed by oneDNN, for bfloat16 on CPUs with AMX
 """

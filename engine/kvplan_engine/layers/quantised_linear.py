@@ -99,7 +99,7 @@ class QuantisedPanels:
         activation = stored.activation if len(parts) == 1 and self._follows(stored) else None
         made: list[tuple[int, Projection]] = [
             (part.num_outputs, QuantisedPanelLinear(PackedQuantised(self.kernels, part, bias, activation)))
-            for part, bias in _with_biases(parts, stored.bias)
+            for part, bias in with_biases(parts, stored.bias)
         ]
         return made[0][1] if len(made) == 1 else StackedLinear(made)
 
@@ -123,12 +123,12 @@ class WidenedRows:
         """See ProjectionKind.make."""
         parts = stored.take_quantised()
         made: list[tuple[int, Projection]] = [
-            (part.num_outputs, WidenedRowsLinear(part, bias)) for part, bias in _with_biases(parts, stored.bias)
+            (part.num_outputs, WidenedRowsLinear(part, bias)) for part, bias in with_biases(parts, stored.bias)
         ]
         return made[0][1] if len(made) == 1 else StackedLinear(made)
 
 
-def _with_biases(
+def with_biases(
     parts: list[QuantisedWeight], bias: torch.Tensor | None
 ) -> list[tuple[QuantisedWeight, torch.Tensor | None]]:
     """Each part with its piece of ``bias``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.model import ModelDescription
@@ -17,10 +19,12 @@ def step_buffers(
     max_model_len: int,
     *,
     is_native: bool = True,
+    of_kernels: Sequence[BufferSpec] = (),
 ) -> list[BufferSpec]:
     """All of them, for the largest step that ``config`` allows.
 
-    is_native: the engine's decoder computes the model; otherwise its layers bring buffers of their own.
+    is_native: the engine's decoder computes the model; otherwise its layers bring buffers of their own. of_kernels:
+    what only one device's kernels need.
     """
     index_buffers = step_index_buffers(config, layout, max_model_len)
     if not is_native:
@@ -33,7 +37,7 @@ def step_buffers(
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
     )
-    return computing + index_buffers
+    return [*computing, *index_buffers, *of_kernels]
 
 
 def step_index_buffers(config: EngineConfig, layout: KvLayout, max_model_len: int) -> list[BufferSpec]:

@@ -6,8 +6,8 @@ Which of them run is decided here and nowhere else. A new kind of device is a fu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -22,9 +22,13 @@ from kvplan_engine.kernels.cpu import ops as cpu_ops
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels, cpu_kernels, load_kernels
 from kvplan_engine.kernels.cpu.states import CpuStates
 from kvplan_engine.kernels.cuda.driver import current_runtime
+from kvplan_engine.kernels.cuda.lora import CudaLora
 from kvplan_engine.kernels.cuda.ops import CudaOps
+from kvplan_engine.kernels.cuda.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.states import CudaStates
+from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.layers.cuda_mixture import CudaMixtures
+from kvplan_engine.layers.cuda_quantised import CudaQuantisedWeights
 from kvplan_engine.layers.head_products import PanelHeads, TorchHeads
 from kvplan_engine.layers.linear import Linear
 from kvplan_engine.layers.mixture import PanelMixtures, TorchMixture
@@ -32,6 +36,7 @@ from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.onednn import FewRowsLinear, OneDnnLinear
 from kvplan_engine.layers.panels import Panels
 from kvplan_engine.layers.quantised_linear import QuantisedPanels, WidenedRows
+from kvplan_engine.memory.device_buffers import LORA_INNER, WIDENED
 from kvplan_engine.models.decoder_layer import DecoderLayer
 from kvplan_engine.models.one_call.cpu_layer_run import CpuLayerRun
 from kvplan_engine.models.one_call.layer_run import LayerRun
@@ -46,9 +51,13 @@ def _layer_by_layer(layers: Sequence[DecoderLayer], final_norm: Norm) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceKernels(PartKernels):
-    """What computes a model. make_layer_run: all its layers in one call, or None where they cannot be run so."""
+    """What computes a model. make_layer_run: all its layers in one call, or None where they cannot be run so.
+
+    memory: by the names of ``memory.device_buffers``, what products need of the workspace.
+    """
 
     make_layer_run: MakeLayerRun = _layer_by_layer
+    memory: Mapping[str, StepMemory] = field(default_factory=dict)
 
 
 def select_kernels(name: str, device: torch.device | str, dtype: torch.dtype) -> DeviceKernels:
@@ -87,9 +96,7 @@ def _cpu(device_type: str, dtype: torch.dtype) -> DeviceKernels:
 def _cuda(device_type: str, dtype: torch.dtype) -> DeviceKernels:
     if device_type != "cuda":
         raise EngineError(f"the cuda attention backend does not run on {device_type}.", hint="use a CUDA device")
-    runtime = current_runtime()
-    mixtures = (CudaMixtures(runtime), TorchMixture)
-    return DeviceKernels(CudaBackend(runtime), CudaOps(runtime), (WidenedRows, Linear), mixtures, CudaStates(runtime))
+    return cuda_kernels(current_runtime(), dtype)
 
 
 _KERNELS: dict[str, Callable[[str, torch.dtype], DeviceKernels]] = {
@@ -111,6 +118,20 @@ def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
     states, heads = CpuStates(kernels), (PanelHeads(kernels), TorchHeads)
     return DeviceKernels(
         attention, cpu_ops, projections, mixtures, states, heads, partial(lora.correct, kernels), make_layer_run
+    )
+
+
+def cuda_kernels(runtime: CudaRuntime, dtype: torch.dtype) -> DeviceKernels:
+    """csrc/cuda on ``runtime``, with torch's products for weights in ``dtype``."""
+    memory = {name: StepMemory() for name in (WIDENED, LORA_INNER)}
+    return DeviceKernels(
+        CudaBackend(runtime),
+        CudaOps(runtime),
+        (CudaQuantisedWeights(runtime, memory[WIDENED], dtype), Linear),
+        (CudaMixtures(runtime), TorchMixture),
+        CudaStates(runtime),
+        correct=CudaLora(runtime, memory[LORA_INNER]),
+        memory=memory,
     )
 
 

@@ -18,6 +18,9 @@ from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import num_parameters
 from kvplan_engine.device.device import Device
+from kvplan_engine.memory.breakdown import BufferSpec
+from kvplan_engine.memory.device_buffers import cuda_buffers
+from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.device_kernels import select_kernels
 from kvplan_engine.models.known_parts import refuse_unknown_parts
@@ -60,6 +63,7 @@ class LoadedModel:
             )
             corrected = LoraProjections(kernels.projections, slots.sites, self.adapters.step, kernels.correct)
             kernels = replace(kernels, projections=(corrected, *kernels.projections))
+        self._kernel_memory, self._holds_few_bits = kernels.memory, bool(held.parameters)
         self.ops = kernels.ops
         self.attention = kernels.attention
         self.decoder = Decoder(self.config, self.weights, kernels, owners)
@@ -68,6 +72,16 @@ class LoadedModel:
     def is_capturable(self) -> bool:
         """Whether decode steps may be captured as graphs."""
         return self.attention.is_capturable
+
+    def kernel_buffers(self, config: EngineConfig) -> list[BufferSpec]:
+        """What the kernels need of the workspace besides a step's own buffers."""
+        return cuda_buffers(config, holds_few_bits=self._holds_few_bits) if self._kernel_memory else []
+
+    def use_workspace(self, workspace: Workspace) -> None:
+        """Let the kernels find these buffers."""
+        for name, memory in self._kernel_memory.items():
+            if name in workspace:
+                memory.bind(workspace[name])
 
     def reserve_decode(self, kv: KvPool, max_num_seqs: int) -> None:
         """Let attention compile and allocate what decode steps need, so that they can be captured."""

@@ -17,6 +17,7 @@ from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import num_parameters
 from kvplan_engine.device.device import Device
 from kvplan_engine.kernels.interface import Ops
+from kvplan_engine.memory.breakdown import BufferSpec
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.device_kernels import select_kernels
 from kvplan_engine.models.kv_pool import KvPool
@@ -96,6 +97,13 @@ class TransformersModel:
 
     def reserve_decode(self, kv: KvPool, max_num_seqs: int) -> None:
         """Nothing is captured."""
+
+    def kernel_buffers(self, config: EngineConfig) -> list[BufferSpec]:
+        """None: the products are torch's."""
+        return []
+
+    def use_workspace(self, workspace: Workspace) -> None:
+        """Its layers bring buffers of their own."""
 
 
 RunnableModel = LoadedModel | TransformersModel

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.catalog.spec import ModelSpec, SoftmaxAttention
+from kvplan.estimate.adapters import num_engine_products
 from kvplan.units import KIB, MIB, format_bytes
 
 BYTES_PER_LAUNCH = 23 * KIB
@@ -28,6 +29,8 @@ OTHER_LAUNCHES = 6
 """Embedding, first norm, the attention's plan, the rows to choose for, head, choice."""
 LEARNED_POSITION_LAUNCHES = 2
 """Looked up and added."""
+CORRECTION_LAUNCHES = 2
+"""Of each product that adapters may correct: x A^T, and B times that."""
 _SMALL_SIZES = (1, 2, 4, 8)
 _SIZE_STEP = 16
 _LARGEST_SIZE = 512
@@ -58,12 +61,21 @@ class GraphMemory:
         )
 
 
-def graph_memory(spec: ModelSpec, max_num_seqs: int, compute_capability: tuple[int, int] | None = None) -> GraphMemory:
-    """For steps of up to ``max_num_seqs`` sequences. compute_capability None: not known, the larger workspace."""
+def graph_memory(
+    spec: ModelSpec,
+    max_num_seqs: int,
+    compute_capability: tuple[int, int] | None = None,
+    *,
+    has_adapters: bool = False,
+) -> GraphMemory:
+    """For steps of up to ``max_num_seqs`` sequences. compute_capability None: not known, the larger workspace.
+
+    Weights in few bits are counted as dense ones: a product of more than 16 rows takes a few launches more.
+    """
     has_large_workspace = compute_capability is None or compute_capability >= _HOPPER
     return GraphMemory(
         num_sizes=num_graph_sizes(max_num_seqs),
-        num_launches=step_launches(spec),
+        num_launches=step_launches(spec, has_adapters=has_adapters),
         workspace_bytes=_HOPPER_BLAS_WORKSPACE_BYTES if has_large_workspace else _BLAS_WORKSPACE_BYTES,
     )
 
@@ -75,9 +87,10 @@ def num_graph_sizes(max_num_seqs: int) -> int:
     return sum(1 for size in sizes if size <= largest)
 
 
-def step_launches(spec: ModelSpec) -> int:
+def step_launches(spec: ModelSpec, *, has_adapters: bool = False) -> int:
     """Launches of one decode step."""
     layers = [layer.mixer for layer in spec.layers]
     normed = sum(1 for mixer in layers if isinstance(mixer, SoftmaxAttention) and mixer.qk_norm != "none")
     others = OTHER_LAUNCHES + (LEARNED_POSITION_LAUNCHES if spec.rope is None else 0)
-    return LAUNCHES_PER_LAYER * len(layers) + HEAD_NORM_LAUNCHES * normed + others
+    corrections = CORRECTION_LAUNCHES * num_engine_products(spec) if has_adapters else 0
+    return LAUNCHES_PER_LAYER * len(layers) + HEAD_NORM_LAUNCHES * normed + others + corrections

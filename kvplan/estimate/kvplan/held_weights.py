@@ -69,6 +69,18 @@ def held_weight_bytes(spec: ModelSpec, dtype: str, quantization: str, group_size
     return _by_tensor(spec, _as_held(spec, spec.quantization), dtype)
 
 
+def holds_few_bits(spec: ModelSpec, quantization: str, group_size: int | None = None) -> bool:
+    """Whether any weight is held in few bits. quantization, group_size: see ``held_weight_bytes``."""
+    recipe = named_format(quantization, group_size)
+    if quantization.casefold() != "auto":
+        return recipe is not None and any(_held_tensors(spec, recipe))
+    if spec.quantization is None:
+        return False
+    if spec.quantization.method == "gguf" and spec.checkpoint is not None:
+        return any(stored.type_name in GGUF_TYPES for stored in spec.checkpoint.language_model)
+    return any(_held_tensors(spec, _as_held(spec, spec.quantization)))
+
+
 def _as_held(spec: ModelSpec, published: QuantizationSpec) -> QuantizationSpec:
     """GPTQ's checkpoints store zero points and each input's group always; they are held where the config uses them."""
     section = spec.raw_config.get("quantization_config")
@@ -88,12 +100,8 @@ def most_held(spec: ModelSpec, quantization: str) -> HeldFormat | None:
         return None
     recipe = _as_held(spec, found) if quantization.casefold() == "auto" else found
     counts: Counter[HeldFormat] = Counter()
-    for index, layer in enumerate(spec.layers):
-        for tensor in _products(layer):
-            stored = format_of(recipe, tensor, index)
-            held = None if stored is None else _held_format(stored, tensor.shape[1])
-            if held is not None:
-                counts[held] += tensor.num_elements
+    for _, tensor, held in _held_tensors(spec, recipe):
+        counts[held] += tensor.num_elements
     return counts.most_common(1)[0][0] if counts else None
 
 
@@ -113,19 +121,23 @@ def _of_gguf(checkpoint: StoredCheckpoint, dtype: str) -> int:
 
 def _by_tensor(spec: ModelSpec, quantization: QuantizationSpec, dtype: str) -> int:
     total = _dense(spec, dtype)
+    ordered: dict[tuple[int, str], int] = {}
+    for index, tensor, held in _held_tensors(spec, quantization):
+        total += held.num_bytes(tensor.num_elements) - tensor.num_elements * element_bytes(dtype)
+        if held.has_order:
+            last = tensor.name.rpartition(".")[2]
+            ordered[index, _SAME_INPUT.get(last, tensor.name)] = 4 * tensor.shape[1]
+    return total + sum(ordered.values())
+
+
+def _held_tensors(spec: ModelSpec, quantization: QuantizationSpec) -> Iterator[tuple[int, Tensor, HeldFormat]]:
+    """Each matrix that is held in few bits, with its layer and how it is held."""
     for index, layer in enumerate(spec.layers):
-        ordered: dict[str, int] = {}
         for tensor in _products(layer):
             found = format_of(quantization, tensor, index)
             held = None if found is None else _held_format(found, tensor.shape[1])
-            if found is None or held is None:
-                continue
-            total += held.num_bytes(tensor.num_elements) - tensor.num_elements * element_bytes(dtype)
-            if held.has_order:
-                last = tensor.name.rpartition(".")[2]
-                ordered[_SAME_INPUT.get(last, tensor.name)] = 4 * tensor.shape[1]
-        total += sum(ordered.values())
-    return total
+            if held is not None:
+                yield index, tensor, held
 
 
 def _products(layer: LayerSpec) -> Iterator[Tensor]:

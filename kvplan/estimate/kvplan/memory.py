@@ -16,6 +16,7 @@ from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kv_groups import STATE
 from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory
 from kvplan.estimate.kvplan.held_weights import held_weight_bytes
+from kvplan.estimate.kvplan.kernel_buffers import kernel_buffers
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.estimate.kvplan.scratch import chosen_tokens, layer_input_elements, scratch_elements
 from kvplan.estimate.kvplan.settings import EngineDevice, ResolvedSettings, resolve_settings
@@ -140,7 +141,8 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
     positions = spec.max_position_embeddings or settings.max_model_len
     weight_bytes = _weight_bytes(spec, settings, device) + engine_slot_bytes(spec, settings, settings.dtype)
     layout = engine_layout(spec, settings)
-    activation_bytes = sum(_aligned(number) for number in workspace_buffers(spec, settings, layout).values())
+    buffers = workspace_buffers(spec, settings, layout) | kernel_buffers(spec, settings, device)
+    activation_bytes = sum(map(_aligned, buffers.values()))
     overhead_bytes = CPU_OVERHEAD_BYTES if device.kind == "cpu" else CUDA_OVERHEAD_BYTES
     graphs = _graphs(spec, resolved)
     budget_bytes = int(settings.device_memory_bytes * settings.gpu_memory_utilization)
@@ -183,7 +185,8 @@ def _graphs(spec: ModelSpec, resolved: ResolvedSettings) -> GraphMemory | None:
     if resolved.device.kind == "cpu" or resolved.device.is_counted:
         return None
     rows = min(resolved.serving.max_num_seqs, resolved.serving.max_num_batched_tokens)
-    return graph_memory(spec, rows, resolved.device.compute_capability)
+    has_adapters = resolved.serving.lora_slots is not None
+    return graph_memory(spec, rows, resolved.device.compute_capability, has_adapters=has_adapters)
 
 
 def _outcome(

@@ -69,6 +69,15 @@ def test_rounded_weights_are_near_the_originals(name: str) -> None:
     assert (found.dequantised()[3] == 0).all()
 
 
+@pytest.mark.parametrize("name", ["fp8", "fp8-block"])
+def test_codes_that_are_no_numbers_are_not_chosen(name: str) -> None:
+    """In E4M3's book they are zeros, and a device that multiplies the codes themselves would meet NaN."""
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    weight[:, ::5] *= 1e-9
+    codes = rounded(weight, RECIPES[name]).codes
+    assert ((codes & 0x7F) != 0x7F).all()
+
+
 @pytest.mark.parametrize("config", [LLAMA, GPT2, MIXTRAL], ids=["llama", "gpt2", "mixtral"])
 @pytest.mark.parametrize("name", ["int8", "gptq", "fp8-block", "nvfp4"])
 def test_the_planner_predicts_the_bytes(name: str, config: dict[str, Any]) -> None:

@@ -15,18 +15,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.execution import starting
 from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
-from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.runtime import Kernel
-from kvplan_engine.kernels.cuda.states import CudaStates
 from kvplan_engine.kernels.cuda.variants import KernelVariant
-from kvplan_engine.layers.cuda_mixture import CudaMixtures
-from kvplan_engine.layers.linear import Linear
-from kvplan_engine.layers.mixture import TorchMixture
 from kvplan_engine.models import loaded_model
-from kvplan_engine.models.device_kernels import DeviceKernels
+from kvplan_engine.models.device_kernels import cuda_kernels
 
 MIB = 1024**2
 _COUNTED_BYTES = 64 * 1024  # smaller tensors are not worth counting
@@ -212,11 +206,6 @@ class RecordingRuntime(EmulatedRuntime):
 
 def take_gpu(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
     """Let engines open ``gpu`` and run the emulated kernels on it."""
-    # products by torch, as on a GPU: the CPU's own kernels would be no part of a captured graph
-    mixtures = (CudaMixtures(gpu.runtime), TorchMixture)
-    kernels = DeviceKernels(
-        CudaBackend(gpu.runtime), CudaOps(gpu.runtime), (Linear,), mixtures, CudaStates(gpu.runtime)
-    )
     monkeypatch.setattr(starting, "open_device", lambda *_: gpu)
-    monkeypatch.setattr(loaded_model, "select_kernels", lambda *_: kernels)
+    monkeypatch.setattr(loaded_model, "select_kernels", lambda _name, _device, dtype: cuda_kernels(gpu.runtime, dtype))
     return gpu

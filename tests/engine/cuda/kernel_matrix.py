@@ -15,6 +15,8 @@ from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch
 from kvplan_engine.kernels.cuda.attention_shape import HEAD_SIZES, AttentionShape
 from kvplan_engine.kernels.cuda.emulation import EMULATED_PROPERTIES
+from kvplan_engine.kernels.cuda.float8 import quantise_variant
+from kvplan_engine.kernels.cuda.lora import expand_variant, shrink_variant
 from kvplan_engine.kernels.cuda.mixture_launch import (
     ProductShape,
     product_launch,
@@ -23,6 +25,7 @@ from kvplan_engine.kernels.cuda.mixture_launch import (
     sort_variant,
     sum_variant,
 )
+from kvplan_engine.kernels.cuda.quantised_launch import WeightShape, quantised_launch, widen_variant
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.state_launch import (
     convolution_variant,
@@ -73,10 +76,11 @@ def every_kernel(capability: tuple[int, int]) -> list[KernelVariant]:
 
 
 def kernels_of_some_models(capability: tuple[int, int]) -> list[KernelVariant]:
-    """Latent attention, mixtures of experts, layers with a state."""
+    """Latent attention, mixtures of experts, layers with a state, quantised weights, adapters."""
     properties = properties_of(capability)
     scalar = BF16 if properties.has_tensor_kernels else F16
-    return latent_kernels(properties) + mixture_kernels(properties) + state_kernels(scalar)
+    of_layers = latent_kernels(properties) + mixture_kernels(properties) + state_kernels(scalar)
+    return of_layers + quantised_kernels(scalar, properties) + adapter_kernels(scalar)
 
 
 def kernels_of_every_model(capability: tuple[int, int]) -> list[KernelVariant]:
@@ -119,6 +123,39 @@ def mixture_kernels(properties: DeviceProperties) -> list[KernelVariant]:
     return [*products, route_variant(mixture, scalar), sort_variant(mixture, many), sum_variant(scalar)]
 
 
+AWQ = WeightShape(BF16, F32, 4, 128, "linear", True, 16, 4096, 28672)
+FLOAT8 = replace(AWQ, bits=8, book="float8", has_minimums=False)
+
+
+def quantised_kernels(scalar: torch.dtype, properties: DeviceProperties) -> list[KernelVariant]:
+    """Products of one row and of many with AWQ's weights, and with FP8's; both widened."""
+    awq, float8 = (replace(shape, scalar=scalar) for shape in (AWQ, FLOAT8))
+    products = [quantised_launch(awq, rows, properties).variant for rows in (1, 16)]
+    products.append(quantised_launch(float8, 1, properties).variant)
+    return [*products, widen_variant(awq), widen_variant(float8), quantise_variant(scalar)]
+
+
+def every_code() -> list[KernelVariant]:
+    """What ``quantised_kernels`` has not: books that are looked up, short groups, float32, few outputs, odd rows."""
+    properties = properties_of(SHAPE_CAPABILITY)
+    shapes = [
+        (replace(AWQ, scalar=F16, book="table", has_minimums=False, group=64), 2),
+        (replace(AWQ, scalar=F32, scale=F16, bits=8, group=16), 4),
+        (replace(AWQ, scale=F16, group=32, num_outputs=1024), 1),
+        (replace(AWQ, scale=F16, group=8, code_bytes=4), 8),
+        (replace(FLOAT8, num_outputs=1024), 8),
+        (replace(AWQ, scalar=F16, book="table", has_minimums=False, group=16), 16),
+        (replace(AWQ, scalar=F32), 8),
+    ]
+    return [quantised_launch(shape, rows, properties).variant for shape, rows in shapes]
+
+
+def adapter_kernels(scalar: torch.dtype) -> list[KernelVariant]:
+    """Few groups and many, in vectors and not."""
+    shrink = [shrink_variant(scalar, True, 1), shrink_variant(scalar, True, 4), shrink_variant(scalar, False, 1)]
+    return [*shrink, expand_variant(scalar, True), expand_variant(scalar, False)]
+
+
 def every_shape() -> list[KernelVariant]:
     """The attention kernels over head sizes, storage types and group sizes, on SHAPE_CAPABILITY.
 
@@ -133,7 +170,12 @@ def every_shape() -> list[KernelVariant]:
     decode = [decode_launch(shape, properties).variant for shape in shapes + decode_only]
     prefill = [prefill_launch(shape, properties).variant for shape in shapes]
     return (
-        decode + prefill + [write_variant(BF16, BF16, 576, 16, 0, value_size=0)] + every_product() + every_recurrence()
+        decode
+        + prefill
+        + [write_variant(BF16, BF16, 576, 16, 0, value_size=0)]
+        + every_product()
+        + every_recurrence()
+        + every_code()
     )
 
 

@@ -53,19 +53,21 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "adapters"), [*((name, False) for name in CONFIGS), ("qwen2", True), ("gpt2", True)])
 def test_the_launches_of_a_captured_step_are_those_predicted(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, adapters: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
     take_gpu(monkeypatch, FakeGpu())
     limits = {"max_num_batched_tokens": 32, "max_num_seqs": 5, "max_model_len": 64}
-    engine = Engine(EngineConfig(model=str(path), load_format="dummy", dtype="float32", **limits))
+    engine = Engine(EngineConfig(model=str(path), load_format="dummy", dtype="float32", enable_lora=adapters, **limits))
     graphs = engine._runner.graphs
     assert graphs is not None
     assert len(graphs._graphs) == num_graph_sizes(5)
-    assert {len(graph.calls) for graph in graphs._graphs.values()} == {step_launches(resolve_model(str(path)))}
+    assert {len(graph.calls) for graph in graphs._graphs.values()} == {
+        step_launches(resolve_model(str(path)), has_adapters=adapters)
+    }
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 8, 15, 16, 17, 40, 256, 500, 512, 513, 4096])

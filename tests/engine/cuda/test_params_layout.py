@@ -10,7 +10,7 @@ from kernel_matrix import every_kernel
 
 from kvplan_engine.kernels.build import find_compiler
 from kvplan_engine.kernels.cuda import params as cuda_params
-from kvplan_engine.kernels.cuda import part_params
+from kvplan_engine.kernels.cuda import part_params, product_params
 from kvplan_engine.kernels.cuda.variants import KernelVariant
 from kvplan_engine.paths import source_dir
 
@@ -36,6 +36,12 @@ STRUCTURE_OF_SOURCE = {
     "mixtures/mixture_route.cu": part_params.RouteParams,
     "mixtures/mixture_sort.cu": part_params.SortParams,
     "mixtures/mixture_sum.cu": part_params.SumParams,
+    "products/quantised_simple.cu": product_params.QuantisedParams,
+    "products/quantised_mma.cu": product_params.QuantisedParams,
+    "products/quantised_widen.cu": product_params.WidenParams,
+    "products/quantise_rows.cu": product_params.QuantiseParams,
+    "products/lora_shrink.cu": product_params.LoraParams,
+    "products/lora_expand.cu": product_params.LoraParams,
 }
 
 

@@ -29,6 +29,7 @@ class CompressedReader:
 
     def __init__(self, tensors: StoredTensors, section: dict[str, Any]) -> None:
         self._tensors = tensors
+        self._rounds_inputs = rounds_inputs(section)
         stored = str(section.get("format", ""))
         if stored not in _FORMATS:
             raise EngineError(
@@ -79,7 +80,7 @@ class CompressedReader:
 
     def _of_bytes(self, name: str, weight: torch.Tensor, scales: torch.Tensor) -> QuantisedWeight:
         if weight.dtype is not torch.int8:
-            return float8_weight(name, weight, scales)
+            return float8_weight(name, weight, scales, rounds_inputs=self._rounds_inputs)
         if scales.ndim != 2:
             scales = scales.reshape(1, 1).expand(weight.shape[0], 1)
         _check_scales(name, weight, scales)
@@ -90,6 +91,13 @@ class CompressedReader:
         bits = 32 * self._tensors.part(name, "weight_packed").shape[1] // num_inputs
         check_bits(bits, "compressed-tensors")
         return bits
+
+
+def rounds_inputs(section: dict[str, Any]) -> bool:
+    """Whether every group of a ``quantization_config`` has inputs of products rounded to floats of 8 bits."""
+    groups = list((section.get("config_groups") or {}).values())
+    inputs = [group.get("input_activations") or {} for group in groups if isinstance(group, dict)]
+    return bool(inputs) and all(each.get("type") == "float" and each.get("num_bits") == 8 for each in inputs)
 
 
 def _check_scales(name: str, codes: torch.Tensor, scales: torch.Tensor) -> None:

@@ -17,7 +17,10 @@ _NAN = 0x7F
 
 
 class Fp8Reader:
-    """weight [outputs, inputs] float8_e4m3fn beside weight_scale, or weight_scale_inv for blocks; both multiply."""
+    """weight [outputs, inputs] float8_e4m3fn beside weight_scale, or weight_scale_inv for blocks; both multiply.
+
+    Inputs are meant to be rounded too, by scales of their own; those that "static" checkpoints store are not read.
+    """
 
     def __init__(self, tensors: StoredTensors, section: dict[str, Any]) -> None:
         self._tensors = tensors
@@ -37,16 +40,25 @@ class Fp8Reader:
         """See QuantisedReader.read."""
         leaf = self._leaf(name)
         assert leaf is not None, "the caller asks for the format first"
-        return float8_weight(name, self._tensors.read(name), self._tensors.part(name, leaf), self._block)
+        weight, scales = self._tensors.read(name), self._tensors.part(name, leaf)
+        return float8_weight(name, weight, scales, self._block, rounds_inputs=True)
 
     def _leaf(self, name: str) -> str | None:
         return next((leaf for leaf in ("weight_scale_inv", "weight_scale") if self._tensors.has_part(name, leaf)), None)
 
 
 def float8_weight(
-    name: str, weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] | None = None
+    name: str,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    block: tuple[int, int] | None = None,
+    *,
+    rounds_inputs: bool = False,
 ) -> QuantisedWeight:
-    """weight float8_e4m3fn [outputs, inputs]; scales one, [outputs] or [outputs, 1], or one for each ``block``."""
+    """weight float8_e4m3fn [outputs, inputs]; scales one, [outputs] or [outputs, 1], or one for each ``block``.
+
+    rounds_inputs: as in QuantisedWeight.
+    """
     if weight.dtype is not torch.float8_e4m3fn:
         raise EngineError(f"'{name}' is stored as {weight.dtype}, wanted float8_e4m3fn.")
     codes = weight.contiguous().view(torch.uint8)
@@ -60,7 +72,7 @@ def float8_weight(
         wide = scales.float().reshape(-1, 1).expand(outputs, num_groups)
     else:
         raise EngineError(f"'{name}' has {scales.numel()} scales for {outputs} outputs.")
-    return QuantisedWeight(codes, wide.contiguous(), None, E4M3)
+    return QuantisedWeight(codes, wide.contiguous(), None, E4M3, rounds_inputs=rounds_inputs)
 
 
 def _held_group(num_inputs: int, block: tuple[int, int] | None) -> int:

@@ -39,5 +39,5 @@ class ModelOptReader:
         """See QuantisedReader.read."""
         weight, scales = self._tensors.read(name), self._tensors.part(name, "weight_scale")
         if not self._tensors.has_part(name, "weight_scale_2"):
-            return float8_weight(name, weight, scales)
+            return float8_weight(name, weight, scales, rounds_inputs=True)
         return nvfp4_weight(name, weight, scales, self._tensors.part(name, "weight_scale_2"))

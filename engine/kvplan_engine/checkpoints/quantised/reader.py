@@ -16,6 +16,8 @@ from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight, stacked
 
+_FLAG = "rounds_inputs"  # an empty tensor where it is so
+
 
 class QuantisedReader(Protocol):
     """The quantised tensors of one checkpoint."""
@@ -76,12 +78,16 @@ def _read_source(source: Source, reader: QuantisedReader, num_inputs: int, where
 
 def as_tensors(name: str, parts: list[QuantisedWeight]) -> dict[str, torch.Tensor]:
     """The parts of parameter ``name`` as entries of a model's weights, none of which is called "{name}.weight"."""
-    return {
+    tensors = {
         f"{name}.quantised.{index}.{field.name}": tensor
         for index, part in enumerate(parts)
         for field in fields(part)
-        if (tensor := getattr(part, field.name)) is not None
+        if isinstance(tensor := getattr(part, field.name), torch.Tensor)
     }
+    flags = {
+        f"{name}.quantised.{index}.{_FLAG}": torch.ones(0) for index, part in enumerate(parts) if part.rounds_inputs
+    }
+    return tensors | flags
 
 
 def take_parts(weights: dict[str, torch.Tensor], name: str) -> list[QuantisedWeight]:
@@ -91,7 +97,8 @@ def take_parts(weights: dict[str, torch.Tensor], name: str) -> list[QuantisedWei
         prefix = f"{name}.quantised.{len(parts)}."
         codes, scales, book = (weights.pop(prefix + each) for each in ("codes", "scales", "book"))
         minimums, order = (weights.pop(prefix + each, None) for each in ("minimums", "order"))
-        parts.append(QuantisedWeight(codes, scales, minimums, book, order))
+        rounds_inputs = weights.pop(prefix + _FLAG, None) is not None
+        parts.append(QuantisedWeight(codes, scales, minimums, book, order, rounds_inputs))
     return parts
 
 

@@ -83,7 +83,13 @@ def _not_zero(scales: torch.Tensor) -> torch.Tensor:
 
 
 def _nearest(values: torch.Tensor, book: torch.Tensor) -> torch.Tensor:
-    """The code whose entry of ``book`` lies nearest to each value."""
+    """The code whose entry of ``book`` lies nearest to each value; of codes that stand for the same, the first.
+
+    So what is no number in E4M3, and 0 in its book, is never chosen.
+    """
     ordered, codes = book.sort(stable=True)
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    ordered, codes = ordered[is_first], codes[is_first]
     between = (ordered[1:] + ordered[:-1]) / 2
     return codes[torch.bucketize(values, between)]

@@ -12,6 +12,9 @@ ops         the operations of ``kernels.interface``
 mixture     a mixture of experts, step by step; mixture_product: one product of it; mixture_memory: what lies between
 mixture_launch  how its kernels are compiled and launched
 states      the operations of layers with a state; state_launch: how their kernels are compiled
+quantised   products with weights in few bits; quantised_launch: how they are compiled; float8: by torch
+lora        what adapters add to a product
+product_params  the argument structures of both; step_memory: what they need of the workspace
 attention_shape  what the attention kernels are specialised for
 attention   how they are compiled and launched; latent_launch: latent attention on tensor cores
 """

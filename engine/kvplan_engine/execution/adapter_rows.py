@@ -1,0 +1,54 @@
+"""Which rows adapters correct, where a device reads it that runs behind the host and replays graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from kvplan_engine.device.device import Device
+from kvplan_engine.execution.staging import InputStage
+from kvplan_engine.kernels.lora import LoraRows
+from kvplan_engine.kernels.lora_groups import most_groups
+from kvplan_engine.memory.device_buffers import LORA_ROWS, LORA_SLOTS
+from kvplan_engine.memory.workspace import Workspace
+
+_NO_GROUP = -1
+
+
+class StagedRows:
+    """The groups of a step in the workspace; those behind its last one are in slot -1, so a graph may look at them."""
+
+    def __init__(self, device: Device, workspace: Workspace, max_loras: int) -> None:
+        self._on_device = LoraRows(workspace[LORA_ROWS], workspace[LORA_SLOTS])
+        self._max_loras = max_loras
+        self._host = {name: torch.zeros_like(workspace[name], device="cpu") for name in (LORA_ROWS, LORA_SLOTS)}
+        self._stage = InputStage(device, workspace, [LORA_ROWS, LORA_SLOTS], block_size=1)
+        self._num_groups = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """No group, whatever the workspace holds."""
+        self._on_device.slots.fill_(_NO_GROUP)
+        self._num_groups = 0
+
+    def send(self, rows: np.ndarray, slots: np.ndarray) -> LoraRows:
+        """rows int32 [groups, rows of a group], slots int32 [groups], on their way to the device."""
+        number = self._num_groups = len(slots)
+        self._host[LORA_ROWS][:number].numpy()[:] = rows
+        of_groups = self._host[LORA_SLOTS].numpy()
+        of_groups[:number] = slots
+        of_groups[number:] = _NO_GROUP
+        self._stage.upload(self._host, {LORA_ROWS: number, LORA_SLOTS: len(of_groups)})
+        return self._first(number)
+
+    def clear(self) -> None:
+        """A step without adapters."""
+        if self._num_groups:
+            self.reset()
+
+    def of_graph(self, num_rows: int) -> LoraRows:
+        """The most groups that so many rows make, for a step that is captured."""
+        return self._first(most_groups(num_rows, self._max_loras))
+
+    def _first(self, number: int) -> LoraRows:
+        return LoraRows(self._on_device.rows[:number], self._on_device.slots[:number])

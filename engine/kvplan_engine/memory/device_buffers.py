@@ -1,0 +1,30 @@
+"""Buffers of the workspace that only CUDA kernels need. No torch.
+
+widened         rows of a weight in few bits, before a product of many rows; inputs in the order of such a weight
+lora_inner      x A^T of some groups of rows, before B
+lora_rows       numbers of the rows in each group of rows with one adapter
+lora_slots      the slot of each group
+"""
+
+from __future__ import annotations
+
+from kvplan_engine.config import EngineConfig
+from kvplan_engine.kernels.lora_groups import ROWS_OF_A_GROUP, most_groups
+from kvplan_engine.memory.breakdown import BufferSpec
+
+WIDENED, LORA_INNER, LORA_ROWS, LORA_SLOTS = "widened", "lora_inner", "lora_rows", "lora_slots"
+_WIDENED_BYTES = 64 * 1024**2
+_LORA_INNER_BYTES = 16 * 1024**2
+
+
+def cuda_buffers(config: EngineConfig, *, holds_few_bits: bool) -> list[BufferSpec]:
+    """For the largest step that ``config`` allows. holds_few_bits: some weight of the model is."""
+    buffers = [BufferSpec(WIDENED, (_WIDENED_BYTES,), "uint8")] if holds_few_bits else []
+    if config.enable_lora:
+        groups = most_groups(config.max_num_batched_tokens, config.max_loras)
+        buffers += [
+            BufferSpec(LORA_INNER, (_LORA_INNER_BYTES,), "uint8"),
+            BufferSpec(LORA_ROWS, (groups, ROWS_OF_A_GROUP), "int32"),
+            BufferSpec(LORA_SLOTS, (groups,), "int32"),
+        ]
+    return buffers

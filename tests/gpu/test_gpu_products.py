@@ -1,0 +1,48 @@
+"""Products with quantised weights, and what adapters add to one, on a real device: against their definitions."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "cuda"))  # the emulated tests' cases
+
+import test_cuda_lora
+import test_cuda_quantised
+from quantised_cases import KINDS, Kind
+
+from kvplan_engine.kernels.cuda.driver import current_runtime
+from kvplan_engine.kernels.cuda.float8 import multiplies_float8
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize("num_rows", [1, 2, 4, 7, 16, 100])
+def test_quantised_products(kind: Kind, dtype: torch.dtype, num_rows: int) -> None:
+    for outputs, groups in ((21, 3), (4096, 8)):
+        test_cuda_quantised.check(kind, dtype, num_rows, outputs=outputs, groups=groups, runtime=current_runtime())
+
+
+def test_a_product_in_float8() -> None:
+    runtime = current_runtime()
+    if not multiplies_float8(test_cuda_quantised.float8_weight(), BF16, runtime.properties):
+        pytest.skip("needs compute capability 8.9")
+    test_cuda_quantised.check_float8(runtime)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize("counts", [[1, 1, 1], [300, 20, 7]])
+def test_adapters(dtype: torch.dtype, counts: list[int]) -> None:
+    weights = test_cuda_lora.weights_of(4096, (4096, 1024, 1024), dtype)
+    rows = test_cuda_lora.groups_of([0, -1, 2], counts)
+    test_cuda_lora.check(weights, rows, sum(counts), runtime=current_runtime())
