@@ -131,6 +131,14 @@ def test_a_recorded_pool_that_the_host_lacks_is_recognised() -> None:
     )
 
 
+def test_recorded_weights_that_the_process_may_not_hold_are_recognised() -> None:
+    """Llama 2 7B in a process that may hold 6 GiB."""
+    failure = read_failure(started((OUTPUTS / "vllm-0.32-cpu-weights.log").read_text()))
+    assert (failure.status, failure.oom_phase) == ("oom_weights", "weights")
+    assert failure.oom_requested_bytes == 100_663_296
+    assert failure.error.startswith("Out of memory while loading: DefaultCPUAllocator: can't allocate memory")
+
+
 def test_a_recorded_death_of_the_engine_is_a_crash() -> None:
     """Its process got a SIGKILL; the server beside it ended by itself."""
     failure = read_failure(Ending("serving", 0, (OUTPUTS / "vllm-0.32-cpu-engine-killed.log").read_text()))
