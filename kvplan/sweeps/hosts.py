@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvplan.catalog.spec import ModelSpec
 from kvplan.machine.device import Device
@@ -47,10 +47,6 @@ class SweptEngine(Protocol):
     def notices(self) -> tuple[str, ...]:
         """Lines for the user, before anything runs."""
 
-    @property
-    def lowered(self) -> frozenset[str]:
-        """Settings that a running server can lower, so that they demand no start."""
-
     def refuse(self, axes: Collection[str]) -> None:
         """UsageError for an axis that the engine does not have."""
 
@@ -62,3 +58,11 @@ class SweptEngine(Protocol):
 
     def host(self, identity: SweepIdentity, spec: ModelSpec, model_path: Path | None, directory: Path) -> TrialHost:
         """What serves the trials of a sweep into ``directory``. model_path: of the weights; None for dummies."""
+
+
+@runtime_checkable
+class LowersOnTheRun(Protocol):
+    """A SweptEngine whose running server can lower some settings, so that they demand no start."""
+
+    @property
+    def lowered(self) -> frozenset[str]: ...

@@ -29,7 +29,7 @@ from kvplan.sweeps.feasibility import (
 from kvplan.sweeps.forecast.prediction import Predictor, TrialPrediction
 from kvplan.sweeps.forecast.slo_prediction import SloPrediction
 from kvplan.sweeps.forecast.under_load import UnderLoad
-from kvplan.sweeps.hosts import SweptEngine
+from kvplan.sweeps.hosts import LowersOnTheRun, SweptEngine
 from kvplan.sweeps.options import COUNTED_FORMAT, SweepOptions
 from kvplan.sweeps.schedules.lines import make_search
 from kvplan.sweeps.schedules.reruns import WithReruns
@@ -212,7 +212,8 @@ def make_predictor(
     if engine is not None:
         requests = generate_requests(workload)
         model = engine.model(spec, device)
-        return Predictor(spec, device, requests, workload.max_concurrency, engine=model, lowered=engine.lowered), ()
+        lowered = engine.lowered if isinstance(engine, LowersOnTheRun) else frozenset[str]()
+        return Predictor(spec, device, requests, workload.max_concurrency, engine=model, lowered=lowered), ()
     measured = load_measured()
     dtype = next((str(value) for value in options.parsed_axes().get("dtype", ()) if value != "auto"), None)
     profile = measured.for_device(device.kind, device.name, device.num_cores, dtype)
