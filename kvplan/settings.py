@@ -29,6 +29,12 @@ MEMORY_PANEL: Final = "Memory"
 BATCH_PANEL: Final = "Batch"
 SPECULATION_PANEL: Final = "Speculative decoding"
 
+WEIGHT_FORMATS: Final = ("fp8", "fp8-block", "int8", "awq", "gptq", "int4", "mxfp4", "nvfp4", "bitsandbytes")
+"""What --quantization makes of weights that are published plain; the recipes are in kvplan/estimate/weights.py."""
+MADE_WHILE_LOADING: Final = ("fp8", "bitsandbytes")
+"""Formats that vLLM makes itself from weights that are published plain; for any other it needs a checkpoint."""
+GROUPED_FORMATS: Final = ("awq", "gptq", "int4")
+"""Those whose group may have another size: MXFP4's, NVFP4's and bitsandbytes' are fixed."""
 GROUP_SIZES: Final = (-1, 32, 64, 128)
 """What vLLM's kernels take (vllm/model_executor/layers/quantization/utils/marlin_utils.py)."""
 
@@ -225,6 +231,7 @@ class ServingSettings:
         "Weight format; auto is as published.",
         kind="name",
         panel=MODEL_PANEL,
+        sweep_axis=SweepAxis(choices=("auto", "none", *WEIGHT_FORMATS)),
     )
     group_size: int | None = _knob(
         None,
@@ -235,6 +242,7 @@ class ServingSettings:
         example="64",
         minimum=-1,
         panel=MODEL_PANEL,
+        sweep_axis=SweepAxis(minimum=-1),
     )
     tensor_parallel_size: int = _knob(
         1,
@@ -317,11 +325,13 @@ class ServingSettings:
     )
     max_loras: int | None = _knob(
         None,
-        "Different LoRA adapters per step, each with a slot of its own. Default: 1 with --enable-lora.",
+        "Different LoRA adapters per step, each with a slot of its own; 0: none. Default: 1 with --enable-lora.",
         kind="count",
         unit="adapters",
         example="8",
+        minimum=0,
         panel=MODEL_PANEL,
+        sweep_axis=SweepAxis(minimum=0),
     )
     max_lora_rank: int | None = _knob(
         None,
@@ -330,6 +340,7 @@ class ServingSettings:
         unit="rows of A",
         example="32",
         panel=MODEL_PANEL,
+        sweep_axis=SweepAxis(),
     )
     encoder_tokens: int | None = _knob(
         None,
@@ -380,7 +391,7 @@ class ServingSettings:
     @property
     def lora_slots(self) -> LoraSlots | None:
         """Room for adapters, None where none are served; how many there are, or their rank, asks for it too."""
-        if not self.enable_lora and self.max_loras is None and self.max_lora_rank is None:
+        if self.max_loras == 0 or not (self.enable_lora or self.max_loras or self.max_lora_rank):
             return None
         return LoraSlots(self.max_loras or 1, self.max_lora_rank or DEFAULT_LORA_RANK)
 
@@ -413,3 +424,8 @@ KNOBS: Final[Mapping[str, Knob]] = MappingProxyType(
     {each.name: Knob(name=each.name, **each.metadata) for each in fields(ServingSettings)}
 )
 """Every setting by its name, in the order of ServingSettings."""
+
+
+def own_group_size(quantization: str, group_size: int | None) -> int | None:
+    """``group_size`` for a format that has groups of any size, None for any other."""
+    return group_size if quantization in GROUPED_FORMATS else None

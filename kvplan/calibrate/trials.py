@@ -108,7 +108,7 @@ def read_trial_sets(directories: Sequence[Path]) -> TrialSet:
 def _read_directory(directory: Path) -> TrialSet:
     manifest = read_sweep_manifest(directory)
     stored = read_trials(directory / TRIALS)
-    served, excluded = _served(stored.records)
+    served, excluded = _served(stored.records, manifest["model"]["num_parameters"])
     if not served:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in excluded.items()) or "it has no rows"
         raise KvplanError(
@@ -129,7 +129,7 @@ def _read_directory(directory: Path) -> TrialSet:
     )
 
 
-def _served(records: Sequence[TrialRecord]) -> tuple[list[TrialRecord], Counter[str]]:
+def _served(records: Sequence[TrialRecord], num_parameters: int) -> tuple[list[TrialRecord], Counter[str]]:
     """Records with figures, and the number of others by reason."""
     served, excluded = [], Counter[str]()
     for record in records:
@@ -138,6 +138,8 @@ def _served(records: Sequence[TrialRecord]) -> tuple[list[TrialRecord], Counter[
             excluded["nothing was computed (load format none)"] += 1
         elif row.get("dummy_layers") == "shared":
             excluded["layers shared their weights"] += 1
+        elif _has_other_weights(row, num_parameters):
+            excluded["weights in few bits, or adapters"] += 1
         elif row.get("model_impl") == "transformers":
             excluded["the model ran in transformers"] += 1
         elif row.get("engine") not in (None, OWN_ENGINE):
@@ -151,6 +153,13 @@ def _served(records: Sequence[TrialRecord]) -> tuple[list[TrialRecord], Counter[
         else:
             served.append(record)
     return served, excluded
+
+
+def _has_other_weights(row: Row, num_parameters: int) -> bool:
+    """Whether the weights took anything but parameters x dtype."""
+    found = row.get("weights_bytes")
+    is_own = row.get("engine") in (None, "kvplan")
+    return is_own and found is not None and found != num_parameters * element_bytes(row["dtype"])
 
 
 def _device_of(rows: Sequence[Row], manifest: Manifest) -> DeviceIdentity:

@@ -19,7 +19,7 @@ from kvplan.catalog.spec import ModelSpec, QuantizationSpec
 from kvplan.catalog.tensors import Tensor
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import element_bytes
-from kvplan.settings import GROUP_SIZES
+from kvplan.settings import GROUP_SIZES, GROUPED_FORMATS
 
 WeightKind = StoredKind
 _QUANTIZED_ROLES = ("linear", "expert")
@@ -59,10 +59,6 @@ NAMED_FORMATS: dict[str, QuantizationSpec] = {
 """What ``--quantization NAME`` makes of a model that is published unquantized: each format's usual recipe."""
 
 
-GROUPED_FORMATS = ("awq", "gptq", "int4")
-"""Those of NAMED_FORMATS whose group may have another size: MXFP4's, NVFP4's and bitsandbytes' are fixed."""
-
-
 def named_format(name: str, group_size: int | None = None) -> QuantizationSpec | None:
     """The recipe of ``--quantization``; None for "none" and "auto". group_size: instead of the recipe's, -1 for none.
 
@@ -93,11 +89,6 @@ def check_group_size(names: Iterable[str], group_size: int | None) -> None:
             f"--group-size {group_size} is for weights in groups, not for --quantization {', '.join(listed)}.",
             hint="use --quantization " + ", ".join(GROUPED_FORMATS) + ", or leave --group-size out",
         )
-
-
-def own_group_size(name: str, group_size: int | None) -> int | None:
-    """``group_size`` for a format that has it, None for any other."""
-    return group_size if name in GROUPED_FORMATS else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
-from kvplan.estimate.weights import NAMED_FORMATS, check_group_size, named_format, own_group_size
-from kvplan.settings import ServingSettings
+from kvplan.estimate.weights import NAMED_FORMATS, check_group_size, named_format
+from kvplan.settings import ServingSettings, own_group_size
 
 PUBLISHED = "published"
 FORMAT_NAMES = (PUBLISHED, *NAMED_FORMATS)

@@ -15,8 +15,8 @@ from kvplan.sweeps.feasibility import refuse_architecture, refuse_oversized
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.options import SweepOptions
-from kvplan.sweeps.plan import TELLING_MEMORY, file_name, make_predictor, notices_of
-from kvplan.sweeps.weights import resolve_load_format
+from kvplan.sweeps.plan import TELLING_MEMORY, file_name, implementation_of, make_predictor, notices_of
+from kvplan.sweeps.weights import refuse_impossible_weights, resolve_load_format
 from kvplan.workload.requests import WorkloadSpec
 
 
@@ -57,7 +57,9 @@ def make_profile_plan(options: SweepOptions, *, records_allocations: bool = Fals
             "--load-format none computes nothing, so there is nothing to profile.", hint="use --load-format dummy"
         )
     spec = resolve_model(options.model)
-    refuse_architecture(spec.architecture)
+    refuse_architecture(spec.architecture, model_impl=options.model_impl)
+    load_format = resolve_load_format(options)
+    refuse_impossible_weights(options.parsed_axes(), spec, load_format, implementation_of(options, spec))
     device = detect_device(options.device, memory_bytes, weight_bytes=4 * spec.num_parameters)
     workload = options.workload_spec(device.kind)
     predictor, calibration_notices = make_predictor(options, spec, device, workload)
@@ -68,7 +70,6 @@ def make_profile_plan(options: SweepOptions, *, records_allocations: bool = Fals
         predictor = replace(predictor, device=detect_device(options.device, memory_bytes, reason=TELLING_MEMORY))
     trial = Trial(1, settings, 1, ())
     refuse_oversized(predictor, (trial,), options.model)
-    load_format = resolve_load_format(options)
     return ProfilePlan(
         options,
         predictor,

@@ -120,7 +120,8 @@ def _ask_worker(
     try:
         late = f"The worker did not start within {limits.starting:.0f} s."
         hello = cast(Hello, process.receive(time.monotonic() + limits.starting, late))
-        refuse_architecture(plan.predictor.spec.architecture, hello["architectures"])
+        architecture = plan.predictor.spec.architecture
+        refuse_architecture(architecture, hello["architectures"], model_impl=plan.options.model_impl)
         process.send(order.as_json())
         deadline = StageDeadline(limits)
         while (message := cast(Message, process.receive(deadline.at, _late(deadline))))["type"] != "result":

@@ -23,6 +23,10 @@ _MAP_COLUMNS: Final = (
     "max_num_seqs",
     "block_size",
     "max_num_batched_tokens",
+    "quantization",
+    "max_loras",
+    "max_lora_rank",
+    "group_size",
     "kv_cache_dtype",
     "dtype",
 )

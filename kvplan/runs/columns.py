@@ -105,6 +105,22 @@ class Row(TypedDict, total=False):
     kv_cache_memory_bytes: Annotated[
         int | None, About("settings", "size of the KV pool, where it was given instead of following", unit="bytes")
     ]
+    quantization: Annotated[
+        str | None,
+        About(
+            "settings",
+            "weight format asked for: auto (as stored), none (all in dtype), or what plain weights are rounded to",
+        ),
+    ]
+    group_size: Annotated[
+        int | None,
+        About("settings", "weights that share a scale; -1: all of an output, empty: the format's own", unit="weights"),
+    ]
+    max_loras: Annotated[
+        int | None,
+        About("settings", "slots for LoRA adapters; the requests use as many, of random weights", unit="adapters"),
+    ]
+    max_lora_rank: Annotated[int | None, About("settings", "rank of the slots, and of these adapters")]
     tensor_parallel_size: Annotated[int, About("settings", "devices the model is sharded over", unit="devices")]
     device_memory_bytes: Annotated[int, About("settings", "the device's total memory", unit="bytes")]
 
@@ -286,7 +302,18 @@ class Row(TypedDict, total=False):
         float | None, About("kv", "prompt tokens found in the prefix cache / prompt tokens looked up", unit="share")
     ]
 
-    weights_bytes: Annotated[int | None, About("memory", "size of the weights", unit="bytes")]
+    weights_bytes: Annotated[
+        int | None, About("memory", "size of the weights, with the slots of adapters", unit="bytes")
+    ]
+    weights_bytes_predicted: Annotated[
+        int | None, About("memory", "weights_bytes predicted from config and settings alone", unit="bytes")
+    ]
+    adapter_bytes: Annotated[
+        int | None, About("memory", "slots of LoRA adapters, a part of weights_bytes", unit="bytes")
+    ]
+    adapter_bytes_predicted: Annotated[
+        int | None, About("memory", "adapter_bytes predicted from config and settings alone", unit="bytes")
+    ]
     weights_origin: Annotated[
         str | None,
         About(

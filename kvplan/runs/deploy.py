@@ -17,7 +17,7 @@ from kvplan.runs.columns import Row
 from kvplan.runs.directory import Manifest
 from kvplan.runs.rows import is_counted, settings_of
 from kvplan.runs.trials import SETTING_NAMES, TrialSettings
-from kvplan.settings import KNOBS
+from kvplan.settings import KNOBS, MADE_WHILE_LOADING
 from kvplan.units import GIB, MIB
 
 _CONFIG: Final = "config.json"
@@ -63,7 +63,11 @@ def _given(settings: TrialSettings) -> dict[str, Any]:
         del values["kv_cache_dtype"]
     if settings.kv_cache_memory_bytes is not None:
         del values["gpu_memory_utilization"]
-    return {name: value for name, value in values.items() if value not in (None, "auto")}
+    slots = settings.lora_slots
+    adapters: dict[str, int | None] = {"max_loras": None, "max_lora_rank": None}
+    if slots is not None:
+        adapters = {"enable_lora": True, "max_loras": slots.number, "max_lora_rank": slots.rank}
+    return {name: value for name, value in (values | adapters).items() if value not in (None, "auto")}
 
 
 def _python_command(row: Row, model: str, settings: TrialSettings) -> str:
@@ -75,9 +79,16 @@ def _python_command(row: Row, model: str, settings: TrialSettings) -> str:
 
 
 def _vllm_command(model: str, settings: TrialSettings) -> str:
+    given = _given(settings)
+    weights, group_size = given.pop("quantization", "none"), given.pop("group_size", None)
+    groups = f" with groups of {group_size}" if group_size is not None else ""
     words = ["vllm", "serve", model]
-    for name, value in _given(settings).items():
-        words += [KNOBS[name].option, str(value)]
+    if weights in MADE_WHILE_LOADING:
+        words += ["--quantization", weights]
+    elif weights != "none":
+        words[-1] = f"<{weights} build{groups} of {model}>"
+    for name, value in given.items():
+        words += [KNOBS[name].option] if value is True else [KNOBS[name].option, str(value)]
     return shlex.join(words)
 
 

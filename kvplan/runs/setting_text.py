@@ -33,9 +33,14 @@ _WRITINGS: Final[Mapping[str, _Writing]] = {
     "kv_cache_memory_bytes": _Writing("KV memory", lambda value: format_bytes(value, digits=3), "KV memory {}"),
     "dtype": _Writing("dtype"),
     "kv_cache_dtype": _Writing("KV cache", phrase="KV cache {}"),
+    "quantization": _Writing("weights", phrase="weights {}"),
+    "group_size": _Writing("group", phrase="groups of {}"),
+    "max_loras": _Writing("adapters", phrase="{} adapters"),
+    "max_lora_rank": _Writing("rank", phrase="rank {}"),
     "max_concurrency": _Writing("in flight", "{:g}", "{} in flight"),
     "request_rate": _Writing("requests/s", phrase="{} requests/s"),
 }
+_WORDS: Final = ("dtype", "kv_cache_dtype", "quantization")
 ALWAYS_SHOWN: Final = SETTING_NAMES[:4]
 
 
@@ -96,7 +101,7 @@ def cells(values: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
 
 def text_columns(shown: Sequence[str], first: int = 0) -> tuple[int, ...]:
     """Which of the columns, counted from ``first``, hold words."""
-    return tuple(first + place for place, name in enumerate(shown) if name in ("dtype", "kv_cache_dtype"))
+    return tuple(first + place for place, name in enumerate(shown) if name in _WORDS)
 
 
 def _phrase(name: str, value: Any) -> str:

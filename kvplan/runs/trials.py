@@ -7,9 +7,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict
 
-from kvplan.settings import KNOBS, ServingSettings
+from kvplan.settings import KNOBS, LoraSlots, ServingSettings, own_group_size
 
 
 class LoadJson(TypedDict, total=False):
@@ -50,6 +50,21 @@ _ALWAYS_WRITTEN: Final = frozenset(
 )
 
 
+LOADED_FOR: Final = ("dtype", "kv_cache_dtype", "quantization", "group_size", "max_loras", "max_lora_rank")
+"""The settings that a worker's weights are loaded for."""
+
+
+class LoadKey(NamedTuple):
+    """What weights are loaded for. group_size, num_adapters, adapter_rank: 0 where there are none."""
+
+    dtype: str
+    kv_cache_dtype: str
+    quantization: str = "auto"
+    group_size: int = 0
+    num_adapters: int = 0
+    adapter_rank: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class TrialSettings(ServingSettings):
     """The settings of one trial: those that depend on the sweep are decided, the others are the engine's."""
@@ -61,15 +76,31 @@ class TrialSettings(ServingSettings):
     max_num_batched_tokens: int
 
     @property
-    def load_key(self) -> tuple[str, str]:
+    def load_key(self) -> LoadKey:
         """What the engine and its weights are loaded for; trials with equal keys share one worker."""
-        return (self.dtype, self.kv_cache_dtype)
+        slots = self.lora_slots or LoraSlots(0, 0)
+        weights = (self.dtype, self.kv_cache_dtype, self.quantization, self.group_size or 0)
+        return LoadKey(*weights, num_adapters=slots.number, adapter_rank=slots.rank)
 
     def with_changes(self, **changes: Any) -> TrialSettings:
-        return replace(self, **changes)
+        """These settings with ``changes``; what has no meaning with them is as if it had not been given."""
+        changed = replace(self, **changes)
+        return replace(
+            changed,
+            group_size=own_group_size(changed.quantization, changed.group_size),
+            max_lora_rank=None if changed.max_loras == 0 else changed.max_lora_rank,
+        )
+
+    def engine_arguments(self) -> dict[str, Any]:
+        """What kvplan's engine takes of them, by its names."""
+        slots = self.lora_slots
+        values = {name: value for name, value in self.as_json().items() if name not in ("max_loras", "max_lora_rank")}
+        if slots is None:
+            return values
+        return values | {"enable_lora": True, "max_loras": slots.number, "max_lora_rank": slots.rank}
 
     def as_json(self) -> dict[str, Any]:
-        """The axes by name; also the arguments that the engine takes."""
+        """The axes by name."""
         values = {name: getattr(self, name) for name in SETTING_NAMES}
         return {
             name: value for name, value in values.items() if name in _ALWAYS_WRITTEN or value != KNOBS[name].default

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from kvplan.errors import UsageError
 from kvplan.estimate.kvplan.memory import EnginePrediction
-from kvplan.runs.trials import Trial, TrialSettings
+from kvplan.runs.trials import LoadKey, Trial, TrialSettings
 from kvplan.sweeps.axes import AXES, MOST_VALUES, AxisValue
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.options import DEFAULT_BATCHED_TOKENS
@@ -60,11 +60,11 @@ class Design:
         setting follow each other where each setting takes a new server, and so do those that one server can serve.
         """
 
-        def order(settings: TrialSettings) -> tuple[str, str, str, bool, int, int]:
+        def order(settings: TrialSettings) -> tuple[str, LoadKey, bool, int, int]:
             starts = predictor.memory(settings).outcome == "ok"
             return (
                 _server_key(settings, predictor.lowered),
-                *settings.load_key,
+                settings.load_key,
                 not starts,
                 -settings.max_num_batched_tokens,
                 -settings.max_num_seqs,

@@ -35,7 +35,7 @@ from kvplan.sweeps.schedules.lines import make_search
 from kvplan.sweeps.schedules.reruns import WithReruns
 from kvplan.sweeps.schedules.schedule import FixedSchedule, Schedule, Step, simulate, trials_of
 from kvplan.sweeps.schedules.slo_search import SloSearch
-from kvplan.sweeps.weights import resolve_load_format
+from kvplan.sweeps.weights import refuse_impossible_weights, resolve_load_format
 from kvplan.workload.requests import WorkloadSpec, generate_requests
 
 TELLING_MEMORY: Final = "so that the requests nearly fill it; --device-memory sets it"
@@ -46,6 +46,10 @@ SHARED_NOTICE: Final = (
 TRANSFORMERS_NOTICE: Final = (
     "the model runs in its class of transformers: weights and blocks are accounted as always, activations and speed "
     "are measured, not predicted"
+)
+ADAPTERS_NOTICE: Final = (
+    "requests use adapters of random weights and the largest rank in turn, one for each slot; speeds with adapters are "
+    "measured, not predicted"
 )
 DUMMY_NOTICE: Final = "random weights (dummy): capacity and speed do not depend on the weights' values"
 
@@ -99,6 +103,9 @@ def make_plan(options: SweepOptions, engine: SweptEngine | None = None) -> Sweep
     axes = options.parsed_axes()  # a malformed axis is reported before anything slow happens
     memory_bytes = options.device_memory_bytes()
     spec = resolve_model(options.model)
+    load_format = resolve_load_format(options)
+    if engine is None:
+        refuse_impossible_weights(axes, spec, load_format, implementation_of(options, spec))
     if engine is not None:
         engine.refuse(axes)
         device = engine.device(memory_bytes)
@@ -119,7 +126,6 @@ def make_plan(options: SweepOptions, engine: SweptEngine | None = None) -> Sweep
     trials, planes = _trials_and_planes(options, predictor, workload)
     refuse_oversized(predictor, trials, options.model)
     now = datetime.now(timezone.utc)
-    load_format = resolve_load_format(options)
     return SweepPlan(
         run_id=f"{file_name(spec.id)}-{now:%Y%m%d-%H%M%S}",
         created_at=now.isoformat(timespec="seconds"),
@@ -241,14 +247,16 @@ def notices_of(
         return (*engine.notices, *dummy, *((clipped,) if clipped else ()))
     is_unasked_dummy = load_format == "dummy" and options.load_format == "auto"
     dtypes = dict.fromkeys(predictor.dtype(trial.settings) for trial in trials)
+    as_published = any(trial.settings.quantization == "auto" for trial in trials)
     notices = (
         predictor.device.notice,
         DUMMY_NOTICE if is_unasked_dummy else None,
         COUNTED_NOTICE if options.is_counted else None,
         SHARED_NOTICE if options.shares_layers else None,
         TRANSFORMERS_NOTICE if implementation_of(options, predictor.spec) == "transformers" else None,
-        None if load_format != "dummy" else quantization_notice(predictor.spec, " and ".join(dtypes)),
-        published_weights_notice(predictor.spec) if options.is_counted else None,
+        quantization_notice(predictor.spec, " and ".join(dtypes)) if load_format == "dummy" and as_published else None,
+        published_weights_notice(predictor.spec) if options.is_counted and as_published else None,
+        ADAPTERS_NOTICE if any(trial.settings.lora_slots for trial in trials) else None,
         clipping_notice(trials, predictor.requests),
     )
     return tuple(notice for notice in notices if notice)

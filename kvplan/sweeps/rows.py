@@ -11,7 +11,7 @@ from kvplan.machine.device import Device
 from kvplan.runs.columns import COLUMN_NAMES, Row
 from kvplan.runs.directory import TRIAL_SCHEMA, Series, TrialRecord
 from kvplan.runs.rows import empty_row
-from kvplan.runs.trials import rate_as_json
+from kvplan.runs.trials import TrialSettings, rate_as_json
 from kvplan.sweeps.forecast.prediction import predicted_columns
 from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.options import COUNTED_FORMAT
@@ -42,7 +42,8 @@ class SweepIdentity:
     shares_layers: equal layers use the same dummy weights. implementation: what is expected to compute the model, of
     what model_impl allows; None: nothing is computed.
     engine: what serves, None for kvplan's own.
-    has_published_weights: the engine is told the size of the weights as they are published, which the planner predicts.
+    has_published_weights: where no format is asked for, the engine is told the size of the weights as they are
+    published, which the planner predicts.
     """
 
     run_id: str
@@ -63,12 +64,11 @@ class SweepIdentity:
         """Whether nothing is computed."""
         return self.load_format == COUNTED_FORMAT
 
-    @property
-    def weights_origin(self) -> str | None:
+    def weights_origin(self, settings: TrialSettings) -> str | None:
         """See the column of this name."""
         if not self.is_counted:
             return "loaded" if self.engine is None else None
-        return "predicted" if self.has_published_weights else "counted"
+        return "predicted" if self.has_published_weights and settings.quantization == "auto" else "counted"
 
 
 def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
@@ -87,7 +87,7 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "engine": identity.engine,
         "kv_cache_dtype": settings.kv_cache_dtype,
         "load_format": identity.load_format,
-        "weights_origin": identity.weights_origin,
+        "weights_origin": identity.weights_origin(settings),
         "dummy_layers": "shared" if identity.shares_layers else None,
         "model_impl": identity.implementation,
         "seed": workload.seed,
@@ -101,6 +101,10 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "max_model_len": settings.max_model_len,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "kv_cache_memory_bytes": settings.kv_cache_memory_bytes,
+        "quantization": settings.quantization,
+        "group_size": settings.group_size,
+        "max_loras": settings.max_loras,
+        "max_lora_rank": settings.max_lora_rank,
         "tensor_parallel_size": 1,
         "device_memory_bytes": device.memory_bytes,
         "workload": workload.as_text(),

@@ -16,7 +16,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.machine.device import Device
 from kvplan.machine.gpu_clock import ClockReadings, GpuClockMeter
 from kvplan.runs.columns import Row
-from kvplan.runs.trials import Trial
+from kvplan.runs.trials import LoadKey, Trial
 from kvplan.sweeps.feasibility import refuse_architecture
 from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.hosts import OnEvent
@@ -67,7 +67,7 @@ class WorkerHost:
         self._on_versions = on_versions
         self._limits = limits
         self._worker: Worker | None = None
-        self._load_key: tuple[str, str] | None = None
+        self._load_key: LoadKey | None = None
         self._memory_share = 0.0
         is_on_gpu = identity.device.kind == "cuda" and not identity.is_counted
         self._clock = GpuClockMeter.open() if is_on_gpu else GpuClockMeter()
@@ -80,13 +80,12 @@ class WorkerHost:
     def run(self, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent) -> TrialResult:
         """The worker's result, or a row that says how it failed; restarted a few times if someone killed the worker."""
         identity = self._identity
-        published = identity.has_published_weights
         order = make_order(
             prepared,
             identity.device,
             self._source,
             slo_seconds=identity.slo_seconds,
-            weight_bytes=prepared.predictor.memory(prepared.trial.settings).weight_bytes if published else None,
+            has_published_weights=identity.has_published_weights,
         )
         for num_restarts in range(_MOST_RESTARTS + 1):
             try:
@@ -127,8 +126,9 @@ class WorkerHost:
         return result
 
     def _worker_for(self, trial: Trial) -> tuple[Worker, Hello]:
-        """The current worker if it has the weights for this trial, else a new one."""
-        if self._worker is not None and self._load_key == trial.settings.load_key:
+        """The current worker if it has the weights for this trial, or needs none, else a new one."""
+        is_loaded = self._identity.is_counted or self._load_key == trial.settings.load_key
+        if self._worker is not None and is_loaded:
             return self._worker, self._worker.wait_until_ready(self._limits)
         self._drop_worker()
         self._worker = self._make_worker()
@@ -152,10 +152,13 @@ def make_order(
     source: EngineSource,
     *,
     slo_seconds: Mapping[str, float] | None = None,
-    weight_bytes: int | None = None,
+    has_published_weights: bool = False,
 ) -> TrialOrder:
-    """What a worker is told of a trial. weight_bytes: to account for, where the engine does not count them itself."""
+    """What a worker is told of a trial. has_published_weights: see SweepIdentity."""
     seed = prepared.workload.seed
+    weight_bytes = None
+    if has_published_weights and prepared.trial.settings.quantization == "auto":
+        weight_bytes = prepared.prediction.weight_bytes - prepared.prediction.adapter_bytes
     return TrialOrder(
         trial_id=prepared.trial.trial_id,
         engine={
@@ -168,7 +171,7 @@ def make_order(
             "seed": seed,
             **({} if weight_bytes is None else {"weight_bytes": weight_bytes}),
         },
-        settings=prepared.trial.settings.as_json(),
+        settings=prepared.trial.settings.engine_arguments(),
         requests=prepared.prediction.requests.requests,
         max_concurrency=prepared.workload.max_concurrency,
         seed=seed,

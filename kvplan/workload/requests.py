@@ -190,3 +190,8 @@ def prompt_token_ids(seed: int, request: RequestSpec, vocab_size: int) -> list[i
     own = np.random.default_rng([seed, 2, request.index])
     shared = prefix.integers(0, vocab_size, size=request.num_prefix_tokens).tolist()
     return shared + own.integers(0, vocab_size, size=request.num_prompt_tokens - request.num_prefix_tokens).tolist()
+
+
+def adapter_of(index: int, num_adapters: int) -> int | None:
+    """Which of ``num_adapters`` the request of this index uses: they take turns. None where there are none."""
+    return index % num_adapters if num_adapters else None

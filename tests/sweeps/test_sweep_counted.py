@@ -148,8 +148,9 @@ def test_unlike_layers_at_full_size(model: str) -> None:
     under, statuses = UnderLoad(made.workload, made.predictor), set()
     for trial in made.trials:
         prepared = under.prepare(trial)
-        weight_bytes = prepared.predictor.memory(trial.settings).weight_bytes if made.spec.quantization else None
-        row = run_trial(host, make_order(prepared, made.device, source, weight_bytes=weight_bytes), lambda _: None).row
+        is_published = made.spec.quantization is not None
+        order = make_order(prepared, made.device, source, has_published_weights=is_published)
+        row = run_trial(host, order, lambda _: None).row
         expected = row_before(identity, prepared)
         assert row["status"] == expected["predicted_status"], (trial.settings, row.get("error"))
         statuses.add(row["status"])

@@ -16,9 +16,9 @@ from kvplan.errors import UsageError
 from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate, with_quantization
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.speculation import joined_speculation
-from kvplan.estimate.weights import NAMED_FORMATS, check_group_size, own_group_size
+from kvplan.estimate.weights import NAMED_FORMATS, check_group_size
 from kvplan.list_words import is_value
-from kvplan.settings import KNOBS, ServingSettings
+from kvplan.settings import KNOBS, ServingSettings, own_group_size
 from kvplan.units import format_tokens, parse_tokens
 
 

@@ -41,6 +41,8 @@ class EnginePrediction:
     settings: ResolvedSettings
     budget_bytes: int
     weight_bytes: int
+    """With the slots of adapters."""
+    adapter_bytes: int
     activation_bytes: int
     overhead_bytes: int
     """Beside graphs."""
@@ -139,7 +141,8 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
     resolved = resolve_settings(spec, asked, device)
     settings = resolved.serving
     positions = spec.max_position_embeddings or settings.max_model_len
-    weight_bytes = _weight_bytes(spec, settings, device) + engine_slot_bytes(spec, settings, settings.dtype)
+    adapter_bytes = engine_slot_bytes(spec, settings, settings.dtype)
+    weight_bytes = _weight_bytes(spec, settings, device) + adapter_bytes
     layout = engine_layout(spec, settings)
     buffers = workspace_buffers(spec, settings, layout) | kernel_buffers(spec, settings, device)
     activation_bytes = sum(map(_aligned, buffers.values()))
@@ -154,6 +157,7 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
         settings=resolved,
         budget_bytes=budget_bytes,
         weight_bytes=weight_bytes,
+        adapter_bytes=adapter_bytes,
         activation_bytes=activation_bytes,
         overhead_bytes=overhead_bytes,
         graphs=graphs,

@@ -13,11 +13,10 @@ from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.kernels import MXFP4_HIDDEN_STEP, MXFP4_INNER_STEP
 from kvplan.estimate.vllm.stored import stored_rank_bytes, stored_scale
 from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes
+from kvplan.settings import MADE_WHILE_LOADING
 from kvplan.units import MIB
 
 _VOCAB_PADDING = 64
-_MADE_WHILE_LOADING = ("fp8", "bitsandbytes")
-"""Formats that vLLM makes itself from unquantized weights."""
 
 
 class StoredFormats:
@@ -68,7 +67,7 @@ def stored_formats(spec: ModelSpec, requested: str) -> StoredFormats:
     """The published format, else one that vLLM makes while loading (``requested``), else plain weights."""
     if spec.quantization is not None:
         return StoredFormats(spec.quantization)
-    return StoredFormats(NAMED_FORMATS[requested] if requested in _MADE_WHILE_LOADING else None)
+    return StoredFormats(NAMED_FORMATS[requested] if requested in MADE_WHILE_LOADING else None)
 
 
 def rank_weight_bytes(

@@ -44,7 +44,7 @@ def run_profile(host: EngineHost, order: ProfileOrder, send: Send) -> ProfileRes
 
 
 def _serve(engine: Engine, order: TrialOrder, watch: TrialWatch) -> tuple[Row, RecordingJson]:
-    requests = [timed_request(request, order) for request in order.requests]
+    requests = [timed_request(request, order, watch.host.adapters) for request in order.requests]
     before, meter = engine.get_stats(), CpuMeter()
     hits_before = engine.prefix_cache.num_hit_tokens
     recorder = StepRecorder(engine, lambda: _memory_in_use(watch))

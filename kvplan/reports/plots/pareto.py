@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # What the marks tell apart: the first of these that was varied.
-_MARKED: Final = ("block_size", "kv_cache_dtype", "dtype", "max_num_batched_tokens", "max_model_len")
+_MARKED: Final = (
+    "block_size",
+    "quantization",
+    "kv_cache_dtype",
+    "dtype",
+    "max_loras",
+    "max_num_batched_tokens",
+    "max_model_len",
+)
 # Points of a longer front are thinned: a key of more lines is not read.
 _MOST_NUMBERS: Final = 9
 

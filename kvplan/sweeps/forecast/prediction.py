@@ -29,13 +29,18 @@ from kvplan.workload.requests import ClippedRequests, RequestSpec, clip_requests
 class TrialPrediction:
     """The planner's view of one trial. ``seconds`` is the measured part alone, without loading or carving.
 
+    weight_bytes: with the slots of adapters, which take adapter_bytes.
+
     requests: those that the trial will serve, clipped to its max_model_len. figures: throughput and latency, None for a
-    trial that will not be served. time_scale: what times were multiplied by after the trials so far.
+    trial that will not be served, and where no speed is predicted: nothing is computed, weights in few bits, adapters.
+    time_scale: what times were multiplied by after the trials so far.
     """
 
     requests: ClippedRequests
     status: str
     dtype: str
+    weight_bytes: int
+    adapter_bytes: int
     block_bytes: int
     num_blocks: int
     kv_cache_tokens: int
@@ -62,8 +67,9 @@ class Predictor:
 
     time_scale: measured over predicted seconds of the trials so far, 1 before the first. calibration: what this device
     achieved in an earlier sweep, None for estimates. is_counted: nothing will be computed, so speeds are not predicted.
-    is_dense: weights that are published in few bits are dummies in the dtype that is computed in. engine: what
-    serves the trials, None for kvplan's own. lowered: settings that its running server can lower.
+    is_dense: weights that are published in few bits are dummies in the dtype that is computed in, where no format is
+    asked for. engine: what serves the trials, None for kvplan's own. lowered: settings that its running server can
+    lower.
     """
 
     spec: ModelSpec
@@ -86,7 +92,8 @@ class Predictor:
 
     def own_memory(self, settings: TrialSettings) -> EnginePrediction:
         """That of kvplan's own engine."""
-        asked = replace(settings, quantization="none") if self.is_dense else settings
+        is_dense = self.is_dense and settings.quantization == "auto"
+        asked = replace(settings, quantization="none") if is_dense else settings
         return predict(self.spec, asked, self._engine_device())
 
     def trial(self, settings: TrialSettings) -> TrialPrediction:
@@ -104,11 +111,13 @@ class Predictor:
             )
             status, concurrency = simulated.status, simulated.max_running
             seconds = simulated.seconds
-            figures = None if self.is_counted else simulated_figures(simulated)
+            figures = simulated_figures(simulated) if self._has_speeds(memory) else None
         return TrialPrediction(
             requests=clipped,
             status=status,
             dtype=self.dtype(settings),
+            weight_bytes=memory.weight_bytes,
+            adapter_bytes=memory.adapter_bytes if isinstance(memory, EnginePrediction) else 0,
             block_bytes=memory.block_bytes,
             num_blocks=memory.num_blocks,
             kv_cache_tokens=memory.kv_cache_tokens,
@@ -116,16 +125,20 @@ class Predictor:
             max_concurrency=concurrency,
             figures=figures,
             seconds=seconds,
-            origin=self._origin(settings),
+            origin=self._origin(settings) if self._has_speeds(memory) else None,
             time_scale=self.time_scale,
         )
+
+    def _has_speeds(self, memory: PoolPrediction) -> bool:
+        """Whether speeds are predicted: of weights that all have the dtype that is computed in, and no adapters."""
+        if self.is_counted or not isinstance(memory, EnginePrediction):
+            return not self.is_counted
+        return memory.weight_bytes == self.spec.num_parameters * element_bytes(memory.settings.serving.dtype)
 
     def _clock(self, settings: TrialSettings, memory: PoolPrediction) -> StepClock:
         return CountedStep() if self.is_counted else self.step_times(settings, memory)
 
-    def _origin(self, settings: TrialSettings) -> Origin | None:
-        if self.is_counted:
-            return None
+    def _origin(self, settings: TrialSettings) -> Origin:
         if self.calibration is None:
             return "roofline"
         return self.calibration.origin_for(self.spec.id, self.dtype(settings))
@@ -191,6 +204,8 @@ def predicted_columns(prediction: TrialPrediction) -> Row:
     figures = prediction.figures
     return {
         "dtype": prediction.dtype,
+        "weights_bytes_predicted": prediction.weight_bytes,
+        "adapter_bytes_predicted": prediction.adapter_bytes,
         "block_bytes_predicted": prediction.block_bytes,
         "num_blocks_predicted": prediction.num_blocks,
         "kv_cache_tokens_predicted": prediction.kv_cache_tokens,

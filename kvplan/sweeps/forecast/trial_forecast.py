@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvplan.estimate.kv_groups import KvGroup
 from kvplan.estimate.speed.batching import simulate_requests
 from kvplan.estimate.speed.simulation import UNIFORM, BatchLimits, Simulation, StepClock
 from kvplan.runs.trials import TrialSettings
-from kvplan.workload.requests import RequestSpec
+from kvplan.workload.requests import RequestSpec, adapter_of
 
 
 def forecast_trial(
@@ -32,4 +33,15 @@ def forecast_trial(
         groups,
         caches_prefixes=settings.enable_prefix_caching is not False,
     )
-    return simulate_requests(requests, limits, cost, max_concurrency=max_concurrency)
+    return simulate_requests(_told_apart(requests, settings), limits, cost, max_concurrency=max_concurrency)
+
+
+def _told_apart(requests: Sequence[RequestSpec], settings: TrialSettings) -> Sequence[RequestSpec]:
+    """``requests`` with a prefix of its own for each adapter: KV of one is never another's."""
+    number = 0 if settings.lora_slots is None else settings.lora_slots.number
+    if number < 2:
+        return requests
+    return [
+        replace(request, prefix_index=request.prefix_index * number + (adapter_of(request.index, number) or 0))
+        for request in requests
+    ]

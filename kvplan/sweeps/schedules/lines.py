@@ -45,7 +45,7 @@ def make_search(
             _line(axis, values, base.with_changes(**dict(zip(beside, combination, strict=True))))
             for combination in itertools.product(*beside.values())
         ]
-        searches.append(BoundarySearch(axis, tuple(lines), predictor, seed, num_runs=num_runs))
+        searches.append(BoundarySearch(axis, tuple(dict.fromkeys(lines)), predictor, seed, num_runs=num_runs))
     return SearchSequence(tuple(searches))
 
 

@@ -34,7 +34,8 @@ from kvplan.runs.columns import Row
 from kvplan.runs.rows import has_speed, is_measured, throughput_of
 from kvplan.runs.setting_text import settings_text, shown_settings
 from kvplan.runs.statuses import OUT_OF_MEMORY_STATUSES
-from kvplan.runs.trials import Trial, TrialSettings
+from kvplan.runs.trials import LOADED_FOR, Trial, TrialSettings
+from kvplan.settings import KNOBS
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.schedules.schedule import Step, Steps
 
@@ -148,7 +149,7 @@ class _LineSearch:
     def _skipped(self, failure: int) -> str:
         """Why a value needs no run: the one at ``failure`` had already run out of memory."""
         failed = self.line[failure]
-        asked = shown_settings(name for name in ("dtype", "kv_cache_dtype") if getattr(failed, name) != "auto")
+        asked = shown_settings(name for name in LOADED_FOR if getattr(failed, name) != KNOBS[name].default)
         return f"Not run: {settings_text(failed, asked)} had already ended as {self.rows[failure]['status']}."
 
     def knee(self) -> Steps:

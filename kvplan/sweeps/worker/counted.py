@@ -29,8 +29,10 @@ class StepClock:
     def stats(self) -> ServingStats:
         return self._engine.stats
 
-    def add_request(self, request_id: str, prompt_token_ids: list[int], params: Any) -> object:
-        return self._engine.add_request(request_id, prompt_token_ids, params)
+    def add_request(
+        self, request_id: str, prompt_token_ids: list[int], params: Any, *, lora_request: Any = None
+    ) -> object:
+        return self._engine.add_request(request_id, prompt_token_ids, params, lora_request=lora_request)
 
     def step(self) -> Sequence[StepOutput]:
         self._num_steps += 1

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
+from typing import Any
 
 import torch
 
 import kvplan_engine
 from kvplan.sweeps.worker.load_generator import LoadGenerator, TimedRequest
 from kvplan.sweeps.worker.protocol import Hello, Message, Stage, StageMessage, TrialOrder
-from kvplan.workload.requests import RequestSpec, prompt_token_ids
-from kvplan_engine import Engine, EngineConfig, SamplingParams
+from kvplan.workload.requests import RequestSpec, adapter_of, prompt_token_ids
+from kvplan_engine import Engine, EngineConfig, LoRARequest, SamplingParams
 from kvplan_engine.checkpoints.families import KNOWN_ARCHITECTURES, SUPPORTED_ARCHITECTURES
+from kvplan_engine.config import knobs
 from kvplan_engine.device import process_memory
 from kvplan_engine.kernels.cpu.library import cpu_kernels
 from kvplan_engine.transformers_backend.choice import chosen_implementation
@@ -50,25 +52,36 @@ def stage_message(stage: Stage, memory_share: float | None = None) -> StageMessa
 
 @dataclass(slots=True)
 class EngineHost:
-    """The engine of this process. The weights stay from trial to trial; only pool and workspace are made anew."""
+    """The engine of this process. The weights stay from trial to trial; only pool and workspace are made anew.
+
+    loaded_for: what cannot be changed of it. adapters: of random weights, as many as the engine has slots for.
+    """
 
     engine: Engine | None = None
+    loaded_for: dict[str, Any] = field(default_factory=dict)
+    adapters: list[LoRARequest] = field(default_factory=list)
     is_limited: bool = False
     is_warm: bool = False
     resident_at_start: int = 0
     private_at_start: int = 0
 
     def make_ready(self, order: TrialOrder, send: Send) -> Engine:
-        """The engine, loaded on the first call and reconfigured on the next ones. Raises what the engine raises."""
+        """The engine, loaded for the first order and reconfigured for the next ones. Raises what the engine raises.
+
+        Orders for other weights need a process of their own, but where memory is only counted.
+        """
         settings = order.settings
-        if self.engine is not None:
+        changes = {name: settings[name] for name in settings if knobs()[name].reconfigurable}
+        loaded_for = order.engine | {name: settings[name] for name in settings if name not in changes}
+        if self.engine is not None and loaded_for == self.loaded_for:
             send(stage_message("setup"))
-            changes = {name: settings[name] for name in settings if name not in ("dtype", "kv_cache_dtype")}
             self.engine.reconfigure(**changes)
             return self.engine
         send(stage_message("loading"))
         self._limit_memory(order)
         self.engine = Engine(EngineConfig(**order.engine, **settings))
+        self.loaded_for = loaded_for
+        self.adapters = [self.engine.add_dummy_adapter(f"adapter-{n}", n) for n in range(order.num_adapters)]
         return self.engine
 
     def _limit_memory(self, order: TrialOrder) -> None:
@@ -79,7 +92,8 @@ class EngineHost:
         if order.engine["device"] != "cpu" or order.is_counted or self.is_limited:
             return
         cpu_kernels()
-        chosen_implementation(EngineConfig(**order.engine), order.engine["model"])  # imports what it needs
+        config = EngineConfig(**order.engine, **order.settings)
+        chosen_implementation(config, order.engine["model"])  # imports what it needs
         self.resident_at_start = process_memory.resident_memory_bytes()
         self.private_at_start = process_memory.private_memory_bytes()
         process_memory.limit_private_memory(order.engine["device_memory"])
@@ -104,11 +118,12 @@ class EngineHost:
         """One short request, not measured, on an engine that has just been loaded."""
         if not self.is_warm:
             send(stage_message("warmup"))
-            LoadGenerator(engine, [timed_request(_WARMUP, order)], max_concurrency=1).run()
+            LoadGenerator(engine, [timed_request(_WARMUP, order, self.adapters)], max_concurrency=1).run()
             self.is_warm = True
 
 
-def timed_request(request: RequestSpec, order: TrialOrder) -> TimedRequest:
+def timed_request(request: RequestSpec, order: TrialOrder, adapters: Sequence[LoRARequest]) -> TimedRequest:
+    """``request`` as the engine takes it. adapters: the requests use them in turn."""
     tokens = prompt_token_ids(order.seed, request, order.vocab_size)
     num_output = request.num_output_tokens
     if request is _WARMUP:
@@ -116,4 +131,6 @@ def timed_request(request: RequestSpec, order: TrialOrder) -> TimedRequest:
         tokens = tokens[: max(1, longest - num_output)]
         num_output = min(num_output, longest - len(tokens))
     params = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
-    return TimedRequest(f"request-{request.index}", request.arrival_seconds, tokens, params, num_output)
+    number = adapter_of(request.index, len(adapters))
+    adapter = None if number is None else adapters[number]
+    return TimedRequest(f"request-{request.index}", request.arrival_seconds, tokens, params, num_output, adapter)

@@ -42,7 +42,9 @@ class ServingEngine(Protocol):
     @property
     def stats(self) -> ServingStats: ...
 
-    def add_request(self, request_id: str, prompt_token_ids: list[int], params: Any) -> object: ...
+    def add_request(
+        self, request_id: str, prompt_token_ids: list[int], params: Any, *, lora_request: Any = None
+    ) -> object: ...
 
     def step(self) -> Sequence[StepOutput]: ...
 
@@ -51,13 +53,14 @@ class ServingEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimedRequest:
-    """A request that is ready to be sent. ``params`` are the engine's sampling parameters."""
+    """A request that is ready to be sent. params: the engine's sampling parameters; lora_request: its adapter."""
 
     request_id: str
     arrival_seconds: float
     prompt_token_ids: list[int]
     params: Any
     num_output_tokens: int
+    lora_request: Any = None
 
 
 @dataclass(slots=True)
@@ -126,7 +129,9 @@ class LoadGenerator:
             trace = RequestTrace(request.request_id, len(request.prompt_token_ids), now, [])
             self._traces[request.request_id] = trace
             try:
-                self._engine.add_request(request.request_id, request.prompt_token_ids, request.params)
+                self._engine.add_request(
+                    request.request_id, request.prompt_token_ids, request.params, lora_request=request.lora_request
+                )
             except self._refused:
                 continue  # the trace stays unfinished and counts as failed
             self._num_in_flight += 1

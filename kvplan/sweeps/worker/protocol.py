@@ -72,7 +72,7 @@ class TrialOrder:
     """Everything a worker needs for one trial.
 
     engine: engine arguments that stay for the life of its weights (model, device, seed, ...). settings: those of this
-    trial. requests: already clipped to max_model_len.
+    trial, as the engine takes them. requests: already clipped to max_model_len.
     slo_seconds: upper bounds of ttft, tpot and e2el, for goodput.
     """
 
@@ -89,6 +89,11 @@ class TrialOrder:
     def is_counted(self) -> bool:
         """Whether the engine only counts (load format none)."""
         return bool(self.engine["load_format"] == "none")
+
+    @property
+    def num_adapters(self) -> int:
+        """Slots for adapters; each gets one."""
+        return int(self.settings.get("max_loras", 0))
 
     def as_json(self) -> dict[str, Any]:
         return {"type": "trial", **asdict(self)}

@@ -45,7 +45,7 @@ def run_trial(host: EngineHost, order: TrialOrder, send: Send) -> TrialResult:
 
 
 def _serve(engine: Engine, order: TrialOrder, watch: TrialWatch) -> tuple[Row, Series]:
-    requests = [timed_request(request, order) for request in order.requests]
+    requests = [timed_request(request, order, watch.host.adapters) for request in order.requests]
     before = engine.get_stats()
     meter = CpuMeter()
     watch.start(engine)
@@ -118,6 +118,7 @@ def memory_figures(engine: Engine) -> Row:
         "device_memory_bytes": memory.device_total_bytes,
         "budget_bytes": memory.budget_bytes,
         "weights_bytes": memory.weight_bytes,
+        "adapter_bytes": engine.model.adapter_bytes,
         "activation_bytes": memory.activation_bytes,
         "activation_peak_bytes": None if engine.config.is_counted else memory.activation_peak_bytes,
         "overhead_bytes": memory.overhead_bytes,

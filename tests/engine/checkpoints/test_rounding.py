@@ -10,7 +10,7 @@ import torch
 from kvplan import settings
 from kvplan.catalog.reader import read_config as read_spec
 from kvplan.estimate.kvplan.held_weights import held_weight_bytes
-from kvplan.estimate.weights import GROUPED_FORMATS, NAMED_FORMATS
+from kvplan.estimate.weights import NAMED_FORMATS
 from kvplan_engine import LLM, EngineError
 from kvplan_engine.checkpoints.quantised.rounding import rounded
 from kvplan_engine.config import GROUP_SIZES, GROUPED_QUANTIZATIONS, QUANTIZATIONS
@@ -54,7 +54,8 @@ MIXTRAL = LLAMA | {
 
 def test_the_engine_and_the_planner_know_the_same_names() -> None:
     assert set(RECIPES) == set(NAMED_FORMATS) == set(QUANTIZATIONS) - {"none"} == set(ERRORS)
-    assert (GROUPED_QUANTIZATIONS, GROUP_SIZES) == (GROUPED_FORMATS, settings.GROUP_SIZES)
+    assert tuple(NAMED_FORMATS) == settings.WEIGHT_FORMATS
+    assert (GROUPED_QUANTIZATIONS, GROUP_SIZES) == (settings.GROUPED_FORMATS, settings.GROUP_SIZES)
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
