@@ -333,6 +333,15 @@ class Row(TypedDict, total=False):
         int | None, About("memory", "memory reserved for captured CUDA graphs of decode steps", unit="bytes")
     ]
     budget_bytes: Annotated[int | None, About("memory", "device_memory_bytes x gpu_memory_utilization", unit="bytes")]
+    peak_loading_bytes: Annotated[
+        int | None,
+        About(
+            "memory",
+            "peak physical memory while weights, workspace and pool were made, above what the process held before; of "
+            "the trial that loaded the weights, on a CPU",
+            unit="bytes",
+        ),
+    ]
     peak_allocated_bytes: Annotated[
         int | None,
         About(

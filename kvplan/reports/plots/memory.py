@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kvplan.reports.looks import BLUE, GREY, ORANGE, PURPLE
+from kvplan.reports.looks import BLUE, GREY, ORANGE, PURPLE, SKY_BLUE
 from kvplan.reports.plots.canvas import INK, finish, is_narrow
-from kvplan.reports.selection import best_trial
+from kvplan.reports.selection import best_trial, varied_columns
 from kvplan.reports.wording import setting
 from kvplan.runs.reader import Run, Trial
 from kvplan.units import GIB, format_bytes
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_BARS: Final = 6
+# What decides where the memory goes; the first that was varied tells the bars apart.
+_DECIDING: Final = ("gpu_memory_utilization", "quantization", "max_loras", "max_lora_rank", "group_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,10 @@ def segments(trial: Trial) -> list[Segment]:
     taken = weights + activations + overhead + pool
     budget = min(trial.number("budget_bytes") or taken, total or taken)
     outside = (total or taken) - max(budget, taken)
+    adapters = trial.number("adapter_bytes") or 0
     return [
-        Segment("weights", weights, BLUE, dark=True),
+        Segment("weights", weights - adapters, BLUE, dark=True),
+        Segment("slots of adapters", adapters, SKY_BLUE),
         Segment("activations", activations, ORANGE),
         Segment("overhead", overhead, PURPLE),
         Segment("KV pool, used at the peak", used, "#007A5A", dark=True),
@@ -53,16 +57,29 @@ def segments(trial: Trial) -> list[Segment]:
     ]
 
 
+def compared_setting(run: Run) -> str:
+    """What tells the bars apart: the utilization, or what else decides the memory where that is the same for all."""
+    varied = varied_columns(run)
+    return next((name for name in _DECIDING if name in varied), _DECIDING[0])
+
+
 def shown_trials(run: Run) -> list[Trial]:
-    """The best trial, and one at every other utilization that started."""
+    """The best trial, and one at every other value of ``compared_setting`` that started, the least budget first.
+
+    Of equal budgets the largest weights come first.
+    """
     best = best_trial(run)
     candidates = [trial for trial in run.trials if segments(trial)]
     if best is not None and segments(best):
         candidates = [best, *(trial for trial in candidates if trial is not best)]
-    chosen: dict[float, Trial] = {}
+    chosen: dict[object, Trial] = {}
     for trial in candidates:
-        chosen.setdefault(trial.number("gpu_memory_utilization") or 0.0, trial)
-    return _thinned([chosen[utilization] for utilization in sorted(chosen)], best)
+        chosen.setdefault(trial.value(compared_setting(run)), trial)
+    return _thinned(sorted(chosen.values(), key=_budget_and_weights), best)
+
+
+def _budget_and_weights(trial: Trial) -> tuple[float, float]:
+    return trial.number("gpu_memory_utilization") or 0.0, -(trial.number("weights_bytes") or 0.0)
 
 
 def _thinned(trials: list[Trial], best: Trial | None) -> list[Trial]:
@@ -77,8 +94,10 @@ def _thinned(trials: list[Trial], best: Trial | None) -> list[Trial]:
 
 
 def draw(run: Run, figure: Figure) -> str | None:
-    """One bar per utilization, in GiB; the finding says how much of the best trial's pool was used. None where no trial
-    allocated a pool."""
+    """One bar per utilization, or format, in GiB; the finding says how much of the best trial's pool was used.
+
+    None where no trial allocated a pool.
+    """
     trials = shown_trials(run)
     if not trials:
         return None
@@ -88,8 +107,9 @@ def draw(run: Run, figure: Figure) -> str | None:
     unit = _scale(trials)
     for place, trial in enumerate(trials):
         _bar(axes, place, trial, unit)
-    axes.set_yticks(range(len(trials)), [setting(trial.number("gpu_memory_utilization")) for trial in trials])
-    axes.set_ylabel("gpu_memory_\nutilization")
+    name = compared_setting(run)
+    axes.set_yticks(range(len(trials)), [setting(trial.value(name)) for trial in trials])
+    axes.set_ylabel(name.replace("memory_", "memory_\n"))
     axes.set_xlabel(f"device memory ({unit.name})")
     axes.grid(visible=False, axis="y")
     unique = _legend_in_order(axes, trials[0])

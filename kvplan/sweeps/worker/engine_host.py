@@ -55,10 +55,12 @@ class EngineHost:
     """The engine of this process. The weights stay from trial to trial; only pool and workspace are made anew.
 
     loaded_for: what cannot be changed of it. adapters: of random weights, as many as the engine has slots for.
+    peak_loading_bytes: physical memory while it was loaded; None on a GPU.
     """
 
     engine: Engine | None = None
     loaded_for: dict[str, Any] = field(default_factory=dict)
+    peak_loading_bytes: int | None = None
     adapters: list[LoRARequest] = field(default_factory=list)
     is_limited: bool = False
     is_warm: bool = False
@@ -79,7 +81,10 @@ class EngineHost:
             return self.engine
         send(stage_message("loading"))
         self._limit_memory(order)
-        self.engine = Engine(EngineConfig(**order.engine, **settings))
+        with process_memory.PeakMemory() as peak:
+            self.engine = Engine(EngineConfig(**order.engine, **settings))
+        is_on_cpu = order.engine["device"] == "cpu" and not order.is_counted
+        self.peak_loading_bytes = peak.bytes_above_start if is_on_cpu else None
         self.loaded_for = loaded_for
         self.adapters = [self.engine.add_dummy_adapter(f"adapter-{n}", n) for n in range(order.num_adapters)]
         return self.engine

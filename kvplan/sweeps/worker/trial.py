@@ -28,6 +28,8 @@ def run_trial(host: EngineHost, order: TrialOrder, send: Send) -> TrialResult:
     try:
         engine = host.make_ready(order, send)
         row["setup_seconds"] = time.perf_counter() - started
+        if stage == "loading":
+            row["peak_loading_bytes"] = host.peak_loading_bytes
         stage = "serving"
         row |= memory_figures(engine)
         host.warm_up(engine, order, send)

@@ -12,6 +12,7 @@ from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight, packed_codes
 
 _BLOCK = 128
+_ELEMENTS_AT_ONCE = 1 << 21
 
 
 class RoundingReader:
@@ -33,7 +34,30 @@ class RoundingReader:
 
 
 def rounded(weight: torch.Tensor, recipe: Recipe) -> QuantisedWeight:
-    """``weight`` [num_outputs, num_inputs] of any float dtype, by a recipe that has a format for its inputs."""
+    """``weight`` [num_outputs, num_inputs] of any float dtype, by a recipe that has a format for its inputs.
+
+    Some rows at a time: values and codes on their way take many times the bytes that they end with.
+    """
+    largest = _largest_of_all(weight) if recipe.scale == "tensor" else None
+    rows = max(_BLOCK, _ELEMENTS_AT_ONCE // weight.shape[1] // _BLOCK * _BLOCK)
+    codes, scales, minimums = zip(*(_rounded_rows(part, recipe, largest) for part in weight.split(rows)), strict=True)
+    book = BOOKS[recipe.codes]
+    return QuantisedWeight(
+        torch.cat(codes),
+        torch.cat(scales),
+        torch.cat(minimums) if recipe.has_minimums else None,
+        book - book[0] if recipe.has_minimums else book,
+        torch.arange(weight.shape[1], dtype=torch.int32) if recipe.has_order else None,
+    )
+
+
+def _rounded_rows(
+    weight: torch.Tensor, recipe: Recipe, largest: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(codes, scales, minimums) of whole blocks of rows; minimums only mean something where the recipe has them.
+
+    largest: magnitude of the whole weight, for a recipe with one scale.
+    """
     held = recipe.format_of(weight.shape[1])
     assert held is not None, "the caller asks for the format first"
     groups = weight.float().contiguous().unflatten(1, (-1, held.group_size))
@@ -42,17 +66,13 @@ def rounded(weight: torch.Tensor, recipe: Recipe) -> QuantisedWeight:
         least, most = _extremes(groups, recipe)
         scales = _not_zero((most - least) / (book.numel() - 1))
         codes = ((groups - least.unsqueeze(2)) / scales.unsqueeze(2)).round_()
-        minimums: torch.Tensor | None = least
-        book = book - book[0]
     else:
-        scales = _not_zero(_largest(groups, recipe) / book.abs().max())
-        if recipe.codes in ("int4", "int8"):
-            scales = _not_zero(_largest(groups, recipe) / (book.numel() // 2 - 1))
+        least = magnitudes = _magnitudes(groups, recipe, largest)
+        is_even = recipe.codes in ("int4", "int8")
+        scales = _not_zero(magnitudes / (book.numel() // 2 - 1 if is_even else book.abs().max()))
         codes = _nearest(groups / scales.unsqueeze(2), book)
-        minimums = None
     bytes_of_codes = codes.clamp_(0, book.numel() - 1).to(torch.uint8).flatten(1)
-    order = torch.arange(weight.shape[1], dtype=torch.int32) if recipe.has_order else None
-    return QuantisedWeight(packed_codes(bytes_of_codes, held.bits), scales.contiguous(), minimums, book, order)
+    return packed_codes(bytes_of_codes, held.bits), scales.contiguous(), least
 
 
 def _extremes(groups: torch.Tensor, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,16 +86,21 @@ def _extremes(groups: torch.Tensor, recipe: Recipe) -> tuple[torch.Tensor, torch
     return least, most
 
 
-def _largest(groups: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+def _magnitudes(groups: torch.Tensor, recipe: Recipe, largest: torch.Tensor | None) -> torch.Tensor:
     """The largest magnitude in what shares a scale: [num_outputs, num_groups]."""
     each = groups.abs().amax(dim=2)
-    if recipe.scale == "tensor":
-        return each.max().expand_as(each).contiguous()
+    if largest is not None:
+        return largest.expand_as(each).contiguous()
     if recipe.scale == "block":
         return torch.cat([rows.amax(dim=0, keepdim=True).expand_as(rows) for rows in each.split(_BLOCK)])
     if recipe.group_size == 0:
         return each.amax(dim=1, keepdim=True).expand_as(each).contiguous()
     return each
+
+
+def _largest_of_all(weight: torch.Tensor) -> torch.Tensor:
+    least, most = weight.aminmax()
+    return torch.maximum(least.abs(), most.abs()).float()
 
 
 def _not_zero(scales: torch.Tensor) -> torch.Tensor:
