@@ -13,6 +13,7 @@ from kvplan.runs.deploy import Deployment, deployment_of
 from kvplan.runs.reader import Document, Run, Trial
 from kvplan.runs.statuses import STATUS_BRIEF, best_to_worst
 from kvplan.runs.trials import SETTING_NAMES
+from kvplan.settings import KNOBS
 
 _GOALS: Final = {
     "slo": "Fastest within the SLO",
@@ -120,7 +121,7 @@ def _settings(entry: Document) -> Document:
 
 
 def _from_trial(trial: Trial) -> Recommendation:
-    names = [name for name in SETTING_NAMES if trial.value(name) is not None]
+    names = [name for name in SETTING_NAMES if trial.value(name) not in (None, KNOBS[name].default)]
     # A row that was damaged may lack what a command needs.
     is_whole = {*AXIS_COLUMNS, "dtype"} <= set(names) and trial.text("model_id") and trial.text("device")
     deployment = deployment_of(trial.row, trial.text("model_id")) if is_whole else Deployment({}, ())
