@@ -108,14 +108,14 @@ def read_trial_sets(directories: Sequence[Path]) -> TrialSet:
 def _read_directory(directory: Path) -> TrialSet:
     manifest = read_sweep_manifest(directory)
     stored = read_trials(directory / TRIALS)
-    served, excluded = _served(stored.records, manifest["model"]["num_parameters"])
+    spec = resolve_model(str(manifest["options"]["model"]))
+    served, excluded = _served(stored.records, spec.num_parameters)
     if not served:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in excluded.items()) or "it has no rows"
         raise KvplanError(
             f"No row of {directory} can be used: {reasons}.", hint="calibrate a sweep that measured something"
         )
     device = _device_of([record["row"] for record in served], manifest)
-    spec = resolve_model(str(manifest["options"]["model"]))
     requests = _RequestsByLoad(WorkloadSpec.from_json(manifest["workload"]["spec"]))
     trials = [_trial(record, spec, requests) for record in served]
     return TrialSet(
