@@ -114,7 +114,7 @@ def test_figures_of_an_earlier_release_are_read() -> None:
 def test_weights_that_do_not_fit() -> None:
     failure = failed("no-memory-for-weights")
     assert (failure.status, failure.oom_phase, failure.oom_requested_bytes) == ("oom_weights", "weights", 96_576_768)
-    assert failure.error == ("The weights do not fit: an allocation of 92.1 MiB failed. Take a smaller quantization.")
+    assert failure.error == ("The weights do not fit: an allocation of 92.10 MiB failed. Take a smaller quantization.")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ _REASONS: Final[tuple[tuple[str, str], ...]] = (
     (r"unknown model architecture: '([^']+)'", "This release does not know the architecture {0}."),
     (r"n_seq_max must be <= (\d+)", "It has at most {0} slots (max_num_seqs)."),
     (
-        r"quantized V cache was requested, but this requires Flash Attention",
+        r"quantized V cache (?:requires flash_attn|was requested, but this requires)",
         "A quantized V cache needs flash attention: --engine-arg flash-attn=on.",
     ),
 )

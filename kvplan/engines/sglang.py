@@ -1,0 +1,163 @@
+"""SGLang's server in a sweep, by its documentation and by logs that people published; none was run for this.
+
+Options: docs.sglang.io/advanced_features/server_arguments.html. ``gpu_memory_utilization`` is its
+``mem_fraction_static``, the share of the GPU for weights and KV pool. Start-up logs are read as ``kvplan explain``
+reads them.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.spec import ModelSpec
+from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder
+from kvplan.engines.python_package import package_version
+from kvplan.estimate.dtypes import serving_dtype
+from kvplan.estimate.sglang import predict_sglang
+from kvplan.machine.device import Device
+from kvplan.metrics.reading import EngineName, ServerReading
+from kvplan.planner.explaining.startup_log import StartupLog, parse_startup_log
+from kvplan.runs.statuses import Status
+from kvplan.runs.trials import TrialSettings
+from kvplan.sweeps.forecast.pool import PlainLayout, PlainPool
+
+UNPROVEN: Final = "SGLang is started by its documentation; this adapter has not been run against it"
+_AFTER_LOADING: Final = "Load weight end"
+_READY: Final = "fired up and ready to roll"
+_NO_POOL: Final = re.compile(r"Not enough memory\. Please try(?: to)? increas\w+ --mem-fraction-static")
+_TOO_LONG: Final = re.compile(r"--context-length|derived context length")
+_LAST_ERROR: Final = re.compile(r"^\s*((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Sglang:
+    """``python``: the interpreter of the environment that has it; ``given``: ``--engine-arg``."""
+
+    python: str = "python"
+    command_words: Sequence[str] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> EngineName:
+        return "sglang"
+
+    @property
+    def axes(self) -> frozenset[str]:
+        own = {"gpu_memory_utilization", "max_num_seqs", "max_model_len", "max_num_batched_tokens"}
+        return frozenset(own | {"dtype", "kv_cache_dtype"})
+
+    @property
+    def health_path(self) -> str:
+        return "/health"
+
+    def identify(self) -> Installation:
+        """The version in the interpreter. KvplanError where SGLang is not installed there."""
+        version = None if self.command_words else package_version(self.python, "sglang")
+        return Installation(version, "cuda", (UNPROVEN,))
+
+    def command(self, order: StartOrder) -> Command:
+        """``python -m sglang.launch_server``, every setting under SGLang's own name."""
+        settings = order.settings
+        options: dict[str, str] = {
+            "model-path": order.model,
+            "host": "127.0.0.1",
+            "port": str(order.port),
+            "served-model-name": order.served_model_name,
+            "context-length": str(settings.max_model_len),
+            "max-running-requests": str(settings.max_num_seqs),
+            "chunked-prefill-size": str(settings.max_num_batched_tokens),
+            "mem-fraction-static": f"{settings.gpu_memory_utilization:g}",
+            "random-seed": str(order.seed),
+            "enable-metrics": "",
+        }
+        optional = {
+            "dtype": settings.dtype,
+            "kv-cache-dtype": settings.kv_cache_dtype,
+            "load-format": order.load_format,
+        }
+        options |= {name: value for name, value in optional.items() if value != "auto"}
+        if settings.enable_prefix_caching is False:
+            options["disable-radix-cache"] = ""
+        words = tuple(self.command_words) or (self.python, "-m", "sglang.launch_server")
+        return Command((*words, *_words(options | dict(self.given))))
+
+    def started(self, log: str, reading: ServerReading | None) -> StartedEngine:
+        """The pools as the log has them, the tokens by the metrics page where the log does not say."""
+        found = parse_startup_log(log)
+        cache = reading.cache if reading is not None else None
+        told = found.settings
+        resolved = {"max_num_seqs": told.max_num_seqs, "max_model_len": told.max_model_len}
+        return StartedEngine(
+            version=found.version,
+            kv_cache_tokens=found.kv_cache_tokens or (cache.kv_cache_size_tokens if cache else None),
+            block_size=cache.block_size if cache else None,
+            kv_pool_bytes=found.memory.kv_pool_bytes,
+            weights_bytes=found.memory.weight_bytes,
+            graph_bytes=found.memory.graph_bytes,
+            resolved={name: value for name, value in resolved.items() if value is not None},
+        )
+
+    def failure(self, ending: Ending) -> Failure:
+        """By its own sentence for too small a pool, and torch's for memory that ran out."""
+        log = ending.log
+        found = parse_startup_log(log)
+        tried, free = found.memory.tried_bytes, found.memory.free_bytes
+        if _NO_POOL.search(log):
+            sentence = "Nothing is left for the KV pool beside the weights. Raise gpu_memory_utilization."
+            return Failure("oom_kv_init", sentence, "kv_init")
+        if "out of memory" in log:
+            status, phase, cause = _phase(found, log, ending)
+            return Failure(status, cause, phase, oom_requested_bytes=tried, oom_free_bytes=free)
+        if ending.out_of_host_memory:
+            return Failure("crash", "The kernel killed it: this machine's memory ran out.")
+        if ending.exit_code == -signal.SIGKILL:
+            return Failure("crash", "SGLang was killed by signal 9 (SIGKILL).")
+        errors = _LAST_ERROR.findall(log)
+        last = errors[-1] if errors else f"exit code {ending.exit_code}"
+        hint = " Lower max_model_len." if _TOO_LONG.search(last) else ""
+        return Failure("crash", f"SGLang ended: {last.rstrip('.')}.{hint}")
+
+    def predict(self, spec: ModelSpec, settings: TrialSettings, device: Device) -> PlainPool:
+        """SGLang's pools as ``kvplan explain`` predicts them. KvplanError without a GPU that is known."""
+        found = predict_sglang(spec, find_gpu(device.name), settings)
+        budget = int(device.memory_bytes * found.mem_fraction_static)
+        if found.weight_bytes > budget:
+            outcome = "oom_weights"
+        else:
+            outcome = "ok" if found.kv_cache_tokens >= settings.max_model_len else "rejected_ctx"
+        tokens = found.kv_cache_tokens
+        return PlainPool(
+            outcome=outcome if tokens or outcome == "oom_weights" else "oom_kv_init",
+            dtype=serving_dtype(spec.dtype, settings.dtype),
+            weight_bytes=found.weight_bytes,
+            fixed_bytes=found.device_memory_bytes - found.kv_pool_bytes,
+            block_bytes=found.bytes_per_token,
+            num_blocks=tokens,
+            usable_blocks=tokens // settings.block_size,
+            kv_cache_tokens=tokens,
+            largest_context=tokens,
+            layout=PlainLayout(float(found.bytes_per_token)),
+        )
+
+
+def _phase(found: StartupLog, log: str, ending: Ending) -> tuple[Status, str, str]:
+    """Status, oom_phase and sentence of memory that ran out, by what had been printed by then."""
+    if ending.stage == "serving" or _READY in log:
+        return "oom_runtime", "runtime", "Memory ran out while serving. Lower gpu_memory_utilization."
+    if _AFTER_LOADING not in log:
+        return "oom_weights", "weights", "The weights do not fit. Take a smaller quantization, or more GPUs."
+    if found.phase == "capturing":
+        sentence = "Memory ran out while CUDA graphs were captured. Lower gpu_memory_utilization."
+        return "oom_kv_init", "graph_capture", sentence
+    return "oom_kv_init", "kv_init", "Memory ran out beside the KV pool. Lower gpu_memory_utilization."
+
+
+def _words(options: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(
+        word for name, value in options.items() for word in ((f"--{name}", value) if value else (f"--{name}",))
+    )
