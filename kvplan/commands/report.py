@@ -1,4 +1,4 @@
-"""``kvplan report``: a sweep as a page, tables or plots, or two sweeps compared."""
+"""``kvplan report``: a sweep as a page, tables or plots; two sweeps compared; those of several engines side by side."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ class ReportFormat(str, Enum):
 
 def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a sweep.")],
-    other: Annotated[
-        Path | None, typer.Argument(metavar="DIR2", help="Second directory, to compare with the first.")
+    others: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[DIR2...]",
+            help="Directories to compare with the first: another sweep, or sweeps of other engines.",
+            show_default=False,
+        ),
     ] = None,
     output_format: Annotated[
         ReportFormat, typer.Option("--format", help="HTML page, Markdown, CSV, JSON, or plots as PNG files.")
@@ -36,7 +41,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Make an HTML page, tables or plots of a sweep, or compare two sweeps.
+    """Make an HTML page, tables or plots of a sweep, or compare sweeps, of one engine or of several.
 
     Prints the paths of the files it wrote, or the text itself.
     """
@@ -44,10 +49,10 @@ def report(
     from kvplan.runs.files import write_whole
 
     if output_format is ReportFormat.png:
-        for path in write_png_files(directory, other, _png_directory(directory, out)):
+        for path in write_png_files(directory, others or (), _png_directory(directory, out)):
             print(path)
         return
-    made = report_text(directory, other, output_format.value)
+    made = report_text(directory, others or (), output_format.value)
     for note in made.notes:
         print(f"note: {note}", file=sys.stderr)
     target = out

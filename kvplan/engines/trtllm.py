@@ -43,7 +43,7 @@ _CONFIG_FILE: Final = "trtllm.json"
 
 @dataclass(frozen=True)
 class TrtLlm:
-    """``python``: the interpreter beside ``trtllm-serve``; ``command_words``: or how that is run; ``given``: options."""
+    """``python``: the interpreter beside ``trtllm-serve``; ``command_words``: or its command; ``given``: options."""
 
     python: str = "python"
     command_words: Sequence[str] = ()

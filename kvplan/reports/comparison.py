@@ -15,7 +15,7 @@ from kvplan.runs.statuses import worst_of
 
 COMPARISON_SCHEMA: Final = "kvplan.comparison/1"
 COMPARED_COLUMNS: Final = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "kv_usage_max", "num_blocks_total")
-_MATCHED_SETTINGS: Final = (
+MATCHED_SETTINGS: Final = (
     "gpu_memory_utilization",
     "max_num_seqs",
     "block_size",
@@ -31,7 +31,7 @@ _MATCHED_SETTINGS: Final = (
     "request_rate",
     "max_concurrency",
 )
-_CIRCUMSTANCES: Final = (
+CIRCUMSTANCES: Final = (
     "model_id",
     "device_name",
     "device_memory_bytes",
@@ -92,7 +92,7 @@ class Comparison:
 
 def compare_runs(first: Run, second: Run) -> Comparison:
     """Match two runs by their settings. KvplanError when they share none."""
-    keys = [name for name in _MATCHED_SETTINGS if not _is_the_change(first, second, name)]
+    keys = [name for name in MATCHED_SETTINGS if not _is_the_change(first, second, name)]
     one, other = _by_settings(first.frame, keys), _by_settings(second.frame, keys)
     matches = one.merge(other, on=keys, suffixes=("_first", "_second"))
     if matches.empty:
@@ -145,7 +145,7 @@ def _names(first: Run, second: Run) -> tuple[str, str]:
 
 
 def _differences(first: Run, second: Run) -> tuple[Difference, ...]:
-    names = [*_CIRCUMSTANCES, *(name for name in _MATCHED_SETTINGS if _is_the_change(first, second, name))]
+    names = [*CIRCUMSTANCES, *(name for name in MATCHED_SETTINGS if _is_the_change(first, second, name))]
     both = [(name, _values(first, name), _values(second, name)) for name in names]
     return tuple(Difference(name, one or "–", other or "–") for name, one, other in both if one != other)
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Final
 from kvplan.reports.comparison import Comparison
 from kvplan.reports.plots import block_size, latency, memory, occupancy, outcomes, pareto, predictions, slo, throughput
 from kvplan.reports.plots import comparison as comparison_plot
+from kvplan.reports.plots import side_by_side as side_by_side_plot
 from kvplan.reports.plots.canvas import NARROW_INCHES, drawing, new_figure, png_bytes
+from kvplan.reports.side_by_side import SideBySide
 from kvplan.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -78,6 +80,13 @@ def draw_comparison(comparison: Comparison, *, with_narrow: bool = False) -> Pic
     """The one picture of two runs; None where no setting was served in both."""
     with drawing():
         return _draw("comparison", "Both runs", partial(comparison_plot.draw, comparison), (8.6, 4.6), with_narrow)
+
+
+def draw_side_by_side(compared: SideBySide, *, with_narrow: bool = False) -> Picture | None:
+    """The one picture of several runs; None where no shared setting was served."""
+    with drawing():
+        draw = partial(side_by_side_plot.draw, compared)
+        return _draw("engines", "All runs", draw, (9.6, 4.2), with_narrow)
 
 
 def _draw(

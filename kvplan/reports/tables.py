@@ -25,7 +25,8 @@ from kvplan.reports.findings import (
 )
 from kvplan.reports.searches import searches
 from kvplan.reports.selection import listed_trials, with_varied
-from kvplan.reports.wording import named_cell, plural, run_phrase, short_number
+from kvplan.reports.side_by_side import FIGURES, SideBySide, side_sentences
+from kvplan.reports.wording import cell, named_cell, plural, run_phrase, short_number
 from kvplan.runs.reader import Run
 
 REPORT_SCHEMA: Final = "kvplan.report/1"
@@ -155,6 +156,34 @@ def comparison_markdown(comparison: Comparison) -> str:
         differing = [[entry.name, entry.first, entry.second] for entry in comparison.differences]
         parts += ["## What differs", markdown_table(["", "first", "second"], differing)]
     return "\n\n".join([*parts, "## Shared settings", markdown_table(list(comparison.table().columns), rows)]) + "\n"
+
+
+def side_by_side_markdown(compared: SideBySide) -> str:
+    """Sentences, differing circumstances and the shared settings, a line for each run of a setting."""
+    labels = [side.label for side in compared.sides]
+    parts = [f"# {_words(' · '.join(labels))}", _bullets(side_sentences(compared))]
+    if compared.circumstances:
+        differing = [[entry.name, *entry.values] for entry in compared.circumstances]
+        parts += ["## What differs", markdown_table(["", *labels], differing)]
+    rows = [
+        [*(named_cell(name, record[name]) for name in compared.settings), label, *map(cell, record[label].values())]
+        for record in compared.records()
+        for label in labels
+        if record[label]["status"]
+    ]
+    head = [*compared.settings, "engine", "status", *FIGURES]
+    return "\n\n".join([*parts, "## Shared settings", markdown_table(head, rows)]) + "\n"
+
+
+def side_by_side_frame(compared: SideBySide) -> pd.DataFrame:
+    """One row per shared setting and run, with the run's label as ``engine``."""
+    rows = [
+        {name: record[name] for name in compared.settings} | {"engine": side.label} | record[side.label]
+        for record in compared.records()
+        for side in compared.sides
+        if record[side.label]["status"]
+    ]
+    return pd.DataFrame(rows, dtype=object)
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

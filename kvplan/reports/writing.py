@@ -7,17 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvplan.errors import KvplanError
+from kvplan.errors import KvplanError, UsageError
 from kvplan.reports.comparison import Comparison, compare_runs, comparison_document
 from kvplan.reports.html.comparison_page import comparison_page
 from kvplan.reports.html.page import report_page
-from kvplan.reports.pictures import Picture, draw_comparison, draw_pictures
-from kvplan.reports.tables import comparison_markdown, csv_text, frame_csv, json_document, json_text, markdown_text
+from kvplan.reports.html.side_by_side_page import side_by_side_page
+from kvplan.reports.pictures import Picture, draw_comparison, draw_pictures, draw_side_by_side
+from kvplan.reports.plots.side_by_side import MOST_RUNS
+from kvplan.reports.side_by_side import SideBySide, engine_of, set_side_by_side, side_by_side_document
+from kvplan.reports.tables import (
+    comparison_markdown,
+    csv_text,
+    frame_csv,
+    json_document,
+    json_text,
+    markdown_text,
+    side_by_side_frame,
+    side_by_side_markdown,
+)
 from kvplan.runs.files import write_whole
 from kvplan.runs.reader import Run, load_run
 
 PAGE_FILE: Final = "report.html"
 COMPARISON_FILE: Final = "comparison.html"
+SIDE_BY_SIDE_FILE: Final = "engines.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +51,46 @@ def write_all(directory: Path) -> list[Path]:
     return [*write_pictures(pictures, directory), page]
 
 
-def write_png_files(directory: Path, other: Path | None, target: Path) -> list[Path]:
-    """The pictures of a run, or the one picture of two, into ``target``."""
-    run = load_run(directory)
+def write_png_files(directory: Path, others: Sequence[Path], target: Path) -> list[Path]:
+    """The pictures of a run, or the one picture of two or more, into ``target``."""
+    subject = _subject(directory, others)
     make_directory(target)
-    pictures = draw_pictures(run) if other is None else _comparison_pictures(compare_runs(run, load_run(other)))
+    if isinstance(subject, Run):
+        pictures = draw_pictures(subject)
+    elif isinstance(subject, SideBySide):
+        pictures = _side_by_side_pictures(subject)
+    else:
+        pictures = _comparison_pictures(subject)
     if not pictures:
         raise KvplanError("No trial was served, so there is nothing to draw.", hint="`--format md` lists the outcomes")
     return write_pictures(pictures, target)
 
 
-def report_text(directory: Path, other: Path | None, kind: str) -> ReportText:
+def report_text(directory: Path, others: Sequence[Path], kind: str) -> ReportText:
     """A report in one of the text formats: html, md, csv, json."""
-    run = load_run(directory)
-    if other is None:
-        return ReportText(_run_text(run, kind), PAGE_FILE, run.notes)
-    comparison = compare_runs(run, load_run(other))
-    notes = tuple(dict.fromkeys(note for one in comparison.runs for note in one.notes))
-    return ReportText(_comparison_text(comparison, kind), COMPARISON_FILE, notes)
+    subject = _subject(directory, others)
+    if isinstance(subject, Run):
+        return ReportText(_run_text(subject, kind), PAGE_FILE, subject.notes)
+    if isinstance(subject, SideBySide):
+        runs = [side.run for side in subject.sides]
+        return ReportText(_side_by_side_text(subject, kind), SIDE_BY_SIDE_FILE, _notes(runs))
+    return ReportText(_comparison_text(subject, kind), COMPARISON_FILE, _notes(subject.runs))
+
+
+def _subject(directory: Path, others: Sequence[Path]) -> Run | Comparison | SideBySide:
+    """One run; two of one engine compared in detail; runs of several engines, or more than two, side by side."""
+    if len(others) >= MOST_RUNS:
+        raise UsageError(f"{1 + len(others)} runs are too many for one report.", hint=f"give at most {MOST_RUNS}")
+    runs = [load_run(each) for each in (directory, *others)]
+    if len(runs) == 1:
+        return runs[0]
+    if len(runs) == 2 and engine_of(runs[0]) == engine_of(runs[1]):
+        return compare_runs(*runs)
+    return set_side_by_side(runs)
+
+
+def _notes(runs: Sequence[Run]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(note for run in runs for note in run.notes))
 
 
 def _run_text(run: Run, kind: str) -> str:
@@ -72,6 +107,19 @@ def _comparison_text(comparison: Comparison, kind: str) -> str:
     if kind == "json":
         return json_text(comparison_document(comparison))
     return frame_csv(comparison.table()) if kind == "csv" else comparison_markdown(comparison)
+
+
+def _side_by_side_text(compared: SideBySide, kind: str) -> str:
+    if kind == "html":
+        return side_by_side_page(compared, _side_by_side_pictures(compared, with_narrow=True))
+    if kind == "json":
+        return json_text(side_by_side_document(compared))
+    return frame_csv(side_by_side_frame(compared)) if kind == "csv" else side_by_side_markdown(compared)
+
+
+def _side_by_side_pictures(compared: SideBySide, *, with_narrow: bool = False) -> list[Picture]:
+    picture = draw_side_by_side(compared, with_narrow=with_narrow)
+    return [] if picture is None else [picture]
 
 
 def _comparison_pictures(comparison: Comparison, *, with_narrow: bool = False) -> list[Picture]:

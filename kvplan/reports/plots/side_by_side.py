@@ -1,0 +1,117 @@
+"""Several runs in one picture: a line for each shared setting, a mark for each engine; throughput left, TPOT right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pandas as pd
+
+from kvplan.reports.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, VERMILION
+from kvplan.reports.plots.canvas import FAINT, finish, is_narrow, panels, thousands
+from kvplan.reports.side_by_side import SideBySide, engine_of
+from kvplan.reports.wording import plural, setting
+from kvplan.runs.statuses import MEASURED_STATUSES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MARKS: Final = ("o", "s", "D", "^", "v", "P", "X")
+_COLOURS: Final = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY_BLUE, BLACK)
+MOST_RUNS: Final = len(_MARKS)
+_MOST_LINES: Final = 24
+_LINE_INCHES: Final = 0.27
+
+
+def draw(compared: SideBySide, figure: Figure) -> str | None:
+    """None where no shared setting was served by any run."""
+    table = _drawn(compared)
+    if table.empty:
+        return None
+    names = [_line_name(compared, row, narrow=is_narrow(figure)) for _, row in table.iterrows()]
+    figure.set_figheight(max(figure.get_figheight(), 1.9 + _LINE_INCHES * len(table)))
+    shown = panels(figure, 2)
+    for axes, column, title in (
+        (shown[0], "output_throughput", "Output throughput (tokens/s)"),
+        (shown[1], "median_tpot_ms", "Median TPOT (ms)"),
+    ):
+        _lines(axes, compared, table, column)
+        axes.set_title(title, fontsize=9.5)
+        axes.set_yticks(range(len(names)), names if axes is shown[0] or is_narrow(figure) else [""] * len(names))
+        axes.tick_params(axis="y", labelsize=8)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+    shown[0].legend(loc="lower right", fontsize=8, frameon=True, facecolor="white", edgecolor="#CCCCCC")
+    return finish(figure, compared.sides[0].run, _finding(compared), _left_out(compared), _circumstances(compared))
+
+
+def _drawn(compared: SideBySide) -> pd.DataFrame:
+    """The settings that some run served, as many as fit; the first ones, in their order."""
+    return _served(compared).head(_MOST_LINES)
+
+
+def _served(compared: SideBySide) -> pd.DataFrame:
+    table = compared.table
+    columns = [f"output_throughput_{place}" for place in range(len(compared.sides))]
+    return table[table[columns].notna().any(axis=1)].reset_index(drop=True)
+
+
+def _lines(axes: Axes, compared: SideBySide, table: pd.DataFrame, column: str) -> None:
+    figures = table[[f"{column}_{place}" for place in range(len(compared.sides))]]
+    axes.hlines(range(len(table)), figures.min(axis=1), figures.max(axis=1), color=FAINT, linewidth=0.8, zorder=1)
+    for place, side in enumerate(compared.sides):
+        look = {"color": _COLOURS[place], "marker": _MARKS[place], "s": 34, "zorder": 3}
+        axes.scatter(table[f"{column}_{place}"], range(len(table)), label=side.label, **look)
+        _mark_failures(axes, table, place)
+    highest = figures.max().max()
+    axes.set_xlim(0, highest * 1.08 if highest > 0 else 1)
+    axes.xaxis.set_major_formatter(thousands())
+    axes.grid(axis="y", visible=False)
+
+
+def _mark_failures(axes: Axes, table: pd.DataFrame, place: int) -> None:
+    """The status of a run that did not serve the setting, at the left edge, in its colour."""
+    statuses = table[f"status_{place}"]
+    for line, status in enumerate(statuses):
+        if isinstance(status, str) and status not in MEASURED_STATUSES:
+            offset = (4, -3 + 7 * (place % 2))
+            axes.annotate(
+                status, (0, line), textcoords="offset points", xytext=offset, fontsize=7, color=_COLOURS[place]
+            )
+
+
+def _line_name(compared: SideBySide, row: pd.Series, *, narrow: bool) -> str:
+    parts = [
+        f"{name} {setting(row[name])}"
+        for name in compared.settings
+        if row[name] not in ("", "inf") and row[name] == row[name]
+    ]
+    return (",\n" if narrow else ", ").join(parts) or "the one setting"
+
+
+def _finding(compared: SideBySide) -> str:
+    """The run whose throughput differs most from the first one's."""
+    first = compared.sides[0].label
+    middles = {
+        side.label: (float(ratios.median()), len(ratios))
+        for place, side in enumerate(compared.sides[1:], start=1)
+        if not (ratios := compared.ratios(place)).empty
+    }
+    if not middles:
+        return f"{first} and {compared.sides[1].label} served no setting both"
+    parts = [f"{label} {middle:.2f}" for label, (middle, _) in middles.items()]
+    number = max(count for _, count in middles.values())
+    over = f"median of {plural(number, 'shared setting')}"
+    return f"Output throughput over that of {first}: {', '.join(parts)} ({over})"
+
+
+def _left_out(compared: SideBySide) -> str:
+    more = len(_served(compared)) - _MOST_LINES
+    return f"the first {_MOST_LINES} settings; {more} more in the table" if more > 0 else ""
+
+
+def _circumstances(compared: SideBySide) -> str:
+    """Model, device and load of the first run; what differs stands in the table of the page."""
+    run = compared.sides[0].run
+    engines = ", ".join(dict.fromkeys(engine_of(side.run) for side in compared.sides))
+    device = run.first("device_name") or run.first("device")
+    return " · ".join(filter(None, (run.first("model_id"), engines, device, run.first("workload"))))
