@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kvplan.engines.interface import EngineAdapter
+from kvplan.engines.documented.sglang import Sglang
+from kvplan.engines.documented.trtllm import TrtLlm
+from kvplan.engines.interface import EngineAdapter, argument_pairs
+from kvplan.engines.llamacpp.adapter import LlamaCpp
 from kvplan.engines.swept import AdaptedEngine
 from kvplan.engines.vllm.adapter import VllmAdapter
 from kvplan.errors import UsageError
@@ -16,11 +20,35 @@ from kvplan.sweeps.options import SweepOptions
 
 
 def _vllm(options: SweepOptions) -> EngineAdapter:
-    python = os.path.expanduser(options.engine_python or sys.executable)
-    return VllmAdapter(python, options.engine_command, options.engine_args, options.reuse_server)
+    return VllmAdapter(_python(options), options.engine_command, options.engine_args, options.reuse_server)
 
 
-_ADAPTERS: Final[Mapping[str, Callable[[SweepOptions], EngineAdapter]]] = {"vllm": _vllm}
+def _llamacpp(options: SweepOptions) -> EngineAdapter:
+    return LlamaCpp(_words(options) or ("llama-server",), argument_pairs(options.engine_args))
+
+
+def _sglang(options: SweepOptions) -> EngineAdapter:
+    return Sglang(_python(options), _words(options), argument_pairs(options.engine_args))
+
+
+def _trtllm(options: SweepOptions) -> EngineAdapter:
+    return TrtLlm(_python(options), _words(options), argument_pairs(options.engine_args))
+
+
+def _python(options: SweepOptions) -> str:
+    return os.path.expanduser(options.engine_python or sys.executable)
+
+
+def _words(options: SweepOptions) -> tuple[str, ...]:
+    return tuple(os.path.expanduser(word) for word in shlex.split(options.engine_command or ""))
+
+
+_ADAPTERS: Final[Mapping[str, Callable[[SweepOptions], EngineAdapter]]] = {
+    "vllm": _vllm,
+    "llamacpp": _llamacpp,
+    "sglang": _sglang,
+    "trtllm": _trtllm,
+}
 
 
 def swept_engine(options: SweepOptions) -> SweptEngine | None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kvplan.catalog.models import resolve_model
+from kvplan.engines.documented.package import package_version
+from kvplan.engines.documented.sglang import Sglang
+from kvplan.engines.documented.trtllm import TrtLlm
 from kvplan.engines.interface import Ending, EngineAdapter, StartOrder
-from kvplan.engines.python_package import package_version
-from kvplan.engines.sglang import Sglang
-from kvplan.engines.trtllm import TrtLlm
 from kvplan.errors import KvplanError
 from kvplan.machine.device import Device
 from kvplan.metrics.page import read_page
@@ -89,10 +89,10 @@ def test_sglang_out_of_memory_by_what_it_had_done() -> None:
 
 
 def test_sglang_is_predicted_as_explain_predicts_it() -> None:
-    pool = Sglang().predict(resolve_model("llama-3.1-8b"), SETTINGS, H100)
+    pool = Sglang().model(resolve_model("llama-3.1-8b"), H100).memory(SETTINGS)
     assert pool.outcome == "ok"
     assert pool.kv_cache_tokens * pool.layout.bytes_per_token == pytest.approx(pool.block_bytes * pool.num_blocks)
-    large = Sglang().predict(resolve_model("llama-3.1-70b"), SETTINGS, H100)
+    large = Sglang().model(resolve_model("llama-3.1-70b"), H100).memory(SETTINGS)
     assert large.outcome == "oom_weights"
 
 
@@ -149,8 +149,8 @@ def test_trtllm_model_that_does_not_fit() -> None:
 
 def test_trtllm_is_predicted_from_what_is_free() -> None:
     spec = resolve_model("llama-3.1-8b")
-    half = TrtLlm().predict(spec, SETTINGS.with_changes(gpu_memory_utilization=0.45), H100)
-    whole = TrtLlm().predict(spec, SETTINGS.with_changes(gpu_memory_utilization=0.9), H100)
+    half = TrtLlm().model(spec, H100).memory(SETTINGS.with_changes(gpu_memory_utilization=0.45))
+    whole = TrtLlm().model(spec, H100).memory(SETTINGS.with_changes(gpu_memory_utilization=0.9))
     assert whole.outcome == "ok"
     assert whole.kv_cache_tokens == pytest.approx(2 * half.kv_cache_tokens, abs=64)
     assert whole.kv_cache_tokens % 32 == 0

@@ -15,6 +15,8 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.machine.device import Device
 from kvplan.runs.trials import TrialSettings
 from kvplan.units import GIB, MIB
+from kvplan.workload.lengths import Lengths
+from kvplan.workload.requests import WorkloadSpec, generate_requests
 
 LOGS = Path(__file__).resolve().parents[1] / "data" / "engine_logs" / "llamacpp"
 SETTINGS = TrialSettings(
@@ -166,7 +168,9 @@ def test_a_gpu_out_of_memory() -> None:
     ],
 )
 def test_refusals_say_why(name: str, sentence: str) -> None:
-    assert failed(name) == Failure("crash", sentence)
+    failure = failed(name)
+    assert (failure.status, failure.error, failure.oom_phase) == ("crash", sentence, None)
+    assert failure.stops_sweep is name.startswith("unknown-")
 
 
 def test_a_crash_has_the_last_error() -> None:
@@ -188,19 +192,38 @@ def test_an_allocation_that_was_recovered_at_the_start_is_no_cause_later() -> No
     assert LlamaCpp().failure(Ending("serving", -signal.SIGSEGV, text)).status == "crash"
 
 
+def test_a_cache_of_given_bytes_is_shared(smollm2_file: Path) -> None:
+    settings = SETTINGS.with_changes(kv_cache_memory_bytes=23 * MIB)
+    ordered = StartOrder(str(smollm2_file), settings, 8123, Path("/nowhere"))
+    words = LlamaCpp().command(ordered).argv
+    assert (after(words, "--ctx-size"), after(words, "--kv-unified-per-slot")) == ("1024", "300")
+    assert "--kv-unified" in words
+    pool = LlamaCpp().model(resolve_model(str(smollm2_file)), DEVICE).memory(settings)
+    assert (pool.kv_cache_tokens, pool.largest_context) == (1024, 300)  # as start-unified.log has it
+    assert pool.block_bytes * pool.num_blocks <= 23 * MIB
+
+
+def test_the_settings_of_a_sweep_that_names_none(smollm2_file: Path) -> None:
+    model = LlamaCpp().model(resolve_model(str(smollm2_file)), DEVICE)
+    base = model.base_settings(generate_requests(WorkloadSpec(2, Lengths(16, 64), Lengths(8, 8))), None)
+    assert (base.max_num_seqs, base.block_size, base.max_num_batched_tokens) == (4, 1, 2048)
+    assert model.memory(base).outcome == "ok"
+    assert model.default_axes(base) == {"max_num_seqs": (1, 4, 8, 16)}
+
+
 def test_prediction_is_of_the_command_line(smollm2_file: Path) -> None:
     spec = resolve_model(str(smollm2_file))
-    pool = LlamaCpp().predict(spec, SETTINGS, DEVICE)
+    pool = LlamaCpp().model(spec, DEVICE).memory(SETTINGS)
     assert (pool.outcome, pool.kv_cache_tokens, pool.largest_context) == ("ok", 2048, 512)
     assert pool.block_bytes * pool.num_blocks == 45 * MIB
-    shared = LlamaCpp(given={"kv-unified": "", "ctx-size": "256"}).predict(spec, SETTINGS, DEVICE)
+    shared = LlamaCpp(given={"kv-unified": "", "ctx-size": "256"}).model(spec, DEVICE).memory(SETTINGS)
     assert (shared.outcome, shared.kv_cache_tokens) == ("rejected_ctx", 256)
 
 
 @pytest.mark.parametrize(("memory", "outcome"), [(64 * MIB, "oom_weights"), (140 * MIB, "oom_kv_init"), (GIB, "ok")])
 def test_prediction_of_what_does_not_fit(memory: int, outcome: str, smollm2_file: Path) -> None:
     device = Device("cpu", "a CPU", memory, 2)
-    assert LlamaCpp().predict(resolve_model(str(smollm2_file)), SETTINGS, device).outcome == outcome
+    assert LlamaCpp().model(resolve_model(str(smollm2_file)), device).memory(SETTINGS).outcome == outcome
 
 
 def test_a_command_that_is_not_there_is_named() -> None:

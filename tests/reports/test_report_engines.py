@@ -76,7 +76,8 @@ def test_what_is_said_of_them(tmp_path: Path) -> None:
     assert sentences == [
         "Output throughput of llamacpp b11434 is 0.38 times that of kvplan "
         "(median of 2 shared settings; range 0.25 to 0.50).",
-        "Median TPOT of llamacpp b11434 is 3.00 times that of kvplan (median of 2 shared settings; range 2.00 to 4.00).",
+        "Median TPOT of llamacpp b11434 is 3.00 times that of kvplan "
+        "(median of 2 shared settings; range 2.00 to 4.00).",
         "Output throughput of vllm 0.32.0 is 0.80 times that of kvplan (one shared setting).",
         "Median TPOT of vllm 0.32.0 is 1.25 times that of kvplan (one shared setting).",
         "llamacpp b11434 held as many KV tokens as predicted in all of 3 trials.",

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder
 from kvplan.engines.llamacpp.failures import classify
 from kvplan.engines.llamacpp.log import read_start
-from kvplan.engines.llamacpp.options import Options, server_options, settings_of, user_options, words_of
+from kvplan.engines.llamacpp.model import LlamaCppModel
+from kvplan.engines.llamacpp.options import Options, server_options, user_options, words_of
 from kvplan.errors import KvplanError
-from kvplan.estimate.llamacpp import LlamaCppPrediction, predict_llamacpp
 from kvplan.machine.device import Device
 from kvplan.metrics.reading import EngineName, ServerReading
-from kvplan.runs.trials import TrialSettings
-from kvplan.sweeps.forecast.pool import PlainLayout, PlainPool
+from kvplan.sweeps.forecast.pool import EngineModel
 
 _VERSION: Final = re.compile(r"version: (\S+)")
 _DEVICE: Final = re.compile(r"^\s*(?:CUDA|ROCm|Vulkan|Metal|SYCL)\d*:", re.MULTILINE)
@@ -40,7 +40,8 @@ class LlamaCpp:
 
     @property
     def axes(self) -> frozenset[str]:
-        return frozenset({"max_num_seqs", "max_model_len", "max_num_batched_tokens", "kv_cache_dtype"})
+        pool = {"kv_cache_memory_bytes", "kv_cache_dtype"}
+        return frozenset(pool | {"max_num_seqs", "max_model_len", "max_num_batched_tokens"})
 
     @property
     def health_path(self) -> str:
@@ -57,7 +58,8 @@ class LlamaCpp:
         if order.load_format == "dummy":
             raise KvplanError("llama.cpp has no random weights.", hint="leave --load-format out, and give a .gguf file")
         own = ("--model", order.model, "--host", "127.0.0.1", "--port", str(order.port))
-        words = words_of(server_options(order.settings, self._options))
+        spec = resolve_model(order.model) if order.settings.kv_cache_memory_bytes is not None else None
+        words = words_of(server_options(order.settings, self._options, spec))
         return Command((*self.command_words, *own, "--alias", order.served_model_name, *words))
 
     def started(self, log: str, reading: ServerReading | None) -> StartedEngine:
@@ -85,21 +87,8 @@ class LlamaCpp:
         """See kvplan.engines.llamacpp.failures."""
         return classify(ending)
 
-    def predict(self, spec: ModelSpec, settings: TrialSettings, device: Device) -> PlainPool:
-        """Cells and bytes as kvplan.estimate.llamacpp has them; all of it must fit the device."""
-        found = predict_llamacpp(spec, settings_of(server_options(settings, self._options)))
-        return PlainPool(
-            outcome=_outcome(found, settings, device),
-            dtype=spec.dtype,
-            weight_bytes=found.weight_bytes,
-            fixed_bytes=found.fixed_bytes,
-            block_bytes=found.bytes_per_token,
-            num_blocks=found.kv_cache_tokens,
-            usable_blocks=found.kv_cache_tokens // settings.block_size,
-            kv_cache_tokens=found.kv_cache_tokens,
-            largest_context=found.slot_tokens,
-            layout=PlainLayout(float(found.bytes_per_token)),
-        )
+    def model(self, spec: ModelSpec, device: Device) -> EngineModel:
+        return LlamaCppModel(spec, device, self._options)
 
     @cached_property
     def _options(self) -> Options:
@@ -114,12 +103,3 @@ class LlamaCpp:
             hint = "--engine-command PATH/llama-server"
             raise KvplanError(f"'{words[0]}' cannot be run ({reason}).", hint=hint) from error
         return answer.stdout + answer.stderr
-
-
-def _outcome(found: LlamaCppPrediction, settings: TrialSettings, device: Device) -> str:
-    """A slot that is shorter than max_model_len refuses the longest requests, though the server starts."""
-    if found.weight_bytes > device.memory_bytes:
-        return "oom_weights"
-    if found.fixed_bytes + found.kv_cache_bytes > device.memory_bytes:
-        return "oom_kv_init"
-    return "ok" if found.slot_tokens >= settings.max_model_len else "rejected_ctx"

@@ -35,6 +35,12 @@ _REASONS: Final[tuple[tuple[str, str], ...]] = (
 """(what is printed, what it means): refusals that have nothing to do with memory, the most telling first."""
 
 
+_OF_EVERY_START: Final = tuple(
+    pattern for pattern, sentence in _REASONS if sentence.startswith(("It refuses", "It knows"))
+)
+"""What a next trial would meet as well."""
+
+
 def classify(ending: Ending) -> Failure:
     """The status of an ending, and one sentence with the cause."""
     for recognise in (_refusal, _out_of_memory, _killed):
@@ -48,7 +54,8 @@ def _refusal(ending: Ending) -> Failure | None:
     for pattern, sentence in _REASONS:
         found = re.search(pattern, ending.log)
         if found is not None:
-            return Failure("crash", sentence.format(*(group.strip().rstrip(".,") for group in found.groups())))
+            cause = sentence.format(*(group.strip().rstrip(".,") for group in found.groups()))
+            return Failure("crash", cause, stops_sweep=pattern in _OF_EVERY_START)
     return None
 
 

@@ -1,17 +1,26 @@
 """llama-server's options: from settings, with those that the user gave in front; and what they mean for memory.
 
 llama.cpp has slots instead of a pool: ``--parallel`` of them, with ``--ctx-size`` tokens for all together. So
-``max_num_seqs`` slots of ``max_model_len`` tokens need a context of their product, padded slot by slot.
+``max_num_seqs`` slots of ``max_model_len`` tokens need a context of their product, padded slot by slot. Where
+``kv_cache_memory_bytes`` says how large the cache is, the slots share it (``--kv-unified``), each up to its length.
 tools/server/README.md and common/arg.cpp, b11434.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
+from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimate.llamacpp import DEFAULT_BATCH, DEFAULT_PHYSICAL_BATCH, PADDING, LlamaServerSettings
+from kvplan.estimate.llamacpp import (
+    DEFAULT_BATCH,
+    DEFAULT_PHYSICAL_BATCH,
+    PADDING,
+    LlamaServerSettings,
+    predict_llamacpp,
+)
 from kvplan.runs.trials import TrialSettings
 
 Options = dict[str, str]
@@ -45,8 +54,11 @@ def user_options(arguments: Mapping[str, str]) -> Options:
     return {_LONG_NAMES.get(name, name): value for name, value in arguments.items()}
 
 
-def server_options(settings: TrialSettings, given: Mapping[str, str]) -> Options:
-    """The options of one start, without model, address and name. UsageError for a KV dtype that it does not have."""
+def server_options(settings: TrialSettings, given: Mapping[str, str], spec: ModelSpec | None = None) -> Options:
+    """The options of one start, without model, address and name. UsageError for a KV dtype that it does not have.
+
+    spec: needed where the settings say how many bytes the cache has.
+    """
     options: Options = {
         "parallel": str(settings.max_num_seqs),
         "ctx-size": str(settings.max_num_seqs * _padded(settings.max_model_len)),
@@ -58,7 +70,23 @@ def server_options(settings: TrialSettings, given: Mapping[str, str]) -> Options
     if settings.enable_prefix_caching is False:
         options |= {"no-cache-prompt": "", "cache-ram": "0"}
     options |= {"metrics": "", "slots": "", "log-verbosity": _VERBOSITY}
-    return options | dict(given)
+    if settings.kv_cache_memory_bytes is None:
+        return options | dict(given)
+    assert spec is not None, "bytes are turned into tokens by the model"
+    options |= {"kv-unified": "", "kv-unified-per-slot": str(settings.max_model_len)} | dict(given)
+    tokens = largest_context(spec, settings_of(options), settings.kv_cache_memory_bytes)
+    return options | {"ctx-size": given.get("ctx-size", str(tokens))}
+
+
+def largest_context(spec: ModelSpec, asked: LlamaServerSettings, cache_bytes: int) -> int:
+    """The largest context of a shared cache that takes at most ``cache_bytes``, in tokens; one padding at least."""
+    each = max(predict_llamacpp(spec, replace(asked, context_tokens=PADDING)).bytes_per_token, 1)
+    tokens = max(cache_bytes // each // PADDING, 1) * PADDING
+    while (
+        tokens > PADDING and predict_llamacpp(spec, replace(asked, context_tokens=tokens)).kv_cache_bytes > cache_bytes
+    ):
+        tokens -= PADDING
+    return tokens
 
 
 def cache_type_of(kv_cache_dtype: str) -> str:

@@ -13,18 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.spec import ModelSpec
+from kvplan.engines.documented.models import GpuModel, sglang_pool
+from kvplan.engines.documented.package import package_version
 from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder
-from kvplan.engines.python_package import package_version
-from kvplan.estimate.dtypes import serving_dtype
-from kvplan.estimate.sglang import predict_sglang
 from kvplan.machine.device import Device
 from kvplan.metrics.reading import EngineName, ServerReading
 from kvplan.planner.explaining.startup_log import StartupLog, parse_startup_log
 from kvplan.runs.statuses import Status
-from kvplan.runs.trials import TrialSettings
-from kvplan.sweeps.forecast.pool import PlainLayout, PlainPool
+from kvplan.sweeps.forecast.pool import EngineModel
 
 UNPROVEN: Final = "SGLang is started by its documentation; this adapter has not been run against it"
 _AFTER_LOADING: Final = "Load weight end"
@@ -122,27 +119,8 @@ class Sglang:
         hint = " Lower max_model_len." if _TOO_LONG.search(last) else ""
         return Failure("crash", f"SGLang ended: {last.rstrip('.')}.{hint}")
 
-    def predict(self, spec: ModelSpec, settings: TrialSettings, device: Device) -> PlainPool:
-        """SGLang's pools as ``kvplan explain`` predicts them. KvplanError without a GPU that is known."""
-        found = predict_sglang(spec, find_gpu(device.name), settings)
-        budget = int(device.memory_bytes * found.mem_fraction_static)
-        if found.weight_bytes > budget:
-            outcome = "oom_weights"
-        else:
-            outcome = "ok" if found.kv_cache_tokens >= settings.max_model_len else "rejected_ctx"
-        tokens = found.kv_cache_tokens
-        return PlainPool(
-            outcome=outcome if tokens or outcome == "oom_weights" else "oom_kv_init",
-            dtype=serving_dtype(spec.dtype, settings.dtype),
-            weight_bytes=found.weight_bytes,
-            fixed_bytes=found.device_memory_bytes - found.kv_pool_bytes,
-            block_bytes=found.bytes_per_token,
-            num_blocks=tokens,
-            usable_blocks=tokens // settings.block_size,
-            kv_cache_tokens=tokens,
-            largest_context=tokens,
-            layout=PlainLayout(float(found.bytes_per_token)),
-        )
+    def model(self, spec: ModelSpec, device: Device) -> EngineModel:
+        return GpuModel(spec, device, sglang_pool, block_size=1)
 
 
 def _phase(found: StartupLog, log: str, ending: Ending) -> tuple[Status, str, str]:

@@ -15,16 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.spec import ModelSpec
+from kvplan.engines.documented.models import GpuModel, trtllm_pool
+from kvplan.engines.documented.package import package_version
 from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder
-from kvplan.engines.python_package import package_version
-from kvplan.estimate.trtllm import predict_trtllm
+from kvplan.estimate.trtllm import DEFAULT_BLOCK
 from kvplan.machine.device import Device
 from kvplan.metrics.reading import EngineName, ServerReading
 from kvplan.runs.statuses import Status
-from kvplan.runs.trials import TrialSettings
-from kvplan.sweeps.forecast.pool import PlainLayout, PlainPool
+from kvplan.sweeps.forecast.pool import EngineModel
 from kvplan.units import GIB
 
 UNPROVEN: Final = "TensorRT-LLM is started by its documentation; this adapter has not been run against it"
@@ -126,23 +125,8 @@ class TrtLlm:
         last = errors[-1] if errors else f"exit code {ending.exit_code}"
         return Failure("crash", f"TensorRT-LLM ended: {last.rstrip('.')}.")
 
-    def predict(self, spec: ModelSpec, settings: TrialSettings, device: Device) -> PlainPool:
-        """See kvplan.estimate.trtllm. KvplanError without a GPU that is known."""
-        found = predict_trtllm(spec, find_gpu(device.name), settings)
-        tokens = found.kv_cache_tokens
-        enough = "ok" if tokens >= settings.max_model_len else "rejected_ctx"
-        return PlainPool(
-            outcome="oom_weights" if found.weight_bytes > found.device_memory_bytes else enough,
-            dtype=found.dtype,
-            weight_bytes=found.weight_bytes,
-            fixed_bytes=found.weight_bytes + found.other_bytes,
-            block_bytes=found.bytes_per_token * found.block_size,
-            num_blocks=tokens // found.block_size,
-            usable_blocks=tokens // settings.block_size,
-            kv_cache_tokens=tokens,
-            largest_context=tokens,
-            layout=PlainLayout(float(found.bytes_per_token)),
-        )
+    def model(self, spec: ModelSpec, device: Device) -> EngineModel:
+        return GpuModel(spec, device, trtllm_pool, block_size=DEFAULT_BLOCK)
 
 
 def _configuration(order: StartOrder) -> dict[str, Any]:
