@@ -12,6 +12,7 @@ from kvplan.engines.documented.sglang import Sglang
 from kvplan.engines.documented.trtllm import TrtLlm
 from kvplan.engines.interface import EngineAdapter, argument_pairs
 from kvplan.engines.llamacpp.adapter import LlamaCpp
+from kvplan.engines.running import RunningServer
 from kvplan.engines.swept import AdaptedEngine
 from kvplan.engines.vllm.adapter import VllmAdapter
 from kvplan.errors import UsageError
@@ -55,6 +56,8 @@ def swept_engine(options: SweepOptions) -> SweptEngine | None:
     """The engine that the options name; None for kvplan's own. UsageError for one without an adapter."""
     if not options.is_foreign:
         return None
+    if options.url is not None:
+        return RunningServer(options.url)
     make = _ADAPTERS.get(options.engine)
     if make is None:
         raise UsageError(f"There is no adapter for {options.engine} yet.", hint="one of " + ", ".join(_ADAPTERS))

@@ -22,6 +22,7 @@ LOGS = Path(__file__).resolve().parents[1] / "data" / "engine_logs" / "llamacpp"
 SETTINGS = TrialSettings(
     gpu_memory_utilization=0.9, max_num_seqs=4, block_size=16, max_model_len=300, max_num_batched_tokens=512
 )
+UP = LlamaCpp((sys.executable, "-c", "print('version: 6000 (abcdef)')"))
 DEVICE = Device("cpu", "a CPU", 4 * GIB, 2)
 
 
@@ -81,25 +82,26 @@ def test_random_weights_do_not_exist() -> None:
 
 
 def test_a_start_with_slots_is_read() -> None:
-    found = LlamaCpp().started(log("start-slots"), None)
+    found = UP.started(log("start-slots"), None)
     assert (found.kv_cache_tokens, found.num_blocks, found.block_size) == (2048, 2048, 1)
     assert found.kv_pool_bytes == 45 * MIB
     assert found.weights_bytes == round(92.10 * MIB)
     assert found.activation_bytes == round(15.14 * MIB)
     assert found.overhead_bytes == round(0.75 * MIB)
     assert found.kv_cache_dtype == "float16"
+    assert found.version == "6000"
     assert found.max_concurrency == 4
     assert found.resolved == {"max_num_seqs": 4, "max_model_len": 512}
 
 
 def test_a_unified_start_is_one_pool_with_shorter_slots() -> None:
-    found = LlamaCpp().started(log("start-unified"), None)
+    found = UP.started(log("start-unified"), None)
     assert found.kv_cache_tokens == 1024
     assert found.resolved == {"max_num_seqs": 4, "max_model_len": 300}
 
 
 def test_windows_add_bytes_but_no_tokens() -> None:
-    found = LlamaCpp().started(log("start-gemma-3-unified"), None)
+    found = UP.started(log("start-gemma-3-unified"), None)
     assert found.kv_cache_tokens == 4096
     assert found.kv_pool_bytes == round(12.00 * MIB) + round(37.50 * MIB)
 
@@ -109,7 +111,7 @@ def test_figures_of_an_earlier_release_are_read() -> None:
     text = "llama_new_context_with_model: n_seq_max  = 1\nllama_new_context_with_model: n_ctx      = 4096\n"
     text += "llama_kv_cache_init:      CUDA0 KV buffer size =   512.00 MiB\n"
     text += "llama_new_context_with_model: KV self size  =  512.00 MiB, K (f16):  256.00 MiB, V (f16):  256.00 MiB\n"
-    found = LlamaCpp().started(text, None)
+    found = UP.started(text, None)
     assert (found.kv_cache_tokens, found.kv_pool_bytes) == (4096, 512 * MIB)
 
 

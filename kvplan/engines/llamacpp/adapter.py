@@ -49,9 +49,8 @@ class LlamaCpp:
 
     def identify(self) -> Installation:
         """``--version`` and ``--list-devices``. KvplanError where the command cannot be run."""
-        version = _VERSION.search(self._ask("--version"))
         is_on_gpu = _DEVICE.search(self._ask("--list-devices")) is not None
-        return Installation(version[1] if version else None, "cuda" if is_on_gpu else "cpu")
+        return Installation(self._version, "cuda" if is_on_gpu else "cpu")
 
     def command(self, order: StartOrder) -> Command:
         """Words of the command line; the address and the name are the sweep's."""
@@ -71,6 +70,7 @@ class LlamaCpp:
         key_type = found.caches[0].key_type if found.caches else None
         told = {"max_num_seqs": slots, "max_model_len": slot_tokens}
         return StartedEngine(
+            version=self._version,
             kv_cache_tokens=tokens,
             num_blocks=tokens,
             block_size=1,
@@ -89,6 +89,11 @@ class LlamaCpp:
 
     def model(self, spec: ModelSpec, device: Device) -> EngineModel:
         return LlamaCppModel(spec, device, self._options)
+
+    @cached_property
+    def _version(self) -> str | None:
+        found = _VERSION.search(self._ask("--version"))
+        return found[1] if found else None
 
     @cached_property
     def _options(self) -> Options:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import pandas as pd
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MARKS: Final = ("o", "s", "D", "^", "v", "P", "X")
+_MARKS: Final[tuple[Literal["o", "s", "D", "^", "v", "P", "X"], ...]] = ("o", "s", "D", "^", "v", "P", "X")
 _COLOURS: Final = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY_BLUE, BLACK)
 MOST_RUNS: Final = len(_MARKS)
 _MOST_LINES: Final = 24
@@ -59,8 +59,8 @@ def _lines(axes: Axes, compared: SideBySide, table: pd.DataFrame, column: str) -
     figures = table[[f"{column}_{place}" for place in range(len(compared.sides))]]
     axes.hlines(range(len(table)), figures.min(axis=1), figures.max(axis=1), color=FAINT, linewidth=0.8, zorder=1)
     for place, side in enumerate(compared.sides):
-        look = {"color": _COLOURS[place], "marker": _MARKS[place], "s": 34, "zorder": 3}
-        axes.scatter(table[f"{column}_{place}"], range(len(table)), label=side.label, **look)
+        values, colour, mark = table[f"{column}_{place}"], _COLOURS[place], _MARKS[place]
+        axes.scatter(values, range(len(table)), label=side.label, color=colour, marker=mark, s=34, zorder=3)
         _mark_failures(axes, table, place)
     highest = figures.max().max()
     axes.set_xlim(0, highest * 1.08 if highest > 0 else 1)
