@@ -12,5 +12,8 @@ prediction for it. Everything else is the same for all of them.
     host       the trials of a sweep, served
     swept      an adapter as a sweep plans with it
     vllm/      vLLM's adapter
+    llamacpp/  that of llama.cpp's server
+    documented/  those of SGLang and TensorRT-LLM, which were not run
+    running    a server that runs already
     registry   which engines there are
 """

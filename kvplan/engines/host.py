@@ -122,13 +122,23 @@ class EngineHost:
         self._server, self._settings = server, trial.settings
         readiness = server.wait_until_ready(limits.starting + limits.loading + limits.setup)
         if readiness.seconds is not None:
-            return None
+            return self._too_short(trial.settings)
         ending = Ending("starting", server.exit_code, server.log(), killer.has_killed())
         self.close()
         if readiness.is_late:
             seconds = limits.starting + limits.loading + limits.setup
             return {"status": "timeout", "error": f"{self._adapter.name} was not up after {seconds:.0f} s."}
         return self._failed(self._adapter.failure(ending))
+
+    def _too_short(self, settings: TrialSettings) -> Row | None:
+        """The row of a server that is up, but takes shorter sequences than it was asked to; None for one that does."""
+        assert self._server is not None
+        longest = self._server.told.resolved.get("max_model_len")
+        if not isinstance(longest, int) or longest >= settings.max_model_len:
+            return None
+        self.close()
+        error = f"{self._adapter.name} takes sequences of {longest:,} tokens at most, not {settings.max_model_len:,}."
+        return failed_row(Failure("rejected_ctx", error, largest_max_model_len=longest))
 
     def _failed(self, failure: Failure) -> Row:
         if failure.stops_sweep:

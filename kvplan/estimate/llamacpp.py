@@ -1,7 +1,7 @@
 """llama.cpp's server: the cells of its KV cache, their bytes, and what lies beside them.
 
 Rules read in llama.cpp b11434 (src/llama-context.cpp, llama-kv-cache.cpp, llama-kv-cache-iswa.cpp,
-tools/server/server.cpp), compared with the start-ups in tests/data/engine_logs/llamacpp.
+tools/server/server.cpp), compared with the start-ups in tests/data/engine_outputs/llamacpp.
 
 A *cell* holds one token in every layer. The context is padded to 256 tokens, and divided in one of two ways:
 

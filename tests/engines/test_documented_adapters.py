@@ -72,14 +72,14 @@ def test_sglang_tells_its_tokens_on_the_metrics_page_too() -> None:
 
 
 def test_sglang_has_no_room_for_a_pool() -> None:
-    failure = Sglang().failure(Ending("starting", 1, log("engine_logs/sglang/no-pool")))
+    failure = Sglang().failure(Ending("starting", 1, log("engine_outputs/sglang/no-pool")))
     assert (failure.status, failure.oom_phase) == ("oom_kv_init", "kv_init")
 
 
 def test_sglang_out_of_memory_by_what_it_had_done() -> None:
     refused = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
     refused += "23.57 GiB of which 1.50 GiB is free.\n"
-    up = log("engine_logs/sglang/capturing-qwen3-4b")
+    up = log("engine_outputs/sglang/capturing-qwen3-4b")
     loading = Sglang().failure(Ending("starting", 1, "sglang Load weight begin. avail mem=23.00 GB\n" + refused))
     assert (loading.status, loading.oom_requested_bytes) == ("oom_weights", 2 * GIB)
     capturing = Sglang().failure(Ending("starting", 1, up + refused))
@@ -112,15 +112,15 @@ def test_trtllm_is_started_with_a_file_for_its_cache(tmp_path: Path) -> None:
 
 
 def test_trtllm_says_its_pool() -> None:
-    found = TrtLlm().started(log("engine_logs/trtllm/up-triton"), None)
+    found = TrtLlm().started(log("engine_outputs/trtllm/up-triton"), None)
     assert (found.kv_cache_tokens, found.num_blocks, found.block_size) == (3_731_744, 116_617, 32)
     assert found.kv_cache_tokens == 32 * 116_617
     assert found.kv_pool_bytes == round(78.30 * GIB)
 
 
 def test_the_pool_in_which_trtllm_measures_is_not_the_one_it_keeps() -> None:
-    first = log("engine_logs/trtllm/estimating-gpt-oss-20b")
-    assert TrtLlm().started(first + log("engine_logs/trtllm/up-triton"), None).kv_cache_tokens == 3_731_744
+    first = log("engine_outputs/trtllm/estimating-gpt-oss-20b")
+    assert TrtLlm().started(first + log("engine_outputs/trtllm/up-triton"), None).kv_cache_tokens == 3_731_744
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_the_pool_in_which_trtllm_measures_is_not_the_one_it_keeps() -> None:
     ],
 )
 def test_trtllm_names_the_component_that_did_not_fit(name: str, sentence: str, free_gib: float) -> None:
-    failure = TrtLlm().failure(Ending("starting", 1, log(f"engine_logs/trtllm/{name}")))
+    failure = TrtLlm().failure(Ending("starting", 1, log(f"engine_outputs/trtllm/{name}")))
     assert (failure.status, failure.oom_phase, failure.error) == ("oom_kv_init", "kv_init", sentence)
     assert failure.oom_free_bytes == round(free_gib * GIB)
 

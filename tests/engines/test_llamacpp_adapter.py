@@ -18,7 +18,7 @@ from kvplan.units import GIB, MIB
 from kvplan.workload.lengths import Lengths
 from kvplan.workload.requests import WorkloadSpec, generate_requests
 
-LOGS = Path(__file__).resolve().parents[1] / "data" / "engine_logs" / "llamacpp"
+LOGS = Path(__file__).resolve().parents[1] / "data" / "engine_outputs" / "llamacpp"
 SETTINGS = TrialSettings(
     gpu_memory_utilization=0.9, max_num_seqs=4, block_size=16, max_model_len=300, max_num_batched_tokens=512
 )

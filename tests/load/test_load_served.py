@@ -103,3 +103,21 @@ def test_a_load_is_no_sweep_to_be_continued(tmp_path: Path, capsys: pytest.Captu
     assert "holds a load, not a sweep" in capsys.readouterr().err
     assert main(["calibrate", str(tmp_path)]) == 1
     assert "holds a load, not a sweep" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_sweep_searches_the_load_of_a_server_that_runs(served: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ("--model", "smollm2-135m", "--num-prompts", "6", "--input-len", "24", "--output-len", "6", "--no-rerun")
+    search = ("--search", "max_concurrency=1,2", "--slo", "ttft:60000", "--num-runs", "1")
+    command = [*KVPLAN, "sweep", "--engine", "openai", "--url", served, *words, *search, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "serves already, kvplan" in done.stderr
+    rows = [json.loads(line)["row"] for line in (out / "trials.jsonl").read_text().splitlines()]
+    assert {row["max_concurrency"] for row in rows} == {1, 2}
+    for row in rows:
+        assert (row["status"], row["completed"], row["total_output_tokens"]) == ("ok", 6, 36)
+        assert (row["engine"], row["url"], row["max_num_seqs"]) == ("openai", served, 4)
+        assert row["kv_cache_tokens"] and row["kv_cache_tokens_predicted"] is None
+        assert row["predicted_status"] is None and row["reused_server"] is True

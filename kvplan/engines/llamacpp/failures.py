@@ -1,6 +1,6 @@
 """How llama-server fails, by what it prints.
 
-Recorded from b11434 (tests/data/engine_logs/llamacpp); the lines of CUDA from public reports:
+Recorded from b11434 (tests/data/engine_outputs/llamacpp); the lines of CUDA from public reports:
 ggml-org/llama.cpp issue 20431 (weights) and pull request 26297 (compute buffers).
 """
 
