@@ -18,7 +18,7 @@ from kvplan.workload.requests import WorkloadSpec, generate_requests
 # As vLLM 0.32 has them on its page.
 PAGE = """
 vllm:num_requests_running{engine="0"} 0.0
-vllm:cache_config_info{block_size="128",gpu_memory_utilization="0.9",kv_cache_size_tokens="8064",num_gpu_blocks="64"} 1.0
+vllm:cache_config_info{block_size="128",gpu_memory_utilization="0.9",kv_cache_size_tokens="8064",num_gpu_blocks="63"} 1
 """
 
 
