@@ -6,7 +6,8 @@ A question is a ModelSpec, devices, an engine and one ServingSettings; each engi
 answer, document     the whole answer, and its JSON
 deployments          one model on one kind of GPU under vLLM or kvplan's engine
 vllm/, kvplan/       each engine's memory: settings, prediction
-sglang               SGLang's pools, for explaining its logs
+sglang, llamacpp,
+trtllm               pools of engines that are swept or explained, not planned for
 speculation          what a drafter takes and gains
 sequence_pages       what one sequence takes of an engine's pool
 kv_groups            layers that keep the same tokens: blocks of one sequence
