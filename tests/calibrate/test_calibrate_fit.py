@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,15 @@ def test_different_devices_are_refused(tmp_path: Path) -> None:
         calibrate_directories([one, other], held_out=0.5, seed=0)
     with pytest.raises(KvplanError, match="of another device"):
         calibrate_directories([one], held_out=0.5, seed=0, score=[other])
+
+
+def test_rows_of_another_engine_are_refused(tmp_path: Path) -> None:
+    path = write_sweep(tmp_path / "a")
+    manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    manifest["options"]["engine"] = "vllm"
+    (path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(KvplanError, match="was served by vllm, whose speed is not learned"):
+        read_trial_sets([path])
 
 
 def test_the_other_model_is_predicted(tmp_path: Path) -> None:
