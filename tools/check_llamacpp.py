@@ -187,7 +187,7 @@ def page(rows: Mapping[str, Sequence[Mapping[str, Any]]], problems: Sequence[str
     lines = [
         "# llama.cpp's server, swept",
         "",
-        "`python tools/check_llamacpp.py --server PATH/llama-server --out docs/llamacpp-check.md` writes this page: sweeps",
+        "`make check-llamacpp LLAMA_SERVER=PATH/llama-server` writes this page: sweeps",
         "as in [other-engines.md](other-engines.md), failures provoked for real, each row beside what was predicted.",
         "",
         f"llama-server {version}, SmolLM2-135M (Q4_1), on an {swept[0]['device_name']}. Tokens and bytes of the KV cache",

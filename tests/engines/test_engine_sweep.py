@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ import pytest
 from serve_adapter import REFUSED_SEATS, ServeAdapter
 from test_engine_processes import are_gone, keepers, wait_for
 
+from kvplan.engines.interface import StartedEngine
 from kvplan.engines.serving.keeper import descendants
 from kvplan.engines.swept import AdaptedEngine
 from kvplan.errors import UsageError
+from kvplan.metrics.reading import ServerReading
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import make_plan
 from kvplan.sweeps.progress import SilentProgress
@@ -165,3 +167,21 @@ def test_what_belongs_to_another_engine_is_refused(model: str) -> None:
         SweepOptions(model=model, engine="vllm", url="localhost:8000")
     with pytest.raises(UsageError, match="Unknown --engine 'vlm'"):
         SweepOptions(model=model, engine="vlm")
+
+
+class ShortServe(ServeAdapter):
+    """As llama.cpp does where its cache is small: up, with shorter sequences than it was asked for."""
+
+    def started(self, log: str, reading: ServerReading | None) -> StartedEngine:
+        return replace(super().started(log, reading), resolved={"max_model_len": 1024})
+
+
+def test_a_server_that_takes_less_than_it_was_asked_to_is_not_loaded(model: str, tmp_path: Path) -> None:
+    axes = {"block_size": "16", "max_model_len": "2048", "max_num_seqs": "2"}
+    engine = AdaptedEngine(ShortServe())
+    options = SweepOptions(model=model, axes=axes, engine="vllm", load_format="dummy", rerun=False, num_prompts=2)
+    done = run_new_sweep(make_plan(options, engine), tmp_path / "run", SilentProgress(), command="test")
+    (row,) = done.rows
+    assert (row["status"], row["largest_max_model_len"], row["completed"]) == ("rejected_ctx", 1024, None)
+    assert row["error"] == "kvplan takes sequences of 1,024 tokens at most, not 2,048."
+    assert descendants(os.getpid()) == []
