@@ -60,7 +60,18 @@ def served_row(
             run.server.readings, requests, settings.max_num_seqs, settings.block_size, kv_cache_tokens
         )
         row["status"] = "queued" if waited else "ok"
+    if row.get("kv_usage_max") is None and kv_cache_tokens:
+        row |= usage_of_tokens(run.server.readings, kv_cache_tokens)
     return row
+
+
+def usage_of_tokens(readings: Sequence[ServerReading], kv_cache_tokens: int) -> Row:
+    """Of a server that tells the tokens it holds, not their share: that of all that it can hold."""
+    held = [reading.kv_cache_used_tokens for reading in readings if reading.kv_cache_used_tokens is not None]
+    if not held:
+        return {}
+    shares = [tokens / kv_cache_tokens for tokens in held]
+    return {"kv_usage_mean": sum(shares) / len(shares), "kv_usage_max": max(shares)}
 
 
 def waited_for_blocks(

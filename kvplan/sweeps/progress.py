@@ -156,7 +156,8 @@ def outcome_of(row: Row) -> str:
     status = str(row["status"])
     if status in MEASURED_STATUSES:
         speed = f"{row['max_running']} at once" if is_counted(row) else f"{throughput_of(row):,.1f} tokens/s"
-        text = f"{speed}, peak KV usage {row['kv_usage_max'] or 0.0:.1%}"
+        usage = row["kv_usage_max"]
+        text = speed if usage is None else f"{speed}, peak KV usage {usage:.1%}"
         if row["num_clipped_prompts"]:
             text += f", {plural(row['num_clipped_prompts'], 'request')} clipped"
         if status == "preempted":

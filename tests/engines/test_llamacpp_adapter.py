@@ -11,8 +11,10 @@ import pytest
 from kvplan.catalog.models import resolve_model
 from kvplan.engines.interface import Ending, EngineAdapter, Failure, StartOrder
 from kvplan.engines.llamacpp.adapter import LlamaCpp
+from kvplan.engines.rows import usage_of_tokens
 from kvplan.errors import KvplanError, UsageError
 from kvplan.machine.device import Device
+from kvplan.metrics.reading import ServerReading
 from kvplan.runs.trials import TrialSettings
 from kvplan.units import GIB, MIB
 from kvplan.workload.lengths import Lengths
@@ -240,6 +242,12 @@ def test_an_installation_tells_version_and_devices() -> None:
     assert (installation.version, installation.device) == ("0.6.0-dev", "cpu")
     text = "version: 6000 (abc)\\nAvailable devices:\\n  CUDA0: NVIDIA GeForce RTX 4090 (24217 MiB, 23000 MiB free)"
     assert LlamaCpp((sys.executable, "-c", f"print('{text}')")).identify().device == "cuda"
+
+
+def test_tokens_in_slots_are_a_share_of_all_cells() -> None:
+    readings = [ServerReading("llamacpp", 0.0, kv_cache_used_tokens=used) for used in (None, 256.0, 768.0)]
+    assert usage_of_tokens(readings, 1024) == {"kv_usage_mean": 0.5, "kv_usage_max": 0.75}
+    assert usage_of_tokens(readings[:1], 1024) == {}
 
 
 def test_it_is_an_adapter() -> None:
