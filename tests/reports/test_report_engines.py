@@ -126,7 +126,7 @@ def test_the_picture_names_engines_and_failures(tmp_path: Path) -> None:
     picture = draw_side_by_side(compared(tmp_path), with_narrow=True)
     assert picture is not None and picture.narrow_png is not None
     assert picture.finding == (
-        "Output throughput over that of kvplan: llamacpp b11434 0.38, vllm 0.32.0 0.80 (median of 2 shared settings)"
+        "Output throughput over that of kvplan: 0.38 (llamacpp b11434), 0.80 (vllm 0.32.0); median of 2 shared settings"
     )
 
 

@@ -21,6 +21,9 @@ _COLOURS: Final = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY_BLUE, BLACK)
 MOST_RUNS: Final = len(_MARKS)
 _MOST_LINES: Final = 24
 _LINE_INCHES: Final = 0.27
+_NARROW_LINE_INCHES: Final = 0.4
+_LEGEND_INCHES: Final = 0.32
+"""From the axes down to the legend: the tick labels stand between."""
 
 
 def draw(compared: SideBySide, figure: Figure) -> str | None:
@@ -29,8 +32,9 @@ def draw(compared: SideBySide, figure: Figure) -> str | None:
     if table.empty:
         return None
     names = [_line_name(compared, row, narrow=is_narrow(figure)) for _, row in table.iterrows()]
-    figure.set_figheight(max(figure.get_figheight(), 1.9 + _LINE_INCHES * len(table)))
     shown = panels(figure, 2)
+    needed = 2.2 + 2 * _NARROW_LINE_INCHES * len(table) if is_narrow(figure) else 1.9 + _LINE_INCHES * len(table)
+    figure.set_figheight(max(figure.get_figheight(), needed))
     for axes, column, title in (
         (shown[0], "output_throughput", "Output throughput (tokens/s)"),
         (shown[1], "median_tpot_ms", "Median TPOT (ms)"),
@@ -40,7 +44,8 @@ def draw(compared: SideBySide, figure: Figure) -> str | None:
         axes.set_yticks(range(len(names)), names if axes is shown[0] or is_narrow(figure) else [""] * len(names))
         axes.tick_params(axis="y", labelsize=8)
         axes.set_ylim(len(names) - 0.4, -0.6)
-    shown[0].legend(loc="lower right", fontsize=8, frameon=True, facecolor="white", edgecolor="#CCCCCC")
+    _mark_failures(shown[0], compared, table)
+    _legend(shown[-1] if is_narrow(figure) else shown[0], 1 if is_narrow(figure) else len(compared.sides))
     return finish(figure, compared.sides[0].run, _finding(compared), _left_out(compared), _circumstances(compared))
 
 
@@ -61,22 +66,31 @@ def _lines(axes: Axes, compared: SideBySide, table: pd.DataFrame, column: str) -
     for place, side in enumerate(compared.sides):
         values, colour, mark = table[f"{column}_{place}"], _COLOURS[place], _MARKS[place]
         axes.scatter(values, range(len(table)), label=side.label, color=colour, marker=mark, s=34, zorder=3)
-        _mark_failures(axes, table, place)
     highest = figures.max().max()
     axes.set_xlim(0, highest * 1.08 if highest > 0 else 1)
     axes.xaxis.set_major_formatter(thousands())
     axes.grid(axis="y", visible=False)
 
 
-def _mark_failures(axes: Axes, table: pd.DataFrame, place: int) -> None:
-    """The status of a run that did not serve the setting, at the left edge, in its colour."""
-    statuses = table[f"status_{place}"]
-    for line, status in enumerate(statuses):
-        if isinstance(status, str) and status not in MEASURED_STATUSES:
-            offset = (4, -3 + 7 * (place % 2))
-            axes.annotate(
-                status, (0, line), textcoords="offset points", xytext=offset, fontsize=7, color=_COLOURS[place]
-            )
+def _mark_failures(axes: Axes, compared: SideBySide, table: pd.DataFrame) -> None:
+    """The status of a run that did not serve the setting, at the left edge, in its colour; two below each other."""
+    for line in range(len(table)):
+        statuses = enumerate(table[f"status_{place}"][line] for place in range(len(compared.sides)))
+        failed = [(place, each) for place, each in statuses if isinstance(each, str) and each not in MEASURED_STATUSES]
+        for number, (place, status) in enumerate(failed):
+            offset = (4, 4 - 8 * number)
+            colour = _COLOURS[place]
+            axes.annotate(status, (0, line), textcoords="offset points", xytext=offset, fontsize=7, color=colour)
+
+
+def _legend(axes: Axes, num_columns: int) -> None:
+    """Below the axes, where it covers no mark."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure = axes.get_figure(root=True)
+    assert figure is not None, "axes belong to a figure"
+    place = axes.transAxes + ScaledTranslation(0, -_LEGEND_INCHES, figure.dpi_scale_trans)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=place, ncols=num_columns, fontsize=8)
 
 
 def _line_name(compared: SideBySide, row: pd.Series, *, narrow: bool) -> str:
@@ -98,10 +112,10 @@ def _finding(compared: SideBySide) -> str:
     }
     if not middles:
         return f"{first} and {compared.sides[1].label} served no setting both"
-    parts = [f"{label} {middle:.2f}" for label, (middle, _) in middles.items()]
+    parts = [f"{middle:.2f} ({label})" for label, (middle, _) in middles.items()]
     number = max(count for _, count in middles.values())
     over = f"median of {plural(number, 'shared setting')}"
-    return f"Output throughput over that of {first}: {', '.join(parts)} ({over})"
+    return f"Output throughput over that of {first}: {', '.join(parts)}; {over}"
 
 
 def _left_out(compared: SideBySide) -> str:
