@@ -56,12 +56,14 @@ def swept_engine(options: SweepOptions) -> SweptEngine | None:
     """The engine that the options name; None for kvplan's own. UsageError for one without an adapter."""
     if not options.is_foreign:
         return None
-    if options.url is not None:
-        return RunningServer(options.url)
-    make = _ADAPTERS.get(options.engine)
-    if make is None:
-        raise UsageError(f"There is no adapter for {options.engine} yet.", hint="one of " + ", ".join(_ADAPTERS))
-    engine = AdaptedEngine(make(options))
+    engine: SweptEngine = AdaptedEngine(_adapter(options)) if options.url is None else RunningServer(options.url)
     if options.reuse_server and not engine.lowered:
         raise UsageError(f"--reuse-server cannot be used with {options.engine}.", hint="leave it out")
     return engine
+
+
+def _adapter(options: SweepOptions) -> EngineAdapter:
+    make = _ADAPTERS.get(options.engine)
+    if make is None:
+        raise UsageError(f"There is no adapter for {options.engine} yet.", hint="one of " + ", ".join(_ADAPTERS))
+    return make(options)

@@ -102,6 +102,7 @@ class RunningServer:
     """A SweptEngine. KvplanError, when it is asked, for an address where no server answers."""
 
     name = "openai"
+    lowered: frozenset[str] = frozenset()
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._address = ServerAddress.parse(url)

@@ -40,6 +40,12 @@ def test_the_url_makes_the_engine(silent: FakeServer) -> None:
     assert engine.name == "openai"
 
 
+@pytest.mark.parametrize("engine", ["llamacpp", "sglang", "trtllm"])
+def test_only_vllm_lowers_settings_while_it_runs(engine: str) -> None:
+    with pytest.raises(UsageError, match=f"--reuse-server cannot be used with {engine}"):
+        swept_engine(SweepOptions(model="gpt2", engine=engine, reuse_server=True))
+
+
 def test_it_says_what_the_server_tells(telling: FakeServer) -> None:
     serving, unpredicted = RunningServer(telling.url).notices
     assert serving == (
