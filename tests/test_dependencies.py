@@ -12,9 +12,12 @@ IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
 
 
 def imported() -> set[str]:
+    """Without what lies in a ``plugin`` folder: it runs in another engine's process, which brings its own packages."""
     names: set[str] = set()
     for folder in (ROOT / "kvplan", ROOT / "engine" / "kvplan_engine"):
         for path in folder.rglob("*.py"):
+            if "plugin" in path.parts:
+                continue
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Import):
                     names |= {alias.name.partition(".")[0] for alias in node.names}
