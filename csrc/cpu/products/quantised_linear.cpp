@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kItemPanels = 4;     // a thread takes about as many at a time
 constexpr int64_t kStepBytes = 20480;  // of widened values or of codes, a good half of the first-level cache
 constexpr int64_t kMostCodeTiles = 3;  // tiles of rows that each take the values from the codes: widening costs more
-constexpr int64_t kMostGroup = 256;    // inputs
+constexpr int64_t kLeastGroup = 8, kMostGroup = 256;  // inputs
 
 template <class W, int kBits, bool kLinear>
 using CodeTile = void (*)(const GroupStep<W>&, const CodeLayout&, const Decoder<kBits, kLinear>&);
@@ -38,10 +38,25 @@ WideTile<W> wide_tile(int64_t rows) {
   return kTiles[rows - 1];
 }
 
+// What a step's groups are widened to: their values, and their scales.
+template <class W>
+struct WideMemory {
+  W* values;
+  float* scales;
+};
+
+template <class W>
+WideMemory<W> wide_memory() {
+  constexpr size_t kMostGroups = kStepBytes / (kLeastGroup * kPanelOutputs * sizeof(W)) + 1;
+  static thread_local std::vector<W> values(kMostGroup * kPanelOutputs + kStepBytes / sizeof(W));
+  static thread_local std::vector<float> scales(kMostGroups * kWideScales);
+  return {values.data(), scales.data()};
+}
+
 // Sums of one panel over all inputs: [rows, kPanelOutputs].
 template <class W, int kBits, bool kLinear>
 void multiply_panel(const QuantisedProduct<W>& product, const Decoder<kBits, kLinear>& decoder, int64_t panel,
-                    W* wide, float* sums) {
+                    const WideMemory<W>& memory, float* sums) {
   const CodeLayout& layout = product.layout;
   std::memset(sums, 0, sizeof(float) * static_cast<size_t>(product.rows * kPanelOutputs));
   GroupStep<W> step{};
@@ -58,10 +73,13 @@ void multiply_panel(const QuantisedProduct<W>& product, const Decoder<kBits, kLi
     step.num_groups = layout.groups - g < step_groups ? layout.groups - g : step_groups;
     const int64_t step_bytes = step.num_groups * layout.group_bytes();
     if (widens)
-      for (int64_t i = 0; i < step.num_groups; ++i)
-        widen_group(step.panel + i * layout.group_bytes() + layout.scales_bytes(), layout.group, decoder,
-                    wide + i * group_wide);
-    step.wide = wide;
+      for (int64_t i = 0; i < step.num_groups; ++i) {
+        const uint8_t* group = step.panel + i * layout.group_bytes();
+        widen_scales(group, layout, memory.scales + i * kWideScales);
+        widen_group(group + layout.scales_bytes(), layout.group, decoder, memory.values + i * group_wide);
+      }
+    step.wide = memory.values;
+    step.scales = memory.scales;
     step.ahead_bytes = divided_up(step_bytes * kWidePairs<W>, tiles * step.num_groups * layout.group);
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t begin = product.rows * i / tiles, end = product.rows * (i + 1) / tiles;
@@ -76,12 +94,6 @@ void multiply_panel(const QuantisedProduct<W>& product, const Decoder<kBits, kLi
       }
     }
   }
-}
-
-template <class W>
-W* wide_memory() {
-  static thread_local std::vector<W> memory(kMostGroup * kPanelOutputs + kStepBytes / sizeof(W));
-  return memory.data();
 }
 
 // Some panels' sums, kPanelSums apart.

@@ -18,6 +18,8 @@ namespace kvplan {
 template <class W>
 constexpr int kWidePairs = Inner<W>::kInputs;
 
+constexpr int kWideScales = 2 * kPanelOutputs;
+
 // Some rows over some groups of one panel.
 template <class W>
 struct GroupStep {
@@ -27,20 +29,32 @@ struct GroupStep {
   int64_t x_sums_stride;
   const uint8_t* panel;  // at the first group
   const W* wide;         // [groups, group, kPanelOutputs] as packed_tile.h has it; null: codes are taken from the panel
+  const float* scales;   // of run_wide: [groups, kWideScales], a group's scales and its minimums
   int64_t num_groups;
   float* sums;           // [rows, kPanelOutputs], added to
   const char* ahead;     // of run_wide: codes needed soon, prefetched on the way
   int64_t ahead_bytes;   // from one load of values to the next
 };
 
-template <int kRows>
-KVPLAN_INLINE void add_group(const TileSums<kRows, 1>& tile, const CodeLayout& layout, const uint8_t* panel,
+// Scales, or minimums, as a panel has them, and widened.
+struct StoredScales {
+  const uint8_t* first;
+  int64_t bytes;  // of one
+  KVPLAN_INLINE Floats operator()(int v) const { return load_scales(first, v, bytes); }
+};
+struct WideScales {
+  const float* first;
+  KVPLAN_INLINE Floats operator()(int v) const { return load(first + v * kLanes); }
+};
+
+template <int kRows, class Scales>
+KVPLAN_INLINE void add_group(const TileSums<kRows, 1>& tile, Scales scales, Scales minimums, bool has_minimum,
                              const float* x_sums, int64_t x_sums_stride, float* sums) {
 #pragma GCC unroll 4
   for (int v = 0; v < kPanelVectors; ++v) {
-    const Floats scale = load_scales(panel, v, layout.scale_bytes);
-    if (layout.has_minimum) {
-      const Floats minimum = load_scales(panel + layout.scale_bytes * kPanelOutputs, v, layout.scale_bytes);
+    const Floats scale = scales(v);
+    if (has_minimum) {
+      const Floats minimum = minimums(v);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         float* target = sums + r * kPanelOutputs + v * kLanes;
@@ -125,8 +139,9 @@ void run_codes(const GroupStep<W>& step, const CodeLayout& layout, const Decoder
       x += kInputs;
       codes += kWordBytes;
     }
-    add_group<kRows>(tile, layout, panel, step.x_sums == nullptr ? nullptr : step.x_sums + g, step.x_sums_stride,
-                     step.sums);
+    add_group<kRows>(tile, StoredScales{panel, layout.scale_bytes},
+                     StoredScales{panel + layout.scale_bytes * kPanelOutputs, layout.scale_bytes}, layout.has_minimum,
+                     step.x_sums == nullptr ? nullptr : step.x_sums + g, step.x_sums_stride, step.sums);
     panel += group_bytes;
   }
 }
@@ -137,7 +152,7 @@ void run_wide(const GroupStep<W>& step, const CodeLayout& layout) {
   constexpr int64_t kInputs = Inner<W>::kInputs;
   const Input<W>* x = step.x;
   const W* wide = step.wide;
-  const uint8_t* panel = step.panel;
+  const float* scales = step.scales;
   const char* ahead = step.ahead;
   for (int64_t g = 0; g < step.num_groups; ++g) {
     TileSums<kRows, 1> tile = {};
@@ -148,10 +163,16 @@ void run_wide(const GroupStep<W>& step, const CodeLayout& layout) {
       x += kInputs;
       wide += kInputs * kPanelOutputs;
     }
-    add_group<kRows>(tile, layout, panel, step.x_sums == nullptr ? nullptr : step.x_sums + g, step.x_sums_stride,
-                     step.sums);
-    panel += layout.group_bytes();
+    add_group<kRows>(tile, WideScales{scales}, WideScales{scales + kPanelOutputs}, layout.has_minimum,
+                     step.x_sums == nullptr ? nullptr : step.x_sums + g, step.x_sums_stride, step.sums);
+    scales += kWideScales;
   }
+}
+
+// One group's scales and minimums; these where there are some.
+inline void widen_scales(const uint8_t* panel, const CodeLayout& layout, float* scales) {
+  const int vectors = layout.has_minimum ? 2 * kPanelVectors : kPanelVectors;
+  for (int v = 0; v < vectors; ++v) store(scales + v * kLanes, load_scales(panel, v, layout.scale_bytes));
 }
 
 // The values of one group's codes, as packed_tile.h lays a panel out.
