@@ -35,7 +35,7 @@ class LayerStep {
  public:
   LayerStep(const kvplan_layers& run, const kvplan_layer& layer, OperationClock& clock, int threads)
       : run_(run), layer_(layer), place_(run.places[layer.place]), attention_(*place_.attention), hidden_(run.hidden),
-        clock_(clock), threads_(threads) {}
+        corrected_(run.corrected), clock_(clock), threads_(threads) {}
 
   // From the layer's input to its keys and values in the pool.
   int first_half() {
@@ -69,6 +69,7 @@ class LayerStep {
     const char* all_queries = static_cast<const char*>(attention_.query);
     attention_ = *run_.last_attention;
     hidden_ = run_.last_hidden;
+    corrected_ = run_.last_corrected;
     char* queries = static_cast<char*>(const_cast<void*>(attention_.query));
     for (int64_t i = 0; i < attention_.num_tokens; ++i) {
       const int64_t from = run_.last_rows[i];
@@ -90,6 +91,7 @@ class LayerStep {
     product.x = x;
     product.out = out;
     product.rows = attention_.num_tokens;
+    product.corrected = corrected_;
     product.x_stride = product.inputs;
     product.out_stride = kvplan::is_gated(product.activation) ? product.outputs / 2 : product.outputs;
     return kvplan_multiply_packed(&product, threads_);
@@ -177,6 +179,7 @@ class LayerStep {
   const kvplan_layer_place& place_;
   kvplan_attention attention_;
   void* hidden_;
+  const kvplan_lora_rows* corrected_;
   OperationClock& clock_;
   int threads_;
   int status_ = KVPLAN_OK;

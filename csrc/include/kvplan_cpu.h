@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#include "kvplan_lora.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -241,7 +243,7 @@ typedef struct kvplan_weight_format {
   int32_t has_minimum;
 } kvplan_weight_format;
 
-// One product with a packed weight: out = activation(x @ weight^T + bias).
+// One product with a packed weight: out = activation(x @ weight^T + bias + what adapters add).
 typedef struct kvplan_packed_linear {
   // [rows, inputs]
   const void* x;
@@ -257,6 +259,10 @@ typedef struct kvplan_packed_linear {
   int32_t storage;
   // of a weight that kvplan_pack_quantised packed; NULL: one of `storage`
   const kvplan_weight_format* format;
+  // adapters of this weight; NULL: none
+  const kvplan_lora_slots* slots;
+  // rows that they correct; NULL: none
+  const kvplan_lora_rows* corrected;
 } kvplan_packed_linear;
 
 // Rows that a packed weight of so many has: whole panels.
@@ -273,6 +279,9 @@ int kvplan_pack_weight(
     void* packed, int64_t inputs, int64_t outputs, int gated, int storage, int threads);
 
 int kvplan_multiply_packed(const kvplan_packed_linear* args, int threads);
+
+// out += what adapters add, for a product that was computed elsewhere: `packed` and what follows the product are not read.
+int kvplan_correct(const kvplan_packed_linear* args, int threads);
 
 // A product for each head: out[row][head] = x[row][head] @ weight[head]^T.
 typedef struct kvplan_head_products {
@@ -454,6 +463,9 @@ typedef struct kvplan_layers {
   const int64_t* last_rows;
   // [R, hidden size]: memory for their residual stream
   void* last_hidden;
+  // the rows that adapters correct, among all and among last_rows; NULL: none
+  const kvplan_lora_rows* corrected;
+  const kvplan_lora_rows* last_corrected;
   // [KVPLAN_LAYER_OPERATIONS], or null: the time of each operation is added to its place
   double* operation_seconds;
 } kvplan_layers;

@@ -1,38 +1,28 @@
-// What LoRA adapters add to a product.
+// LoRA adapters: their slots for one product, and which rows of a step they correct.
+//
+// A row x of an adapter gets x W^T + (x A^T) B instead of x W^T. Where several products are stacked in one, lying beside
+// each other in a row of its result, each has `rank` rows of A of its own.
 #pragma once
 
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-#pragma GCC visibility push(default)
+// The adapters of one product.
+typedef struct kvplan_lora_slots {
+  // [slots, stacked * rank, inputs] and [slots, rank, outputs], of the product's storage
+  const void* down;
+  const void* up;
+  int64_t rank, stacked;
+  // [stacked]: where each product's outputs end
+  const int64_t* ends;
+} kvplan_lora_slots;
 
 enum { KVPLAN_LORA_ROWS = 8 };
 
-// out[row] += (x[row] A^T) B for the rows of each group, all of which have the adapter of one slot. `stacked` products
-// lie beside each other in a row of out; each has `rank` rows of A of its own.
-typedef struct kvplan_lora {
-  // [rows, inputs] and [rows, outputs], of `storage`
-  const void* x;
-  void* out;
-  int64_t x_stride, out_stride;
-  // [slots, stacked * rank, inputs] and [slots, rank, outputs], of `storage`
-  const void* down;
-  const void* up;
-  int64_t inputs, outputs, rank, stacked;
-  // [stacked]: where each product's outputs end
-  const int64_t* ends;
-  // [groups, KVPLAN_LORA_ROWS]: numbers of rows, -1 behind the last; [groups]
+// The rows that are corrected, in groups of one slot each, which share a reading of A and B.
+typedef struct kvplan_lora_rows {
+  // [groups, KVPLAN_LORA_ROWS]: numbers of rows, ascending, -1 behind the last
   const int32_t* rows;
+  // [groups]
   const int32_t* slots;
   int64_t groups;
-  int32_t storage;
-} kvplan_lora;
-
-int kvplan_correct(const kvplan_lora* args, int threads);
-
-#pragma GCC visibility pop
-#ifdef __cplusplus
-}
-#endif
+} kvplan_lora_rows;

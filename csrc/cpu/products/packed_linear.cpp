@@ -5,6 +5,7 @@
 // the next step's weights are prefetched meanwhile.
 #include <vector>
 
+#include "lora_rows.h"
 #include "packed_product.h"
 #include "../parallel.h"
 
@@ -115,18 +116,29 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std:
                                  pairs ? args.outputs / 2 : args.outputs,
                                  args.activation,
                                  0.0f};
+  const LoraRows<T> lora(args, row, row + rows);
   const int64_t panels = num_panels(args.outputs, pairs);
   const int64_t units = divided_up(panels, product.unit_panels);
   const int64_t rounds = divided_up(panels, kItemPanels * threads);
   const int64_t items = rounds * threads < units ? rounds * threads : units;
-  const auto copy_x = [&](int64_t i) { copy_row(x + i * args.x_stride, copy + i * x_stride, args.inputs); };
+  const int64_t copies = direct ? 0 : rows;
+  const auto prepare = [&](int64_t i) {
+    if (i < copies)
+      copy_row(x + i * args.x_stride, copy + i * x_stride, args.inputs);
+    else
+      lora.narrow(i - copies);
+  };
+  const auto finish = [&](int64_t panel, int64_t, float* sums) {
+    lora.widen_panels(panel, sums);
+    result(panel, rows, sums);
+  };
   const auto multiply = [&](int64_t item) {
     static thread_local std::vector<float> sums(kUnitSums);
     const int64_t end = units * (item + 1) / items * product.unit_panels;
     run_panels(product, units * item / items * product.unit_panels, end < panels ? end : panels, pairs, sums.data(),
-               result);
+               finish);
   };
-  for_each_item_in_turn(direct ? 0 : rows, copy_x, items, multiply, threads);
+  for_each_item_in_turn(copies + lora.items(), prepare, items, multiply, threads);
 }
 
 template <class T>

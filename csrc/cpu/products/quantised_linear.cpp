@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../parallel.h"
+#include "lora_rows.h"
 #include "quantised_product.h"
 #include "quantised_tile.h"
 
@@ -133,7 +134,10 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, int 
   const int64_t rounds = divided_up(units * unit, kItemPanels * threads);
   const int64_t items = rounds * threads < units ? rounds * threads : units;
   const Decoder<kBits, kLinear> decoder(format);
+  const LoraRows<T> lora(args, row, row + rows);
+  const int64_t prepared = direct && x_sums == nullptr ? 0 : rows;
   const auto prepare = [&](int64_t i) {
+    if (i >= prepared) return lora.narrow(i - prepared);
     if (!direct) copy_row_in_order(x + i * args.x_stride, format.input_order, args.inputs, filled, copy + i * x_stride);
     if (x_sums != nullptr) sum_groups(read + i * x_stride, layout, x_sums + i * layout.groups);
   };
@@ -141,10 +145,11 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, int 
     static thread_local std::vector<float> sums(2 * kPanelSums);
     for (int64_t i = units * item / items; i < units * (item + 1) / items; ++i) {
       multiply_panels(product, decoder, i * unit, unit, sums.data());
+      lora.widen_panels(i * unit, sums.data());
       result(i * unit, rows, sums.data());
     }
   };
-  for_each_item_in_turn(direct && x_sums == nullptr ? 0 : rows, prepare, items, multiply, threads);
+  for_each_item_in_turn(prepared + lora.items(), prepare, items, multiply, threads);
 }
 
 template <class T, class W, int kBits, bool kLinear>

@@ -72,8 +72,8 @@ class AdapterLibrary:
         for request in found:
             del self._held[request]
 
-    def begin_step(self, keys: Sequence[AdapterKey | None], counts: Sequence[int]) -> None:
-        """Let the step's products be corrected. keys: of each sequence, ``counts`` its rows."""
+    def begin_step(self, keys: Sequence[AdapterKey | None], counts: Sequence[int], is_sampled: Sequence[bool]) -> None:
+        """Let the step's products be corrected. keys: of each sequence; the others: see ``StepRows.fill``."""
         wanted = {key for key in keys if key is not None}
         if not wanted:
             self.step.clear()
@@ -82,7 +82,7 @@ class AdapterLibrary:
             self._slot_of.move_to_end(key)
         for key in wanted - self._slot_of.keys():
             self._bring(key)
-        self.step.fill([-1 if key is None else self._slot_of[key] for key in keys], counts)
+        self.step.fill([-1 if key is None else self._slot_of[key] for key in keys], counts, is_sampled)
 
     def _bring(self, key: AdapterKey) -> None:
         """Into a free slot, or that of the least recently used."""

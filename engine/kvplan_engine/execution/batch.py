@@ -78,7 +78,9 @@ class BatchBuilder:
             self._stage.upload(self._host, self._sizes(num_tokens, num_seqs))
         tokens, seqs = self._views_of_tokens(num_tokens), self._views_of_seqs(num_seqs)
         attention = {place: metadata_of(place, tokens, seqs, max_query_len) for place in self._places}
-        skips_rows = 2 * len(sampled) <= num_tokens and not plan.wants_prompt_logprobs and not plan.has_adapters
+        skips_rows = 2 * len(sampled) <= num_tokens and not plan.wants_prompt_logprobs
+        if plan.has_adapters and self._stage is not None:  # the groups of sampled rows would have to be staged too
+            skips_rows = False
         last = attention[self._last_place] if self._last_place is not None and skips_rows else None
         return StepBatch(
             token_ids=tokens["token_ids"],

@@ -56,7 +56,7 @@ class Decoder:
         self._layer_inputs = None if inputs is None else LayerInputsPart(inputs, model, weights, kernels)
         attention = (layer.attention for layer in self._layers)
         self.attention_parts: list[AttentionPart] = [part for part in attention if part is not None]
-        self.layer_run = kernels.make_layer_run(self._layers, self._final_norm)
+        self.layer_run = kernels.make_layer_run(self._layers, self._final_norm, kernels.adapters)
 
     def forward(self, batch: StepBatch, kv: KvPool, workspace: Workspace) -> torch.Tensor:
         """Logits [len(batch.sampled), vocab_size] in the workspace; the step's K and V are in ``kv`` afterwards."""

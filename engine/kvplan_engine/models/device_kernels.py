@@ -7,11 +7,14 @@ Which of them run is decided here and nowhere else. A new kind of device is a fu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
+from kvplan_engine.adapters.lora_linear import LoraProjections
+from kvplan_engine.adapters.slots import SiteSlots
+from kvplan_engine.adapters.step_rows import StepRows
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.reference import ReferenceBackend
@@ -42,10 +45,10 @@ from kvplan_engine.models.one_call.cpu_layer_run import CpuLayerRun
 from kvplan_engine.models.one_call.layer_run import LayerRun
 from kvplan_engine.models.part_kernels import PartKernels
 
-MakeLayerRun = Callable[[Sequence[DecoderLayer], Norm], "LayerRun | None"]
+MakeLayerRun = Callable[[Sequence[DecoderLayer], Norm, "StepRows | None"], "LayerRun | None"]
 
 
-def _layer_by_layer(layers: Sequence[DecoderLayer], final_norm: Norm) -> None:
+def _layer_by_layer(layers: Sequence[DecoderLayer], final_norm: Norm, adapters: StepRows | None) -> None:
     """For kernels that have no call for all layers."""
 
 
@@ -53,11 +56,18 @@ def _layer_by_layer(layers: Sequence[DecoderLayer], final_norm: Norm) -> None:
 class DeviceKernels(PartKernels):
     """What computes a model. make_layer_run: all its layers in one call, or None where they cannot be run so.
 
-    memory: by the names of ``memory.device_buffers``, what products need of the workspace.
+    memory: by the names of ``memory.device_buffers``, what products need of the workspace. adapters: what corrects
+    products in each step; None where nothing does.
     """
 
     make_layer_run: MakeLayerRun = _layer_by_layer
     memory: Mapping[str, StepMemory] = field(default_factory=dict)
+    adapters: StepRows | None = None
+
+    def corrected(self, sites: Mapping[str, SiteSlots], step: StepRows) -> DeviceKernels:
+        """The same kernels, whose products of ``sites`` are corrected as ``step`` says."""
+        projections = LoraProjections(self.projections, sites, step, self.correct)
+        return replace(self, projections=(projections, *self.projections), adapters=step)
 
 
 def select_kernels(name: str, device: torch.device | str, dtype: torch.dtype) -> DeviceKernels:
@@ -110,8 +120,10 @@ def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
     """csrc/cpu, with oneDNN's products for bfloat16 where the CPU has AMX."""
     attention = CpuBackend(kernels)
 
-    def make_layer_run(layers: Sequence[DecoderLayer], final_norm: Norm) -> CpuLayerRun | None:
-        return CpuLayerRun.of(layers, final_norm, attention, kernels)
+    def make_layer_run(
+        layers: Sequence[DecoderLayer], final_norm: Norm, adapters: StepRows | None
+    ) -> CpuLayerRun | None:
+        return CpuLayerRun.of(layers, final_norm, attention, kernels, adapters)
 
     projections = (QuantisedPanels(kernels), OneDnnLinear, FewRowsLinear, Panels(kernels), Linear)
     mixtures = (PanelMixtures(kernels), TorchMixture)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from kvplan_engine.adapters.library import AdapterLibrary
-from kvplan_engine.adapters.lora_linear import LoraProjections
 from kvplan_engine.adapters.sites import sites_of
 from kvplan_engine.adapters.slots import AdapterSlots
 from kvplan_engine.checkpoints.loaders import load_weights, plan_held_weights, read_config
@@ -61,8 +59,7 @@ class LoadedModel:
             self.adapters = AdapterLibrary(
                 self.config, slots, config.max_lora_rank, config.most_held_adapters, device.torch_device
             )
-            corrected = LoraProjections(kernels.projections, slots.sites, self.adapters.step, kernels.correct)
-            kernels = replace(kernels, projections=(corrected, *kernels.projections))
+            kernels = kernels.corrected(slots.sites, self.adapters.step)
         self._kernel_memory, self._holds_few_bits = kernels.memory, bool(held.parameters)
         self.ops = kernels.ops
         self.attention = kernels.attention

@@ -29,7 +29,7 @@ def weights_of(inputs: int, segments: tuple[int, ...], dtype: torch.dtype) -> Lo
 
 def groups_of(slots: list[int], counts: list[int]) -> LoraRows:
     step = StepRows(torch.device("cpu"))
-    step.fill(slots, counts)
+    step.fill(slots, counts, [True] * len(slots))
     assert step.rows is not None
     return step.rows
 

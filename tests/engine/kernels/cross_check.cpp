@@ -5,6 +5,7 @@
 
 #include "cross_check.h"
 #include "cross_check_attention.h"
+#include "cross_check_lora.h"
 #include "cross_check_states.h"
 
 namespace {
@@ -52,7 +53,7 @@ void check_product(const Product& p, const char* name) {
   for (int64_t rows : {1, 2, 3, 7, 64, 200}) {
     Tensor out(p.storage, rows * out_stride, 7);
     const kvplan_packed_linear call{x.data(), packed.data(), bias.data(), out.data(), x_stride, out_stride,
-                                    rows, p.inputs, p.outputs, p.activation, p.storage, nullptr};
+                                    rows, p.inputs, p.outputs, p.activation, p.storage, nullptr, nullptr, nullptr};
     worst.expect(kvplan_multiply_packed(&call, threads) == 0);
     for (int64_t i = 0; i < rows * out_stride; ++i) {
       const int64_t row = i / out_stride, column = i % out_stride;
@@ -262,6 +263,8 @@ void check_storage(int storage) {
   check_product({77, 70, KVPLAN_GELU_TANH, storage}, "product with GELU by tanh");
   check_product({77, 70, KVPLAN_GELU_ERF, storage}, "product with GELU by erf");
   check_product({77, 256, KVPLAN_SILU_AND_MUL, storage}, "gated product");
+  check_lora(30, 70, KVPLAN_NO_ACTIVATION, storage);
+  check_lora(128, 256, KVPLAN_SILU_AND_MUL, storage);
   check_unpacked_rows_and_linear(storage);
   for (int kv_storage : {KVPLAN_FLOAT32, KVPLAN_BFLOAT16, KVPLAN_FLOAT8_E4M3}) check_write(storage, kv_storage);
   check_integer_write(storage);

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from ctypes import pointer
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
+from quantised_cases import KINDS, random_weight
 
 from kvplan_engine.adapters.step_rows import StepRows
 from kvplan_engine.kernels import lora
 from kvplan_engine.kernels.cpu import lora as cpu_lora
 from kvplan_engine.kernels.cpu.library import load_kernels
+from kvplan_engine.kernels.cpu.quantised import PackedQuantised
 from kvplan_engine.kernels.lora import LoraWeights
 
 NUM_SLOTS, RANK = 3, 5
@@ -30,7 +32,7 @@ def weights_of(inputs: int, segments: tuple[int, ...], dtype: torch.dtype) -> Lo
 def test_the_kernel_is_its_definition(dtype: torch.dtype, inputs: int, segments: tuple[int, ...]) -> None:
     weights = weights_of(inputs, segments, dtype)
     step = StepRows(torch.device("cpu"))
-    step.fill([0, -1, 2, 0, 1, 2], [1, 4, 11, 3, 8, 2])
+    step.fill([0, -1, 2, 0, 1, 2], [1, 4, 11, 3, 8, 2], [True] * 6)
     assert step.rows is not None
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(30, inputs + 3, generator=generator).to(dtype)[:29, :inputs]
@@ -47,18 +49,53 @@ def test_the_kernel_is_its_definition(dtype: torch.dtype, inputs: int, segments:
 
 def test_rows_are_grouped_by_slot() -> None:
     step = StepRows(torch.device("cpu"))
-    step.fill([1, -1, 1, 0], [2, 3, 8, 1])
-    assert step.rows is not None
-    assert step.rows.slots.tolist() == [0, 1, 1]
-    assert step.rows.rows[0].tolist() == [13, *[-1] * 7]
-    assert step.rows.rows[1:].flatten().tolist() == [0, 1, *range(5, 13), *[-1] * 6]
-    assert step.rows.rows.dtype is torch.int32 and step.rows.rows.numpy().dtype == np.int32
+    step.fill([1, -1, 1, 0], [2, 3, 8, 1], [True, True, False, True])
+    rows, sampled = step.among(14), step.among(3)
+    assert rows is not None and sampled is not None
+    assert rows.slots.tolist() == [0, 1, 1]
+    assert rows.rows[0].tolist() == [13, *[-1] * 7]
+    assert rows.rows[1:].flatten().tolist() == [0, 1, *range(5, 13), *[-1] * 6]
+    assert sampled.slots.tolist() == [0, 1]
+    assert sampled.rows[:, :2].tolist() == [[2, -1], [0, -1]]
+    assert {rows.rows.dtype, rows.slots.dtype} == {torch.int32}
+
+
+def test_nothing_is_sampled_with_an_adapter() -> None:
+    step = StepRows(torch.device("cpu"))
+    step.fill([1, -1], [4, 1], [False, True])
+    assert step.among(5) is not None and step.among(1) is None
+    step.clear()
+    assert step.among(5) is None
 
 
 def test_tensors_that_do_not_fit_are_refused() -> None:
     weights = weights_of(16, (8,), torch.float32)
     step = StepRows(torch.device("cpu"))
-    step.fill([0], [2])
+    step.fill([0], [2], [True])
     assert step.rows is not None
     with pytest.raises(ValueError, match="x is"):
         cpu_lora.correct(load_kernels(), torch.zeros(2, 15), torch.zeros(2, 8), weights, step.rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_quantised_product_is_corrected(dtype: torch.dtype) -> None:
+    """x in an order of its own, sums of groups, several rows of an adapter: as of the product and ``correct`` apart."""
+    kind = next(kind for kind in KINDS if kind.has_order)
+    packed = PackedQuantised(load_kernels(), random_weight(kind, 96, 1))
+    step = StepRows(torch.device("cpu"))
+    step.fill([0, -1, 2], [9, 2, 3], [True] * 3)
+    rows = step.among(14)
+    assert rows is not None
+    weights = weights_of(kind.group, (64, 32), dtype)
+    x = torch.randn(14, kind.group, generator=torch.Generator().manual_seed(2)).to(dtype)
+    apart, found = torch.empty(14, 96, dtype=dtype), torch.empty(14, 96, dtype=dtype)
+    packed.multiply(x, apart)
+    uncorrected = apart.clone()
+    cpu_lora.correct(load_kernels(), x, apart, weights, rows)
+    slots, corrected = cpu_lora.slots_args(weights), cpu_lora.rows_args(rows)
+    packed.args.slots, packed.args.corrected = pointer(slots), pointer(corrected)
+    packed.multiply(x, found)
+    bound = 1e-5 if dtype is torch.float32 else 1e-2
+    assert (found.float() - apart.float()).abs().max() <= bound * apart.float().abs().max()
+    assert (found.float() - uncorrected.float()).abs().max() > 1
+    assert torch.equal(found[9:11], uncorrected[9:11])

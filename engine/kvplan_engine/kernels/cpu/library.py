@@ -14,7 +14,7 @@ from kvplan_engine.kernels.build import NATIVE, BuildVariant, KernelBuildError, 
 from kvplan_engine.kernels.cpu.choice_args import ChoiceArgs
 from kvplan_engine.kernels.cpu.delta import DeltaRuleArgs
 from kvplan_engine.kernels.cpu.head_products_args import HeadProductsArgs
-from kvplan_engine.kernels.cpu.lora_args import LoraArgs
+from kvplan_engine.kernels.cpu.lora_args import LoraRowsArgs, LoraSlotsArgs
 from kvplan_engine.kernels.cpu.mamba_args import GatedRowsArgs, Mamba1Args, Mamba2Args
 from kvplan_engine.kernels.cpu.mixture_args import MixtureArgs
 from kvplan_engine.kernels.cpu.state_args import ConvolutionArgs
@@ -150,6 +150,8 @@ class PackedLinearArgs(ctypes.Structure):
         ("activation", c_int32),
         ("storage", c_int32),
         ("format", POINTER(WeightFormatArgs)),
+        ("slots", POINTER(LoraSlotsArgs)),
+        ("corrected", POINTER(LoraRowsArgs)),
     )
 
 
@@ -190,6 +192,8 @@ class LayersArgs(ctypes.Structure):
         ("last_attention", POINTER(AttentionArgs)),
         ("last_rows", c_void_p),
         ("last_hidden", c_void_p),
+        ("corrected", POINTER(LoraRowsArgs)),
+        ("last_corrected", POINTER(LoraRowsArgs)),
         ("operation_seconds", POINTER(c_double)),
     )
 
@@ -255,7 +259,7 @@ class CpuKernels:
             "kvplan_unpack_quantised_rows", quantised, *(c_void_p,) * 3, *(c_int64,) * 4, c_int, c_int
         )
         self.multiply_heads = self._function("kvplan_multiply_heads", POINTER(HeadProductsArgs), c_int)
-        self.correct = self._function("kvplan_correct", POINTER(LoraArgs), c_int)
+        self.correct = self._function("kvplan_correct", POINTER(PackedLinearArgs), c_int)
         self.unpack_rows = self._function("kvplan_unpack_rows", *(c_void_p,) * 3, *(c_int64,) * 4, c_int, c_int)
 
     def _declare_mixtures_and_states(self) -> None:

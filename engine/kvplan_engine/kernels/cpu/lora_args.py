@@ -1,28 +1,28 @@
-"""The arguments of csrc/cpu/products/lora.cpp."""
+"""The structures of csrc/include/kvplan_lora.h."""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int32, c_int64, c_void_p
+from ctypes import c_int64, c_void_p
 
 
-class LoraArgs(ctypes.Structure):
-    """struct kvplan_lora."""
+class LoraSlotsArgs(ctypes.Structure):
+    """struct kvplan_lora_slots."""
 
     _fields_ = (
-        ("x", c_void_p),
-        ("out", c_void_p),
-        ("x_stride", c_int64),
-        ("out_stride", c_int64),
         ("down", c_void_p),
         ("up", c_void_p),
-        ("inputs", c_int64),
-        ("outputs", c_int64),
         ("rank", c_int64),
         ("stacked", c_int64),
         ("ends", ctypes.POINTER(c_int64)),
+    )
+
+
+class LoraRowsArgs(ctypes.Structure):
+    """struct kvplan_lora_rows."""
+
+    _fields_ = (
         ("rows", c_void_p),
         ("slots", c_void_p),
         ("groups", c_int64),
-        ("storage", c_int32),
     )

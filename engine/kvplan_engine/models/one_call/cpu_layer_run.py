@@ -8,6 +8,7 @@ from ctypes import POINTER, Array, byref, c_double, cast, pointer
 
 import torch
 
+from kvplan_engine.adapters.step_rows import StepRows
 from kvplan_engine.attention.cpu import CpuBackend, raise_for
 from kvplan_engine.kernels.cpu.library import (
     LAYER_OPERATIONS,
@@ -17,6 +18,7 @@ from kvplan_engine.kernels.cpu.library import (
     LayerPlaceArgs,
     LayersArgs,
 )
+from kvplan_engine.kernels.cpu.lora import rows_args
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.decoder_layer import DecoderLayer
@@ -38,8 +40,9 @@ class CpuLayerRun:
         args: Sequence[LayerArgs],
         attention: CpuBackend,
         kernels: CpuKernels,
+        adapters: StepRows | None,
     ) -> None:
-        self._attention, self._kernels = attention, kernels
+        self._attention, self._kernels, self._adapters = attention, kernels, adapters
         self._layers = (LayerArgs * len(args))(*args)
         self._parts: list[AttentionPart] = [layer.attention for layer in layers if layer.attention is not None]
         mixtures = (layer.feed_forward for layer in layers)
@@ -57,10 +60,14 @@ class CpuLayerRun:
         final_norm: Norm,
         attention: CpuBackend,
         kernels: CpuKernels,
+        adapters: StepRows | None = None,
     ) -> CpuLayerRun | None:
-        """One call for all ``layers``, or None where the kernels lack a part of them."""
+        """One call for all ``layers``, or None where the kernels lack a part of them.
+
+        adapters: which rows of a step the products are corrected for.
+        """
         args = all_layer_args(layers, final_norm)
-        return None if args is None else cls(layers, args, attention, kernels)
+        return None if args is None else cls(layers, args, attention, kernels, adapters)
 
     def __call__(self, batch: StepBatch, kv: KvPool, workspace: Workspace) -> None:
         """See LayerRun.__call__."""
@@ -81,6 +88,8 @@ class CpuLayerRun:
             room = self._mixture.room(batch.num_tokens, workspace)
             args.expert_ids, args.expert_weights = room.ids.data_ptr(), room.shares.data_ptr()
             args.expert_inner = room.inner.data_ptr()
+        if self._adapters is not None:
+            _let_correct(args, self._adapters)
         if self._seconds is not None:
             args.operation_seconds = cast(self._seconds, POINTER(c_double))
         sampled = self._places[self._layers[-1].place].sampled_args(step, self._attention)
@@ -102,3 +111,11 @@ class CpuLayerRun:
     def operation_seconds(self) -> Mapping[str, float]:
         """See LayerRun.operation_seconds."""
         return {} if self._seconds is None else dict(zip(LAYER_OPERATIONS, self._seconds, strict=True))
+
+
+def _let_correct(args: LayersArgs, step: StepRows) -> None:
+    """Let adapters correct the rows that ``step`` says."""
+    if step.rows is not None:
+        args.corrected = pointer(rows_args(step.rows))
+    if step.sampled is not None:
+        args.last_corrected = pointer(rows_args(step.sampled))
