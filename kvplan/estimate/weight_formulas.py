@@ -43,9 +43,10 @@ def held_formula(spec: ModelSpec, deployment: Deployment) -> str | None:
     found = None if deployment.engine != "kvplan" else most_held(spec, settings.quantization)
     if found is None:
         return None
-    sides = "float32 scale and minimum" if found.has_minimums else "float32 scale"
+    scale = "8-bit" if found.scale_bytes == 1 else "float32"
+    sides = f"{scale} scale and minimum" if found.has_minimums else f"{scale} scale"
     order = ", 32 bit for each input" if found.has_order else ""
     return (
-        f"in kvplan's engine: matrices of attention and dense MLPs {found.bits} bit a weight, {sides} for each "
+        f"in kvplan's engine: matrices of attention, MLPs and experts {found.bits} bit a weight, {sides} for each "
         f"{found.group} weights of an output{order}; everything else in {settings.dtype}"
     )

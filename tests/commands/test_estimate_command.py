@@ -254,7 +254,7 @@ def test_explain_says_how_weights_in_few_bits_and_slots_are_counted(capsys):
     assert main([*words, "--engine", "kvplan"]) == 0
     out = capsys.readouterr().out
     assert "4 bit a weight, 16-bit scale and 4-bit zero point for each 64 weights of an output" in out
-    assert "in kvplan's engine: matrices of attention and dense MLPs 4 bit a weight, float32 scale and minimum" in out
+    assert "in kvplan's engine: matrices of attention, MLPs and experts 4 bit a weight, float32 scale" in out
     assert "2 x 16 x 2,621,440 x 2 B" in out
     assert main(words) == 0
     assert "in kvplan's engine" not in capsys.readouterr().out

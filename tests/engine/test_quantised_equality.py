@@ -15,6 +15,7 @@ import torch
 from dense_models import DenseCheckpoint
 from engine_answers import shrink_pool
 from quantised_checkpoints import FORMATS, QuantisedCheckpoint, make_checkpoint
+from quantised_mixtures import MIXTURES, make_mixture
 from safetensors.torch import load_file, save_file
 from test_dense_equality import check_answers, engine_of, prompts_of
 
@@ -35,6 +36,19 @@ def _check(checkpoint: QuantisedCheckpoint, **settings: object) -> None:
 def test_answers_are_those_of_the_dequantised_weights(name: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(name, tmp_path)
     _check(checkpoint)
+
+
+@pytest.mark.parametrize("name", list(MIXTURES))
+def test_experts_answer_as_the_dequantised_ones_and_take_the_predicted_bytes(name: str, tmp_path: Path) -> None:
+    checkpoint = make_mixture(name, tmp_path)
+    _check(checkpoint)
+    spec = resolve_model(str(checkpoint.path))
+    counted = engine_of(checkpoint.path, dtype="bfloat16")
+    assert counted.engine.memory.weight_bytes == held_weight_bytes(spec, "bfloat16", "auto")
+    assert counted.engine.memory.weight_bytes < 0.8 * held_weight_bytes(spec, "bfloat16", "none")
+    if name == "gpt-oss":
+        _check(checkpoint, attention_backend="reference")
+        _check(checkpoint, quantization="none")
 
 
 @pytest.mark.parametrize("name", ["gptq-act-order", "int8"])

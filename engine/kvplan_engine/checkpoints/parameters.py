@@ -31,7 +31,8 @@ class Source:
     """One tensor of a checkpoint, and how many rows of the parameter it fills.
 
     transposed: stored [in, out]. arrange: what makes the parameter's rows of it, None where they are stored as used.
-    share: how many such parts it has, of which ``arrange`` takes one.
+    share: how many such parts it has, of which ``arrange`` takes one. in_columns: matrices of experts, stored [experts,
+    in, out].
     """
 
     name: str
@@ -39,6 +40,7 @@ class Source:
     transposed: bool = False
     arrange: Arrange | None = None
     share: int = 1
+    in_columns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,13 @@ class StoredParameter:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.parameter.shape
+
+    @property
+    def num_experts(self) -> int | None:
+        """How many experts' matrices it has one below the other; None for anything else."""
+        rows = self.parameter.rows
+        is_of_experts = self.parameter.part in ("experts.up", "experts.down") and self.parameter.kind == "matrix"
+        return sum(label == rows[0][0] for label, _ in rows) if is_of_experts else None
 
 
 def stored_parameters(model: ModelDescription, names: TensorNames) -> list[StoredParameter]:
@@ -76,7 +85,9 @@ def _sources(parameter: Parameter, model: ModelDescription, names: TensorNames) 
         if gated is not None and label in ("", "query"):
             yield Source(full, size, transposed, beside_queries(gated, parameter.part), share=2)
         else:
-            yield Source(full, size, transposed, _arrange(parameter, label, model, names))
+            in_columns = parameter.part.startswith("experts.") and names.experts in ("columns", "turns")
+            arrange = _arrange(parameter, label, model, names)
+            yield Source(full, size, transposed, arrange, in_columns=in_columns and parameter.kind == "matrix")
 
 
 def _queries_with_gates(parameter: Parameter, model: ModelDescription) -> Attention | None:
@@ -118,11 +129,14 @@ def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: T
     """What has to happen to a stored tensor of this parameter; label: of the rows that it fills, "" for all."""
     if parameter.part == "correction":
         return _centred
-    if names.experts in ("columns", "turns") and parameter.part.startswith("experts."):
-        takes_turns = names.experts == "turns" and parameter.part == "experts.up"
-        return partial(_from_columns, shape=parameter.shape, takes_turns=takes_turns)
     if parameter.part.startswith("experts.") and not label:
-        return partial(torch.Tensor.reshape, shape=parameter.shape)
+        in_turns = names.experts == "turns" and parameter.part == "experts.up"
+        return partial(
+            _one_below_the_other,
+            is_matrix=parameter.kind == "matrix",
+            is_in_columns=names.experts in ("columns", "turns"),
+            turns=parameter.rows[0][1] if in_turns else 0,
+        )
     layer = None if parameter.layer is None else model.layers[parameter.layer]
     kind = model.norm.kind if layer is None else layer.norms.kind
     steps: list[Arrange] = []
@@ -154,12 +168,17 @@ def _in_turn(steps: Sequence[Arrange], tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _from_columns(tensor: torch.Tensor, shape: tuple[int, ...], takes_turns: bool) -> torch.Tensor:
-    """[experts, in, out], or a bias [experts, out], as [experts x out, in]; outputs that take turns come apart."""
-    rows = tensor.transpose(1, 2) if tensor.ndim == 3 else tensor
-    if takes_turns:
-        rows = rows.unflatten(1, (-1, 2)).transpose(1, 2)
-    return rows.reshape(shape)
+def _one_below_the_other(tensor: torch.Tensor, is_matrix: bool, is_in_columns: bool, turns: int) -> torch.Tensor:
+    """All experts' matrices as [experts x out, in], their biases as [experts x out].
+
+    tensor: of matrices [experts, out, in], or [experts, in, out] where ``is_in_columns``; rows that are in few bits are
+    below one another already. Biases: [experts, out]. turns: so many outputs of an expert's gate take turns with those
+    of its up, and come apart.
+    """
+    if is_matrix and tensor.ndim == 3 and is_in_columns:
+        tensor = tensor.transpose(1, 2)
+    rows = tensor.flatten(0, 1) if tensor.ndim == 3 or not is_matrix else tensor
+    return rows.unflatten(0, (-1, turns, 2)).transpose(1, 2).flatten(0, 2) if turns else rows
 
 
 def _centred(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,13 +15,13 @@ Codes = Literal["int4", "int8", "e2m1", "nf4", "e4m3"]
 class Recipe:
     """Rounding to the nearest code. group_size: inputs that share a scale; 0: a whole row.
 
-    codes: what they stand for. scale: of what a scale is; "block": of 128 x 128 values. has_minimums: codes count from
-    the group's least value on instead of around 0.
+    codes: what they stand for. scale: of what a scale is; "power": of a group, a power of two in a byte; "block": of
+    128 x 128 values. has_minimums: codes count from the group's least value on instead of around 0.
     """
 
     codes: Codes
     group_size: int
-    scale: Literal["group", "block", "tensor"] = "group"
+    scale: Literal["group", "power", "block", "tensor"] = "group"
     has_minimums: bool = False
     has_order: bool = False
 
@@ -29,7 +29,8 @@ class Recipe:
         """How a weight of so many inputs is held; None where its inputs cannot be cut into groups."""
         group = cut_group(num_inputs if self.group_size == 0 else math.gcd(num_inputs, self.group_size))
         bits = 8 if self.codes in ("int8", "e4m3") else 4
-        return WeightFormat(bits, group, 4, self.has_minimums, self.has_order) if group else None
+        scale_bytes = 1 if self.scale == "power" else 4
+        return WeightFormat(bits, group, scale_bytes, self.has_minimums, self.has_order) if group else None
 
 
 RECIPES = {
@@ -39,7 +40,7 @@ RECIPES = {
     "awq": Recipe("int4", 128, has_minimums=True),
     "gptq": Recipe("int4", 128, has_minimums=True, has_order=True),
     "int4": Recipe("int4", 128),
-    "mxfp4": Recipe("e2m1", 32),
+    "mxfp4": Recipe("e2m1", 32, "power"),
     "nvfp4": Recipe("e2m1", 16),
     "bitsandbytes": Recipe("nf4", 64),
 }

@@ -11,8 +11,8 @@ _GROUPS = (256, 128, 64, 32, 16, 8)
 class WeightFormat:
     """Codes of ``bits`` (4 or 8), and what every group of ``group_size`` inputs of an output has besides.
 
-    scale_bytes: 2 or 4; minimums, where there are any, take the same. has_order: inputs are in an order of their own,
-    4 bytes for each.
+    scale_bytes: 1 (a power of two), 2 or 4; minimums, where there are any, take the same. has_order: inputs are in an
+    order of their own, 4 bytes for each.
     """
 
     bits: int

@@ -2,12 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.kernels.arguments import check_rows
+from kvplan_engine.kernels.quantised_weight import QuantisedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedExperts:
+    """Matrices of ``count`` experts in few bits, [count, outputs, inputs].
+
+    rows: all of them, one expert's below the other's; its order, where there is one, is [count x inputs].
+    """
+
+    rows: QuantisedWeight
+    count: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.count, self.rows.num_outputs // self.count, self.rows.num_inputs
+
+    def is_contiguous(self) -> bool:
+        """Its parts are: the kernels check them."""
+        return True
+
+    def expert(self, index: int) -> QuantisedWeight:
+        """One expert's matrix [outputs, inputs], where it lies."""
+        first, inputs = index * self.shape[1], self.rows.num_inputs
+        one = self.rows.with_rows(lambda part: part[first : first + self.shape[1]])
+        order = self.rows.order
+        return one if order is None else replace(one, order=order[index * inputs : (index + 1) * inputs])
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """The same, widened to float32."""
+        return self.expert(index).dequantised()
+
+
+ExpertMatrices = torch.Tensor | QuantisedExperts
+
+
+def dense_matrices(matrices: ExpertMatrices) -> torch.Tensor:
+    """For kernels that take no others."""
+    if isinstance(matrices, QuantisedExperts):
+        raise ValueError("these kernels take no experts in few bits")
+    return matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +59,8 @@ class ExpertWeights:
     [n, F], and [n, H]; None where there are none.
     """
 
-    up: torch.Tensor
-    down: torch.Tensor
+    up: ExpertMatrices
+    down: ExpertMatrices
     up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
 
@@ -47,7 +88,7 @@ def check_weights(mixture: Mixture, weights: MixtureWeights) -> None:
         raise ValueError("no kernel computes experts on a projection, or experts that do nothing")
     hidden = weights.router.shape[1]
     _check_experts("experts", mixture.expert, mixture.num_experts, hidden, weights.experts)
-    named: dict[str, tuple[torch.Tensor | None, tuple[int, ...] | None]] = {
+    named: dict[str, tuple[ExpertMatrices | None, tuple[int, ...] | None]] = {
         "router": (weights.router, (mixture.num_experts, hidden)),
         "router_bias": (weights.router_bias, (mixture.num_experts,) if mixture.router_bias else None),
         "correction": (weights.correction, (mixture.num_experts,) if mixture.correction else None),
@@ -72,7 +113,7 @@ def _check_experts(name: str, mlp: Mlp, count: int, hidden: int, weights: Expert
     )
 
 
-def _check_shapes(named: dict[str, tuple[torch.Tensor | None, tuple[int, ...] | None]]) -> None:
+def _check_shapes(named: dict[str, tuple[ExpertMatrices | None, tuple[int, ...] | None]]) -> None:
     for name, (tensor, shape) in named.items():
         found = None if tensor is None else tuple(tensor.shape)
         if found != shape or (tensor is not None and not tensor.is_contiguous()):

@@ -19,10 +19,10 @@ class QuantisedWeight:
     """Element [o, k] is ``book[code[o, k]] * scales[o, g] + minimums[o, g]`` for the group g of input k.
 
     codes: uint8 [num_outputs, num_inputs x bits / 8]; of 4 bits an even input is the lower half of a byte, the next one
-    the upper. scales [num_outputs, num_groups] float16 or float32; groups are equally long, a multiple of 8. minimums:
-    as scales, or None. book: float32 [16] or [256]. order: int32 [num_inputs], the input of x that belongs to each
-    input of the weight; None: its own. rounds_inputs: where a device multiplies codes like these, x may be rounded to
-    them too.
+    the upper. scales [num_outputs, num_groups] float16, float32, or uint8 for powers of two (E8M0); groups are equally
+    long, a multiple of 8. minimums: as scales, or None; none beside powers of two. book: float32 [16] or [256]. order:
+    int32 [num_inputs], the input of x that belongs to each input of the weight; None: its own. rounds_inputs:
+    where a device multiplies codes like these, x may be rounded to them too.
     """
 
     codes: torch.Tensor
@@ -56,6 +56,11 @@ class QuantisedWeight:
         return zero if torch.equal(self.book, even) else None
 
     @property
+    def wide_scales(self) -> torch.Tensor:
+        """float32 [num_outputs, num_groups]; a power of two that is none (255) is no number."""
+        return (self.scales.view(torch.float8_e8m0fnu) if self.scales.dtype is torch.uint8 else self.scales).float()
+
+    @property
     def num_bytes(self) -> int:
         """Of codes, scales, minimums and order: what the weight takes, however it is laid out."""
         parts = (self.codes, self.scales, self.minimums, self.order)
@@ -64,7 +69,7 @@ class QuantisedWeight:
     def dequantised(self) -> torch.Tensor:
         """float32 [num_outputs, num_inputs], the inputs in the order of x."""
         wide = self.book[unpacked_codes(self.codes, self.bits).long()].unflatten(1, (-1, self.group_size))
-        wide = wide * self.scales.float().unsqueeze(2)
+        wide = wide * self.wide_scales.unsqueeze(2)
         if self.minimums is not None:
             wide += self.minimums.float().unsqueeze(2)
         if self.order is None:
@@ -79,13 +84,17 @@ class QuantisedWeight:
 
     def can_follow(self, other: QuantisedWeight) -> bool:
         """Whether its rows may stand below ``other``'s in one weight."""
+        return self.is_alike(other) and _same_order(self.order, other.order)
+
+    def is_alike(self, other: QuantisedWeight) -> bool:
+        """Whether it is of ``other``'s format and has as many inputs, perhaps in another order."""
         return (
             torch.equal(self.book, other.book)
             and self.scales.shape[1:] == other.scales.shape[1:]
             and self.scales.dtype == other.scales.dtype
             and (self.minimums is None) == (other.minimums is None)
             and self.rounds_inputs == other.rounds_inputs
-            and _same_order(self.order, other.order)
+            and (self.order is None) == (other.order is None)
         )
 
 

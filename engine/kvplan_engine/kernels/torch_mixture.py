@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp, Scoring
-from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureWeights
+from kvplan_engine.kernels.mixture_weights import ExpertMatrices, ExpertWeights, MixtureWeights
 from kvplan_engine.kernels.torch_ops import _upcast
 
 _NOTHING = float("-inf")
@@ -124,7 +124,7 @@ def _run_expert(x: torch.Tensor, mlp: Mlp, weights: ExpertWeights, index: int) -
     return _linear(activated(inner, mlp), weights.down, weights.down_bias, index)
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, index: int) -> torch.Tensor:
+def _linear(x: torch.Tensor, weight: ExpertMatrices, bias: torch.Tensor | None, index: int) -> torch.Tensor:
     product = x @ weight[index].to(x.dtype).t()
     return product if bias is None else product + bias[index].to(x.dtype)
 

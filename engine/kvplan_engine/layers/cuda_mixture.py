@@ -32,9 +32,9 @@ class CudaMixtures:
         self._runtime = runtime
         self._memory = MixtureMemory(runtime.device)
 
-    def takes(self, mixture: Mixture, dtype: torch.dtype) -> bool:
+    def takes(self, mixture: Mixture, dtype: torch.dtype, *, is_quantised: bool) -> bool:
         """See MixtureKind.takes."""
-        return computes_mixture(mixture, dtype)
+        return not is_quantised and computes_mixture(mixture, dtype)
 
     def make(self, mixture: Mixture, weights: Weights, index: int) -> CudaMixtureRun:
         """See MixtureKind.make. The weights stay where they are."""

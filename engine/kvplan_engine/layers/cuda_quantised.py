@@ -8,7 +8,7 @@ from kvplan_engine.kernels.cuda.quantised import CudaQuantised
 from kvplan_engine.kernels.cuda.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.layers.projection import Projection, StoredWeight
-from kvplan_engine.layers.quantised_linear import StackedLinear, with_biases
+from kvplan_engine.layers.quantised_linear import StackedLinear, WidenedRowsLinear, with_biases
 
 
 class CudaQuantisedLinear:
@@ -44,6 +44,9 @@ class CudaQuantisedWeights:
         """See ProjectionKind.make. The codes stay where they are."""
         made: list[tuple[int, Projection]] = []
         for part, bias in with_biases(stored.take_quantised(), stored.bias):
+            if part.scales.dtype is torch.uint8:  # powers of two in bytes, which these kernels do not read
+                made.append((part.num_outputs, WidenedRowsLinear(part, bias)))
+                continue
             kernels = CudaQuantised(self._runtime, self._memory, part, bias, self._scalar)
             made.append((part.num_outputs, CudaQuantisedLinear(kernels)))
         return made[0][1] if len(made) == 1 else StackedLinear(made)

@@ -12,13 +12,14 @@ from typing import Protocol
 
 import torch
 
+from kvplan_engine.checkpoints.quantised.reader import shape_of, take_parts
 from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.kernels import torch_mixture
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels
 from kvplan_engine.kernels.cpu.mixture import PackedMixture, packs_mixture
 from kvplan_engine.kernels.cpu.mixture_args import MixtureArgs
-from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureWeights
+from kvplan_engine.kernels.mixture_weights import ExpertMatrices, ExpertWeights, MixtureWeights, QuantisedExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class MixtureRun(Protocol):
 class MixtureKind(Protocol):
     """One way to keep a mixture's weights and compute with them."""
 
-    def takes(self, mixture: Mixture, dtype: torch.dtype) -> bool:
-        """Whether this kind runs ``mixture`` with weights of ``dtype`` here."""
+    def takes(self, mixture: Mixture, dtype: torch.dtype, *, is_quantised: bool) -> bool:
+        """Whether this kind runs ``mixture`` with weights of ``dtype`` here; is_quantised: experts are in few bits."""
         ...
 
     def make(self, mixture: Mixture, weights: Weights, index: int) -> MixtureRun:
@@ -63,7 +64,10 @@ class MixtureKind(Protocol):
 def make_mixture(kinds: Sequence[MixtureKind], mixture: Mixture, weights: Weights, index: int) -> MixtureRun:
     """The mixture of layer ``index`` by the first of ``kinds`` that takes it."""
     dtype = weights[f"layers.{index}.router.weight"].dtype
-    return next(kind for kind in kinds if kind.takes(mixture, dtype)).make(mixture, weights, index)
+    matrices = (f"layers.{index}.{part}.{matrix}" for part in ("experts", "shared") for matrix in ("up", "down"))
+    is_quantised = any(shape_of(weights, name) is not None for name in matrices)
+    kind = next(kind for kind in kinds if kind.takes(mixture, dtype, is_quantised=is_quantised))
+    return kind.make(mixture, weights, index)
 
 
 class TorchMixture:
@@ -75,7 +79,7 @@ class TorchMixture:
         self._mixture, self._weights = mixture, weights
 
     @classmethod
-    def takes(cls, mixture: Mixture, dtype: torch.dtype) -> bool:
+    def takes(cls, mixture: Mixture, dtype: torch.dtype, *, is_quantised: bool) -> bool:
         """See MixtureKind.takes."""
         return True
 
@@ -104,11 +108,11 @@ class PanelMixture:
 
 @dataclass(frozen=True, slots=True)
 class PanelMixtures:
-    """The kind: float32 and bfloat16 in panels, by ``kernels``."""
+    """The kind: float32, bfloat16 and few bits in panels, by ``kernels``."""
 
     kernels: CpuKernels
 
-    def takes(self, mixture: Mixture, dtype: torch.dtype) -> bool:
+    def takes(self, mixture: Mixture, dtype: torch.dtype, *, is_quantised: bool) -> bool:
         """See MixtureKind.takes."""
         return dtype in STORAGE_CODES and packs_mixture(mixture)
 
@@ -121,7 +125,7 @@ class PanelMixtures:
 
 
 def mixture_weights(mixture: Mixture, weights: Weights, index: int) -> MixtureWeights:
-    """Views of layer ``index``'s weights, the experts one after the other."""
+    """Views of layer ``index``'s weights, the experts one after the other. What is in few bits is taken out of them."""
     name = f"layers.{index}"
     shared = mixture.shared
     return MixtureWeights(
@@ -135,11 +139,20 @@ def mixture_weights(mixture: Mixture, weights: Weights, index: int) -> MixtureWe
 
 
 def _experts(mlp: Mlp, count: int, weights: Weights, name: str) -> ExpertWeights:
-    up, down = (weights[f"{name}.{part}.weight"] for part in ("up", "down"))
     up_bias, down_bias = (weights.get(f"{name}.{part}.bias") for part in ("up", "down"))
     return ExpertWeights(
-        up.view(count, -1, up.shape[1]),
-        down.view(count, -1, mlp.size),
+        _matrices(weights, f"{name}.up", count),
+        _matrices(weights, f"{name}.down", count),
         None if up_bias is None else up_bias.view(count, -1),
         None if down_bias is None else down_bias.view(count, -1),
     )
+
+
+def _matrices(weights: Weights, name: str, count: int) -> ExpertMatrices:
+    """One matrix of every expert, [count, outputs, inputs]."""
+    parts = take_parts(weights, name)
+    if parts:
+        assert len(parts) == 1, "experts of several formats are not held in few bits"
+        return QuantisedExperts(parts[0], count)
+    dense = weights[f"{name}.weight"]
+    return dense.view(count, -1, dense.shape[1])

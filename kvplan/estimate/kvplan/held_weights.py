@@ -1,8 +1,9 @@
 """Weights that kvplan's engine holds in few bits, to the byte.
 
 Every format that it reads becomes one: codes of 4 or 8 bits, a scale for each group of inputs of an output, and where
-the format has zero points or minimums one of these beside each scale. Held so are the matrices of softmax attention
-and of dense MLPs, of a GGUF file the embedding and the head too; everything else is in the dtype that it computes in.
+the format has zero points or minimums one of these beside each scale. Held so are the matrices of softmax attention,
+of MLPs and of experts, of a GGUF file the embedding and the head too; everything else is in the dtype that it computes
+in. Powers of two (MXFP4) stay in bytes, other scales are as wide as the tables here say.
 """
 
 from __future__ import annotations
@@ -10,10 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, prod
 
 from kvplan.catalog.checkpoint.stored import StoredCheckpoint
-from kvplan.catalog.spec import DenseFeedForward, LayerSpec, ModelSpec, QuantizationSpec, SoftmaxAttention
+from kvplan.catalog.spec import (
+    DenseFeedForward,
+    LayerSpec,
+    ModelSpec,
+    MoeFeedForward,
+    QuantizationSpec,
+    SoftmaxAttention,
+)
 from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.weights import format_of, named_format
@@ -121,12 +129,12 @@ def _of_gguf(checkpoint: StoredCheckpoint, dtype: str) -> int:
 
 def _by_tensor(spec: ModelSpec, quantization: QuantizationSpec, dtype: str) -> int:
     total = _dense(spec, dtype)
-    ordered: dict[tuple[int, str], int] = {}
+    ordered: dict[tuple[int, str, str], int] = {}
     for index, tensor, held in _held_tensors(spec, quantization):
         total += held.num_bytes(tensor.num_elements) - tensor.num_elements * element_bytes(dtype)
         if held.has_order:
-            last = tensor.name.rpartition(".")[2]
-            ordered[index, _SAME_INPUT.get(last, tensor.name)] = 4 * tensor.shape[1]
+            module, _, last = tensor.name.rpartition(".")
+            ordered[index, module, _SAME_INPUT.get(last, last)] = 4 * tensor.shape[-1] * prod(tensor.shape[:-2])
     return total + sum(ordered.values())
 
 
@@ -135,7 +143,7 @@ def _held_tensors(spec: ModelSpec, quantization: QuantizationSpec) -> Iterator[t
     for index, layer in enumerate(spec.layers):
         for tensor in _products(layer):
             found = format_of(quantization, tensor, index)
-            held = None if found is None else _held_format(found, tensor.shape[1])
+            held = None if found is None else _held_format(found, tensor.shape[-1])
             if held is not None:
                 yield index, tensor, held
 
@@ -146,6 +154,17 @@ def _products(layer: LayerSpec) -> Iterator[Tensor]:
         yield from (tensor for tensor in layer.mixer.tensors if tensor.role == "linear" and len(tensor.shape) == 2)
     if isinstance(layer.feed_forward, DenseFeedForward):
         yield from (tensor for tensor in layer.feed_forward.tensors if tensor.role == "linear")
+    if isinstance(layer.feed_forward, MoeFeedForward):
+        yield from _products_of_experts(layer.feed_forward)
+
+
+def _products_of_experts(mixture: MoeFeedForward) -> Iterator[Tensor]:
+    """Experts and shared ones, not the projections around them. Where experts' outputs are scaled, these are wide."""
+    are_scaled = any(tensor.name.endswith("per_expert_scale") for tensor in mixture.tensors)
+    for tensor in mixture.tensors:
+        is_shared = tensor.role == "linear" and not tensor.name.endswith("latent_proj")
+        if is_shared or (tensor.role == "expert" and not are_scaled):
+            yield tensor
 
 
 def _held_format(quantization: QuantizationSpec, num_inputs: int) -> HeldFormat | None:
@@ -158,10 +177,11 @@ def _held_format(quantization: QuantizationSpec, num_inputs: int) -> HeldFormat 
     group = next((size for size in _GROUPS if shared % size == 0), None)
     if quantization.bits not in (4, 8) or group is None:
         return None
+    is_power = quantization.bits == 4 and quantization.scale_dtype == "fp8" and quantization.method != "nvfp4"
     return HeldFormat(
         int(quantization.bits),
         group,
-        4,
+        1 if is_power else 4,
         has_minimums=quantization.has_zero_points,
         has_order=quantization.has_act_order,
     )

@@ -48,7 +48,9 @@ def random_weight(kind: Kind, outputs: int, num_groups: int, seed: int = 0) -> Q
     inputs, bits = num_groups * kind.group, 4 if kind.book.numel() == 16 else 8
     codes = torch.randint(0, 256, (outputs, inputs * bits // 8), generator=generator, dtype=torch.uint8)
     size = inputs**-0.5 / kind.book.std()
-    scales = ((torch.rand(outputs, num_groups, generator=generator) + 0.5) * size).to(kind.scale_dtype)
+    wide = (torch.rand(outputs, num_groups, generator=generator) + 0.5) * size
+    is_power = kind.scale_dtype is torch.uint8
+    scales = (wide.log2().round() + 127).to(torch.uint8) if is_power else wide.to(kind.scale_dtype)
     minimums = (scales.float() * -kind.book.mean()).to(kind.scale_dtype) if kind.has_minimums else None
     order = torch.randperm(inputs, generator=generator).int() if kind.has_order else None
     return QuantisedWeight(codes, scales, minimums, kind.book.clone(), order)

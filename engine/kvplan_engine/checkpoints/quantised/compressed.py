@@ -45,7 +45,7 @@ class CompressedReader:
         if not self._tensors.has_part(name, "weight_packed"):
             return WeightFormat(8, group, 4)
         if self._is_float4(name):
-            return WeightFormat(4, group, 4)
+            return WeightFormat(4, group, 4 if self._tensors.has_part(name, "weight_global_scale") else 1)
         has_zeros = self._tensors.has_part(name, "weight_zero_point")
         return WeightFormat(self._bits(name, num_inputs), group, 4, has_zeros)
 

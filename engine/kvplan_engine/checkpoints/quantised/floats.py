@@ -16,15 +16,10 @@ MXFP4_GROUP = 32
 NVFP4_GROUP = 16
 
 
-def of_powers(exponents: torch.Tensor) -> torch.Tensor:
-    """E8M0, in bytes or as such, in float32; 255 is no number."""
-    return exponents.view(torch.float8_e8m0fnu).float()
-
-
 def mxfp4_weight(name: str, codes: torch.Tensor, exponents: torch.Tensor) -> QuantisedWeight:
     """codes uint8 [outputs, inputs / 2], the lower half of a byte first; exponents uint8 [outputs, inputs / 32]."""
     _check(name, codes, exponents, MXFP4_GROUP)
-    return QuantisedWeight(codes.contiguous(), of_powers(exponents), None, E2M1)
+    return QuantisedWeight(codes.contiguous(), exponents.view(torch.uint8).contiguous(), None, E2M1)
 
 
 def nvfp4_weight(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from kvplan_engine.checkpoints.parameters import StoredParameter
+from kvplan_engine.checkpoints.parameters import Source, StoredParameter
 from kvplan_engine.checkpoints.quantised.reader import QuantisedReader, as_tensors, may_be_held, read_parts
+from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import model_parameters
 from kvplan_engine.description.quantization import Recipe
@@ -25,12 +26,14 @@ class HeldParameter:
 
     @property
     def num_bytes(self) -> int:
-        """With one order of the inputs for all sources: what is multiplied with the same x has the same."""
-        order = self.stored.shape[1] * 4 if any(each.has_order for each in self.formats) else 0
-        return order + sum(
-            each.num_bytes(source.num_rows, self.stored.shape[1]) - (4 * self.stored.shape[1] if each.has_order else 0)
+        """With one order of the inputs for all sources, or those of an expert: they are multiplied with the same x."""
+        inputs = self.stored.shape[1]
+        orders = (self.stored.num_experts or 1) if any(each.has_order for each in self.formats) else 0
+        matrices = (
+            replace(each, has_order=False).num_bytes(source.num_rows, inputs)
             for source, each in zip(self.stored.sources, self.formats, strict=True)
         )
+        return 4 * inputs * orders + sum(matrices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +80,17 @@ def plan_held(
         if not may_be_held(stored.parameter, model) or (stored.parameter.layer is None and not with_ends):
             continue
         formats = [reader.format_of(source.name, stored.shape[1]) for source in stored.sources]
-        if None not in formats:
+        if None not in formats and _is_one_weight(stored, model, formats):
             held[stored.name] = HeldParameter(stored, tuple(each for each in formats if each is not None))
     return HeldWeights(held, reader, where)
+
+
+def _is_one_weight(stored: StoredParameter, model: ModelDescription, formats: Sequence[WeightFormat | None]) -> bool:
+    """Whether the sources are stored alike, where that is wanted: a mixture's kernels know one format of a matrix."""
+    layer = None if stored.parameter.layer is None else model.layers[stored.parameter.layer]
+    is_of_mixture = layer is not None and isinstance(layer.feed_forward, Mixture)
+    in_mixture = is_of_mixture and stored.parameter.part.startswith(("experts.", "shared."))
+    return not in_mixture or len(set(formats)) == 1
 
 
 def rounded_weight_bytes(model: ModelDescription, recipe: Recipe, element_bytes: int) -> int:
@@ -88,6 +99,10 @@ def rounded_weight_bytes(model: ModelDescription, recipe: Recipe, element_bytes:
     for parameter in model_parameters(model):
         is_held = parameter.layer is not None and may_be_held(parameter, model)
         found = recipe.format_of(parameter.shape[1]) if is_held else None
-        dense = math.prod(parameter.shape) * element_bytes
-        total += dense if found is None else found.num_bytes(parameter.shape[0], parameter.shape[1])
+        held = (
+            None
+            if found is None
+            else HeldParameter(StoredParameter(parameter, (Source("", parameter.shape[0]),)), (found,))
+        )
+        total += math.prod(parameter.shape) * element_bytes if held is None else held.num_bytes
     return total

@@ -20,7 +20,7 @@ class Mxfp4Reader:
     def format_of(self, name: str, num_inputs: int) -> WeightFormat | None:
         """See QuantisedReader.format_of."""
         is_stored = self._tensors.has_part(name, "_blocks") and num_inputs % MXFP4_GROUP == 0
-        return WeightFormat(4, MXFP4_GROUP, 4) if is_stored else None
+        return WeightFormat(4, MXFP4_GROUP, 1) if is_stored else None
 
     def read(self, name: str) -> QuantisedWeight:
         """See QuantisedReader.read. The rows of all experts, one below the other."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Protocol
 
 import torch
 
 from kvplan_engine.checkpoints.parameters import Source, StoredParameter
-from kvplan_engine.description.feed_forward import Mlp
+from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import Parameter
@@ -34,21 +34,34 @@ class QuantisedReader(Protocol):
 def may_be_held(parameter: Parameter, model: ModelDescription) -> bool:
     """Whether a parameter is only ever a product's weight, or looked up, so that it need not be widened.
 
-    Experts, latents and states have kernels of their own, which take dense weights.
+    Latents and states have kernels of their own, which take dense weights; experts whose outputs are scaled are changed
+    when they are loaded.
     """
     if parameter.layer is None:
         return parameter.name in ("embedding.weight", "head.weight")
     layer = model.layers[parameter.layer]
     if parameter.name.endswith((".qkv.weight", ".output.weight")):
         return len(layer.mixers) == 1 and isinstance(layer.mixers[0], Attention)
+    if isinstance(layer.feed_forward, Mixture):
+        return parameter.leaf == "weight" and parameter.part in _matrices_of(layer.feed_forward)
     return parameter.name.endswith((".up.weight", ".down.weight")) and isinstance(layer.feed_forward, Mlp)
 
 
+def _matrices_of(mixture: Mixture) -> tuple[str, ...]:
+    shared = ("shared.up", "shared.down")
+    return shared if mixture.apart else ("experts.up", "experts.down", *shared)
+
+
 def read_parts(stored: StoredParameter, reader: QuantisedReader, where: str) -> list[QuantisedWeight]:
-    """The parameter's rows: one weight where its sources are stored alike, otherwise one for each run that is."""
+    """The parameter's rows: one weight where its sources are stored alike, otherwise one for each run that is.
+
+    EngineError where experts are not stored alike.
+    """
+    weights = [_read_source(source, reader, stored.shape[1], where) for source in stored.sources]
+    if stored.num_experts is not None:
+        return [_of_experts(stored, weights, stored.num_experts, where)]
     parts: list[list[QuantisedWeight]] = []
-    for source in stored.sources:
-        weight = _read_source(source, reader, stored.shape[1], where)
+    for weight in weights:
         if parts and weight.can_follow(parts[-1][-1]):
             parts[-1].append(weight)
         else:
@@ -56,10 +69,21 @@ def read_parts(stored: StoredParameter, reader: QuantisedReader, where: str) -> 
     return [stacked(run) for run in parts]
 
 
+def _of_experts(stored: StoredParameter, weights: list[QuantisedWeight], count: int, where: str) -> QuantisedWeight:
+    """All experts' rows; where inputs have an order, one for each expert, or for all where one tensor has all."""
+    each = max(1, len(weights) // count)
+    experts = [weights[first : first + each] for first in range(0, len(weights), each)]
+    if not all(one.is_alike(weights[0]) and one.can_follow(expert[0]) for expert in experts for one in expert):
+        raise EngineError(f"the experts of '{stored.name}' in {where} are not all stored in one way.")
+    orders = [expert[0].order for expert in experts if expert[0].order is not None]
+    every = orders * (count // len(orders)) if orders else []
+    return replace(stacked(weights), order=torch.cat(every) if every else None)
+
+
 def read_checked(name: str, reader: QuantisedReader) -> QuantisedWeight:
     """Tensor ``name``. EngineError where a scale is no number: so a damaged file is refused, not computed with."""
     weight = reader.read(name)
-    for part in (weight.scales, weight.minimums):
+    for part in (weight.wide_scales, weight.minimums):
         if part is not None and not part.isfinite().all():
             raise EngineError(f"'{name}' has scales that are no numbers.", hint="download it again")
     return weight

@@ -22,6 +22,7 @@ class RoundingReader:
         self._read, self._recipe = read, recipe
         sources = [source for stored in parameters for source in stored.sources]
         self._transposed = {source.name for source in sources if source.transposed}
+        self._in_columns = {source.name for source in sources if source.in_columns}
 
     def format_of(self, name: str, num_inputs: int) -> WeightFormat | None:
         """See QuantisedReader.format_of."""
@@ -30,6 +31,8 @@ class RoundingReader:
     def read(self, name: str) -> QuantisedWeight:
         """See QuantisedReader.read."""
         weight = self._read(name)
+        if weight.ndim == 3:  # all experts
+            weight = (weight.transpose(1, 2) if name in self._in_columns else weight).flatten(0, 1)
         return rounded(weight.t() if name in self._transposed else weight, self._recipe)
 
 
@@ -62,6 +65,7 @@ def _rounded_rows(
     assert held is not None, "the caller asks for the format first"
     groups = weight.float().contiguous().unflatten(1, (-1, held.group_size))
     book = BOOKS[recipe.codes]
+    stored: torch.Tensor | None = None
     if recipe.has_minimums:
         least, most = _extremes(groups, recipe)
         scales = _not_zero((most - least) / (book.numel() - 1))
@@ -70,9 +74,19 @@ def _rounded_rows(
         least = magnitudes = _magnitudes(groups, recipe, largest)
         is_even = recipe.codes in ("int4", "int8")
         scales = _not_zero(magnitudes / (book.numel() // 2 - 1 if is_even else book.abs().max()))
+        if recipe.scale == "power":
+            stored, scales = _powers_from(scales)
         codes = _nearest(groups / scales.unsqueeze(2), book)
     bytes_of_codes = codes.clamp_(0, book.numel() - 1).to(torch.uint8).flatten(1)
-    return packed_codes(bytes_of_codes, held.bits), scales.contiguous(), least
+    return packed_codes(bytes_of_codes, held.bits), scales.contiguous() if stored is None else stored, least
+
+
+def _powers_from(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least powers of two that are not less than ``scales``, in bytes (E8M0) and in float32."""
+    exponents = torch.frexp(scales / 2).exponent.clamp(-126, 127)
+    exponents += torch.ldexp(torch.ones_like(scales), exponents) < scales
+    powers = torch.ldexp(torch.ones_like(scales), exponents)
+    return (exponents + 127).to(torch.uint8), powers
 
 
 def _extremes(groups: torch.Tensor, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import byref
+from ctypes import addressof, byref
 
 import torch
 
@@ -18,13 +18,16 @@ from kvplan_engine.kernels.cpu.mixture_args import (
     MixtureArgs,
     RouterArgs,
 )
+from kvplan_engine.kernels.cpu.quantised import PanelFormat, pack_in_panels
 from kvplan_engine.kernels.mixture_weights import (
+    ExpertMatrices,
     ExpertWeights,
     MixtureWeights,
     check_mixture_rows,
     check_weights,
 )
 
+_GATED_CODES = {code for (_, gated), code in EXPERT_ACTIVATION_CODES.items() if gated}
 MOST_GROUPS = 64
 """KVPLAN_MOST_GROUPS."""
 
@@ -58,12 +61,31 @@ class PackedExperts:
 
     def __init__(self, kernels: CpuKernels, mlp: Mlp, weights: ExpertWeights) -> None:
         code = EXPERT_ACTIVATION_CODES[mlp.activation, mlp.gated]
-        self._kept = (_pack(kernels, weights.up, code), _pack(kernels, weights.down, 0))
+        self._kept = [_PackedMatrices(kernels, weights.up, code), _PackedMatrices(kernels, weights.down, 0)]
         self._biases = (weights.up_bias, weights.down_bias)
-        up, down = (tensor.data_ptr() for tensor in self._kept)
+        up, down = (matrices.packed.data_ptr() for matrices in self._kept)
         up_bias, down_bias = (None if bias is None else bias.data_ptr() for bias in self._biases)
         limit = float("inf") if mlp.limit is None else mlp.limit
-        self.args = ExpertsArgs(up, up_bias, down, down_bias, weights.up.shape[0], mlp.size, limit, code)
+        formats = (matrices.format_address for matrices in self._kept)
+        self.args = ExpertsArgs(up, up_bias, down, down_bias, weights.up.shape[0], mlp.size, limit, code, *formats)
+
+
+class _PackedMatrices:
+    """One matrix of every expert in panels. activation: what follows it, by its number."""
+
+    def __init__(self, kernels: CpuKernels, weights: ExpertMatrices, activation: int) -> None:
+        self._format = None
+        if isinstance(weights, torch.Tensor):
+            self.packed = _pack(kernels, weights, activation)
+        else:
+            self._format = PanelFormat(weights.rows)
+            each = [weights.expert(index) for index in range(weights.count)]
+            self.packed = pack_in_panels(kernels, self._format, each, gated=activation in _GATED_CODES)
+
+    @property
+    def format_address(self) -> int | None:
+        """Of the structure that says how quantised matrices lie; None for dense ones."""
+        return None if self._format is None else addressof(self._format.args)
 
 
 class PackedMixture:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import byref, pointer
 
 import torch
@@ -12,31 +13,21 @@ from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKerne
 from kvplan_engine.kernels.cpu.packed import ACTIVATION_CODES, is_gated, packs_gated
 from kvplan_engine.kernels.quantised_weight import LARGEST_GROUP, QuantisedWeight
 
-SCALE_CODES = {torch.float32: 0, torch.float16: 1}
+SCALE_CODES = {torch.float32: 0, torch.float16: 1, torch.uint8: 2}
+"""enum kvplan_scale_storage; bytes are powers of two."""
 
 
-class PackedQuantised:
-    """A ``weight`` in panels, with its bias (of x's dtype) and what follows the product. The weight may be freed."""
+class PanelFormat:
+    """How the kernels find their way in a weight's panels: ``args``, and what these point to."""
 
-    __slots__ = ("_bias", "_book", "_format", "_kernels", "_order", "_packed", "_shape", "activation", "args")
+    __slots__ = ("_book", "_order", "args")
 
-    def __init__(
-        self,
-        kernels: CpuKernels,
-        weight: QuantisedWeight,
-        bias: torch.Tensor | None = None,
-        activation: str | None = None,
-    ) -> None:
+    def __init__(self, weight: QuantisedWeight) -> None:
         _check(weight)
-        self._kernels, self._bias, self.activation = kernels, bias, activation
-        self._shape = outputs, inputs = weight.num_outputs, weight.num_inputs
-        gated = is_gated(activation)
-        if gated and not packs_gated(kernels, outputs):
-            raise ValueError(f"{outputs} outputs do not make whole panels of gate and up")
         zero = weight.zero
         self._book = weight.book.float().contiguous() if zero is None else None
         self._order = weight.order
-        self._format = WeightFormatArgs(
+        self.args = WeightFormatArgs(
             code_book=None if self._book is None else self._book.data_ptr(),
             input_order=None if self._order is None else self._order.data_ptr(),
             bits=weight.bits,
@@ -45,22 +36,51 @@ class PackedQuantised:
             scale_storage=SCALE_CODES[weight.scales.dtype],
             has_minimum=weight.minimums is not None,
         )
-        self._packed = torch.empty(
-            kernels.quantised_bytes(byref(self._format), inputs, outputs, gated), dtype=torch.uint8
-        )
-        advise_huge_pages(self._packed)
+
+
+def pack_in_panels(
+    kernels: CpuKernels, panels: PanelFormat, weights: Sequence[QuantisedWeight], *, gated: bool
+) -> torch.Tensor:
+    """Weights of one format and one shape in panels: uint8 [number of weights, bytes of each]."""
+    outputs, inputs = weights[0].num_outputs, weights[0].num_inputs
+    num_bytes = kernels.quantised_bytes(byref(panels.args), inputs, outputs, gated)
+    packed = torch.empty((len(weights), num_bytes), dtype=torch.uint8)
+    advise_huge_pages(packed)
+    for weight, target in zip(weights, packed, strict=True):
         kernels.pack_quantised(
-            *(byref(self._format), weight.codes.data_ptr(), weight.scales.data_ptr()),
+            *(byref(panels.args), weight.codes.data_ptr(), weight.scales.data_ptr()),
             None if weight.minimums is None else weight.minimums.data_ptr(),
-            *(self._packed.data_ptr(), inputs, outputs, gated, torch.get_num_threads()),
+            *(target.data_ptr(), inputs, outputs, gated, torch.get_num_threads()),
         )
+    return packed
+
+
+class PackedQuantised:
+    """A ``weight`` in panels, with its bias (of x's dtype) and what follows the product. The weight may be freed."""
+
+    __slots__ = ("_bias", "_format", "_kernels", "_packed", "_shape", "activation", "args")
+
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        weight: QuantisedWeight,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+    ) -> None:
+        self._kernels, self._bias, self.activation = kernels, bias, activation
+        self._shape = outputs, inputs = weight.num_outputs, weight.num_inputs
+        gated = is_gated(activation)
+        self._format = PanelFormat(weight)
+        if gated and not packs_gated(kernels, outputs):
+            raise ValueError(f"{outputs} outputs do not make whole panels of gate and up")
+        self._packed = pack_in_panels(kernels, self._format, [weight], gated=gated)
         self.args = PackedLinearArgs(
             packed=self._packed.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
             inputs=inputs,
             outputs=outputs,
             activation=ACTIVATION_CODES[activation],
-            format=pointer(self._format),
+            format=pointer(self._format.args),
         )
 
     @property
@@ -86,7 +106,7 @@ class PackedQuantised:
         check_vector("indices", indices, indices.numel(), torch.int64)
         check_rows("out", out, (indices.shape[0], self._shape[1]), out.dtype)
         status = self._kernels.unpack_quantised_rows(
-            *(byref(self._format), self._packed.data_ptr(), indices.data_ptr(), out.data_ptr(), out.stride(0)),
+            *(byref(self._format.args), self._packed.data_ptr(), indices.data_ptr(), out.data_ptr(), out.stride(0)),
             *(indices.shape[0], self._shape[1], self._shape[0], STORAGE_CODES[out.dtype], torch.get_num_threads()),
         )
         if status != STATUS_OK:

@@ -29,7 +29,7 @@ from kvplan_engine.kernels.cuda.mixture_memory import MixtureMemory
 from kvplan_engine.kernels.cuda.mixture_product import Matrix, Rows, Work, run_product
 from kvplan_engine.kernels.cuda.part_params import RouteParams, SortParams, SumParams
 from kvplan_engine.kernels.cuda.runtime import CudaRuntime
-from kvplan_engine.kernels.mixture_weights import MixtureWeights, check_mixture_rows, check_weights
+from kvplan_engine.kernels.mixture_weights import MixtureWeights, check_mixture_rows, check_weights, dense_matrices
 
 _SORT_THREADS = 256
 _SUM_THREADS = 128
@@ -140,19 +140,19 @@ class CudaMixture:
     def _first_products(self, x: torch.Tensor, inner: torch.Tensor, work: Work) -> None:
         """inner: [T x top_k, F] of the experts, then [T, shared F]."""
         mlp, up = self.mixture.expert, self.weights.experts
-        matrix = Matrix(up.up, up.up_bias, mlp.size, ProductShape.up(mlp, self._scalar), mlp.limit)
+        matrix = Matrix(dense_matrices(up.up), up.up_bias, mlp.size, ProductShape.up(mlp, self._scalar), mlp.limit)
         rows = Rows(x.data_ptr(), x.stride(0), self.mixture.top_k)
         run_product(self.runtime, matrix, work, rows, Rows(inner.data_ptr(), mlp.size))
         if self.mixture.shared is not None and self.weights.shared is not None:
             mlp, up = self.mixture.shared, self.weights.shared
-            matrix = Matrix(up.up, up.up_bias, mlp.size, ProductShape.up(mlp, self._scalar), mlp.limit)
+            matrix = Matrix(dense_matrices(up.up), up.up_bias, mlp.size, ProductShape.up(mlp, self._scalar), mlp.limit)
             rows = Rows(x.data_ptr(), x.stride(0))
             out = Rows(self._shared_inner(inner, work), mlp.size)
             run_product(self.runtime, matrix, self._shared_work(x.shape[0]), rows, out)
 
     def _second_products(self, out: torch.Tensor, inner: torch.Tensor, work: Work, choice: _Choice) -> None:
-        num_rows, mixture, shared = out.shape[0], self.mixture, self.weights.shared
-        down = Matrix(self.weights.experts.down, self.weights.experts.down_bias, self._hidden, self._sums)
+        num_rows, mixture, experts, shared = out.shape[0], self.mixture, self.weights.experts, self.weights.shared
+        down = Matrix(dense_matrices(experts.down), experts.down_bias, self._hidden, self._sums)
         rows = Rows(inner.data_ptr(), mixture.expert.size)
         num_sums = work.num_pairs + (0 if shared is None else num_rows)
         step = slice_outputs(num_sums, self._hidden)
@@ -163,7 +163,7 @@ class CudaMixture:
             shared_sums = None
             if mixture.shared is not None and shared is not None:
                 shared_sums = sums + work.num_pairs * len(columns) * torch.float32.itemsize
-                matrix = Matrix(shared.down, shared.down_bias, self._hidden, self._sums)
+                matrix = Matrix(dense_matrices(shared.down), shared.down_bias, self._hidden, self._sums)
                 shared_rows = Rows(self._shared_inner(inner, work), mixture.shared.size)
                 run_product(
                     self.runtime,
