@@ -56,7 +56,7 @@ def swept_engine(options: SweepOptions) -> SweptEngine | None:
     """The engine that the options name; None for kvplan's own. UsageError for one without an adapter."""
     if not options.is_foreign:
         return None
-    engine: SweptEngine = AdaptedEngine(_adapter(options)) if options.url is None else RunningServer(options.url)
+    engine = AdaptedEngine(_adapter(options)) if options.url is None else RunningServer(options.url)
     if options.reuse_server and not engine.lowered:
         raise UsageError(f"--reuse-server cannot be used with {options.engine}.", hint="leave it out")
     return engine
