@@ -52,7 +52,9 @@ async def _serve(options: ServerOptions) -> int:
     with _bound(options) as listener:
         metrics = ServerMetrics()
         client = EngineClient(metrics, AdmissionQueue(options.max_num_queued_reqs, options.max_num_queued_tokens))
-        state = ServerState(options, client, metrics, Exposition(metrics, options.model_names[0]))
+        state = ServerState(
+            options, client, metrics, Exposition(metrics, options.model_names[0], client.adapters_in_flight)
+        )
         ending = _Ending(state)
         try:
             await _load(client, options, ending)

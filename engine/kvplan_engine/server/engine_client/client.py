@@ -40,7 +40,7 @@ from kvplan_engine.server.messages import (
     decode_from_engine,
     frame,
 )
-from kvplan_engine.server.metrics.state import FinishedAnswer, ServerMetrics
+from kvplan_engine.server.metrics.state import AdaptersInFlight, FinishedAnswer, ServerMetrics
 
 _STOP_PATIENCE_SECONDS = 5.0
 
@@ -100,6 +100,14 @@ class EngineClient(asyncio.Protocol):
         """Answers in flight."""
         return len(self._answers)
 
+    def adapters_in_flight(self) -> AdaptersInFlight:
+        """Which adapters have requests now."""
+        names: tuple[set[str], set[str]] = (set(), set())
+        for generation in self._answers.values():
+            if generation.adapter is not None:
+                names[generation.scheduled_seconds is None].add(generation.adapter)
+        return AdaptersInFlight(*(tuple(sorted(each)) for each in names))
+
     async def stop(self) -> None:
         """End the process: in good order if it still listens, otherwise by force."""
         self._is_stopping = True
@@ -155,7 +163,8 @@ class EngineClient(asyncio.Protocol):
         self._queue.enter(len(prompt_token_ids))
         first = self._next_number
         self._next_number += params.n
-        generation = Generation(first, len(prompt_token_ids), params, arrival, mailbox, first_choice)
+        adapter = None if lora_request is None else lora_request.name
+        generation = Generation(first, len(prompt_token_ids), params, arrival, mailbox, first_choice, adapter)
         for answer in range(first, first + params.n):
             self._answers[answer] = generation
         self._idle.clear()

@@ -103,7 +103,7 @@ class Generation:
 
     first_choice: the index, among the choices of the HTTP request, of its first sample. arrival_seconds: when that
     request arrived; scheduled_seconds: when this one left the waiting queue, None before. prompt_logprobs: where they
-    were asked for, from the first token on.
+    were asked for, from the first token on. adapter: the name of the one it runs with.
     """
 
     first: int
@@ -112,6 +112,7 @@ class Generation:
     arrival_seconds: float
     mailbox: Mailbox
     first_choice: int = 0
+    adapter: str | None = None
     scheduled_seconds: float | None = None
     num_cached_tokens: int = 0
     num_unfinished: int = 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -10,18 +11,20 @@ from prometheus_client.registry import Collector
 
 from kvplan_engine.server.messages import PoolFacts
 from kvplan_engine.server.metrics.histogram import Histogram
-from kvplan_engine.server.metrics.state import ServerMetrics
+from kvplan_engine.server.metrics.state import AdaptersInFlight, ServerMetrics
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _ENGINE = "0"  # vLLM's label of an engine's index; there is one
 
 
 class Exposition:
-    """``state`` under the name of the model that is served."""
+    """``state`` under the name of the model that is served. adapters: asked at each reading which have requests."""
 
-    def __init__(self, state: ServerMetrics, model_name: str) -> None:
+    def __init__(
+        self, state: ServerMetrics, model_name: str, adapters: Callable[[], AdaptersInFlight] = AdaptersInFlight
+    ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_ServerCollector(state, model_name))
+        self._registry.register(_ServerCollector(state, model_name, adapters))
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
 
@@ -30,8 +33,8 @@ class Exposition:
 
 
 class _ServerCollector(Collector):
-    def __init__(self, state: ServerMetrics, model_name: str) -> None:
-        self._state = state
+    def __init__(self, state: ServerMetrics, model_name: str, adapters: Callable[[], AdaptersInFlight]) -> None:
+        self._state, self._adapters = state, adapters
         self._labels = {"model_name": model_name, "engine": _ENGINE}
 
     def collect(self) -> Iterator[Metric]:
@@ -99,6 +102,20 @@ class _ServerCollector(Collector):
             family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's settings.", labels=[*labels])
             family.add_metric([*labels.values()], 1)
             yield family
+            if state.pool.config["enable_lora"]:
+                yield self._adapter_requests(str(state.pool.config["max_loras"]))
+
+    def _adapter_requests(self, max_lora: str) -> Metric:
+        """As vLLM's, it has what there is to know in its labels; its value is the time."""
+        now = self._adapters()
+        labels = {
+            "max_lora": max_lora,
+            "waiting_lora_adapters": ",".join(now.waiting),
+            "running_lora_adapters": ",".join(now.running),
+        }
+        family = GaugeMetricFamily("vllm:lora_requests_info", "LoRA adapters with requests.", labels=[*labels])
+        family.add_metric([*labels.values()], time.time())
+        return family
 
     def _counters(self) -> Iterator[Metric]:
         state = self._state

@@ -21,6 +21,14 @@ _POOL_COUNTERS = (
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptersInFlight:
+    """Names of LoRA adapters with requests that run, and with requests that wait."""
+
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedAnswer:
     """Times in seconds of the monotonic clock. scheduled, first_token: None when it was aborted before.
 
