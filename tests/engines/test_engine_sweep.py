@@ -184,4 +184,4 @@ def test_a_server_that_takes_less_than_it_was_asked_to_is_not_loaded(model: str,
     (row,) = done.rows
     assert (row["status"], row["largest_max_model_len"], row["completed"]) == ("rejected_ctx", 1024, None)
     assert row["error"] == "kvplan takes sequences of 1,024 tokens at most, not 2,048."
-    assert descendants(os.getpid()) == []
+    assert keepers(os.getpid()) == []

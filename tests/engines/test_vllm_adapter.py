@@ -127,7 +127,7 @@ def test_a_recorded_pool_that_the_host_lacks_is_recognised() -> None:
     assert failure.error == (
         "Available memory on node 0 (21.54/23.54 GiB) on kv cache allocation is less than requested memory for kv "
         "(1024.0 GiB). 1.00 TiB was asked for the KV cache and 21.54 GiB is free: lower --kv-cache-memory-bytes below "
-        "21.54 GiB, or stop other programs."
+        "21.54 GiB (or VLLM_CPU_KVCACHE_SPACE below 21.5), or stop other programs."
     )
 
 

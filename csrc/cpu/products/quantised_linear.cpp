@@ -15,7 +15,9 @@ namespace {
 
 constexpr int64_t kItemPanels = 4;     // a thread takes about as many at a time
 constexpr int64_t kStepBytes = 20480;  // of widened values or of codes, a good half of the first-level cache
-constexpr int64_t kMostCodeTiles = 3;  // tiles of rows that each take the values from the codes: widening costs more
+// Tiles of rows that each take the values from the codes: for as many, widening costs more (measured with AVX-512).
+template <int kBits>
+constexpr int64_t kMostCodeTiles = kBits == 8 ? 1 : 3;
 constexpr int64_t kLeastGroup = 8, kMostGroup = 256;  // inputs
 
 template <class W, int kBits, bool kLinear>
@@ -65,7 +67,7 @@ void multiply_panel(const QuantisedProduct<W>& product, const Decoder<kBits, kLi
   step.x_sums_stride = layout.groups;
   const uint8_t* first = product.packed + panel * layout.panel_bytes();
   const int64_t tiles = divided_up(product.rows, kPanelTileRows);
-  const bool widens = tiles > kMostCodeTiles;
+  const bool widens = tiles > kMostCodeTiles<kBits>;
   const int64_t group_wide = layout.group * kPanelOutputs;
   const int64_t wanted = kStepBytes / (widens ? group_wide * int64_t{sizeof(W)} : layout.group_bytes());
   const int64_t step_groups = tiles == 1 ? layout.groups : wanted > 0 ? wanted : 1;

@@ -103,7 +103,7 @@ def _no_room(log: StartupLog) -> Iterator[Change]:
     elif pool is not None and free is not None:
         space = f"VLLM_CPU_KVCACHE_SPACE below {free / GIB:.3g}"
         if "--kv-cache-memory-bytes" in (log.failure or ""):
-            space = f"--kv-cache-memory-bytes below {format_bytes(free)}"
+            space = f"--kv-cache-memory-bytes below {format_bytes(free)} (or {space})"
         knob = "--gpu-memory-utilization" if budget is not None else space
         yield Change(
             f"{format_bytes(pool)} was asked for the KV cache and {format_bytes(free)} is free: lower {knob}, or "
