@@ -130,7 +130,7 @@ class RunningServer:
     def device(self, memory_bytes: int | None) -> Device:
         """This machine's, for a server on it; what another machine has is not told."""
         if self._address.host in _LOOPBACK:
-            return detect_device("auto", memory_bytes, must_be_free=False)
+            return detect_device("auto", memory_bytes, must_be_free=False, by_our_torch=False)
         return Device("cuda", f"that of {self._address.host}", memory_bytes or 0, 1)
 
     def model(self, spec: ModelSpec, device: Device) -> EngineModel:

@@ -65,7 +65,7 @@ class AdaptedEngine:
         kind = self._installation.device
         # A CPU's engine has all that is free; nothing limits it to a share.
         free = available_memory_bytes() if kind == "cpu" else None
-        return detect_device(kind, memory_bytes or free, must_be_free=False)
+        return detect_device(kind, memory_bytes or free, must_be_free=False, by_our_torch=False)
 
     def model(self, spec: ModelSpec, device: Device) -> EngineModel:
         return self.adapter.model(spec, device)

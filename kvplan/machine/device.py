@@ -36,22 +36,25 @@ def detect_device(
     weight_bytes: int = 0,
     reason: str | None = None,
     must_be_free: bool = True,
+    by_our_torch: bool = True,
 ) -> Device:
     """``auto`` takes a GPU that both the driver and the installed torch can use, else the CPU.
 
     memory_bytes: the device's total as the user gave it; None for the GPU's own, or a part of this machine's memory.
     reason: why it is that much, where the user did not say so. must_be_free: a CPU's memory must be there.
+    by_our_torch: the torch of this environment has to drive the GPU; another engine brings its own.
     KvplanError if ``cuda`` was requested and there is none, or if the CPU has less memory free than requested.
     """
     if requested != "cpu":
         gpu = _first_gpu()
-        if gpu is not None and not _torch_is_cpu_build():
+        if gpu is not None and not (by_our_torch and _torch_is_cpu_build()):
             name, total = gpu
             given = None if memory_bytes is None else min(memory_bytes, total)
             return Device("cuda", name, given or total, os.cpu_count() or 1, given)
         absence = "no NVIDIA driver" if gpu is None else f"the installed torch has no CUDA support for the {gpu[0]}"
         if requested == "cuda":
-            raise KvplanError(f"No CUDA device found ({absence}).", hint="use --device cpu")
+            hint = "use --device cpu" if by_our_torch else "this engine needs one: run it where a GPU is"
+            raise KvplanError(f"No CUDA device found ({absence}).", hint=hint)
         found = "No GPU found" if gpu is None else f"A GPU is present, but {absence}"
         what = f"{found}: running on the CPU"
     else:

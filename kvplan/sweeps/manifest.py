@@ -122,7 +122,12 @@ def _stored_device(options: SweepOptions, stored: Mapping[str, Any]) -> Device:
     if options.is_counted:
         return with_memory(counted_device(options), stored["memory_bytes"], "as before")
     memory_bytes = stored["memory_bytes"] if stored["kind"] == "cpu" else options.device_memory_bytes()
-    return detect_device(stored["kind"], memory_bytes, must_be_free=not options.shares_layers)
+    return detect_device(
+        stored["kind"],
+        memory_bytes,
+        must_be_free=not (options.shares_layers or options.is_foreign),
+        by_our_torch=not options.is_foreign,
+    )
 
 
 def _refuse_incomplete(manifest: Manifest) -> None:

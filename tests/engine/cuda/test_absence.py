@@ -149,3 +149,14 @@ def test_a_sweep_says_that_it_leaves_a_gpu_aside(monkeypatch: pytest.MonkeyPatch
     )
     with pytest.raises(KvplanError, match="the installed torch has no CUDA support for the NVIDIA L4"):
         machine_module.detect_device("cuda", None)
+
+
+def test_another_engine_brings_a_torch_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "_torch_is_cpu_build", lambda: True)
+    monkeypatch.setattr(machine_module, "_first_gpu", lambda: ("NVIDIA L4", 24 * 1024**3))
+    found = machine_module.detect_device("cuda", None, by_our_torch=False)
+    assert (found.kind, found.name, found.memory_bytes) == ("cuda", "NVIDIA L4", 24 * 1024**3)
+    monkeypatch.setattr(machine_module, "_first_gpu", lambda: None)
+    with pytest.raises(KvplanError, match="No CUDA device found") as refused:
+        machine_module.detect_device("cuda", None, by_our_torch=False)
+    assert refused.value.hint == "this engine needs one: run it where a GPU is"
