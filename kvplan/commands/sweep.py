@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kvplan.commands.options.extras import need_packages
 from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.errors import UsageError
 from kvplan.settings import KNOBS
@@ -19,6 +20,7 @@ from kvplan.sweeps.engine_names import OTHER_ENGINES
 from kvplan.sweeps.options import SEARCH_RUNS, SweepOptions, with_absolute_paths
 
 if TYPE_CHECKING:
+    from kvplan.sweeps.hosts import SweptEngine
     from kvplan.sweeps.session import SweepOutcome
 
 INTERRUPTED: Final = 130
@@ -313,9 +315,18 @@ def _goals(goals: GoalOptions) -> dict[str, Any]:
     return given
 
 
+def _swept_engine(options: SweepOptions) -> SweptEngine | None:
+    """The engine that the options name; None for kvplan's own, which needs none of the packages of a load over HTTP."""
+    if not options.is_foreign:
+        return None
+    need_packages("sweep --engine", "load", ("httptools", "msgspec"))
+    from kvplan.engines.registry import swept_engine
+
+    return swept_engine(options)
+
+
 def _new(given: Mapping[str, Any], axes: Mapping[str, str], out: Path | None, *, dry_run: bool, as_json: bool) -> int:
     from kvplan.commands.printing import sweeps as sweep_output
-    from kvplan.engines.registry import swept_engine
     from kvplan.runs.store import free_directory
     from kvplan.sweeps.plan import make_plan
     from kvplan.sweeps.session import run_new_sweep
@@ -323,7 +334,7 @@ def _new(given: Mapping[str, Any], axes: Mapping[str, str], out: Path | None, *,
     if "model" not in given:
         raise UsageError("No model given.", hint="kvplan sweep --model gpt2")
     options = SweepOptions(**given, axes=axes)
-    plan = make_plan(options, swept_engine(options))
+    plan = make_plan(options, _swept_engine(options))
     if dry_run:
         sweep_output.print_dry_run(plan, as_json=as_json)
         return 0
@@ -336,7 +347,6 @@ def _new(given: Mapping[str, Any], axes: Mapping[str, str], out: Path | None, *,
 
 def _resume(directory: Path, given: Mapping[str, Any], *, as_json: bool) -> int:
     from kvplan.commands.printing import sweeps as sweep_output
-    from kvplan.engines.registry import swept_engine
     from kvplan.runs.directory import read_sweep_manifest
     from kvplan.sweeps.options import refuse_differences
     from kvplan.sweeps.session import resume_sweep
@@ -346,7 +356,7 @@ def _resume(directory: Path, given: Mapping[str, Any], *, as_json: bool) -> int:
         directory,
         sweep_output.make_progress(),
         announce=lambda plan: sweep_output.announce(plan, directory),
-        engine_of=swept_engine,
+        engine_of=_swept_engine,
     )
     return _finish(outcome, as_json=as_json)
 
