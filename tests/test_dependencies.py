@@ -43,7 +43,7 @@ def test_imports_and_declarations_agree() -> None:
 
 
 def test_a_command_names_the_packages_of_its_extra() -> None:
-    from kvplan.commands.load import PACKAGES
+    from kvplan.commands.options.extras import LOAD_PACKAGES as PACKAGES
 
     assert set(PACKAGES) | {"uvloop"} == listed("load"), "uvloop is used where it is installed"
 

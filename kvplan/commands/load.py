@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kvplan.commands.options.extras import need_packages
+from kvplan.commands.options.extras import LOAD_PACKAGES, need_packages
 from kvplan.commands.options.groups import given_options, takes_groups
 
 INTERRUPTED: Final = 130
@@ -22,7 +22,6 @@ ARRIVALS_PANEL: Final = "Arrivals"
 REQUESTS_PANEL: Final = "Requests"
 GOAL_PANEL: Final = "Goal"
 OUTPUT_PANEL: Final = "Output"
-PACKAGES: Final = ("httptools", "msgspec")
 
 LIST_OPTIONS: dict[str, Callable[[str], object]] = {"--slo": lambda text: ":" in text and "//" not in text}
 """Options whose further values may follow after spaces (kvplan.list_words)."""
@@ -200,7 +199,7 @@ def load(
     ] = False,
 ) -> int:
     """Load an OpenAI-compatible server: throughput and latency beside its own KV cache, queue and preemptions."""
-    need_packages("load", "load", PACKAGES)
+    need_packages("load", "load", LOAD_PACKAGES)
     from kvplan.commands.printing import loads as load_output
     from kvplan.load.options import LoadOptions
     from kvplan.load.self_test import measure_ceiling

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kvplan.commands.options.extras import need_packages
+from kvplan.commands.options.extras import LOAD_PACKAGES, need_packages
 from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.errors import UsageError
 from kvplan.settings import KNOBS
@@ -319,7 +319,7 @@ def _swept_engine(options: SweepOptions) -> SweptEngine | None:
     """The engine that the options name; None for kvplan's own, which needs none of the packages of a load over HTTP."""
     if not options.is_foreign:
         return None
-    need_packages("sweep --engine", "load", ("httptools", "msgspec"))
+    need_packages("sweep --engine", "load", LOAD_PACKAGES)
     from kvplan.engines.registry import swept_engine
 
     return swept_engine(options)

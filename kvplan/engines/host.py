@@ -10,12 +10,13 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.dummies import write_dummy_model
 from kvplan.engines.guards import ended_after, signals_kept
 from kvplan.engines.interface import Ending, EngineAdapter, Failure, LowersSettings, StartOrder
+from kvplan.engines.progress import progress_to
 from kvplan.engines.rows import failed_row, served_row, told_row
 from kvplan.engines.server import EngineServer
 from kvplan.engines.serving.memory_killer import KillCounter
 from kvplan.errors import KvplanError
 from kvplan.load.client.body import RequestForm
-from kvplan.load.run import LoadRun, Progress, run_load
+from kvplan.load.run import LoadRun, run_load
 from kvplan.load.target import Target
 from kvplan.load.traffic.plan import TrafficPlan
 from kvplan.load.traffic.prompts import PLAIN_SCALE, TokenPrompts
@@ -174,20 +175,6 @@ class EngineHost:
         self._num_loads += 1
         total = sum(request.num_output_tokens for request in requests)
 
-        def report(progress: Progress) -> None:
-            reading, sent = progress.reading, progress.sent
-            on_event(
-                {
-                    "type": "progress",
-                    "output_tokens_per_second": sent.num_tokens / max(sent.seconds, 1e-9),
-                    "kv_usage": (reading.kv_cache_usage if reading else None) or 0.0,
-                    "num_running": int((reading.num_running if reading else None) or 0),
-                    "num_waiting": int((reading.num_waiting if reading else None) or 0),
-                    "share": sent.num_tokens / max(total, 1),
-                    "memory_share": None,
-                }
-            )
-
         form = RequestForm(ServerAddress.parse(server.url), "completions", server.model_name)
         plan = TrafficPlan(
             workload=workload,
@@ -202,7 +189,7 @@ class EngineHost:
             plan,
             timeout_seconds=limits.serving,
             tokens=tokens,
-            on_progress=report,
+            on_progress=progress_to(on_event, total),
         )
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from kvplan.catalog.spec import ModelSpec
+from kvplan.engines.progress import progress_to
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.kv_cache import CacheSettings, components_of
 from kvplan.load.client.body import RequestForm
-from kvplan.load.run import OnProgress, Progress, run_load
+from kvplan.load.run import run_load
 from kvplan.load.sending import run_on_loop
 from kvplan.load.target import Target, find_model, probe_target
 from kvplan.load.traffic.plan import TrafficPlan
@@ -240,23 +241,3 @@ class RunningHost:
 
 def _unknown() -> Row:
     return cast(Row, dict.fromkeys(_NOT_PREDICTED))
-
-
-def progress_to(on_event: OnEvent, num_tokens: int) -> OnProgress:
-    """A load's progress as a sweep shows it. num_tokens: that all requests will have."""
-
-    def report(progress: Progress) -> None:
-        reading, sent = progress.reading, progress.sent
-        on_event(
-            {
-                "type": "progress",
-                "output_tokens_per_second": sent.num_tokens / max(sent.seconds, 1e-9),
-                "kv_usage": (reading.kv_cache_usage if reading else None) or 0.0,
-                "num_running": int((reading.num_running if reading else None) or 0),
-                "num_waiting": int((reading.num_waiting if reading else None) or 0),
-                "share": sent.num_tokens / max(num_tokens, 1),
-                "memory_share": None,
-            }
-        )
-
-    return report

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import Final
 
 from kvplan.errors import KvplanError
+
+LOAD_PACKAGES: Final = ("httptools", "msgspec")
+"""By their import names, without which no load can be sent."""
 
 
 def need_packages(command: str, extra: str, packages: Sequence[str]) -> None:
