@@ -8,6 +8,7 @@ prediction for it. Everything else is the same for all of them.
     server     one server of an engine
     dummies    a model directory without weights
     rows       what a server said and a load measured, in the sweep's columns
+    progress   a load on its way, as a sweep shows it
     guards     what holds while a server is loaded
     host       the trials of a sweep, served
     swept      an adapter as a sweep plans with it
