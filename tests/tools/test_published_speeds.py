@@ -1,0 +1,114 @@
+"""The scorer of published speeds: what a row asks, what counts as measured, and errors counted by hand."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.catalog.devices.measured import MeasuredProfiles
+from published_speeds.predictions import Figure
+from published_speeds.rows import PUBLISHED, Measured, PublishedRow, read_rows
+from published_speeds.scores import Compared, RowScore, score_row, summarize
+from published_speeds.settings import deployed
+
+
+def _row(tmp_path: Path, **cells: str) -> PublishedRow | str:
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        columns = csv.DictReader(file).fieldnames or []
+    path = tmp_path / "rows.csv"
+    given = {
+        "id": "ours-1",
+        "engine": "vLLM",
+        "model": "meta-llama/Llama-3.1-8B-Instruct",
+        "gpu": "H100 SXM 80GB",
+        "gpu_count": "1",
+        "input_len": "1000",
+        "output_len": "250",
+        "num_prompts": "64",
+        "request_rate": "inf",
+        "grade": "A",
+    }
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        writer.writerow(given | cells)
+    [row] = read_rows(path)
+    return row
+
+
+def _parsed(tmp_path: Path, **cells: str) -> PublishedRow:
+    row = _row(tmp_path, **cells)
+    assert isinstance(row, PublishedRow)
+    return row
+
+
+def test_means_come_before_medians_and_throughput_is_of_output_tokens(tmp_path: Path) -> None:
+    stated = {"mean_tpot_ms": "12", "median_tpot_ms": "11", "median_ttft_ms": "40", "total_throughput_tok_s": "5000"}
+    assert _parsed(tmp_path, **stated).measured == Measured(40.0, 12.0, 1000.0)
+
+
+def test_a_ttft_that_a_prefix_cache_served_is_not_scored(tmp_path: Path) -> None:
+    assert _parsed(tmp_path, mean_ttft_ms="40", notes="later runs can hit the prefix cache").measured.ttft_ms is None
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"), [({"input_len": ""}, "lengths"), ({"spec_decode": "MTP"}, "speculative decoding")]
+)
+def test_rows_that_lack_something_say_what(tmp_path: Path, cells: dict[str, str], reason: str) -> None:
+    row = _row(tmp_path, **cells)
+    assert isinstance(row, str)
+    assert reason in row
+
+
+@pytest.mark.parametrize(
+    ("cells", "users", "replicas"),
+    [
+        ({}, 64, 1),
+        ({"max_concurrency": "8"}, 8, 1),
+        ({"max_concurrency": "8", "notes": "the label does not bind"}, 64, 1),
+        ({"max_concurrency": "8", "dp": "4", "gpu_count": "4"}, 2, 4),
+    ],
+)
+def test_the_load_of_one_replica(tmp_path: Path, cells: dict[str, str], users: int, replicas: int) -> None:
+    found = deployed(_parsed(tmp_path, **cells))
+    assert (found.workload.num_users, found.replicas) == (users, replicas)
+
+
+def test_attention_in_groups_makes_ranks_that_share_experts(tmp_path: Path) -> None:
+    cells = {"model": "deepseek-ai/DeepSeek-R1-0528", "gpu": "H200", "gpu_count": "8", "tp": "8", "dp": "8"}
+    layout = deployed(_parsed(tmp_path, **cells, notes="dp-attention on")).choice.layout
+    assert (layout.tensor_parallel_size, layout.data_parallel_size, layout.enable_expert_parallel) == (1, 8, True)
+
+
+def _score(row: PublishedRow, measured: float) -> RowScore:
+    figures = {"tpot": Compared(measured, Figure(8.0, 10.0, 12.0))}
+    return RowScore(row, "roofline", "vLLM", "h100-sxm", "Hopper", "dense", figures)
+
+
+def test_a_summary_by_hand(tmp_path: Path) -> None:
+    row = _parsed(tmp_path)
+    found: Any = summarize([_score(row, 10.0), _score(row, 8.0), _score(row, 20.0)], "tpot")
+    assert (found.num_rows, found.median, found.bias) == (3, 0.25, 0.0)
+    assert found.coverage == pytest.approx(2 / 3)
+    assert found.p90 == pytest.approx(0.45)  # errors 0, 0.25 and 0.5: four fifths of the way to the last
+    assert summarize([_score(row, 10.0)], "ttft") is None
+
+
+def test_a_row_is_predicted_as_plan_predicts_it(tmp_path: Path) -> None:
+    row = _parsed(tmp_path, mean_tpot_ms="10", mean_ttft_ms="90", max_concurrency="4", max_num_seqs="4")
+    score = score_row(row, MeasuredProfiles())
+    assert isinstance(score, RowScore)
+    assert (score.origin, score.generation, score.kind) == ("roofline", "Hopper", "dense")
+    assert set(score.figures) == {"tpot", "ttft"}
+    # 16 GB of weights read at 3.35 TB/s take 4.5 ms at least.
+    assert 4.5 < score.figures["tpot"].predicted.low < score.figures["tpot"].predicted.high < 30
+
+
+def test_every_published_row_has_a_grade_a_source_and_a_quote() -> None:
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len({row["id"] for row in rows}) == len(rows)
+    assert all(row["grade"] in tuple("ABC") and row["source_url"] and row["verbatim"] for row in rows)

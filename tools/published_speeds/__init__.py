@@ -1,0 +1,8 @@
+"""Predicted speeds beside what others measured and published.
+
+rows          a line of speeds.csv, parsed
+models        ids that no profile ships, by a shipped model of the same shape; kinds of model and generations of GPU
+settings      the deployment of a row: model, GPU, settings, engine
+predictions   what kvplan's planner answers to it
+scores        errors, one per figure, and their summaries by group
+"""

@@ -1,0 +1,108 @@
+"""Predicted beside measured: one score per row and figure, and what groups of rows come to."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.errors import KvplanError
+from published_speeds.models import generation, model_kind
+from published_speeds.predictions import Figure, predict
+from published_speeds.rows import PublishedRow
+from published_speeds.settings import deployed
+
+FIGURES = ("tpot", "throughput", "ttft")
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One figure of one row, in the unit that it was published in."""
+
+    measured: float
+    predicted: Figure
+
+    @property
+    def deviation(self) -> float:
+        """Positive where more is predicted than was measured; relative to what was measured."""
+        return self.predicted.middle / self.measured - 1
+
+    @property
+    def is_held(self) -> bool:
+        return self.predicted.holds(self.measured)
+
+
+@dataclass(frozen=True, slots=True)
+class RowScore:
+    """``figures``: by name, those that the row states and that were predicted."""
+
+    row: PublishedRow
+    origin: str
+    engine: str
+    gpu: str
+    generation: str
+    kind: str
+    figures: Mapping[str, Compared]
+
+
+def score_row(row: PublishedRow, measured: MeasuredProfiles) -> RowScore | str:
+    """The score, or why there is none."""
+    try:
+        found = deployed(row)
+        predicted = predict(found, measured)
+    except KvplanError as error:
+        return f"{row.id}: {error.message}"
+    pairs = {
+        "tpot": (row.measured.tpot_ms, predicted.tpot_ms),
+        "throughput": (row.measured.output_throughput, predicted.output_throughput),
+        "ttft": (row.measured.ttft_ms, predicted.ttft_ms),
+    }
+    figures = {
+        name: Compared(seen, told) for name, (seen, told) in pairs.items() if seen is not None and told is not None
+    }
+    if not figures:
+        return f"{row.id}: no figure to compare"
+    gpu = found.choice.gpu
+    return RowScore(row, predicted.origin, found.engine, gpu.id, generation(gpu), model_kind(found.spec), figures)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """|error| of one figure over the rows of a group, as shares; ``coverage``: how many lie in their range."""
+
+    num_rows: int
+    median: float
+    p90: float
+    bias: float
+    coverage: float
+
+
+def summarize(scores: Iterable[RowScore], figure: str) -> Summary | None:
+    found = [score.figures[figure] for score in scores if figure in score.figures]
+    if not found:
+        return None
+    errors = sorted(abs(each.deviation) for each in found)
+    return Summary(
+        num_rows=len(found),
+        median=statistics.median(errors),
+        p90=percentile(errors, 0.9),
+        bias=statistics.median(each.deviation for each in found),
+        coverage=sum(each.is_held for each in found) / len(found),
+    )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Between neighbours interpolated; ``ordered`` is sorted and not empty."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def grouped(scores: Iterable[RowScore], key: Callable[[RowScore], str]) -> dict[str, list[RowScore]]:
+    found: defaultdict[str, list[RowScore]] = defaultdict(list)
+    for score in scores:
+        found[key(score)].append(score)
+    return dict(sorted(found.items()))

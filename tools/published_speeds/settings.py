@@ -1,0 +1,152 @@
+"""The deployment of a row, as a plan has it: model, GPU, layout, formats, settings and load."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import UsageError
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.planner.deployment import Choice
+from kvplan.planner.formats import WeightFormat, weight_formats
+from kvplan.planner.request import PlanRequest, Workload
+from kvplan.settings import ServingSettings
+from published_speeds.models import gpu_named, model_kind, model_named
+from published_speeds.rows import PublishedRow
+
+ENGINES = ("vLLM", "SGLang", "TensorRT-LLM")
+_FORMATS = (("awq", "awq"), ("gptq", "gptq"), ("nvfp4", "nvfp4"), ("int8", "int8"), ("int4", "int4"), ("fp8", "fp8"))
+"""How a row calls a format and how ``--quantization`` does; the first that the cell contains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """A row's deployment: ``replicas`` instances of ``choice``, each with its share of ``workload``.
+
+    ``workload``: of one replica; its ``num_users`` are requests sent at once, or in flight at most.
+    """
+
+    engine: str
+    version: str
+    choice: Choice
+    replicas: int
+    settings: ServingSettings
+    workload: Workload
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.choice.weights.spec
+
+    @property
+    def request(self) -> PlanRequest:
+        """What a user of ``plan`` would ask; only vLLM's memory is known to plans."""
+        return PlanRequest(engine=EngineChoice("vllm", self.version), settings=self.settings)
+
+
+def deployed(row: PublishedRow) -> Deployed:
+    """KvplanError where the model, the GPU or the engine is not known, or its formats are not."""
+    engine = row.text["engine"]
+    if engine not in ENGINES:
+        raise UsageError(f"the engine is {engine}")
+    weights = _weights(row.text["model"], row.text["quantization"])
+    layout, replicas = _layout(row, weights.spec)
+    kv_cache_dtype = row.text["kv_cache_dtype"] or "auto"
+    return Deployed(
+        engine=engine,
+        version=_version(row.text["engine_version"]) if engine == "vLLM" else "latest",
+        choice=Choice(_gpu(row), layout, weights, kv_cache_dtype),
+        replicas=replicas,
+        settings=_settings(row, layout, kv_cache_dtype),
+        workload=_workload(row, replicas),
+    )
+
+
+def _gpu(row: PublishedRow) -> GpuProfile:
+    return gpu_named(row.text["gpu"])
+
+
+@cache
+def _weights(model: str, quantization: str) -> WeightFormat:
+    """The checkpoint's own format, or the row's where the checkpoint is plain. One object for all rows of a model."""
+    spec = model_named(model)
+    wanted = next((name for word, name in _FORMATS if word in quantization), None)
+    if wanted is None or spec.quantization is not None:
+        return weight_formats(spec, None)[0]
+    return weight_formats(spec, (wanted,))[0]
+
+
+def _layout(row: PublishedRow, spec: ModelSpec) -> tuple[ParallelLayout, int]:
+    """(one instance, number of them). Groups beside each other are instances unless they share experts."""
+    tensor, pipeline, data = row.tensor_parallel_size, row.pipeline_parallel_size, row.data_parallel_size
+    is_mixture, words = model_kind(spec) != "dense", f"{row.text['dp']} {row.notes}"
+    attends_in_groups = re.search(r"attention.dp|dp.attention|attention data parallel", words) is not None
+    if attends_in_groups and is_mixture:
+        groups = max(data, 1) if data > 1 else row.num_gpus
+        return _parallel(max(row.num_gpus // groups, 1), 1, groups, with_experts=True), 1
+    if data > 1 and is_mixture and "independent" not in row.notes:
+        return _parallel(tensor, pipeline, data, with_experts=bool(_expert_parallel(row))), 1
+    return _parallel(tensor, pipeline, 1, with_experts=is_mixture and _expert_parallel(row)), data
+
+
+def _expert_parallel(row: PublishedRow) -> bool:
+    return row.text["ep"] not in ("", "1")
+
+
+def _parallel(tensor: int, pipeline: int, data: int, *, with_experts: bool) -> ParallelLayout:
+    return ParallelLayout(
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=pipeline,
+        data_parallel_size=data,
+        enable_expert_parallel=with_experts,
+    )
+
+
+def _version(text: str) -> str:
+    """``0.11.0`` of "v0.11.0 (inferred)"; the latest where no release is stated."""
+    found = re.search(r"\d+\.\d+(\.\d+)?", text)
+    return found.group() if found else "latest"
+
+
+def _settings(row: PublishedRow, layout: ParallelLayout, kv_cache_dtype: str) -> ServingSettings:
+    utilization = row.text["gpu_memory_utilization"]
+    return ServingSettings(
+        gpu_memory_utilization=float(utilization) if re.fullmatch(r"[\d.]+", utilization) else None,
+        max_num_seqs=int(row.text["max_num_seqs"]) if row.text["max_num_seqs"].isdigit() else None,
+        max_num_batched_tokens=_batched_tokens(row),
+        max_model_len=_longest(row),
+        tensor_parallel_size=layout.tensor_parallel_size,
+        pipeline_parallel_size=layout.pipeline_parallel_size,
+        data_parallel_size=layout.data_parallel_size,
+        enable_expert_parallel=layout.enable_expert_parallel,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+
+
+def _batched_tokens(row: PublishedRow) -> int | None:
+    text = row.text["max_num_batched_tokens"]
+    return int(text) if text.isdigit() else None
+
+
+def _longest(row: PublishedRow) -> int:
+    """Prompt and answer, rounded up to what somebody may have set."""
+    tokens = round(row.input_tokens) + round(row.output_tokens)
+    return -(-tokens // 1024) * 1024
+
+
+def _workload(row: PublishedRow, replicas: int) -> Workload:
+    prompt, answer = max(round(row.input_tokens), 1), max(round(row.output_tokens), 1)
+    at_once = min(each for each in (row.max_concurrency, row.num_prompts, 100_000) if each is not None)
+    rate = row.request_rate
+    return Workload(
+        num_users=max(round(at_once / replicas), 1) if rate is None else None,
+        requests_per_second=None if rate is None else rate / replicas,
+        average_context=prompt + answer // 2,
+        longest_context=prompt + answer,
+        input_tokens=prompt,
+        output_tokens=answer,
+        assumptions=(),
+    )

@@ -1,0 +1,110 @@
+"""Scores predicted speeds against published measurements. Run: python tools/score_published_speeds.py
+
+    --csv FILE          rows (default tools/published_speeds/speeds.csv, described beside it)
+    --held-out FILE     further rows with the same columns, scored and printed apart
+    --calibration NAME  as in `kvplan plan`: a measured profile, or none for the data sheets alone
+    --grades AB         grades that are scored (default A and B)
+    --rows              one line per row, the worst TPOT first
+    --reasons           why rows are not scored
+
+For each group: rows, median and 90th percentile of |predicted / measured - 1|, its median with sign, and how many
+measurements lie in the predicted range. TPOT is the mean over requests, where it was published, else the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+from kvplan.catalog.devices.measured import load_measured  # noqa: E402
+from published_speeds.rows import PUBLISHED, PublishedRow, read_rows  # noqa: E402
+from published_speeds.scores import FIGURES, RowScore, grouped, score_row, summarize  # noqa: E402
+
+_GROUPINGS: tuple[tuple[str, Callable[[RowScore], str]], ...] = (
+    ("all", lambda score: "all rows"),
+    ("model kind and GPU", lambda score: f"{score.kind}, {score.generation}"),
+    ("origin", lambda score: score.origin),
+    ("engine", lambda score: score.engine),
+    ("GPU", lambda score: score.gpu),
+    ("source", lambda score: score.row.source),
+)
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    measured = load_measured(arguments.calibration)
+    for path in (arguments.csv, *arguments.held_out):
+        rows = read_rows(path)
+        asked = [row for row in rows if isinstance(row, str) or row.grade in arguments.grades]
+        results = [row if isinstance(row, str) else score_row(row, measured) for row in asked]
+        scores = [result for result in results if isinstance(result, RowScore)]
+        reasons = [result for result in results if isinstance(result, str)]
+        print(f"{path.name}: {len(rows)} rows, {len(scores)} scored (grades {', '.join(arguments.grades)})")
+        if arguments.reasons:
+            print("\n".join(reasons))
+        if arguments.rows:
+            print_rows(scores)
+        for name, key in _GROUPINGS:
+            print_groups(name, grouped(scores, key))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--csv", type=Path, default=PUBLISHED)
+    parser.add_argument("--held-out", type=Path, nargs="*", default=[])
+    parser.add_argument("--calibration")
+    parser.add_argument("--grades", default="AB")
+    parser.add_argument("--rows", action="store_true")
+    parser.add_argument("--reasons", action="store_true")
+    return parser
+
+
+def print_groups(name: str, groups: dict[str, list[RowScore]]) -> None:
+    """A table: one line per group, three figures of four columns."""
+    columns = "".join(f" | {figure:>10}: n  med%  p90%  bias%  held%" for figure in FIGURES)
+    print(f"\n{name:34}{columns}")
+    for group, scores in groups.items():
+        print(f"{group:34}" + "".join(f" | {_cell(scores, figure)}" for figure in FIGURES))
+
+
+def _cell(scores: Sequence[RowScore], figure: str) -> str:
+    found = summarize(scores, figure)
+    if found is None:
+        return f"{'-':>37}"
+    shares = (found.median, found.p90, found.bias, found.coverage)
+    return f"{found.num_rows:>13}" + "".join(f"{100 * share:6.0f}" for share in shares)
+
+
+def print_rows(scores: Sequence[RowScore]) -> None:
+    def worst_first(score: RowScore) -> float:
+        return -max((abs(each.deviation) for each in score.figures.values()), default=0.0)
+
+    for score in sorted(scores, key=worst_first):
+        print(f"{score.row.id:18}{_setting(score.row)}  {_figures(score)}")
+
+
+def _setting(row: PublishedRow) -> str:
+    text = row.text
+    load = text["max_concurrency"] or text["request_rate"]
+    lengths = f"{text['input_len']}/{text['output_len']}"
+    return (
+        f"{text['engine'][:8]:9}{text['model'].rsplit('/')[-1][:26]:27}{text['quantization'][:8]:9}"
+        f"{text['gpu_count']} x {text['gpu'][:14]:15}{lengths:14}{load[:12]:13}"
+    )
+
+
+def _figures(score: RowScore) -> str:
+    return "  ".join(
+        f"{name} {each.measured:,.1f} [{each.predicted.low:,.1f} {each.predicted.middle:,.1f} "
+        f"{each.predicted.high:,.1f}] {100 * each.deviation:+.0f} %"
+        for name, each in score.figures.items()
+    )
+
+
+if __name__ == "__main__":
+    main()
