@@ -84,6 +84,7 @@ class VllmRelease:
     (vllm/v1/core/kv_cache_utils.py, get_kv_cache_configs, read in 0.32.0).
     ``scaled_cache``: a KV cache in int8_per_token_head, read by Triton's attention alone (documented for 0.21, unknown
     to 0.18.1: supported_kv_cache_dtypes in vllm/v1/attention/backends/triton_attn.py).
+    ``schedules_ahead``: asynchronous scheduling is on where nothing is said (pull request 27614 of vllm-project/vllm).
     ``in_flight_batches``: batches whose tokens a sliding window still holds at admission (2 with async scheduling).
     """
 
@@ -101,6 +102,7 @@ class VllmRelease:
     sparse_cache_in_8_bits: bool = False
     scaled_cache: bool = False
     in_flight_batches: int = 1
+    schedules_ahead: bool = False
     counts_non_torch: bool = True
     latent_cache: bool = True
     large_gpu_defaults: bool = True
@@ -134,7 +136,7 @@ _CHANGES: tuple[tuple[tuple[int, int, int], dict[str, object]], ...] = (
     ((0, 9, 2), {"hybrid": "min_layers"}),
     ((0, 11, 1), {"samples_with_flashinfer": False}),
     ((0, 12, 0), {"hybrid": "balanced"}),
-    ((0, 14, 0), {"keeps_moe_workspace": True}),
+    ((0, 14, 0), {"keeps_moe_workspace": True, "schedules_ahead": True}),
     ((0, 17, 0), {"sampler": "triton"}),
     (
         (0, 20, 0),

@@ -113,17 +113,26 @@ def default_static_fraction(memory_bytes: int, tensor_parallel_size: int) -> flo
     with every GPU; at least 10 GiB on GPUs of more than 60. Models that see images get less, which is not modelled.
     """
     total_mib = memory_bytes / MIB
-    chunk, few, many = _LARGEST
-    for below, *sizes in _UP_TO_GIB:
-        if total_mib < below * 1024:
-            chunk, few, many = sizes
-            break
+    chunk, few, many = _default_sizes(memory_bytes)
     graphs = few if tensor_parallel_size < 4 else many
     reserved = _META_MIB + max(chunk, 2048) * _PREFILL_MIB_PER_TOKEN + graphs * _GRAPH_MIB_PER_ROW
     reserved += tensor_parallel_size * _GPU_MIB
     if total_mib > _LARGE_GPU_MIB:
         reserved = max(reserved, _LEAST_MIB_ON_LARGE_GPUS)
     return max(round((total_mib - reserved) / total_mib, 3), 0.0)
+
+
+def chunked_prefill_tokens(memory_bytes: int) -> int:
+    """The default ``chunked_prefill_size``: tokens of prompts in a step at most."""
+    return _default_sizes(memory_bytes)[0]
+
+
+def _default_sizes(memory_bytes: int) -> tuple[int, int, int]:
+    """(tokens of a prefill chunk, rows of the largest graph on up to three GPUs, on more)."""
+    for below, chunk, few, many in _UP_TO_GIB:
+        if memory_bytes < below * GIB:
+            return chunk, few, many
+    return _LARGEST
 
 
 def _state_slots(rest_bytes: int, state_bytes: int) -> int:

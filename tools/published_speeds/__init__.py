@@ -3,6 +3,7 @@
 rows          a line of speeds.csv, parsed
 models        ids that no profile ships, by a shipped model of the same shape; kinds of model and generations of GPU
 settings      the deployment of a row: model, GPU, settings, engine
+playing       the load of a row and its engine's rules, as kvplan.estimate.speed.queueing plays them
 predictions   what kvplan's planner answers to it
 scores        errors, one per figure, and their summaries by group
 """

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.estimate.speed.latency import Range
-from kvplan.estimate.vllm.prediction import Memo, VllmPrediction, predict_vllm
-from kvplan.planner.load import Served, serve_rate, serve_users
+from kvplan.estimate.speed.queueing.figures import PlayedFigures
+from kvplan.estimate.speed.queueing.play import play
+from kvplan.estimate.vllm.prediction import Memo, predict_vllm
 from kvplan.planner.trial import Trial, capacity_of, speed_model
+from published_speeds.playing import engine_rules, played_load
+from published_speeds.rows import PublishedRow
 from published_speeds.settings import Deployed
 
 _MEMO: Memo = {}
@@ -36,43 +38,25 @@ class Predicted:
     output_throughput: Figure | None
 
 
-def predict(found: Deployed, measured: MeasuredProfiles) -> Predicted:
+def predict(row: PublishedRow, found: Deployed, measured: MeasuredProfiles) -> Predicted:
     """KvplanError where the layout does not divide the model; figures are None where the weights do not fit."""
     trial = Trial(found.request, found.workload, measured, memo=_MEMO)
     start = predict_vllm(found.spec, found.choice.gpu, found.settings, found.version, memo=_MEMO)
     model = speed_model(trial, found.choice, start)
-    seats = _seats(trial, found, start)
-    workload = found.workload
-    if workload.requests_per_second is not None:
-        served = serve_rate(model, workload.requests_per_second, seats)
-    else:
-        served = serve_users(model, min(workload.num_users or 1, seats))
-    return _figures(served, found, model.origin)
+    pool_tokens = capacity_of(trial, found.choice, start).average_sequences * found.workload.average_context
+    played = play(played_load(row, found.replicas), engine_rules(found, start, pool_tokens), model.steps)
+    return _figures(row, played, found, model.origin)
 
 
-def _seats(trial: Trial, found: Deployed, start: VllmPrediction) -> int:
-    """Requests that run at once: those that the pool holds, at most max_num_seqs in each group."""
-    groups = found.choice.layout.data_parallel_size
-    room = capacity_of(trial, found.choice, start).average_sequences
-    return max(min(room, groups * start.settings.serving.max_num_seqs), 1)
-
-
-def _figures(served: Served, found: Deployed, origin: str) -> Predicted:
-    middle, speed = served.middle, served.speed
-    if middle is None:
-        return Predicted(origin, None, None, None)
-    tokens = found.replicas * found.workload.output_tokens
+def _figures(row: PublishedRow, played: PlayedFigures, found: Deployed, origin: str) -> Predicted:
+    tpot = None if played.tpot is None else getattr(played.tpot, row.measured.tpot_kind)
     return Predicted(
         origin,
-        _times(speed.ttft_seconds, middle.ttft_seconds),
-        _times(speed.tpot_seconds, middle.tpot_seconds),
-        Figure(
-            speed.requests_per_second.low * tokens,
-            middle.requests_per_second * tokens,
-            speed.requests_per_second.high * tokens,
-        ),
+        _figure(1000 * getattr(played.ttft, row.measured.ttft_kind)),
+        None if tpot is None else _figure(1000 * tpot),
+        _figure(found.replicas * played.output_throughput),
     )
 
 
-def _times(seconds: Range, middle: float) -> Figure:
-    return Figure(1000 * seconds.low, 1000 * middle, 1000 * seconds.high)
+def _figure(value: float) -> Figure:
+    return Figure(value / 1.5, value, value * 1.5)

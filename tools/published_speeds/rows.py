@@ -15,11 +15,16 @@ _NOT_THE_LIMIT = "does not bind"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Milliseconds and output tokens per second of all GPUs; None where it was not published or cannot be meant."""
+    """Milliseconds and output tokens per second of all GPUs; None where it was not published or cannot be meant.
+
+    ``ttft_kind``, ``tpot_kind``: "mean" or "median", as published.
+    """
 
     ttft_ms: float | None
     tpot_ms: float | None
     output_throughput: float | None
+    ttft_kind: str = "mean"
+    tpot_kind: str = "mean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,10 @@ def _row(text: Mapping[str, str]) -> PublishedRow | str:
 
 
 def _measured(text: Mapping[str, str], input_tokens: float, output_tokens: float) -> Measured:
-    """Means, else medians. A TTFT that a prefix cache served is not the model's."""
+    """TPOT is the mean, else the median; TTFT the median, in which a server's first requests do not count, else the mean.
+
+    A TTFT that a prefix cache served is not the model's.
+    """
     cached = "probably hit" in text["prefix_cache_or_random"] or any(
         phrase in text["notes"] for phrase in _PREFIX_CACHE_SERVED
     )
@@ -99,9 +107,11 @@ def _measured(text: Mapping[str, str], input_tokens: float, output_tokens: float
     if throughput is None and (total := _number(text["total_throughput_tok_s"])) is not None:
         throughput = total * output_tokens / (input_tokens + output_tokens)
     return Measured(
-        ttft_ms=None if cached else _number(text["mean_ttft_ms"]) or _number(text["median_ttft_ms"]),
+        ttft_ms=None if cached else _number(text["median_ttft_ms"]) or _number(text["mean_ttft_ms"]),
         tpot_ms=_number(text["mean_tpot_ms"]) or _number(text["median_tpot_ms"]),
         output_throughput=throughput,
+        ttft_kind="median" if _number(text["median_ttft_ms"]) else "mean",
+        tpot_kind="mean" if _number(text["mean_tpot_ms"]) else "median",
     )
 
 

@@ -51,7 +51,7 @@ def score_row(row: PublishedRow, measured: MeasuredProfiles) -> RowScore | str:
     """The score, or why there is none."""
     try:
         found = deployed(row)
-        predicted = predict(found, measured)
+        predicted = predict(row, found, measured)
     except KvplanError as error:
         return f"{row.id}: {error.message}"
     pairs = {

@@ -7,6 +7,7 @@ collectives         what ranks send each other, and over which link
 speculation         what a drafter's tokens gain and cost
 device_speed        the same for an estimate's deployments
 step_time           seconds of one step, in coefficients that ``kvplan calibrate`` fits
+queueing            loads with queues: what users, a rate or a burst see, percentiles included
 batching            continuous batching simulated request by request; called by sweeps' forecasts
 simulation          the inputs and results of that simulation
 simulated_figures   its TTFT, TPOT, ITL and throughput

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured import Origin
@@ -27,10 +27,13 @@ from kvplan.estimate.speed.clocks import (
     MeasuredClock,
     Roofline,
 )
+from kvplan.estimate.speed.queueing.steps import BetweenSteps, MeasuredSteps, RooflineSteps
+from kvplan.estimate.speed.simulation import StepClock
 from kvplan.estimate.speed.work import ModelWork
 
 End = Literal["best", "middle", "worst"]
 """Which end of the ranges a steady state is at."""
+_ENDS: Final[tuple[End, End]] = ("best", "worst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,15 @@ class SpeedModel:
             origin=self.origin,
             note=None if self.device_speed is None else self.device_speed.note,
         )
+
+    @cached_property
+    def steps(self) -> StepClock:
+        """The middle of what is likely, for any step that a play finds."""
+        context = self.input_tokens + self.output_tokens / 2
+        if self.device_speed is not None:
+            return MeasuredSteps(MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context))
+        best, worst = (RooflineSteps(self._rooflines[end], self.kv_bytes / context) for end in _ENDS)
+        return BetweenSteps(best, worst)
 
     def _measured(self, num_users: float, end: End, device: DeviceSpeed) -> SteadyState:
         context = self.input_tokens + self.output_tokens / 2

@@ -1,0 +1,83 @@
+"""Figures of a play, by the definitions of ``vllm bench serve``. Seconds; times count from sending."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class PlayedRequest:
+    """One request: lengths in tokens, and when it was sent, got its first token and its last one."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    sent: float
+    first: float = 0.0
+    last: float = 0.0
+
+    @property
+    def ttft_seconds(self) -> float:
+        return self.first - self.sent
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """None for an answer of one token."""
+        tokens = self.num_output_tokens
+        return None if tokens < 2 else (self.last - self.first) / (tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Of one figure over the requests."""
+
+    mean: float
+    median: float
+    p99: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Distribution:
+        """``values`` is not empty."""
+        ordered = sorted(values)
+        return Distribution(sum(ordered) / len(ordered), quantile(ordered, 0.5), quantile(ordered, 0.99))
+
+    def times(self, factor: float) -> Distribution:
+        return Distribution(self.mean * factor, self.median * factor, self.p99 * factor)
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Interpolated between neighbours, as numpy does."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedFigures:
+    """``tpot``: None where no answer has two tokens. Throughputs are per second, from the first sending on."""
+
+    ttft: Distribution
+    tpot: Distribution | None
+    e2el: Distribution
+    output_throughput: float
+    request_throughput: float
+    seconds: float
+    num_preemptions: int
+    max_running: int
+
+
+def played_figures(requests: Sequence[PlayedRequest], num_preemptions: int, max_running: int) -> PlayedFigures:
+    """Of requests that all ended; there is at least one."""
+    seconds = max(each.last for each in requests) - min(each.sent for each in requests)
+    tpots = [found for each in requests if (found := each.tpot_seconds) is not None]
+    return PlayedFigures(
+        ttft=Distribution.of([each.ttft_seconds for each in requests]),
+        tpot=Distribution.of(tpots) if tpots else None,
+        e2el=Distribution.of([each.last - each.sent for each in requests]),
+        output_throughput=sum(each.num_output_tokens for each in requests) / seconds,
+        request_throughput=len(requests) / seconds,
+        seconds=seconds,
+        num_preemptions=num_preemptions,
+        max_running=max_running,
+    )

@@ -1,0 +1,79 @@
+"""What is sent to one instance: lengths of prompts and answers, and when each request comes."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Literal
+
+Spread = Literal["fixed", "uniform", "exponential"]
+_GOLDEN: Final = (5**0.5 - 1) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of prompts or answers: ``mean``, and how they spread around it.
+
+    uniform: from ``least`` x the longest to the longest; exponential: as chats do, many short and few long ones.
+    """
+
+    mean: float
+    spread: Spread = "fixed"
+    least: float = 1.0
+
+    def draw(self, count: int, seed: int) -> list[int]:
+        """``count`` lengths of at least 1: shares of the distribution that are evenly spaced, in mixed order."""
+        if self.spread == "fixed":
+            return [max(round(self.mean), 1)] * count
+        shares = [(index + 0.5) / count for index in range(count)]
+        random.Random(seed).shuffle(shares)
+        return [max(round(self._at(share)), 1) for share in shares]
+
+    def _at(self, share: float) -> float:
+        if self.spread == "uniform":
+            longest = 2 * self.mean / (1 + self.least)
+            return longest * (self.least + (1 - self.least) * share)
+        return -self.mean * math.log(1 - share)
+
+
+@dataclass(frozen=True)
+class PlayedLoad:
+    """``num_requests`` requests.
+
+    requests_per_second: of a Poisson process; None where all are ready at once. max_concurrency: in flight at most; a
+    further one is sent when another has ended. cached_tokens: of each prompt, found in the prefix cache.
+    """
+
+    prompts: Lengths
+    answers: Lengths
+    num_requests: int
+    requests_per_second: float | None = None
+    max_concurrency: int | None = None
+    cached_tokens: int = 0
+    seed: int = 0
+
+    @cached_property
+    def lengths(self) -> Sequence[tuple[int, int]]:
+        """(prompt, answer) of each request."""
+        prompts = self.prompts.draw(self.num_requests, self.seed)
+        answers = self.answers.draw(self.num_requests, self.seed + 1)
+        return list(zip(prompts, answers, strict=True))
+
+    @cached_property
+    def arrivals(self) -> Sequence[float]:
+        """Seconds at which each is ready to be sent, in order."""
+        if self.requests_per_second is None:
+            return [0.0] * self.num_requests
+        rng, now, found = random.Random(self.seed), 0.0, []
+        for _ in range(self.num_requests):
+            found.append(now)
+            now += rng.expovariate(self.requests_per_second)
+        return found
+
+
+def users(count: int, prompt_tokens: float, answer_tokens: float, rounds: int = 4) -> PlayedLoad:
+    """A closed loop of ``count`` users, each of whom sends ``rounds`` requests one after the other."""
+    return PlayedLoad(Lengths(prompt_tokens), Lengths(answer_tokens), count * rounds, max_concurrency=count)

@@ -1,0 +1,107 @@
+"""How an engine composes its steps, as far as queues depend on it, with the sources that say so.
+
+mixed            prompts are read beside decoding sequences, in what these leave of the token budget: vLLM's V1 engine
+                 (vllm/v1/core/sched/scheduler.py), kvplan's, and TensorRT-LLM's in-flight batching
+prompts first    while a prompt can be admitted the step reads prompts only, and decoding waits: vLLM's first engine
+                 without chunked prefill (vllm/core/scheduler.py), and SGLang without --enable-mixed-chunk
+                 (sglang/srt/managers/scheduler.py, get_next_batch_to_run)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvplan.catalog.engines import VllmRelease
+from kvplan.settings import FilledSettings
+
+SGLANG_MOST_RUNNING: Final = 2048
+"""max_running_requests where nothing is said, of pools that are not huge (model_runner.py)."""
+SGLANG_RESERVES: Final = 0.7
+"""Share of an answer that SGLang keeps free at admission at first (SGLANG_INIT_NEW_TOKEN_RATIO, environ.py)."""
+TRTLLM_MAX_BATCH_SIZE: Final = 2048
+TRTLLM_MAX_NUM_TOKENS: Final = 8192
+"""The defaults of trtllm-serve (tensorrt_llm/llmapi/llm_args.py: max_batch_size, max_num_tokens)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """The server's own work on a request before the engine sees it: parsing, tokenizing, handing over. Seconds.
+
+    One event loop does it for all requests in order of sending, and streams tokens when it is done with those.
+    """
+
+    request_seconds: float = 0.0
+    prompt_token_seconds: float = 0.0
+
+    def seconds(self, num_prompt_tokens: int) -> float:
+        return self.request_seconds + self.prompt_token_seconds * num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingRules:
+    """What decides who is in a step.
+
+    chunks_prompts: a prompt may be read in several steps. reserves: share of an answer's tokens that must be free when
+    its request is admitted; 0: none, and the newest sequence is preempted where the pool runs out. pool_tokens: those
+    of all sequences together. schedules_ahead: a step is composed while the one before it runs.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    pool_tokens: float
+    prompts_first: bool = False
+    chunks_prompts: bool = True
+    reserves: float = 0.0
+    schedules_ahead: bool = False
+    front_end: FrontEnd = FrontEnd()
+
+    def over_groups(self, count: int) -> SchedulingRules:
+        """Of ``count`` data-parallel groups with these seats and this budget each; ``pool_tokens`` is that of all."""
+        return replace(
+            self,
+            max_num_seqs=self.max_num_seqs * count,
+            max_num_batched_tokens=self.max_num_batched_tokens * count,
+        )
+
+
+def vllm_rules(settings: FilledSettings, release: VllmRelease, pool_tokens: float) -> SchedulingRules:
+    """The first engine read whole prompts, unless they could be so long that it chunked by itself."""
+    chunks = release.v1 or settings.max_num_batched_tokens < settings.max_model_len
+    return SchedulingRules(
+        settings.max_num_seqs,
+        settings.max_num_batched_tokens,
+        pool_tokens,
+        prompts_first=not chunks,
+        chunks_prompts=chunks,
+        schedules_ahead=release.schedules_ahead,
+    )
+
+
+def sglang_rules(chunk_tokens: int, pool_tokens: float, max_num_seqs: int | None = None) -> SchedulingRules:
+    """A step of prompts takes at most a chunk; the scheduler's own work overlaps with the step before.
+
+    ``chunk_tokens``: ``chunked_prefill_size``.
+    """
+    return SchedulingRules(
+        max_num_seqs or SGLANG_MOST_RUNNING,
+        chunk_tokens,
+        pool_tokens,
+        prompts_first=True,
+        reserves=SGLANG_RESERVES,
+        schedules_ahead=True,
+    )
+
+
+def trtllm_rules(
+    pool_tokens: float, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
+) -> SchedulingRules:
+    """GUARANTEED_NO_EVICT, the default: a request starts where all of it has room. Prompts are read whole."""
+    return SchedulingRules(
+        max_num_seqs or TRTLLM_MAX_BATCH_SIZE,
+        max_num_batched_tokens or TRTLLM_MAX_NUM_TOKENS,
+        pool_tokens,
+        chunks_prompts=False,
+        reserves=1.0,
+        schedules_ahead=True,
+    )

@@ -1,0 +1,179 @@
+"""A load played against an instance: equal to the exact simulation, and what engines and front ends add to it."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from statistics import mean, median
+
+import pytest
+
+from kvplan.catalog.engines import vllm_release
+from kvplan.estimate.speed.batching import simulate_requests
+from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures
+from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, users
+from kvplan.estimate.speed.queueing.play import play
+from kvplan.estimate.speed.queueing.rules import FrontEnd, SchedulingRules, sglang_rules, trtllm_rules, vllm_rules
+from kvplan.estimate.speed.simulated_figures import simulated_figures
+from kvplan.estimate.speed.simulation import BatchLimits
+from kvplan.settings import FilledSettings, ServingSettings
+from kvplan.workload.requests import RequestSpec
+
+
+class Clock:
+    """Steps whose length depends on everything a step is told."""
+
+    def seconds(
+        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+    ) -> float:
+        load = num_tokens + 3 * num_sequences + 5 * num_sampled + 0.01 * num_kv_tokens + 0.001 * num_pairs
+        return 0.01 + 1e-4 * load
+
+
+ROOMY = SchedulingRules(max_num_seqs=64, max_num_batched_tokens=256, pool_tokens=1e9)
+
+
+STAGGERED = PlayedLoad(Lengths(100, "uniform", 0.5), Lengths(30, "uniform", 0.2), 60, max_concurrency=4)
+
+
+def random_load(seed: int) -> tuple[PlayedLoad, SchedulingRules]:
+    rng = random.Random(seed)
+    load = PlayedLoad(
+        Lengths(rng.randint(30, 80), rng.choice(["fixed", "exponential"])),
+        Lengths(rng.randint(4, 40), "uniform", 0.2),
+        rng.randint(5, 60),
+        rng.choice([None, 0.5, 2, 5]),
+        rng.choice([None, 3, 6]),
+        seed=seed,
+    )
+    longest = max(prompt + answer for prompt, answer in load.lengths)
+    pool = longest * rng.choice([3, 100])
+    return load, SchedulingRules(rng.choice([1, 3, 8, 20]), rng.choice([24, 64, 256]), pool)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_play_equals_the_exact_simulation(seed: int) -> None:
+    """With blocks of one token; a request that comes within a step counts its wait for the step's end here only."""
+    load, rules = random_load(seed)
+    requests = [
+        RequestSpec(index, prompt, answer, seconds, 0, 0)
+        for index, ((prompt, answer), seconds) in enumerate(zip(load.lengths, load.arrivals, strict=True))
+    ]
+    limits = BatchLimits(rules.max_num_seqs, rules.max_num_batched_tokens, 1, int(rules.pool_tokens))
+    simulated = simulate_requests(requests, limits, Clock(), max_concurrency=load.max_concurrency)
+    exact, played = simulated_figures(simulated), play(load, rules, Clock())
+    loose = 0.05 if simulated.num_preemptions else 0.001
+    assert played.output_throughput == pytest.approx(exact.output_throughput, rel=loose)
+    assert played.tpot is not None
+    assert played.tpot.median == pytest.approx(exact.median_tpot_seconds, rel=loose)
+    if load.requests_per_second is None:
+        assert played.ttft.median == pytest.approx(exact.median_ttft_seconds, rel=loose)
+    assert played.max_running == simulated.max_running
+    assert (played.num_preemptions > 0) == (simulated.num_preemptions > 0)
+
+
+def test_one_request_alone() -> None:
+    played = play(users(1, 100, 3, rounds=1), ROOMY, Clock())
+    clock = Clock()
+    first = clock.seconds(100, 1, 1, 100, 100 * 101 / 2)
+    later = clock.seconds(1, 1, 1, 101, 101.0), clock.seconds(1, 1, 1, 102, 102.0)
+    assert played.ttft.median == pytest.approx(first)
+    assert played.tpot is not None
+    assert played.tpot.median == pytest.approx(sum(later) / 2, rel=1e-3)
+    assert played.seconds == pytest.approx(first + sum(later), rel=1e-3)
+
+
+def test_a_burst_waits_for_the_prompts_before_it() -> None:
+    """Every prompt fills a step, so the k-th is read in the k-th step."""
+    load = PlayedLoad(Lengths(256), Lengths(2), 10)
+    played = play(load, ROOMY, Clock())
+    alone = play(replace(load, num_requests=1), ROOMY, Clock())
+    assert played.ttft.p99 > 9 * alone.ttft.p99
+    assert alone.ttft.p99 < played.ttft.median < played.ttft.p99
+
+
+def test_a_rate_near_capacity_queues_and_one_beyond_it_never_ends() -> None:
+    load = PlayedLoad(Lengths(64), Lengths(16), 400)
+    capacity = play(load, ROOMY, Clock()).request_throughput
+    waits = [
+        play(replace(load, requests_per_second=share * capacity), ROOMY, Clock()).ttft.p99 for share in (0.3, 0.9, 2.0)
+    ]
+    assert waits[0] < waits[1] < waits[2]
+    served = play(replace(load, requests_per_second=0.3 * capacity), ROOMY, Clock()).request_throughput
+    assert served == pytest.approx(0.3 * capacity, rel=0.15)
+
+
+def test_prompts_first_gives_first_tokens_sooner_and_stalls_the_others() -> None:
+    load = replace(STAGGERED, max_concurrency=8)
+    mixed, first = (play(load, replace(ROOMY, prompts_first=flag), Clock()) for flag in (False, True))
+    assert first.ttft.mean < mixed.ttft.mean
+    assert _tpot(first).p99 > _tpot(mixed).median
+
+
+def test_a_full_pool_preempts_unless_answers_are_reserved() -> None:
+    load, small = users(8, 60, 60), replace(ROOMY, pool_tokens=300)
+    assert play(load, small, Clock()).num_preemptions > 0
+    reserved = play(load, replace(small, reserves=1.0), Clock())
+    assert (reserved.num_preemptions, reserved.max_running) == (0, 2)
+
+
+def test_a_step_composed_ahead_finds_a_request_one_step_later() -> None:
+    load = STAGGERED
+    at_once, ahead = (play(load, replace(ROOMY, schedules_ahead=flag), Clock()) for flag in (False, True))
+    assert ahead.ttft.mean > at_once.ttft.mean
+
+
+def test_a_front_end_takes_requests_one_by_one_and_streams_after_that() -> None:
+    load, front = PlayedLoad(Lengths(16), Lengths(2), 50), FrontEnd(request_seconds=0.1)
+    played = play(load, replace(ROOMY, front_end=front), Clock())
+    assert played.ttft.median == pytest.approx(50 * 0.1, rel=0.01)
+    assert play(users(1, 100, 4), replace(ROOMY, front_end=FrontEnd(0.02, 1e-4)), Clock()).ttft.median == pytest.approx(
+        play(users(1, 100, 4), ROOMY, Clock()).ttft.median + 0.03
+    )
+
+
+def test_a_prefix_in_the_cache_is_not_read_again() -> None:
+    load = users(2, 200, 10)
+    assert play(replace(load, cached_tokens=160), ROOMY, Clock()).ttft.median < play(load, ROOMY, Clock()).ttft.median
+
+
+def test_lengths_have_the_mean_they_were_asked_for() -> None:
+    for lengths in (Lengths(200), Lengths(200, "uniform", 0.5), Lengths(200, "exponential")):
+        assert mean(lengths.draw(2000, 0)) == pytest.approx(200, rel=0.01)
+    spread = Lengths(90, "uniform", 0.8).draw(500, 0)
+    assert (min(spread), max(spread)) == (80, 100)
+    assert median(Lengths(200, "exponential").draw(2000, 0)) == pytest.approx(200 * math.log(2), rel=0.02)
+
+
+def test_rules_of_engines() -> None:
+    filled = FilledSettings.of(
+        ServingSettings(),
+        gpu_memory_utilization=0.9,
+        max_model_len=4096,
+        max_num_batched_tokens=4096,
+        max_num_seqs=256,
+        block_size=16,
+        device_memory_bytes=1,
+        dtype="bfloat16",
+        kv_cache_dtype="bfloat16",
+    )
+    first, now = (vllm_rules(filled, vllm_release(version), 1e6) for version in ("0.6.0", "0.14.0"))
+    assert (first.prompts_first, first.chunks_prompts, first.schedules_ahead) == (True, False, False)
+    assert (now.prompts_first, now.chunks_prompts, now.schedules_ahead) == (False, True, True)
+    assert not vllm_rules(filled, vllm_release("0.13.0"), 1e6).schedules_ahead
+    assert sglang_rules(8192, 1e6).prompts_first
+    assert not trtllm_rules(1e6).chunks_prompts
+    two = now.over_groups(2)
+    assert (two.max_num_seqs, two.max_num_batched_tokens, two.pool_tokens) == (512, 8192, 1e6)
+
+
+def test_a_distribution() -> None:
+    found = Distribution.of([float(value) for value in range(101)])
+    assert (found.mean, found.median, found.p99) == (50, 50, 99)
+    assert found.times(2).p99 == 198
+
+
+def _tpot(played: PlayedFigures) -> Distribution:
+    assert played.tpot is not None
+    return played.tpot

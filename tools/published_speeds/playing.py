@@ -1,0 +1,55 @@
+"""The load of a row, played as its engine composes steps."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from kvplan.catalog.engines import vllm_release
+from kvplan.estimate.sglang import chunked_prefill_tokens
+from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
+from kvplan.estimate.speed.queueing.rules import SchedulingRules, sglang_rules, trtllm_rules, vllm_rules
+from kvplan.estimate.vllm.prediction import VllmPrediction
+from published_speeds.rows import PublishedRow
+from published_speeds.settings import Deployed
+
+_CLOSED_ROUNDS: Final = 10
+"""Requests per user where a row does not say how many were sent: InferenceX sends ten."""
+_MOST_REQUESTS: Final = 4096
+
+
+def played_load(row: PublishedRow, replicas: int) -> PlayedLoad:
+    """What one of ``replicas`` is sent."""
+    concurrency = None if row.max_concurrency is None else max(round(row.max_concurrency / replicas), 1)
+    number = row.num_prompts or _CLOSED_ROUNDS * (row.max_concurrency or 100)
+    rate = None if row.request_rate is None else row.request_rate / replicas
+    prompts, answers = _lengths(row)
+    return PlayedLoad(prompts, answers, min(max(round(number / replicas), 1), _MOST_REQUESTS), rate, concurrency)
+
+
+def _lengths(row: PublishedRow) -> tuple[Lengths, Lengths]:
+    words = f"{row.text['prefix_cache_or_random']} {row.notes}".casefold()
+    if "sharegpt" in words:
+        return Lengths(row.input_tokens, "exponential"), Lengths(row.output_tokens, "exponential")
+    ratio = re.search(r"range[_ ]ratio[ =]*(\d\.\d+)", words)
+    if ratio and row.source == "inferencex":
+        least = float(ratio.group(1))
+        middle = (1 + least) / 2
+        return (
+            Lengths(row.input_tokens * middle, "uniform", least),
+            Lengths(row.output_tokens * middle, "uniform", least),
+        )
+    return Lengths(row.input_tokens), Lengths(row.output_tokens)
+
+
+def engine_rules(found: Deployed, start: VllmPrediction, pool_tokens: float) -> SchedulingRules:
+    """Of the row's engine; the pool is taken to be as large as vLLM's."""
+    groups, asked = found.choice.layout.data_parallel_size, found.settings
+    if found.engine == "SGLang":
+        chunk = asked.max_num_batched_tokens or chunked_prefill_tokens(found.choice.gpu.memory_bytes)
+        rules = sglang_rules(chunk, pool_tokens, asked.max_num_seqs)
+    elif found.engine == "TensorRT-LLM":
+        rules = trtllm_rules(pool_tokens, asked.max_num_seqs, asked.max_num_batched_tokens)
+    else:
+        rules = vllm_rules(start.settings.serving, vllm_release(found.version), pool_tokens)
+    return rules.over_groups(groups)
