@@ -36,7 +36,8 @@ MADE_WHILE_LOADING: Final = ("fp8", "bitsandbytes")
 GROUPED_FORMATS: Final = ("awq", "gptq", "int4")
 """Those whose group may have another size: MXFP4's, NVFP4's and bitsandbytes' are fixed."""
 GROUP_SIZES: Final = (-1, 32, 64, 128)
-"""What vLLM's kernels take (vllm/model_executor/layers/quantization/utils/marlin_utils.py)."""
+"""What vLLM's Marlin kernels take: MARLIN_SUPPORTED_GROUP_SIZES of vLLM 0.32, in
+vllm/model_executor/layers/quantization/utils/marlin_utils.py. estimate/vllm/division.py: which widths they divide."""
 
 _OWN_OPTIONS: Final = {"device_memory_bytes": "--device-memory"}
 """Settings that vLLM has no option for, where the option is not the name: the unit stands in the value."""

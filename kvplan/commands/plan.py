@@ -59,7 +59,9 @@ AsJson = Annotated[
 
 
 @takes_groups
-@takes_settings("gpu_memory_utilization", "block_size", "dtype", "group_size")
+@takes_settings(
+    "gpu_memory_utilization", "block_size", "dtype", "group_size", "enable_lora", "max_loras", "max_lora_rank"
+)
 def plan(
     model: Model,
     load: LoadOptions,

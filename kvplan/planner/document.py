@@ -12,13 +12,14 @@ from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
 from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.planner.search import Plan
+from kvplan.units import plural
 
 SCHEMA = "kvplan.plan/1"
 
 
 def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
     """The whole answer; ``fix``: what would give the plan one, where it has none."""
-    workload, slo = plan.workload, plan.request.slo
+    workload, slo, slots = plan.workload, plan.request.slo, plan.request.settings.lora_slots
     return {
         "schema": SCHEMA,
         "model": {
@@ -40,6 +41,8 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
                 "e2el": _milliseconds(slo.e2el_seconds),
             },
             "max_gpus": plan.request.max_gpus,
+            "max_loras": 0 if slots is None else slots.number,
+            "max_lora_rank": None if slots is None else slots.rank,
         },
         "rule_of_thumb": None
         if plan.rule is None
@@ -76,12 +79,24 @@ def plan_assumptions(plan: Plan, fix: Fix | None = None) -> list[str]:
     """How users are taken to behave, where memory and times come from, and what crosses nodes."""
     deployments = plan.deployments or ((fix.deployment,) if fix is not None else ())
     rooflines = any(deployment.served.speed.origin == "roofline" for deployment in deployments) or not deployments
-    sentences = [load_assumption(plan), *network_notes(deployments)]
+    sentences = [load_assumption(plan), *adapter_notes(plan), *network_notes(deployments)]
     if rooflines:
         sentences.append(
             "Memory is vLLM's; times are roofline estimates, from well-tuned to ordinary kernels, not measurements."
         )
     return sentences + calibration_notes(deployments)
+
+
+def adapter_notes(plan: Plan) -> list[str]:
+    """What the slots of adapters count as; [] without any."""
+    slots = plan.request.settings.lora_slots
+    if slots is None:
+        return []
+    are = "are" if slots.number > 1 else "is"
+    return [
+        f"Adapters: {plural(slots.number, 'slot')} of rank up to {slots.rank} {are} part of the weights of every GPU "
+        "and read in every step; what adapters add to activations, CUDA graphs and launches is not counted."
+    ]
 
 
 def network_notes(deployments: Iterable[Deployment]) -> list[str]:

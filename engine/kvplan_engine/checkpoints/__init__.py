@@ -17,4 +17,5 @@ loaders       which load_format reads weights from what
 shared_layers which layers use the same dummy weights
 safetensors, gguf, dummy   one loader each
 gguf_header   metadata of a GGUF file, and where its tensors lie; gguf_config: in the words of a config.json
+gguf_tensors  its tensors under the names of a family, each expert apart
 """

@@ -10,7 +10,8 @@ import torch
 from kvplan_engine.checkpoints.checkpoint import Checkpoint
 from kvplan_engine.checkpoints.families import family_of
 from kvplan_engine.checkpoints.families.family import Gguf
-from kvplan_engine.checkpoints.gguf_header import GgufFile, read_gguf
+from kvplan_engine.checkpoints.gguf_header import read_gguf
+from kvplan_engine.checkpoints.gguf_tensors import GgufTensors
 from kvplan_engine.checkpoints.parameters import stored_parameters
 from kvplan_engine.checkpoints.quantised.ggml_blocks import BLOCK_FORMATS
 from kvplan_engine.description.model import ModelDescription
@@ -18,6 +19,9 @@ from kvplan_engine.description.uniform import uniform_attention
 from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight
+
+_ONE_ROW = "ffn_gate_inp_shexp.weight"
+"""The shared expert's gate, whose one row is stored as a vector."""
 
 
 def open_gguf(model: ModelDescription, path: Path) -> Checkpoint:
@@ -30,36 +34,40 @@ def open_gguf(model: ModelDescription, path: Path) -> Checkpoint:
     if "rope_freqs.weight" in file.tensors:
         raise EngineError(f"{path.name} stores scaled RoPE frequencies, which the engine does not read yet.")
 
+    tensors = GgufTensors(file, path.name, model)
+
     def read(name: str) -> torch.Tensor:
-        stored = file.tensors[name]
-        values = dequantize(file.bytes_of(name), GGMLQuantizationType(stored.kind))
+        shape, kind, rows = tensors.read(name)
         # a copy: unquantised tensors are read-only views of the mapped file
-        values = np.array(values.reshape(stored.shape[::-1]))
+        values = np.array(dequantize(rows, GGMLQuantizationType(kind)).reshape(shape))
         if gguf.norms_as_used and name.endswith("norm.weight"):
             values -= 1
+        if name.endswith(_ONE_ROW) and values.ndim == 1:
+            values = values.reshape(1, -1)
         num_heads = _heads_of_pairs(name, gguf, model)
         return torch.from_numpy(values if num_heads is None else _halves_of_heads(values, num_heads))
 
     is_quantised = any(tensor.kind in BLOCK_FORMATS for tensor in file.tensors.values())
-    blocks = _GgufBlocks(file, gguf, model) if is_quantised else None
+    blocks = _GgufBlocks(tensors, gguf, model) if is_quantised else None
     return Checkpoint(path.name, stored_parameters(model, gguf.names), read, blocks)
 
 
 class _GgufBlocks:
     """The tensors of a GGUF file in ggml's blocks."""
 
-    def __init__(self, file: GgufFile, gguf: Gguf, model: ModelDescription) -> None:
-        self._file, self._gguf, self._model = file, gguf, model
+    def __init__(self, tensors: GgufTensors, gguf: Gguf, model: ModelDescription) -> None:
+        self._tensors, self._gguf, self._model = tensors, gguf, model
 
     def format_of(self, name: str, num_inputs: int) -> WeightFormat | None:
         """See QuantisedReader.format_of."""
-        stored = self._file.tensors.get(name)
-        blocks = None if stored is None else BLOCK_FORMATS.get(stored.kind)
+        kind = self._tensors.kind(name)
+        blocks = None if kind is None else BLOCK_FORMATS.get(kind)
         return None if blocks is None or num_inputs % blocks.values else blocks.held
 
     def read(self, name: str) -> QuantisedWeight:
         """See QuantisedReader.read."""
-        weight = BLOCK_FORMATS[self._file.tensors[name].kind].read(self._file.bytes_of(name))
+        _, kind, rows = self._tensors.read(name)
+        weight = BLOCK_FORMATS[kind].read(rows)
         num_heads = _heads_of_pairs(name, self._gguf, self._model)
         if num_heads is None:
             return weight

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan_engine.checkpoints.families import FAMILIES
-from kvplan_engine.checkpoints.families.family import Family, Gguf
+from kvplan_engine.checkpoints.families.family import Family, Gguf, rope_scaling
 from kvplan_engine.checkpoints.gguf_header import GgufFile, read_gguf
 from kvplan_engine.errors import EngineError
 
@@ -17,11 +17,17 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
     family, gguf = _family_in(path, file.metadata)
     prefix = f"{gguf.architecture}."
     own = {name.removeprefix(prefix): value for name, value in file.metadata.items() if name.startswith(prefix)}
-    config = _shared_keys(own, file, gguf) | {"architectures": [family.architectures[0]]}
-    scaling = _rope_scaling(own, path.name)
-    if scaling is not None:
-        config["rope_scaling"] = scaling
-    return config | ({} if gguf.keys is None else gguf.keys(own))
+    try:
+        config = _shared_keys(own, file, gguf) | {"architectures": [family.architectures[0]]}
+        scaling = rope_scaling(own)
+        if scaling is not None:
+            config["rope_scaling"] = scaling
+        return config | ({} if gguf.keys is None else gguf.keys(own))
+    except KeyError as missing:
+        raise EngineError(
+            f"{path.name} says nothing of {missing}, without which a GGUF of {gguf.architecture} is not loaded.",
+            hint="download it again, or convert it with a newer llama.cpp",
+        ) from None
 
 
 def _shared_keys(own: dict[str, Any], file: GgufFile, gguf: Gguf) -> dict[str, Any]:
@@ -45,25 +51,15 @@ def _shared_keys(own: dict[str, Any], file: GgufFile, gguf: Gguf) -> dict[str, A
     }
 
 
-def _rope_scaling(own: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """``rope_scaling`` as config.json has it; None where there is none."""
-    kind = own.get("rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    if kind not in ("linear", "yarn"):
-        raise EngineError(f"{name} scales RoPE by '{kind}', which the engine does not read from GGUF files.")
-    scaling = {"rope_type": kind, "factor": float(own["rope.scaling.factor"])}
-    if kind == "yarn":
-        scaling["original_max_position_embeddings"] = own["rope.scaling.original_context_length"]
-    return scaling
-
-
 def _family_in(path: Path, metadata: dict[str, Any]) -> tuple[Family, Gguf]:
     architecture = metadata.get("general.architecture")
-    known = {family.gguf.architecture: (family, family.gguf) for family in FAMILIES if family.gguf is not None}
-    if architecture not in known:
+    known = [(family, family.gguf) for family in FAMILIES if family.gguf is not None]
+    has_experts = bool(metadata.get(f"{architecture}.expert_count"))
+    found = [each for each in known if each[1].architecture == architecture and each[1].has_experts == has_experts]
+    if not found:
+        what = f"a GGUF of architecture '{architecture}'" + (" with experts" if has_experts else "")
         raise EngineError(
-            f"{path.name} is a GGUF of architecture '{architecture}', which the engine does not load.",
-            hint="it loads " + ", ".join(sorted(known)),
+            f"{path.name} is {what}, which the engine does not load.",
+            hint="it loads " + ", ".join(sorted({gguf.architecture for _, gguf in known})),
         )
-    return known[architecture]
+    return found[0]

@@ -26,10 +26,20 @@ class StoredWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor by the file's own name, and the type that it is stored in."""
+
+    name: str
+    type_name: str
+    num_elements: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
     """The tensors of a checkpoint, sorted. Towers, projectors and multi-token-prediction layers are apart.
 
     ``layers``: those of the language model, by number; ``outside``: embedding, norm, head (once where it is tied).
+    ``tensors``: each of these by its name, where every one has a type of its own (GGUF).
     """
 
     source: str
@@ -39,6 +49,7 @@ class StoredCheckpoint:
     outside: tuple[StoredWeights, ...]
     multi_token: tuple[StoredWeights, ...] = ()
     towers: tuple[StoredWeights, ...] = ()
+    tensors: tuple[StoredTensor, ...] = ()
 
     @property
     def language_model(self) -> tuple[StoredWeights, ...]:

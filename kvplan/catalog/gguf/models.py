@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvplan.catalog.checkpoint.stored import StoredCheckpoint, StoredWeights, merged
+from kvplan.catalog.checkpoint.stored import StoredCheckpoint, StoredTensor, StoredWeights, merged
 from kvplan.catalog.gguf.header import GgufHeader, GgufTensor, read_gguf_header
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec, QuantizationSpec
@@ -28,6 +28,7 @@ _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral3": "Ministral3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
@@ -126,6 +127,7 @@ def _stored(tensors: list[GgufTensor], num_layers: int, path: Path, num_files: i
         num_tensors=len(tensors),
         layers=tuple(map(merged, layers)),
         outside=merged(outside),
+        tensors=tuple(StoredTensor(each.name, each.type_name, each.num_elements) for each in tensors),
     )
 
 
@@ -163,14 +165,24 @@ def _complete(config: dict[str, Any], name: str, tensors: Mapping[str, GgufTenso
         config.pop("v_head_dim", None)
     if name == "llama" and config.get("num_local_experts"):
         config["architectures"] = ["MixtralForCausalLM"]
-    if name in ("qwen2moe", "qwen3moe"):
+    if name in ("qwen2moe", "qwen3moe", "olmoe"):
         config["num_experts"] = config.get("num_local_experts")
+    if name in ("qwen2moe", "qwen3moe"):
+        _complete_experts(config)
     if name == "deepseek2":
         _complete_latent(config)
     if name == "gpt-oss":
         config["intermediate_size"] = config.get("moe_intermediate_size", config.get("intermediate_size"))
     if name == "gpt2":
         config |= {"n_positions": config.get("max_position_embeddings"), "n_inner": config.get("intermediate_size")}
+
+
+def _complete_experts(config: dict[str, Any]) -> None:
+    """Sizes that older files leave out, as llama.cpp has them then (src/models/qwen2moe.cpp, 623ac8d, 2026)."""
+    size, chosen = config.get("intermediate_size"), config.get("num_experts_per_tok")
+    if isinstance(size, int) and isinstance(chosen, int) and chosen:
+        config.setdefault("moe_intermediate_size", size // chosen)
+        config.setdefault("shared_expert_intermediate_size", size)
 
 
 def _complete_latent(config: dict[str, Any]) -> None:

@@ -9,7 +9,14 @@ from kvplan.commands.printing.render import print_csv, print_json, print_sentenc
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.latency import Range
 from kvplan.planner.deployment import Deployment
-from kvplan.planner.document import calibration_notes, load_assumption, network_notes, plan_document, plan_row
+from kvplan.planner.document import (
+    adapter_notes,
+    calibration_notes,
+    load_assumption,
+    network_notes,
+    plan_document,
+    plan_row,
+)
 from kvplan.planner.fixes import Fix
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
@@ -106,7 +113,7 @@ def _print_plan(found: Plan) -> None:
         print_sentence(
             "likely: the share of the predicted speeds and KV pools at which it serves the load within its bounds."
         )
-    for note in [*network_notes(shown), *calibration_notes(shown)]:
+    for note in [*adapter_notes(found), *network_notes(shown), *calibration_notes(shown)]:
         print_sentence(note)
     _print_best(found.deployments[0], found.spec.id)
 

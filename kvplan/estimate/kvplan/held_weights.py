@@ -8,12 +8,12 @@ in. Powers of two (MXFP4) stay in bytes, other scales are as wide as the tables 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from kvplan.catalog.checkpoint.stored import StoredCheckpoint
+from kvplan.catalog.checkpoint.stored import StoredCheckpoint, StoredTensor
 from kvplan.catalog.spec import (
     DenseFeedForward,
     LayerSpec,
@@ -54,8 +54,18 @@ GGUF_TYPES = {
     "Q4_K": HeldFormat(4, 32, 4, has_minimums=True),
     "Q5_K": HeldFormat(8, 32, 4, has_minimums=True),
     "Q6_K": HeldFormat(8, 16, 4),
+    "MXFP4": HeldFormat(4, 32, 1),
 }
 """ggml's types that are held as they are stored: 5 and 6 bits in bytes, scales of scales multiplied out to float32."""
+
+_GGUF_WEIGHTS = {
+    **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_qkv"), "qkv"),
+    **dict.fromkeys(("ffn_gate", "ffn_up"), "up"),
+    **dict.fromkeys(("ffn_gate_exps", "ffn_up_exps"), "up_exps"),
+    **dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), "up_shexp"),
+    **{each: each for each in ("attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "token_embd", "output")},
+}
+"""Of llama.cpp's matrices that may be held in few bits, the one that each is a part of in the engine."""
 
 _SAME_INPUT = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "up", "up_proj": "up"}
 """Matrices that are one weight in the engine, and have one order of their inputs."""
@@ -85,7 +95,7 @@ def holds_few_bits(spec: ModelSpec, quantization: str, group_size: int | None = 
     if spec.quantization is None:
         return False
     if spec.quantization.method == "gguf" and spec.checkpoint is not None:
-        return any(stored.type_name in GGUF_TYPES for stored in spec.checkpoint.language_model)
+        return any(_held_in_file(spec.checkpoint))
     return any(_held_tensors(spec, _as_held(spec, spec.quantization)))
 
 
@@ -118,13 +128,29 @@ def _dense(spec: ModelSpec, dtype: str) -> int:
 
 
 def _of_gguf(checkpoint: StoredCheckpoint, dtype: str) -> int:
-    """By the types in the file; what has none that is held is widened."""
-    total = 0
-    for stored in checkpoint.language_model:
-        held = GGUF_TYPES.get(stored.type_name)
-        wide = stored.num_elements * element_bytes(dtype)
-        total += wide if held is None else held.num_bytes(stored.num_elements)
-    return total
+    """By the types in the file; what is not held in few bits is widened."""
+    wide = sum(tensor.num_elements for tensor in checkpoint.tensors) * element_bytes(dtype)
+    return wide + sum(
+        held.num_bytes(tensor.num_elements) - tensor.num_elements * element_bytes(dtype)
+        for tensor, held in _held_in_file(checkpoint)
+    )
+
+
+def _held_in_file(checkpoint: StoredCheckpoint) -> Iterator[tuple[StoredTensor, HeldFormat]]:
+    """Each tensor of a GGUF file that is held in few bits, and how.
+
+    Tensors that are one weight in the engine are all held or all widened; experts are held where they are stored alike.
+    """
+    weights: defaultdict[str, list[StoredTensor]] = defaultdict(list)
+    for tensor in checkpoint.tensors:
+        layer, _, module = tensor.name.removesuffix(".weight").rpartition(".")
+        weight = _GGUF_WEIGHTS.get(module) if tensor.name.endswith(".weight") else None
+        if weight is not None:
+            weights[f"{layer}.{weight}"].append(tensor)
+    for name, tensors in weights.items():
+        types = {tensor.type_name for tensor in tensors}
+        if types <= GGUF_TYPES.keys() and (len(types) == 1 or not name.endswith(("exps", "shexp"))):
+            yield from ((tensor, GGUF_TYPES[tensor.type_name]) for tensor in tensors)
 
 
 def _by_tensor(spec: ModelSpec, quantization: QuantizationSpec, dtype: str) -> int:

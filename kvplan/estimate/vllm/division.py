@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from kvplan.catalog.spec import LayerSpec, ModelSpec, MoeFeedForward, SoftmaxAttention
+from typing import Final
+
+from kvplan.catalog.spec import LayerSpec, ModelSpec, MoeFeedForward, QuantizationSpec, SoftmaxAttention
+from kvplan.catalog.tensors import Tensor
 from kvplan.errors import UsageError
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.weights import rank_shape
 from kvplan.estimate.weights import format_of
+from kvplan.settings import GROUP_SIZES
 
 
 def check_division(spec: ModelSpec, layout: ParallelLayout) -> None:
-    """UsageError where heads, experts or the blocks of an 8-bit format do not divide."""
+    """UsageError where heads, experts, the blocks of an 8-bit format or the groups of a 4-bit one do not divide."""
+    _check_groups(spec, layout)
     seen: set[int] = set()  # layers share their parts: most models have one or two kinds
     for index, layer in enumerate(spec.layers):
         _check_heads(layer, layout.tensor_parallel_size)
@@ -46,3 +52,41 @@ def _check_experts(spec: ModelSpec, index: int, part: MoeFeedForward, layout: Pa
             f"{rows} that share a scale in this checkpoint.",
             hint="use --enable-expert-parallel, or fewer GPUs per expert",
         )
+
+
+_WITH_WHOLE_GROUPS: Final = ("awq", "compressed-tensors")
+"""Those that vLLM 0.32 refuses where a rank's inputs are no whole groups, whatever kernel it would choose."""
+
+
+def _check_groups(spec: ModelSpec, layout: ParallelLayout) -> None:
+    """The inputs of a product must be whole groups; on each rank, but for GPTQ, whose kernels differ in that.
+
+    vLLM 0.32: create_weights in auto_awq.py and verify_group_size_divides_partition in compressed_tensors_wNa16.py
+    (vllm/model_executor/layers/quantization), can_implement in kernels/linear/mixed_precision/{marlin,exllama}.py.
+    """
+    published = spec.quantization
+    if published is None:
+        return
+    sizes = {each.group_size for each in (published, *published.others) if each.granularity == "group"} - {None}
+    for index, layer in enumerate(spec.layers if sizes else ()):
+        for tensor in layer.all_tensors:
+            if tensor.role != "linear" or len(tensor.shape) != 2:
+                continue
+            width, on_rank = tensor.shape[-1], rank_shape(tensor, layout)[-1]
+            if all(width % size == 0 and on_rank % size == 0 for size in sizes if size):
+                continue  # names are matched for the few that may not divide alone
+            stored = format_of(published, tensor, index)
+            if stored is not None and stored.method in (*_WITH_WHOLE_GROUPS, "gptq"):
+                _check_group(stored, tensor, on_rank if stored.method in _WITH_WHOLE_GROUPS else width)
+
+
+def _check_group(stored: QuantizationSpec, tensor: Tensor, width: int) -> None:
+    if stored.granularity != "group" or not stored.group_size or width % stored.group_size == 0:
+        return
+    fitting = [str(size) for size in GROUP_SIZES if size > 0 and width % size == 0]
+    is_whole = width == tensor.shape[-1]
+    raise UsageError(
+        f"{tensor.name} has {width:,} inputs{'' if is_whole else ' on each GPU'}, which are no whole groups of "
+        f"{stored.group_size}: vLLM refuses such {stored.method} weights.",
+        hint=f"use --group-size {' or '.join((*fitting, '-1'))}" if is_whole else "use fewer GPUs for each layer",
+    )

@@ -15,19 +15,25 @@ from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.settings import default_block_size
 from kvplan.planner.deployment import Deployment
+from kvplan.settings import ServingSettings
 
 ENGINES = ("kvplan", "vllm", "sglang", "tensorrt-llm", "tgi", "llama.cpp")
 _EIGHT_BIT = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 def launch_commands(deployment: Deployment, model_id: str) -> dict[str, str]:
-    """The command of each engine that can run this deployment, for one of its instances (on its first node)."""
+    """The command of each engine that can run this deployment, for one of its instances (on its first node).
+
+    With adapters those alone whose slots for them are known, and so in the deployment's memory.
+    """
     checkpoint = checkpoint_name(deployment, model_id)
     layout, choice = deployment.choice.layout, deployment.choice
     commands = {"vllm": vllm_command(deployment, checkpoint)}
     if _runs_here(deployment):
         commands["kvplan"] = _kvplan(deployment, model_id)
-    if choice.num_nodes == 1 and not head_scale_bytes(choice.kv_cache_dtype):  # the others have no such cache
+    has_adapters = deployment.prediction.settings.serving.lora_slots is not None
+    # the others have no such cache
+    if choice.num_nodes == 1 and not head_scale_bytes(choice.kv_cache_dtype) and not has_adapters:
         commands["sglang"] = _sglang(deployment, checkpoint)
         if choice.gpu.vendor == "nvidia":
             commands["tensorrt-llm"] = _tensorrt(deployment, checkpoint)
@@ -68,7 +74,13 @@ def _kvplan(deployment: Deployment, model_id: str) -> str:
     words += ["--max-num-batched-tokens", settings.max_num_batched_tokens, "--dtype", settings.dtype]
     if deployment.choice.kv_cache_dtype != "auto":
         words += ["--kv-cache-dtype", deployment.choice.kv_cache_dtype]
-    return _line(words)
+    return _line(words + _slots(settings))
+
+
+def _slots(settings: ServingSettings) -> list[object]:
+    """Room for adapters, in the words of vLLM and kvplan alike."""
+    slots = settings.lora_slots
+    return [] if slots is None else ["--max-loras", slots.number, "--max-lora-rank", slots.rank]
 
 
 def vllm_command(deployment: Deployment, checkpoint: str) -> str:
@@ -86,6 +98,8 @@ def vllm_command(deployment: Deployment, checkpoint: str) -> str:
         words += ["--quantization", "fp8"]
     if choice.kv_cache_dtype != "auto":
         words += ["--kv-cache-dtype", choice.kv_cache_dtype]
+    if settings.lora_slots is not None:
+        words += ["--enable-lora", *_slots(settings)]
     return _line(words)
 
 

@@ -10,8 +10,8 @@ from kvplan.estimate.kvplan import held_weights
 from kvplan_engine.checkpoints.quantised.ggml_blocks import BLOCK_FORMATS
 
 NAMES = {kind: gguf.GGMLQuantizationType(kind).name for kind in BLOCK_FORMATS}
-HALVES = {12: (0, 2), 13: (0, 2), 3: (0, 2), 7: (0, 2), 14: (208,)}
-"""Where a block has numbers in half precision; at its beginning where nothing else is said."""
+HALVES = {12: (0, 2), 13: (0, 2), 3: (0, 2), 7: (0, 2), 14: (208,), 39: ()}
+"""Where a block has numbers in half precision; at its beginning where nothing else is said. MXFP4 has none."""
 
 
 def random_blocks(kind: int, num_rows: int, num_blocks: int) -> np.ndarray:
@@ -21,6 +21,8 @@ def random_blocks(kind: int, num_rows: int, num_blocks: int) -> np.ndarray:
     for at in HALVES.get(kind, (0,)):
         scales = rng.normal(0, 0.02, len(blocks)).astype(np.float16)
         blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if kind == 39:  # an exponent, of which the last is no number
+        blocks[:, 0] = rng.integers(0, 255, len(blocks))
     return blocks.reshape(num_rows, -1)
 
 

@@ -99,4 +99,6 @@ def test_a_gguf_of_another_architecture_is_refused(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(EngineError, match=r"model.gguf is a GGUF of architecture 'mamba'") as caught:
         read_config(str(path))
-    assert caught.value.hint == "it loads gemma2, gemma3, granite, llama, olmo2, phi3, qwen2, qwen3"
+    assert caught.value.hint == (
+        "it loads gemma2, gemma3, gpt-oss, granite, llama, olmo2, olmoe, phi3, qwen2, qwen2moe, qwen3, qwen3moe"
+    )

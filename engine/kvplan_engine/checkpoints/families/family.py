@@ -8,6 +8,7 @@ from typing import Any
 
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.errors import EngineError
 
 LLAMA_CPP_NAMES = TensorNames(
     embedding="token_embd",
@@ -22,23 +23,32 @@ LLAMA_CPP_NAMES = TensorNames(
     key_norm="attn_k_norm",
     final_norm="output_norm",
     head="output",
+    inside={
+        "router": "ffn_gate_inp",
+        "experts.up": ("ffn_gate_exps.{}", "ffn_up_exps.{}"),
+        "experts.down": "ffn_down_exps.{}",
+        "shared.up": ("ffn_gate_shexp", "ffn_up_shexp"),
+        "shared.down": "ffn_down_shexp",
+        "shared_gate": "ffn_gate_inp_shexp",
+    },
 )
-"""llama.cpp's names for the tensors of a decoder with a gated MLP."""
+"""llama.cpp's names for the tensors of a decoder with a gated MLP, or with experts: see ``gguf_tensors``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
     """How llama.cpp stores the family.
 
-    architecture: ``general.architecture`` of the file. pairs_side_by_side: query and key rows that RoPE rotates
-    together are neighbours, where a Hugging Face checkpoint has them half a head apart. may_have_attention_bias: some
-    of the files have it, which only their tensors tell. norms_as_used: weights that a Hugging Face checkpoint stores
-    minus one are stored as they are. keys: further keys of config.json, from the file's metadata below the
-    architecture's name.
+    architecture: ``general.architecture`` of the file. has_experts: one architecture may be with and without.
+    pairs_side_by_side: query and key rows that RoPE rotates together are neighbours, where a Hugging Face checkpoint
+    has them half a head apart. may_have_attention_bias: some of the files have it, which only their tensors tell.
+    norms_as_used: weights that a Hugging Face checkpoint stores minus one are stored as they are. keys: further keys of
+    config.json, from the file's metadata below the architecture's name.
     """
 
     architecture: str
     names: TensorNames = LLAMA_CPP_NAMES
+    has_experts: bool = False
     pairs_side_by_side: bool = False
     may_have_attention_bias: bool = False
     norms_as_used: bool = False
@@ -61,3 +71,16 @@ class Family:
     names: TensorNames | None = None
     prefixes: tuple[str, ...] = ("",)
     gguf: Gguf | None = None
+
+
+def rope_scaling(own: dict[str, Any]) -> dict[str, Any] | None:
+    """``rope_scaling`` as config.json has it, from a GGUF file's metadata; None where there is none."""
+    kind = own.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind not in ("linear", "yarn"):
+        raise EngineError(f"the file scales RoPE by '{kind}', which the engine does not read from GGUF files.")
+    scaling = {"rope_type": kind, "factor": float(own["rope.scaling.factor"])}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = own["rope.scaling.original_context_length"]
+    return scaling

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kvplan_engine.checkpoints.quantised.code_books import E2M1
 from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight, linear_book, packed_codes
 
@@ -27,9 +28,10 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """One of ggml's formats. held: how its weights are. zero: the code that stands for 0.
+    """One of ggml's formats. held: how its weights are. zero: the code that stands for 0 where codes count evenly.
 
-    values, num_bytes: of a block. take_apart: uint8 [blocks, num_bytes] to its parts.
+    values, num_bytes: of a block. take_apart: uint8 [blocks, num_bytes] to its parts. book: what codes stand for that
+    do not.
     """
 
     held: WeightFormat
@@ -37,6 +39,7 @@ class BlockFormat:
     values: int
     num_bytes: int
     take_apart: Callable[[np.ndarray], Blocks]
+    book: torch.Tensor | None = None
 
     def read(self, rows: np.ndarray) -> QuantisedWeight:
         """rows: uint8 [num_outputs, bytes of a row]."""
@@ -48,7 +51,8 @@ class BlockFormat:
 
         minimums = None if blocks.minimums is None else by_row(blocks.minimums)
         codes = packed_codes(by_row(blocks.codes), self.held.bits)
-        return QuantisedWeight(codes, by_row(blocks.scales), minimums, linear_book(self.held.bits, self.zero))
+        book = linear_book(self.held.bits, self.zero) if self.book is None else self.book
+        return QuantisedWeight(codes, by_row(blocks.scales), minimums, book)
 
 
 def _halves(blocks: np.ndarray, first: int, last: int) -> np.ndarray:
@@ -119,6 +123,10 @@ def _q6_k(blocks: np.ndarray) -> Blocks:
     return Blocks(codes, _halves(blocks, 208, 210).astype(np.float32) * scales)
 
 
+def _mxfp4(blocks: np.ndarray) -> Blocks:
+    return Blocks(_nibbles(blocks[:, 1:]), blocks[:, :1])
+
+
 BLOCK_FORMATS = {
     2: BlockFormat(WeightFormat(4, 32, 2), 8, 32, 18, _q4_0),
     3: BlockFormat(WeightFormat(4, 32, 2, has_minimums=True), 0, 32, 20, _q4_1),
@@ -128,5 +136,6 @@ BLOCK_FORMATS = {
     12: BlockFormat(WeightFormat(4, 32, 4, has_minimums=True), 0, 256, 144, _q4_k),
     13: BlockFormat(WeightFormat(8, 32, 4, has_minimums=True), 0, 256, 176, _q5_k),
     14: BlockFormat(WeightFormat(8, 16, 4), 32, 256, 210, _q6_k),
+    39: BlockFormat(WeightFormat(4, 32, 1), 0, 32, 17, _mxfp4, E2M1),
 }
 """By ggml's number of the type. What is not here is widened when it is loaded."""

@@ -1,6 +1,7 @@
 """Decoders with a mixture of experts in some or all layers, behind ordinary attention.
 
 parts      what they share: which layers have experts, the usual keys and names
+gguf       mixtures in GGUF files
 mixtral    Mixtral, MiniMax M2
 qwen       Qwen2-MoE, Qwen3-MoE
 olmoe      OLMoE, FlexOlmo

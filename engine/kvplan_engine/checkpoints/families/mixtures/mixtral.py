@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvplan_engine.checkpoints.families.common import Config, attention, mlp, norms, rope
 from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.mixtures.gguf import MIXTRAL_GGUF
 from kvplan_engine.checkpoints.families.mixtures.parts import MIXTRAL_NAMES, decoder, whole
 from kvplan_engine.checkpoints.fields import head_size, window
 from kvplan_engine.description.feed_forward import Mixture
@@ -38,6 +39,6 @@ def read_minimax_m2(config: Config) -> ModelDescription:
 
 
 FAMILIES = (
-    Family(("MixtralForCausalLM",), ("mixtral",), read_mixtral, MIXTRAL_NAMES),
+    Family(("MixtralForCausalLM",), ("mixtral",), read_mixtral, MIXTRAL_NAMES, gguf=MIXTRAL_GGUF),
     Family(("MiniMaxM2ForCausalLM",), ("minimax_m2",), read_minimax_m2, MIXTRAL_NAMES),
 )

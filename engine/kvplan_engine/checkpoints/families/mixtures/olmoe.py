@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvplan_engine.checkpoints.families.common import Config, attention, mlp, norms, rope
 from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.mixtures.gguf import OLMOE_GGUF
 from kvplan_engine.checkpoints.families.mixtures.parts import QWEN_NAMES, decoder, whole
 from kvplan_engine.checkpoints.fields import head_size
 from kvplan_engine.description.feed_forward import Mixture
@@ -42,6 +43,6 @@ def read_flex_olmo(config: Config) -> ModelDescription:
 
 
 FAMILIES = (
-    Family(("OlmoeForCausalLM",), ("olmoe",), read_olmoe, QWEN_NAMES),
+    Family(("OlmoeForCausalLM",), ("olmoe",), read_olmoe, QWEN_NAMES, gguf=OLMOE_GGUF),
     Family(("FlexOlmoForCausalLM",), ("flex_olmo",), read_flex_olmo, QWEN_NAMES),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvplan_engine.checkpoints.families.common import Config, attention, mlp, norms
 from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.mixtures.gguf import QWEN2_MOE_GGUF, QWEN3_MOE_GGUF
 from kvplan_engine.checkpoints.families.mixtures.parts import (
     QWEN_NAMES,
     decoder,
@@ -58,6 +59,6 @@ _QWEN2_NAMES = with_names(
 )
 
 FAMILIES = (
-    Family(("Qwen2MoeForCausalLM",), ("qwen2_moe",), read_qwen2_moe, _QWEN2_NAMES),
-    Family(("Qwen3MoeForCausalLM",), ("qwen3_moe",), read_qwen3_moe, QWEN_NAMES),
+    Family(("Qwen2MoeForCausalLM",), ("qwen2_moe",), read_qwen2_moe, _QWEN2_NAMES, gguf=QWEN2_MOE_GGUF),
+    Family(("Qwen3MoeForCausalLM",), ("qwen3_moe",), read_qwen3_moe, QWEN_NAMES, gguf=QWEN3_MOE_GGUF),
 )

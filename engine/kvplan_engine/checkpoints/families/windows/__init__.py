@@ -16,6 +16,7 @@ llama4       Llama 4: chunks
 from dataclasses import replace
 
 from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.mixtures.gguf import GPT_OSS_GGUF
 from kvplan_engine.checkpoints.families.mixtures.granite import GRANITE_MOE_NAMES
 from kvplan_engine.checkpoints.families.mixtures.parts import QWEN_NAMES, with_names
 from kvplan_engine.checkpoints.families.windows.cohere2 import read_cohere2, read_cohere2_moe
@@ -77,7 +78,7 @@ WINDOWS = (
     Family(("Cohere2MoeForCausalLM",), ("cohere2_moe",), read_cohere2_moe, QWEN_NAMES),
     Family(("Exaone4ForCausalLM",), ("exaone4",), read_exaone4, TensorNames()),
     Family(("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), ("exaone_moe",), read_exaone_moe, _EXAONE_MOE_NAMES),
-    Family(("GptOssForCausalLM",), ("gpt_oss",), read_gpt_oss, _GPT_OSS_NAMES),
+    Family(("GptOssForCausalLM",), ("gpt_oss",), read_gpt_oss, _GPT_OSS_NAMES, gguf=GPT_OSS_GGUF),
     Family(("GraniteSWAForCausalLM",), ("granite_swa",), read_granite_swa, _SINKS),
     Family(("GraniteMoeSWAForCausalLM",), ("granitemoe_swa",), read_granite_moe_swa, _GRANITE_MOE_SWA_NAMES),
     Family(("GPTNeoForCausalLM",), ("gpt_neo",), read_gpt_neo, _GPT_NEO_NAMES, prefixes=("transformer.", "")),
