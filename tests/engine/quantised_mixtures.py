@@ -1,8 +1,9 @@
-"""Small quantised checkpoints of models with experts, and the same weights in transformers."""
+"""Small quantised checkpoints of models with experts, latents and states, and the same weights in transformers."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,41 @@ MIXTURES: dict[str, tuple[str, dict[str, Any], str]] = {
     "gpt-oss": ("GptOssConfig", _OSS, "mxfp4"),
 }
 """The class of the config, its values, and the format of the weights."""
+_LATENT = (
+    _SIZES
+    | {"num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 32, "n_group": 1, "topk_group": 1}
+    | {
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+    }
+)
+_DELTA = (
+    _QWEN3
+    | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "shared_expert_intermediate_size": 64}
+    | {
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "layer_types": ["linear_attention", "full_attention"],
+    }
+)
+_MAMBA = (
+    _SIZES
+    | {"attn_layer_indices": [1], "mamba_n_heads": 8}
+    | {
+        "mamba_d_state": 16,
+        "mamba_d_head": 32,
+    }
+)
+MIXERS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "deepseek-v3-int4-zeros": ("DeepseekV3Config", _LATENT, "int4-zeros"),
+    "qwen3-next-gptq-act-order": ("Qwen3NextConfig", _DELTA, "gptq-act-order"),
+    "bamba-int8": ("BambaConfig", _MAMBA, "int8"),
+}
+"""The same of models with latents and states."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -52,7 +88,7 @@ def _each_matrix(name: str, dense: Tensors) -> tuple[dict[str, Any], Tensors, Te
     section, pack = FORMATS[name]
     stored, meant = dict(dense), dict(dense)
     for key, weight in dense.items():
-        if key.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")):
+        if re.search(r"(_proj|_proj_with_mqa|_proj_qkvz|_proj_ba|\.w[123])\.weight$", key):
             packed, meant[key] = pack(weight, section)
             del stored[key]
             stored |= {key.removesuffix("weight") + leaf: tensor for leaf, tensor in packed.items()}
@@ -79,8 +115,8 @@ _PACKERS: dict[str, Callable[[str, Tensors], tuple[dict[str, Any], Tensors, Tens
 
 def make_mixture(name: str, folder: Path) -> QuantisedCheckpoint:
     """``path`` for the engine; the model's weights are those that the checkpoint means."""
-    class_name, values, weight_format = MIXTURES[name]
-    torch.manual_seed(list(MIXTURES).index(name))
+    class_name, values, weight_format = (MIXTURES | MIXERS)[name]
+    torch.manual_seed(list(MIXTURES | MIXERS).index(name))
     config = getattr(transformers, class_name)(**values, initializer_range=0.15)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     randomise(model)
@@ -88,7 +124,11 @@ def make_mixture(name: str, folder: Path) -> QuantisedCheckpoint:
     model.save_pretrained(dense)
     packer = _PACKERS.get(class_name, _each_matrix)
     section, stored, meant = packer(weight_format, load_file(dense / "model.safetensors"))
-    save_file(meant, dense / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {key: tensor.contiguous() for key, tensor in meant.items()},
+        dense / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     quantised.mkdir()
     save_file({key: tensor.contiguous() for key, tensor in stored.items()}, quantised / "model.safetensors")
     written = json.loads((dense / "config.json").read_text()) | {"quantization_config": section}

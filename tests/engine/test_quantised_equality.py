@@ -12,16 +12,17 @@ from typing import cast
 
 import pytest
 import torch
-from dense_models import DenseCheckpoint
+from dense_models import Dense, DenseCheckpoint
 from engine_answers import shrink_pool
+from mamba_models import MAMBA
 from quantised_checkpoints import FORMATS, QuantisedCheckpoint, make_checkpoint
-from quantised_mixtures import MIXTURES, make_mixture
+from quantised_mixtures import MIXERS, MIXTURES, make_mixture
 from safetensors.torch import load_file, save_file
 from test_dense_equality import check_answers, engine_of, prompts_of
 
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.kvplan.held_weights import held_weight_bytes
-from kvplan_engine import EngineError
+from kvplan_engine import EngineError, SamplingParams
 
 
 def _check(checkpoint: QuantisedCheckpoint, **settings: object) -> None:
@@ -49,6 +50,38 @@ def test_experts_answer_as_the_dequantised_ones_and_take_the_predicted_bytes(nam
     if name == "gpt-oss":
         _check(checkpoint, attention_backend="reference")
         _check(checkpoint, quantization="none")
+
+
+@pytest.mark.parametrize("name", list(MIXERS))
+def test_latents_and_states_are_projected_in_few_bits(name: str, tmp_path: Path) -> None:
+    """What is not held so (kv_b_proj, in_proj_ba) is widened from the same checkpoint."""
+    checkpoint = make_mixture(name, tmp_path)
+    as_dense = cast(DenseCheckpoint, checkpoint)
+    llm = engine_of(checkpoint.path)
+    check_answers(as_dense, llm, prompts_of(as_dense))
+    spec = resolve_model(str(checkpoint.path))
+    assert llm.engine.memory.weight_bytes == held_weight_bytes(spec, "float32", "auto")
+    shapes = {name for name in llm.engine.model.weights if ".quantised." in name}
+    assert not shapes, "all codes were taken by products"
+
+
+@pytest.mark.parametrize(("name", "others"), [("bloom", None), ("falcon-h1", MAMBA)])
+def test_weights_beside_slopes_and_with_factors_can_be_rounded(
+    name: str, others: dict[str, Dense] | None, tmp_path: Path
+) -> None:
+    """8 bits change a likelihood by little; a factor that was lost, or multiplied into codes, by much."""
+    path = DenseCheckpoint(name, tmp_path, others).path
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=1)
+    found = []
+    for quantization in ("none", "int8"):
+        llm = engine_of(path, quantization=quantization)
+        (answer,) = llm.generate([{"prompt_token_ids": list(range(1, 30))}], params)[0].outputs
+        assert answer.logprobs is not None
+        found.append((answer.token_ids[0], answer.logprobs[0][answer.token_ids[0]], llm.engine.memory.weight_bytes))
+        llm.close()
+    (token, likelihood, num_bytes), (rounded_token, rounded_likelihood, rounded_bytes) = found
+    assert token == rounded_token and abs(likelihood - rounded_likelihood) < 0.15
+    assert rounded_bytes < 0.9 * num_bytes
 
 
 @pytest.mark.parametrize("name", ["gptq-act-order", "int8"])

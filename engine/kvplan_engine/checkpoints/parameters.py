@@ -31,6 +31,7 @@ class Source:
     """One tensor of a checkpoint, and how many rows of the parameter it fills.
 
     transposed: stored [in, out]. arrange: what makes the parameter's rows of it, None where they are stored as used.
+    scaling: what multiplies these rows with a factor each.
     share: how many such parts it has, of which ``arrange`` takes one. in_columns: matrices of experts, stored [experts,
     in, out].
     """
@@ -41,6 +42,7 @@ class Source:
     arrange: Arrange | None = None
     share: int = 1
     in_columns: bool = False
+    scaling: Arrange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,9 @@ def _sources(parameter: Parameter, model: ModelDescription, names: TensorNames) 
         else:
             in_columns = parameter.part.startswith("experts.") and names.experts in ("columns", "turns")
             arrange = _arrange(parameter, label, model, names)
-            yield Source(full, size, transposed, arrange, in_columns=in_columns and parameter.kind == "matrix")
+            in_columns = in_columns and parameter.kind == "matrix"
+            scaling = _scaling(parameter, label, model)
+            yield Source(full, size, transposed, arrange, in_columns=in_columns, scaling=scaling)
 
 
 def _queries_with_gates(parameter: Parameter, model: ModelDescription) -> Attention | None:
@@ -157,9 +161,13 @@ def _arrange(parameter: Parameter, label: str, model: ModelDescription, names: T
         steps.append(_plus_one)
     if parameter.part.removeprefix("second.") == "conv" and parameter.kind == "matrix":  # stored [channels, 1, taps]
         steps.append(partial(torch.Tensor.flatten, start_dim=1))
-    if layer is not None and layer.factors:
-        steps.extend(filter(None, [scaling_of(parameter, label, layer.factors)]))
     return partial(_in_turn, steps) if steps else None
+
+
+def _scaling(parameter: Parameter, label: str, model: ModelDescription) -> Arrange | None:
+    """The layer's factors of these rows; None where it has none."""
+    factors = () if parameter.layer is None else model.layers[parameter.layer].factors
+    return scaling_of(parameter, label, factors) if factors else None
 
 
 def _in_turn(steps: Sequence[Arrange], tensor: torch.Tensor) -> torch.Tensor:

@@ -85,6 +85,8 @@ def _read_source(source: Source, read: ReadTensor, shape: torch.Size, where: str
         tensor = tensor.t()
     if source.arrange is not None and tensor.numel() == source.share * shape.numel():
         tensor = source.arrange(tensor)
+    if source.scaling is not None and tensor.shape == shape:
+        tensor = source.scaling(tensor)
     if tensor.shape != shape:
         raise EngineError(
             f"'{source.name}' in {where} has shape {list(tensor.shape)}, the config says {list(shape)}.", hint=hint

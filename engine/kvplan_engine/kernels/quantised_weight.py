@@ -82,6 +82,11 @@ class QuantisedWeight:
         codes, scales = (arrange(part).contiguous() for part in (self.codes, self.scales))
         return replace(self, codes=codes, scales=scales, minimums=minimums)
 
+    def scaled(self, scaling: Callable[[torch.Tensor], torch.Tensor]) -> QuantisedWeight:
+        """Its values as ``scaling`` multiplies rows [num_outputs, ...] with a factor each; the scales are float32."""
+        minimums = None if self.minimums is None else scaling(self.minimums.float())
+        return replace(self, scales=scaling(self.wide_scales), minimums=minimums)
+
     def can_follow(self, other: QuantisedWeight) -> bool:
         """Whether its rows may stand below ``other``'s in one weight."""
         return self.is_alike(other) and _same_order(self.order, other.order)

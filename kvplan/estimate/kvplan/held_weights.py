@@ -1,9 +1,10 @@
 """Weights that kvplan's engine holds in few bits, to the byte.
 
 Every format that it reads becomes one: codes of 4 or 8 bits, a scale for each group of inputs of an output, and where
-the format has zero points or minimums one of these beside each scale. Held so are the matrices of softmax attention,
-of MLPs and of experts, of a GGUF file the embedding and the head too; everything else is in the dtype that it computes
-in. Powers of two (MXFP4) stay in bytes, other scales are as wide as the tables here say.
+the format has zero points or minimums one of these beside each scale. Held so are the matrices of attention, of MLPs
+and of experts, and what projects into states and out of them, of a GGUF file the embedding and the head too; everything
+else is in the dtype that it computes in: what takes latents to keys and values, what makes a state's steps, decays and
+strengths, and an index. Powers of two (MXFP4) stay in bytes, other scales are as wide as the tables here say.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from math import gcd, prod
 from kvplan.catalog.checkpoint.stored import StoredCheckpoint, StoredTensor
 from kvplan.catalog.spec import (
     DenseFeedForward,
+    LatentAttention,
     LayerSpec,
+    Mixer,
     ModelSpec,
     MoeFeedForward,
     QuantizationSpec,
     SoftmaxAttention,
+    StateMixer,
 )
 from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import element_bytes
@@ -66,6 +70,8 @@ _GGUF_WEIGHTS = {
     **{each: each for each in ("attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "token_embd", "output")},
 }
 """Of llama.cpp's matrices that may be held in few bits, the one that each is a part of in the engine."""
+
+_OF_STATES = ("in_proj", "in_proj_qkvz", "out_proj", "qkv_proj", "q_proj", "k_proj", "v_proj", "o_proj")
 
 _SAME_INPUT = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "up", "up_proj": "up"}
 """Matrices that are one weight in the engine, and have one order of their inputs."""
@@ -160,7 +166,10 @@ def _by_tensor(spec: ModelSpec, quantization: QuantizationSpec, dtype: str) -> i
         total += held.num_bytes(tensor.num_elements) - tensor.num_elements * element_bytes(dtype)
         if held.has_order:
             module, _, last = tensor.name.rpartition(".")
-            ordered[index, module, _SAME_INPUT.get(last, last)] = 4 * tensor.shape[-1] * prod(tensor.shape[:-2])
+            mixer = spec.layers[index].mixer
+            is_gated = last == "q_proj" and isinstance(mixer, SoftmaxAttention) and mixer.output_gate == "element"
+            for weight in (_SAME_INPUT.get(last, last), *(["gate"] if is_gated else [])):  # stored as one, held as two
+                ordered[index, module, weight] = 4 * tensor.shape[-1] * prod(tensor.shape[:-2])
     return total + sum(ordered.values())
 
 
@@ -176,12 +185,27 @@ def _held_tensors(spec: ModelSpec, quantization: QuantizationSpec) -> Iterator[t
 
 def _products(layer: LayerSpec) -> Iterator[Tensor]:
     """The matrices of a layer that may be held in few bits."""
-    if isinstance(layer.mixer, SoftmaxAttention) and layer.parallel_state is None:
-        yield from (tensor for tensor in layer.mixer.tensors if tensor.role == "linear" and len(tensor.shape) == 2)
+    if layer.parallel_state is None and layer.cross_attention is None and layer.mixer is not None:
+        for tensor in layer.mixer.tensors:
+            if tensor.role == "linear" and len(tensor.shape) == 2 and _is_product(layer.mixer, tensor):
+                yield tensor
     if isinstance(layer.feed_forward, DenseFeedForward):
         yield from (tensor for tensor in layer.feed_forward.tensors if tensor.role == "linear")
     if isinstance(layer.feed_forward, MoeFeedForward):
         yield from _products_of_experts(layer.feed_forward)
+
+
+def _is_product(mixer: Mixer, tensor: Tensor) -> bool:
+    """Whether a mixer's matrix is nothing but multiplied with the layer's inputs, or makes its output."""
+    last = tensor.name.rpartition(".")[2]
+    match mixer:
+        case SoftmaxAttention():
+            return not last.startswith("index_")
+        case LatentAttention():
+            return last in ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")
+        case StateMixer():
+            return last in _OF_STATES
+    return False
 
 
 def _products_of_experts(mixture: MoeFeedForward) -> Iterator[Tensor]:

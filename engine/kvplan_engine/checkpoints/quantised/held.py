@@ -79,10 +79,16 @@ def plan_held(
     for stored in parameters:
         if not may_be_held(stored.parameter, model) or (stored.parameter.layer is None and not with_ends):
             continue
-        formats = [reader.format_of(source.name, stored.shape[1]) for source in stored.sources]
+        formats = [_format_of(source, stored, reader) for source in stored.sources]
         if None not in formats and _is_one_weight(stored, model, formats):
             held[stored.name] = HeldParameter(stored, tuple(each for each in formats if each is not None))
     return HeldWeights(held, reader, where)
+
+
+def _format_of(source: Source, stored: StoredParameter, reader: QuantisedReader) -> WeightFormat | None:
+    """None where the source is not held in few bits. Scales that are multiplied with a factor are float32."""
+    found = reader.format_of(source.name, stored.shape[1])
+    return found if found is None or source.scaling is None else replace(found, scale_bytes=4)
 
 
 def _is_one_weight(stored: StoredParameter, model: ModelDescription, formats: Sequence[WeightFormat | None]) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from kvplan_engine.checkpoints.parameters import Source, StoredParameter
 from kvplan_engine.description.feed_forward import Mixture, Mlp
-from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.mixers import Attention, LatentAttention, Mixer, State
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import Parameter
 from kvplan_engine.description.weight_format import WeightFormat
@@ -34,17 +34,29 @@ class QuantisedReader(Protocol):
 def may_be_held(parameter: Parameter, model: ModelDescription) -> bool:
     """Whether a parameter is only ever a product's weight, or looked up, so that it need not be widened.
 
-    Latents and states have kernels of their own, which take dense weights; experts whose outputs are scaled are changed
-    when they are loaded.
+    Wide stay what takes latents to keys and values (``kv_up``), whose heads are multiplied apart and half of them
+    transposed; what decides how fast a state decays, which is small; an index; mixers that stand side by side; and
+    experts whose outputs are scaled, which are changed when they are loaded.
     """
     if parameter.layer is None:
         return parameter.name in ("embedding.weight", "head.weight")
     layer = model.layers[parameter.layer]
-    if parameter.name.endswith((".qkv.weight", ".output.weight")):
-        return len(layer.mixers) == 1 and isinstance(layer.mixers[0], Attention)
+    if parameter.leaf == "weight" and len(layer.mixers) == 1 and parameter.part in _matrices_of_mixer(layer.mixers[0]):
+        return True
     if isinstance(layer.feed_forward, Mixture):
         return parameter.leaf == "weight" and parameter.part in _matrices_of(layer.feed_forward)
     return parameter.name.endswith((".up.weight", ".down.weight")) and isinstance(layer.feed_forward, Mlp)
+
+
+def _matrices_of_mixer(mixer: Mixer) -> tuple[str, ...]:
+    match mixer:
+        case Attention():
+            return ("qkv", "output", "gate")
+        case LatentAttention():
+            return ("query", "query_down", "query_up", "kv_down", "output")
+        case State():
+            return ("in", "qkv", "out")
+    return ()
 
 
 def _matrices_of(mixture: Mixture) -> tuple[str, ...]:
@@ -97,7 +109,8 @@ def _read_source(source: Source, reader: QuantisedReader, num_inputs: int, where
             f"'{source.name}' in {where} has shape {shape}, the config says {wanted}.",
             hint="is it a checkpoint of this config?",
         )
-    return weight if source.arrange is None else weight.with_rows(source.arrange)
+    weight = weight if source.arrange is None else weight.with_rows(source.arrange)
+    return weight if source.scaling is None else weight.scaled(source.scaling)
 
 
 def as_tensors(name: str, parts: list[QuantisedWeight]) -> dict[str, torch.Tensor]:

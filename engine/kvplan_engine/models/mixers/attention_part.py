@@ -27,7 +27,7 @@ class AttentionPart:
     def __init__(self, attention: Attention, source: MixerSource, kernels: PartKernels) -> None:
         weights, name, norms = source.weights, source.name, source.norms
         self.description, self.rope_table = attention, source.rope_table
-        slopes = _slopes(attention, weights[f"{name}.qkv.weight"].device) if attention.alibi else None
+        slopes = _slopes(attention, next(iter(weights.values())).device) if attention.alibi else None
         sinks = weights[f"{name}.sinks"].float() if attention.sinks else None
         self.options = AttentionOptions(
             attention.scale, window=attention.kept.tokens, softcap=attention.softcap, sinks=sinks, slopes=slopes
