@@ -146,6 +146,14 @@ class EngineOptions:
             rich_help_panel=MODEL_PANEL,
         ),
     ] = None
+    preload: Annotated[
+        bool | None,
+        typer.Option(
+            "--preload/--no-preload",
+            help="Import vLLM once and fork servers from there, or let each import it. Default: fork on a CPU.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

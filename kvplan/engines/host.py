@@ -14,6 +14,7 @@ from kvplan.engines.progress import progress_to
 from kvplan.engines.rows import failed_row, served_row, told_row
 from kvplan.engines.server import EngineServer
 from kvplan.engines.serving.memory_killer import KillCounter
+from kvplan.engines.starter import Starter
 from kvplan.errors import KvplanError
 from kvplan.load.client.body import RequestForm
 from kvplan.load.run import LoadRun, run_load
@@ -52,6 +53,7 @@ class EngineHost:
 
     def __init__(self, adapter: EngineAdapter, identity: SweepIdentity, source: Source) -> None:
         self._adapter = adapter
+        self._starter = Starter(adapter)
         self._identity = identity
         self._source = source
         self._server: EngineServer | None = None
@@ -77,11 +79,16 @@ class EngineHost:
         row |= told_row(self._server.told)
         if not is_reused:
             row |= {"start_seconds": self._server.start_seconds, "setup_seconds": self._server.start_seconds}
+        row["preloaded_server"] = self._server.is_preloaded
         on_event({"type": "stage", "stage": "serving", "memory_share": None})
         return self._load(prepared, limits, on_event, row, killer)
 
     def close(self) -> None:
         """End the server and wait until nothing of it is left."""
+        self._end_server()
+        self._starter.close()
+
+    def _end_server(self) -> None:
         if self._server is not None:
             self._server.stop()
         self._server = self._settings = None
@@ -104,7 +111,7 @@ class EngineHost:
 
     def _start(self, prepared: PreparedTrial, limits: TimeLimits, killer: KillCounter) -> Row | None:
         """A new server for the trial; None if it is up, else the row of what went wrong."""
-        self.close()
+        self._end_server()
         trial = prepared.trial
         directory = self._source.directory / LOGS
         directory.mkdir(exist_ok=True)
@@ -119,17 +126,21 @@ class EngineHost:
         if isinstance(self._adapter, LowersSettings) and self._adapter.lowered:
             self._adapter.lower(directory, trial.settings)
         log = directory / f"{trial.trial_id}.log"
-        server = EngineServer.start(self._adapter, order, log)
+        server = self._starter.start(order, log)
         self._server, self._settings = server, trial.settings
         readiness = server.wait_until_ready(limits.starting + limits.loading + limits.setup)
         if readiness.seconds is not None:
             return self._too_short(trial.settings)
         ending = Ending("starting", server.exit_code, server.log(), killer.has_killed())
-        self.close()
+        self._end_server()
         if readiness.is_late:
             seconds = limits.starting + limits.loading + limits.setup
             return {"status": "timeout", "error": f"{self._adapter.name} was not up after {seconds:.0f} s."}
-        return self._failed(self._adapter.failure(ending))
+        failure = self._adapter.failure(ending)
+        if server.is_preloaded and failure.status == "crash":
+            self._starter.give_up_preload()  # so that no failure comes of it
+            return self._start(prepared, limits, killer)
+        return self._failed(failure)
 
     def _too_short(self, settings: TrialSettings) -> Row | None:
         """The row of a server that is up, but takes shorter sequences than it was asked to; None for one that does."""
@@ -137,7 +148,7 @@ class EngineHost:
         longest = self._server.told.resolved.get("max_model_len")
         if not isinstance(longest, int) or longest >= settings.max_model_len:
             return None
-        self.close()
+        self._end_server()
         error = f"{self._adapter.name} takes sequences of {longest:,} tokens at most, not {settings.max_model_len:,}."
         return failed_row(Failure("rejected_ctx", error, largest_max_model_len=longest))
 
@@ -158,7 +169,7 @@ class EngineHost:
         if run.interrupted:
             raise KeyboardInterrupt
         if overdue.is_set():
-            self.close()
+            self._end_server()
             error = f"The trial was ended: serving took over {limits.serving:.0f} s."
             return TrialResult(row | {"status": "timeout", "error": error})
         served = served_row(run, prepared, self._identity.slo_seconds, row.get("kv_cache_tokens"))
@@ -166,7 +177,7 @@ class EngineHost:
         if served["status"] != "failed" or server.is_alive():
             return TrialResult(row | served, run.series)
         ending = Ending("serving", server.exit_code, server.log(), killer.has_killed())
-        self.close()
+        self._end_server()
         return TrialResult(row | served | self._failed(self._adapter.failure(ending)))
 
     def _run(self, server: EngineServer, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent) -> LoadRun:

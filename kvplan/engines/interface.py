@@ -157,6 +157,27 @@ class LowersSettings(Protocol):
         """Tell the server that was started with this directory. The values are at most those of its start."""
 
 
+@dataclass(frozen=True, slots=True)
+class Preload:
+    """What servers can be forked from: this Python with these modules imported, in this environment (as Command's).
+
+    Its adapter's commands are then ``python -m MODULE ...``.
+    """
+
+    python: str
+    modules: tuple[str, ...]
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Preloads(Protocol):
+    """An adapter whose servers may be forked from a process that has imported the engine."""
+
+    @property
+    def preload(self) -> Preload | None:
+        """None where each is to be started."""
+
+
 def argument_pairs(texts: Sequence[str]) -> dict[str, str]:
     """``--engine-arg`` as given: ``["enforce-eager", "swap-space=2"]`` -> options by name; "" for a flag."""
     pairs = (text.strip().removeprefix("--").partition("=") for text in texts)

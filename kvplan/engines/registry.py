@@ -21,7 +21,9 @@ from kvplan.sweeps.options import SweepOptions
 
 
 def _vllm(options: SweepOptions) -> EngineAdapter:
-    return VllmAdapter(_python(options), options.engine_command, options.engine_args, options.reuse_server)
+    return VllmAdapter(
+        _python(options), options.engine_command, options.engine_args, options.reuse_server, options.preload
+    )
 
 
 def _llamacpp(options: SweepOptions) -> EngineAdapter:
@@ -59,6 +61,10 @@ def swept_engine(options: SweepOptions) -> SweptEngine | None:
     engine = AdaptedEngine(_adapter(options)) if options.url is None else RunningServer(options.url)
     if options.reuse_server and not engine.lowered:
         raise UsageError(f"--reuse-server cannot be used with {options.engine}.", hint="leave it out")
+    if options.preload and not engine.preloads:
+        raise UsageError(
+            f"--preload cannot be used with {options.engine_command or options.engine}.", hint="leave it out"
+        )
     return engine
 
 

@@ -104,6 +104,7 @@ class RunningServer:
 
     name = "openai"
     lowered: frozenset[str] = frozenset()
+    preloads = False
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._address = ServerAddress.parse(url)

@@ -10,7 +10,7 @@ from typing import Final
 from kvplan.engines.interface import EngineAdapter, StartedEngine, StartOrder
 from kvplan.engines.serving.keeper import descendants
 from kvplan.engines.serving.ports import HOST, free_port, wait_until_free
-from kvplan.engines.serving.process import ServerProcess
+from kvplan.engines.serving.process import Keep, ServerProcess, StartedKeeper
 from kvplan.engines.serving.waiting import Readiness, answers, wait_until_ready
 from kvplan.errors import KvplanError
 from kvplan.machine.cpu_meter import cpu_seconds_of
@@ -23,20 +23,25 @@ _DYING_SECONDS: Final = 10.0
 
 @dataclass(slots=True)
 class EngineServer:
-    """A server that this process started. start_seconds, told: once it is up."""
+    """A server that this process started. start_seconds, told: once it is up.
+
+    is_preloaded: it was forked from a process that had imported the engine, so start_seconds are without the imports.
+    """
 
     adapter: EngineAdapter
     order: StartOrder
     process: ServerProcess
+    is_preloaded: bool = False
     start_seconds: float | None = None
     told: StartedEngine = field(default_factory=StartedEngine)
 
     @staticmethod
-    def start(adapter: EngineAdapter, order: StartOrder, log_path: Path) -> EngineServer:
+    def start(adapter: EngineAdapter, order: StartOrder, log_path: Path, keep: Keep = StartedKeeper) -> EngineServer:
         """KvplanError if there is no such program. A log of an earlier attempt is replaced."""
         log_path.unlink(missing_ok=True)
         order = replace(order, port=free_port())
-        return EngineServer(adapter, order, ServerProcess(adapter.command(order), log_path))
+        process = ServerProcess(adapter.command(order), log_path, keep=keep)
+        return EngineServer(adapter, order, process, is_preloaded=keep is not StartedKeeper)
 
     @property
     def url(self) -> str:

@@ -11,6 +11,7 @@ from typing import Final
 from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.host import EngineHost, Source, lowered_settings
 from kvplan.engines.interface import EngineAdapter, Installation
+from kvplan.engines.starter import preload_of
 from kvplan.errors import UsageError
 from kvplan.machine.device import Device, detect_device
 from kvplan.machine.host import available_memory_bytes
@@ -19,6 +20,7 @@ from kvplan.sweeps.forecast.pool import EngineModel
 from kvplan.sweeps.hosts import TrialHost
 from kvplan.sweeps.rows import SweepIdentity
 
+PRELOAD_NOTICE: Final = "servers are forked from a process that has imported {}; --no-preload starts each anew"
 LOWERED_NOTICE: Final = "{} are lowered on a running server, whose memory stays that of the largest values"
 
 
@@ -43,8 +45,17 @@ class AdaptedEngine:
     @property
     def notices(self) -> tuple[str, ...]:
         version = self.version or "(version not told before it starts)"
-        lines = (f"{self.name} {version} on the {self._installation.device.upper()}", *self._installation.notices)
-        return (*lines, LOWERED_NOTICE.format(" and ".join(sorted(self.lowered)))) if self.lowered else lines
+        lines = [f"{self.name} {version} on the {self._installation.device.upper()}", *self._installation.notices]
+        if self.preloads:
+            lines.append(PRELOAD_NOTICE.format(self.name))
+        if self.lowered:
+            lines.append(LOWERED_NOTICE.format(" and ".join(sorted(self.lowered))))
+        return tuple(lines)
+
+    @property
+    def preloads(self) -> bool:
+        """Whether servers are forked from a process that has imported the engine."""
+        return preload_of(self.adapter) is not None
 
     @property
     def lowered(self) -> frozenset[str]:

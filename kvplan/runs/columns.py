@@ -249,10 +249,14 @@ class Row(TypedDict, total=False):
     ]
     start_seconds: Annotated[
         float | None,
-        About("server", "from its command to its first answer; empty: it ran already", unit="s"),
+        About("server", "from its command, or its fork, to its first answer; empty: it ran already", unit="s"),
     ]
     reused_server: Annotated[
         bool | None, About("server", "true if the server of the trial before served this one too; empty: no server")
+    ]
+    preloaded_server: Annotated[
+        bool | None,
+        About("server", "true if it was forked from a process with the engine's imports, not in start_seconds"),
     ]
 
     block_bytes: Annotated[

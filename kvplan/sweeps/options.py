@@ -79,6 +79,7 @@ class SweepOptions:
     engine_args: tuple[str, ...] = ()
     url: str | None = None
     reuse_server: bool = False
+    preload: bool | None = None
     trial_timeout: float | None = None
     boundary: tuple[str, ...] = ()
     search: str | None = None
@@ -179,6 +180,7 @@ class SweepOptions:
             "--engine-arg": bool(self.engine_args),
             "--url": self.url is not None,
             "--reuse-server": self.reuse_server,
+            "--preload": self.preload is not None,
             **{axis.option: name in self.axes for name, axis in AXES.items() if axis.of_others},
         }
 

@@ -47,10 +47,10 @@ def wait_for(is_so: object) -> None:
 
 def keepers(pid: int) -> list[int]:
     """Of the servers that a process started; a keeper is gone when all of its server is."""
-    return [below for below in descendants(pid) if b"kvplan.engines.serving.keeper" in _command(below)]
+    return [below for below in descendants(pid) if b"kvplan.engines.serving.keeper" in command_of(below)]
 
 
-def _command(pid: int) -> bytes:
+def command_of(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

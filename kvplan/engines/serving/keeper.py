@@ -2,9 +2,10 @@
 
     python -m kvplan.engines.serving.keeper < one line of JSON: {"argv", "environment", "log", "patience_seconds"}
 
-It says ``{"pid"}`` once the server is started and ``{"exit_code"}`` when that has ended, one JSON line each. Processes
-that a dying server leaves behind become this one's children (PR_SET_CHILD_SUBREAPER), whatever session they made for
-themselves, so none of them escapes. Standard library only: there is one for each server.
+It says ``{"keeper_pid"}``, ``{"pid"}`` once the server is started and ``{"exit_code"}`` when that has ended, one JSON
+line each. Processes that a dying server leaves behind become this one's children (PR_SET_CHILD_SUBREAPER), whatever
+session they made for themselves, so none of them escapes. Standard library only: there is one for each server, and one
+that is forked (preload/) runs in the engine's Python.
 """
 
 from __future__ import annotations
@@ -18,25 +19,41 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 _SET_CHILD_SUBREAPER: Final = 36
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_SECONDS: Final = 0.05
 _KILL_SECONDS: Final = 20.0
 
 
+class Server(Protocol):
+    """A child of this process."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """Its exit code, as of subprocess; None while it runs."""
+
+
 def main() -> int:
     order = json.loads(sys.stdin.readline())
+    return keep(order, lambda log: _start(order, log))
+
+
+def keep(order: dict[str, Any], start: Callable[[Any], Server | None]) -> int:
+    """Start the server with the log's file, and stay until nothing of it is left. None: it cannot be started."""
+    say({"keeper_pid": os.getpid()})
     _adopt_orphans()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     with open(order["log"], "ab") as log:
-        try:
-            server = _start(order, log)
-        except OSError as error:
-            say({"error": f"{order['argv'][0]}: {error.strerror or error}"})
-            return 1
+        server = start(log)
+    if server is None:
+        return 1
     say({"pid": server.pid})
     _wait(server)
     if server.poll() is None:
@@ -46,25 +63,29 @@ def main() -> int:
     return 0
 
 
-def _start(order: dict[str, Any], log: Any) -> subprocess.Popen[bytes]:
+def _start(order: dict[str, Any], log: Any) -> subprocess.Popen[bytes] | None:
     environment = {name: value for name, value in order["environment"].items() if value is not None}
-    return subprocess.Popen(
-        order["argv"],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        env=environment,
-        preexec_fn=_default_signals,
-    )
+    try:
+        return subprocess.Popen(
+            order["argv"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            preexec_fn=default_signals,
+        )
+    except OSError as error:
+        say({"error": f"{order['argv'][0]}: {error.strerror or error}"})
+        return None
 
 
-def _default_signals() -> None:
+def default_signals() -> None:
     """Ignored signals would be inherited."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _wait(server: subprocess.Popen[bytes]) -> None:
+def _wait(server: Server) -> None:
     """Until the server ends or the other end of stdin closes."""
     while server.poll() is None:
         readable, _, _ = select.select([sys.stdin], [], [], _POLL_SECONDS)
@@ -72,13 +93,15 @@ def _wait(server: subprocess.Popen[bytes]) -> None:
             return
 
 
-def _end_politely(server: subprocess.Popen[bytes], patience_seconds: float) -> None:
-    server.terminate()
-    try:
-        server.wait(patience_seconds)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
+def _end_politely(server: Server, patience_seconds: float) -> None:
+    os.kill(server.pid, signal.SIGTERM)
+    deadline = time.monotonic() + patience_seconds
+    while server.poll() is None and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    if server.poll() is None:
+        os.kill(server.pid, signal.SIGKILL)
+    while server.poll() is None:
+        time.sleep(_POLL_SECONDS)
 
 
 def kill_descendants() -> None:

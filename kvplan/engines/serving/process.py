@@ -8,9 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final, Protocol
 
 from kvplan.engines.interface import Command
 from kvplan.errors import KvplanError
@@ -21,32 +21,80 @@ PATIENCE_SECONDS: Final = 20.0
 _KEEPER_SECONDS: Final = 30.0
 
 
-class ServerProcess:
-    """One server, which ends when this process does. log_path: a file that its output is appended to."""
+class Keeper(Protocol):
+    """A keeper's process. stdin: it ends its server when this closes. stdout: its messages, from ``pid`` on."""
 
-    def __init__(self, command: Command, log_path: Path, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        """KvplanError if there is no such program."""
-        self._patience = patience_seconds
-        self._exit_code: int | None = None
-        self._log_path = log_path
-        self._log_start = log_path.stat().st_size if log_path.exists() else 0
+    pid: int
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+
+    def has_ended(self, seconds: float = 0.0) -> bool:
+        """Whether it has, after at most this time."""
+
+    def close(self) -> None:
+        """Forget it."""
+
+
+Keep = Callable[[Mapping[str, Any]], Keeper]
+"""Makes the keeper of an order."""
+
+
+class StartedKeeper:
+    """A Keeper that was started with its order."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
         # A session of its own: Ctrl-C in the terminal reaches this process alone, which then decides.
-        self._keeper = subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-m", _KEEPER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
-        order = {
-            "argv": list(command.argv),
-            "environment": environment_with(command.environment),
-            "log": str(log_path),
-            "patience_seconds": patience_seconds,
-        }
-        assert self._keeper.stdin is not None and self._keeper.stdout is not None
-        self._keeper.stdin.write((json.dumps(order) + "\n").encode())
-        self._keeper.stdin.flush()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self.pid = self._process.pid
+        self.stdin: IO[bytes] = self._process.stdin
+        self.stdout: IO[bytes] = self._process.stdout
+        self.stdin.write((json.dumps(order) + "\n").encode())
+        self.stdin.flush()
+        self.stdout.readline()  # its pid
+
+    def has_ended(self, seconds: float = 0.0) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        self._process.wait()
+
+
+class ServerProcess:
+    """One server, which ends when this process does. log_path: a file that its output is appended to.
+
+    keep: what makes the keeper of an order; by default it is started.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        log_path: Path,
+        *,
+        patience_seconds: float = PATIENCE_SECONDS,
+        keep: Keep = StartedKeeper,
+    ) -> None:
+        """KvplanError if there is no such program."""
+        self._patience = patience_seconds
+        self._exit_code: int | None = None
+        self._log_path = log_path
+        self._log_start = log_path.stat().st_size if log_path.exists() else 0
+        self._keeper = keep(
+            {
+                "argv": list(command.argv),
+                "environment": environment_with(command.environment),
+                "log": str(log_path.absolute()),
+                "patience_seconds": patience_seconds,
+            }
+        )
         first = self._read()
         if "pid" not in first:
             self.stop()
@@ -69,7 +117,7 @@ class ServerProcess:
         """The server's exit code (negative: the signal that ended it); None while it runs."""
         if self._exit_code is None:
             self._exit_code = self._read().get("exit_code")
-            if self._exit_code is None and self._keeper.poll() is not None:
+            if self._exit_code is None and self._keeper.has_ended():
                 self._exit_code = self._read().get("exit_code", -signal.SIGKILL)
         return self._exit_code
 
@@ -82,22 +130,19 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Ask it to end, kill it if it does not, and wait until no process of it is left."""
-        assert self._keeper.stdin is not None and self._keeper.stdout is not None
+        if self._keeper.stdout.closed:
+            return
         with contextlib.suppress(BrokenPipeError):
             self._keeper.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._keeper.wait(self._patience + _KEEPER_SECONDS)
-        if self._keeper.poll() is None:
+        if not self._keeper.has_ended(self._patience + _KEEPER_SECONDS):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._keeper.pid, signal.SIGKILL)
-            self._keeper.wait()
-        if not self._keeper.stdout.closed:
-            self.poll()
-            self._keeper.stdout.close()
+        self.poll()
+        self._keeper.close()
+        self._keeper.stdout.close()
 
     def _read(self) -> dict[str, Any]:
         """The keeper's next message; empty where there is none."""
-        assert self._keeper.stdout is not None
         if self._keeper.stdout.closed:
             return {}
         line = self._keeper.stdout.readline()

@@ -2,6 +2,8 @@
 
 installation  which release lies where, built for what
 command       settings -> ``vllm.entrypoints.openai.api_server``
+preload       what servers are forked from
+limits        settings of a running server that are lowered
 outputs       what a log and a metrics page say of a start
 failures      a log -> one of the sweep's statuses
 model         what the planner expects of it

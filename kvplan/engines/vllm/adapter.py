@@ -16,6 +16,7 @@ from kvplan.engines.interface import (
     Ending,
     Failure,
     Installation,
+    Preload,
     StartedEngine,
     StartOrder,
     argument_pairs,
@@ -26,6 +27,7 @@ from kvplan.engines.vllm.installation import installation_from, packages_of
 from kvplan.engines.vllm.limits import LOWERED, write_limits
 from kvplan.engines.vllm.model import VllmModel
 from kvplan.engines.vllm.outputs import read_start
+from kvplan.engines.vllm.preload import is_preloaded, vllm_preload
 from kvplan.machine.device import Device
 from kvplan.metrics.reading import EngineName, ServerReading
 from kvplan.runs.trials import TrialSettings
@@ -52,13 +54,15 @@ _AXES: Final = frozenset(
 class VllmAdapter:
     """python: of the environment that has vLLM. command_text: what runs the server instead of its module, if given.
 
-    reuses_server: settings that a running server can lower are not a reason to start another.
+    reuses_server: settings that a running server can lower are not a reason to start another. preloads: whether servers
+    are forked from a process with vLLM's imports; None: where that was tried.
     """
 
     python: str = sys.executable
     command_text: str | None = None
     arguments: Sequence[str] = ()
     reuses_server: bool = False
+    preloads: bool | None = None
 
     name: EngineName = "vllm"
     axes: frozenset[str] = _AXES
@@ -76,6 +80,15 @@ class VllmAdapter:
         return server_command(
             program, order, argument_pairs(self.arguments), self._packages["prefix"], is_lowered=self.reuses_server
         )
+
+    @property
+    def preload(self) -> Preload | None:
+        installation = self.identify()
+        wanted = is_preloaded(installation) if self.preloads is None else self.preloads
+        if self.command_text is not None or not wanted:
+            return None
+        on_cpu = installation.device == "cpu"
+        return vllm_preload(self.python, self._packages["prefix"], on_cpu=on_cpu, is_lowered=self.reuses_server)
 
     @property
     def lowered(self) -> frozenset[str]:

@@ -42,7 +42,7 @@ def server_command(
     }
     words = [word for name, value in options.items() for word in (f"--{name}", value) if word]
     lowering = limited_environment(order.directory) if is_lowered else {}
-    return Command((*program, *words), _environment(prefix) | lowering)
+    return Command((*program, *words), environment(prefix) | lowering)
 
 
 def _setting_options(order: StartOrder) -> dict[str, str]:
@@ -57,7 +57,8 @@ def _setting_options(order: StartOrder) -> dict[str, str]:
     }
 
 
-def _environment(prefix: str) -> dict[str, str | None]:
+def environment(prefix: str) -> dict[str, str | None]:
+    """What every vLLM of this environment gets."""
     changes: dict[str, str | None] = {"VLLM_NO_USAGE_STATS": "1"}
     if "LD_PRELOAD" not in os.environ and (found := preloads(prefix)):
         changes["LD_PRELOAD"] = ":".join(found)

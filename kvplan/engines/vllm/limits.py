@@ -18,8 +18,12 @@ _FILE: Final = "limits.json"
 
 def limited_environment(directory: Path) -> dict[str, str | None]:
     """What a server with the scheduler needs: the plug-in on its path, and nothing else of ours."""
-    path = os.pathsep.join(filter(None, (str(_PLUGIN), os.environ.get("PYTHONPATH"))))
-    return {"PYTHONPATH": path, "KVPLAN_LIMITS_FILE": str(directory / _FILE)}
+    return {**plugin_environment(), "KVPLAN_LIMITS_FILE": str(directory / _FILE)}
+
+
+def plugin_environment() -> dict[str, str | None]:
+    """Where a server, or what it is forked from, finds the plug-in."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(_PLUGIN), os.environ.get("PYTHONPATH"))))}
 
 
 def write_limits(directory: Path, settings: TrialSettings) -> None:
