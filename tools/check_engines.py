@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engines.failures import FAILURES, provoke, provoked
+from engines.killed import NAME as KILLED
+from engines.killed import kill_and_continue, killed
 from engines.report import page, unexpected
 from engines.runs import Part, is_finished, rows_of, run_part
 
@@ -50,13 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run_part(part, LOAD, options.vllm_python, options.work)
         for name in wanted:
             provoke(name, options.vllm_python, options.work)
+        if options.only in KILLED:
+            kill_and_continue(options.vllm_python, options.work)
     rows = {part.name: rows_of(options.work / part.folder) for part in parts}
     failures = {name: row for name in wanted if (row := provoked(name, options.work)) is not None}
     lacking = [part.name for part in parts if not is_finished(options.work / part.folder)]
     lacking += [name for name in wanted if name not in failures]
-    problems = unexpected(rows, failures)
+    continued = killed(options.work) if options.only in KILLED else None
+    problems = unexpected(rows, failures, continued)
     if options.out is not None:
-        options.out.write_text(page(rows, failures, problems, lacking), encoding="utf-8")
+        options.out.write_text(page(rows, failures, continued, problems, lacking), encoding="utf-8")
     print("\n".join(problems) or "everything as predicted")
     return 1 if problems else 0
 

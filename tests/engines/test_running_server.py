@@ -44,6 +44,8 @@ def test_the_url_makes_the_engine(silent: FakeServer) -> None:
 def test_only_vllm_lowers_settings_while_it_runs(engine: str) -> None:
     with pytest.raises(UsageError, match=f"--reuse-server cannot be used with {engine}"):
         swept_engine(SweepOptions(model="gpt2", engine=engine, reuse_server=True))
+    with pytest.raises(UsageError, match=f"--preload cannot be used with {engine}"):
+        swept_engine(SweepOptions(model="gpt2", engine=engine, preload=True))
 
 
 def test_it_says_what_the_server_tells(telling: FakeServer) -> None:

