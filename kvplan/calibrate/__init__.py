@@ -9,5 +9,7 @@ observations.py  a trial simulated again -> what each of its steps computed, bes
 fit.py           observations -> coefficients (robust least squares)
 scoring.py       the split by settings, and the errors of predictions
 peaks.py         what the device can reach at most, measured here or from the data sheet
+identification.py   which coefficients observations determine
+results/         results of other engines, whichever benchmark saved them
 coefficients.py  the fitted coefficients in units for people
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,12 +18,13 @@ from kvplan.calibrate.scoring import (
     split_by_settings,
     summarize_errors,
 )
-from kvplan.calibrate.trials import MeasuredTrial, TrialSet, read_trial_sets
+from kvplan.calibrate.trials import DeviceIdentity, MeasuredTrial, TrialSet, read_trial_sets
 from kvplan.catalog.devices.measured import FOLDER, SCHEMA, HeldOutError
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.step_time import SPEED_UNITS, Speed
 from kvplan.paths import user_profiles_dir
 from kvplan.runs.files import write_whole
+from kvplan.sweeps.engine_names import OWN_ENGINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +160,18 @@ def profile_document(calibration: Calibration) -> dict[str, object]:
 
 def default_profile_path(calibration: Calibration) -> Path:
     """In the user's profile folder, one file per device and dtype: a later calibration replaces an earlier one."""
-    device = calibration.trials.device
+    return user_profile_path(calibration.trials.device)
+
+
+def user_profile_path(device: DeviceIdentity, engine: str = OWN_ENGINE) -> Path:
+    """One file for each device, dtype and engine; kvplan's own is not named."""
     cores = f"-{device.num_cores}-cores" if device.num_cores else ""
-    name = re.sub(r"[^a-z0-9]+", "-", f"{device.name}{cores}-{device.dtype}".lower()).strip("-")
+    served = "" if engine == OWN_ENGINE else f"-{engine}"
+    name = re.sub(r"[^a-z0-9]+", "-", f"{device.name}{cores}-{device.dtype}{served}".lower()).strip("-")
     return user_profiles_dir() / FOLDER / f"{name}.json"
 
 
-def write_profile(calibration: Calibration, path: Path) -> None:
+def write_profile(document: Mapping[str, object], path: Path) -> None:
     """Write the profile, and its folder if that is missing. KvplanError if either cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,4 +179,4 @@ def write_profile(calibration: Calibration, path: Path) -> None:
         raise KvplanError(
             f"The directory {path.parent} cannot be created: {error.strerror}.", hint="choose another --out"
         ) from error
-    write_whole(path, json.dumps(profile_document(calibration), indent=2, ensure_ascii=False) + "\n")
+    write_whole(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")

@@ -18,19 +18,18 @@ real one), takes 2 to 4 times as long, and adds 143 MB to the installation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 import numpy as np
 
-from kvplan.calibrate.observations import Observation
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.step_time import Speed
 
 # Logarithms of the factors by which a coefficient may plausibly differ from what is expected.
-_SPREAD: Final = {
-    "layer_seconds": 1.0,
+SPREADS: Final = {
     "step_seconds": 1.0,
+    "layer_seconds": 1.0,
     "sequence_seconds": 1.5,
     "bandwidth": 0.4,
     "flops": 0.5,
@@ -48,6 +47,32 @@ _MOST_ROUNDS: Final = 60
 _STEP_IN_LAYERS: Final = 2.0
 
 
+class Observed(Protocol):
+    """Durations that were measured, and what coefficients say of the steps behind them; see ``Observation``."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether durations of steps were measured, and not only figures."""
+
+    @property
+    def group_starts(self) -> np.ndarray: ...
+
+    @property
+    def group_seconds(self) -> np.ndarray: ...
+
+    @property
+    def figure_weights(self) -> np.ndarray: ...
+
+    @property
+    def figure_seconds(self) -> np.ndarray: ...
+
+    def seconds(self, speed: Speed) -> np.ndarray:
+        """Of every step, [N]: the residuals compare sums of these with what was measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """noise: typical |log(predicted / measured)| of a duration."""
@@ -56,7 +81,7 @@ class Fit:
     noise: float
 
 
-def fit_speed(observations: Sequence[Observation], expected: Speed) -> Fit:
+def fit_speed(observations: Sequence[Observed], expected: Speed) -> Fit:
     """The best fit over sharpness and row step; both are 1 unless another value is clearly better.
 
     KvplanError without observations.
@@ -64,7 +89,7 @@ def fit_speed(observations: Sequence[Observation], expected: Speed) -> Fit:
     if not observations:
         raise KvplanError("No row can be simulated, so there is nothing to fit.", hint="run the sweep again")
     problems = [
-        _Problem(observations, replace(expected, sharpness=sharpness, row_step=row_step))
+        Problem(observations, replace(expected, sharpness=sharpness, row_step=row_step))
         for row_step in _ROW_STEPS
         for sharpness in _SHARPNESSES
     ]
@@ -78,48 +103,22 @@ def fit_speed(observations: Sequence[Observation], expected: Speed) -> Fit:
     return best
 
 
-def step_seconds(observation: Observation, speed: Speed) -> np.ndarray:
-    """StepTimes.seconds of every step, as an array [N]."""
-    shape, loads, sharpness = observation.shape, observation.loads, speed.sharpness
+class Problem:
+    """The fit at one sharpness and row step. x: logarithms of the free coefficients, in the order of ``names``.
 
-    def join(memory: np.ndarray | float, compute: np.ndarray) -> np.ndarray:
-        return (memory**sharpness + compute**sharpness) ** (1 / sharpness)
+    names: by default all, but where all observations have one depth, which cannot separate a step's own overhead from
+    that of its layers: then their ratio is fixed. Coefficients that are not named stay as expected.
+    """
 
-    body_bytes = shape.body_bytes + loads.tokens * shape.activation_bytes_per_token
-    seconds = speed.step_seconds + speed.layer_seconds * shape.num_layers + speed.sequence_seconds * loads.sequences
-    seconds = seconds + join(
-        body_bytes / speed.bandwidth, 2 * shape.body_parameters * _padded(loads.tokens, speed.row_step) / speed.flops
-    )
-    head = join(shape.head_bytes / speed.bandwidth, 2 * shape.head_parameters * loads.sampled / speed.flops)
-    seconds = seconds + np.where(loads.sampled > 0, head, 0.0)
-    seconds = seconds + loads.kv_tokens * shape.kv_bytes_per_token / speed.kv_bandwidth
-    return seconds + 2 * loads.pairs * shape.attention_width / speed.attention_flops
-
-
-def _padded(tokens: np.ndarray, row_step: float) -> np.ndarray:
-    """step_time.padded_rows of every step."""
-    if row_step <= 1:
-        return tokens
-    step = np.where(tokens <= 8 * row_step, row_step, 8 * row_step)
-    return np.ceil(tokens / step) * step
-
-
-class _Problem:
-    """The fit at one sharpness and row step. x: logarithms of the free coefficients, in the order of ``names``."""
-
-    def __init__(self, observations: Sequence[Observation], expected: Speed) -> None:
+    def __init__(self, observations: Sequence[Observed], expected: Speed, names: Sequence[str] | None = None) -> None:
         self._observations = observations
         self._expected = expected
-        depths = {observation.shape.num_layers for observation in observations}
-        # One depth cannot separate a step's own overhead from that of its layers, so their ratio is fixed.
-        self._is_tied = len(depths) == 1
-        self.names = [
-            each.name
-            for each in fields(Speed)
-            if each.name not in ("sharpness", "row_step") and not (self._is_tied and each.name == "step_seconds")
-        ]
+        depths = {observation.num_layers for observation in observations}
+        self._is_tied = names is None and len(depths) == 1
+        free = [name for name in SPREADS if not (self._is_tied and name == "step_seconds")]
+        self.names = free if names is None else list(names)
         self._start = np.log([max(getattr(expected, name), 1e-9) for name in self.names])
-        self._stiffness = np.array([_EXPECTATION_WEIGHT / _SPREAD[name] ** 2 for name in self.names])
+        self._stiffness = np.array([_EXPECTATION_WEIGHT / SPREADS[name] ** 2 for name in self.names])
         self._weights = np.concatenate([_weights_of(observation) for observation in observations])
 
     def solve(self) -> Fit:
@@ -142,6 +141,11 @@ class _Problem:
                     break
         return Fit(self._speed(x), noise)
 
+    def jacobian(self, fit: Fit) -> np.ndarray:
+        """[M, P]: how the logarithms of all durations change with those of the free coefficients, over their noise."""
+        x = np.log([max(getattr(fit.speed, name), 1e-9) for name in self.names])
+        return self._derivatives(x, self._residuals(x)) * (np.sqrt(self._weights) / fit.noise)[:, None]
+
     def loss_of(self, fit: Fit, noise: float) -> float:
         """The minimised sum at a given noise."""
         x = np.log([getattr(fit.speed, name) for name in self.names])
@@ -151,7 +155,7 @@ class _Problem:
         values = dict(zip(self.names, (float(value) for value in np.exp(x)), strict=True))
         if self._is_tied:
             values["step_seconds"] = _STEP_IN_LAYERS * values["layer_seconds"]
-        return Speed(**values, sharpness=self._expected.sharpness, row_step=self._expected.row_step)
+        return replace(self._expected, **values)
 
     def _residuals(self, x: np.ndarray) -> np.ndarray:
         speed = self._speed(x)
@@ -172,17 +176,20 @@ class _Problem:
     def _step(self, x: np.ndarray, residuals: np.ndarray, noise: float, damping: float) -> np.ndarray:
         trust = np.minimum(1.0, _HUBER * noise / np.maximum(np.abs(residuals), 1e-12))
         weights = self._weights * trust / noise**2
-        width = 1e-5
-        columns = [(self._residuals(x + width * unit) - residuals) / width for unit in np.eye(len(x))]
-        jacobian = np.stack(columns, axis=1)
+        jacobian = self._derivatives(x, residuals)
         # einsum stays in this thread: on a busy machine the threads of a BLAS product wait for each other much longer
         normal = np.einsum("ni,n,nj->ij", jacobian, weights, jacobian) + np.diag(self._stiffness)
         gradient = np.einsum("ni,n->i", jacobian, weights * residuals) + self._stiffness * (x - self._start)
         return -np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
 
+    def _derivatives(self, x: np.ndarray, residuals: np.ndarray) -> np.ndarray:
+        width = 1e-5
+        columns = [(self._residuals(x + width * unit) - residuals) / width for unit in np.eye(len(x))]
+        return np.stack(columns, axis=1)
 
-def _residuals_of(observation: Observation, speed: Speed) -> np.ndarray:
-    seconds = step_seconds(observation, speed)
+
+def _residuals_of(observation: Observed, speed: Speed) -> np.ndarray:
+    seconds = observation.seconds(speed)
     figures = np.log(np.einsum("fn,n->f", observation.figure_weights, seconds) / observation.figure_seconds)
     if not observation.has_steps:
         return figures
@@ -190,7 +197,7 @@ def _residuals_of(observation: Observation, speed: Speed) -> np.ndarray:
     return np.concatenate([np.log(groups / np.maximum(observation.group_seconds, 1e-9)), figures])
 
 
-def _weights_of(observation: Observation) -> np.ndarray:
+def _weights_of(observation: Observed) -> np.ndarray:
     num_figures = len(observation.figure_seconds)
     figures = np.full(num_figures, 1 / num_figures)
     if not observation.has_steps:

@@ -16,7 +16,7 @@ import numpy as np
 from kvplan.calibrate.trials import MeasuredTrial
 from kvplan.estimate.speed.batching import simulate_requests
 from kvplan.estimate.speed.simulation import Simulation
-from kvplan.estimate.speed.step_time import StepShape
+from kvplan.estimate.speed.step_time import Speed, StepShape
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,8 +45,36 @@ class Observation:
     figure_seconds: np.ndarray
 
     @property
+    def num_layers(self) -> int:
+        return self.shape.num_layers
+
+    @property
     def has_steps(self) -> bool:
         return len(self.group_starts) > 0
+
+    def seconds(self, speed: Speed) -> np.ndarray:
+        """StepTimes.seconds of every step, as an array [N]."""
+        shape, loads, sharpness = self.shape, self.loads, speed.sharpness
+
+        def join(memory: np.ndarray | float, compute: np.ndarray) -> np.ndarray:
+            return (memory**sharpness + compute**sharpness) ** (1 / sharpness)
+
+        body_bytes = shape.body_bytes + loads.tokens * shape.activation_bytes_per_token
+        seconds = speed.step_seconds + speed.layer_seconds * shape.num_layers + speed.sequence_seconds * loads.sequences
+        rows = _padded(loads.tokens, speed.row_step)
+        seconds = seconds + join(body_bytes / speed.bandwidth, 2 * shape.body_parameters * rows / speed.flops)
+        head = join(shape.head_bytes / speed.bandwidth, 2 * shape.head_parameters * loads.sampled / speed.flops)
+        seconds = seconds + np.where(loads.sampled > 0, head, 0.0)
+        seconds = seconds + loads.kv_tokens * shape.kv_bytes_per_token / speed.kv_bandwidth
+        return seconds + 2 * loads.pairs * shape.attention_width / speed.attention_flops
+
+
+def _padded(tokens: np.ndarray, row_step: float) -> np.ndarray:
+    """step_time.padded_rows of every step."""
+    if row_step <= 1:
+        return tokens
+    step = np.where(tokens <= 8 * row_step, row_step, 8 * row_step)
+    return np.ceil(tokens / step) * step
 
 
 class _RecordedClock:
@@ -126,25 +154,47 @@ def loads_of(simulated: Simulation) -> Loads:
 
 
 def _figures(trial: MeasuredTrial, simulated: Simulation) -> tuple[np.ndarray, np.ndarray]:
-    """Weights [F, N] and measured seconds [F] of the whole trial, the mean TTFT and, if there is one, the mean TPOT."""
-    num_steps, row = len(simulated.loads), trial.row
-    idle = simulated.seconds - sum(simulated.loads.step_seconds)
-    weights = [np.ones(num_steps)]
-    seconds = [_duration(trial) - idle]
-    first, later = np.zeros(num_steps + 1), np.zeros(num_steps + 1)
-    with_more = [request for request in simulated.requests if request.num_output_tokens > 1]
+    """Of the whole trial, the mean TTFT and, if there is one, the mean TPOT."""
+    mean_ttft_ms, mean_tpot_ms = trial.row["mean_ttft_ms"], trial.row["mean_tpot_ms"]
+    assert mean_ttft_ms is not None, "a served trial has a TTFT"
+    return figure_rows(simulated, _duration(trial), mean_ttft_ms / 1000, mean_tpot_ms / 1000 if mean_tpot_ms else None)
+
+
+def figure_rows(
+    simulated: Simulation, duration: float | None, mean_ttft: float | None, mean_tpot: float | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights [F, N] of the steps in each figure and its measured seconds [F]; figures that are None are left out.
+
+    duration: of the whole run, of which waiting for arrivals is taken off.
+    """
+    weights, seconds = [], []
+    if duration is not None:
+        weights.append(np.ones(len(simulated.loads)))
+        seconds.append(duration - (simulated.seconds - sum(simulated.loads.step_seconds)))
+    if mean_ttft:
+        weights.append(_ttft_weights(simulated))
+        seconds.append(mean_ttft)
+    if mean_tpot and any(request.num_output_tokens > 1 for request in simulated.requests):
+        weights.append(_tpot_weights(simulated))
+        seconds.append(mean_tpot)
+    return np.stack(weights), np.asarray(seconds)
+
+
+def _ttft_weights(simulated: Simulation) -> np.ndarray:
+    """[N]: the share of requests that wait for their first token in a step."""
+    first = np.zeros(len(simulated.loads) + 1)
     for request in simulated.requests:
         first[request.arrival_step] += 1
         first[request.token_steps[0][0] + 1] -= 1
+    return np.cumsum(first)[:-1] / len(simulated.requests)
+
+
+def _tpot_weights(simulated: Simulation) -> np.ndarray:
+    """[N]: by how much a step's seconds lengthen the mean TPOT."""
+    later = np.zeros(len(simulated.loads) + 1)
+    with_more = [request for request in simulated.requests if request.num_output_tokens > 1]
     for request in with_more:
         share = 1 / (request.num_output_tokens - 1)
         later[request.token_steps[0][0] + 1] += share
         later[request.token_steps[-1][1]] -= share
-    weights.append(np.cumsum(first)[:-1] / len(simulated.requests))
-    mean_ttft_ms, mean_tpot_ms = row["mean_ttft_ms"], row["mean_tpot_ms"]
-    assert mean_ttft_ms is not None, "a served trial has a TTFT"
-    seconds.append(mean_ttft_ms / 1000)
-    if with_more and mean_tpot_ms:
-        weights.append(np.cumsum(later)[:-1] / len(with_more))
-        seconds.append(mean_tpot_ms / 1000)
-    return np.stack(weights), np.asarray(seconds)
+    return np.cumsum(later)[:-1] / len(with_more)

@@ -125,7 +125,7 @@ def _read_directory(directory: Path) -> TrialSet:
             f"No row of {directory} can be used: {reasons}.", hint="calibrate a sweep that measured something"
         )
     device = _device_of([record["row"] for record in served], manifest)
-    requests = _RequestsByLoad(WorkloadSpec.from_json(manifest["workload"]["spec"]))
+    requests = RequestsByLoad(WorkloadSpec.from_json(manifest["workload"]["spec"]))
     trials = [_trial(record, spec, requests) for record in served]
     return TrialSet(
         device=device,
@@ -153,15 +153,22 @@ def _served(records: Sequence[TrialRecord], num_parameters: int) -> tuple[list[T
             excluded["the model ran in transformers"] += 1
         elif row.get("engine") not in (None, OWN_ENGINE):
             excluded[f"served by {row.get('engine')}, whose steps are not kvplan's"] += 1
-        elif row.get("status") not in MEASURED_STATUSES or not row.get("output_throughput"):
-            excluded[f"not served ({row.get('status')})"] += 1
-        elif row.get("failed"):
-            excluded["some requests were refused"] += 1
-        elif row["device"] == "cpu" and (row.get("other_cpu_pct") or 0) > MOST_OTHER_CPU_PCT:
-            excluded[f"other processes used more than {MOST_OTHER_CPU_PCT} % of the CPU"] += 1
+        elif reason := why_unmeasured(row):
+            excluded[reason] += 1
         else:
             served.append(record)
     return served, excluded
+
+
+def why_unmeasured(row: Row) -> str | None:
+    """Why a row, of whichever engine, shows no speed; None where it does."""
+    if row.get("status") not in MEASURED_STATUSES or not row.get("output_throughput"):
+        return f"not served ({row.get('status')})"
+    if row.get("failed"):
+        return "some requests were refused"
+    if row["device"] == "cpu" and (row.get("other_cpu_pct") or 0) > MOST_OTHER_CPU_PCT:
+        return f"other processes used more than {MOST_OTHER_CPU_PCT} % of the CPU"
+    return None
 
 
 def _has_other_weights(row: Row, num_parameters: int) -> bool:
@@ -183,7 +190,7 @@ def _device_of(rows: Sequence[Row], manifest: Manifest) -> DeviceIdentity:
     return DeviceIdentity(kind, name, cores, dtype)
 
 
-class _RequestsByLoad:
+class RequestsByLoad:
     """The sweep's requests, under its load and under those that single trials had of their own."""
 
     def __init__(self, spec: WorkloadSpec) -> None:
@@ -202,7 +209,7 @@ def _rate(row: Row, spec: WorkloadSpec) -> float:
     return math.inf if rate in ("inf", None) else float(rate)
 
 
-def _trial(record: TrialRecord, spec: ModelSpec, requests: _RequestsByLoad) -> MeasuredTrial:
+def _trial(record: TrialRecord, spec: ModelSpec, requests: RequestsByLoad) -> MeasuredTrial:
     row = record["row"]
     num_blocks, block_size = row["num_blocks_total"], row["block_size"]
     assert num_blocks is not None, "a served trial has a pool"

@@ -4,113 +4,139 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from kvplan.commands.printing.render import print_json, print_table
+from kvplan.commands.options.settings import takes_settings
+from kvplan.commands.printing.render import print_json
 from kvplan.errors import UsageError
-from kvplan.units import plural
+from kvplan.settings import ServingSettings
 
-if TYPE_CHECKING:
-    from kvplan.calibrate.calibration import Calibration
-    from kvplan.calibrate.peaks import PeakShare
-    from kvplan.catalog.devices.measured import HeldOutError
+RESULTS_PANEL = "What other benchmarks do not say"
 
-Directories = Annotated[list[Path], typer.Argument(help="Directories that `kvplan sweep` wrote.", metavar="DIR...")]
+Paths = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Directories of `kvplan sweep` or `vllm bench sweep serve`, or JSON that `vllm bench serve`, "
+        "`vllm bench forward`, `kvplan load`, GuideLLM or AIPerf saved.",
+        metavar="PATH...",
+    ),
+]
 Out = Annotated[Path | None, typer.Option(help="File to write instead of one in your profile folder; - writes none.")]
-Holdout = Annotated[float, typer.Option(help="Share of the settings to hold out from the fit and score.")]
+Holdout = Annotated[
+    float | None, typer.Option(help="Share of the settings of kvplan's own sweeps to hold out and score. Default: 0.5.")
+]
 Seed = Annotated[int, typer.Option(help="Seed that draws the held-out settings.")]
 Score = Annotated[
     list[Path] | None,
     typer.Option(help="Another sweep on this device (of another model, say) to predict without fitting to it."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the profile as JSON and nothing else.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="The model that was served, where the name in the file is an alias.", rich_help_panel=RESULTS_PANEL
+    ),
+]
+Gpu = Annotated[
+    str | None,
+    typer.Option(
+        help="What it ran on: a GPU's name, or cpu for this machine's processor.", rich_help_panel=RESULTS_PANEL
+    ),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(help="What served it: vllm, vllm@VERSION, sglang, trtllm, llamacpp.", rich_help_panel=RESULTS_PANEL),
+]
+_SETTINGS = (
+    "tensor_parallel_size",
+    "dtype",
+    "kv_cache_dtype",
+    "gpu_memory_utilization",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+)
 
 
+@takes_settings(*_SETTINGS)
 def calibrate(
-    directories: Directories,
+    paths: Paths,
     out: Out = None,
-    holdout: Holdout = 0.5,
+    holdout: Holdout = None,
     seed: Seed = 0,
     score: Score = None,
+    model: Model = None,
+    gpu: Gpu = None,
+    engine: Engine = None,
+    settings: ServingSettings = ServingSettings(),
     as_json: AsJson = False,
 ) -> None:
-    """Fit the speed predictions to measured rows and save them as a measured profile of the device."""
-    from kvplan.calibrate.calibration import (
-        calibrate_directories,
-        default_profile_path,
-        profile_document,
-        write_profile,
-    )
+    """Fit the speed predictions to what was measured and save them as a measured profile of the device.
 
-    if not 0 <= holdout <= 0.9:
-        raise UsageError(f"--holdout is {holdout:g}, but must be from 0 to 0.9.", hint="--holdout 0.5")
-    found = calibrate_directories(directories, held_out=holdout, seed=seed, score=score or [])
-    if as_json:
-        print_json(profile_document(found))
+    Of kvplan's own sweeps or of other engines' results: of an engine on a GPU where it served, whoever measured it.
+    """
+    from kvplan.calibrate.calibration import write_profile
+    from kvplan.calibrate.results.kvplan_sweep import is_own_sweep
+
+    if all(is_own_sweep(path) for path in paths):
+        _refuse({"--model": model, "--gpu": gpu, "--engine": engine}, "of another engine's results")
+        document, path = _own_sweeps(paths, 0.5 if holdout is None else holdout, seed, score or [], as_json)
     else:
-        _print(found)
-    path = default_profile_path(found) if out is None else out
+        _refuse({"--holdout": holdout, "--score": score}, "of kvplan's own sweeps")
+        document, path = _results(paths, model, gpu, engine, settings, as_json)
+    if as_json:
+        print_json(document)
+    path = path if out is None else out
     if str(path) != "-":
-        write_profile(found, path)
+        write_profile(document, path)
         print(f"wrote {path}; estimate, plan and sweep use it on this device", file=sys.stderr)
 
 
-def _print(found: Calibration) -> None:
-    trials = found.trials
-    models = ", ".join(trials.models)
-    rows, settings = plural(len(trials.trials), "row"), plural(len(trials.settings), "setting")
-    print(f"{rows} ({settings}) of {models} on {trials.device.as_text()}")
-    for reason, count in trials.excluded.items():
-        print(f"  {count} more excluded: {reason}")
-    if found.other_cpu_pct is not None:
-        spread = found.repetition_spread_pct
-        repeated = "" if spread is None else f"; repeated runs of one setting differ by {spread:.1f} %"
-        print(f"  other processes used {found.other_cpu_pct:.0f} % of the CPU (median over rows){repeated}")
-    print()
-    _print_coefficients(found)
-    print()
-    if found.errors:
-        title = (
-            f"Held-out error: fitted on {plural(found.num_fitted_settings, 'setting')}, scored on "
-            f"{plural(found.num_scored_settings, 'other')} ({plural(found.num_scored_rows, 'row')}, seed {found.seed})"
-        )
-        _print_errors(title, found.errors)
-    else:
-        print("No setting was held out, so the error is unknown")
-    for transfer in found.transfers:
-        print()
-        title = (
-            f"Transfer to {', '.join(transfer.model_ids)}: {plural(transfer.num_rows, 'row')} that the fit did not see"
-        )
-        _print_errors(title, transfer.errors)
+def _refuse(options: dict[str, object], whose: str) -> None:
+    given = next((name for name, value in options.items() if value not in (None, [])), None)
+    if given is not None:
+        raise UsageError(f"{given} is an option {whose}.", hint="leave it out")
 
 
-def _print_coefficients(found: Calibration) -> None:
-    from kvplan.calibrate.coefficients import readable_coefficients
+def _own_sweeps(
+    paths: list[Path], holdout: float, seed: int, score: list[Path], as_json: bool
+) -> tuple[dict[str, object], Path]:
+    from kvplan.calibrate.calibration import calibrate_directories, default_profile_path, profile_document
+    from kvplan.commands.printing.calibrations import print_calibration
 
-    rows = [
-        (each.label, each.value, each.unit, _share_text(each.share_of_peak))
-        for each in readable_coefficients(found.speed, found.peak_shares)
-    ]
-    print_table(None, ("coefficient", "fitted", "unit", "of peak"), rows, text_columns=(0, 2))
-    if found.peaks is not None:
-        peaks = found.peaks
-        print(f"  peaks: {peaks.bandwidth / 1e9:,.1f} GB/s, {peaks.flops / 1e9:,.0f} GFLOP/s ({peaks.source})")
-
-
-def _share_text(share: PeakShare | None) -> str:
-    if share is None:
-        return ""
-    return f"{100 * share.share:.0f} %" + ("" if share.plausible else " implausible")
+    if not 0 <= holdout <= 0.9:
+        raise UsageError(f"--holdout is {holdout:g}, but must be from 0 to 0.9.", hint="--holdout 0.5")
+    found = calibrate_directories(paths, held_out=holdout, seed=seed, score=score)
+    if not as_json:
+        print_calibration(found)
+    return profile_document(found), default_profile_path(found)
 
 
-def _print_errors(title: str, errors: dict[str, HeldOutError]) -> None:
-    labels = {"output_throughput": "output throughput", "tpot": "median TPOT", "ttft": "median TTFT"}
-    rows = [
-        (label, f"{errors[name].median_pct:.1f} %", f"{errors[name].p90_pct:.1f} %")
-        for name, label in labels.items()
-        if name in errors
-    ]
-    print_table(title, ("|predicted / measured - 1|", "median", "90th percentile"), rows)
+def _results(
+    paths: list[Path], model: str | None, gpu: str | None, engine: str | None, settings: ServingSettings, as_json: bool
+) -> tuple[dict[str, object], Path]:
+    from kvplan.calibrate.results.calibration import calibrate_results
+    from kvplan.calibrate.results.profile import learned_document, learned_path
+    from kvplan.calibrate.results.served import Served
+    from kvplan.commands.printing.calibrations import print_learned
+
+    name, _, version = (engine or "").partition("@")
+    options = Served(
+        model=model,
+        gpu=gpu,
+        engine=name or None,
+        engine_version=version or None,
+        tensor_parallel_size=settings.tensor_parallel_size if settings.tensor_parallel_size > 1 else None,
+        dtype=None if settings.dtype == "auto" else settings.dtype,
+        kv_cache_dtype=None if settings.kv_cache_dtype == "auto" else settings.kv_cache_dtype,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+    )
+    found = calibrate_results(paths, options)
+    if not as_json:
+        print_learned(found)
+    return learned_document(found), learned_path(found.matched)

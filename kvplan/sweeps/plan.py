@@ -18,6 +18,7 @@ from kvplan.runs.setting_text import shown_settings, varied_settings
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.capacity import COUNTED_NOTICE, counted_device, has_memory, refuse_arrivals, with_memory
 from kvplan.sweeps.design import Plane, base_settings, make_design, telling_memory
+from kvplan.sweeps.engine_names import OWN_ENGINE
 from kvplan.sweeps.feasibility import (
     clipping_notice,
     expected_implementation,
@@ -215,15 +216,19 @@ def make_predictor(
     options: SweepOptions, spec: ModelSpec, device: Device, workload: WorkloadSpec, engine: SweptEngine | None = None
 ) -> tuple[Predictor, tuple[str, ...]]:
     """The predictor, calibrated if this device was measured before, and what to tell the user about that."""
+    measured = load_measured()
+    dtype = next((str(value) for value in options.parsed_axes().get("dtype", ()) if value != "auto"), None)
+    served_by = OWN_ENGINE if engine is None else engine.name
+    profile = measured.for_device(device.kind, device.name, device.num_cores, dtype, engine=served_by)
+    notices = measured.notices if profile is None else (*measured.notices, f"speeds: {profile.as_text()}")
     if engine is not None:
         requests = generate_requests(workload)
         model = engine.model(spec, device)
         lowered = engine.lowered if isinstance(engine, LowersOnTheRun) else frozenset[str]()
-        return Predictor(spec, device, requests, workload.max_concurrency, engine=model, lowered=lowered), ()
-    measured = load_measured()
-    dtype = next((str(value) for value in options.parsed_axes().get("dtype", ()) if value != "auto"), None)
-    profile = measured.for_device(device.kind, device.name, device.num_cores, dtype)
-    notices = measured.notices if profile is None else (*measured.notices, f"speeds: {profile.as_text()}")
+        predictor = Predictor(
+            spec, device, requests, workload.max_concurrency, calibration=profile, engine=model, lowered=lowered
+        )
+        return predictor, notices
     requests = generate_requests(workload)
     if options.is_counted:
         refuse_arrivals(requests)

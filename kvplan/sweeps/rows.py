@@ -141,7 +141,8 @@ def finished_record(
     assert not unknown, f"columns without a definition: {sorted(unknown)}"
     if whole["model_impl"] == "transformers":  # of its activations and speed nothing was predicted
         whole |= cast(Row, dict.fromkeys(_WITH_ACTIVATIONS))
-    if identity.engine is not None:  # whose speed on this device was never fitted
+    if identity.engine is not None and whole["prediction_origin"] not in ("measured", "calibrated"):
+        # a data sheet says nothing of another engine
         whole |= cast(Row, dict.fromkeys(_SPEEDS))
     whole["usd_per_mtok_out"] = usd_per_million_tokens(identity.usd_per_hour, whole["output_throughput"])
     predicted, actual = whole["pred_max_concurrency"], whole["meas_max_concurrency"]

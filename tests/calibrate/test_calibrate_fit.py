@@ -15,7 +15,6 @@ from synthetic_sweep import TRUTH, WORKLOAD, tied, write_sweep
 
 from kvplan.calibrate.calibration import calibrate_directories
 from kvplan.calibrate.coefficients import readable_coefficients
-from kvplan.calibrate.fit import step_seconds
 from kvplan.calibrate.observations import observe
 from kvplan.calibrate.peaks import Peaks, shares_of_peaks
 from kvplan.calibrate.scoring import repetition_spread_pct, score_trials, split_by_settings, summarize_errors
@@ -88,7 +87,7 @@ def test_long_trials_are_stored_in_points_of_several_steps(tmp_path: Path) -> No
     observation = observe(longest)
     assert observation is not None
     assert len(observation.group_starts) <= 400 < longest.row["num_steps"]
-    seconds = step_seconds(observation, tied(TRUTH))
+    seconds = observation.seconds(tied(TRUTH))
     groups = np.add.reduceat(seconds, observation.group_starts)
     assert groups == pytest.approx(observation.group_seconds)
     assert observation.figure_weights @ seconds == pytest.approx(observation.figure_seconds)
@@ -107,7 +106,7 @@ def test_arrays_and_clock_agree(tmp_path: Path) -> None:
                 loads.tokens, loads.sequences, loads.sampled, loads.kv_tokens, loads.pairs, strict=True
             )
         ]
-        assert step_seconds(observation, speed) == pytest.approx(one_by_one)
+        assert observation.seconds(speed) == pytest.approx(one_by_one)
 
 
 def test_the_split_is_by_settings(tmp_path: Path) -> None:

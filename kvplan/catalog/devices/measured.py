@@ -101,11 +101,15 @@ class MeasuredProfiles:
     notices: tuple[str, ...] = ()
 
     def for_device(
-        self, kind: str, name: str, num_cores: int | None, dtype: str | None = None
+        self, kind: str, name: str, num_cores: int | None, dtype: str | None = None, *, engine: str | None = None
     ) -> MeasuredProfile | None:
-        """The best profile of a device as driver or system name it; of this ``dtype`` if there is one."""
+        """The best profile of a device as driver or system name it; of this ``dtype`` if there is one.
+
+        engine: the only one whose profiles will do.
+        """
         cores = num_cores if kind == "cpu" else None
-        found = [each for each in self.profiles if (each.device_kind, each.device_name) == (kind, name)]
+        alike = [each for each in self.profiles if each.device_kind == kind and _is_same(each.device_name, name, kind)]
+        found = [each for each in alike if engine in (None, each.engine)]
         return _preferred([each for each in found if each.num_cores == cores], dtype)
 
     def for_gpu(self, gpu: GpuProfile, dtype: str | None = None) -> MeasuredProfile | None:
@@ -118,6 +122,16 @@ class MeasuredProfiles:
 def _preferred(found: list[MeasuredProfile], dtype: str | None) -> MeasuredProfile | None:
     """The first of the dtype asked for, else the first."""
     return next((each for each in found if each.dtype == dtype), found[0] if found else None)
+
+
+def _is_same(one: str, other: str, kind: str) -> bool:
+    """Whether two names are of one device: a GPU has its driver's name and the catalog's."""
+    if one == other or kind == "cpu":
+        return one == other
+    try:
+        return find_gpu(one).id == find_gpu(other).id
+    except UsageError:
+        return False
 
 
 def _is_of(profile: MeasuredProfile, gpu: GpuProfile) -> bool:

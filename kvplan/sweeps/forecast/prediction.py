@@ -24,6 +24,9 @@ from kvplan.sweeps.forecast.step_cost import CountedStep, guess_speed
 from kvplan.sweeps.forecast.trial_forecast import forecast_trial
 from kvplan.workload.requests import ClippedRequests, RequestSpec, clip_requests
 
+_PADDING = 0.1
+"""An engine may pad weights, or keep some in float32, by as much of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrialPrediction:
@@ -125,7 +128,7 @@ class Predictor:
             max_concurrency=concurrency,
             figures=figures,
             seconds=seconds,
-            origin=self._origin(settings) if self._has_speeds(memory) else None,
+            origin=self._origin(settings, memory) if self._has_speeds(memory) else None,
             time_scale=self.time_scale,
         )
 
@@ -138,10 +141,15 @@ class Predictor:
     def _clock(self, settings: TrialSettings, memory: PoolPrediction) -> StepClock:
         return CountedStep() if self.is_counted else self.step_times(settings, memory)
 
-    def _origin(self, settings: TrialSettings) -> Origin:
-        if self.calibration is None:
+    def _origin(self, settings: TrialSettings, memory: PoolPrediction) -> Origin:
+        if self.calibration is None or (self.engine is not None and not self._is_plain(settings, memory)):
             return "roofline"
         return self.calibration.origin_for(self.spec.id, self.dtype(settings))
+
+    def _is_plain(self, settings: TrialSettings, memory: PoolPrediction) -> bool:
+        """Whether another engine's steps are those of ``step_times``: one rank, and weights in its dtype."""
+        plain_bytes = self.spec.num_parameters * element_bytes(self.dtype(settings))
+        return settings.tensor_parallel_size == 1 and abs(memory.weight_bytes / plain_bytes - 1) < _PADDING
 
     def _usable_blocks(self, settings: TrialSettings, memory: PoolPrediction) -> int:
         return memory.num_blocks if self.engine is None else self.engine.memory(settings).usable_blocks

@@ -1,0 +1,30 @@
+"""The whole of it: files of results in, coefficients with their errors and a measured profile out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvplan.calibrate.results.learning import Learned, learn
+from kvplan.calibrate.results.matching import Matched, match
+from kvplan.calibrate.results.prior import Prior, prior_of
+from kvplan.calibrate.results.reading import read_results
+from kvplan.calibrate.results.served import Served
+
+
+@dataclass(frozen=True, slots=True)
+class ResultCalibration:
+    """paths: what was read. prior: where coefficients come from that the results do not determine."""
+
+    paths: tuple[Path, ...]
+    matched: Matched
+    prior: Prior
+    learned: Learned
+
+
+def calibrate_results(paths: Sequence[Path], options: Served) -> ResultCalibration:
+    """KvplanError for files that cannot be read, hold nothing served, or mix devices or engines."""
+    matched = match(read_results(paths), options)
+    prior = prior_of(matched.first)
+    return ResultCalibration(tuple(paths), matched, prior, learn(matched, prior.speed))

@@ -1,0 +1,90 @@
+"""Files and folders of results, whichever tool wrote them: recognised by what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from kvplan.calibrate.results.aiperf import is_aiperf, read_aiperf
+from kvplan.calibrate.results.fields import objects_of, read_json
+from kvplan.calibrate.results.guidellm import is_guidellm, read_guidellm
+from kvplan.calibrate.results.kvplan_sweep import is_kvplan_sweep, read_kvplan_sweep
+from kvplan.calibrate.results.outcome import Results, refuse_empty
+from kvplan.calibrate.results.vllm_forward import is_vllm_forward, read_vllm_forward
+from kvplan.calibrate.results.vllm_serve import is_vllm_serve, read_vllm_serve
+from kvplan.calibrate.results.vllm_sweep import is_vllm_sweep, read_vllm_sweep
+from kvplan.errors import KvplanError
+
+_Reader = tuple[Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any], str], Results]]
+
+_FILES: Final[tuple[_Reader, ...]] = (
+    (is_vllm_serve, read_vllm_serve),
+    (is_guidellm, read_guidellm),
+    (is_aiperf, read_aiperf),
+)
+KNOWN: Final = (
+    "a folder of `kvplan sweep` or `vllm bench sweep serve`, or the JSON of `vllm bench serve --save-result`, "
+    "`vllm bench forward --output-json`, `kvplan load --json`, GuideLLM or AIPerf"
+)
+
+
+def read_results(paths: Sequence[Path]) -> Results:
+    """All results of all paths. KvplanError for one that is missing, unknown, or holds nothing that was served."""
+    found = Results()
+    for path in paths:
+        found.add(refuse_empty(_read(path), str(path)))
+    return found
+
+
+def _read(path: Path) -> Results:
+    if not path.exists():
+        raise KvplanError(f"{path} does not exist.", hint=f"give {KNOWN}")
+    if not path.is_dir():
+        return _read_file(path)
+    if is_kvplan_sweep(path):
+        return read_kvplan_sweep(path)
+    if is_vllm_sweep(path):
+        return read_vllm_sweep(path)
+    return _read_json_files(path)
+
+
+def _read_json_files(directory: Path) -> Results:
+    """A folder of saved results, such as ``--result-dir``'s; other JSON in it is passed over and counted."""
+    found = Results()
+    for path in sorted(directory.glob("*.json")):
+        documents = objects_of(read_json(path))
+        if documents is None or not _is_known(documents):
+            found.excluded["a file without a known result"] += 1
+        else:
+            found.add(_read_documents(documents, path))
+    return found
+
+
+def _read_file(path: Path) -> Results:
+    documents = objects_of(read_json(path))
+    if documents is None or not _is_known(documents):
+        raise KvplanError(f"{path} holds no result that is known.", hint=f"give {KNOWN}")
+    return _read_documents(documents, path)
+
+
+def _is_known(documents: Sequence[Mapping[str, Any]]) -> bool:
+    return is_vllm_forward(documents) or any(_reader_of(each) for each in documents)
+
+
+def _read_documents(documents: Sequence[Mapping[str, Any]], path: Path) -> Results:
+    if is_vllm_forward(documents):
+        return read_vllm_forward(documents, str(path))
+    found = Results()
+    for number, document in enumerate(documents, start=1):
+        source = str(path) if len(documents) == 1 else f"result {number} of {path}"
+        reader = _reader_of(document)
+        if reader is None:
+            found.excluded["no known result"] += 1
+        else:
+            found.add(reader(document, source))
+    return found
+
+
+def _reader_of(document: Mapping[str, Any]) -> Callable[[Mapping[str, Any], str], Results] | None:
+    return next((read for is_its, read in _FILES if is_its(document)), None)

@@ -1,0 +1,124 @@
+"""``vllm bench serve --save-result``: one JSON object per load, with or without ``--save-detailed``.
+
+Fields as vllm/benchmarks/serve.py writes them (0.32 and 0.33 read); ``kvplan load --json`` has the same names. With
+details every request's length and times are there; without them requests are taken to be alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvplan.calibrate.results.fields import Fields
+from kvplan.calibrate.results.outcome import (
+    LoadFigures,
+    LoadResult,
+    MeasuredRequest,
+    Results,
+    alike,
+    figures_of,
+    in_order,
+)
+from kvplan.calibrate.results.served import Served, served_by
+from kvplan.workload.lengths import Lengths
+from kvplan.workload.requests import RequestSpec, WorkloadSpec, generate_requests
+
+_DETAILS: Final = ("input_lens", "output_lens", "ttfts", "itls", "start_times")
+_ENGINES: Final = {"tensorrt-llm": "trtllm", "sglang": "sglang", "sglang-native": "sglang", "llama.cpp": "llamacpp"}
+"""What some of the client's back ends tell of the server; ``openai`` and ``vllm`` speak to any."""
+
+
+def is_vllm_serve(document: Mapping[str, Any]) -> bool:
+    return {"duration", "completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms"} <= set(document)
+
+
+def read_vllm_serve(document: Mapping[str, Any], source: str) -> Results:
+    """One load. Left out, with the reason, where requests failed or none was served."""
+    fields, found = Fields(document, source), Results()
+    completed, failed = int(fields.number("completed")), int(fields.optional_number("failed") or 0)
+    if completed < 1:
+        found.excluded["no request was served"] += 1
+    elif failed or completed < int(fields.optional_number("num_prompts") or completed):
+        found.excluded["some requests failed"] += 1
+    elif fields.has("ramp_up_strategy"):
+        found.excluded["the request rate was ramped up"] += 1
+    elif fields.number("total_output_tokens") < 1:
+        found.excluded["no tokens were generated"] += 1
+    else:
+        found.loads.append(_load(fields, completed))
+    return found
+
+
+def _load(fields: Fields, completed: int) -> LoadResult:
+    rate = _rate(fields)
+    measured = _measured_requests(fields)
+    concurrency = fields.optional_number("max_concurrency")
+    return LoadResult(
+        source=fields.source,
+        served=_served(fields),
+        requests=in_order(measured, arrive_over_time=math.isfinite(rate)) if measured else _means(fields, completed),
+        max_concurrency=None if concurrency is None else int(concurrency),
+        figures=figures_of(measured, fields.number("duration")) if measured else _figures(fields),
+        has_lengths=bool(measured),
+    )
+
+
+def _served(fields: Fields) -> Served:
+    told = served_by(fields.values, fields.source)
+    name = told.model or fields.text("model_id")
+    engine = told.engine or _ENGINES.get(fields.text("backend") or "")
+    values = {"model": name, "engine": engine}
+    return told.with_values(**values)
+
+
+def _rate(fields: Fields) -> float:
+    """Requests per second; infinite where all were sent at once."""
+    return fields.optional_number("request_rate") or math.inf
+
+
+def _measured_requests(fields: Fields) -> list[MeasuredRequest]:
+    """One for each request; none without ``--save-detailed``."""
+    if not fields.has(*_DETAILS):
+        return []
+    prompts, outputs, ttfts, starts = (
+        fields.numbers(name) for name in ("input_lens", "output_lens", "ttfts", "start_times")
+    )
+    gaps = fields.values["itls"]
+    if not isinstance(gaps, list) or {len(prompts), len(outputs), len(ttfts), len(starts)} != {len(gaps)}:
+        raise fields.malformed("itls", "a list with an entry for every request")
+    return [
+        MeasuredRequest(starts[index], int(prompts[index]), int(outputs[index]), ttfts[index], ttfts[index] + sum(each))
+        for index, each in enumerate(gaps)
+    ]
+
+
+def _means(fields: Fields, completed: int) -> tuple[RequestSpec, ...]:
+    """Requests alike, at the rate that was asked for."""
+    prompts, outputs = fields.number("total_input_tokens"), fields.number("total_output_tokens")
+    requests, rate = alike(completed, prompts, outputs), _rate(fields)
+    if math.isinf(rate):
+        return requests
+    return with_arrivals(requests, rate, fields.optional_number("burstiness") or 1.0)
+
+
+def with_arrivals(requests: tuple[RequestSpec, ...], rate: float, burstiness: float) -> tuple[RequestSpec, ...]:
+    """Arrivals drawn as the benchmark draws them, though not the same."""
+    drawn = WorkloadSpec(len(requests), Lengths(1, 1), Lengths(1, 1), request_rate=rate, burstiness=burstiness)
+    times = [each.arrival_seconds for each in generate_requests(drawn)]
+    return tuple(
+        RequestSpec(each.index, each.num_prompt_tokens, each.num_output_tokens, seconds)
+        for each, seconds in zip(requests, times, strict=True)
+    )
+
+
+def _figures(fields: Fields) -> LoadFigures:
+    duration = fields.number("duration")
+    return LoadFigures(
+        duration=duration,
+        output_throughput=fields.number("total_output_tokens") / duration,
+        mean_ttft=fields.seconds("mean_ttft_ms"),
+        median_ttft=fields.seconds("median_ttft_ms"),
+        mean_tpot=fields.seconds("mean_tpot_ms"),
+        median_tpot=fields.seconds("median_tpot_ms"),
+    )

@@ -1,0 +1,34 @@
+"""``vllm bench sweep serve``: a folder for each combination, with a result of ``vllm bench serve`` for each run.
+
+The options of the server and of the load that a combination changed stand in the result's file beside its figures
+(vllm/benchmarks/sweep/serve.py, 0.32 and 0.33 read). A run that failed leaves ``run=N.failure.json``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvplan.calibrate.results.fields import objects_of, read_json
+from kvplan.calibrate.results.outcome import Results
+from kvplan.calibrate.results.vllm_serve import is_vllm_serve, read_vllm_serve
+
+
+def is_vllm_sweep(directory: Path) -> bool:
+    return any(directory.rglob("run=*.json"))
+
+
+def read_vllm_sweep(directory: Path) -> Results:
+    """All runs below the folder; warm-ups and summaries are not runs. Failed ones are counted."""
+    found = Results()
+    for path in sorted(directory.rglob("run=*.json")):
+        if path.name.endswith(".failure.json"):
+            found.excluded["the benchmark failed"] += 1
+            continue
+        (document,) = objects_of(read_json(path)) or ({},)
+        if is_vllm_serve(document):
+            found.add(read_vllm_serve({"engine": "vllm", **document}, str(path)))
+        else:
+            found.excluded["no result of a served load"] += 1
+    for _ in directory.rglob("SERVE-*-failure.json"):
+        found.excluded["the server did not start"] += 1
+    return found
