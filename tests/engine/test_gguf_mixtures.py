@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import cast
 
 import gguf
-import numpy as np
 import pytest
 from dense_models import DenseCheckpoint
 from engine_answers import answer
@@ -57,13 +56,19 @@ def test_damaged_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
     path.write_bytes(data[: len(data) * 2 // 3])
     with pytest.raises(EngineError, match="of a GGUF file cannot be read"):
         engine_of(path)
-    for name, half in (("blk.1.ffn_down_exps.weight", None), ("blk.0.attn_q.weight", np.float16("nan"))):
+    exponent, half = [255], [0x00, 0x7E]  # of E8M0 and of float16: no numbers
+    for name, scale, quantization in (
+        ("blk.1.ffn_down_exps.weight", exponent, None),
+        ("blk.0.attn_q.weight", half, None),
+        ("blk.0.attn_q.weight", half, "none"),
+    ):
         path.write_bytes(data)
         tensor = next(each for each in gguf.GGUFReader(path, "r+").tensors if each.name == name)
-        block = tensor.data.reshape(-1)
-        block[:2] = 255 if half is None else np.array([half]).view(np.uint8)  # an exponent that is no number, or a half
-        with pytest.raises(EngineError, match=r"has scales that are no numbers"):
-            engine_of(path)
+        tensor.data.reshape(-1)[: len(scale)] = scale
+        with pytest.raises(EngineError, match="has scales that are no numbers"):
+            engine_of(path, quantization=quantization)
+    path.write_bytes(data)
+    assert answer(engine_of(path), [[1, 2, 3]], 2)
 
 
 def test_experts_of_an_architecture_without_them_are_refused(tmp_path: Path) -> None:

@@ -138,6 +138,10 @@ def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
     _damage(path, prefix + "scales", None)
     with pytest.raises(EngineError, match=r"no tensor 'model.layers.1.mlp.down_proj.scales'"):
         engine_of(path)
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size * 2 // 3])
+    with pytest.raises(EngineError, match="damaged safetensors"):
+        engine_of(path)
 
 
 def test_a_config_that_is_not_the_checkpoints_is_refused(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight
 
+_PLAIN_KINDS = (0, 1, 30)
+"""Of ggml's types, float32, float16 and bfloat16: all others have scales."""
 _ONE_ROW = "ffn_gate_inp_shexp.weight"
 """The shared expert's gate, whose one row is stored as a vector."""
 
@@ -40,6 +42,8 @@ def open_gguf(model: ModelDescription, path: Path) -> Checkpoint:
         shape, kind, rows = tensors.read(name)
         # a copy: unquantised tensors are read-only views of the mapped file
         values = np.array(dequantize(rows, GGMLQuantizationType(kind)).reshape(shape))
+        if kind not in _PLAIN_KINDS and not np.isfinite(values).all():
+            raise EngineError(f"'{name}' has scales that are no numbers.", hint="download it again")
         if gguf.norms_as_used and name.endswith("norm.weight"):
             values -= 1
         if name.endswith(_ONE_ROW) and values.ndim == 1:

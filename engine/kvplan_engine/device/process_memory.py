@@ -23,6 +23,11 @@ def resident_memory_bytes() -> int:
     return _status_bytes("VmRSS")
 
 
+def peak_resident_bytes() -> int:
+    """The most physical memory that this process ever held (VmHWM)."""
+    return _status_bytes("VmHWM")
+
+
 def available_memory_bytes() -> int:
     """Memory that the machine can still provide without swapping (MemAvailable)."""
     return _field_bytes(Path("/proc/meminfo").read_text(encoding="ascii"), "MemAvailable")
