@@ -1,4 +1,4 @@
-"""Every name of vLLM's that the adapter relies on, looked up in a real vLLM: a canary for its next release.
+"""Every name of vLLM's that the adapter and its plug-in rely on, looked up in a real vLLM: a canary for the next.
 
 ``KVPLAN_VLLM_PYTHON`` names the Python that has it; ``make check-engines`` sets it. Sources are read, not imported.
 """
@@ -10,6 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+from kvplan.engines.vllm.command import SERVER
+from kvplan.engines.vllm.preload import MODULES
 
 PYTHON = os.environ.get("KVPLAN_VLLM_PYTHON")
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="KVPLAN_VLLM_PYTHON names no Python that has vLLM")
@@ -25,6 +28,7 @@ OPTIONS = (
     "enforce_eager",
     "load_format",
     "served_model_name",
+    "scheduler_cls",
 )
 TEXTS = {
     "v1/core/kv_cache_utils.py": (
@@ -48,6 +52,24 @@ TEXTS = {
     ),
     "platforms/cpu.py": ("cache_config.block_size = 128",),
 }
+CODE = {
+    "platforms/cpu.py": (
+        # what a fork server takes for granted (kvplan/engines/vllm/preload.py)
+        'os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"',
+        'os.environ["TORCHINDUCTOR_CPP_DYNAMIC_THREADS"] = "1"',
+        'parallel_config.distributed_executor_backend = "mp"',
+    ),
+    # what the plug-in's scheduler is, and reads (kvplan/engines/vllm/plugin/kvplan_limits.py)
+    "v1/core/sched/scheduler.py": (
+        "class Scheduler(SchedulerInterface):",
+        "self.max_num_active_reqs =",
+        "self.max_num_scheduled_tokens =",
+        "num_running >= self.max_num_active_reqs",
+        "token_budget = self.max_num_scheduled_tokens",
+        "def schedule(self",
+    ),
+    "utils/ompmultiprocessing.py": ('envs_dict["KMP_AFFINITY"]', 'envs_dict["OMP_NUM_THREADS"]'),
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +86,21 @@ def test_the_server_has_the_option(package: Path, option: str) -> None:
     assert f"    {option}:" in (package / "engine" / "arg_utils.py").read_text() or option == "served_model_name"
 
 
-def test_the_server_is_a_module(package: Path) -> None:
-    assert (package / "entrypoints" / "openai" / "api_server.py").exists()
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("vllm.")])
+def test_the_modules_are_there_that_are_run_or_imported_beforehand(package: Path, module: str) -> None:
+    assert package.parent.joinpath(*module.split(".")).with_suffix(".py").exists()
+
+
+def test_the_server_is_among_them() -> None:
+    assert SERVER in MODULES
 
 
 @pytest.mark.parametrize(("file", "text"), [(file, text) for file, texts in TEXTS.items() for text in texts])
 def test_the_words_that_are_read_are_still_there(package: Path, file: str, text: str) -> None:
     source = " ".join((package / file).read_text().replace('"\n', "").replace("'\n", "").split())
     assert text in source.replace('f"', "").replace(' "', ""), f"{file} has no {text!r} any more"
+
+
+@pytest.mark.parametrize(("file", "code"), [(file, code) for file, lines in CODE.items() for code in lines])
+def test_the_code_that_is_relied_on_is_still_there(package: Path, file: str, code: str) -> None:
+    assert code in (package / file).read_text(), f"{file} has no {code!r} any more"
