@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--model", default="gpt2")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--max-num-seqs", type=_numbers, default=(1, 2, 4, 8))
-    parser.add_argument("--max-num-batched-tokens", type=_numbers, default=(512, 1024, 2048))
+    parser.add_argument("--max-num-batched-tokens", type=_numbers, default=(512, 768, 1024, 2048))
     parser.add_argument("--settings", type=int, help="of the grid, for vLLM's own sweep")
     parser.add_argument("--only", choices=_TOOLS, help="one of them, where each gets a call of its own")
     options = parser.parse_args()
