@@ -227,6 +227,8 @@ class FrameReader:
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that ``data`` completes, in order."""
         buffer = self._buffer
+        if not buffer and len(data) >= LENGTH.size and LENGTH.unpack_from(data)[0] == len(data) - LENGTH.size:
+            return [data[LENGTH.size :]]  # one frame, as nearly always
         buffer += data
         messages: list[bytes] = []
         start, available = 0, len(buffer)

@@ -34,7 +34,8 @@ logger = logging.getLogger("kvplan_engine.server")
 FAILED = 1
 # What the kernel holds of a stream that is not sent yet. The rest waits in this process, which waits with it.
 _UNSENT_BYTES = 128 * 1024
-_LAG_PROBE_SECONDS = 0.25
+_TICK_SECONDS = 1.0
+_LAG_PROBE_SECONDS = 1.0
 _CLOSE_SECONDS = 1  # for connections that are still open when nothing is in flight any more
 
 
@@ -95,11 +96,22 @@ async def _serve_loaded(state: ServerState, listener: socket.socket, ending: _En
 
 
 class _Server(uvicorn.Server):
-    """Without uvicorn's signal handlers, which know nothing of draining; ``announce`` is called once it listens."""
+    """Without uvicorn's signal handlers, which know nothing of draining; ``announce`` is called once it listens.
+
+    It ends once ``ended`` is set. uvicorn looks ten times a second whether it should: each look would find the
+    processor's caches cold, and cost more than the tokens of several streams.
+    """
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
         super().__init__(config)
         self._announce = announce
+        self.ended = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        while not self.ended.is_set():
+            await self.on_tick(0)  # the date in every answer's head
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), _TICK_SECONDS)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -143,7 +155,7 @@ class _Ending:
     def _on_signal(self) -> None:
         (self._at_once if self.is_asked else self.asked).set()
 
-    async def watch(self, server: uvicorn.Server) -> None:
+    async def watch(self, server: _Server) -> None:
         """Until a signal or the engine's death; then see to it that ``server`` ends."""
         client = self._state.client
         await _first(self.asked.wait, client.dead.wait)
@@ -154,7 +166,7 @@ class _Ending:
                 await asyncio.wait_for(self.asked.wait(), self._state.options.dead_engine_seconds)
         else:
             await self._drain()
-        server.should_exit = True
+        server.ended.set()
 
     async def _drain(self) -> None:
         """Take no new requests, give those in flight their time, and end the others with an error."""

@@ -9,20 +9,16 @@ import pytest
 from kvplan_engine.server.engine_client.generation import Mailbox, TokenEvent
 
 
-def _event(token: int) -> TokenEvent:
-    return TokenEvent(0, token)
-
-
 async def _take(mailbox: Mailbox, read: list[int], refused: int) -> asyncio.Task[list[TokenEvent]]:
-    """A coroutine that waits for events, with a reader that refuses token ``refused``."""
+    """A coroutine that waits for events, with a writer that refuses token ``refused``."""
 
-    def reader(event: TokenEvent) -> bool:
-        if event.token == refused:
+    def writer(choice: int, token: int, is_late: bool) -> bool:
+        if token == refused:
             return False
-        read.append(event.token)
+        read.append(token)
         return True
 
-    task = asyncio.create_task(mailbox.take(reader))
+    task = asyncio.create_task(mailbox.take(writer))
     await asyncio.sleep(0)
     return task
 
@@ -32,18 +28,29 @@ def test_tokens_behind_a_refused_one_wait_with_it() -> None:
         mailbox, read = Mailbox(), list[int]()
         task = await _take(mailbox, read, refused=3)
         for token in range(1, 6):
-            mailbox.put(_event(token))
+            mailbox.put_ordinary(0, token)
         return read, [event.token for event in await task]
 
     assert asyncio.run(scenario()) == ([1, 2], [3, 4, 5])
 
 
-def test_a_reader_sees_nothing_before_what_has_gathered_is_taken() -> None:
+def test_a_token_that_ends_an_answer_is_never_the_writers() -> None:
+    async def scenario() -> tuple[list[int], list[TokenEvent]]:
+        mailbox, read = Mailbox(), list[int]()
+        task = await _take(mailbox, read, refused=0)
+        mailbox.put_ordinary(0, 1)
+        mailbox.put(TokenEvent(0, 2, "length"))
+        return read, await task
+
+    assert asyncio.run(scenario()) == ([1], [TokenEvent(0, 2, "length")])
+
+
+def test_a_writer_sees_nothing_before_what_has_gathered_is_taken() -> None:
     async def scenario() -> list[int]:
         mailbox, read = Mailbox(), list[int]()
-        mailbox.put(_event(1))
+        mailbox.put_ordinary(0, 1)
         task = await _take(mailbox, read, refused=0)
-        mailbox.put(_event(2))
+        mailbox.put_ordinary(0, 2)
         assert [event.token for event in await task] == [1]
         assert read == []
         return [event.token for event in await mailbox.take()]
@@ -51,23 +58,23 @@ def test_a_reader_sees_nothing_before_what_has_gathered_is_taken() -> None:
     assert asyncio.run(scenario()) == [2]
 
 
-def test_what_a_reader_raises_is_raised_where_its_request_is_answered() -> None:
+def test_what_a_writer_raises_is_raised_where_its_request_is_answered() -> None:
     async def scenario() -> None:
         mailbox = Mailbox()
 
-        def broken(event: TokenEvent) -> bool:
-            raise ValueError(f"token {event.token}")
+        def broken(choice: int, token: int, is_late: bool) -> bool:
+            raise ValueError(f"token {token}")
 
         task = asyncio.create_task(mailbox.take(broken))
         await asyncio.sleep(0)
-        mailbox.put(_event(7))
+        mailbox.put_ordinary(0, 7)
         with pytest.raises(ValueError, match="token 7"):
             await task
 
     asyncio.run(scenario())
 
 
-def test_a_failure_wakes_who_waits_with_a_reader() -> None:
+def test_a_failure_wakes_who_waits_with_a_writer() -> None:
     async def scenario() -> None:
         mailbox = Mailbox()
         task = await _take(mailbox, [], refused=0)

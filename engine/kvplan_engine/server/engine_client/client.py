@@ -18,7 +18,14 @@ from kvplan_engine.errors import EngineError
 from kvplan_engine.requests.adapter import LoRARequest
 from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.server.engine_client.admission import AdmissionQueue
-from kvplan_engine.server.engine_client.generation import EngineDead, Generation, Mailbox, RequestRefused, TokenEvent
+from kvplan_engine.server.engine_client.generation import (
+    Answer,
+    EngineDead,
+    Generation,
+    Mailbox,
+    RequestRefused,
+    TokenEvent,
+)
 from kvplan_engine.server.messages import (
     Abort,
     Add,
@@ -37,6 +44,7 @@ from kvplan_engine.server.messages import (
     Reply,
     Step,
     Stop,
+    TokenLogprobs,
     decode_from_engine,
     frame,
 )
@@ -59,7 +67,8 @@ class EngineClient(asyncio.Protocol):
         self._metrics = metrics
         self._queue = queue
         self._frames = FrameReader()
-        self._answers: dict[int, Generation] = {}  # by the number of an answer that is not finished
+        self._answers: dict[int, Answer] = {}  # by number, those that are not finished
+        self._generations: dict[int, Generation] = {}  # by the number of their first answer
         self._next_number = 0
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._command_numbers = count()
@@ -103,7 +112,7 @@ class EngineClient(asyncio.Protocol):
     def adapters_in_flight(self) -> AdaptersInFlight:
         """Which adapters have requests now."""
         names: tuple[set[str], set[str]] = (set(), set())
-        for generation in self._answers.values():
+        for generation in self._generations.values():
             if generation.adapter is not None:
                 names[generation.scheduled_seconds is None].add(generation.adapter)
         return AdaptersInFlight(*(tuple(sorted(each)) for each in names))
@@ -132,7 +141,7 @@ class EngineClient(asyncio.Protocol):
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(failure)
         error = EngineDead(failure.message)
-        for generation in set(self._answers.values()):
+        for generation in list(self._generations.values()):
             self._finish_all(generation, "error")
             generation.mailbox.fail(error)
         for reply in self._replies.values():
@@ -165,8 +174,8 @@ class EngineClient(asyncio.Protocol):
         self._next_number += params.n
         adapter = None if lora_request is None else lora_request.name
         generation = Generation(first, len(prompt_token_ids), params, arrival, mailbox, first_choice, adapter)
-        for answer in range(first, first + params.n):
-            self._answers[answer] = generation
+        self._generations[first] = generation
+        self._answers.update(enumerate(generation.answers, first))
         self._idle.clear()
         self._send(Add(first, prompt_token_ids, params, lora_request))
         return generation
@@ -181,15 +190,15 @@ class EngineClient(asyncio.Protocol):
     def end_answer(self, generation: Generation, choice: int) -> None:
         """``choice`` is complete for its reader, at a stop string: the engine need not go on with it."""
         index = choice - generation.first_choice
-        answer = generation.first + index
-        if answer in self._answers:
-            self._finish(generation, answer, "stop", 0)
+        number = generation.first + index
+        if number in self._answers:
+            self._finish(generation.answers[index], number, "stop", 0)
             if not self.is_dead:
                 self._send(Abort(generation.first, index))
 
     def abort_all(self, reason: Exception) -> None:
         """Stop every request in flight; their readers are told ``reason``."""
-        for generation in set(self._answers.values()):
+        for generation in list(self._generations.values()):
             self.abort(generation)
             generation.mailbox.fail(reason)
 
@@ -225,15 +234,16 @@ class EngineClient(asyncio.Protocol):
     # ---- frames
 
     def data_received(self, data: bytes) -> None:
-        for message in self._frames.feed(data):
-            self._take(decode_from_engine(message))
+        messages = self._frames.feed(data)
+        for message in messages:
+            self._take(decode_from_engine(message), is_late=message is not messages[-1])
 
-    def _take(self, message: FromEngine) -> None:
+    def _take(self, message: FromEngine, *, is_late: bool) -> None:
         if isinstance(message, Step):
-            self._take_step(message)
+            self._take_step(message, is_late=is_late)
         elif isinstance(message, PromptLogprobs):
-            if message.first in self._answers:  # not aborted meanwhile
-                self._answers[message.first].prompt_logprobs = message
+            if message.first in self._generations:  # not aborted meanwhile
+                self._generations[message.first].prompt_logprobs = message
         elif isinstance(message, Ready):
             self.model, self.pool = message.model, message.pool
             self._metrics.use_pool(message.pool)
@@ -259,32 +269,35 @@ class EngineClient(asyncio.Protocol):
             reply.set_exception(EngineError(message.error, hint=message.hint))
 
     def _refuse(self, message: Refused) -> None:
-        generation = self._answers.get(message.first)
+        generation = self._generations.get(message.first)
         if generation is not None:
             self._finish_all(generation, "error")
             generation.mailbox.fail(RequestRefused(message.message))
 
-    def _take_step(self, step: Step) -> None:
-        metrics, answers = self._metrics, self._answers
-        metrics.count_step(step)
+    def _take_step(self, step: Step, *, is_late: bool) -> None:
+        self._metrics.count_step(step)
         for begun in step.begun:
-            generation = answers.get(begun.first)
+            generation = self._generations.get(begun.first)
             if generation is not None and generation.scheduled_seconds is None:
                 self._begin(generation, begun.seconds, begun.num_cached_tokens)
-        ended: dict[int, Ended] = {each.answer: each for each in step.ended}
+        ended = {each.answer: each for each in step.ended}
         logprobs = {each.answer: each for each in step.logprobs}
-        for answer, token in zip(step.answers, step.tokens, strict=True):
-            generation = answers.get(answer)
-            if generation is None:  # aborted while the step ran
+        answers = [self._answers.get(number) for number in step.answers]  # None: aborted while the step ran
+        self._note_times(answers, step.seconds)
+        for number, answer, token in zip(step.answers, answers, step.tokens, strict=True):
+            if answer is None:
                 continue
-            self._note_token(generation, answer, step.seconds)
-            end = ended.get(answer)
-            choice = generation.first_choice + answer - generation.first
-            if end is None:
-                generation.mailbox.put(TokenEvent(choice, token, logprobs=logprobs.get(answer)))
-                continue
-            self._finish(generation, answer, end.reason, end.num_preemptions)
-            generation.mailbox.put(TokenEvent(choice, token, end.reason, end.stop_token, logprobs.get(answer)))
+            if number in ended or number in logprobs:
+                self._put(answer, number, token, ended.get(number), logprobs.get(number))
+            else:
+                answer.mailbox.put_ordinary(answer.choice, token, is_late)
+
+    def _put(self, answer: Answer, number: int, token: int, end: Ended | None, logprobs: TokenLogprobs | None) -> None:
+        if end is None:
+            answer.mailbox.put(TokenEvent(answer.choice, token, logprobs=logprobs))
+            return
+        self._finish(answer, number, end.reason, end.num_preemptions)
+        answer.mailbox.put(TokenEvent(answer.choice, token, end.reason, end.stop_token, logprobs))
 
     def _begin(self, generation: Generation, seconds: float, num_cached_tokens: int) -> None:
         generation.scheduled_seconds = seconds
@@ -292,37 +305,46 @@ class EngineClient(asyncio.Protocol):
         self._queue.leave(generation.num_prompt_tokens)
         self._metrics.count_prompt(generation.num_prompt_tokens, num_cached_tokens)
 
-    def _note_token(self, generation: Generation, answer: int, seconds: float) -> None:
-        times = generation.times[answer - generation.first]
-        if times.num_tokens:
-            self._metrics.inter_token_latency.observe(seconds - times.last_token)
-        else:
-            times.first_token = seconds
-            self._metrics.time_to_first_token.observe(seconds - generation.arrival_seconds)
-        times.last_token = seconds
-        times.num_tokens += 1
+    def _note_times(self, answers: list[Answer | None], seconds: float) -> None:
+        """Each of ``answers`` got a token at ``seconds``."""
+        since: dict[float, int] = {}  # by the time of the token before: nearly all had it in the same step
+        for answer in answers:
+            if answer is None:
+                continue
+            if answer.num_tokens:
+                since[answer.last_token] = since.get(answer.last_token, 0) + 1
+            else:
+                answer.first_token = seconds
+                arrival = self._generations[answer.first].arrival_seconds
+                self._metrics.time_to_first_token.observe(seconds - arrival)
+            answer.last_token = seconds
+            answer.num_tokens += 1
+        for before, times in since.items():
+            self._metrics.inter_token_latency.observe(seconds - before, times)
 
-    def _finish(self, generation: Generation, answer: int, reason: str, num_preemptions: int) -> None:
-        """An answer is complete: no token of it is taken any more."""
-        del self._answers[answer]
+    def _finish(self, answer: Answer, number: int, reason: str, num_preemptions: int) -> None:
+        """Answer ``number`` is complete: no token of it is taken any more."""
+        generation = self._generations[answer.first]
+        del self._answers[number]
         generation.num_unfinished -= 1
-        if not self._answers:
+        if not generation.num_unfinished:
+            del self._generations[answer.first]
+        if not self._generations:
             self._idle.set()
-        times, params = generation.times[answer - generation.first], generation.params
         self._metrics.count_answer(
             FinishedAnswer(
                 reason=reason,
                 arrival=generation.arrival_seconds,
                 finished=time.perf_counter(),
                 scheduled=generation.scheduled_seconds,
-                first_token=times.first_token if times.num_tokens else None,
-                last_token=times.last_token,
+                first_token=answer.first_token if answer.num_tokens else None,
+                last_token=answer.last_token,
                 num_prompt_tokens=generation.num_prompt_tokens,
                 num_cached_tokens=generation.num_cached_tokens,
-                num_generated_tokens=times.num_tokens,
+                num_generated_tokens=answer.num_tokens,
                 num_preemptions=num_preemptions,
-                max_tokens=params.max_tokens,
-                num_samples=params.n,
+                max_tokens=generation.params.max_tokens,
+                num_samples=generation.params.n,
             )
         )
 
@@ -330,9 +352,9 @@ class EngineClient(asyncio.Protocol):
         if generation.scheduled_seconds is None:
             self._queue.leave(generation.num_prompt_tokens)
             generation.scheduled_seconds = None
-        for answer in range(generation.first, generation.first + generation.params.n):
-            if answer in self._answers:
-                self._finish(generation, answer, reason, 0)
+        for number, answer in enumerate(generation.answers, generation.first):
+            if number in self._answers:
+                self._finish(answer, number, reason, 0)
 
 
 def _ending(code: int | None) -> str:

@@ -29,49 +29,46 @@ class TokenEvent(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
-@dataclass(slots=True)
-class AnswerTimes:
-    """When an answer's first and last tokens were known, in seconds of the monotonic clock."""
-
-    first_token: float = 0.0
-    last_token: float = 0.0
-    num_tokens: int = 0
-
-
-Reader = Callable[[TokenEvent], bool]
+# Given the number of a choice, its token, and whether more tokens wait behind it: whether it was used on the spot.
+Writer = Callable[[int, int, bool], bool]
 
 
 class Mailbox:
     """Where the tokens of an HTTP request's generations gather. Frames put them in, one coroutine takes them out.
 
-    While it waits, a ``reader`` may use a token on the spot: waking a coroutine costs more than what it does then.
+    While it waits, a ``writer`` may use ordinary tokens on the spot: waking a coroutine costs more than what it does
+    then.
     """
 
-    __slots__ = ("_error", "_events", "_reader", "_waiter")
+    __slots__ = ("_error", "_events", "_waiter", "_writer")
 
     def __init__(self) -> None:
         self._events: list[TokenEvent] = []
         self._error: Exception | None = None
-        self._reader: Reader | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._writer: Writer | None = None
 
-    def put(self, event: TokenEvent) -> None:
-        reader = self._reader
-        if reader is not None:
+    def put_ordinary(self, choice: int, token: int, is_late: bool = False) -> None:
+        """A token that ends nothing and of which nothing more is known. is_late: the next step's are here, too."""
+        writer = self._writer
+        if writer is not None:
             try:
-                if reader(event):
+                if writer(choice, token, is_late):
                     return
             except Exception as problem:  # noqa: BLE001 - of this request alone: its coroutine raises it
                 self.fail(problem)
                 return
-        self._reader = None  # those that follow wait behind this one
+        self.put(TokenEvent(choice, token))
+
+    def put(self, event: TokenEvent) -> None:
+        self._writer = None  # those that follow wait behind this one
         self._events.append(event)
         self._wake()
 
     def fail(self, error: Exception) -> None:
         """No more tokens will come: ``take`` raises ``error`` once those that came before are taken."""
         self._error = error
-        self._reader = None
+        self._writer = None
         self._wake()
 
     def _wake(self) -> None:
@@ -79,22 +76,37 @@ class Mailbox:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    async def take(self, reader: Reader | None = None) -> list[TokenEvent]:
+    async def take(self, writer: Writer | None = None) -> list[TokenEvent]:
         """What has gathered; waits for at least one event. Raises what ``fail`` was told.
 
-        reader: is given each event that comes meanwhile; one that it returns False for gathers, and so do the next.
+        writer: is given each ordinary token that comes meanwhile; one that it does not use gathers, and so do the next.
         """
         while not self._events:
             if self._error is not None:
                 raise self._error
             self._waiter = asyncio.get_running_loop().create_future()
-            self._reader = reader
+            self._writer = writer
             try:
                 await self._waiter
             finally:
-                self._reader = None
+                self._writer = None
         events, self._events = self._events, []
         return events
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """One sample of the generation that begins at number ``first``; ``choice`` of its HTTP request.
+
+    first_token, last_token: when they were known, in seconds of the monotonic clock.
+    """
+
+    first: int
+    choice: int
+    mailbox: Mailbox
+    first_token: float = 0.0
+    last_token: float = 0.0
+    num_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -117,8 +129,8 @@ class Generation:
     num_cached_tokens: int = 0
     num_unfinished: int = 0
     prompt_logprobs: PromptLogprobs | None = None
-    times: list[AnswerTimes] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.num_unfinished = self.params.n
-        self.times = [AnswerTimes() for _ in range(self.params.n)]
+        self.answers = [Answer(self.first, self.first_choice + n, self.mailbox) for n in range(self.params.n)]

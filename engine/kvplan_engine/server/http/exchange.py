@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from kvplan_engine.server.http.connection import EXTENSION, Connection
+from kvplan_engine.server.http.connection import EXTENSION, Outlet
 from kvplan_engine.server.openai.errors import ApiError, Headers
 
 Scope = MutableMapping[str, Any]
@@ -33,9 +33,9 @@ class Exchange:
     """arrival_seconds: of the monotonic clock. status: of the answer, 0 before it begins."""
 
     __slots__ = (
-        "_connection",
+        "_asgi_send",
         "_headers",
-        "_send",
+        "_outlet",
         "arrival_seconds",
         "method",
         "path",
@@ -53,8 +53,8 @@ class Exchange:
         self.receive = receive
         self.status = 0
         self.request_id = ""  # sent back as x-request-id
-        self._send = send
-        self._connection: Connection = scope["extensions"][EXTENSION]
+        self._asgi_send = send
+        self._outlet: Outlet = scope["extensions"][EXTENSION].outlet
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
 
     def header(self, name: bytes) -> bytes:
@@ -104,13 +104,9 @@ class Exchange:
         await self._begin(200, list(_EVENT_STREAM))
 
     @property
-    def is_ready(self) -> bool:
-        """Whether the connection takes a piece of an event stream at once: its client is there and keeps up."""
-        return self._connection.is_ready
-
-    def write_now(self, data: bytes) -> None:
-        """A piece of an event stream that has begun, if ``is_ready``."""
-        self._connection.write_chunk(data)
+    def live(self) -> Outlet:
+        """Takes pieces of an event stream that has begun, at once."""
+        return self._outlet
 
     async def write(self, data: bytes) -> None:
         """A piece of an event stream. Waits while the client does not read."""
@@ -118,6 +114,10 @@ class Exchange:
 
     async def end_stream(self) -> None:
         await self._send({"type": "http.response.body", "body": b""})
+
+    async def _send(self, message: MutableMapping[str, Any]) -> None:
+        self._outlet.has_written = True
+        await self._asgi_send(message)
 
     async def _begin(self, status: int, headers: Headers) -> None:
         self.status = status

@@ -7,22 +7,19 @@ from typing import Any, Protocol
 
 from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.server.engine_client.client import EngineClient
-from kvplan_engine.server.engine_client.generation import Generation, Mailbox, Reader, TokenEvent
+from kvplan_engine.server.engine_client.generation import Generation, Mailbox, Writer
 from kvplan_engine.server.openai.choices import Choice, Delta
+from kvplan_engine.server.openai.plain_stream import LiveOutput, PlainStream
 from kvplan_engine.server.openai.shapes import DONE, Shape
 from kvplan_engine.server.openai.usage import request_metrics, usage
 from kvplan_engine.server.text.decoding import answer_decoder
 
 
 class Output(Protocol):
-    """Where a stream goes."""
+    """Where a stream goes. live: the same for what is written without waiting."""
 
     @property
-    def is_ready(self) -> bool:
-        """Whether ``write_now`` may be called: the client keeps up."""
-
-    def write_now(self, data: bytes) -> None:
-        """A piece of the stream, without waiting."""
+    def live(self) -> LiveOutput: ...
 
     async def write(self, data: bytes) -> None:
         """A piece of the stream. Waits while the client does not read."""
@@ -74,11 +71,11 @@ class Answering:
         for generation in self._generations:
             self._client.abort(generation)
 
-    async def _next(self, reader: Reader | None = None) -> list[Delta]:
-        """What the next tokens add, at least one; [] when all choices are complete. reader: see ``Mailbox.take``."""
+    async def _next(self, writer: Writer | None = None) -> list[Delta]:
+        """What the next tokens add, at least one; [] when all choices are complete. writer: see ``Mailbox.take``."""
         choices = self._choices
         while self._num_unfinished:
-            events = await self._mailbox.take(reader)
+            events = await self._mailbox.take(writer)
             deltas = [delta for event in events if (delta := choices[event.choice].take(event)) is not None]
             for delta in deltas:
                 if delta.finish_reason is not None:
@@ -110,9 +107,9 @@ class Answering:
     async def stream(self, output: Output) -> None:
         """Write every chunk as its token arrives. Tokens that gathered meanwhile are written at once, a chunk each."""
         shape, options = self._shape, self._shape.context.options
-        reader = None if options.stop_strings else partial(self._write_now, output)
+        writer = self._writer(output.live)
         data = shape.opening()
-        while deltas := await self._next(None if data else reader):
+        while deltas := await self._next(None if data else writer):
             await output.write(data + b"".join(map(self._chunk, deltas)))
             data = b""
         ending = DONE
@@ -121,13 +118,20 @@ class Answering:
             ending = shape.usage_chunk(counts, request_metrics(self._generations)) + ending
         await output.write(ending)
 
-    def _write_now(self, output: Output, event: TokenEvent) -> bool:
-        """Write the chunk of a token that ends nothing; False, and nothing is done, for others or a slow client."""
-        if event.reason is not None or not output.is_ready:
+    def _writer(self, output: LiveOutput) -> Writer | None:
+        """For ordinary tokens, if none of them can end a choice."""
+        options, plain_parts = self._shape.context.options, self._shape.plain_parts
+        if options.stop_strings:
+            return None
+        if len(plain_parts) == 1 and not options.echo:
+            return PlainStream(self._choices[0], *plain_parts[0], output).write
+        return partial(self._write_now, output)
+
+    def _write_now(self, output: LiveOutput, choice: int, token: int, is_late: bool) -> bool:
+        """Write an ordinary token's chunk; False, and nothing is done, for a client that does not keep up."""
+        if not output.is_ready:
             return False
-        delta = self._choices[event.choice].take(event)
-        if delta is not None:
-            output.write_now(self._chunk(delta))
+        output.write(self._chunk(Delta(choice, self._choices[choice].add(token), token)))
         return True
 
     def _chunk(self, delta: Delta) -> bytes:

@@ -26,22 +26,27 @@ class Delta(NamedTuple):
 class Choice:
     """The state of one choice. min_tokens: before so many no stop string counts."""
 
-    __slots__ = ("_decoder", "_min_tokens", "_stops", "is_finished", "num_tokens")
+    __slots__ = ("_min_tokens", "_stops", "decoder", "is_finished", "num_tokens")
 
     def __init__(self, decoder: AnswerDecoder, options: AnswerOptions, min_tokens: int) -> None:
-        self._decoder = decoder
+        self.decoder = decoder
         self._min_tokens = min_tokens
         self._stops = StopStrings(options.stop_strings, include=options.include_stop) if options.stop_strings else None
         self.num_tokens = 0
         self.is_finished = False
 
+    def add(self, token: int) -> str:
+        """The text that an ordinary token adds, where there are no stop strings."""
+        self.num_tokens += 1
+        return self.decoder.add(token)
+
     def take(self, event: TokenEvent) -> Delta | None:
         """What ``event`` adds; None where the choice has ended at a stop string meanwhile."""
         if self.is_finished:
             return None
-        self.num_tokens += 1
         if event.reason is None and self._stops is None:
-            return Delta(event.choice, self._decoder.add(event.token), event.token, event.logprobs)
+            return Delta(event.choice, self.add(event.token), event.token, event.logprobs)
+        self.num_tokens += 1
         return self._take_carefully(event)
 
     def _take_carefully(self, event: TokenEvent) -> Delta:
@@ -60,7 +65,7 @@ class Choice:
 
     def _text_of(self, event: TokenEvent) -> tuple[str, str | None]:
         """The text that ``event`` adds, and the stop string that it completes."""
-        decoder, stops = self._decoder, self._stops
+        decoder, stops = self.decoder, self._stops
         if event.reason == "stop":  # the token that ended the answer is not part of its text
             return (stops.flush() if stops else "") + decoder.flush(), None
         piece = decoder.add(event.token)

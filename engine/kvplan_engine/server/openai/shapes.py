@@ -56,7 +56,8 @@ class AnswerContext:
 class Shape:
     """The chunks and the answer of one request. ``chunk_object``, ``answer_object``: OpenAI's ``object``.
 
-    generations: one for each prompt, once they are submitted.
+    generations: one for each prompt, once they are submitted. plain_parts: for each choice, what stands before and
+    behind the text in the chunk of an ordinary token; none where such chunks say more.
     """
 
     chunk_object = ""
@@ -70,7 +71,7 @@ class Shape:
         self._logprobs = [self._make_logprobs(index) for index in range(num_choices)]
         has_more = options.num_logprobs is not None or options.return_token_ids or options.continuous_usage
         self._is_plain = options.stream and not has_more and not options.echo_only
-        self._plain = [self._plain_parts(index) for index in range(num_choices)] if self._is_plain else []
+        self.plain_parts = [self._plain_parts(index) for index in range(num_choices)] if self._is_plain else []
         self._has_begun = [False] * num_choices
 
     # ---- streams
@@ -83,7 +84,7 @@ class Shape:
         """The chunk of one token. usage: where it is shown in every chunk."""
         begins = not self._has_begun[delta.choice]
         if self._is_plain and delta.finish_reason is None and not (begins and self.context.options.echo):
-            before, after = self._plain[delta.choice]
+            before, after = self.plain_parts[delta.choice]
             self._has_begun[delta.choice] = True
             return before + _encode(delta.text) + after
         self._has_begun[delta.choice] = True

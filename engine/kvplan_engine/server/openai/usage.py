@@ -22,7 +22,7 @@ def usage(generations: list[Generation], num_completion_tokens: int) -> dict[str
 def request_metrics(generations: list[Generation]) -> dict[str, float | None]:
     """vLLM's ``metrics`` of a request, in ms: of its first prompt's first sample, from arrival on."""
     first = generations[0]
-    times = first.times[0]
+    times = first.answers[0]
     result: dict[str, float | None] = {
         "time_to_first_token_ms": None,
         "generation_time_ms": None,
