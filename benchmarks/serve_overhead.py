@@ -1,9 +1,10 @@
-"""What the server costs: CPU of the API process per streamed token, and throughput over HTTP beside LLM.generate's.
+"""What the server costs: CPU of the API process per token and per request, and throughput beside LLM.generate's.
 
     python benchmarks/serve_overhead.py --model FILE.gguf --threads 1
 
 Both serve the same prompts with the same settings, in turn, on the same machine: while one runs, the other waits. All
-streams begin together, and every token is a chunk of its own. The client reads sockets and counts chunks.
+streams begin together, and every token is a chunk of its own. The client reads sockets and counts chunks. Answers of
+two lengths tell what one more token costs from what a request costs, however long its answer.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_SHORT_SHARE = 4  # the short answers have a fourth of the long ones' tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,9 @@ class Round:
 
 
 def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    """Of all its threads that still run, from the scheduler's own clock: /proc/PID/stat counts in ticks of 10 ms."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((each / "schedstat").read_text(encoding="utf-8").split()[0]) for each in threads) / 1e9
 
 
 def _machine_seconds() -> float:
@@ -121,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="with a tokenizer: a directory or a .gguf file")
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=256)
     parser.add_argument("--prompt-len", type=int, default=32)
     parser.add_argument("--vocab-size", type=int, default=10_000, help="prompts are drawn from the tokens below it")
     parser.add_argument("--rounds", type=int, default=3)
@@ -135,24 +138,38 @@ def main() -> None:
     llm = LLM(arguments.model, **settings)
     server = Server(arguments, settings)
     try:
-        served, alone, others = [], [], []
+        served, short, alone, others = [], [], [], []
         for number in range(arguments.rounds + 1):
             prompts = _prompts(arguments, number)
             busy, start = _machine_seconds(), time.perf_counter()
-            rounds = (offline(llm, prompts, arguments.output_len), over_http(server, prompts, arguments.output_len))
+            rounds = (
+                offline(llm, prompts, arguments.output_len),
+                over_http(server, prompts, arguments.output_len),
+                over_http(server, _prompts(arguments, -1 - number), arguments.output_len // _SHORT_SHARE),
+            )
             elapsed = time.perf_counter() - start
             own = sum(each.api_cpu_seconds + each.engine_cpu_seconds + each.client_cpu_seconds for each in rounds)
             if number:  # the first round warms up
                 alone.append(rounds[0])
                 served.append(rounds[1])
+                short.append(rounds[2])
                 others.append((_machine_seconds() - busy - own) / elapsed)
     finally:
         server.process.terminate()
         server.process.wait()
-    _report(arguments, alone, served, others)
+    _report(arguments, alone, served, short, others)
 
 
-def _report(arguments: argparse.Namespace, alone: list[Round], served: list[Round], others: list[float]) -> None:
+def _token_and_request_us(long: Round, short: Round, streams: int) -> tuple[float, float]:
+    """CPU of the API process for one more token, and for a request without its tokens."""
+    token = (long.api_cpu_seconds - short.api_cpu_seconds) / (long.num_tokens - short.num_tokens)
+    return token * 1e6, (short.api_cpu_seconds - token * short.num_tokens) / streams * 1e6
+
+
+def _report(
+    arguments: argparse.Namespace, alone: list[Round], served: list[Round], short: list[Round], others: list[float]
+) -> None:
+    apart = [_token_and_request_us(*pair, arguments.streams) for pair in zip(served, short, strict=True)]
     ratios = [one.tokens_per_second / other.tokens_per_second for one, other in zip(served, alone, strict=True)]
     figures = {
         "model": Path(arguments.model).name,
@@ -165,6 +182,8 @@ def _report(arguments: argparse.Namespace, alone: list[Round], served: list[Roun
         "http_tokens_per_second": [round(each.tokens_per_second, 1) for each in served],
         "ratio": [round(ratio, 3) for ratio in ratios],
         "ratio_median": round(statistics.median(ratios), 3),
+        "api_cpu_us_per_further_token": [round(token, 1) for token, _ in apart],
+        "api_cpu_us_per_request": [round(request) for _, request in apart],
         "api_cpu_us_per_token": [round(each.api_us_per_token, 1) for each in served],
         "client_cpu_us_per_token": [round(each.client_cpu_seconds / each.num_tokens * 1e6, 1) for each in served],
         "cores_of_others": [round(each, 2) for each in others],

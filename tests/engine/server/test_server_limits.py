@@ -22,8 +22,9 @@ KEY = {"authorization": "Bearer secret-1"}
 
 @pytest.fixture(scope="module")
 def limited(long_model_path: Path) -> Iterator[ServerProcess]:
-    """Two keys, one seat, room for two in the queue."""
+    """Two keys, one seat, room for two in the queue. The last test kills its engine."""
     options = {
+        "dead_engine_seconds": 600.0,
         "api_keys": ["secret-1", "secret-2"],
         "max_num_queued_reqs": 2,
         "max_num_queued_tokens": 40,
@@ -195,28 +196,26 @@ def test_without_patience_requests_in_flight_end_with_an_error(long_model_path: 
     assert done == "[DONE]"
 
 
-def test_a_killed_engine_is_said_to_everybody_and_ends_the_server(long_model_path: Path) -> None:
-    """Exit code 1: a supervisor starts it anew."""
-    with ServerProcess(str(long_model_path), dead_engine_seconds=600.0) as server:
-        engine = server.engine_pid
-        streamed, stream_results = _in_background(
-            lambda: server.post("/v1/completions", {**LONG, "n": 60, "stream": True})
-        )
-        waiting, whole_results = _in_background(lambda: server.post("/v1/completions", {**LONG, "n": 4}))
-        wait_for(lambda: server.metric("vllm:num_requests_running"), lambda number: number > 60)
-        os.kill(engine, signal.SIGKILL)
-        wait_for(lambda: server.get("/health").status, lambda status: status == 503)
-        refused: HttpAnswer = server.post("/v1/completions", LONG)
-        assert refused.status == 503
-        assert "The engine process was ended by SIGKILL." in refused.error["message"]
-        for thread in (streamed, waiting):
-            thread.join(120)
-        (stream,), (whole,) = stream_results, whole_results
-        *_, error, _ = decoded_events(stream.body)
-        assert "ended by SIGKILL" in error["error"]["message"]
-        assert whole.status == 503
-        assert server.end() == 1
-    assert any("the engine process has ended" in line for line in server.lines)
+def test_a_killed_engine_is_said_to_everybody_and_ends_the_server(limited: ServerProcess) -> None:
+    """To a stream and to an answer, of which one runs and one waits. Exit code 1: a supervisor starts it anew."""
+    engine = limited.request("GET", "/server_info", headers=KEY).json["engine_pid"]
+    streamed, stream_results = _in_background(lambda: limited.post("/v1/completions", {**LONG, "stream": True}, KEY))
+    waiting, whole_results = _in_background(lambda: limited.post("/v1/completions", LONG, KEY))
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    wait_for(lambda: [limited.metric(name) for name in names], lambda numbers: numbers == [1, 1])
+    os.kill(engine, signal.SIGKILL)
+    wait_for(lambda: limited.get("/health").status, lambda status: status == 503)
+    refused: HttpAnswer = limited.post("/v1/completions", LONG, KEY)
+    assert refused.status == 503
+    assert "The engine process was ended by SIGKILL." in refused.error["message"]
+    for thread in (streamed, waiting):
+        thread.join(120)
+    (stream,), (whole,) = stream_results, whole_results
+    *_, error, _ = decoded_events(stream.body)
+    assert "ended by SIGKILL" in error["error"]["message"]
+    assert whole.status == 503
+    assert limited.end() == 1
+    assert any("the engine process has ended" in line for line in limited.lines)
 
 
 @pytest.mark.slow

@@ -7,10 +7,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server_process import ServerProcess
+from server_process import ServerProcess, decoded_events
 
 from kvplan.cli import main
 from kvplan.commands.serve import ENGINE_NAMES, serve
@@ -30,13 +31,32 @@ def _started(options: dict[str, object]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_api_process_never_loads_torch(server: ServerProcess) -> None:
+KEY = {"authorization": "Bearer secret-key"}
+_COMMAND = """
+--port 0 --load-format dummy --device cpu --device-memory 256MiB --block-size 32 --max-model-len 128
+--enable-server-load-tracking --no-enable-prefix-caching --served-model-name one --api-key secret-key
+"""
+
+
+@pytest.fixture(scope="module")
+def commanded(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """`kvplan serve` of a model that has neither weights nor a tokenizer; a signal ends it."""
+    bare = tmp_path_factory.mktemp("bare")
+    (bare / "config.json").write_bytes((model_path / "config.json").read_bytes())
+    with ServerProcess.of_command(["-m", "kvplan", "serve", str(bare), *_COMMAND.split()]) as server:
+        yield server
+        assert server.end() == 0, "".join(server.lines)
+
+
+def test_the_api_process_never_loads_torch(commanded: ServerProcess) -> None:
     """Of the running process, after it has answered."""
-    server.complete("the capital", max_tokens=2)
-    maps = Path(f"/proc/{server.process.pid}/maps").read_text(encoding="utf-8")
+    answer = commanded.post("/v1/completions", {"prompt": [3, 4], "max_tokens": 2}, KEY)
+    assert answer.status == 200, answer.body
+    maps = Path(f"/proc/{commanded.process.pid}/maps").read_text(encoding="utf-8")
     assert "uvloop" in maps, "the maps of another process"
     assert "torch" not in maps
-    assert "torch" in Path(f"/proc/{server.engine_pid}/maps").read_text(encoding="utf-8")
+    engine = commanded.request("GET", "/server_info", headers=KEY).json["engine_pid"]
+    assert "torch" in Path(f"/proc/{engine}/maps").read_text(encoding="utf-8")
 
 
 def test_every_setting_of_the_engine_is_an_option() -> None:
@@ -69,26 +89,37 @@ def test_random_weights_are_not_served_unasked(model_path: Path, tmp_path: Path)
     assert "hint: give a directory" in done.stderr
 
 
-def test_a_taken_port_is_said_before_the_model_is_loaded(server: ServerProcess) -> None:
-    done = _started({"model": "nosuch/model", "port": server.port})
+def test_a_taken_port_is_said_before_the_model_is_loaded(commanded: ServerProcess) -> None:
+    done = _started({"model": "nosuch/model", "port": commanded.port})
     assert done.returncode == 1
-    assert f"port {server.port} of 127.0.0.1 cannot be used" in done.stderr
+    assert f"port {commanded.port} of 127.0.0.1 cannot be used" in done.stderr
 
 
-def test_without_a_tokenizer_prompts_are_token_ids(model_path: Path, tmp_path: Path) -> None:
+def test_without_a_tokenizer_prompts_are_token_ids(commanded: ServerProcess) -> None:
     """Random weights that were asked for are served, to measure speed."""
-    (tmp_path / "config.json").write_bytes((model_path / "config.json").read_bytes())
-    with ServerProcess(str(tmp_path), {"load_format": "dummy"}) as server:
-        answer = server.complete([3, 4, 5], max_tokens=4, ignore_eos=True, return_token_ids=True)
-        assert len(answer["choices"][0]["token_ids"]) == 4
-        assert answer["choices"][0]["text"] == ""
-        events = server.events("/v1/completions", {"prompt": [3, 4], "max_tokens": 4, "ignore_eos": True})
-        assert [event["choices"][0]["text"] for event in events[:-1]] == [""] * 4
-        refused = server.post("/v1/completions", {"prompt": "text"})
-        assert refused.status == 400
-        assert "Prompts must be token ids" in refused.error["message"]
-        chat = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
-        assert chat.status == 400
+    fields = {"max_tokens": 4, "ignore_eos": True, "stream": True}
+    answer = commanded.post("/v1/completions", {"prompt": [3, 4, 5], **fields, "return_token_ids": True}, KEY)
+    *events, done = decoded_events(answer.body)
+    assert [len(event["choices"][0]["token_ids"]) for event in events] == [1] * 4
+    answer = commanded.post("/v1/completions", {"prompt": [3, 4, 5], **fields}, KEY)
+    *events, done = decoded_events(answer.body)
+    assert [event["choices"][0]["text"] for event in events] == [""] * 4
+    assert done == "[DONE]"
+    refused = commanded.post("/v1/completions", {"prompt": "text"}, KEY)
+    assert refused.status == 400
+    assert "Prompts must be token ids" in refused.error["message"]
+    chat = commanded.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, KEY)
+    assert chat.status == 400
+
+
+def test_the_command_becomes_the_server(commanded: ServerProcess) -> None:
+    """Its options arrive, and keys are on no command line of the server's."""
+    info = commanded.request("GET", "/server_info", headers=KEY).json
+    config = info["config"]
+    assert (config["device_memory"], config["block_size"]) == (256 * 1024**2, 32)
+    assert (config["max_model_len"], config["enable_prefix_caching"]) == (128, False)
+    assert b"secret-key" not in Path(f"/proc/{commanded.process.pid}/cmdline").read_bytes()
+    assert commanded.get("/v1/models").status == 401
 
 
 def test_a_missing_package_is_one_sentence_with_its_extra(tmp_path: Path) -> None:
@@ -110,35 +141,3 @@ def test_a_missing_package_is_one_sentence_with_its_extra(tmp_path: Path) -> Non
 def test_an_adapter_without_name_or_directory_is_refused(capsys: pytest.CaptureFixture[str], word: str) -> None:
     assert main(["serve", "gpt2", "--lora-modules", word]) == 2
     assert "is not NAME=DIR.\nhint: for example --lora-modules" in capsys.readouterr().err
-
-
-def test_the_command_becomes_the_server(model_path: Path) -> None:
-    """Its options arrive, keys are on no command line of the server's, and a signal ends it."""
-    options = [
-        "--port",
-        "0",
-        "--device",
-        "cpu",
-        "--device-memory",
-        "256MiB",
-        "--block-size",
-        "32",
-        "--max-model-len",
-        "128",
-    ]
-    options += [
-        "--enable-server-load-tracking",
-        "--no-enable-prefix-caching",
-        "--served-model-name",
-        "one",
-        "--api-key",
-        "secret-key",
-    ]
-    with ServerProcess.of_command(["-m", "kvplan", "serve", str(model_path), *options]) as server:
-        info = server.request("GET", "/server_info", headers={"authorization": "Bearer secret-key"}).json
-        config = info["config"]
-        assert (config["device_memory"], config["block_size"]) == (256 * 1024**2, 32)
-        assert (config["max_model_len"], config["enable_prefix_caching"]) == (128, False)
-        assert b"secret-key" not in Path(f"/proc/{server.process.pid}/cmdline").read_bytes()
-        assert server.get("/v1/models").status == 401
-        assert server.end() == 0

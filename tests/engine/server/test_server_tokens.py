@@ -70,6 +70,17 @@ def test_options_mean_what_they_mean_without_a_server(server: ServerProcess, llm
     ]
 
 
+def test_a_stream_of_text_alone_has_the_text_of_the_whole_answer(server: ServerProcess) -> None:
+    """A chunk for every token, also where characters lie in several: nothing of what a token says is asked for."""
+    for prompt in PROMPTS[:6]:
+        fields: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+        *events, done = server.events("/v1/completions", {"prompt": prompt, **fields})
+        assert (len(events), done) == (24, "[DONE]")
+        text = "".join(event["choices"][0]["text"] for event in events)
+        assert text == server.complete(prompt, **fields)["choices"][0]["text"]
+        assert [event["choices"][0]["finish_reason"] for event in events] == [None] * 23 + ["length"]
+
+
 def test_stop_strings_end_an_answer_where_the_engine_would(server: ServerProcess, llm: LLM) -> None:
     """Every piece of an answer of two characters as a stop string, streamed and not."""
     params = {"temperature": 0.0, "max_tokens": 16}
