@@ -16,6 +16,9 @@ from server_process import ServerProcess, decoded_events
 from kvplan.cli import main
 from kvplan.commands.serve import ENGINE_NAMES, serve
 from kvplan_engine.config import knobs
+from kvplan_engine.errors import EngineError
+from kvplan_engine.server.engine_process.loading import load
+from kvplan_engine.server.messages import Load
 
 
 def _started(options: dict[str, object]) -> subprocess.CompletedProcess[str]:
@@ -70,7 +73,6 @@ def test_every_setting_of_the_engine_is_an_option() -> None:
         ({"model": "gpt2", "port": 70000}, "error: the port must lie in [0, 65535], got 70000.", 2),
         ({"model": "gpt2", "prot": 1}, "error: the server's options are not valid:", 2),
         ({"model": "nosuch/model", "port": 0}, "error: 'nosuch/model' is not a local path", 1),
-        ({"model": "gpt2", "port": 0, "settings": {"block_sise": 3}}, "error: unknown setting block_sise.", 1),
         ({"model": "gpt2", "port": 0, "host": "999.1.1.1"}, "error: the server cannot listen on '999.1.1.1'", 1),
     ],
 )
@@ -81,12 +83,15 @@ def test_what_cannot_start_is_one_sentence(options: dict[str, object], sentence:
     assert "Traceback" not in done.stderr
 
 
-def test_random_weights_are_not_served_unasked(model_path: Path, tmp_path: Path) -> None:
+def test_an_engine_that_cannot_load_says_why(model_path: Path, tmp_path: Path) -> None:
+    """In this process; what the server makes of it is above."""
+    with pytest.raises(EngineError, match=r"^unknown setting block_sise\.$"):
+        load(Load("gpt2", {"block_sise": 3}))
     (tmp_path / "config.json").write_bytes((model_path / "config.json").read_bytes())
-    done = _started({"model": str(tmp_path), "port": 0, "settings": {"device": "cpu", "device_memory": "256MiB"}})
-    assert done.returncode == 1
-    assert "there are no weights for" in done.stderr
-    assert "hint: give a directory" in done.stderr
+    with pytest.raises(EngineError, match="there are no weights for") as random_weights:
+        load(Load(str(tmp_path), {"device": "cpu", "device_memory": "256MiB"}))
+    assert random_weights.value.hint is not None
+    assert random_weights.value.hint.startswith("give a directory")
 
 
 def test_a_taken_port_is_said_before_the_model_is_loaded(commanded: ServerProcess) -> None:
