@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from pathlib import Path
@@ -11,6 +12,15 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is loaded
     # threads that wait for others give their core to the other processes, instead of spinning on it
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Nothing that is imported for the tests becomes garbage: looking for some would take a fifth of that time.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collections begin, and leave alone what is there: torch, transformers and thousands of tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,6 +9,7 @@ from kvplan.bench.options import BenchOrder
 from kvplan.bench.protocol import DoneMessage, ErrorMessage, ResultMessage, StartMessage
 from kvplan.machine.cpu_meter import CpuMeter
 from kvplan.workers.channel import WorkerChannel
+from kvplan.workers.imports import quick_imports
 
 
 def main() -> None:
@@ -26,9 +27,10 @@ def main() -> None:
 
 
 def _run(order: BenchOrder, channel: WorkerChannel) -> None:
-    import torch
+    with quick_imports():
+        import torch
 
-    from kvplan.bench.experiments import ExperimentRunner
+        from kvplan.bench.experiments import ExperimentRunner
 
     meter = CpuMeter()
     runner = ExperimentRunner(order)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from kvplan.profiling.protocol import ProfileOrder
 from kvplan.workers.channel import WorkerChannel
+from kvplan.workers.imports import quick_imports
 
 
 def main() -> None:
     channel = WorkerChannel.open()
     # The engine and torch are imported here, after stdout is safe and while a thread watches for the parent's death.
-    from kvplan.profiling.worker.recording import run_profile
-    from kvplan.sweeps.worker.engine_host import EngineHost, greeting
+    with quick_imports():
+        from kvplan.profiling.worker.recording import run_profile
+        from kvplan.sweeps.worker.engine_host import EngineHost, greeting
 
     channel.send(greeting())
     channel.send(run_profile(EngineHost(), ProfileOrder.from_json(channel.receive()), channel.send))

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from kvplan.sweeps.worker.protocol import TrialOrder
 from kvplan.workers.channel import WorkerChannel
+from kvplan.workers.imports import quick_imports
 
 
 def main() -> None:
     channel = WorkerChannel.open()
     # The engine and torch are imported here, after stdout is safe and while a thread watches for the parent's death.
-    from kvplan.sweeps.worker.engine_host import EngineHost, greeting
-    from kvplan.sweeps.worker.trial import run_trial
+    with quick_imports():
+        from kvplan.sweeps.worker.engine_host import EngineHost, greeting
+        from kvplan.sweeps.worker.trial import run_trial
 
     channel.send(greeting())
     host = EngineHost()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kernel_builds import OTHER_BUILDS
 from paged_cases import PADDING_ROWS, Shape, make_case
 
 from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions, ChoiceInputs
@@ -13,7 +14,7 @@ from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.layer_cache import LayerCache, latent_cache
 from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.attention.reference import ReferenceBackend
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, BuildVariant, build_library
+from kvplan_engine.kernels.build import NATIVE, BuildVariant, build_library
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -96,7 +97,7 @@ def check_attention(kernels: CpuKernels, num_heads: int, dtype: torch.dtype, kv_
     assert bool(((result - exact).abs() <= allowed + rounding).all())
 
 
-@pytest.mark.parametrize("variant", [WIDE, GENERIC], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", OTHER_BUILDS, ids=lambda variant: variant.name)
 def test_every_build_is_as_defined(variant: BuildVariant) -> None:
     kernels = CpuKernels(build_library(variant))
     for dtype, kv_dtype in PAIRS:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kernel_builds import OTHER_BUILDS
 from paged_cases import LAYER, Shape, assert_matches_definition, attend, make_case
 
 from kvplan_engine.attention.backend import AttentionOptions, Rotation
@@ -14,7 +15,7 @@ from kvplan_engine.attention.layer_cache import uniform_cache
 from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.errors import EngineError
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, BuildVariant, build_library
+from kvplan_engine.kernels.build import NATIVE, BuildVariant, build_library
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,7 +30,7 @@ def native() -> CpuBackend:
     return CpuBackend(load_kernels(NATIVE))
 
 
-@pytest.fixture(scope="module", params=[WIDE, GENERIC], ids=lambda variant: variant.name)
+@pytest.fixture(scope="module", params=OTHER_BUILDS, ids=lambda variant: variant.name)
 def other_build(request: pytest.FixtureRequest) -> CpuBackend:
     variant: BuildVariant = request.param
     kernels = CpuKernels(build_library(variant))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_builds import BUILDS
 from paged_cases import LAYER, Shape, assert_matches_definition, attend, make_case
 
 from kvplan_engine.attention.backend import AttentionBackend
@@ -11,7 +12,7 @@ from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.layer_cache import uniform_cache
 from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, build_library
+from kvplan_engine.kernels.build import NATIVE, build_library
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FP8 = torch.float8_e4m3fn
 
 
-@pytest.fixture(scope="module", params=["reference", NATIVE, WIDE, GENERIC], ids=lambda p: getattr(p, "name", p))
+@pytest.fixture(scope="module", params=["reference", *BUILDS], ids=lambda p: getattr(p, "name", p))
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     if request.param == "reference":
         return ReferenceBackend()
@@ -71,7 +72,7 @@ def test_every_byte_is_read_as_torch_reads_it(backend: AttentionBackend) -> None
 
 
 # The reference is the definition: only the compiled kernels are held against it.
-@pytest.mark.parametrize("backend", [NATIVE, WIDE, GENERIC], ids=lambda p: getattr(p, "name", p), indirect=True)
+@pytest.mark.parametrize("backend", BUILDS, ids=lambda p: getattr(p, "name", p), indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (6, 2), (7, 1), (16, 2)])
 @pytest.mark.parametrize("head_size", [13, 64, 80, 128])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kernel_builds import BUILDS
 from paged_cases import (
     LAYER,
     PADDING_ROWS,
@@ -22,17 +23,15 @@ from kvplan_engine.attention.layer_cache import LayerCache
 from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.attention.stored import quantised
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, build_library
+from kvplan_engine.kernels.build import NATIVE, build_library
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-COMPILED = pytest.mark.parametrize(
-    "backend", [NATIVE, WIDE, GENERIC], ids=lambda p: getattr(p, "name", p), indirect=True
-)
+COMPILED = pytest.mark.parametrize("backend", BUILDS, ids=lambda p: getattr(p, "name", p), indirect=True)
 
 
-@pytest.fixture(scope="module", params=["reference", NATIVE, WIDE, GENERIC], ids=lambda p: getattr(p, "name", p))
+@pytest.fixture(scope="module", params=["reference", *BUILDS], ids=lambda p: getattr(p, "name", p))
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     if request.param == "reference":
         return ReferenceBackend()

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kernel_builds import BUILDS
 from paged_cases import Case, Shape, assert_matches_definition, attend, make_case
 
 from kvplan_engine.attention.cpu import CpuBackend
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, build_library
+from kvplan_engine.kernels.build import NATIVE, build_library
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -24,7 +25,7 @@ def kernels() -> CpuKernels:
     return load_kernels(NATIVE)
 
 
-@pytest.fixture(scope="module", params=[NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
+@pytest.fixture(scope="module", params=BUILDS, ids=lambda variant: variant.name)
 def every_build(request: pytest.FixtureRequest) -> CpuKernels:
     return load_kernels() if request.param is NATIVE else CpuKernels(build_library(request.param))
 

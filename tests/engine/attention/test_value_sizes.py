@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from kernel_builds import BUILDS
 from paged_cases import PADDING_ROWS, Shape, make_case
 
 from kvplan_engine.attention.backend import AttentionBackend, AttentionInputs, AttentionOptions
@@ -13,7 +14,7 @@ from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.layer_cache import LayerCache, latent_cache
 from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, build_library
+from kvplan_engine.kernels.build import NATIVE, build_library
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -97,7 +98,7 @@ def test_as_defined_in_bfloat16(sizes: Sizes, kv_dtype: torch.dtype) -> None:
     assert_as_defined(load_kernels(), case_of(sizes, 16, torch.bfloat16, kv_dtype))
 
 
-@pytest.mark.parametrize("variant", [NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", BUILDS, ids=lambda variant: variant.name)
 @pytest.mark.parametrize("sizes", [*LATENT[2:], APART[1]], ids=str)
 def test_every_build_is_as_defined(variant: object, sizes: Sizes) -> None:
     kernels = load_kernels() if variant is NATIVE else CpuKernels(build_library(variant))  # type: ignore[arg-type]

@@ -105,7 +105,7 @@ def test_whatever_decides_the_contents_changes_the_name(
 def test_two_processes_compile_once(tmp_path: Path) -> None:
     """The compiler makes empty objects, and links them to the library that is there: what it costs is not at issue."""
     making = f'case "$*" in *--version*) echo 1;; *-shared*) cp {build_library()} "$target";; *) : > "$target";; esac'
-    compiler = write_compiler(tmp_path, f'for target; do :; done\n{making}')
+    compiler = write_compiler(tmp_path, f"for target; do :; done\n{making}")
     processes = [
         run_python(BUILD_SCRIPT, KVPLAN_CACHE_DIR=str(tmp_path / "cache"), CXX=str(compiler)) for _ in range(3)
     ]

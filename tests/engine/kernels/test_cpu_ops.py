@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from kernel_builds import BUILDS
 
 from kvplan_engine.kernels import torch_ops
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, build_library
+from kvplan_engine.kernels.build import NATIVE, build_library
 from kvplan_engine.kernels.cpu import ops
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 
@@ -20,14 +21,10 @@ DTYPES = [torch.float32, torch.bfloat16]
 EPS = 1e-5
 
 
-@pytest.fixture(autouse=True, params=["native", "wide", "generic"])
+@pytest.fixture(autouse=True, params=BUILDS, ids=lambda build: build.name)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CpuKernels:
     """Run each test with each build of the kernels."""
-    if request.param == "native":
-        library = load_kernels(NATIVE)
-    else:
-        variant = WIDE if request.param == "wide" else GENERIC
-        library = CpuKernels(build_library(variant))
+    library = load_kernels() if request.param is NATIVE else CpuKernels(build_library(request.param))
     monkeypatch.setattr(ops, "cpu_kernels", lambda: library)
     return library
 

@@ -10,11 +10,13 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from kernel_builds import BUILDS
 
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, BuildVariant, build_library, cpu_features, find_compiler
+from kvplan_engine.kernels.build import WIDE, BuildVariant, build_library, find_compiler
 from kvplan_engine.paths import source_dir
 
 SOURCE = Path(__file__).with_name("cross_check.cpp")
@@ -25,10 +27,6 @@ SANITIZED_FLAGS = (*SANITIZERS, "-O0")
 AARCH64_COMPILER = "aarch64-linux-gnu-g++"
 AARCH64_LIBRARIES = "/usr/aarch64-linux-gnu"
 AARCH64 = BuildVariant("aarch64", ("-Wall", "-Wextra", "-Werror"))
-
-
-BUILDS = [NATIVE, GENERIC] if " avx512f " in cpu_features() else [NATIVE, WIDE, GENERIC]
-"""With AVX-512 the native build has the wide one's shape."""
 
 
 def sanitized(variant: BuildVariant) -> BuildVariant:
@@ -99,6 +97,15 @@ def test_kernels_stay_inside_their_tensors(
     """Nothing beyond an allocation is touched, no integer overflows, no pointer is misaligned for its type."""
     program = link_check(compiled, build_library(sanitized(variant)), tmp_path, sanitizers)
     assert_all_right(run([program]), variant.lanes)
+
+
+@pytest.mark.slow
+def test_the_wide_shape_compiles_without_a_warning() -> None:
+    """Where the native build has its shape, no test builds it; the generic one is always built with these flags."""
+    command = [*find_compiler(), *WIDE.flags(), "-fsyntax-only"]
+    units = sorted((source_dir() / "cpu").rglob("*.cpp"))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda unit: run([*command, unit]), units))
 
 
 @pytest.mark.slow

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_builds import OTHER_BUILDS
 
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE, BuildVariant, build_library
+from kvplan_engine.kernels.build import NATIVE, BuildVariant, build_library
 from kvplan_engine.kernels.cpu.head_products import PackedHeads
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 from kvplan_engine.layers.head_products import PanelHeads, TorchHeads, make_head_products
@@ -41,7 +42,7 @@ def test_as_defined(shape: tuple[int, int, int], rows: int, dtype: torch.dtype) 
     check(load_kernels(), shape, rows, dtype)
 
 
-@pytest.mark.parametrize("variant", [WIDE, GENERIC], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", OTHER_BUILDS, ids=lambda variant: variant.name)
 def test_every_build_is_as_defined(variant: BuildVariant) -> None:
     kernels = CpuKernels(build_library(variant))
     for dtype in (torch.float32, torch.bfloat16):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_builds import BUILDS
 from mixture_cases import HIDDEN, MIXTURES, clear_rows, random_rows, random_weights
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.kernels import torch_mixture
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 from kvplan_engine.kernels.cpu.mixture import PackedMixture
 
 
-@pytest.fixture(scope="module", params=[NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
+@pytest.fixture(scope="module", params=BUILDS, ids=lambda variant: variant.name)
 def kernels(request: pytest.FixtureRequest) -> CpuKernels:
     return load_kernels(request.param)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_builds import BUILDS
 from torch.nn import functional
 
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 from kvplan_engine.kernels.cpu.packed import PackedWeight, packs_gated
 
@@ -14,7 +14,7 @@ from kvplan_engine.kernels.cpu.packed import PackedWeight, packs_gated
 SHAPES = [(1, 1), (7, 5), (40, 48), (96, 130), (1024, 33), (1500, 64)]
 
 
-@pytest.fixture(scope="module", params=[NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
+@pytest.fixture(scope="module", params=BUILDS, ids=lambda variant: variant.name)
 def kernels(request: pytest.FixtureRequest) -> CpuKernels:
     return load_kernels(request.param)
 

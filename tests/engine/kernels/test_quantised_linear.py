@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_builds import BUILDS
 from quantised_cases import KINDS, Kind, random_weight
 from torch.nn import functional
 
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 from kvplan_engine.kernels.cpu.quantised import PackedQuantised
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight
 
 
-@pytest.fixture(scope="module", params=[NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
+@pytest.fixture(scope="module", params=BUILDS, ids=lambda variant: variant.name)
 def kernels(request: pytest.FixtureRequest) -> CpuKernels:
     return load_kernels(request.param)
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kernel_builds import BUILDS
 from mixture_cases import HIDDEN, MIXTURES, clear_rows, random_rows, random_weights
 from quantised_cases import E2M1, E4M3, UNEVEN, Kind, random_weight
 
 from kvplan_engine.kernels import torch_mixture
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 from kvplan_engine.kernels.cpu.mixture import PackedMixture
 from kvplan_engine.kernels.mixture_weights import ExpertMatrices, MixtureWeights, QuantisedExperts
@@ -26,7 +26,7 @@ KINDS = [
 ]
 
 
-@pytest.fixture(scope="module", params=[NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
+@pytest.fixture(scope="module", params=BUILDS, ids=lambda variant: variant.name)
 def kernels(request: pytest.FixtureRequest) -> CpuKernels:
     return load_kernels(request.param)
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kernel_builds import BUILDS
 from state_cases import assert_only_rows_changed, random_rows, rows_of_sequences, state_case
 from torch.nn import functional
 
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE
+from kvplan_engine.kernels.build import NATIVE
 from kvplan_engine.kernels.cpu.library import load_kernels
 from kvplan_engine.kernels.cpu.states import CpuStates
 from kvplan_engine.kernels.states.convolution import Convolution, make_convolution
@@ -17,7 +18,7 @@ from kvplan_engine.kernels.states.rows import StateStep
 from kvplan_engine.kernels.states.torch_states import TorchStates
 
 
-@pytest.fixture(scope="module", params=[NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
+@pytest.fixture(scope="module", params=BUILDS, ids=lambda variant: variant.name)
 def kernels(request: pytest.FixtureRequest) -> CpuStates:
     return CpuStates(load_kernels(request.param))
 

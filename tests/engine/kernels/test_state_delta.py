@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from kernel_builds import BUILDS
 from state_cases import StateCase, assert_only_rows_changed, random_rows, rows_of_sequences, state_case
 from torch.nn import functional
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE
 from kvplan_engine.kernels.cpu.library import load_kernels
 from kvplan_engine.kernels.cpu.states import CpuStates
 from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens
@@ -40,7 +40,7 @@ SIZES = {
 }
 
 
-@pytest.fixture(scope="module", params=[NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
+@pytest.fixture(scope="module", params=BUILDS, ids=lambda variant: variant.name)
 def kernels(request: pytest.FixtureRequest) -> CpuStates:
     return CpuStates(load_kernels(request.param))
 

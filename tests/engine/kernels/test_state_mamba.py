@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kernel_builds import BUILDS
 from state_cases import LENGTHS, StateCase, assert_only_rows_changed, random_rows, rows_of_sequences, state_case
 
-from kvplan_engine.kernels.build import GENERIC, NATIVE, WIDE
+from kvplan_engine.kernels.build import NATIVE
 from kvplan_engine.kernels.cpu.library import load_kernels
 from kvplan_engine.kernels.cpu.states import CpuStates
 from kvplan_engine.kernels.states.gating import Gating
@@ -21,7 +22,7 @@ ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 2**-7}
 MINE = rows_of_sequences()
 
 
-@pytest.fixture(scope="module", params=[NATIVE, WIDE, GENERIC], ids=lambda variant: variant.name)
+@pytest.fixture(scope="module", params=BUILDS, ids=lambda variant: variant.name)
 def kernels(request: pytest.FixtureRequest) -> CpuStates:
     return CpuStates(load_kernels(request.param))
 

@@ -40,7 +40,7 @@ def image_path(variant: KernelVariant, nvrtc: Nvrtc, architecture: str, folder: 
 
 def image_key(variant: KernelVariant, nvrtc_version: tuple[int, int], architecture: str) -> str:
     """Hash of everything that decides the compiler's output."""
-    parts = (variant.source, *variant.flags(), architecture, str(nvrtc_version), source_digest("cuda"))
+    parts = (variant.source, *variant.flags(), architecture, str(nvrtc_version), source_digest(variant.source))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

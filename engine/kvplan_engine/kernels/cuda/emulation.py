@@ -94,27 +94,34 @@ class EmulatedRuntime:
 def compile_host_library(variant: KernelVariant) -> Path:
     """The variant as a shared library for this machine, from the cache or compiled now."""
     source = source_dir() / "cuda" / variant.source
-    inputs = ("-shared", *variant.flags(), "-x", "c++", str(source), "-x", "none", str(_compile_machine()))
-    return _compile(f"{Path(variant.source).stem}", ".so", inputs, variant.label())
+    machine = _compile_machine()
+    # No kernel needs C++'s own headers, and reading them would take longer than compiling the kernel.
+    options = ("-shared", "-nostdinc++", *variant.flags())
+    target = _target(source, ".so", (*options, machine.name))
+    return _compile(target, (*options, "-x", "c++", str(source), "-x", "none", str(machine)), variant.label())
 
 
 def _compile_machine() -> Path:
     """The emulation itself as an object file: the same for all kernels."""
     source = source_dir() / "cuda_host" / "emulation.cpp"
-    return _compile("emulation", ".o", ("-c", str(source)), "the emulation")
+    return _compile(_target(source, ".o", ("-c",)), ("-c", str(source)), "the emulation")
 
 
-def _compile(stem: str, suffix: str, inputs: tuple[str, ...], label: str) -> Path:
-    compiler = find_compiler()
-    parts = (*compiler, *_FLAGS, *inputs, source_digest("cuda", "cuda_host"))
+def _target(source: Path, suffix: str, options: tuple[str, ...]) -> Path:
+    """Where the compiled ``source`` lies: its name follows from whatever decides its contents."""
+    parts = (*find_compiler(), *_FLAGS, *options, source_digest(source))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
-    target = kernel_cache_dir() / "emulated" / f"{stem}-{key}{suffix}"
+    return kernel_cache_dir() / "emulated" / f"{source.stem}-{key}{suffix}"
+
+
+def _compile(target: Path, arguments: tuple[str, ...], label: str) -> Path:
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, suffix=suffix)
+    handle, name = tempfile.mkstemp(dir=target.parent, suffix=target.suffix)
     os.close(handle)
-    result = subprocess.run([*compiler, *_FLAGS, *inputs, "-o", name], capture_output=True, text=True, check=False)
+    command = [*find_compiler(), *_FLAGS, *arguments, "-o", name]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         Path(name).unlink()
         raise CudaKernelError(f"{label} does not compile for the host: {result.stderr[:2000]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,8 @@ SCALAR_NAMES = {
     torch.int8: "int8",
 }
 """csrc/cuda/types.cuh's name of each storage type."""
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 class CudaKernelError(EngineError):
@@ -93,11 +96,18 @@ def scalar_name(dtype: torch.dtype) -> str:
     return SCALAR_NAMES[dtype]
 
 
-def source_digest(*folders: str) -> str:
-    """Hash of all files of csrc/<folder>: what a cached binary must have been built from."""
+def source_digest(source: str | Path) -> str:
+    """Hash of a source, relative to csrc/cuda, and of what it includes: what a cached binary must be built from."""
     digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted((source_dir() / folder).rglob("*")):
-            if path.suffix in {".cu", ".cuh", ".hpp", ".cpp"}:
-                digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in with_includes(source_dir() / "cuda" / source):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def with_includes(source: Path) -> list[Path]:
+    """``source``, and every file that it includes by name, directly or not; one under an #if counts in any case."""
+    found = [source.resolve()]
+    for path in found:  # which grows meanwhile
+        names = _INCLUDE.findall(path.read_text(encoding="utf-8"))
+        found += [each for name in names if (each := (path.parent / name).resolve()) not in found]
+    return found

@@ -35,9 +35,11 @@ def main() -> int:
 
 def _serve(order: Load, channel: Channel) -> int:
     """Torch is imported here, so that a process that is told to end at once has not loaded it in vain."""
+    gc.disable()  # importing torch would set off a thousand collections, which find nothing
     from kvplan_engine.server.engine_process.loading import load, model_facts, pool_facts
     from kvplan_engine.server.engine_process.loop import EngineLoop
 
+    gc.enable()
     with load(order) as llm:
         channel.send(Ready(model_facts(llm, order.model), pool_facts(llm.engine)))
         gc.collect()
