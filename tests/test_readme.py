@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kvplan import cli
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = "\n".join([README, *(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")))])
@@ -48,13 +50,14 @@ def test_there_are_commands_to_check() -> None:
 
 
 @pytest.mark.slow
-def test_every_sweep_line_is_a_valid_sweep(tmp_path: Path) -> None:
+def test_every_sweep_line_is_a_valid_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     lines = re.findall(r"^    (kvplan sweep --model .+?)(?:\s{2,}#.*)?$", PAGES, re.MULTILINE)
     assert lines
     for line in lines:
         needs_memory = "--load-format none" not in line and "--dummy-layers shared" not in line
         small = ["--device", "cpu", "--device-memory", "2GiB"] if needs_memory else []
-        _kvplan([*shlex.split(line)[1:], "--dry-run", *small])
+        code = cli.main([*shlex.split(line)[1:], "--dry-run", *small])
+        assert code == 0, f"{line}\n{capsys.readouterr().err}"
 
 
 def test_the_first_two_commands_are_make_targets() -> None:
