@@ -17,8 +17,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is loaded
 gc.disable()
 
 
-def pytest_collection_finish() -> None:
-    """Collections begin, and leave alone what is there: torch, transformers and thousands of tests."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Garbage is looked for from now on, but not among what is there: torch, transformers and thousands of tests."""
     gc.freeze()
     gc.enable()
 
