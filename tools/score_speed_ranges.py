@@ -71,7 +71,7 @@ def calibrated(directory: Path) -> MeasuredProfile:
 def figure_errors(fitted: str, profile: MeasuredProfile, scored: str, sweep: TrialSet) -> Iterator[FigureError]:
     """Every figure of every row of ``sweep``, which is of one model."""
     device = DeviceSpeed.of(profile, next(iter(sweep.models)), sweep.device.dtype)
-    errors = score_trials(sweep.trials, device.speed) / 100
+    errors = score_trials(sweep.trials, device.speed.base) / 100
     for figure in FIGURES:
         for error in errors[figure].dropna().abs():
             yield FigureError(fitted, scored, figure, float(error), device.errors[figure])

@@ -45,12 +45,13 @@ class Trial:
     refusals: list[KvplanError] = field(default_factory=list)
     tried_layouts: dict[tuple[object, ...], tuple[ParallelLayout, ...]] = field(default_factory=dict)
 
-    def device_speed(self, choice: Choice, dtype: str) -> DeviceSpeed | None:
-        """What the GPU reached in a sweep; None where it was not measured."""
-        key = (choice.gpu.id, dtype)
+    def device_speed(self, choice: Choice, speed_format: str) -> DeviceSpeed | None:
+        """What the GPU reached in this format; None where it was not measured."""
+        key = (choice.gpu.id, speed_format)
         if key not in self.speeds:
-            profile = self.measured.for_gpu(choice.gpu, dtype)
-            self.speeds[key] = None if profile is None else DeviceSpeed.of(profile, choice.weights.spec.id, dtype)
+            profile = self.measured.for_gpu(choice.gpu, speed_format, self.request.engine.name)
+            spec = choice.weights.spec
+            self.speeds[key] = None if profile is None else DeviceSpeed.of(profile, spec.id, speed_format)
         return self.speeds[key]
 
     def layouts(self, weights: WeightFormat, gpu: GpuProfile, *, across_nodes: bool) -> tuple[ParallelLayout, ...]:
@@ -191,7 +192,7 @@ def speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Spe
     """The speeds of one replica under the workload's lengths."""
     work, kv_bytes = _work(trial, choice, prediction)
     workload = trial.workload
-    measured = trial.device_speed(choice, work.compute_dtype)
+    measured = trial.device_speed(choice, work.speed_format)
     return SpeedModel(work, choice.gpu, workload.input_tokens, workload.output_tokens, kv_bytes, measured)
 
 

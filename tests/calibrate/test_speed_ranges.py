@@ -20,6 +20,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.clocks import ANOTHER_RUN, DeviceSpeed
 from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.rank_step import KernelSpeed
 from kvplan.estimate.speed.step_time import Speed
 from kvplan.estimate.speed.work import model_work
 from kvplan.workload.lengths import Lengths
@@ -67,7 +68,7 @@ def test_the_ends_of_a_range_are_where_the_error_takes_the_measured_figure() -> 
     spec = resolve_model("gpt2")
     work = model_work(spec, 4 * spec.num_parameters, "float32", ParallelLayout(1))
     errors = {"output_throughput": 0.2, "tpot": 0.25, "ttft": 0.5}
-    device = DeviceSpeed(tied(TRUTH), "measured", "float32", "note", errors)
+    device = DeviceSpeed(KernelSpeed(tied(TRUTH)), "measured", "float32", "note", errors)
     model = SpeedModel(work, find_gpu("cpu"), 128, 32, 1e6, device)
     middle, found = model.steady(4, "middle"), model.speed(4)
     assert found.ttft_seconds.low == pytest.approx(middle.ttft_seconds / 1.5)

@@ -18,7 +18,8 @@ from kvplan.settings import ServingSettings
 from published_speeds.models import gpu_named, model_kind, model_named
 from published_speeds.rows import PublishedRow
 
-ENGINES = ("vLLM", "SGLang", "TensorRT-LLM")
+ENGINES = {"vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM": "trtllm"}
+"""As rows and as kvplan call them."""
 _FORMATS = (("awq", "awq"), ("gptq", "gptq"), ("nvfp4", "nvfp4"), ("int8", "int8"), ("int4", "int4"), ("fp8", "fp8"))
 """How a row calls a format and how ``--quantization`` does; the first that the cell contains."""
 
@@ -43,8 +44,8 @@ class Deployed:
 
     @property
     def request(self) -> PlanRequest:
-        """What a user of ``plan`` would ask; only vLLM's memory is known to plans."""
-        return PlanRequest(engine=EngineChoice("vllm", self.version), settings=self.settings)
+        """What a user of ``plan`` would ask, of the row's engine."""
+        return PlanRequest(engine=EngineChoice(ENGINES[self.engine], self.version), settings=self.settings)
 
 
 def deployed(row: PublishedRow) -> Deployed:

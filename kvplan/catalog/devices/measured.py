@@ -1,8 +1,9 @@
-"""Measured profiles: what a device reached in a sweep, in the coefficients of kvplan.estimate.speed.step_time.
+"""Measured profiles: what a device reached, in the coefficients of kvplan.estimate.speed.step_time and rank_step.
 
 One JSON file per profile (schema kvplan.measured/1), written by ``kvplan calibrate``: shipped ones under
-profiles/measured/, the user's own under ``user_profiles_dir()``/measured/. A file that cannot be read is left out and
-named in one line; it never stops a command.
+profiles/measured/, the user's own under ``user_profiles_dir()``/measured/. Beside them stand those fitted to tables of
+measured kernels (kernel_tables). A user's file that cannot be read is left out and named in one line; it never stops a
+command.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
+from kvplan.catalog.devices.kernel_tables import read_kernel_tables
+from kvplan.catalog.devices.measured_profile import HeldOutError, MeasuredProfile
 from kvplan.errors import KvplanError, UsageError
 from kvplan.machine.host import cpu_name
 from kvplan.paths import profiles_dir, user_profiles_dir
-from kvplan.units import plural
 
 SCHEMA: Final = "kvplan.measured/1"
 FOLDER: Final = "measured"
@@ -38,59 +40,6 @@ COEFFICIENTS: Final = (
     "row_step",
 )
 """The fields of a profile, those of ``estimate.speed.step_time.Speed``. All that are not times must be above 0."""
-
-Origin = Literal["measured", "calibrated", "roofline"]
-"""measured: fitted to this model and dtype on this device; calibrated: to another on it; roofline: by data sheet."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutError:
-    """|predicted / measured - 1| over settings that the fit did not see, in percent.
-
-    ``within_pct``: what a further setting stays within 9 times in 10, which is more than ``p90_pct`` where few were
-    scored. Profiles of before 2026-11-22 do not have it.
-    """
-
-    median_pct: float
-    p90_pct: float
-    within_pct: float | None = None
-
-    @property
-    def range_pct(self) -> float:
-        """Half of the range around a prediction, in percent of what is measured."""
-        return self.p90_pct if self.within_pct is None else self.within_pct
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredProfile:
-    """A device's coefficients with where they come from. ``errors``: output_throughput, tpot and ttft.
-
-    ``num_cores`` of a CPU, else None. ``model_ids`` are the models of the rows it was fitted to.
-    """
-
-    path: Path
-    device_kind: str
-    device_name: str
-    num_cores: int | None
-    dtype: str
-    engine: str
-    created: str
-    model_ids: tuple[str, ...]
-    num_rows: int
-    coefficients: Mapping[str, float]
-    errors: Mapping[str, HeldOutError]
-
-    def origin_for(self, model_id: str, dtype: str) -> Origin:
-        return "measured" if model_id in self.model_ids and dtype == self.dtype else "calibrated"
-
-    def as_text(self) -> str:
-        """``calibrated on AMD EPYC, 2 cores (2026-11-21, 30 rows of gpt2); held-out error ...``"""
-        cores = f", {plural(self.num_cores, 'core')}" if self.num_cores else ""
-        models = ", ".join(model.rsplit("/", 1)[-1] for model in self.model_ids)
-        text = f"calibrated on {self.device_name}{cores} ({self.created}, {plural(self.num_rows, 'row')} of {models})"
-        words = {"output_throughput": "throughput", "tpot": "TPOT", "ttft": "TTFT"}
-        parts = [f"{word} {self.errors[name].median_pct:.1f} %" for name, word in words.items() if name in self.errors]
-        return f"{text}; median held-out error: {', '.join(parts)}" if parts else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +61,42 @@ class MeasuredProfiles:
         found = [each for each in alike if engine in (None, each.engine)]
         return _preferred([each for each in found if each.num_cores == cores], dtype)
 
-    def for_gpu(self, gpu: GpuProfile, dtype: str | None = None) -> MeasuredProfile | None:
-        """The best profile of a catalog's device; the catalog's ``cpu`` is the machine this runs on."""
+    def for_gpu(self, gpu: GpuProfile, dtype: str | None = None, engine: str | None = None) -> MeasuredProfile | None:
+        """The best profile of a catalog's device; the catalog's ``cpu`` is the machine this runs on.
+
+        One of ``engine`` comes first, if that is asked for; then fits to sweeps before fits to kernels.
+        """
         if gpu.is_cpu and gpu.id == "cpu":
             return self.for_device("cpu", cpu_name(), os.cpu_count(), dtype)
-        return _preferred([each for each in self.profiles if _is_of(each, gpu)], dtype)
+        found = [each for each in self.profiles if _is_of(each, gpu)]
+        found.sort(key=lambda each: (engine is not None and each.engine != engine, each.source != "sweep"))
+        alike = [each for each in found if (each.engine, each.source) == (found[0].engine, found[0].source)]
+        return _preferred(alike, dtype)
 
 
 def _preferred(found: list[MeasuredProfile], dtype: str | None) -> MeasuredProfile | None:
-    """The first of the dtype asked for, else the first."""
-    return next((each for each in found if each.dtype == dtype), found[0] if found else None)
+    """The first of the dtype asked for or of the nearest to it, else the first."""
+    if dtype is not None:
+        for name in formats_like(dtype):
+            for each in found:
+                if each.dtype == name:
+                    return each
+    return found[0] if found else None
+
+
+_FALLBACKS: Final[Mapping[str, tuple[str, ...]]] = {
+    "fp4": ("fp8", "fp8-block"),
+    "fp8": ("fp8-block",),
+    "fp8-block": ("fp8",),
+}
+
+
+def formats_like(name: str) -> tuple[str, ...]:
+    """The format and those whose speeds come nearest to it, nearest first; 16-bit floats stand for every other.
+
+    ``fp8-block``: 8-bit floats with a scale for each block of a matrix.
+    """
+    return (name, *_FALLBACKS.get(name, ()), "bfloat16", "float16")
 
 
 def _is_same(one: str, other: str, kind: str) -> bool:
@@ -147,7 +122,8 @@ def load_measured(calibration: str | None = None) -> MeasuredProfiles:
     """All profiles for ``None``, none for "none", else the one in that file. KvplanError where it cannot be read."""
     if calibration is None:
         folders = (user_profiles_dir() / FOLDER, profiles_dir() / FOLDER)
-        return _read_folders(folders)
+        found = _read_folders(folders)
+        return MeasuredProfiles(found.profiles + read_kernel_tables(), found.notices)
     if calibration.strip().lower() == "none":
         return MeasuredProfiles()
     path = Path(calibration).expanduser()
@@ -215,6 +191,9 @@ def _profile(path: Path, document: Mapping[str, Any]) -> MeasuredProfile:
         num_rows=int(document["rows"]["used"]),
         coefficients=MappingProxyType(coefficients),
         errors=MappingProxyType({str(name): _held_out_error(error) for name, error in scored.items()}),
+        experts=document.get("experts"),
+        latent=document.get("latent"),
+        links=document.get("links"),
     )
 
 

@@ -6,14 +6,14 @@ matrix multiplications. Pipeline stages run one after the other for one token, s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import hypot
 from typing import Protocol
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.devices.measured import MeasuredProfile, Origin
+from kvplan.catalog.devices.measured_profile import MeasuredProfile, Origin
 from kvplan.estimate.speed.collectives import CollectiveCost, LinkEfficiency, collective_cost
-from kvplan.estimate.speed.step_time import Speed, StepShape, StepTimes
+from kvplan.estimate.speed.rank_step import KernelSpeed
 from kvplan.estimate.speed.work import ModelWork
 
 # Half of a range, where a profile has no held-out error; and how much wider the range gets for a model
@@ -108,7 +108,7 @@ DATA_SHEET = Efficiency(bandwidth=1.0, flops=1.0, step_seconds=0.0, links=BEST.l
 class DeviceSpeed:
     """What a device reached in a sweep, for one model. ``errors``: |predicted / measured - 1| that ranges allow for."""
 
-    speed: Speed
+    speed: KernelSpeed
     origin: Origin
     dtype: str
     note: str
@@ -123,58 +123,5 @@ class DeviceSpeed:
             name: min(hypot(wider * error.range_pct / 100, ANOTHER_RUN), 0.9) for name, error in profile.errors.items()
         }
         errors = {name: found.get(name, _UNKNOWN_ERROR) for name in ("output_throughput", "tpot", "ttft")}
-        return DeviceSpeed(Speed.from_json(profile.coefficients), origin, profile.dtype, profile.as_text(), errors)
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredClock:
-    """The profile's coefficients on this model's work. ``context_tokens``: what a sequence holds on average."""
-
-    work: ModelWork
-    gpu: GpuProfile
-    kv_bytes: float
-    device: DeviceSpeed
-    context_tokens: float
-
-    def decode_seconds(self, num_users: float) -> float:
-        return self._step(self.work.rows(num_users), 0, self.work.expert_rows(num_users))
-
-    def prefill_seconds(self, tokens: int, num_users: float) -> float:
-        """A prompt shares its steps with decoding sequences: what it adds is less than what it costs alone."""
-        others = max(num_users - 1, 0)
-        if not others:
-            return self._step(0, tokens, tokens)
-        rows, met = self.work.rows(others), self.work.expert_rows(others)
-        return self._step(rows, tokens, met + tokens) - self._step(rows, 0, met)
-
-    def _step(self, rows: float, new_tokens: float, expert_tokens: float) -> float:
-        """``rows`` sequences decode on a rank while ``new_tokens`` of one more prompt are read in the same step."""
-        stages, context = self.work.layout.pipeline_parallel_size, self.context_tokens
-        times = self._step_times(expert_tokens)
-        sequences = round(rows + (new_tokens > 0))
-        read = (rows * self.kv_bytes + new_tokens / context * self.kv_bytes) / stages
-        pairs = (rows * context + new_tokens**2 / 2) / stages
-        seconds = stages * times.seconds(round(rows + new_tokens), sequences, sequences, round(read), pairs)
-        return seconds + collective_cost(self.work, self.gpu, USUAL.links).seconds(rows + new_tokens)
-
-    def _step_times(self, expert_tokens: float) -> StepTimes:
-        """The coefficients on one rank of one stage; K and V are counted in bytes, not in tokens."""
-        work, layout = self.work, self.work.layout
-        tp, stages = layout.tensor_parallel_size, layout.pipeline_parallel_size
-        head_share = min(work.head_parameters / max(work.active_parameters, 1), 1.0)
-        weights = work.dense_bytes + work.expert_bytes * work.touched_experts(expert_tokens)
-        head_bytes = work.dense_bytes * head_share
-        shape = StepShape(
-            num_layers=round(work.num_layers / stages),
-            body_parameters=work.active_parameters * (1 - head_share) / tp / stages,
-            head_parameters=work.active_parameters * head_share / tp / stages,
-            body_bytes=weights - head_bytes,
-            head_bytes=head_bytes,
-            kv_bytes_per_token=1.0,
-            attention_width=sum(span.width_per_token for span in work.attention) / tp,
-            activation_bytes_per_token=work.step_activation_bytes / tp / stages,
-        )
-        # Another format than the profile's multiplies as much faster or slower as the data sheet says.
-        gpu, device = self.gpu, self.device
-        factor = 1.0 if gpu.is_cpu else gpu.flops(work.compute_dtype) / gpu.flops(device.dtype)
-        return StepTimes(shape, replace(device.speed, flops=device.speed.flops * factor))
+        speed = KernelSpeed.from_json(profile.speeds)
+        return DeviceSpeed(speed, origin, profile.dtype, profile.as_text(), errors)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.devices.measured import MeasuredProfiles, Origin
+from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.deployments import Deployment
 from kvplan.estimate.kv_cache import CacheSettings
@@ -51,22 +52,29 @@ def deployment_speeds(
     deployments: Sequence[Deployment],
     cache: CacheSettings,
     measured: MeasuredProfiles,
+    engine: str,
 ) -> tuple[DeploymentSpeed | None, ...]:
-    """One per deployment; None where it does not fit."""
+    """One per deployment of ``engine``; None where it does not fit."""
     return tuple(
-        _speed(spec, gpu, deployment, cache, measured) for gpu, deployment in zip(gpus, deployments, strict=True)
+        _speed(spec, gpu, deployment, cache, measured, engine)
+        for gpu, deployment in zip(gpus, deployments, strict=True)
     )
 
 
 def _speed(
-    spec: ModelSpec, gpu: GpuProfile, deployment: Deployment, cache: CacheSettings, measured: MeasuredProfiles
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    deployment: Deployment,
+    cache: CacheSettings,
+    measured: MeasuredProfiles,
+    engine: str,
 ) -> DeploymentSpeed | None:
     if not deployment.fits:
         return None
     layout = ParallelLayout.of(deployment.settings)
     work = model_work(spec, deployment.weight_bytes, cache.model_dtype, layout)
-    profile = measured.for_gpu(gpu, cache.model_dtype)
-    known = None if profile is None else DeviceSpeed.of(profile, spec.id, cache.model_dtype)
+    profile = measured.for_gpu(gpu, work.speed_format, engine)
+    known = None if profile is None else DeviceSpeed.of(profile, spec.id, work.speed_format)
     context = PROMPT_TOKENS + ANSWER_TOKENS // 2
     on_a_rank = replace(cache, tensor_parallel_size=layout.tensor_parallel_size)
     kv_bytes = kv_read_bytes(spec, context, on_a_rank)

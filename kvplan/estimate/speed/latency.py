@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.devices.measured import Origin
+from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.estimate.speed.clocks import (
     BEST,
     DATA_SHEET,
@@ -24,10 +24,10 @@ from kvplan.estimate.speed.clocks import (
     Clock,
     DeviceSpeed,
     Efficiency,
-    MeasuredClock,
     Roofline,
 )
-from kvplan.estimate.speed.queueing.steps import BetweenSteps, MeasuredSteps, RooflineSteps
+from kvplan.estimate.speed.measured_clock import MeasuredClock
+from kvplan.estimate.speed.queueing.steps import BetweenSteps, RooflineSteps
 from kvplan.estimate.speed.simulation import StepClock
 from kvplan.estimate.speed.work import ModelWork
 
@@ -153,7 +153,7 @@ class SpeedModel:
         """The middle of what is likely, for any step that a play finds."""
         context = self.input_tokens + self.output_tokens / 2
         if self.device_speed is not None:
-            return MeasuredSteps(MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context))
+            return MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context)
         best, worst = (RooflineSteps(self._rooflines[end], self.kv_bytes / context) for end in _ENDS)
         return BetweenSteps(best, worst)
 

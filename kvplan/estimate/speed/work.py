@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan.catalog.spec import ModelSpec, MoeFeedForward, QuantizationSpec
+from kvplan.catalog.spec import LatentAttention, ModelSpec, MoeFeedForward, QuantizationSpec
 from kvplan.catalog.tensors import count_elements
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
@@ -20,6 +20,8 @@ class ModelWork:
     Bytes are those of one rank of one pipeline stage: ``dense_bytes`` are read in every step, ``expert_bytes`` as far
     as tokens are routed to them. Parameters are those of the whole model: ``active_parameters`` are multiplied with
     each token, ``active_expert_parameters`` of them in routed experts; ``attention`` is what a token attends to.
+    ``compute_dtype``: what matrices are multiplied in; ``speed_format``: the same as measured speeds are sorted by.
+    ``head_bytes``: of the dense bytes, those of the output head on one rank.
     """
 
     layout: ParallelLayout
@@ -35,8 +37,11 @@ class ModelWork:
     active_expert_parameters: int
     attention: tuple[AttentionSpan, ...]
     compute_dtype: str
+    speed_format: str
     head_parameters: int
+    head_bytes: float
     step_activation_bytes: float
+    num_latent_layers: int = 0
 
     def touched_experts(self, tokens: float) -> float:
         """Share of the experts that at least one of ``tokens`` tokens is routed to, when they choose at random."""
@@ -107,11 +112,20 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
         active_expert_parameters=experts.num_active_elements,
         attention=merged_spans(spec.layers),
         compute_dtype=compute_dtype(spec.quantization, dtype),
+        speed_format=speed_format(spec.quantization, dtype),
         head_parameters=spec.vocab_size * spec.hidden_size,
+        head_bytes=_head_bytes(spec, dtype, read_bytes * (1 - expert_share), tp),
         step_activation_bytes=step_shape(
             spec, element_bytes=element_bytes(dtype), kv_bytes_per_token=0.0
         ).activation_bytes_per_token,
+        num_latent_layers=sum(isinstance(layer.mixer, LatentAttention) for layer in spec.layers),
     )
+
+
+def _head_bytes(spec: ModelSpec, dtype: str, dense_bytes: float, tensor_parallel_size: int) -> float:
+    """Of the head on one rank: checkpoints leave it unquantized, so it can be most of what is dense."""
+    head = spec.vocab_size * spec.hidden_size * element_bytes(dtype) / tensor_parallel_size
+    return min(head, 0.9 * dense_bytes)
 
 
 def compute_dtype(quantization: QuantizationSpec | None, dtype: str) -> str:
@@ -122,6 +136,13 @@ def compute_dtype(quantization: QuantizationSpec | None, dtype: str) -> str:
         return "fp4"
     eight_bit_floats = ("fp8", "fbgemm_fp8", "modelopt")
     return "fp8" if quantization.method in eight_bit_floats and quantization.bits == 8 else dtype
+
+
+def speed_format(quantization: QuantizationSpec | None, dtype: str) -> str:
+    """``compute_dtype``, but 8-bit floats with a scale per block apart: they are multiplied by other kernels."""
+    found = compute_dtype(quantization, dtype)
+    is_in_blocks = quantization is not None and quantization.granularity == "block"
+    return "fp8-block" if found == "fp8" and is_in_blocks else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
-from kvplan.catalog.devices.measured import MeasuredProfile, Origin
+from kvplan.catalog.devices.measured_profile import MeasuredProfile, Origin
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import element_bytes

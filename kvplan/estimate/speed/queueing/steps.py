@@ -1,18 +1,15 @@
 """Seconds of any step of an instance: prompts of many lengths read beside decoding sequences, over all its ranks.
 
-The clocks of ``clocks`` know steps of decoding and single prompts; these take what a play finds in a step. A step is of
-the whole instance: with pipeline stages, one pass of all micro-batches; with data-parallel groups, one step in each.
+The clocks of ``clocks`` know steps of decoding and single prompts; these, and ``MeasuredClock`` itself, take what a
+play finds in a step. A step is of the whole instance: with pipeline stages, one pass of all micro-batches; with data-parallel groups, one step in each.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
-from kvplan.estimate.speed.clocks import USUAL, MeasuredClock, Roofline
-from kvplan.estimate.speed.collectives import CollectiveCost, collective_cost
+from kvplan.estimate.speed.clocks import Roofline
 from kvplan.estimate.speed.simulation import StepClock
-from kvplan.estimate.speed.step_time import StepTimes
 from kvplan.estimate.speed.work import ModelWork
 
 
@@ -44,46 +41,6 @@ class RooflineSteps:
         seen = num_pairs / max(num_tokens, 1)
         adds = num_tokens * sum(span.multiply_adds(seen) for span in self.roofline.work.attention)
         return 2 * adds / self.roofline.work.layout.tensor_parallel_size
-
-
-@dataclass(frozen=True)
-class MeasuredSteps:
-    """By a profile's coefficients."""
-
-    clock: MeasuredClock
-
-    def seconds(
-        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
-    ) -> float:
-        """One step, see ``simulation.StepClock``."""
-        stages, beside = self.clock.work.layout.pipeline_parallel_size, self._beside
-        one = self._times(num_tokens / stages).seconds(
-            -(-num_tokens // beside),
-            -(-num_sequences // beside),
-            -(-num_sampled // beside),
-            round(num_kv_tokens / beside * self._bytes_per_token / stages),
-            num_pairs / beside / stages,
-        )
-        return stages * one + self._collectives.seconds(num_tokens / beside)
-
-    def _times(self, expert_tokens: float) -> StepTimes:
-        return self._dense_times if not self.clock.work.num_experts else self.clock._step_times(expert_tokens)
-
-    @cached_property
-    def _dense_times(self) -> StepTimes:
-        return self.clock._step_times(1.0)
-
-    @cached_property
-    def _beside(self) -> int:
-        return _ranks_beside(self.clock.work)
-
-    @cached_property
-    def _bytes_per_token(self) -> float:
-        return self.clock.kv_bytes / max(self.clock.context_tokens, 1.0)
-
-    @cached_property
-    def _collectives(self) -> CollectiveCost:
-        return collective_cost(self.clock.work, self.clock.gpu, USUAL.links)
 
 
 @dataclass(frozen=True, slots=True)

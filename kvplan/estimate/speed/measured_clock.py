@@ -1,0 +1,140 @@
+"""Seconds of a step by coefficients that were measured: by a sweep on the device, or kernel by kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.estimate.speed.clocks import USUAL, DeviceSpeed
+from kvplan.estimate.speed.collectives import CollectiveCost, LinkEfficiency, collective_cost
+from kvplan.estimate.speed.rank_step import KernelSpeed, RankStep, step_seconds
+from kvplan.estimate.speed.step_time import padded_rows
+from kvplan.estimate.speed.work import ModelWork
+
+
+@dataclass(frozen=True)
+class MeasuredClock:
+    """The profile's coefficients on this model's work. ``context_tokens``: what a sequence holds on average.
+
+    ``kv_bytes``: of one such sequence's cache, on a rank that holds all layers. Is a ``simulation.StepClock`` too.
+    """
+
+    work: ModelWork
+    gpu: GpuProfile
+    kv_bytes: float
+    device: DeviceSpeed
+    context_tokens: float
+
+    def decode_seconds(self, num_users: float) -> float:
+        rows = self.work.rows(num_users)
+        return self._decode(rows, self.work.expert_rows(num_users))
+
+    def prefill_seconds(self, tokens: int, num_users: float) -> float:
+        """A prompt shares its steps with decoding sequences: what it adds is less than what it costs alone."""
+        others = max(num_users - 1, 0)
+        pairs = tokens**2 / 2
+        met = tokens * self.work.layout.data_parallel_size
+        if not others:
+            return self._seconds(tokens, 1, 1, tokens, pairs, met)
+        rows, experts = self.work.rows(others), self.work.expert_rows(others)
+        kv_tokens = rows * self.context_tokens
+        both = self._seconds(rows + tokens, rows + 1, rows + 1, kv_tokens + tokens, kv_tokens + pairs, experts + met)
+        return both - self._decode(rows, experts)
+
+    def seconds(
+        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+    ) -> float:
+        """One step of the whole instance: its groups and stages have equal shares of what is in it."""
+        layout = self.work.layout
+        share = 1 / (layout.data_parallel_size * layout.pipeline_parallel_size)
+        return self._seconds(
+            num_tokens * share,
+            num_sequences * share,
+            num_sampled * share,
+            num_kv_tokens * share,
+            num_pairs * share,
+            num_tokens / layout.pipeline_parallel_size,
+        )
+
+    def _decode(self, rows: float, expert_rows: float) -> float:
+        kv_tokens = rows * self.context_tokens
+        return self._seconds(rows, rows, rows, kv_tokens, kv_tokens, expert_rows)
+
+    def _seconds(
+        self, tokens: float, sequences: float, sampled: float, kv_tokens: float, pairs: float, expert_tokens: float
+    ) -> float:
+        step = rank_step(
+            self.work,
+            tokens=tokens,
+            rows=padded_rows(tokens, self.device.speed.base.row_step),
+            sequences=sequences,
+            sampled=sampled,
+            kv_bytes=kv_tokens * self.kv_bytes / self.context_tokens,
+            pairs=pairs,
+            expert_tokens=expert_tokens,
+        )
+        stages = self.work.layout.pipeline_parallel_size
+        return stages * float(step_seconds(self._speed, step)) + self._collectives.seconds(tokens)
+
+    @cached_property
+    def _speed(self) -> KernelSpeed:
+        """Another format than the profile's multiplies as much faster or slower as the data sheet says."""
+        gpu, device = self.gpu, self.device
+        if gpu.is_cpu:
+            return device.speed
+        factor = gpu.flops(self.work.compute_dtype) / gpu.flops(device.dtype.removesuffix("-block"))
+        speed, experts = device.speed, device.speed.experts
+        return replace(
+            speed,
+            base=replace(speed.base, flops=speed.base.flops * factor),
+            experts=None if experts is None else replace(experts, flops=experts.flops * factor),
+        )
+
+    @cached_property
+    def _collectives(self) -> CollectiveCost:
+        return collective_cost(self.work, self.gpu, link_efficiency(self.device.speed, self.work))
+
+
+def link_efficiency(speed: KernelSpeed, work: ModelWork) -> LinkEfficiency:
+    """As the profile measured all-reduces; where it did not, as ordinary deployments show."""
+    if speed.links is None:
+        return USUAL.links
+    layout = work.layout
+    ranks = layout.expert_ranks if layout.exchanges_tokens else layout.tensor_parallel_size
+    return LinkEfficiency(speed.links.share, speed.links.seconds(ranks), sends_to_chosen=False)
+
+
+def rank_step(
+    work: ModelWork,
+    *,
+    tokens: float,
+    rows: float,
+    sequences: float,
+    sampled: float,
+    kv_bytes: float,
+    pairs: float,
+    expert_tokens: float,
+) -> RankStep:
+    """One step of one stage on one rank.
+
+    ``tokens`` of the rank's group are computed, ``rows`` multiplied; ``expert_tokens`` of all groups meet in the
+    experts. ``kv_bytes`` are read of all layers, and each token attends to ``pairs / tokens`` others on average.
+    """
+    tp, stages = work.layout.tensor_parallel_size, work.layout.pipeline_parallel_size
+    dense = max(work.active_parameters - work.active_expert_parameters - work.head_parameters, 0)
+    attended = tokens * sum(span.multiply_adds(pairs / tokens) for span in work.attention)
+    return RankStep(
+        num_layers=work.num_layers / stages,
+        num_sequences=sequences,
+        body_bytes=work.dense_bytes - work.head_bytes + tokens * work.step_activation_bytes / tp / stages,
+        body_operations=2 * dense * rows / tp / stages,
+        head_bytes=work.head_bytes if sampled else 0.0,
+        head_operations=2 * work.head_parameters * sampled / tp / stages,
+        kv_bytes=kv_bytes / stages,
+        attention_operations=2 * attended / tp / stages,
+        num_expert_layers=work.num_expert_layers / stages,
+        expert_bytes=work.expert_bytes * work.touched_experts(expert_tokens),
+        expert_operations=2 * work.active_expert_parameters * expert_tokens / work.layout.expert_ranks / stages,
+        num_latent_layers=work.num_latent_layers / stages,
+    )

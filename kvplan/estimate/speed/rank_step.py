@@ -1,0 +1,130 @@
+"""What one rank does in one step, and how long that takes with coefficients fitted to a GPU's kernels.
+
+    seconds = per step + per layer x layers + per sequence x sequences
+            + join(bytes / bandwidth, operations / flops)              of the dense products, and again of the head
+            + K and V bytes / KV bandwidth + operations of attention / attention flops
+            + per mixture x mixtures + join(touched experts' bytes / bandwidth, operations / flops)
+            + per latent layer x latent layers
+
+``join`` is that of ``step_time``. Mixtures and latent attention have coefficients of their own: their kernels launch
+more, and reach less of the bandwidth, than dense products and K and V do. Without them a mixture's experts count as
+dense products. Every quantity may be an array, one entry per step: fits use the same function as predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvplan.estimate.speed.step_time import Speed
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSpeed:
+    """Mixtures: what one costs at any size (seconds), and what their products reach (B/s, operations/s)."""
+
+    layer_seconds: float
+    bandwidth: float
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpeed:
+    """Latent attention: what a layer costs beyond an ordinary one, and what it reaches in place of K and V."""
+
+    layer_seconds: float
+    kv_bandwidth: float
+    attention_flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """All-reduces: seconds of a small one by number of ranks, and the share of the link that large ones reach."""
+
+    all_reduce_seconds: Mapping[int, float]
+    share: float
+
+    def seconds(self, num_ranks: int) -> float:
+        """Of a small all-reduce; of as many ranks as were measured at most, else of the next fewer."""
+        known = [ranks for ranks in sorted(self.all_reduce_seconds) if ranks <= num_ranks]
+        return self.all_reduce_seconds[known[-1] if known else min(self.all_reduce_seconds)]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpeed:
+    """All coefficients of a device, an engine and a format."""
+
+    base: Speed
+    experts: ExpertSpeed | None = None
+    latent: LatentSpeed | None = None
+    links: LinkSpeed | None = None
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> KernelSpeed:
+        """A profile's ``coefficients``, ``experts``, ``latent`` and ``links``; all but the first may be missing."""
+        experts, latent, links = (record.get(name) for name in ("experts", "latent", "links"))
+        return KernelSpeed(
+            Speed.from_json(record["coefficients"]),
+            None if experts is None else ExpertSpeed(**{name: float(value) for name, value in experts.items()}),
+            None if latent is None else LatentSpeed(**{name: float(value) for name, value in latent.items()}),
+            None if links is None else _links(links),
+        )
+
+
+def _links(record: Mapping[str, Any]) -> LinkSpeed:
+    seconds = {int(ranks): float(value) for ranks, value in record["all_reduce_seconds"].items()}
+    return LinkSpeed(seconds, float(record["share"]))
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """One step on one rank of one stage: bytes read, operations (two per multiply-add), layers, sequences."""
+
+    num_layers: Any
+    num_sequences: Any
+    body_bytes: Any
+    body_operations: Any
+    head_bytes: Any
+    head_operations: Any
+    kv_bytes: Any
+    attention_operations: Any
+    num_expert_layers: Any = 0
+    expert_bytes: Any = 0.0
+    expert_operations: Any = 0.0
+    num_latent_layers: Any = 0
+
+
+def step_seconds(speed: KernelSpeed, step: RankStep) -> Any:
+    """Seconds of one step without what ranks send each other; an array where ``step`` holds arrays."""
+    base = speed.base
+    seconds = base.step_seconds + base.layer_seconds * step.num_layers + base.sequence_seconds * step.num_sequences
+    body_bytes, body_operations = step.body_bytes, step.body_operations
+    if speed.experts is None:
+        body_bytes, body_operations = body_bytes + step.expert_bytes, body_operations + step.expert_operations
+    else:
+        experts = speed.experts
+        seconds = seconds + experts.layer_seconds * step.num_expert_layers
+        seconds = seconds + _join(
+            step.expert_bytes / experts.bandwidth, step.expert_operations / experts.flops, base.sharpness
+        )
+    seconds = seconds + _join(body_bytes / base.bandwidth, body_operations / base.flops, base.sharpness)
+    seconds = seconds + _join(step.head_bytes / base.bandwidth, step.head_operations / base.flops, base.sharpness)
+    return seconds + _attention_seconds(speed, step)
+
+
+def _attention_seconds(speed: KernelSpeed, step: RankStep) -> Any:
+    base, latent = speed.base, speed.latent
+    plain = step.kv_bytes / base.kv_bandwidth + step.attention_operations / base.attention_flops
+    if latent is None:
+        return plain
+    is_latent = step.num_latent_layers > 0
+    own = step.num_latent_layers * latent.layer_seconds
+    own = own + step.kv_bytes / latent.kv_bandwidth + step.attention_operations / latent.attention_flops
+    return is_latent * own + (1 - is_latent) * plain
+
+
+def _join(memory: Any, compute: Any, sharpness: float) -> Any:
+    if sharpness == 1:
+        return memory + compute
+    return (memory**sharpness + compute**sharpness) ** (1 / sharpness)

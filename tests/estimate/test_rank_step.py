@@ -1,0 +1,173 @@
+"""Step times from measured kernels: terms counted by hand, and which profile speaks for a device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.catalog.devices.measured_profile import MeasuredProfile
+from kvplan.catalog.models import resolve_model
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.clocks import DeviceSpeed
+from kvplan.estimate.speed.measured_clock import MeasuredClock, rank_step
+from kvplan.estimate.speed.rank_step import ExpertSpeed, KernelSpeed, LatentSpeed, LinkSpeed, RankStep, step_seconds
+from kvplan.estimate.speed.step_time import Speed
+from kvplan.estimate.speed.work import ModelWork, model_work, speed_format
+from kvplan.estimate.weights import named_format
+
+BASE = Speed(
+    step_seconds=1.0,
+    layer_seconds=0.1,
+    sequence_seconds=0.01,
+    bandwidth=100.0,
+    flops=1000.0,
+    kv_bandwidth=50.0,
+    attention_flops=500.0,
+)
+STEP = RankStep(
+    num_layers=10,
+    num_sequences=4,
+    body_bytes=200.0,
+    body_operations=3000.0,
+    head_bytes=100.0,
+    head_operations=1000.0,
+    kv_bytes=150.0,
+    attention_operations=1000.0,
+    num_expert_layers=5,
+    expert_bytes=400.0,
+    expert_operations=2000.0,
+)
+
+
+def test_every_term_is_counted_once() -> None:
+    overheads = 1.0 + 0.1 * 10 + 0.01 * 4
+    dense, head, attention = 200 / 100 + 3000 / 1000, 100 / 100 + 1000 / 1000, 150 / 50 + 1000 / 500
+    as_dense = 400 / 100 + 2000 / 1000
+    assert step_seconds(KernelSpeed(BASE), STEP) == pytest.approx(overheads + dense + head + attention + as_dense)
+    speed = KernelSpeed(BASE, ExpertSpeed(0.2, 80.0, 500.0))
+    experts = 0.2 * 5 + 400 / 80 + 2000 / 500
+    assert step_seconds(speed, STEP) == pytest.approx(overheads + dense + head + attention + experts)
+
+
+def test_latent_attention_has_its_own_speeds() -> None:
+    speed = KernelSpeed(BASE, latent=LatentSpeed(0.3, 30.0, 250.0))
+    plain, latent = step_seconds(speed, STEP), step_seconds(speed, replace(STEP, num_latent_layers=10))
+    assert latent - plain == pytest.approx(0.3 * 10 + 150 / 30 - 150 / 50 + 1000 / 250 - 1000 / 500)
+
+
+def test_bytes_and_operations_hide_behind_each_other_where_the_device_overlaps_them() -> None:
+    sharp = KernelSpeed(replace(BASE, sharpness=50.0))
+    nothing = replace(STEP, head_bytes=0.0, head_operations=0.0, expert_bytes=0.0, expert_operations=0.0)
+    added = step_seconds(KernelSpeed(BASE), nothing) - step_seconds(sharp, nothing)
+    assert added == pytest.approx(min(200 / 100, 3000 / 1000), rel=1e-3)
+
+
+def test_small_all_reduces_take_what_was_measured_for_as_many_ranks_or_the_next_fewer() -> None:
+    links = LinkSpeed({2: 1e-6, 8: 3e-6}, 0.5)
+    assert [links.seconds(ranks) for ranks in (2, 4, 8, 16)] == [1e-6, 1e-6, 3e-6, 3e-6]
+
+
+def _work(name: str, tensor_parallel_size: int = 1) -> ModelWork:
+    spec = resolve_model(name)
+    layout = ParallelLayout(tensor_parallel_size)
+    return model_work(spec, 2 * spec.num_parameters // tensor_parallel_size, "bfloat16", layout)
+
+
+def _step(work: ModelWork, tokens: int) -> RankStep:
+    return rank_step(
+        work,
+        tokens=tokens,
+        rows=tokens,
+        sequences=tokens,
+        sampled=tokens,
+        kv_bytes=0.0,
+        pairs=tokens * 100,
+        expert_tokens=tokens,
+    )
+
+
+def test_a_mixture_reads_the_experts_that_a_batch_touches() -> None:
+    """Mixtral: 8 experts, 2 for each token. One token reads a quarter of them, 64 all."""
+    work = _work("mixtral-8x7b")
+    alone, many = _step(work, 1), _step(work, 64)
+    assert alone.expert_bytes == pytest.approx(0.25 * work.expert_bytes)
+    assert many.expert_bytes == pytest.approx(work.expert_bytes, rel=1e-6)
+    elements = 32 * 8 * 3 * 4096 * 14336
+    assert work.expert_bytes == pytest.approx(2 * elements, rel=0.01)
+    assert alone.expert_operations == pytest.approx(2 * elements / 4)
+
+
+def test_the_ranks_share_products_heads_and_experts() -> None:
+    one, four = _step(_work("mixtral-8x7b"), 8), _step(_work("mixtral-8x7b", 4), 8)
+    for name in ("body_operations", "head_bytes", "expert_bytes", "expert_operations", "attention_operations"):
+        assert getattr(four, name) == pytest.approx(getattr(one, name) / 4, rel=0.01)
+    assert four.num_layers == one.num_layers == 32
+
+
+def test_a_window_bounds_what_a_token_attends_to() -> None:
+    """Every second layer of gpt-oss sees 128 tokens: contexts of 128 thousand cost half of what all layers would."""
+    work = _work("gpt-oss-20b")
+    width = 64 * (64 + 64)
+    step = rank_step(work, tokens=1, rows=1, sequences=1, sampled=1, kv_bytes=0, pairs=128_000, expert_tokens=1)
+    assert step.attention_operations == 2 * width * (12 * 128_000 + 12 * 128)
+
+
+def _profile(engine: str, dtype: str, source: str = "kernels", device: str = "h100-sxm") -> MeasuredProfile:
+    return MeasuredProfile(
+        path=Path("profile.json"),
+        device_kind="cuda",
+        device_name=device,
+        num_cores=None,
+        dtype=dtype,
+        engine=engine,
+        created="2026-11-23",
+        model_ids=("gpt2",),
+        num_rows=10,
+        coefficients=BASE.as_json(),
+        errors={},
+        source="sweep" if source == "sweep" else "kernels",
+    )
+
+
+def test_a_profile_of_the_engine_asked_for_comes_first_then_sweeps_then_the_format() -> None:
+    names = [("sglang", "fp8"), ("vllm", "bfloat16"), ("vllm", "fp8-block")]
+    kernels = [_profile(*name) for name in names]
+    gpu = find_gpu("h100-sxm")
+
+    def found(profiles: list[MeasuredProfile], dtype: str, engine: str | None) -> MeasuredProfile | None:
+        return MeasuredProfiles(tuple(profiles)).for_gpu(gpu, dtype, engine)
+
+    assert found(kernels, "fp8", "vllm") == kernels[2]  # block scales are nearer than 16 bits
+    assert found(kernels, "float16", "vllm") == kernels[1]
+    assert found(kernels, "bfloat16", "sglang") == kernels[0]
+    own = _profile("vllm", "bfloat16", "sweep")
+    assert found([*kernels, own], "fp8", "vllm") == own
+    assert found([*kernels, own], "fp8", "sglang") == kernels[0]
+    assert found(kernels, "bfloat16", "trtllm") is not None
+    assert found([_profile("vllm", "bfloat16", device="h200")], "bfloat16", "vllm") is None
+
+
+def test_kernel_profiles_say_that_they_are_such() -> None:
+    assert _profile("vllm", "bfloat16").origin_for("gpt2", "bfloat16") == "kernels"
+    assert _profile("vllm", "bfloat16", "sweep").origin_for("gpt2", "bfloat16") == "measured"
+
+
+def test_formats_of_eight_bit_floats() -> None:
+    assert speed_format(named_format("fp8"), "bfloat16") == "fp8"
+    assert speed_format(named_format("fp8-block"), "bfloat16") == "fp8-block"
+    assert speed_format(named_format("awq"), "float16") == "float16"
+
+
+def test_the_links_of_the_profile_are_used_and_not_a_guess() -> None:
+    work = _work("llama-3.1-70b", 8)
+
+    def seconds(all_reduce: float) -> float:
+        speed = KernelSpeed(BASE, links=LinkSpeed({8: all_reduce}, 0.5))
+        device = DeviceSpeed(speed, "kernels", "bfloat16", "note", {})
+        return MeasuredClock(work, find_gpu("h100-sxm"), 1e6, device, 1000.0).decode_seconds(1)
+
+    assert seconds(2e-6) - seconds(1e-6) == pytest.approx(2 * 80 * 1e-6, rel=1e-3)  # two for each of 80 layers
