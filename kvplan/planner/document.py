@@ -117,7 +117,13 @@ def calibration_notes(deployments: Iterable[Deployment]) -> list[str]:
         for deployment in deployments
         if deployment.served.speed.note is not None
     )
-    return [f"Times on {gpu} come from kvplan's engine ({origin}): {note}." for gpu, origin, note in found]
+    return [_times_note(*each) for each in found]
+
+
+def _times_note(gpu: str, origin: str, note: str | None) -> str:
+    if origin == "kernels":
+        return f"Times on {gpu} are added up from {note}; they are not those of a whole server."
+    return f"Times on {gpu} come from kvplan's engine ({origin}): {note}."
 
 
 def deployment_document(deployment: Deployment, model_id: str, rule: RuleOfThumb | None = None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.devices.measured_profile import MeasuredProfile
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.clocks import DeviceSpeed
+from kvplan.estimate.speed.clocks import BEST, DeviceSpeed, Roofline
 from kvplan.estimate.speed.measured_clock import MeasuredClock, rank_step
 from kvplan.estimate.speed.rank_step import ExpertSpeed, KernelSpeed, LatentSpeed, LinkSpeed, RankStep, step_seconds
 from kvplan.estimate.speed.step_time import Speed
@@ -160,6 +160,13 @@ def test_formats_of_eight_bit_floats() -> None:
     assert speed_format(named_format("fp8"), "bfloat16") == "fp8"
     assert speed_format(named_format("fp8-block"), "bfloat16") == "fp8-block"
     assert speed_format(named_format("awq"), "float16") == "float16"
+
+
+def test_overheads_of_the_roofline_grow_with_the_layers() -> None:
+    """Each of 80 layers and 32 pays the same; what a step costs beside them is paid once."""
+    gpu, deep, shallow = find_gpu("a10g"), _work("llama-3.1-70b"), _work("llama-3.1-8b")
+    spent = [Roofline.of(work, gpu, 0.0, BEST).step_seconds for work in (deep, shallow)]
+    assert spent[0] - spent[1] == pytest.approx((80 - 32) * BEST.layer_seconds)
 
 
 def test_the_links_of_the_profile_are_used_and_not_a_guess() -> None:

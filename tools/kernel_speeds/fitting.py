@@ -97,9 +97,10 @@ def _work(name: str, size: int, gpu: GpuProfile, speed_format: str) -> tuple[Mod
 
 def predicted(speed: KernelSpeed, data: Sampled) -> np.ndarray:
     """Seconds of every point."""
-    links = speed.links
-    assert links is not None
-    seconds = step_seconds(speed, data.steps) + data.link_seconds / links.share
+    links, seconds = speed.links, step_seconds(speed, data.steps)
+    if links is None:  # of single GPUs
+        return np.asarray(seconds)
+    seconds = seconds + data.link_seconds / links.share
     for ranks, counts in data.all_reduces.items():
         seconds = seconds + counts * links.all_reduce_seconds[ranks]
     return np.asarray(seconds)

@@ -148,10 +148,11 @@ def _origin_sentence(shown: Sequence[Deployment]) -> str:
         "roofline": "roofline estimates",
         "measured": "based on measurements of this model",
         "calibrated": "based on measurements of another model or dtype",
+        "kernels": "based on measured kernels",
     }
     if len(origins) == 1:
         return f"TTFT, TPOT and tokens/s are {words[next(iter(origins))]}."
-    return "TTFT, TPOT and tokens/s are roofline estimates unless noted below."
+    return "TTFT, TPOT and tokens/s are roofline estimates unless the notes name a measurement."
 
 
 def _print_best(best: Deployment, model_id: str) -> None:

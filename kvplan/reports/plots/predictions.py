@@ -121,6 +121,7 @@ _ORIGINS: Final = {
     "roofline": "estimated (kvplan calibrate fits them)",
     "measured": "from a profile of this model and device",
     "calibrated": "from a profile of this device, fitted to another model",
+    "kernels": "from kernels measured on this device",
 }
 
 

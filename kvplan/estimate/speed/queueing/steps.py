@@ -1,7 +1,8 @@
 """Seconds of any step of an instance: prompts of many lengths read beside decoding sequences, over all its ranks.
 
 The clocks of ``clocks`` know steps of decoding and single prompts; these, and ``MeasuredClock`` itself, take what a
-play finds in a step. A step is of the whole instance: with pipeline stages, one pass of all micro-batches; with data-parallel groups, one step in each.
+play finds in a step. A step is of the whole instance: with pipeline stages, one pass of all micro-batches; with
+data-parallel groups, one step in each.
 """
 
 from __future__ import annotations
