@@ -82,7 +82,7 @@ def test_the_profile_survives_the_disk(tmp_path: Path, profile: Path) -> None:
     assert found.origin_for("openai-community/gpt2", "float32") == "measured"
     assert found.origin_for("openai-community/gpt2", "bfloat16") == "calibrated"
     assert load_measured().for_gpu(find_gpu("cpu"), "float32") == found
-    assert load_measured().for_gpu(find_gpu("h100-sxm"), "bfloat16") is None
+    assert all(each.source == "kernels" for each in load_measured().profiles if each != found)
     assert load_measured().for_device("cpu", cpu_name(), 64) is None
 
 

@@ -244,7 +244,12 @@ def test_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     words = "plan llama-3.1-8b --users 40 --ctx-avg 8k --ctx-max 32k --slo ttft:1000 tpot:100 --gpu h100 a100-80"
     assert main(words.split()) == 0
     printed = capsys.readouterr().out
-    assert "rule of thumb" in printed and "h100-sxm" in printed and "vllm serve" in printed and "based on measured kernels" in printed
+    assert (
+        "rule of thumb" in printed
+        and "h100-sxm" in printed
+        and "vllm serve" in printed
+        and "based on measured kernels" in printed
+    )
 
 
 def test_command_exits_1_with_a_fix(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,5 +3,7 @@
 gpus             profiles of GPUs and CPU hosts, every number with its source, found by exact alias
 unlisted_gpus    what is said of devices without a profile
 device_support   what vLLM refuses on older GPUs
-measured         speeds that sweeps measured
+measured         which measured speeds speak for a device; the files that ``kvplan calibrate`` writes
+measured_profile one such profile
+kernel_tables    profiles that ship, fitted to tables of measured kernels
 """

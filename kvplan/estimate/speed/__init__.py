@@ -2,7 +2,9 @@
 
 latency             TTFT, TPOT and throughput of a steady state; called by estimate and plan
 work                what one rank reads and computes in a step, for every parallel layout
-clocks              seconds of a step and of a prompt: by data sheet, or as measured
+clocks              seconds of a step and of a prompt: by data sheet
+measured_clock      the same by coefficients that were measured
+rank_step           one step on one rank, in coefficients of measured kernels
 collectives         what ranks send each other, and over which link
 speculation         what a drafter's tokens gain and cost
 device_speed        the same for an estimate's deployments
