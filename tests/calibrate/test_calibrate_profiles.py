@@ -82,7 +82,7 @@ def test_the_profile_survives_the_disk(tmp_path: Path, profile: Path) -> None:
     assert found.origin_for("openai-community/gpt2", "float32") == "measured"
     assert found.origin_for("openai-community/gpt2", "bfloat16") == "calibrated"
     assert load_measured().for_gpu(find_gpu("cpu"), "float32") == found
-    assert all(each.source == "kernels" for each in load_measured().profiles if each != found)
+    assert load_measured().swept == (found,)
     assert load_measured().for_device("cpu", cpu_name(), 64) is None
 
 
@@ -174,7 +174,7 @@ def test_what_is_no_profile_is_left_out_in_one_line(
     assert main(ESTIMATE) == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "foreign.json" in line]
     assert line.startswith("note: the measured profile foreign.json is left out: " + reason)
-    assert len(load_measured().profiles) == 1
+    assert len(load_measured().swept) == 1
     with pytest.raises(KvplanError, match="is not a measured profile"):
         load_measured(str(own_profiles / "foreign.json"))
 
@@ -185,7 +185,7 @@ def test_coefficients_that_cannot_be_are_left_out(profile: Path, change: dict[st
     document["coefficients"] |= change
     profile.write_text(json.dumps(document), encoding="utf-8")
     measured._read_folders.cache_clear()
-    assert not load_measured().profiles
+    assert not load_measured().swept
     assert len(load_measured().notices) == 1
 
 

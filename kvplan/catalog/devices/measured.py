@@ -49,6 +49,11 @@ class MeasuredProfiles:
     profiles: tuple[MeasuredProfile, ...] = ()
     notices: tuple[str, ...] = ()
 
+    @property
+    def swept(self) -> tuple[MeasuredProfile, ...]:
+        """Those that ``kvplan calibrate`` fitted to sweeps."""
+        return tuple(each for each in self.profiles if each.source == "sweep")
+
     def for_device(
         self, kind: str, name: str, num_cores: int | None, dtype: str | None = None, *, engine: str | None = None
     ) -> MeasuredProfile | None:
