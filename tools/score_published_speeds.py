@@ -8,7 +8,8 @@
     --reasons           why rows are not scored
 
 For each group: rows, median and 90th percentile of |predicted / measured - 1|, its median with sign, and how many
-measurements lie in the predicted range. TPOT is the mean over requests, where it was published, else the median; TTFT the median, else the mean.
+measurements lie in the predicted range. TPOT is the mean over requests, where it was published, else the median; TTFT
+the median, else the mean.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def _row(text: Mapping[str, str]) -> PublishedRow | str:
 
 
 def _measured(text: Mapping[str, str], input_tokens: float, output_tokens: float) -> Measured:
-    """TPOT is the mean, else the median; TTFT the median, in which a server's first requests do not count, else the mean.
+    """TPOT is the mean, else the median; TTFT the median, which a server's first requests do not move, else the mean.
 
     A TTFT that a prefix cache served is not the model's.
     """
