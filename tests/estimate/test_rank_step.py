@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.devices.kernel_tables import read_kernel_tables
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.devices.measured_profile import MeasuredProfile
 from kvplan.catalog.models import resolve_model
@@ -178,3 +179,15 @@ def test_the_links_of_the_profile_are_used_and_not_a_guess() -> None:
         return MeasuredClock(work, find_gpu("h100-sxm"), 1e6, device, 1000.0).decode_seconds(1)
 
     assert seconds(2e-6) - seconds(1e-6) == pytest.approx(2 * 80 * 1e-6, rel=1e-3)  # two for each of 80 layers
+
+
+def test_shipped_profiles_reach_no_more_than_the_data_sheets_and_fit_their_tables() -> None:
+    shipped = read_kernel_tables()
+    assert {(each.device_name, each.engine) for each in shipped} >= {("h100-sxm", "vllm"), ("a100-80gb-sxm", "sglang")}
+    for each in shipped:
+        gpu, speed = find_gpu(each.device_name), KernelSpeed.from_json(each.speeds)
+        most = 1.001 * gpu.memory_bandwidth_bytes_per_second  # four digits are kept
+        assert 0 < speed.base.bandwidth <= most and 0 < speed.base.kv_bandwidth <= most, each.as_text()
+        assert 0 < speed.base.flops <= 1.001 * gpu.flops(each.dtype.removesuffix("-block")), each.as_text()
+        assert speed.experts is None or 0 < speed.experts.bandwidth <= most, each.as_text()
+        assert each.origin_for(each.model_ids[0], each.dtype) == "kernels"
