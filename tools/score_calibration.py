@@ -41,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def held_out(path: Path, others: Sequence[Path], options: Served) -> dict[str, HeldOutError]:
     """The errors on the results of ``path`` of a fit to those of ``others``."""
     fitted, unseen = match(read_results(others), options), match(read_results([path]), options)
-    return summarize_errors(errors(unseen.all, learn(fitted, prior_of(fitted.first).speed).speed))
+    kernels = prior_of(fitted.first).kernels
+    speed = learn(fitted.believing(kernels), kernels.base).speed
+    return summarize_errors(errors(unseen.believing(kernels).all, speed))
 
 
 def as_text(found: dict[str, HeldOutError]) -> str:

@@ -14,9 +14,10 @@ import pytest
 from kvplan.calibrate.identification import identify
 from kvplan.calibrate.results.learning import learn
 from kvplan.calibrate.results.matching import Matched, match
-from kvplan.calibrate.results.observing import RankClock, ServedResult, TimedBatch
+from kvplan.calibrate.results.observing import ServedResult, TimedBatch
 from kvplan.calibrate.results.outcome import BatchResult, LoadFigures, LoadResult, Results, alike
 from kvplan.calibrate.results.prior import prior_of
+from kvplan.calibrate.results.ranks import rank_clock
 from kvplan.calibrate.results.served import Served
 from kvplan.catalog.devices import measured
 from kvplan.catalog.devices.measured import load_measured, read_measured
@@ -85,10 +86,10 @@ LOADS = [load(*sizes) for sizes in ((64, 24, 1), (512, 24, 4), (2048, 12, 16), (
 
 def test_known_speeds_come_back() -> None:
     matched = match(Results(loads=LOADS), Served())
-    expected = prior_of(matched.first).speed
-    truth = changed(expected, flops=1.3, layer_seconds=0.7, bandwidth=1.15)
+    expected = prior_of(matched.first).kernels.base
+    truth = changed(expected, flops=0.7, bandwidth=0.8)
     found = learn(as_served_by(truth, matched), expected)
-    assert {"layer_seconds", "flops"} <= set(found.identified.names)
+    assert {"bandwidth", "flops"} <= set(found.identified.names)
     assert found.speed.flops == pytest.approx(truth.flops, rel=0.05)
     assert found.left_out["output_throughput"].median_pct < 2
     assert found.left_out["tpot"].p90_pct < 4
@@ -98,7 +99,7 @@ def test_known_speeds_come_back() -> None:
 def test_what_one_load_does_not_tell_stays_as_it_was() -> None:
     """Single requests with short prompts: one direction, the time of a decode step."""
     matched = match(Results(loads=[load(16, 64, 1)]), Served())
-    expected = prior_of(matched.first).speed
+    expected = prior_of(matched.first).kernels.base
     found = learn(as_served_by(changed(expected, layer_seconds=1.5), matched), expected)
     kept = set(expected.as_json()) - set(found.identified.names)
     assert len(found.identified.names) <= 2
@@ -112,7 +113,7 @@ def test_timed_batches_tell_a_forward_without_the_host() -> None:
     sizes = [((1, 1024),) * count for count in (1, 8, 64, 256)] + [((count, count),) for count in (256, 1024, 4096)]
     batches = [BatchResult(f"case {index}", H100, each, 1.0) for index, each in enumerate(sizes)]
     matched = match(Results(batches=batches), Served())
-    expected = prior_of(matched.first).speed
+    expected = prior_of(matched.first).kernels.base
     truth = changed(expected, flops=1.4, layer_seconds=0.6, step_seconds=5.0)
     timed = [
         replace(each, result=replace(each.result, seconds=float(each.observe(truth).seconds(truth)[0])))
@@ -139,10 +140,10 @@ def test_directions_that_look_alike_get_one_coefficient() -> None:
 def test_the_steps_of_a_load_and_of_its_observation_are_one() -> None:
     mixture = replace(H100, model="mixtral-8x7b", tensor_parallel_size=2)
     matched = match(Results(loads=[load(200, 5, 3, mixture)]), Served())
-    speed = prior_of(matched.first).speed
+    speed = prior_of(matched.first).kernels.base
     simulated = matched.loads[0].simulate(speed)
     assert matched.loads[0].observe(speed).seconds(speed) == pytest.approx(simulated.loads.step_seconds)
-    assert RankClock(matched.first, speed).seconds(1, 1, 1, 64, 64.0) > 0
+    assert rank_clock(matched.first, speed).seconds(1, 1, 1, 64, 64.0) > 0
 
 
 def test_recorded_rows_of_vllm_are_predicted_from_the_others(
@@ -193,6 +194,22 @@ def test_a_sweep_of_that_engine_predicts_its_speeds_and_no_other(own_profiles: P
     assert on_two.origin in (None, "roofline")
 
 
+def test_estimates_of_that_engine_use_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_profiles: Path
+) -> None:
+    """On the machine that the rows are of; kvplan's own engine has no profile there."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(measured, "cpu_name", lambda: "AMD EPYC")
+    assert main(["calibrate", *map(str, SWEEPS)]) == 0
+    found = {}
+    for engine in ("vllm@0.32", "kvplan"):
+        capsys.readouterr()
+        options = ["--gpu", "cpu", "--dtype", "bfloat16", "--device-memory", "8GiB", "--ctx", "1k", "--engine", engine]
+        assert main(["estimate", "gpt2", *options, "--json"]) == 0
+        found[engine] = json.loads(capsys.readouterr().out)["deployments"][0]["performance"]["origin"]
+    assert found == {"vllm@0.32": "measured", "kvplan": "roofline"}
+
+
 def results_of(*served: Served) -> Results:
     return Results(loads=[load(64, 8, 1, each) for each in served])
 
@@ -226,6 +243,17 @@ def test_the_command_refuses_in_a_sentence(capsys: pytest.CaptureFixture[str], t
     assert "--holdout is an option of kvplan's own sweeps" in capsys.readouterr().err
     assert main(["calibrate", str(tmp_path / "none")]) == 1
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_measured_kernels_are_believed_where_results_tell_nothing() -> None:
+    matched = match(Results(loads=LOADS), Served())
+    prior = prior_of(matched.first)
+    assert prior.source.startswith("kernels measured on h100-sxm with vLLM")
+    assert set(prior.groups) >= {"links"}
+    on_four = match(Results(loads=[load(64, 8, 2, replace(H100, tensor_parallel_size=4))]), Served())
+    plain, believing = on_four.loads[0], on_four.believing(prior.kernels).loads[0]
+    base = prior.kernels.base
+    assert believing.simulate(base).seconds < plain.simulate(base).seconds  # all-reduces as they were measured
 
 
 def test_one_load_of_vllm_bench_serve(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ class ResultCalibration:
 
 def calibrate_results(paths: Sequence[Path], options: Served) -> ResultCalibration:
     """KvplanError for files that cannot be read, hold nothing served, or mix devices or engines."""
-    matched = match(read_results(paths), options)
-    prior = prior_of(matched.first)
-    return ResultCalibration(tuple(paths), matched, prior, learn(matched, prior.speed))
+    found = match(read_results(paths), options)
+    prior = prior_of(found.first)
+    matched = found.believing(prior.kernels)
+    return ResultCalibration(tuple(paths), matched, prior, learn(matched, prior.kernels.base))

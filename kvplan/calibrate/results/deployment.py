@@ -18,6 +18,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.rank_step import KernelSpeed
 from kvplan.estimate.speed.simulation import BatchLimits
 from kvplan.estimate.speed.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.prediction import VllmPrediction, cache_settings, predict_vllm
@@ -33,7 +34,8 @@ _ENGINES: Final = tuple(name for name in (OWN_ENGINE, *OTHER_ENGINES) if name !=
 class Deployed:
     """What served a result. kv_bytes_per_token: read by one rank, of sequences as long as the result's.
 
-    engine_version: ``unknown`` where nobody said it.
+    engine_version: ``unknown`` where nobody said it. kernels: what is believed of the device, None before that is
+    known.
     """
 
     spec: ModelSpec
@@ -44,6 +46,7 @@ class Deployed:
     limits: BatchLimits
     work: ModelWork
     kv_bytes_per_token: float
+    kernels: KernelSpeed | None = None
 
 
 def deployed(served: Served, source: str, requests: Sequence[RequestSpec]) -> Deployed:
@@ -65,7 +68,7 @@ def deployed(served: Served, source: str, requests: Sequence[RequestSpec]) -> De
     return Deployed(
         spec=spec,
         gpu=gpu,
-        device=_identity(served, gpu, work.compute_dtype),
+        device=_identity(served, gpu, work.speed_format),
         engine=engine,
         engine_version=served.engine_version or "unknown",
         limits=_limits(served, gpu, found, requests),

@@ -13,6 +13,7 @@ from kvplan.calibrate.trials import DeviceIdentity
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
+from kvplan.estimate.speed.rank_step import KernelSpeed
 from kvplan.workload.requests import RequestSpec
 
 
@@ -31,6 +32,12 @@ class Matched:
     @property
     def first(self) -> Deployed:
         return self.all[0].of
+
+    def believing(self, kernels: KernelSpeed) -> Matched:
+        """The same results on a device of which so much is believed."""
+        loads = [replace(each, of=replace(each.of, kernels=kernels)) for each in self.loads]
+        batches = [replace(each, of=replace(each.of, kernels=kernels)) for each in self.batches]
+        return Matched(loads, batches, self.excluded)
 
     @property
     def device(self) -> DeviceIdentity:

@@ -13,8 +13,9 @@ import numpy as np
 from kvplan.calibrate.observations import Loads, figure_rows, loads_of
 from kvplan.calibrate.results.deployment import Deployed
 from kvplan.calibrate.results.outcome import BatchResult, LoadResult
-from kvplan.calibrate.results.ranks import RankClock, rank_seconds
+from kvplan.calibrate.results.ranks import exchange_seconds, rank_clock, rank_seconds, rank_steps
 from kvplan.estimate.speed.batching import simulate_requests
+from kvplan.estimate.speed.rank_step import RankStep
 from kvplan.estimate.speed.simulated_figures import SimulatedFigures, simulated_figures
 from kvplan.estimate.speed.simulation import Simulation
 from kvplan.estimate.speed.step_time import Speed
@@ -28,7 +29,8 @@ class RankObservation:
     """
 
     of: Deployed
-    loads: Loads
+    steps: RankStep
+    exchange_seconds: np.ndarray
     figure_weights: np.ndarray
     figure_seconds: np.ndarray
     is_forward_only: bool = False
@@ -42,7 +44,16 @@ class RankObservation:
 
     def seconds(self, speed: Speed) -> np.ndarray:
         """[N]."""
-        return rank_seconds(self.of, self.loads, speed, is_forward_only=self.is_forward_only)
+        seconds = rank_seconds(self.of, self.steps, speed, is_forward_only=self.is_forward_only)
+        return seconds + self.exchange_seconds
+
+    @staticmethod
+    def make(
+        of: Deployed, loads: Loads, weights: np.ndarray, seconds: np.ndarray, *, is_forward_only: bool = False
+    ) -> RankObservation:
+        """The work of ``loads``, looked at once for all speeds that a fit tries."""
+        exchanges = exchange_seconds(of, loads.tokens)
+        return RankObservation(of, rank_steps(of, loads), exchanges, weights, seconds, is_forward_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,7 @@ class ServedResult:
         return any(request.arrival_seconds > 0 for request in self.result.requests)
 
     def simulate(self, speed: Speed) -> Simulation:
-        clock = RankClock(self.of, speed)
+        clock = rank_clock(self.of, speed)
         return simulate_requests(
             self.result.requests, self.of.limits, clock, max_concurrency=self.result.max_concurrency
         )
@@ -71,7 +82,7 @@ class ServedResult:
         simulated, figures = self.simulate(speed), self.result.figures
         duration = None if self.arrives_over_time else figures.duration
         weights, seconds = figure_rows(simulated, duration, figures.mean_ttft, figures.mean_tpot)
-        return RankObservation(self.of, loads_of(simulated), weights, seconds)
+        return RankObservation.make(self.of, loads_of(simulated), weights, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +102,7 @@ class TimedBatch:
             kv_tokens=_one(sum(held for _, held in sizes)),
             pairs=_one(sum(new * (held - new + (new + 1) / 2) for new, held in sizes)),
         )
-        return RankObservation(self.of, loads, np.ones((1, 1)), _one(self.result.seconds), is_forward_only=True)
+        return RankObservation.make(self.of, loads, np.ones((1, 1)), _one(self.result.seconds), is_forward_only=True)
 
 
 def _one(value: float) -> np.ndarray:

@@ -37,6 +37,7 @@ def learned_document(calibration: ResultCalibration) -> dict[str, object]:
         },
         "coefficients": learned.speed.as_json(),
         "units": SPEED_UNITS,
+        **calibration.prior.groups,
         "identification": {
             "method": "subset selection by singular values of the figures' derivatives, over noise and prior spread",
             "determined": {name: {"relative_standard_error": found.uncertainty[name]} for name in found.names},

@@ -72,11 +72,16 @@ class MeasuredProfiles:
         One of ``engine`` comes first, if that is asked for; then fits to sweeps before fits to kernels.
         """
         if gpu.is_cpu and gpu.id == "cpu":
-            return self.for_device("cpu", cpu_name(), os.cpu_count(), dtype)
+            here = "cpu", cpu_name(), os.cpu_count(), dtype
+            return self.for_device(*here, engine=engine) or self.for_device(*here, engine=_MEASURED_FIRST)
         found = [each for each in self.profiles if _is_of(each, gpu)]
         found.sort(key=lambda each: (engine is not None and each.engine != engine, each.source != "sweep"))
         alike = [each for each in found if (each.engine, each.source) == (found[0].engine, found[0].source)]
         return _preferred(alike, dtype)
+
+
+_MEASURED_FIRST: Final = "kvplan"
+"""Whose profiles of this machine stand for an engine that has none: those of the engine that it is measured with."""
 
 
 def _preferred(found: list[MeasuredProfile], dtype: str | None) -> MeasuredProfile | None:
