@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -63,6 +64,7 @@ def kill_and_continue(python: str, work: Path) -> None:
         return
     run_part(_PART, _LOAD, python, work)
     directory = work / NAME.replace(" ", "-")
+    shutil.rmtree(directory, ignore_errors=True)  # of a check that was itself interrupted
     words = [*vllm_options(python, _PART.model, directory), *options(_PART.axes), *options(_LOAD)]
     print(f"{NAME}: kvplan sweep {' '.join(words)}", flush=True)
     sweep = subprocess.Popen([*KVPLAN, "sweep", *words, "--json"], stdout=subprocess.DEVNULL)
