@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ from kvplan_engine.kernels.cpu.quantised import PackedQuantised
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight, linear_book
 
 CACHE_BYTES = 64 * 1024**2
+BLOCK = 256  # inputs whose scales of 8 bits share a float16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +38,21 @@ class Format:
     scales: torch.dtype
     has_minimum: bool = False
 
-    def num_bytes(self, inputs: int, outputs: int) -> int:
-        beside = self.scales.itemsize * (2 if self.has_minimum else 1) * inputs // self.group
-        return outputs * (inputs * self.bits // 8 + beside)
-
     def random(self, inputs: int, outputs: int) -> QuantisedWeight:
         codes = torch.randint(0, 256, (outputs, inputs * self.bits // 8), dtype=torch.uint8)
-        scales, minimums = torch.rand(2, outputs, inputs // self.group).to(self.scales)
+        scales, minimums = (torch.rand(2, outputs, inputs // self.group) * 63).to(self.scales)
         book = linear_book(self.bits, 0 if self.has_minimum else 2 ** (self.bits - 1))
-        return QuantisedWeight(codes, scales, minimums if self.has_minimum else None, book)
+        own = torch.rand(outputs, inputs // BLOCK, 2 if self.has_minimum else 1).half()
+        held = QuantisedWeight(codes, scales, minimums if self.has_minimum else None, book)
+        return replace(held, block_scales=own) if self.scales is torch.int8 else held
 
 
 FORMATS = {
     "Q4_0": Format(4, 32, torch.float16),
     "Q8_0": Format(8, 32, torch.float16),
-    "Q4_K": Format(4, 32, torch.float32, has_minimum=True),
-    "Q6_K": Format(8, 16, torch.float32),
+    "Q5_0": Format(6, 32, torch.float16),
+    "Q4_K": Format(4, 32, torch.int8, has_minimum=True),
+    "Q6_K": Format(6, 16, torch.int8),
 }
 
 Product = Callable[[torch.Tensor, torch.Tensor], None]
@@ -70,7 +70,7 @@ def _products(inputs: int, outputs: int, names: list[str]) -> dict[str, list[Pro
             continue
         held = FORMATS[name]
         weight = held.random(inputs, outputs)
-        count = 1 + CACHE_BYTES // held.num_bytes(inputs, outputs)
+        count = 1 + CACHE_BYTES // weight.num_bytes
         made[name] = [PackedQuantised(kernels, weight).multiply for _ in range(count)]
     return made
 

@@ -94,6 +94,8 @@ class LayerStep {
     product.corrected = corrected_;
     product.x_stride = product.inputs;
     product.out_stride = kvplan::is_gated(product.activation) ? product.outputs / 2 : product.outputs;
+    for (const kvplan_packed_linear* part = product.next; part != nullptr; part = part->next)
+      product.out_stride += part->outputs;
     return kvplan_multiply_packed(&product, threads_);
   }
 

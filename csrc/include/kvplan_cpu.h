@@ -226,8 +226,13 @@ enum kvplan_activation {
 };
 
 // How the scales and minimums of a quantised weight are stored.
-// E8M0: a byte e for 2^(e - 127), without minimums.
-enum kvplan_scale_storage { KVPLAN_SCALE_FLOAT32 = 0, KVPLAN_SCALE_FLOAT16 = 1, KVPLAN_SCALE_E8M0 = 2 };
+// E8M0: a byte e for 2^(e - 127), without minimums. SCALED_INT8: an int8, times a float16 that a block of inputs shares.
+enum kvplan_scale_storage {
+  KVPLAN_SCALE_FLOAT32 = 0,
+  KVPLAN_SCALE_FLOAT16 = 1,
+  KVPLAN_SCALE_E8M0 = 2,
+  KVPLAN_SCALE_SCALED_INT8 = 3,
+};
 
 // A quantised weight: element [o, k] is value(code[o, k]) * scale[o, g] + minimum[o, g], where g is the group of input k.
 typedef struct kvplan_weight_format {
@@ -236,11 +241,12 @@ typedef struct kvplan_weight_format {
   const float* code_book;
   // [inputs]: the input of x that belongs to each input of the weight, so that groups lie together; NULL: its own
   const int32_t* input_order;
-  int32_t bits;           // 4 or 8
+  int32_t bits;           // 4, 6 (without a code book) or 8
   int32_t zero;
-  int32_t group;          // inputs that share a scale: a multiple of 8
+  int32_t group;          // inputs that share a scale: a multiple of 8, of 6 bits one of 16
   int32_t scale_storage;  // of scales and minimums
   int32_t has_minimum;
+  int32_t block;          // of SCALED_INT8: inputs that share a float16, 2^n whole groups; 0 elsewhere
 } kvplan_weight_format;
 
 // One product with a packed weight: out = activation(x @ weight^T + bias + what adapters add).
@@ -263,6 +269,9 @@ typedef struct kvplan_packed_linear {
   const kvplan_lora_slots* slots;
   // rows that they correct; NULL: none
   const kvplan_lora_rows* corrected;
+  // the rows of the weight below these, in another format: their outputs follow these in each row of out. NULL: none.
+  // Of these only weight, bias, inputs and outputs are read; nothing follows such products, and nothing corrects them.
+  const struct kvplan_packed_linear* next;
 } kvplan_packed_linear;
 
 // Rows that a packed weight of so many has: whole panels.
@@ -304,12 +313,15 @@ int64_t kvplan_quantised_bytes(const kvplan_weight_format* format, int64_t input
 // Packs a quantised weight: for kvplan_multiply_packed with `gated` as for kvplan_pack_weight, or for an expert.
 int kvplan_pack_quantised(
     const kvplan_weight_format* format,
-    // [outputs, inputs * bits / 8]: of 4 bits, an even input in the lower half of a byte and the next in the upper
+    // [outputs, inputs * bits / 8]: of 4 bits, an even input in the lower half of a byte and the next in the upper; of 6
+    // bits so the lower 4 of all inputs, and behind them the upper 2 of four inputs in a byte, the first lowest
     const uint8_t* codes,
     // [outputs, groups], of the format's scale_storage
     const void* scales,
     // the same; NULL without minimums
     const void* minimums,
+    // [outputs, blocks] float16, [outputs, blocks, 2] with minimums: what the int8 of a block are multiplied with; or NULL
+    const void* block_scales,
     // [kvplan_quantised_bytes(format, inputs, outputs, gated)]
     void* packed, int64_t inputs, int64_t outputs, int gated, int threads);
 

@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from dense_models import DENSE, Dense, DenseCheckpoint
+from dense_models import DENSE, SIZES, Dense, DenseCheckpoint
 from window_models import WINDOWED
 
 
@@ -17,7 +17,8 @@ from window_models import WINDOWED
 class AsGguf:
     """model: in the tables of small models, with ``values`` besides. extra: metadata below the architecture's name.
 
-    plus_one: norms' weights have 1 added. permuted: query and key rows that turn together lie side by side.
+    plus_one: norms' weights have 1 added. permuted: query and key rows that turn together lie side by side. blocks:
+    ggml's type of each tensor that is stored in random blocks, by the end of its name.
     """
 
     architecture: str
@@ -25,11 +26,23 @@ class AsGguf:
     extra: dict[str, Any] = field(default_factory=dict)
     plus_one: bool = False
     permuted: bool = False
+    blocks: dict[str, gguf.GGMLQuantizationType] = field(default_factory=dict)
 
 
 _GEMMA = {"attention.sliding_window": 20, "attention.key_length": 24}
 _PERIOD = {"layer_types": ["sliding_attention"] * 5 + ["full_attention"], "num_hidden_layers": 6}
+_Types = gguf.GGMLQuantizationType
+_IN_BLOCKS = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4}
 FILES: dict[str, AsGguf] = {
+    "q4_k_m": AsGguf(
+        "llama",
+        Dense("LlamaConfig", SIZES | _IN_BLOCKS | {"num_key_value_heads": 2, "max_position_embeddings": 128}),
+        {"rope.dimension_count": 64},
+        permuted=True,
+        blocks={f"{part}_proj.weight": _Types.Q4_K for part in ("q", "k", "o", "gate", "up")}
+        | {"v_proj.weight": _Types.Q6_K, "down_proj.weight": _Types.Q5_K, "lm_head.weight": _Types.Q6_K}
+        | {"0.self_attn.k_proj.weight": _Types.Q5_0, "1.mlp.down_proj.weight": _Types.Q5_1},
+    ),
     "gemma2": AsGguf(
         "gemma2",
         Dense(
@@ -105,4 +118,34 @@ def _add_tensors(writer: gguf.GGUFWriter, file: AsGguf, model: torch.nn.Module) 
             values = halves.swapaxes(1, 2).reshape(values.shape)
         stored = names.get_name(name, try_suffixes=(".weight",))
         assert stored is not None, name
-        writer.add_tensor(stored, np.ascontiguousarray(values))
+        kinds = [kind for end, kind in file.blocks.items() if name.endswith(end)]
+        if not kinds:
+            writer.add_tensor(stored, np.ascontiguousarray(values))
+            continue
+        blocks = random_blocks(kinds[-1], *values.shape)
+        writer.add_tensor(stored, blocks, raw_dtype=kinds[-1])
+        meant = gguf.dequantize(blocks, kinds[-1])
+        if file.permuted and ("q_proj" in name or "k_proj" in name):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            meant = meant.reshape(heads, -1, 2, meant.shape[1]).swapaxes(1, 2).reshape(meant.shape)
+        tensor.copy_(torch.from_numpy(meant))
+
+
+_HALVES = {_Types.Q4_K: (0, 2), _Types.Q5_K: (0, 2), _Types.Q6_K: (208,), _Types.Q5_1: (0, 2)}
+"""Where a block has numbers in half precision; at its beginning where nothing else is said."""
+
+
+def random_blocks(kind: gguf.GGMLQuantizationType, num_rows: int, num_inputs: int) -> np.ndarray:
+    """uint8 [num_rows, bytes of a row]: any codes, and scales for values of about the inputs' number to -0.5."""
+    rng = np.random.default_rng(kind)
+    values, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (num_rows * num_inputs // values, num_bytes), dtype=np.uint8)
+    first = _HALVES.get(kind, (0,))
+    for at in first:
+        scales = rng.uniform(0.5, 1.5, len(blocks)) * rng.choice([-1, 1], len(blocks))
+        blocks[:, at : at + 2] = scales.astype(np.float16).view(np.uint8).reshape(-1, 2)
+    size = gguf.dequantize(blocks, kind).std() * num_inputs**0.5
+    for at in first:
+        halves = blocks[:, at : at + 2].copy().view(np.float16) / size
+        blocks[:, at : at + 2] = halves.astype(np.float16).view(np.uint8)
+    return blocks.reshape(num_rows, -1)

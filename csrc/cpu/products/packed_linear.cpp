@@ -224,14 +224,34 @@ int kvplan_unpack_rows(const void* packed, const int64_t* indices, void* out, in
                      outputs, threads);
 }
 
-int kvplan_multiply_packed(const kvplan_packed_linear* args, int threads) {
-  const int used = threads > 0 ? threads : 1;
-  if (args->format != nullptr) {
-    kvplan::multiply_quantised(*args, used);
-  } else if (args->storage == KVPLAN_BFLOAT16) {
-    kvplan::multiply_packed<kvplan::BFloat16>(*args, used);
+namespace kvplan {
+namespace {
+
+void multiply_rows_of_one_format(const kvplan_packed_linear& args, int threads) {
+  if (args.format != nullptr) {
+    multiply_quantised(args, threads);
+  } else if (args.storage == KVPLAN_BFLOAT16) {
+    multiply_packed<BFloat16>(args, threads);
   } else {
-    kvplan::multiply_packed<float>(*args, used);
+    multiply_packed<float>(args, threads);
   }
-  return KVPLAN_OK;
+}
+
+}  // namespace
+}  // namespace kvplan
+
+int kvplan_multiply_packed(const kvplan_packed_linear* args, int threads) {
+  kvplan_packed_linear part = *args;
+  for (;;) {
+    kvplan::multiply_rows_of_one_format(part, threads > 0 ? threads : 1);
+    if (part.next == nullptr) return KVPLAN_OK;
+    const kvplan_packed_linear before = part;
+    part = *before.next;
+    part.x = before.x;
+    part.out = static_cast<char*>(before.out) + before.outputs * (before.storage == KVPLAN_BFLOAT16 ? 2 : 4);
+    part.x_stride = before.x_stride;
+    part.out_stride = before.out_stride;
+    part.rows = before.rows;
+    part.storage = before.storage;
+  }
 }

@@ -1,16 +1,7 @@
-// Codes of quantised weights, from their panels into the values that the inner loops multiply with.
-//
-// A panel holds kPanelOutputs outputs (packed_tile.h), group of inputs by group of inputs:
-//
-//   group 0:  scale of each output | minimum of each output (where the format has them) | codes        group 1: ...
-//
-// Codes lie in 32-bit words, one for each output: 8 inputs of 4 bits, or 4 inputs of 8 bits. The first 16 bits of a word
-// are the even inputs, the last 16 the odd ones. So one load brings the codes of several inputs, and a pair of inputs is
-// where the processors' dot products of bfloat16 want it.
+// Codes of quantised weights, from their panels (quantised_panels.h) into the values that the inner loops multiply with.
 #pragma once
 
-#include "../../include/kvplan_cpu.h"
-#include "packed_tile.h"
+#include "quantised_panels.h"
 
 // Tables of half precision in registers.
 #if KVPLAN_AVX512 && defined(__AVX512BW__)
@@ -21,73 +12,33 @@
 
 namespace kvplan {
 
-// How a format's codes lie in a panel.
-struct CodeLayout {
-  int bits;
-  int64_t group;            // inputs
-  int64_t groups;           // of a row
-  int64_t scale_bytes;      // of one output's scale
-  bool has_minimum;
-
-  explicit CodeLayout(const kvplan_weight_format& format, int64_t inputs)
-      : bits(format.bits),
-        group(format.group),
-        groups((inputs + format.group - 1) / format.group),
-        scale_bytes(format.scale_storage == KVPLAN_SCALE_E8M0      ? 1
-                    : format.scale_storage == KVPLAN_SCALE_FLOAT16 ? 2
-                                                                   : 4),
-        has_minimum(format.has_minimum != 0) {}
-
-  int64_t scales_bytes() const { return scale_bytes * kPanelOutputs * (has_minimum ? 2 : 1); }
-  int64_t group_bytes() const { return scales_bytes() + group * bits / 8 * kPanelOutputs; }
-  int64_t panel_bytes() const { return groups * group_bytes(); }
-  int64_t word_inputs() const { return 32 / bits; }
-};
-
-// Where input k of a group lies within its word: the number of bits below it.
-constexpr int code_shift(int bits, int64_t k) {
-  return static_cast<int>(k % 2 * 16 + k / 2 % (16 / bits) * bits);
-}
-
-// IEEE half precision, for what the processor has no instruction for: shifted into a float's place, and scaled up by the
-// difference of the exponents' biases. Right for subnormals; scales are finite.
-KVPLAN_INLINE Floats widen_float16(const uint8_t* source) {
-  Halves halves;
-  std::memcpy(&halves, source, sizeof halves);
-#if KVPLAN_AVX512
-  return (Floats)_mm512_cvtph_ps((__m256i)halves);
-#else
-  const Words bits = widened(halves);
-  const Floats magnitude = reinterpret_cast<Floats>((bits & 0x7fffu) << 13) * 0x1p112f;
-  return from_bits(bits_of(magnitude) | reinterpret_cast<Ints>((bits & 0x8000u) << 16));
-#endif
-}
-
-// Powers of two, E8M0: the exponent of a float, whose least one is subnormal.
-KVPLAN_INLINE Floats widen_powers(const uint8_t* source) {
-  Bytes bytes;
-  std::memcpy(&bytes, source, sizeof bytes);
-  const Words exponents = __builtin_convertvector(bytes, Words);
-  const Words is_least = reinterpret_cast<Words>(exponents == 0u);
-  return reinterpret_cast<Floats>(exponents << 23 | (is_least & 0x400000u));
-}
-
-// kLanes scales, or minimums, from the v-th vector on.
-KVPLAN_INLINE Floats load_scales(const uint8_t* source, int v, int64_t scale_bytes) {
-  const uint8_t* at = source + v * kLanes * scale_bytes;
-  if (scale_bytes == 1) return widen_powers(at);
-  return scale_bytes == 2 ? widen_float16(at) : load(reinterpret_cast<const float*>(at));
-}
-
 KVPLAN_INLINE Words load_code_words(const uint8_t* source) {
   Words words;
   std::memcpy(&words, source, sizeof words);
   return words;
 }
 
-// What codes stand for: kLinear: code - zero; otherwise an entry of the code book.
+// The codes of some inputs of kLanes outputs. `codes`: of the unit, from the first output on.
+template <int kBits>
+struct CodeUnit {
+  Words words[kUnitWords<kBits>];
+
+  CodeUnit() = default;
+  KVPLAN_INLINE explicit CodeUnit(const uint8_t* codes) {
+#pragma GCC unroll 3
+    for (int i = 0; i < kUnitWords<kBits>; ++i) words[i] = load_code_words(codes + i * kPanelOutputs * 4);
+  }
+};
+
+// Bits moved up, or down where `by` is negative.
+KVPLAN_INLINE Words moved_up(Words words, int by) {
+  return by >= 0 ? words << static_cast<uint32_t>(by) : words >> static_cast<uint32_t>(-by);
+}
+
+// What codes stand for: kLinear: code - zero; otherwise an entry of the code book. Codes of 6 bits are linear.
 template <int kBits, bool kLinear>
 struct Decoder {
+  static_assert(kBits != 6 || kLinear);
   const float* book;
   int32_t zero;
   float small_book[16];  // of 4 bits, which are always looked up
@@ -98,6 +49,7 @@ struct Decoder {
   __m512i half_book;  // the same in bfloat16, twice, so that a fifth bit of the index does not matter
 #endif
 #if KVPLAN_HALF_BOOK
+  __m512i sixty_four[2];  // of 6 bits: all 64 values in bfloat16
   __m512i quarters[4];  // the first half of a book of 8 bits, in bfloat16; the second is the same with the other sign
 #endif
 
@@ -119,6 +71,16 @@ struct Decoder {
 #endif
     }
 #if KVPLAN_HALF_BOOK
+    if constexpr (kBits == 6) {
+      uint16_t halves[64];
+      for (int code = 0; code < 64; ++code) {
+        const float value = static_cast<float>(code - zero);
+        uint32_t bits;
+        std::memcpy(&bits, &value, sizeof bits);
+        halves[code] = static_cast<uint16_t>(bits >> 16);
+      }
+      for (int i = 0; i < 2; ++i) sixty_four[i] = _mm512_loadu_si512(halves + 32 * i);
+    }
     if constexpr (kBits == 8 && !kLinear) {
       uint16_t halves[128];
       for (int code = 0; code < 128; ++code) {
@@ -144,8 +106,20 @@ struct Decoder {
   }
 #endif
 
+  // The values of input k of a unit.
+  KVPLAN_INLINE Floats values(const CodeUnit<kBits>& unit, int k) const {
+    if constexpr (kBits == 6) {
+      const int half = k % 2 * 16;
+      const Words low = unit.words[k / 8] >> static_cast<uint32_t>(half + k / 2 % 4 * 4) & 15u;
+      const Words high = unit.words[2] >> static_cast<uint32_t>(half + k / 2 * 2) & 3u;
+      return __builtin_convertvector(reinterpret_cast<Ints>(low | high << 4) - zero, Floats);
+    } else {
+      return values_at(unit.words[0], code_shift(kBits, k));
+    }
+  }
+
   // The values of each word's code at `shift`.
-  KVPLAN_INLINE Floats values(Words words, int shift) const {
+  KVPLAN_INLINE Floats values_at(Words words, int shift) const {
 #if KVPLAN_AVX512
     if constexpr (kBits == 4)
       return (Floats)_mm512_permutexvar_ps((__m512i)(words >> static_cast<uint32_t>(shift)), small_book_vector);
@@ -169,15 +143,23 @@ struct Decoder {
   }
 
 #if KVPLAN_BFLOAT16_DOT
-  // The pair of inputs 2 j and 2 j + 1 of each word, in bfloat16; exact for the code books that take this way.
-  KVPLAN_INLINE __m512bh pair(Words words, int j) const {
-    if constexpr (kBits == 4) {
+  // The pair of inputs 2 j and 2 j + 1 of a unit, in bfloat16; exact for the code books that take this way.
+  KVPLAN_INLINE __m512bh pair(const CodeUnit<kBits>& unit, int j) const {
+    const Words words = unit.words[kBits == 6 ? j / 4 : 0];
+    if constexpr (kBits == 6) {
+      // Bits 4 and 5 of the index are those of `high`; those above do not matter.
+      const Words low = words >> static_cast<uint32_t>(j % 4 * 4), high = moved_up(unit.words[2], 4 - 2 * j);
+      constexpr int kSecondWhereFirst = 0xca;
+      const __m512i index = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x00300030), (__m512i)high, (__m512i)low,
+                                                      kSecondWhereFirst);
+      return (__m512bh)_mm512_permutex2var_epi16(sixty_four[0], index, sixty_four[1]);
+    } else if constexpr (kBits == 4) {
       return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)words, static_cast<unsigned>(4 * j)),
                                                 half_book);
     } else if constexpr (!kLinear) {
       return (__m512bh)looked_up(words, j);
     } else {
-      const __m512i even = (__m512i)values(words, 8 * j), odd = (__m512i)values(words, 16 + 8 * j);
+      const __m512i even = (__m512i)values_at(words, 8 * j), odd = (__m512i)values_at(words, 16 + 8 * j);
       return (__m512bh)_mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(even, 16), odd);
     }
   }

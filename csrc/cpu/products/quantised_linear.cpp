@@ -1,4 +1,4 @@
-// Products with quantised weights in panels (quantised_codes.h), which are never widened in memory.
+// Products with quantised weights in panels (quantised_panels.h), which are never widened in memory.
 //
 // Rows of x are taken in chunks that stay in the second-level cache, as for dense weights (packed_linear.cpp), and the
 // threads share the panels. x is copied where its inputs do not fill the last group, are in another order, or are of
@@ -15,9 +15,9 @@ namespace {
 
 constexpr int64_t kItemPanels = 4;     // a thread takes about as many at a time
 constexpr int64_t kStepBytes = 20480;  // of widened values or of codes, a good half of the first-level cache
-// Tiles of rows that each take the values from the codes: for as many, widening costs more (measured with AVX-512).
+// Tiles of rows that each take the values from the codes: for as many, keeping them costs more (measured with AVX-512).
 template <int kBits>
-constexpr int64_t kMostCodeTiles = kBits == 8 ? 1 : 3;
+constexpr int64_t kMostCodeTiles = kBits == 4 ? 3 : 1;
 constexpr int64_t kLeastGroup = 8, kMostGroup = 256;  // inputs
 
 template <class W, int kBits, bool kLinear>
@@ -26,9 +26,20 @@ using CodeTile = void (*)(const GroupStep<W>&, const CodeLayout&, const Decoder<
 template <class W, int kBits, bool kLinear>
 CodeTile<W, kBits, kLinear> code_tile(int64_t rows) {
   static constexpr CodeTile<W, kBits, kLinear> kTiles[kPanelTileRows] = {
-      run_codes<W, 1, kBits, kLinear>, run_codes<W, 2, kBits, kLinear>, run_codes<W, 3, kBits, kLinear>,
-      run_codes<W, 4, kBits, kLinear>, run_codes<W, 5, kBits, kLinear>, run_codes<W, 6, kBits, kLinear>};
+      run_codes<W, 1, kBits, kLinear, false>, run_codes<W, 2, kBits, kLinear, false>,
+      run_codes<W, 3, kBits, kLinear, false>, run_codes<W, 4, kBits, kLinear, false>,
+      run_codes<W, 5, kBits, kLinear, false>, run_codes<W, 6, kBits, kLinear, false>};
   return kTiles[rows - 1];
+}
+
+// The first of several tiles, which leaves the values for the others: more than six rows are tiles of three and more.
+template <class W, int kBits, bool kLinear>
+CodeTile<W, kBits, kLinear> keeping_tile(int64_t rows) {
+  constexpr int64_t kLeastRows = 3;
+  static constexpr CodeTile<W, kBits, kLinear> kTiles[] = {
+      run_codes<W, 3, kBits, kLinear, true>, run_codes<W, 4, kBits, kLinear, true>,
+      run_codes<W, 5, kBits, kLinear, true>, run_codes<W, 6, kBits, kLinear, true>};
+  return kTiles[rows - kLeastRows];
 }
 
 template <class W>
@@ -65,35 +76,33 @@ void multiply_panel(const QuantisedProduct<W>& product, const Decoder<kBits, kLi
   GroupStep<W> step{};
   step.x_stride = product.x_stride;
   step.x_sums_stride = layout.groups;
-  const uint8_t* first = product.packed + panel * layout.panel_bytes();
+  step.panel = product.packed + panel * layout.panel_bytes();
   const int64_t tiles = divided_up(product.rows, kPanelTileRows);
   const bool widens = tiles > kMostCodeTiles<kBits>;
+  const int64_t passes = widens ? tiles - 1 : tiles;  // over which the next step is prefetched
   const int64_t group_wide = layout.group * kPanelOutputs;
   const int64_t wanted = kStepBytes / (widens ? group_wide * int64_t{sizeof(W)} : layout.group_bytes());
   const int64_t step_groups = tiles == 1 ? layout.groups : wanted > 0 ? wanted : 1;
   for (int64_t g = 0; g < layout.groups; g += step_groups) {
-    step.panel = first + g * layout.group_bytes();
+    step.first_group = g;
     step.num_groups = layout.groups - g < step_groups ? layout.groups - g : step_groups;
     const int64_t step_bytes = step.num_groups * layout.group_bytes();
-    if (widens)
-      for (int64_t i = 0; i < step.num_groups; ++i) {
-        const uint8_t* group = step.panel + i * layout.group_bytes();
-        widen_scales(group, layout, memory.scales + i * kWideScales);
-        widen_group(group + layout.scales_bytes(), layout.group, decoder, memory.values + i * group_wide);
-      }
+    const uint8_t* next_step = StoredGroup(step.panel, g, layout).first + step_bytes;
     step.wide = memory.values;
     step.scales = memory.scales;
-    step.ahead_bytes = divided_up(step_bytes * kWidePairs<W>, tiles * step.num_groups * layout.group);
+    step.ahead_bytes = divided_up(step_bytes * kWidePairs<W>, passes * step.num_groups * layout.group);
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t begin = product.rows * i / tiles, end = product.rows * (i + 1) / tiles;
       step.x = product.x + begin * product.x_stride + g * layout.group;
       step.x_sums = product.x_sums == nullptr ? nullptr : product.x_sums + begin * layout.groups + g;
       step.sums = sums + begin * kPanelOutputs;
-      step.ahead = reinterpret_cast<const char*>(step.panel) + step_bytes + step_bytes * i / tiles;
-      if (widens) {
-        wide_tile<W>(end - begin)(step, layout);
-      } else {
+      step.ahead = reinterpret_cast<const char*>(next_step) + step_bytes * (i - tiles + passes) / passes;
+      if (!widens) {
         code_tile<W, kBits, kLinear>(end - begin)(step, layout, decoder);
+      } else if (i == 0) {
+        keeping_tile<W, kBits, kLinear>(end - begin)(step, layout, decoder);
+      } else {
+        wide_tile<W>(end - begin)(step, layout);
       }
     }
   }
@@ -167,6 +176,7 @@ template <class T, class W>
 void multiply(const kvplan_packed_linear& args, int threads) {
   const kvplan_weight_format& format = *args.format;
   if (format.bits == 4) return multiply<T, W, 4, false>(args, threads);
+  if (format.bits == 6) return multiply<T, W, 6, true>(args, threads);
   return format.code_book == nullptr ? multiply<T, W, 8, true>(args, threads)
                                      : multiply<T, W, 8, false>(args, threads);
 }
@@ -188,6 +198,8 @@ void multiply_quantised_panels(const QuantisedProduct<W>& product, int64_t panel
   const kvplan_weight_format& format = product.format;
   if (format.bits == 4) {
     multiply_panels(product, Decoder<4, false>(format), panel, panels, sums);
+  } else if (format.bits == 6) {
+    multiply_panels(product, Decoder<6, true>(format), panel, panels, sums);
   } else if (format.code_book == nullptr) {
     multiply_panels(product, Decoder<8, true>(format), panel, panels, sums);
   } else {

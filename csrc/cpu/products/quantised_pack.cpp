@@ -1,7 +1,7 @@
-// Quantised weights into panels (quantised_codes.h), and rows out of them.
+// Quantised weights into panels (quantised_panels.h), and rows out of them.
 #include "packed_product.h"
 #include "../parallel.h"
-#include "quantised_codes.h"
+#include "quantised_panels.h"
 
 namespace kvplan {
 namespace {
@@ -11,13 +11,36 @@ struct Published {
   const uint8_t* codes;
   const uint8_t* scales;
   const uint8_t* minimums;
+  const uint8_t* block_scales;
   int64_t inputs, outputs;
 };
 
 uint32_t published_code(const Published& weight, int bits, int64_t output, int64_t k) {
   const uint8_t* row = weight.codes + output * (weight.inputs * bits / 8);
-  return bits == 8 ? row[k] : row[k / 2] >> k % 2 * 4 & 15;
+  if (bits == 8) return row[k];
+  const uint32_t low = row[k / 2] >> k % 2 * 4 & 15;
+  return bits == 4 ? low : low | (row[weight.inputs / 2 + k / 4] >> k % 4 * 2 & 3) << 4;
 }
+
+// Where a code of an output lies in its unit: the word and the bits below it, with how many bits of it.
+struct CodePlace {
+  int word, shift, from, bits;
+};
+
+// The parts of input k's code, k within its unit; returns how many there are.
+int places_of_code(int bits, int64_t k, CodePlace places[2]) {
+  if (bits != 6) {
+    places[0] = {0, code_shift(bits, k), 0, bits};
+    return 1;
+  }
+  const int half = static_cast<int>(k % 2 * 16);
+  places[0] = {static_cast<int>(k / 8), code_shift(4, k), 0, 4};
+  places[1] = {2, half + static_cast<int>(k / 2 * 2), 4, 2};
+  return 2;
+}
+
+int unit_inputs(int bits) { return bits == 6 ? kUnitInputs<6> : 32 / bits; }
+int unit_words(int bits) { return bits == 6 ? kUnitWords<6> : 1; }
 
 // Lanes without an output get scales of zero.
 void pack_scales(const uint8_t* source, const CodeLayout& layout, int64_t first, int64_t group, int64_t outputs,
@@ -34,41 +57,69 @@ void pack_group(const Published& weight, const CodeLayout& layout, int64_t first
   if (layout.has_minimum)
     pack_scales(weight.minimums, layout, first, group, weight.outputs, target + layout.scale_bytes * kPanelOutputs);
   uint8_t* codes = target + layout.scales_bytes();
-  const int64_t word_inputs = layout.word_inputs();
-  for (int64_t k = 0; k < layout.group; k += word_inputs)
+  const int inputs = unit_inputs(layout.bits), num_words = unit_words(layout.bits);
+  for (int64_t k = 0; k < layout.group; k += inputs)
     for (int lane = 0; lane < kPanelOutputs; ++lane) {
-      uint32_t word = 0;
-      for (int64_t i = 0; i < word_inputs; ++i) {
+      uint32_t words[3] = {};
+      for (int i = 0; i < inputs; ++i) {
         const int64_t input = group * layout.group + k + i;
-        if (first + lane < weight.outputs && input < weight.inputs)
-          word |= published_code(weight, layout.bits, first + lane, input) << code_shift(layout.bits, i);
+        if (first + lane >= weight.outputs || input >= weight.inputs) continue;
+        const uint32_t code = published_code(weight, layout.bits, first + lane, input);
+        CodePlace places[2];
+        for (int part = places_of_code(layout.bits, i, places) - 1; part >= 0; --part) {
+          const CodePlace& place = places[part];
+          words[place.word] |= (code >> place.from & ((1u << place.bits) - 1)) << place.shift;
+        }
       }
-      std::memcpy(codes + (k / word_inputs * kPanelOutputs + lane) * 4, &word, 4);
+      for (int word = 0; word < num_words; ++word)
+        std::memcpy(codes + ((k / inputs * num_words + word) * kPanelOutputs + lane) * 4, &words[word], 4);
     }
 }
 
-float scale_of(const uint8_t* scales, int lane, const CodeLayout& layout) {
-  const int v = lane / kLanes;
+// The float16 of one block's scales, behind them those of its minimums. Lanes without an output get zeros.
+void pack_block_scales(const Published& weight, const CodeLayout& layout, int64_t first, int64_t block,
+                       uint8_t* target) {
+  const int kinds = layout.has_minimum ? 2 : 1;
+  std::memset(target, 0, static_cast<size_t>(layout.block_bytes()));
+  for (int lane = 0; lane < kPanelOutputs && first + lane < weight.outputs; ++lane)
+    for (int kind = 0; kind < kinds; ++kind)
+      std::memcpy(target + (kind * kPanelOutputs + lane) * 2,
+                  weight.block_scales + (((first + lane) * layout.blocks() + block) * kinds + kind) * 2, 2);
+}
+
+int code_at(const uint8_t* codes, int bits, int64_t k, int lane) {
+  const int inputs = unit_inputs(bits);
+  uint32_t code = 0;
+  CodePlace places[2];
+  for (int part = places_of_code(bits, k % inputs, places) - 1; part >= 0; --part) {
+    const CodePlace& place = places[part];
+    uint32_t word;
+    std::memcpy(&word, codes + ((k / inputs * unit_words(bits) + place.word) * kPanelOutputs + lane) * 4, 4);
+    code |= (word >> place.shift & ((1u << place.bits) - 1)) << place.from;
+  }
+  return static_cast<int>(code);
+}
+
+float scale_of(const StoredScales& scales, int lane) {
   float all[kLanes];
-  store(all, load_scales(scales, v, layout.scale_bytes));
+  store(all, scales(lane / kLanes));
   return all[lane % kLanes];
 }
 
 template <class T>
 void unpack_row(const kvplan_weight_format& format, const CodeLayout& layout, const uint8_t* panel, int lane,
                 int64_t inputs, T* out) {
-  const int64_t word_inputs = layout.word_inputs();
-  for (int64_t k = 0; k < inputs; ++k) {
-    const uint8_t* group = panel + k / layout.group * layout.group_bytes();
-    const int64_t within = k % layout.group;
-    uint32_t word;
-    std::memcpy(&word, group + layout.scales_bytes() + (within / word_inputs * kPanelOutputs + lane) * 4, 4);
-    const int code = static_cast<int>(word >> code_shift(layout.bits, within)) & ((1 << layout.bits) - 1);
-    const float value = format.code_book == nullptr ? static_cast<float>(code - format.zero) : format.code_book[code];
-    float result = value * scale_of(group, lane, layout);
-    if (layout.has_minimum) result += scale_of(group + layout.scale_bytes * kPanelOutputs, lane, layout);
-    Floats all = splat(result);
-    store_part(out + (format.input_order == nullptr ? k : format.input_order[k]), all, 1);
+  for (int64_t g = 0; g < layout.groups; ++g) {
+    const StoredGroup group(panel, g, layout);
+    const float scale = scale_of(group.scales(), lane);
+    const float minimum = layout.has_minimum ? scale_of(group.minimums(), lane) : 0.0f;
+    const int64_t first = g * layout.group, end = first + layout.group < inputs ? first + layout.group : inputs;
+    for (int64_t k = first; k < end; ++k) {
+      const int code = code_at(group.codes(), layout.bits, k - first, lane);
+      const float value = format.code_book == nullptr ? static_cast<float>(code - format.zero) : format.code_book[code];
+      const Floats all = splat(value * scale + minimum);
+      store_part(out + (format.input_order == nullptr ? k : format.input_order[k]), all, 1);
+    }
   }
 }
 
@@ -92,18 +143,23 @@ int64_t kvplan_quantised_bytes(const kvplan_weight_format* format, int64_t input
 }
 
 int kvplan_pack_quantised(const kvplan_weight_format* format, const uint8_t* codes, const void* scales,
-                          const void* minimums, void* packed, int64_t inputs, int64_t outputs, int gated,
-                          int threads) {
+                          const void* minimums, const void* block_scales, void* packed, int64_t inputs,
+                          int64_t outputs, int gated, int threads) {
   using namespace kvplan;
   if (gated != 0 && outputs % 2 != 0) return KVPLAN_BAD_INDEX;
   const CodeLayout layout(*format, inputs);
-  const Published weight{codes, static_cast<const uint8_t*>(scales), static_cast<const uint8_t*>(minimums), inputs,
-                         outputs};
+  const Published weight{codes, static_cast<const uint8_t*>(scales), static_cast<const uint8_t*>(minimums),
+                         static_cast<const uint8_t*>(block_scales), inputs, outputs};
   for_each_range(num_panels(outputs, gated != 0), 1, threads, [&](int64_t begin, int64_t end) {
-    for (int64_t panel = begin; panel < end; ++panel)
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t first = first_output(panel, outputs, gated != 0);
+      uint8_t* target = static_cast<uint8_t*>(packed) + panel * layout.panel_bytes();
+      for (int64_t block = 0; block < layout.blocks(); ++block)
+        pack_block_scales(weight, layout, first, block, target + block * layout.block_bytes());
+      target += layout.header_bytes;
       for (int64_t group = 0; group < layout.groups; ++group)
-        pack_group(weight, layout, first_output(panel, outputs, gated != 0), group,
-                   static_cast<uint8_t*>(packed) + panel * layout.panel_bytes() + group * layout.group_bytes());
+        pack_group(weight, layout, first, group, target + group * layout.group_bytes());
+    }
   });
   return KVPLAN_OK;
 }

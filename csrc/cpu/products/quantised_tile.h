@@ -5,8 +5,8 @@
 //   out = sum over groups of scale * (sum of x * value) + minimum * (sum of x)
 //
 // Values of codes are whole numbers, or few bits: exact in bfloat16, so that the processors' dot products of bfloat16 lose
-// nothing. Few rows take the values from the codes in registers; for more, some groups are widened into the first-level
-// cache and all rows pass over them. Both add in the same order, so a row's result does not depend on its batch.
+// nothing. Few rows take the values from the codes in registers; of more, the first rows leave the values of some groups in
+// the first-level cache, and the others pass over them. Both add in the same order, so a row's result does not depend on its batch.
 #pragma once
 
 #include "packed_product.h"
@@ -27,21 +27,17 @@ struct GroupStep {
   int64_t x_stride;
   const float* x_sums; // [rows, x_sums_stride], at the first group: of each group's inputs; null without minimums
   int64_t x_sums_stride;
-  const uint8_t* panel;  // at the first group
-  const W* wide;         // [groups, group, kPanelOutputs] as packed_tile.h has it; null: codes are taken from the panel
-  const float* scales;   // of run_wide: [groups, kWideScales], a group's scales and its minimums
+  const uint8_t* panel;
+  int64_t first_group;
+  W* wide;               // [groups, group, kPanelOutputs] as packed_tile.h has it
+  float* scales;         // [groups, kWideScales], a group's scales and its minimums
   int64_t num_groups;
   float* sums;           // [rows, kPanelOutputs], added to
   const char* ahead;     // of run_wide: codes needed soon, prefetched on the way
   int64_t ahead_bytes;   // from one load of values to the next
 };
 
-// Scales, or minimums, as a panel has them, and widened.
-struct StoredScales {
-  const uint8_t* first;
-  int64_t bytes;  // of one
-  KVPLAN_INLINE Floats operator()(int v) const { return load_scales(first, v, bytes); }
-};
+// Scales, or minimums, that were widened.
 struct WideScales {
   const float* first;
   KVPLAN_INLINE Floats operator()(int v) const { return load(first + v * kLanes); }
@@ -71,42 +67,54 @@ KVPLAN_INLINE void add_group(const TileSums<kRows, 1>& tile, Scales scales, Scal
   }
 }
 
-// One load of code words: 8 inputs of 4 bits, or 4 of 8.
-template <int kRows, int kBits, bool kLinear>
-KVPLAN_INLINE void add_words(TileSums<kRows, 1>& tile, const float* x, int64_t x_stride, const uint8_t* codes,
-                             const Decoder<kBits, kLinear>& decoder) {
-  Words words[kPanelVectors];
+// Vectors of a panel whose codes are in registers at once: those of 6 bits take three for each.
+template <int kBits>
+constexpr int kUnitVectors = kBits == 6 ? 2 : kPanelVectors;
+
+// One unit of codes, whose values are stored too where `wide` says so.
+template <int kRows, int kBits, bool kLinear, bool kKeeps>
+KVPLAN_INLINE void add_unit(TileSums<kRows, 1>& tile, const float* x, int64_t x_stride, const uint8_t* codes,
+                            const Decoder<kBits, kLinear>& decoder, [[maybe_unused]] float* wide) {
 #pragma GCC unroll 4
-  for (int v = 0; v < kPanelVectors; ++v) words[v] = load_code_words(codes + v * kLanes * 4);
-#pragma GCC unroll 8
-  for (int k = 0; k < 32 / kBits; ++k)
-#pragma GCC unroll 4
-    for (int v = 0; v < kPanelVectors; ++v) {
-      const Floats values = decoder.values(words[v], code_shift(kBits, k));
+  for (int v = 0; v < kPanelVectors; ++v) {
+    const CodeUnit<kBits> unit(codes + v * kLanes * 4);
+#pragma GCC unroll 16
+    for (int k = 0; k < kUnitInputs<kBits>; ++k) {
+      const Floats values = decoder.values(unit, k);
+      if constexpr (kKeeps) store(wide + k * kPanelOutputs + v * kLanes, values);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) tile[r][0][v] += splat(x[r * x_stride + k]) * values;
     }
+  }
 }
 
 #if KVPLAN_BFLOAT16_DOT
-template <int kRows, int kBits, bool kLinear>
-KVPLAN_INLINE void add_words(TileSums<kRows, 1>& tile, const BFloat16* x, int64_t x_stride, const uint8_t* codes,
-                             const Decoder<kBits, kLinear>& decoder) {
-  Words words[kPanelVectors];
+template <int kRows, int kBits, bool kLinear, bool kKeeps>
+KVPLAN_INLINE void add_unit(TileSums<kRows, 1>& tile, const BFloat16* x, int64_t x_stride, const uint8_t* codes,
+                            const Decoder<kBits, kLinear>& decoder, [[maybe_unused]] BFloat16* wide) {
+#pragma GCC unroll 2
+  for (int first = 0; first < kPanelVectors; first += kUnitVectors<kBits>) {
+    CodeUnit<kBits> units[kUnitVectors<kBits>];
 #pragma GCC unroll 4
-  for (int v = 0; v < kPanelVectors; ++v) words[v] = load_code_words(codes + v * kLanes * 4);
-#pragma GCC unroll 4
-  for (int j = 0; j < 16 / kBits; ++j)
-#pragma GCC unroll 4
-    for (int v = 0; v < kPanelVectors; ++v) {
-      const __m512bh values = decoder.pair(words[v], j);
+    for (int v = 0; v < kUnitVectors<kBits>; ++v) units[v] = CodeUnit<kBits>(codes + (first + v) * kLanes * 4);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        int32_t pair;
-        std::memcpy(&pair, x + r * x_stride + 2 * j, sizeof pair);
-        tile[r][0][v] = (Floats)_mm512_dpbf16_ps((__m512)tile[r][0][v], (__m512bh)_mm512_set1_epi32(pair), values);
+    for (int j = 0; j < kUnitInputs<kBits> / 2; ++j)
+#pragma GCC unroll 4
+      for (int v = 0; v < kUnitVectors<kBits>; ++v) {
+        const __m512bh values = decoder.pair(units[v], j);
+        if constexpr (kKeeps)
+          _mm512_storeu_si512(wide + 2 * j * kPanelOutputs + 2 * (first + v) * kLanes, (__m512i)values);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          Floats& sums = tile[r][0][first + v];
+          int32_t pair;
+          std::memcpy(&pair, x + r * x_stride + 2 * j, sizeof pair);
+          sums = (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(pair), values);
+        }
       }
-    }
+    // x is read again for the other vectors: kept in registers it would push the sums out of them.
+    if constexpr (kUnitVectors<kBits> < kPanelVectors) asm volatile("" ::: "memory");
+  }
 }
 #endif
 
@@ -117,32 +125,48 @@ KVPLAN_INLINE void prefetch_lines(const uint8_t* first, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(first + i, 0, 3);
 }
 
-// sums += the step, from the codes themselves.
-template <class W, int kRows, int kBits, bool kLinear>
+// One group's scales and minimums; these where there are some.
+inline void widen_scales(const StoredGroup& group, float* scales) {
+  const StoredScales stored = group.scales(), minimums = group.minimums();
+  for (int v = 0; v < kPanelVectors; ++v) store(scales + v * kLanes, stored(v));
+  for (int v = 0; v < kPanelVectors && group.layout.has_minimum; ++v)
+    store(scales + kPanelOutputs + v * kLanes, minimums(v));
+}
+
+// sums += the step, from the codes themselves. kKeeps: values and scales are stored for the tiles that follow: what widens
+// them waits for other units of the processor than what multiplies.
+template <class W, int kRows, int kBits, bool kLinear, bool kKeeps>
 void run_codes(const GroupStep<W>& step, const CodeLayout& layout, const Decoder<kBits, kLinear>& decoder) {
-  constexpr int64_t kInputs = 32 / kBits;
-  constexpr int64_t kWordBytes = 4 * kPanelOutputs;
+  constexpr int64_t kInputs = kUnitInputs<kBits>, kUnitBytes = 4 * kPanelOutputs * kUnitWords<kBits>;
   // A panel that is read once comes from memory, scales and all: they are prefetched where whole groups lie ahead.
   const bool is_read_once = step.num_groups == layout.groups;
   const int64_t group_bytes = layout.group_bytes();
   const int64_t ahead = is_read_once ? divided_up(kCodesAheadBytes, group_bytes) * group_bytes : kCodesAheadBytes;
   const Input<W>* x = step.x;
-  const uint8_t* panel = step.panel;
+  W* wide = step.wide;
   for (int64_t g = 0; g < step.num_groups; ++g) {
     TileSums<kRows, 1> tile = {};
-    const uint8_t* codes = panel + layout.scales_bytes();
-    if (is_read_once) prefetch_lines(panel + ahead, layout.scales_bytes());
+    const StoredGroup group(step.panel, step.first_group + g, layout);
+    const uint8_t* codes = group.codes();
+    if (is_read_once) prefetch_lines(group.first + ahead, layout.scales_bytes());
     for (int64_t k = 0; k < layout.group; k += kInputs) {
-#pragma GCC unroll 4
-      for (int64_t line = 0; line < kWordBytes; line += 64) __builtin_prefetch(codes + ahead + line, 0, 3);
-      add_words<kRows>(tile, x, step.x_stride, codes, decoder);
+#pragma GCC unroll 12
+      for (int64_t line = 0; line < kUnitBytes; line += 64) __builtin_prefetch(codes + ahead + line, 0, 3);
+      add_unit<kRows, kBits, kLinear, kKeeps>(tile, x, step.x_stride, codes, decoder, wide);
+      if constexpr (kKeeps) wide += kInputs * kPanelOutputs;
       x += kInputs;
-      codes += kWordBytes;
+      codes += kUnitBytes;
     }
-    add_group<kRows>(tile, StoredScales{panel, layout.scale_bytes},
-                     StoredScales{panel + layout.scale_bytes * kPanelOutputs, layout.scale_bytes}, layout.has_minimum,
-                     step.x_sums == nullptr ? nullptr : step.x_sums + g, step.x_sums_stride, step.sums);
-    panel += group_bytes;
+    const float* x_sums = step.x_sums == nullptr ? nullptr : step.x_sums + g;
+    if constexpr (kKeeps) {
+      float* scales = step.scales + g * kWideScales;
+      widen_scales(group, scales);
+      add_group<kRows>(tile, WideScales{scales}, WideScales{scales + kPanelOutputs}, layout.has_minimum, x_sums,
+                       step.x_sums_stride, step.sums);
+    } else {
+      add_group<kRows>(tile, group.scales(), group.minimums(), layout.has_minimum, x_sums, step.x_sums_stride,
+                       step.sums);
+    }
   }
 }
 
@@ -168,40 +192,5 @@ void run_wide(const GroupStep<W>& step, const CodeLayout& layout) {
     scales += kWideScales;
   }
 }
-
-// One group's scales and minimums; these where there are some.
-inline void widen_scales(const uint8_t* panel, const CodeLayout& layout, float* scales) {
-  const int vectors = layout.has_minimum ? 2 * kPanelVectors : kPanelVectors;
-  for (int v = 0; v < vectors; ++v) store(scales + v * kLanes, load_scales(panel, v, layout.scale_bytes));
-}
-
-// The values of one group's codes, as packed_tile.h lays a panel out.
-template <int kBits, bool kLinear>
-void widen_group(const uint8_t* codes, int64_t group, const Decoder<kBits, kLinear>& decoder, float* wide) {
-  constexpr int64_t kInputs = 32 / kBits;
-  for (int64_t k = 0; k < group; k += kInputs)
-#pragma GCC unroll 4
-    for (int v = 0; v < kPanelVectors; ++v) {
-      const Words words = load_code_words(codes + (k / kInputs * kPanelOutputs + v * kLanes) * 4);
-#pragma GCC unroll 8
-      for (int i = 0; i < kInputs; ++i)
-        store(wide + (k + i) * kPanelOutputs + v * kLanes, decoder.values(words, code_shift(kBits, i)));
-    }
-}
-
-#if KVPLAN_BFLOAT16_DOT
-template <int kBits, bool kLinear>
-void widen_group(const uint8_t* codes, int64_t group, const Decoder<kBits, kLinear>& decoder, BFloat16* wide) {
-  constexpr int64_t kInputs = 32 / kBits;
-  for (int64_t k = 0; k < group; k += kInputs)
-#pragma GCC unroll 4
-    for (int v = 0; v < kPanelVectors; ++v) {
-      const Words words = load_code_words(codes + (k / kInputs * kPanelOutputs + v * kLanes) * 4);
-#pragma GCC unroll 4
-      for (int j = 0; j < kInputs / 2; ++j)
-        _mm512_storeu_si512(wide + (k + 2 * j) * kPanelOutputs + 2 * v * kLanes, (__m512i)decoder.pair(words, j));
-    }
-}
-#endif
 
 }  // namespace kvplan

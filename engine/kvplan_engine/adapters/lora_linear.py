@@ -79,6 +79,6 @@ class LoraProjections:
         """See ProjectionKind.make."""
         inner, weights = make_projection(self.kinds, stored), self.sites[stored.name].weights
         args = inner.layer_args
-        if args is None:
+        if args is None or args.next:  # the kernels correct no weight of several formats
             return LoraLinear(inner, weights, self.step, self.correct)
         return PackedLoraLinear(inner, args, weights, self.step)

@@ -19,10 +19,13 @@ class QuantisedWeight:
     """Element [o, k] is ``book[code[o, k]] * scales[o, g] + minimums[o, g]`` for the group g of input k.
 
     codes: uint8 [num_outputs, num_inputs x bits / 8]; of 4 bits an even input is the lower half of a byte, the next one
-    the upper. scales [num_outputs, num_groups] float16, float32, or uint8 for powers of two (E8M0); groups are equally
-    long, a multiple of 8. minimums: as scales, or None; none beside powers of two. book: float32 [16] or [256]. order:
+    the upper; of 6 bits so the lower 4 of all inputs, then the upper 2, four inputs in a byte, the first lowest. scales
+    [num_outputs, num_groups] float16, float32, uint8 for powers of two (E8M0), or int8; groups are equally long, a
+    multiple of 8. minimums: as scales, or None; none beside powers of two. book: float32 [16], [64] or [256]. order:
     int32 [num_inputs], the input of x that belongs to each input of the weight; None: its own. rounds_inputs:
-    where a device multiplies codes like these, x may be rounded to them too.
+    where a device multiplies codes like these, x may be rounded to them too. block_scales: beside int8, float16
+    [num_outputs, num_blocks, 1, or 2 with minimums], what scales, and minimums, of equally many groups are multiplied
+    with; None elsewhere.
     """
 
     codes: torch.Tensor
@@ -31,10 +34,11 @@ class QuantisedWeight:
     book: torch.Tensor
     order: torch.Tensor | None = None
     rounds_inputs: bool = False
+    block_scales: torch.Tensor | None = None
 
     @property
     def bits(self) -> int:
-        return 4 if self.book.numel() == 16 else 8
+        return bits_of(self.book)
 
     @property
     def num_outputs(self) -> int:
@@ -58,34 +62,63 @@ class QuantisedWeight:
     @property
     def wide_scales(self) -> torch.Tensor:
         """float32 [num_outputs, num_groups]; a power of two that is none (255) is no number."""
-        return (self.scales.view(torch.float8_e8m0fnu) if self.scales.dtype is torch.uint8 else self.scales).float()
+        if self.scales.dtype is torch.uint8:
+            return self.scales.view(torch.float8_e8m0fnu).float()
+        return self._of_blocks(self.scales, 0)
+
+    @property
+    def wide_minimums(self) -> torch.Tensor | None:
+        """The same of minimums."""
+        return None if self.minimums is None else self._of_blocks(self.minimums, 1)
+
+    def _of_blocks(self, values: torch.Tensor, kind: int) -> torch.Tensor:
+        """In float32, where the product of an integer of 8 bits and a float16 is exact."""
+        if self.block_scales is None:
+            return values.float()
+        groups = values.shape[1] // self.block_scales.shape[1]
+        return values.float() * self.block_scales[:, :, kind].float().repeat_interleave(groups, dim=1)
 
     @property
     def num_bytes(self) -> int:
         """Of codes, scales, minimums and order: what the weight takes, however it is laid out."""
-        parts = (self.codes, self.scales, self.minimums, self.order)
+        parts = (self.codes, self.scales, self.minimums, self.order, self.block_scales)
         return sum(part.nbytes for part in parts if part is not None)
 
     def dequantised(self) -> torch.Tensor:
         """float32 [num_outputs, num_inputs], the inputs in the order of x."""
         wide = self.book[unpacked_codes(self.codes, self.bits).long()].unflatten(1, (-1, self.group_size))
         wide = wide * self.wide_scales.unsqueeze(2)
-        if self.minimums is not None:
-            wide += self.minimums.float().unsqueeze(2)
+        if (minimums := self.wide_minimums) is not None:
+            wide += minimums.unsqueeze(2)
         if self.order is None:
             return wide.flatten(1)
         return torch.empty_like(wide.flatten(1)).index_copy_(1, self.order.long(), wide.flatten(1))
 
     def with_rows(self, arrange: Callable[[torch.Tensor], torch.Tensor]) -> QuantisedWeight:
         """Its rows as ``arrange`` orders, or takes from, rows of any tensor [num_outputs, ...]."""
-        minimums = None if self.minimums is None else arrange(self.minimums).contiguous()
+
+        def arranged(part: torch.Tensor | None) -> torch.Tensor | None:
+            return None if part is None else arrange(part).contiguous()
+
         codes, scales = (arrange(part).contiguous() for part in (self.codes, self.scales))
-        return replace(self, codes=codes, scales=scales, minimums=minimums)
+        minimums, block_scales = arranged(self.minimums), arranged(self.block_scales)
+        return replace(self, codes=codes, scales=scales, minimums=minimums, block_scales=block_scales)
+
+    @property
+    def plain(self) -> QuantisedWeight:
+        """The same values with codes of 4 or 8 bits and without ``block_scales``: for devices that know no others."""
+        wide = self
+        if self.bits == 6:
+            codes, zero = unpacked_codes(self.codes, 6), -int(self.book[0])
+            wide = replace(self, codes=codes, book=linear_book(8, zero).to(self.book.device))
+        if self.block_scales is None:
+            return wide
+        return replace(wide, scales=self.wide_scales, minimums=self.wide_minimums, block_scales=None)
 
     def scaled(self, scaling: Callable[[torch.Tensor], torch.Tensor]) -> QuantisedWeight:
         """Its values as ``scaling`` multiplies rows [num_outputs, ...] with a factor each; the scales are float32."""
-        minimums = None if self.minimums is None else scaling(self.minimums.float())
-        return replace(self, scales=scaling(self.wide_scales), minimums=minimums)
+        minimums = None if (wide := self.wide_minimums) is None else scaling(wide)
+        return replace(self, scales=scaling(self.wide_scales), minimums=minimums, block_scales=None)
 
     def can_follow(self, other: QuantisedWeight) -> bool:
         """Whether its rows may stand below ``other``'s in one weight."""
@@ -100,6 +133,7 @@ class QuantisedWeight:
             and (self.minimums is None) == (other.minimums is None)
             and self.rounds_inputs == other.rounds_inputs
             and (self.order is None) == (other.order is None)
+            and _blocks(self) == _blocks(other)
         )
 
 
@@ -108,12 +142,19 @@ def stacked(parts: list[QuantisedWeight]) -> QuantisedWeight:
     if len(parts) == 1:
         return parts[0]
     minimums = [part.minimums for part in parts if part.minimums is not None]
+    block_scales = [part.block_scales for part in parts if part.block_scales is not None]
     return replace(
         parts[0],
         codes=torch.cat([part.codes for part in parts]),
         scales=torch.cat([part.scales for part in parts]),
         minimums=torch.cat(minimums) if minimums else None,
+        block_scales=torch.cat(block_scales) if block_scales else None,
     )
+
+
+def bits_of(book: torch.Tensor) -> int:
+    """Of a code that ``book`` explains."""
+    return book.numel().bit_length() - 1
 
 
 def linear_book(bits: int, zero: int) -> torch.Tensor:
@@ -123,12 +164,29 @@ def linear_book(bits: int, zero: int) -> torch.Tensor:
 
 def packed_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """codes uint8 [rows, inputs], one in each byte, as ``QuantisedWeight`` holds them."""
-    return codes.contiguous() if bits == 8 else codes[:, 0::2] | codes[:, 1::2] << 4
+    if bits == 8:
+        return codes.contiguous()
+    if bits == 4:
+        return codes[:, 0::2] | codes[:, 1::2] << 4
+    quarters = (codes >> 4).unflatten(1, (-1, 4))
+    upper = quarters[..., 0] | quarters[..., 1] << 2 | quarters[..., 2] << 4 | quarters[..., 3] << 6
+    return torch.cat([packed_codes(codes & 15, 4), upper], dim=1)
 
 
 def unpacked_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """The inverse: one code in each byte."""
-    return codes if bits == 8 else torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
+    if bits == 8:
+        return codes
+    if bits == 4:
+        return torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
+    lower, upper = codes.split([codes.shape[1] // 3 * 2, codes.shape[1] // 3], dim=1)
+    quarters = torch.stack([upper & 3, upper >> 2 & 3, upper >> 4 & 3, upper >> 6], dim=2).flatten(1)
+    return unpacked_codes(lower, 4) | quarters << 4
+
+
+def _blocks(weight: QuantisedWeight) -> tuple[int, ...] | None:
+    """Of a row's block scales, how many there are."""
+    return None if weight.block_scales is None else tuple(weight.block_scales.shape[1:])
 
 
 def _same_order(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

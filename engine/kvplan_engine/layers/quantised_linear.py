@@ -8,7 +8,7 @@ import torch
 
 from kvplan_engine.kernels.cpu.library import CpuKernels, PackedLinearArgs
 from kvplan_engine.kernels.cpu.packed import ACTIVATION_CODES, is_gated, packs_gated
-from kvplan_engine.kernels.cpu.quantised import PackedQuantised
+from kvplan_engine.kernels.cpu.quantised import PackedQuantised, stacked_args
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight
 from kvplan_engine.layers.projection import Projection, StoredWeight
 
@@ -83,6 +83,16 @@ class StackedLinear:
         raise TypeError("the rows of a stacked weight are not read back")
 
 
+class StackedPanels(StackedLinear):
+    """The same in panels, which the call over all layers takes too. Nothing follows the product."""
+
+    __slots__ = ("layer_args",)
+
+    def __init__(self, parts: list[PackedQuantised]) -> None:
+        super().__init__([(part.num_result_columns, QuantisedPanelLinear(part)) for part in parts])
+        self.layer_args = stacked_args(parts)
+
+
 @dataclass(frozen=True, slots=True)
 class QuantisedPanels:
     """The kind: quantised weights in panels, by ``kernels``."""
@@ -97,11 +107,8 @@ class QuantisedPanels:
         """See ProjectionKind.make."""
         parts = stored.take_quantised()
         activation = stored.activation if len(parts) == 1 and self._follows(stored) else None
-        made: list[tuple[int, Projection]] = [
-            (part.num_outputs, QuantisedPanelLinear(PackedQuantised(self.kernels, part, bias, activation)))
-            for part, bias in with_biases(parts, stored.bias)
-        ]
-        return made[0][1] if len(made) == 1 else StackedLinear(made)
+        made = [PackedQuantised(self.kernels, part, bias, activation) for part, bias in with_biases(parts, stored.bias)]
+        return QuantisedPanelLinear(made[0]) if len(made) == 1 else StackedPanels(made)
 
     def _follows(self, stored: StoredWeight) -> bool:
         """Whether the wanted activation can be part of the product."""

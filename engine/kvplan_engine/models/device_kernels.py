@@ -57,12 +57,14 @@ class DeviceKernels(PartKernels):
     """What computes a model. make_layer_run: all its layers in one call, or None where they cannot be run so.
 
     memory: by the names of ``memory.device_buffers``, what products need of the workspace. adapters: what corrects
-    products in each step; None where nothing does.
+    products in each step; None where nothing does. takes_plain_weights: of those in few bits they take
+    only such (``HeldWeights.plain``).
     """
 
     make_layer_run: MakeLayerRun = _layer_by_layer
     memory: Mapping[str, StepMemory] = field(default_factory=dict)
     adapters: StepRows | None = None
+    takes_plain_weights: bool = False
 
     def corrected(self, sites: Mapping[str, SiteSlots], step: StepRows) -> DeviceKernels:
         """The same kernels, whose products of ``sites`` are corrected as ``step`` says."""
@@ -144,6 +146,7 @@ def cuda_kernels(runtime: CudaRuntime, dtype: torch.dtype) -> DeviceKernels:
         CudaStates(runtime),
         correct=CudaLora(runtime, memory[LORA_INNER]),
         memory=memory,
+        takes_plain_weights=True,
     )
 
 

@@ -41,6 +41,8 @@ class LoadedModel:
         owners = weight_owners(self.config, self._scalar.itemsize) if config.shares_layers else None
         loading = (self.config, source, config.load_format)
         held = plan_held_weights(*loading, config.quantization, config.seed, config.group_size)
+        kernels = select_kernels(config.attention_backend, device.torch_device, self._scalar)
+        held = held.plain if kernels.takes_plain_weights else held
         self.weights: Weights = allocate_weights(
             self.config, self._scalar, device.torch_device, owners, without=held.parameters
         )
@@ -53,7 +55,6 @@ class LoadedModel:
         self.is_dummy = load_weights(self.weights, *loading, config.seed)
         held.fill(self.weights, device.torch_device, skipped=unowned(owners))
         self.weight_fingerprint = weight_fingerprint(self.weights)  # of all, before the decoder packs most of them
-        kernels = select_kernels(config.attention_backend, device.torch_device, self._scalar)
         self.adapters: AdapterLibrary | None = None
         if slots is not None:
             self.adapters = AdapterLibrary(

@@ -1,10 +1,11 @@
 """Weights that kvplan's engine holds in few bits, to the byte.
 
-Every format that it reads becomes one: codes of 4 or 8 bits, a scale for each group of inputs of an output, and where
-the format has zero points or minimums one of these beside each scale. Held so are the matrices of attention, of MLPs
-and of experts, and what projects into states and out of them, of a GGUF file the embedding and the head too; everything
-else is in the dtype that it computes in: what takes latents to keys and values, what makes a state's steps, decays and
-strengths, and an index. Powers of two (MXFP4) stay in bytes, other scales are as wide as the tables here say.
+Every format that it reads becomes one: codes of 4, 6 or 8 bits, a scale for each group of inputs of an output, and
+where the format has zero points or minimums one of these beside each scale. Held so are the matrices of attention, of
+MLPs and of experts, and what projects into states and out of them, of a GGUF file the embedding and the head too;
+everything else is in the dtype that it computes in: what takes latents to keys and values, what makes a state's steps,
+decays and strengths, and an index. Powers of two (MXFP4) stay in bytes, and so do ggml's integers beside the float16 of
+a block; other scales are as wide as the tables here say. On a GPU codes of 6 bits take 8, and integers become float32.
 """
 
 from __future__ import annotations
@@ -35,32 +36,42 @@ _GROUPS = (256, 128, 64, 32, 16, 8)
 
 @dataclass(frozen=True, slots=True)
 class HeldFormat:
-    """scale_bytes: of a scale; a minimum takes as many. has_order: 4 bytes for each input beside it."""
+    """scale_bytes: of a scale; a minimum takes as many. has_order: 4 bytes for each input beside it.
+
+    block: inputs whose scales share a float16, and whose minimums share one; 0 where they share none.
+    """
 
     bits: int
     group: int
     scale_bytes: int
     has_minimums: bool = False
     has_order: bool = False
+    block: int = 0
 
     def num_bytes(self, num_elements: int) -> int:
-        """Of whole groups."""
-        beside = self.scale_bytes * (2 if self.has_minimums else 1)
-        return num_elements * self.bits // 8 + num_elements // self.group * beside
+        """Of whole groups and blocks."""
+        scales = num_elements // self.group * self.scale_bytes + (num_elements // self.block * 2 if self.block else 0)
+        return num_elements * self.bits // 8 + scales * (2 if self.has_minimums else 1)
+
+    @property
+    def on_gpu(self) -> HeldFormat:
+        """What the same weight is there."""
+        bits, scale_bytes = 8 if self.bits == 6 else self.bits, 4 if self.block else self.scale_bytes
+        return replace(self, bits=bits, scale_bytes=scale_bytes, block=0)
 
 
 GGUF_TYPES = {
     "Q4_0": HeldFormat(4, 32, 2),
     "Q4_1": HeldFormat(4, 32, 2, has_minimums=True),
-    "Q5_0": HeldFormat(8, 32, 2),
-    "Q5_1": HeldFormat(8, 32, 2, has_minimums=True),
+    "Q5_0": HeldFormat(6, 32, 2),
+    "Q5_1": HeldFormat(6, 32, 2, has_minimums=True),
     "Q8_0": HeldFormat(8, 32, 2),
-    "Q4_K": HeldFormat(4, 32, 4, has_minimums=True),
-    "Q5_K": HeldFormat(8, 32, 4, has_minimums=True),
-    "Q6_K": HeldFormat(8, 16, 4),
+    "Q4_K": HeldFormat(4, 32, 1, has_minimums=True, block=256),
+    "Q5_K": HeldFormat(6, 32, 1, has_minimums=True, block=256),
+    "Q6_K": HeldFormat(6, 16, 1, block=256),
     "MXFP4": HeldFormat(4, 32, 1),
 }
-"""ggml's types that are held as they are stored: 5 and 6 bits in bytes, scales of scales multiplied out to float32."""
+"""ggml's types that are held as they are stored, but for 5 bits, which take 6."""
 
 _GGUF_WEIGHTS = {
     **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_qkv"), "qkv"),
@@ -77,8 +88,10 @@ _SAME_INPUT = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "
 """Matrices that are one weight in the engine, and have one order of their inputs."""
 
 
-def held_weight_bytes(spec: ModelSpec, dtype: str, quantization: str, group_size: int | None = None) -> int:
-    """All weights, as the engine holds them.
+def held_weight_bytes(
+    spec: ModelSpec, dtype: str, quantization: str, group_size: int | None = None, *, on_gpu: bool = False
+) -> int:
+    """All weights, as the engine holds them on a CPU or on a GPU.
 
     quantization: "none" for weights that are widened, "auto" for those that are published, as they are stored, or the
     format that dense ones are rounded to, in groups of ``group_size``. UsageError as for ``named_format``.
@@ -89,7 +102,7 @@ def held_weight_bytes(spec: ModelSpec, dtype: str, quantization: str, group_size
     if spec.quantization is None:
         return _dense(spec, dtype)
     if spec.quantization.method == "gguf" and spec.checkpoint is not None:
-        return _of_gguf(spec.checkpoint, dtype)
+        return _of_gguf(spec.checkpoint, dtype, on_gpu=on_gpu)
     return _by_tensor(spec, _as_held(spec, spec.quantization), dtype)
 
 
@@ -133,11 +146,11 @@ def _dense(spec: ModelSpec, dtype: str) -> int:
     return spec.num_parameters * element_bytes(dtype)
 
 
-def _of_gguf(checkpoint: StoredCheckpoint, dtype: str) -> int:
+def _of_gguf(checkpoint: StoredCheckpoint, dtype: str, *, on_gpu: bool) -> int:
     """By the types in the file; what is not held in few bits is widened."""
     wide = sum(tensor.num_elements for tensor in checkpoint.tensors) * element_bytes(dtype)
     return wide + sum(
-        held.num_bytes(tensor.num_elements) - tensor.num_elements * element_bytes(dtype)
+        (held.on_gpu if on_gpu else held).num_bytes(tensor.num_elements) - tensor.num_elements * element_bytes(dtype)
         for tensor, held in _held_in_file(checkpoint)
     )
 

@@ -182,7 +182,8 @@ def _weight_bytes(spec: ModelSpec, settings: FilledSettings, device: EngineDevic
     """As the engine holds them; for one that only counts, as they are published."""
     if device.is_counted and spec.quantization is not None and settings.quantization == "auto":
         return size_weights(spec, settings.dtype).total_bytes
-    return held_weight_bytes(spec, settings.dtype, settings.quantization, settings.group_size)
+    on_gpu = device.kind == "cuda"
+    return held_weight_bytes(spec, settings.dtype, settings.quantization, settings.group_size, on_gpu=on_gpu)
 
 
 def _graphs(spec: ModelSpec, resolved: ResolvedSettings) -> GraphMemory | None:

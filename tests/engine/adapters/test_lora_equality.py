@@ -9,6 +9,7 @@ import pytest
 import torch
 from adapter_files import save_adapter
 from engine_answers import shrink_pool
+from gguf_files import GgufCheckpoint
 from peft import PeftModel
 from small_models import VOCAB_SIZE, Checkpoint
 
@@ -31,7 +32,7 @@ def prompts() -> list[list[int]]:
     return [torch.randint(1, VOCAB_SIZE, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
 
 
-def check(llm: LLM, checkpoint: Checkpoint, wanted: Sequence[LoRARequest | None]) -> None:
+def check(llm: LLM, checkpoint: Checkpoint | GgufCheckpoint, wanted: Sequence[LoRARequest | None]) -> None:
     """Every prompt with its adapter, all in one call, against PEFT one by one."""
     texts = prompts()[: len(wanted)]
     found = llm.generate([{"prompt_token_ids": each} for each in texts], PARAMS, lora_request=wanted)
@@ -44,7 +45,7 @@ def check(llm: LLM, checkpoint: Checkpoint, wanted: Sequence[LoRARequest | None]
         assert (chosen - logits.log_softmax(-1).amax(-1)).abs().max() < TOLERANCE
 
 
-def _logits(checkpoint: Checkpoint, request: LoRARequest | None, tokens: list[int]) -> torch.Tensor:
+def _logits(checkpoint: Checkpoint | GgufCheckpoint, request: LoRARequest | None, tokens: list[int]) -> torch.Tensor:
     ids = torch.tensor([tokens])
     with torch.no_grad():
         if request is None:
@@ -55,7 +56,7 @@ def _logits(checkpoint: Checkpoint, request: LoRARequest | None, tokens: list[in
     return logits
 
 
-def adapters_of(checkpoint: Checkpoint, folder: Path, number: int) -> list[LoRARequest]:
+def adapters_of(checkpoint: Checkpoint | GgufCheckpoint, folder: Path, number: int) -> list[LoRARequest]:
     """Of ranks 1 to 8, some of attention alone, with both ways to scale."""
     made = []
     for index in range(number):
@@ -95,6 +96,13 @@ def test_eight_adapters_in_one_step(tmp_path: Path) -> None:
     own = adapters_of(checkpoint, tmp_path, 8)
     with engine_of(checkpoint.path, max_loras=8, max_num_batched_tokens=256) as llm:
         check(llm, checkpoint, own)
+
+
+def test_rows_in_several_formats_are_corrected_together(tmp_path: Path) -> None:
+    checkpoint = GgufCheckpoint("q4_k_m", tmp_path)
+    own = adapters_of(checkpoint, tmp_path, 2)
+    with engine_of(checkpoint.path, max_loras=2) as llm:
+        check(llm, checkpoint, [own[0], None, own[1]])
 
 
 def test_kv_of_an_adapter_is_never_served_to_another(tmp_path: Path) -> None:

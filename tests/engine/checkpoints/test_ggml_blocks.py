@@ -41,3 +41,13 @@ def test_bytes_are_a_formula_on_both_sides(kind: int) -> None:
     assert weight.num_bytes == BLOCK_FORMATS[kind].held.num_bytes(outputs, inputs)
     assert weight.num_bytes == held_weights.GGUF_TYPES[NAMES[kind]].num_bytes(outputs * inputs)
     assert set(held_weights.GGUF_TYPES) == set(NAMES.values())
+
+
+@pytest.mark.parametrize("kind", list(BLOCK_FORMATS), ids=NAMES.get)
+def test_plain_weights_have_the_same_values_and_the_bytes_predicted_for_gpus(kind: int) -> None:
+    weight = BLOCK_FORMATS[kind].read(random_blocks(kind, 5, 2))
+    assert weight.plain.bits in (4, 8) and weight.plain.block_scales is None
+    assert weight.plain.dequantised().equal(weight.dequantised())
+    outputs, inputs = weight.num_outputs, weight.num_inputs
+    assert weight.plain.num_bytes == BLOCK_FORMATS[kind].held.plain.num_bytes(outputs, inputs)
+    assert weight.plain.num_bytes == held_weights.GGUF_TYPES[NAMES[kind]].on_gpu.num_bytes(outputs * inputs)

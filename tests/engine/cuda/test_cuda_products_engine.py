@@ -9,12 +9,14 @@ import pytest
 import torch
 from adapter_files import save_adapter
 from fake_gpu import FakeGpu, take_gpu
+from gguf_files import GgufCheckpoint
 from late_gpu import LateGpu
 from peft import PeftModel
 from quantised_checkpoints import make_checkpoint, small_llama
 from small_models import greedy
 
 from kvplan.catalog.models import resolve_model
+from kvplan.estimate.kvplan.held_weights import held_weight_bytes
 from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.settings import ServingSettings
@@ -120,3 +122,14 @@ def test_the_planner_predicts_the_workspace(
     asked = ServingSettings(**(LIMITS | settings))
     predicted = predict(resolve_model(path), asked, EngineDevice(gpu.total_bytes, kind="cuda"))
     assert (memory.activation_bytes, memory.weight_bytes) == (predicted.activation_bytes, predicted.weight_bytes)
+
+
+def test_a_gguf_file_is_held_as_the_kernels_know_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its 6 bits in 8, its integers as float32: more than on a CPU, which the planner knows too."""
+    path = GgufCheckpoint("q4_k_m", tmp_path).path
+    gpu = take_gpu(monkeypatch, FakeGpu())
+    memory = LLM(str(path), enforce_eager=True, **LIMITS).engine.memory
+    spec = resolve_model(str(path))
+    predicted = predict(spec, ServingSettings(**LIMITS), EngineDevice(gpu.total_bytes, kind="cuda"))
+    assert (memory.activation_bytes, memory.weight_bytes) == (predicted.activation_bytes, predicted.weight_bytes)
+    assert memory.weight_bytes > held_weight_bytes(spec, "float32", "auto")

@@ -23,8 +23,8 @@ KIND = {kind.name: kind for kind in KINDS}
 
 
 def weight_of(kind: Kind, outputs: int, num_groups: int) -> QuantisedWeight:
-    """Of fp8 without the codes that are no numbers, which no checkpoint may have."""
-    weight = random_weight(kind, outputs, num_groups)
+    """As these kernels take it; of fp8 without the codes that are no numbers, which no checkpoint may have."""
+    weight = random_weight(kind, outputs, num_groups).plain
     return replace(weight, codes=weight.codes & 0xFE) if kind.name == "fp8" else weight
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from ctypes import byref
+from dataclasses import replace
+
 import pytest
 import torch
 from kernel_builds import BUILDS
 from quantised_cases import KINDS, Kind, random_weight
 from torch.nn import functional
 
-from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
-from kvplan_engine.kernels.cpu.quantised import PackedQuantised
+from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels, load_kernels
+from kvplan_engine.kernels.cpu.quantised import PackedQuantised, stacked_args
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight
+
+_KIND = {kind.name: kind for kind in KINDS}
 
 
 @pytest.fixture(scope="module", params=BUILDS, ids=lambda variant: variant.name)
@@ -63,6 +68,21 @@ def test_gate_and_up(kernels: CpuKernels, kind: Kind, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_in_several_formats_are_one_product(kernels: CpuKernels, dtype: torch.dtype) -> None:
+    sizes = {"q4_0": (130, 4), "q6_k": (70, 8), "q4_1": (33, 4)}
+    weights = [random_weight(_KIND[name], *size) for name, size in sizes.items()]
+    biases = [torch.randn(weight.num_outputs).to(dtype) for weight in weights]
+    parts = [PackedQuantised(kernels, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+    x, out = _rows_of(7, weights[0], dtype), torch.full((7, 236), 7.0, dtype=dtype)
+    args = stacked_args(parts)
+    args.x, args.out, args.storage = x.data_ptr(), out.data_ptr(), STORAGE_CODES[dtype]
+    args.x_stride, args.out_stride, args.rows = x.stride(0), out.stride(0), 7
+    kernels.multiply_packed(byref(args), 2)
+    assert torch.equal(out[:, :233], torch.cat([_result(part, x) for part in parts], dim=1))
+    assert (out[:, 233:] == 7.0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_row_does_not_depend_on_its_batch(kernels: CpuKernels, kind: Kind, dtype: torch.dtype) -> None:
     weight = random_weight(kind, 100, 4)
@@ -104,6 +124,10 @@ def test_wrong_operands_are_named(kernels: CpuKernels) -> None:
             kernels,
             QuantisedWeight(weight.codes.view(1, -1).repeat(1, 4)[:, :256], weight.scales[:1, :1], None, weight.book),
         )
+    with pytest.raises(ValueError, match="6 bits"):
+        PackedQuantised(kernels, random_weight(replace(_KIND["q6_k"], group=8), 4, 2))
+    with pytest.raises(ValueError, match="block scales belong to int8"):
+        PackedQuantised(kernels, replace(random_weight(_KIND["q6_k"], 4, 2), block_scales=None))
     uneven = torch.linspace(-1, 1, 256)
     with pytest.raises(ValueError, match="a book of 8 bits"):
         PackedQuantised(kernels, QuantisedWeight(weight.codes.repeat(1, 2), weight.scales, None, uneven))

@@ -1,7 +1,6 @@
 """ggml's blocks as weights that are held as they are stored. Layouts: ggml-common.h, block_q4_0 and those after it.
 
-A block is 32 values, or 256 in the K formats, whose scales have scales of their own: they are multiplied out here,
-which is exact in float32 (11 bits times 6 or 8).
+A block is 32 values, or 256 in the K formats, whose scales are integers that share a float16. 5 bits are held in 6.
 """
 
 from __future__ import annotations
@@ -19,11 +18,15 @@ from kvplan_engine.kernels.quantised_weight import QuantisedWeight, linear_book,
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Rows of blocks taken apart: codes uint8 [blocks, values], scales and minimums [blocks, groups]."""
+    """Rows of blocks taken apart: codes uint8 [blocks, values], scales and minimums [blocks, groups].
+
+    own: of the K formats, float16 [blocks, 1, or 2 with minimums]: what the integers are multiplied with.
+    """
 
     codes: np.ndarray
     scales: np.ndarray
     minimums: np.ndarray | None = None
+    own: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,10 @@ class BlockFormat:
             return torch.from_numpy(np.ascontiguousarray(part).reshape(num_outputs, -1))
 
         minimums = None if blocks.minimums is None else by_row(blocks.minimums)
+        own = None if blocks.own is None else by_row(blocks.own).unflatten(1, (-1, blocks.own.shape[1]))
         codes = packed_codes(by_row(blocks.codes), self.held.bits)
         book = linear_book(self.held.bits, self.zero) if self.book is None else self.book
-        return QuantisedWeight(codes, by_row(blocks.scales), minimums, book)
+        return QuantisedWeight(codes, by_row(blocks.scales), minimums, book, block_scales=own)
 
 
 def _halves(blocks: np.ndarray, first: int, last: int) -> np.ndarray:
@@ -90,14 +94,17 @@ def _q8_0(blocks: np.ndarray) -> Blocks:
     return Blocks(blocks[:, 2:] ^ 128, _halves(blocks, 0, 2))
 
 
-def _k_scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and minimums [blocks, 8] float32 of Q4_K and Q5_K: 6 bits each, in 12 bytes behind the blocks' own."""
+def _k_scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scales and minimums [blocks, 8] of Q4_K and Q5_K, 6 bits each in 12 bytes, and the blocks' own before them.
+
+    Minimums are subtracted there: the blocks' own gets the sign.
+    """
     packed = blocks[:, 4:16].reshape(-1, 3, 4)
     low, high, both = packed[:, 0], packed[:, 1], packed[:, 2]
     scales = np.concatenate([low & 63, both & 15 | low >> 2 & 48], axis=1)
     minimums = np.concatenate([high & 63, both >> 4 | high >> 2 & 48], axis=1)
-    own, own_minimum = (_halves(blocks, first, first + 2).astype(np.float32) for first in (0, 2))
-    return own * scales.astype(np.float32), -(own_minimum * minimums.astype(np.float32))
+    own = _halves(blocks, 0, 4) * np.array([1, -1], dtype=np.float16)
+    return scales.view(np.int8), minimums.view(np.int8), own
 
 
 def _pairs_of_groups(packed: np.ndarray) -> np.ndarray:
@@ -119,8 +126,7 @@ def _q6_k(blocks: np.ndarray) -> Blocks:
     low = blocks[:, :128].reshape(-1, 2, 1, 64) >> np.array([0, 4], dtype=np.uint8).reshape(1, 1, 2, 1) & 15
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1) & 3
     codes = low.reshape(-1, 256) | high.reshape(-1, 256) << 4
-    scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return Blocks(codes, _halves(blocks, 208, 210).astype(np.float32) * scales)
+    return Blocks(codes, blocks[:, 192:208].view(np.int8), own=_halves(blocks, 208, 210))
 
 
 def _mxfp4(blocks: np.ndarray) -> Blocks:
@@ -130,12 +136,12 @@ def _mxfp4(blocks: np.ndarray) -> Blocks:
 BLOCK_FORMATS = {
     2: BlockFormat(WeightFormat(4, 32, 2), 8, 32, 18, _q4_0),
     3: BlockFormat(WeightFormat(4, 32, 2, has_minimums=True), 0, 32, 20, _q4_1),
-    6: BlockFormat(WeightFormat(8, 32, 2), 16, 32, 22, _q5_0),
-    7: BlockFormat(WeightFormat(8, 32, 2, has_minimums=True), 0, 32, 24, _q5_1),
+    6: BlockFormat(WeightFormat(6, 32, 2), 16, 32, 22, _q5_0),
+    7: BlockFormat(WeightFormat(6, 32, 2, has_minimums=True), 0, 32, 24, _q5_1),
     8: BlockFormat(WeightFormat(8, 32, 2), 128, 32, 34, _q8_0),
-    12: BlockFormat(WeightFormat(4, 32, 4, has_minimums=True), 0, 256, 144, _q4_k),
-    13: BlockFormat(WeightFormat(8, 32, 4, has_minimums=True), 0, 256, 176, _q5_k),
-    14: BlockFormat(WeightFormat(8, 16, 4), 32, 256, 210, _q6_k),
+    12: BlockFormat(WeightFormat(4, 32, 1, has_minimums=True, block_size=256), 0, 256, 144, _q4_k),
+    13: BlockFormat(WeightFormat(6, 32, 1, has_minimums=True, block_size=256), 0, 256, 176, _q5_k),
+    14: BlockFormat(WeightFormat(6, 16, 1, block_size=256), 32, 256, 210, _q6_k),
     39: BlockFormat(WeightFormat(4, 32, 1), 0, 32, 17, _mxfp4, E2M1),
 }
 """By ggml's number of the type. What is not here is widened when it is loaded."""

@@ -38,11 +38,24 @@ class HeldParameter:
 
 @dataclass(frozen=True, slots=True)
 class HeldWeights:
-    """parameters: by name. reader: of the checkpoint called ``where``; None where nothing is held."""
+    """parameters: by name. reader: of the checkpoint called ``where``; None where nothing is held.
+
+    is_plain: for kernels that know codes of 4 and 8 bits, and scales of one level.
+    """
 
     parameters: Mapping[str, HeldParameter] = field(default_factory=dict)
     reader: QuantisedReader | None = None
     where: str = ""
+    is_plain: bool = False
+
+    @property
+    def plain(self) -> HeldWeights:
+        """The same weights in what every kernel knows, which may take more."""
+        parameters = {
+            name: replace(each, formats=tuple(found.plain for found in each.formats))
+            for name, each in self.parameters.items()
+        }
+        return replace(self, parameters=parameters, is_plain=True)
 
     @property
     def num_parameters(self) -> int:
@@ -59,6 +72,7 @@ class HeldWeights:
             if self.reader is None or name.startswith(tuple(skipped)):
                 continue
             parts = read_parts(parameter.stored, self.reader, self.where)
+            parts = [part.plain for part in parts] if self.is_plain else parts
             named = as_tensors(name.removesuffix(".weight"), parts)
             weights |= {key: tensor.to(device) for key, tensor in named.items()}
 
@@ -88,7 +102,7 @@ def plan_held(
 def _format_of(source: Source, stored: StoredParameter, reader: QuantisedReader) -> WeightFormat | None:
     """None where the source is not held in few bits. Scales that are multiplied with a factor are float32."""
     found = reader.format_of(source.name, stored.shape[1])
-    return found if found is None or source.scaling is None else replace(found, scale_bytes=4)
+    return found if found is None or source.scaling is None else replace(found, scale_bytes=4, block_size=0)
 
 
 def _is_one_weight(stored: StoredParameter, model: ModelDescription, formats: Sequence[WeightFormat | None]) -> bool:

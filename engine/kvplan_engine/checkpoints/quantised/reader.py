@@ -14,7 +14,7 @@ from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import Parameter
 from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.errors import EngineError
-from kvplan_engine.kernels.quantised_weight import QuantisedWeight, stacked
+from kvplan_engine.kernels.quantised_weight import QuantisedWeight, bits_of, stacked
 
 _FLAG = "rounds_inputs"  # an empty tensor where it is so
 
@@ -95,7 +95,7 @@ def _of_experts(stored: StoredParameter, weights: list[QuantisedWeight], count: 
 def read_checked(name: str, reader: QuantisedReader) -> QuantisedWeight:
     """Tensor ``name``. EngineError where a scale is no number: so a damaged file is refused, not computed with."""
     weight = reader.read(name)
-    for part in (weight.wide_scales, weight.minimums):
+    for part in (weight.wide_scales, weight.wide_minimums):
         if part is not None and not part.isfinite().all():
             raise EngineError(f"'{name}' has scales that are no numbers.", hint="download it again")
     return weight
@@ -133,9 +133,9 @@ def take_parts(weights: dict[str, torch.Tensor], name: str) -> list[QuantisedWei
     while f"{name}.quantised.{len(parts)}.codes" in weights:
         prefix = f"{name}.quantised.{len(parts)}."
         codes, scales, book = (weights.pop(prefix + each) for each in ("codes", "scales", "book"))
-        minimums, order = (weights.pop(prefix + each, None) for each in ("minimums", "order"))
+        minimums, order, blocks = (weights.pop(prefix + each, None) for each in ("minimums", "order", "block_scales"))
         rounds_inputs = weights.pop(prefix + _FLAG, None) is not None
-        parts.append(QuantisedWeight(codes, scales, minimums, book, order, rounds_inputs))
+        parts.append(QuantisedWeight(codes, scales, minimums, book, order, rounds_inputs, blocks))
     return parts
 
 
@@ -144,6 +144,6 @@ def shape_of(weights: dict[str, torch.Tensor], name: str) -> tuple[int, int] | N
     outputs = inputs = index = 0
     while (codes := weights.get(f"{name}.quantised.{index}.codes")) is not None:
         outputs += codes.shape[0]
-        inputs = codes.shape[1] * (2 if weights[f"{name}.quantised.{index}.book"].numel() == 16 else 1)
+        inputs = codes.shape[1] * 8 // bits_of(weights[f"{name}.quantised.{index}.book"])
         index += 1
     return (outputs, inputs) if index else None

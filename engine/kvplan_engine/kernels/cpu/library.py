@@ -131,28 +131,31 @@ class WeightFormatArgs(ctypes.Structure):
         ("group", c_int32),
         ("scale_storage", c_int32),
         ("has_minimum", c_int32),
+        ("block", c_int32),
     )
 
 
 class PackedLinearArgs(ctypes.Structure):
     """struct kvplan_packed_linear."""
 
-    _fields_ = (
-        ("x", c_void_p),
-        ("packed", c_void_p),
-        ("bias", c_void_p),
-        ("out", c_void_p),
-        ("x_stride", c_int64),
-        ("out_stride", c_int64),
-        ("rows", c_int64),
-        ("inputs", c_int64),
-        ("outputs", c_int64),
-        ("activation", c_int32),
-        ("storage", c_int32),
-        ("format", POINTER(WeightFormatArgs)),
-        ("slots", POINTER(LoraSlotsArgs)),
-        ("corrected", POINTER(LoraRowsArgs)),
-    )
+
+PackedLinearArgs._fields_ = (
+    ("x", c_void_p),
+    ("packed", c_void_p),
+    ("bias", c_void_p),
+    ("out", c_void_p),
+    ("x_stride", c_int64),
+    ("out_stride", c_int64),
+    ("rows", c_int64),
+    ("inputs", c_int64),
+    ("outputs", c_int64),
+    ("activation", c_int32),
+    ("storage", c_int32),
+    ("format", POINTER(WeightFormatArgs)),
+    ("slots", POINTER(LoraSlotsArgs)),
+    ("corrected", POINTER(LoraRowsArgs)),
+    ("next", POINTER(PackedLinearArgs)),  # why they are not named in the class
+)
 
 
 class LayerArgs(ctypes.Structure):
@@ -253,7 +256,7 @@ class CpuKernels:
             "kvplan_quantised_bytes", quantised, c_int64, c_int64, c_int, result=c_int64
         )
         self.pack_quantised = self._function(
-            "kvplan_pack_quantised", quantised, *(c_void_p,) * 4, c_int64, c_int64, c_int, c_int
+            "kvplan_pack_quantised", quantised, *(c_void_p,) * 5, c_int64, c_int64, c_int, c_int
         )
         self.unpack_quantised_rows = self._function(
             "kvplan_unpack_quantised_rows", quantised, *(c_void_p,) * 3, *(c_int64,) * 4, c_int, c_int

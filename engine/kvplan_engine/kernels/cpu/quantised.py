@@ -13,8 +13,8 @@ from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKerne
 from kvplan_engine.kernels.cpu.packed import ACTIVATION_CODES, is_gated, packs_gated
 from kvplan_engine.kernels.quantised_weight import LARGEST_GROUP, QuantisedWeight
 
-SCALE_CODES = {torch.float32: 0, torch.float16: 1, torch.uint8: 2}
-"""enum kvplan_scale_storage; bytes are powers of two."""
+SCALE_CODES = {torch.float32: 0, torch.float16: 1, torch.uint8: 2, torch.int8: 3}
+"""enum kvplan_scale_storage; uint8 are powers of two, int8 have block scales."""
 
 
 class PanelFormat:
@@ -35,6 +35,7 @@ class PanelFormat:
             group=weight.group_size,
             scale_storage=SCALE_CODES[weight.scales.dtype],
             has_minimum=weight.minimums is not None,
+            block=0 if weight.block_scales is None else weight.num_inputs // weight.block_scales.shape[1],
         )
 
 
@@ -49,7 +50,7 @@ def pack_in_panels(
     for weight, target in zip(weights, packed, strict=True):
         kernels.pack_quantised(
             *(byref(panels.args), weight.codes.data_ptr(), weight.scales.data_ptr()),
-            None if weight.minimums is None else weight.minimums.data_ptr(),
+            *(None if part is None else part.data_ptr() for part in (weight.minimums, weight.block_scales)),
             *(target.data_ptr(), inputs, outputs, gated, torch.get_num_threads()),
         )
     return packed
@@ -113,10 +114,29 @@ class PackedQuantised:
             raise IndexError(f"a row of {indices.tolist()} lies outside the weight's {self._shape[0]}")
 
 
+def stacked_args(parts: Sequence[PackedQuantised]) -> PackedLinearArgs:
+    """One product of all ``parts``' rows, below each other, for parts without activation. Valid while they are."""
+    following: PackedLinearArgs | None = None
+    for part in reversed(parts):
+        args = PackedLinearArgs.from_buffer_copy(part.args)
+        args.next = None if following is None else pointer(following)
+        following = args
+    assert following is not None, "a product has parts"
+    return following
+
+
 def _check(weight: QuantisedWeight) -> None:
     if weight.group_size > LARGEST_GROUP or weight.group_size % 8:
         raise ValueError(f"groups of {weight.group_size} inputs: wanted a multiple of 8, at most {LARGEST_GROUP}")
-    parts = (weight.codes, weight.scales, weight.minimums, weight.order)
+    if weight.bits == 6 and (weight.group_size % 16 or weight.zero is None):
+        raise ValueError(f"6 bits: wanted a linear book and groups of a multiple of 16, got {weight.group_size}")
+    if (weight.block_scales is None) == (weight.scales.dtype is torch.int8):
+        raise ValueError(f"scales are {weight.scales.dtype}: block scales belong to int8")
+    if weight.block_scales is not None:
+        groups = weight.scales.shape[1] // weight.block_scales.shape[1]
+        if groups & (groups - 1):
+            raise ValueError(f"blocks of {groups} groups: wanted a power of two")
+    parts = (weight.codes, weight.scales, weight.minimums, weight.order, weight.block_scales)
     if not all(part.is_contiguous() for part in parts if part is not None):
         raise ValueError("the parts of a quantised weight must be contiguous")
     if weight.bits == 8 and weight.zero is None and not _is_signed_table(weight.book):
