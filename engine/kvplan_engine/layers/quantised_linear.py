@@ -66,7 +66,7 @@ class StackedLinear:
 
     __slots__ = ("_parts",)
     activation = None
-    layer_args = None
+    layer_args: PackedLinearArgs | None = None
 
     def __init__(self, parts: list[tuple[int, Projection]]) -> None:
         """parts: the rows of each, and its product."""
