@@ -4,11 +4,13 @@
     --held-out FILE     further rows with the same columns, scored and printed apart
     --calibration NAME  as in `kvplan plan`: a measured profile, or none for the data sheets alone
     --grades AB         grades that are scored (default A and B)
+    --write-intervals   keep the intervals of these rows as those that `kvplan plan` shows
     --rows              one line per row, the worst TPOT first
     --reasons           why rows are not scored
 
 For each group: rows, median and 90th percentile of |predicted / measured - 1|, its median with sign, and how many
-measurements lie in the predicted range. TPOT is the mean over requests, where it was published, else the median; TTFT
+measurements lie in the interval: of CSV's rows in one that was learned without their source, of further rows in the one
+that ships. TPOT is the mean over requests, where it was published, else the median; TTFT
 the median, else the mean.
 """
 
@@ -23,6 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from kvplan.catalog.devices.measured import load_measured  # noqa: E402
+from kvplan.catalog.published_errors import FILE  # noqa: E402
+from kvplan.paths import profiles_dir  # noqa: E402
+from published_speeds.intervals import held_out, write_intervals  # noqa: E402
 from published_speeds.rows import PUBLISHED, PublishedRow, read_rows  # noqa: E402
 from published_speeds.scores import FIGURES, RowScore, grouped, score_row, summarize  # noqa: E402
 
@@ -44,6 +49,10 @@ def main() -> None:
         asked = [row for row in rows if isinstance(row, str) or row.grade in arguments.grades]
         results = [row if isinstance(row, str) else score_row(row, measured) for row in asked]
         scores = [result for result in results if isinstance(result, RowScore)]
+        if path == arguments.csv:
+            if arguments.write_intervals:
+                write_intervals(scores, profiles_dir() / FILE)
+            scores = held_out(scores)
         reasons = [result for result in results if isinstance(result, str)]
         print(f"{path.name}: {len(rows)} rows, {len(scores)} scored (grades {', '.join(arguments.grades)})")
         if arguments.reasons:
@@ -60,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--held-out", type=Path, nargs="*", default=[])
     parser.add_argument("--calibration")
     parser.add_argument("--grades", default="AB")
+    parser.add_argument("--write-intervals", action="store_true")
     parser.add_argument("--rows", action="store_true")
     parser.add_argument("--reasons", action="store_true")
     return parser

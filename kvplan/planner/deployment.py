@@ -7,6 +7,7 @@ from typing import Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.planner.formats import WeightFormat
 from kvplan.planner.layouts import num_nodes
@@ -71,6 +72,8 @@ class Deployment:
     """What runs out first when more load comes: kv, seats, bandwidth, compute, ttft, tpot or e2el."""
     offered_tokens_per_second: float | None
     """Output tokens that the load asks for, all replicas together; None for users, who take what they get."""
+    speed_model: SpeedModel
+    """How fast one replica is, at any load."""
 
     @property
     def num_gpus(self) -> int:

@@ -10,11 +10,14 @@ from kvplan.planner.deployment import Deployment, Miss
 from kvplan.planner.fixes import Fix
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
+from kvplan.planner.queues import queues_document, queues_of
 from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.planner.search import Plan
 from kvplan.units import plural
 
 SCHEMA = "kvplan.plan/1"
+MOST_PLAYED = 20
+"""Deployments, the best first, whose queues are played."""
 
 
 def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
@@ -51,7 +54,11 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
             "weight_bytes": plan.rule.weight_bytes,
             "total_bytes": plan.rule.total_bytes,
         },
-        "deployments": [deployment_document(each, plan.spec.id, plan.rule) for each in plan.deployments],
+        "deployments": [
+            deployment_document(each, plan.spec.id, plan.rule)
+            | {"queueing": queues_document(queues_of(each, workload)) if rank < MOST_PLAYED else None}
+            for rank, each in enumerate(plan.deployments)
+        ],
         "alternatives": [
             deployment_document(each.deployment, plan.spec.id, plan.rule) | {"caveats": list(each.caveats)}
             for each in plan.alternatives

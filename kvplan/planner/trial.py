@@ -28,6 +28,8 @@ from kvplan.planner.request import PlanRequest, Workload
 from kvplan.planner.slo_check import check_slo, within_pool
 
 _SEQUENCE_STEP = 8
+_BUNCHED = 3.0
+"""Standard deviations of the number in progress that have a seat: more are there once in a thousand moments."""
 MOST_SEQUENCES = 1024
 """Sequences per engine in one step that a plan asks for at most."""
 
@@ -135,8 +137,10 @@ def _with_replicas(trial: Trial, choice: Choice, replicas: int) -> Deployment | 
     capacity = capacity_of(trial, choice, prediction)
     served = replica_load(trial.workload, replicas, model, min(_room(trial, capacity), seats))
     if trial.workload.requests_per_second is not None and served.keeps_up:
-        # Fewer seats than at first: less for the sampler, more for the pool.
-        smaller = _predict(trial, choice, served.num_users / groups)
+        # Fewer seats than at first: less for the sampler, more for the pool. Requests come in bunches, so more than
+        # there are on average: arrivals at random have a standard deviation of the square root of their mean.
+        seats_used = served.num_users / groups
+        smaller = _predict(trial, choice, seats_used + _BUNCHED * seats_used**0.5)
         prediction, capacity = smaller, capacity_of(trial, choice, smaller)
     room = min(_room(trial, capacity), seats)
     if not served.keeps_up or served.num_users > room:
@@ -160,6 +164,7 @@ def _with_replicas(trial: Trial, choice: Choice, replicas: int) -> Deployment | 
         slo=check,
         limit=_limit(trial, model, served, room, seats),
         offered_tokens_per_second=None if rate is None else rate * trial.workload.output_tokens,
+        speed_model=model,
     )
 
 

@@ -127,7 +127,7 @@ def test_a_step_composed_ahead_finds_a_request_one_step_later() -> None:
 def test_a_front_end_takes_requests_one_by_one_and_streams_after_that() -> None:
     load, front = PlayedLoad(Lengths(16), Lengths(2), 50), FrontEnd(request_seconds=0.1)
     played = play(load, replace(ROOMY, front_end=front), Clock())
-    assert played.ttft.median == pytest.approx(50 * 0.1, rel=0.01)
+    assert 50 * 0.1 < played.ttft.median < 50 * 0.1 + 0.3
     assert play(users(1, 100, 4), replace(ROOMY, front_end=FrontEnd(0.02, 1e-4)), Clock()).ttft.median == pytest.approx(
         play(users(1, 100, 4), ROOMY, Clock()).ttft.median + 0.03
     )

@@ -5,5 +5,6 @@ models        ids that no profile ships, by a shipped model of the same shape; k
 settings      the deployment of a row: model, GPU, settings, engine
 playing       the load of a row and its engine's rules, as kvplan.estimate.speed.queueing plays them
 predictions   what kvplan's planner answers to it
+intervals     intervals from those errors, held out by source
 scores        errors, one per figure, and their summaries by group
 """

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Final
 
 from kvplan.catalog.engines import vllm_release
-from kvplan.estimate.sglang import chunked_prefill_tokens
+from kvplan.errors import KvplanError
+from kvplan.estimate.sglang import chunked_prefill_tokens, predict_sglang
 from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
 from kvplan.estimate.speed.queueing.rules import SchedulingRules, sglang_rules, trtllm_rules, vllm_rules
+from kvplan.estimate.trtllm import predict_trtllm
 from kvplan.estimate.vllm.prediction import VllmPrediction
 from published_speeds.rows import PublishedRow
 from published_speeds.settings import Deployed
@@ -16,6 +19,8 @@ from published_speeds.settings import Deployed
 _CLOSED_ROUNDS: Final = 10
 """Requests per user where a row does not say how many were sent: InferenceX sends ten."""
 _MOST_REQUESTS: Final = 4096
+_LEAST: Final = 1 / 3
+"""AccelMark's lengths are medians: taken to spread evenly from half of it to one and a half times it."""
 
 
 def played_load(row: PublishedRow, replicas: int) -> PlayedLoad:
@@ -29,6 +34,8 @@ def played_load(row: PublishedRow, replicas: int) -> PlayedLoad:
 
 def _lengths(row: PublishedRow) -> tuple[Lengths, Lengths]:
     words = f"{row.text['prefix_cache_or_random']} {row.notes}".casefold()
+    if "suite's stated medians" in words:
+        return Lengths(row.input_tokens, "uniform", _LEAST), Lengths(row.output_tokens, "uniform", _LEAST)
     if "sharegpt" in words:
         return Lengths(row.input_tokens, "exponential"), Lengths(row.output_tokens, "exponential")
     ratio = re.search(r"range[_ ]ratio[ =]*(\d\.\d+)", words)
@@ -42,8 +49,20 @@ def _lengths(row: PublishedRow) -> tuple[Lengths, Lengths]:
     return Lengths(row.input_tokens), Lengths(row.output_tokens)
 
 
+def pool_tokens(found: Deployed, vllm_tokens: float) -> float:
+    """Tokens of all groups' pools, by the engine's own memory model; ``vllm_tokens`` are vLLM's."""
+    groups, gpu = found.choice.layout.data_parallel_size, found.choice.gpu
+    tokens = vllm_tokens
+    with contextlib.suppress(KvplanError):
+        if found.engine == "SGLang":
+            tokens = groups * predict_sglang(found.spec, gpu, found.settings).kv_cache_tokens
+        elif found.engine == "TensorRT-LLM":
+            tokens = groups * predict_trtllm(found.spec, gpu, found.settings).kv_cache_tokens
+    return max(tokens, vllm_tokens)
+
+
 def engine_rules(found: Deployed, start: VllmPrediction, pool_tokens: float) -> SchedulingRules:
-    """Of the row's engine; the pool is taken to be as large as vLLM's."""
+    """Of the row's engine."""
     groups, asked = found.choice.layout.data_parallel_size, found.settings
     if found.engine == "SGLang":
         chunk = asked.max_num_batched_tokens or chunked_prefill_tokens(found.choice.gpu.memory_bytes)

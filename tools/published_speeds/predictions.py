@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.catalog.published_errors import ErrorGroup, FigureName, error_group, published_errors
 from kvplan.estimate.speed.queueing.figures import PlayedFigures
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.vllm.prediction import Memo, predict_vllm
 from kvplan.planner.trial import Trial, capacity_of, speed_model
-from published_speeds.playing import engine_rules, played_load
+from published_speeds.models import model_kind
+from published_speeds.playing import engine_rules, played_load, pool_tokens
 from published_speeds.rows import PublishedRow
 from published_speeds.settings import Deployed
 
@@ -43,20 +45,26 @@ def predict(row: PublishedRow, found: Deployed, measured: MeasuredProfiles) -> P
     trial = Trial(found.request, found.workload, measured, memo=_MEMO)
     start = predict_vllm(found.spec, found.choice.gpu, found.settings, found.version, memo=_MEMO)
     model = speed_model(trial, found.choice, start)
-    pool_tokens = capacity_of(trial, found.choice, start).average_sequences * found.workload.average_context
-    played = play(played_load(row, found.replicas), engine_rules(found, start, pool_tokens), model.steps)
+    tokens = capacity_of(trial, found.choice, start).average_sequences * found.workload.average_context
+    rules = engine_rules(found, start, pool_tokens(found, tokens))
+    played = play(played_load(row, found.replicas), rules, model.steps)
     return _figures(row, played, found, model.origin)
 
 
 def _figures(row: PublishedRow, played: PlayedFigures, found: Deployed, origin: str) -> Predicted:
+    """With the intervals that ship."""
+    group = error_group(origin, found.engine, model_kind(found.spec) != "dense")
     tpot = None if played.tpot is None else getattr(played.tpot, row.measured.tpot_kind)
     return Predicted(
         origin,
-        _figure(1000 * getattr(played.ttft, row.measured.ttft_kind)),
-        None if tpot is None else _figure(1000 * tpot),
-        _figure(found.replicas * played.output_throughput),
+        _figure(1000 * getattr(played.ttft, row.measured.ttft_kind), group, "ttft"),
+        None if tpot is None else _figure(1000 * tpot, group, "tpot"),
+        _figure(found.replicas * played.output_throughput, group, "throughput"),
     )
 
 
-def _figure(value: float) -> Figure:
-    return Figure(value / 1.5, value, value * 1.5)
+def _figure(value: float, group: ErrorGroup, name: FigureName) -> Figure:
+    interval = published_errors().interval(group, name)
+    return (
+        Figure(value, value, value) if interval is None else Figure(value * interval.low, value, value * interval.high)
+    )

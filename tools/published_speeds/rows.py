@@ -94,7 +94,7 @@ def _row(text: Mapping[str, str]) -> PublishedRow | str:
 
 
 def _measured(text: Mapping[str, str], input_tokens: float, output_tokens: float) -> Measured:
-    """TPOT is the mean, else the median; TTFT the median, which a server's first requests do not move, else the mean.
+    """TPOT: the mean, else the median. TTFT: the median (a server's first requests hardly count in it), else the mean.
 
     A TTFT that a prefix cache served is not the model's.
     """

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.catalog.published_errors import ErrorGroup, error_group
 from kvplan.errors import KvplanError
 from published_speeds.models import generation, model_kind
 from published_speeds.predictions import Figure, predict
@@ -45,6 +46,11 @@ class RowScore:
     generation: str
     kind: str
     figures: Mapping[str, Compared]
+
+    @property
+    def group(self) -> ErrorGroup:
+        """What an interval for such rows is learned from."""
+        return error_group(self.origin, self.engine, self.kind != "dense")
 
 
 def score_row(row: PublishedRow, measured: MeasuredProfiles) -> RowScore | str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvplan.catalog.published_errors import ErrorInterval
 from kvplan.commands.printing.render import print_csv, print_json, print_sentence, print_table
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.latency import Range
@@ -21,6 +22,7 @@ from kvplan.planner.fixes import Fix
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
+from kvplan.planner.queues import Queues, queues_of
 from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.planner.search import Alternative, Plan
 from kvplan.units import format_bytes, format_gib, plural
@@ -115,7 +117,7 @@ def _print_plan(found: Plan) -> None:
         )
     for note in [*adapter_notes(found), *network_notes(shown), *calibration_notes(shown)]:
         print_sentence(note)
-    _print_best(found.deployments[0], found.spec.id)
+    _print_best(found.deployments[0], found)
 
 
 def _shown(found: Plan) -> list[Deployment]:
@@ -155,9 +157,13 @@ def _origin_sentence(shown: Sequence[Deployment]) -> str:
     return "TTFT, TPOT and tokens/s are roofline estimates unless the notes name a measurement."
 
 
-def _print_best(best: Deployment, model_id: str) -> None:
+def _print_best(best: Deployment, plan: Plan) -> None:
+    model_id = plan.spec.id
     print()
     print_sentence(f"best: {_settings_line(best)}", indent="")
+    queues = queues_of(best, plan.workload)
+    if queues is not None:
+        print_sentence(_queues_sentence(queues))
     price = best.choice.gpu.price
     if price is not None:
         print_sentence(f"price: {price.source}")
@@ -177,6 +183,29 @@ def _print_best(best: Deployment, model_id: str) -> None:
     balancer = balancer_command(best, model_id)
     if balancer is not None:
         print(f"  before them: {balancer}")
+
+
+def _queues_sentence(queues: Queues) -> str:
+    """Percentiles of one replica, each with its 90 % interval."""
+    figures, intervals = queues.figures, queues.intervals
+    parts = [
+        f"TTFT p50 {_within(1000 * figures.ttft.median, intervals['ttft'])} ms",
+        f"p99 {_within(1000 * figures.ttft.p99, intervals['ttft'])} ms",
+    ]
+    if figures.tpot is not None:
+        parts.append(f"TPOT p50 {_within(1000 * figures.tpot.median, intervals['tpot'])} ms")
+    parts.append(f"{_within(queues.output_throughput, intervals['throughput'])} tokens/s")
+    rows = max(0 if each is None else each.num_rows for each in intervals.values())
+    learned = f"; intervals hold 9 in 10 of up to {rows:,} published measurements" if rows else ""
+    return f"with queues, each replica: {', '.join(parts)}{learned}"
+
+
+def _within(value: float, interval: ErrorInterval | None) -> str:
+    """``45 (30-80)``; the value alone where nothing was ever compared."""
+    if interval is None:
+        return format(value, ",.3g") if value < 10 else format(value, ",.0f")
+    form = ",.1f" if value < 10 else ",.0f"
+    return f"{value:{form}} ({_span(value * interval.low, value * interval.high, form)})"
 
 
 def _settings_line(deployment: Deployment) -> str:

@@ -1,8 +1,9 @@
 """Time to first token, time per output token and throughput: from a measured profile of the device, else a roofline.
 
-Every figure is a range, and says where it comes from (``ServingSpeed.origin``). From a roofline (bytes moved and
-operations done, by the data sheet) the low end assumes that kernels reach what well-tuned ones reach, the high end what
-ordinary deployments show. From a measured profile the range is as wide as the profile's held-out error.
+Every figure is a range, and says where it comes from (``ServingSpeed.origin``). From a profile that was measured on
+the device the range is as wide as the profile's held-out error. From kernel tables or a roofline (bytes moved and
+operations done, by the data sheet) it holds 9 in 10 of the published measurements of that kind
+(``catalog.published_errors``).
 
 While users' requests follow one another, each request's prefill also delays everybody else's tokens (chunked prefill
 shares the steps).
@@ -17,6 +18,7 @@ from typing import Final, Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured_profile import Origin
+from kvplan.catalog.published_errors import ErrorInterval, FigureName, error_group, published_errors
 from kvplan.estimate.speed.clocks import (
     BEST,
     DATA_SHEET,
@@ -33,6 +35,8 @@ from kvplan.estimate.speed.work import ModelWork
 
 End = Literal["best", "middle", "worst"]
 """Which end of the ranges a steady state is at."""
+FIGURES: Final[tuple[FigureName, ...]] = ("ttft", "tpot", "throughput")
+_PROFILE_NAMES: Final[dict[FigureName, str]] = {"ttft": "ttft", "tpot": "tpot", "throughput": "output_throughput"}
 _ENDS: Final[tuple[End, End]] = ("best", "worst")
 
 
@@ -65,6 +69,10 @@ class SteadyState:
     @property
     def requests_per_second(self) -> float:
         return self.num_users / self.e2el_seconds
+
+    def scaled(self, ttft: float, tpot: float, e2el: float) -> SteadyState:
+        """The same users with times that are so many times as long."""
+        return SteadyState(self.num_users, ttft * self.ttft_seconds, tpot * self.tpot_seconds, e2el * self.e2el_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,7 @@ class SpeedModel:
     output_tokens: int
     kv_bytes: float
     device_speed: DeviceSpeed | None = None
+    engine: str = "vllm"
 
     @property
     def origin(self) -> Origin:
@@ -107,11 +116,33 @@ class SpeedModel:
 
     def steady(self, num_users: float, end: End) -> SteadyState:
         """The steady state of ``num_users`` users at one end of what is likely."""
-        if self.device_speed is not None:
-            return self._measured(num_users, end, self.device_speed)
+        middle = self._middle(num_users)
         if end == "middle":
-            return middle_state(self.steady(num_users, "best"), self.steady(num_users, "worst"))
-        return self._state(self._rooflines[end], self._prefills[end], num_users)
+            return middle
+        ttft, tpot, throughput = (self.error_interval(name) for name in FIGURES)
+        if ttft is None or tpot is None or throughput is None:
+            return self._state(self._rooflines[end], self._prefills[end], num_users)
+        if end == "best":
+            return middle.scaled(ttft.low, tpot.low, 1 / throughput.high)
+        return middle.scaled(ttft.high, tpot.high, 1 / throughput.low)
+
+    def error_interval(self, figure: FigureName) -> ErrorInterval | None:
+        """Factors of a prediction between which 9 in 10 measurements lie; None where nothing was ever compared.
+
+        Of speeds measured on the device: its own held-out errors. Of others: what was published, by origin.
+        """
+        group = error_group(self.origin, self.engine, self.work.num_experts > 0)
+        published = published_errors().interval(group, figure)
+        if self.device_speed is None or (published is not None and self.origin not in ("measured", "calibrated")):
+            return published
+        error = self.device_speed.errors[_PROFILE_NAMES[figure]]
+        return ErrorInterval(1 / (1 + error), 1 / (1 - error))
+
+    def _middle(self, num_users: float) -> SteadyState:
+        if self.device_speed is not None:
+            return self._measured(num_users, self.device_speed)
+        ends = (self._state(self._rooflines[end], self._prefills[end], num_users) for end in _ENDS)
+        return middle_state(*ends)
 
     @cached_property
     def _rooflines(self) -> dict[End, Roofline]:
@@ -157,18 +188,10 @@ class SpeedModel:
         best, worst = (RooflineSteps(self._rooflines[end], self.kv_bytes / context) for end in _ENDS)
         return BetweenSteps(best, worst)
 
-    def _measured(self, num_users: float, end: End, device: DeviceSpeed) -> SteadyState:
+    def _measured(self, num_users: float, device: DeviceSpeed) -> SteadyState:
         context = self.input_tokens + self.output_tokens / 2
         clock = MeasuredClock(self.work, self.gpu, self.kv_bytes, device, context)
-        state = self._state(clock, clock.prefill_seconds(self.input_tokens, num_users), num_users)
-        slower = {"best": -1.0, "middle": 0.0, "worst": 1.0}[end]
-
-        def at_end(name: str, seconds: float) -> float:
-            return seconds / (1 - slower * device.errors[name])
-
-        # A throughput is predicted too high where it is slower than predicted: measured = predicted / (1 + error).
-        whole = state.e2el_seconds * (1 + slower * device.errors["output_throughput"])
-        return SteadyState(num_users, at_end("ttft", state.ttft_seconds), at_end("tpot", state.tpot_seconds), whole)
+        return self._state(clock, clock.prefill_seconds(self.input_tokens, num_users), num_users)
 
     def _state(self, clock: Clock, prefill: float, num_users: float) -> SteadyState:
         step = clock.decode_seconds(num_users)

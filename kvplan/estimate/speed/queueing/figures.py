@@ -68,7 +68,7 @@ class PlayedFigures:
 
 
 def played_figures(requests: Sequence[PlayedRequest], num_preemptions: int, max_running: int) -> PlayedFigures:
-    """Of requests that all ended; there is at least one."""
+    """Of requests that all ended; there is at least one. Throughputs count from the first sending to the last end."""
     seconds = max(each.last for each in requests) - min(each.sent for each in requests)
     tpots = [found for each in requests if (found := each.tpot_seconds) is not None]
     return PlayedFigures(

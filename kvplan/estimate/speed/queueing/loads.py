@@ -45,6 +45,8 @@ class PlayedLoad:
 
     requests_per_second: of a Poisson process; None where all are ready at once. max_concurrency: in flight at most; a
     further one is sent when another has ended. cached_tokens: of each prompt, found in the prefix cache.
+    num_warmups, num_cooldowns: of the requests, the first and the last ones, which are served and not counted.
+    starts_running: the warm-ups are in the midst of their answers at the start, each at another place.
     """
 
     prompts: Lengths
@@ -53,6 +55,9 @@ class PlayedLoad:
     requests_per_second: float | None = None
     max_concurrency: int | None = None
     cached_tokens: int = 0
+    num_warmups: int = 0
+    num_cooldowns: int = 0
+    starts_running: bool = False
     seed: int = 0
 
     @cached_property
@@ -67,11 +72,46 @@ class PlayedLoad:
         """Seconds at which each is ready to be sent, in order."""
         if self.requests_per_second is None:
             return [0.0] * self.num_requests
-        rng, now, found = random.Random(self.seed), 0.0, []
-        for _ in range(self.num_requests):
+        rng, now, found = random.Random(self.seed), 0.0, [0.0] * (self.num_warmups if self.starts_running else 0)
+        for _ in range(self.num_requests - len(found)):
             found.append(now)
             now += rng.expovariate(self.requests_per_second)
         return found
+
+
+_SPREAD: Final = ("uniform", 0.5)
+_COUNTED: Final = 120
+"""Requests that percentiles of a steady load are taken of."""
+
+
+def steady_users(count: int, prompt_tokens: float, answer_tokens: float) -> PlayedLoad:
+    """``count`` users who have been there for long; lengths are spread from two thirds of their mean to four thirds."""
+    spread, least = _SPREAD
+    return PlayedLoad(
+        Lengths(prompt_tokens, spread, least),
+        Lengths(answer_tokens, spread, least),
+        2 * count + _COUNTED,
+        max_concurrency=count,
+        num_warmups=count,
+        num_cooldowns=count,
+        starts_running=True,
+    )
+
+
+def steady_rate(
+    requests_per_second: float, in_progress: float, prompt_tokens: float, answer_tokens: float
+) -> PlayedLoad:
+    """A Poisson process that finds ``in_progress`` requests running, as many as there are on average."""
+    running, (spread, least) = max(round(in_progress), 0), _SPREAD
+    return PlayedLoad(
+        Lengths(prompt_tokens, spread, least),
+        Lengths(answer_tokens, spread, least),
+        2 * running + 2 * _COUNTED,
+        requests_per_second,
+        num_warmups=running,
+        num_cooldowns=running,
+        starts_running=True,
+    )
 
 
 def users(count: int, prompt_tokens: float, answer_tokens: float, rounds: int = 4) -> PlayedLoad:

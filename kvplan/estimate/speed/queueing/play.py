@@ -44,10 +44,12 @@ class _Play:
         self._in_flight_limit = load.max_concurrency or load.num_requests
         self._num_sent = 0
         self._num_ended = 0
+        self._num_counted = 0
         self._now = 0.0
         self._composed_at = 0.0
         self._ticks = 0
         self._entering: deque[tuple[float, _Sequence]] = deque()
+        self._arriving: deque[_Sequence] = deque()
         self._entered_at = 0.0
         self._waiting: deque[_Sequence] = deque()
         self._reading: list[_Sequence] = []
@@ -64,8 +66,11 @@ class _Play:
         self.max_running = 0
 
     def run(self) -> None:
-        total = self._load.num_requests
-        while self._num_ended < total:
+        load = self._load
+        if load.starts_running:
+            self._start_in_progress()
+        last = load.num_requests - load.num_cooldowns
+        while self._num_counted < last:
             self._send()
             if not (self._waiting or self._reading or self._num_decoding):
                 self._now = self._composed_at = self._next_event()
@@ -75,6 +80,23 @@ class _Play:
                 self._read(chunks)
             else:
                 self._decode()
+
+    def _start_in_progress(self) -> None:
+        """The warm-ups decode already, at places of their answers that are evenly spaced."""
+        number = self._load.num_warmups
+        for index in range(min(number, self._rules.max_num_seqs)):
+            prompt, answer = self._load.lengths[index]
+            done = min(max(round(answer * (index + 0.5) / number), 1), max(answer - 1, 1))
+            request = PlayedRequest(prompt, answer, 0.0)
+            self.requests.append(request)
+            sequence = _Sequence(request, index, prompt + done - 1, num_left=answer - done + 1, is_running=True)
+            sequence.computed = sequence.known
+            self._reading.append(sequence)
+            self._reading_tokens += sequence.computed
+            self._order.append(sequence)
+            self._first_token(sequence)
+            self._num_sent += 1
+        self._make_room()
 
     # ---- requests in
 
@@ -90,12 +112,19 @@ class _Play:
             self.requests.append(request)
             found = min(load.cached_tokens, prompt - 1) if number else 0
             self._entered_at = max(self._entered_at, sent) + rules.front_end.seconds(prompt)
-            self._entering.append((self._entered_at, _Sequence(request, number, prompt, found=found, num_left=answer)))
+            self._arriving.append(_Sequence(request, number, prompt, found=found, num_left=answer))
             self._num_sent += 1
+            if self._next_sending() != sent:
+                self._hand_over()
         is_busy = self._num_running > 0 or bool(self._waiting)
         until = self._composed_at if rules.schedules_ahead and is_busy else self._now
         while self._entering and self._entering[0][0] <= until:
             self._waiting.append(self._entering.popleft()[1])
+
+    def _hand_over(self) -> None:
+        """Those that were sent at one moment take turns in the server's event loop, so they are through together."""
+        while self._arriving:
+            self._entering.append((self._entered_at, self._arriving.popleft()))
 
     def _is_held_back(self, number: int) -> bool:
         """The first of those that may be in flight are sent when they are ready, others when one has ended."""
@@ -244,6 +273,7 @@ class _Play:
             request.last = max(self._now, request.first)
             self._leave_decoding(sequence, request.num_prompt_tokens + request.num_output_tokens - 1)
             self._num_ended += 1
+            self._num_counted += sequence.number < self._load.num_requests - self._load.num_cooldowns
             self._freed.append(self._now)
         if len(self._order) > 2 * self._num_running + 32:
             self._order = [each for each in self._order if each.is_running]
@@ -286,4 +316,5 @@ def play(load: PlayedLoad, rules: SchedulingRules, clock: StepClock) -> PlayedFi
     """What ``load`` sees of one instance. The pool holds the longest request alone."""
     played = _Play(load, rules, clock)
     played.run()
-    return played_figures(played.requests, played.num_preemptions, played.max_running)
+    counted = played.requests[load.num_warmups : load.num_requests - load.num_cooldowns]
+    return played_figures(counted, played.num_preemptions, played.max_running)
