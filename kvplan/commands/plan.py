@@ -45,6 +45,10 @@ Engine = Annotated[str, typer.Option(help="Memory model: vllm or vllm@VERSION.",
 Plot = Annotated[
     Path | None, typer.Option(help="Draw memory and concurrency to this PNG file.", rich_help_panel=OUTPUT_PANEL)
 ]
+Explain = Annotated[
+    bool,
+    typer.Option(help="Show what the steps of the best deployment consist of.", rich_help_panel=OUTPUT_PANEL),
+]
 Format = Annotated[
     PlanFormat,
     typer.Option(
@@ -72,6 +76,7 @@ def plan(
     calibration: Calibration = None,
     no_calibration: NoCalibration = False,
     plot: Plot = None,
+    explain: Explain = False,
     output_format: Format = PlanFormat.table,
     as_json: AsJson = False,
 ) -> None:
@@ -82,4 +87,4 @@ def plan(
     found = make_plan(spec, request, measured)
     print_notes(*measured.notices, provenance_note(spec), version_note(request.engine.version))
     shown = PlanFormat.json if as_json else output_format
-    print_answer(found, cheapest_fix(found, measured), shown.value, plot)
+    print_answer(found, cheapest_fix(found, measured), shown.value, plot, explain=explain)

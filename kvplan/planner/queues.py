@@ -12,6 +12,7 @@ from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures
 from kvplan.estimate.speed.queueing.loads import PlayedLoad, steady_rate, steady_users
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules, vllm_rules
+from kvplan.estimate.speed.step_terms import StepLoad, StepTerms
 from kvplan.planner.deployment import Deployment
 from kvplan.planner.request import Workload
 
@@ -36,6 +37,19 @@ def queues_of(deployment: Deployment, workload: Workload) -> Queues | None:
         served.middle.requests_per_second * workload.output_tokens,
         {name: model.error_interval(name) for name in FIGURES},
     )
+
+
+def explained_steps(deployment: Deployment, workload: Workload) -> list[tuple[str, StepTerms, float]]:
+    """(name, parts, seconds of the whole) of a step that decodes for everybody, and of one that reads a prompt too."""
+    served, model = deployment.served, deployment.speed_model
+    running = max(round(served.num_users), 1)
+    decode = StepLoad.decoding(running, workload.average_context)
+    prompt = decode.with_prompt(workload.input_tokens)
+    name = f"{running:,} decode"
+    return [
+        (each, model.step_terms(load), model.step_seconds(load))
+        for each, load in ((name, decode), (f"{name}, a prompt of {workload.input_tokens:,}", prompt))
+    ]
 
 
 def _load(deployment: Deployment, workload: Workload) -> PlayedLoad:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from kvplan.catalog.published_errors import ErrorInterval
 from kvplan.commands.printing.render import print_csv, print_json, print_sentence, print_table
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.latency import Range
+from kvplan.estimate.speed.step_terms import StepTerms
 from kvplan.planner.deployment import Deployment
 from kvplan.planner.document import (
     adapter_notes,
@@ -22,7 +24,7 @@ from kvplan.planner.fixes import Fix
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
-from kvplan.planner.queues import Queues, queues_of
+from kvplan.planner.queues import Queues, explained_steps, queues_of
 from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.planner.search import Alternative, Plan
 from kvplan.units import format_bytes, format_gib, plural
@@ -31,7 +33,7 @@ _SHOWN = 10
 _MOST_PROCESSES = 8
 
 
-def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | None) -> None:
+def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | None, *, explain: bool = False) -> None:
     """The whole answer in ``output_format``. KvplanError, with the fix as its hint, where nothing serves the load."""
     if output_format == "json":
         print_json(plan_document(found, fix))
@@ -41,6 +43,8 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
         print(_MANIFESTS[output_format](found.deployments[0], found.spec.id), end="")
     else:
         _print_plan(found)
+        if explain and found.deployments:
+            _print_steps(found.deployments[0], found)
     if plot is not None and found.deployments:
         from kvplan.planner.picture import draw_plan
 
@@ -183,6 +187,20 @@ def _print_best(best: Deployment, plan: Plan) -> None:
     balancer = balancer_command(best, model_id)
     if balancer is not None:
         print(f"  before them: {balancer}")
+
+
+def _print_steps(best: Deployment, plan: Plan) -> None:
+    """Terms of the best deployment's steps, in milliseconds."""
+    steps = explained_steps(best, plan.workload)
+    terms = [each.name for each in fields(StepTerms)]
+    rows = [
+        (name, *(f"{1000 * getattr(found, term):,.2f}" for term in terms), f"{1000 * seconds:,.2f}")
+        for name, found, seconds in steps
+    ]
+    head = ("step of " + best.choice.name, *(f"{term.replace('_', ' ')} ms" for term in terms), "whole ms")
+    print()
+    print_table(None, head, rows, text_columns=(0,))
+    print_sentence("Weights are read while products are computed, so a step may take less than its parts together.")
 
 
 def _queues_sentence(queues: Queues) -> str:

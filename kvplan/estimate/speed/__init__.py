@@ -8,6 +8,7 @@ rank_step           one step on one rank, in coefficients of measured kernels
 collectives         what ranks send each other, and over which link
 speculation         what a drafter's tokens gain and cost
 device_speed        the same for an estimate's deployments
+step_terms          what a step's time consists of, for people
 step_time           seconds of one step, in coefficients that ``kvplan calibrate`` fits
 queueing            loads with queues: what users, a rate or a burst see, percentiles included
 batching            continuous batching simulated request by request; called by sweeps' forecasts

@@ -29,8 +29,9 @@ from kvplan.estimate.speed.clocks import (
     Roofline,
 )
 from kvplan.estimate.speed.measured_clock import MeasuredClock
-from kvplan.estimate.speed.queueing.steps import BetweenSteps, RooflineSteps
+from kvplan.estimate.speed.queueing.steps import BetweenSteps, RooflineSteps, SharedSteps
 from kvplan.estimate.speed.simulation import StepClock
+from kvplan.estimate.speed.step_terms import StepLoad, StepTerms, measured_terms, roofline_terms
 from kvplan.estimate.speed.work import ModelWork
 
 End = Literal["best", "middle", "worst"]
@@ -184,9 +185,24 @@ class SpeedModel:
         """The middle of what is likely, for any step that a play finds."""
         context = self.input_tokens + self.output_tokens / 2
         if self.device_speed is not None:
-            return MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context)
+            clock = MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context)
+            return SharedSteps(clock, self.work.prompts_at_once)
         best, worst = (RooflineSteps(self._rooflines[end], self.kv_bytes / context) for end in _ENDS)
         return BetweenSteps(best, worst)
+
+    def step_terms(self, load: StepLoad) -> StepTerms:
+        """The parts of a step; of a roofline the geometric middle of both ends."""
+        context = self.input_tokens + self.output_tokens / 2
+        if self.device_speed is not None:
+            return measured_terms(MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context), load)
+        best, worst = (roofline_terms(self._rooflines[end], self.kv_bytes / context, load) for end in _ENDS)
+        return best.merged(worst, lambda one, other: (one * other) ** 0.5)
+
+    def step_seconds(self, load: StepLoad) -> float:
+        """The whole step."""
+        return self.steps.seconds(
+            load.num_tokens, load.num_sequences, load.num_sequences, load.num_kv_tokens, load.num_pairs
+        )
 
     def _measured(self, num_users: float, device: DeviceSpeed) -> SteadyState:
         context = self.input_tokens + self.output_tokens / 2

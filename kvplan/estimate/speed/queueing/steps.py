@@ -45,6 +45,26 @@ class RooflineSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedSteps:
+    """An instance whose groups and pipeline stages divide the sequences into ``shares``; ``clock`` times one of them."""
+
+    clock: StepClock
+    shares: int
+
+    def seconds(
+        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+    ) -> float:
+        """One step, see ``simulation.StepClock``."""
+        shares = self.shares
+        if shares > 1:
+            num_tokens, num_sequences, num_sampled, num_kv_tokens = (
+                -(-number // shares) for number in (num_tokens, num_sequences, num_sampled, num_kv_tokens)
+            )
+            num_pairs /= shares
+        return self.clock.seconds(num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
+
+
+@dataclass(frozen=True, slots=True)
 class BetweenSteps:
     """The geometric middle of two clocks."""
 

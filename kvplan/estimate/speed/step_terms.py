@@ -1,0 +1,116 @@
+"""What a step's time consists of: launches, bytes, operations and messages, each as long as it would take alone.
+
+Weights and products overlap (``step_time.join``), so a step may be shorter than the sum of its terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from kvplan.estimate.speed.clocks import Roofline
+from kvplan.estimate.speed.measured_clock import MeasuredClock, rank_step
+from kvplan.estimate.speed.rank_step import KernelSpeed, RankStep
+from kvplan.estimate.speed.step_time import padded_rows
+from kvplan.estimate.speed.work import ModelWork
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What a step of an instance does: tokens computed, sequences they belong to, tokens whose K and V are read, and
+    pairs of a token and one that it attends to. Every sequence gets a token."""
+
+    num_tokens: int
+    num_sequences: int
+    num_kv_tokens: int
+    num_pairs: float
+
+    @staticmethod
+    def decoding(num_sequences: int, context_tokens: int) -> StepLoad:
+        """A token for each of ``num_sequences``."""
+        read = num_sequences * context_tokens
+        return StepLoad(num_sequences, num_sequences, read, float(read))
+
+    def with_prompt(self, num_tokens: int) -> StepLoad:
+        """The same step with a prompt read in it."""
+        return StepLoad(
+            self.num_tokens + num_tokens,
+            self.num_sequences + 1,
+            self.num_kv_tokens + num_tokens,
+            self.num_pairs + num_tokens * (num_tokens + 1) / 2,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepTerms:
+    """Seconds of a step's parts. launches: what each step, layer and sequence costs however little it does."""
+
+    launches: float
+    weights: float
+    kv_cache: float
+    products: float
+    attention: float
+    collectives: float
+
+    def merged(self, other: StepTerms, merge: Callable[[float, float], float]) -> StepTerms:
+        """Term by term."""
+        return StepTerms(*(merge(getattr(self, each.name), getattr(other, each.name)) for each in fields(StepTerms)))
+
+
+def roofline_terms(roofline: Roofline, kv_bytes_per_token: float, load: StepLoad) -> StepTerms:
+    """By the data sheet, on one rank, all stages together."""
+    work = roofline.work
+    stages = work.layout.pipeline_parallel_size
+    beside = stages * work.layout.data_parallel_size
+    seen = load.num_pairs / max(load.num_tokens, 1)
+    adds = load.num_tokens * sum(span.multiply_adds(seen) for span in work.attention)
+    return StepTerms(
+        launches=roofline.step_seconds,
+        weights=stages * work.stage_bytes(load.num_tokens, 0.0) / roofline.bandwidth,
+        kv_cache=load.num_kv_tokens / beside * kv_bytes_per_token / roofline.bandwidth,
+        products=stages * work.stage_operations(load.num_tokens) / roofline.flops,
+        attention=2 * adds / work.layout.tensor_parallel_size / beside / roofline.flops,
+        collectives=roofline.collectives.seconds(load.num_tokens / beside),
+    )
+
+
+def measured_terms(clock: MeasuredClock, load: StepLoad) -> StepTerms:
+    """By a profile's coefficients, on one rank, all stages together."""
+    stages = clock.work.layout.pipeline_parallel_size
+    beside = stages * clock.work.layout.data_parallel_size
+    tokens, sequences = load.num_tokens / beside, load.num_sequences / beside
+    step = rank_step(
+        clock.work,
+        tokens=tokens,
+        rows=padded_rows(tokens, clock.device.speed.base.row_step),
+        sequences=sequences,
+        sampled=sequences,
+        kv_bytes=load.num_kv_tokens / beside * clock.kv_bytes / clock.context_tokens,
+        pairs=load.num_pairs / beside,
+        expert_tokens=load.num_tokens / stages,
+    )
+    parts = _rank_terms(clock._speed, step, clock.work)
+    return StepTerms(*(stages * part for part in parts), clock._collectives.seconds(tokens))
+
+
+def _rank_terms(speed: KernelSpeed, step: RankStep, work: ModelWork) -> tuple[float, float, float, float, float]:
+    """launches, weights, kv_cache, products, attention of one stage."""
+    base, experts = speed.base, speed.experts
+    latent = speed.latent if work.num_latent_layers else None
+    launches = base.step_seconds + base.layer_seconds * step.num_layers + base.sequence_seconds * step.num_sequences
+    if experts is not None:
+        launches += experts.layer_seconds * step.num_expert_layers
+    if latent is not None:
+        launches += latent.layer_seconds * step.num_latent_layers
+    weights = (step.body_bytes + step.head_bytes) / base.bandwidth
+    weights += step.expert_bytes / (base if experts is None else experts).bandwidth
+    products = (step.body_operations + step.head_operations) / base.flops
+    products += step.expert_operations / (base if experts is None else experts).flops
+    reached = base if latent is None else latent
+    return (
+        launches,
+        weights,
+        step.kv_bytes / reached.kv_bandwidth,
+        products,
+        step.attention_operations / reached.attention_flops,
+    )

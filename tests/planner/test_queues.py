@@ -1,0 +1,81 @@
+"""The queues of a plan's deployments, and what their steps consist of."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.devices.measured import load_measured
+from kvplan.catalog.models import resolve_model
+from kvplan.planner.queues import explained_steps, queues_document, queues_of
+from kvplan.planner.request import ParallelSizes, PlanRequest
+from kvplan.planner.search import Plan, make_plan
+
+SPEC = resolve_model("llama-3.1-8b")
+REQUEST = PlanRequest(
+    num_users=24,
+    input_tokens=1000,
+    output_tokens=200,
+    gpus=(find_gpu("h100-sxm"),),
+    sizes=ParallelSizes(tensor=(1,), pipeline=(1,), data=(1,)),
+    max_gpus=1,
+)
+
+
+def planned(**changes: object) -> Plan:
+    return make_plan(SPEC, replace(REQUEST, **changes), load_measured())  # type: ignore[arg-type]
+
+
+def test_users_wait_for_each_other() -> None:
+    plan = planned()
+    best = plan.deployments[0]
+    found = queues_of(best, plan.workload)
+    assert found is not None
+    assert best.served.middle is not None
+    assert found.figures.tpot is not None
+    assert found.figures.ttft.median < found.figures.ttft.p99
+    # the closed form of the table and the play are of one mind about the pace
+    assert found.figures.tpot.mean == pytest.approx(best.served.middle.tpot_seconds, rel=0.25)
+    alone = queues_of(planned(num_users=1).deployments[0], plan.workload)
+    assert alone is not None
+    assert alone.figures.ttft.p99 < found.figures.ttft.p99
+
+
+def test_a_rate_has_seats_for_bunched_arrivals() -> None:
+    plan = planned(num_users=None, requests_per_second=4.0)
+    best = plan.deployments[0]
+    seats = best.prediction.settings.serving.max_num_seqs
+    assert seats >= best.served.num_users + 3 * best.served.num_users**0.5
+    found = queues_of(best, plan.workload)
+    assert found is not None
+    assert found.output_throughput == pytest.approx(4 * 200, rel=0.05)
+
+
+def test_the_document_has_intervals() -> None:
+    plan = planned()
+    document = queues_document(queues_of(plan.deployments[0], plan.workload))
+    assert document is not None
+    for name in ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "output_throughput"):
+        low, middle, high = document[name]
+        assert 0 < low < high
+        assert middle > 0
+    assert document["intervals"]["tpot"]["num_rows"] >= 20
+    assert queues_document(None) is None
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm", "a10"])
+def test_the_parts_of_a_step(gpu: str) -> None:
+    """On a GPU with a profile of its kernels and on one without."""
+    plan = planned(gpus=(find_gpu(gpu),), num_users=4)
+    (_, decode, seconds), (_, mixed, longer) = explained_steps(plan.deployments[0], plan.workload)
+    parts = {each.name: getattr(decode, each.name) for each in fields(decode)}
+    assert min(parts.values()) >= 0
+    assert parts["weights"] == max(parts.values())
+    assert seconds <= 1.2 * sum(parts.values())
+    assert seconds >= max(parts.values()) * 0.8
+    assert longer > seconds
+    assert mixed.products > decode.products
+    # 16 GB at 3.35 TB/s (H100) or 0.6 TB/s (A10), read as fast as at most: 4.5 and 25 ms
+    assert parts["weights"] > {"h100-sxm": 0.0045, "a10": 0.025}[gpu]

@@ -1,0 +1,60 @@
+"""Intervals learned from scored rows, and held out by source."""
+
+from __future__ import annotations
+
+import random
+
+from kvplan.catalog.published_errors import error_group
+from published_speeds.intervals import LEAST_ROWS, fit_intervals, held_out
+from published_speeds.predictions import Figure
+from published_speeds.rows import PublishedRow, read_rows
+from published_speeds.scores import Compared, RowScore
+
+ROWS = [row for row in read_rows() if isinstance(row, PublishedRow)]
+
+
+def _scores(number: int, num_sources: int, bias: float = 1.0) -> list[RowScore]:
+    """Measurements within 10 % of ``bias`` times the prediction, of as many rows of each source."""
+    rng = random.Random(0)
+    by_source: dict[str, list[PublishedRow]] = {}
+    for row in ROWS:
+        by_source.setdefault(row.source, []).append(row)
+    rows = [row for group in list(by_source.values())[:num_sources] for row in group[:number]]
+    return [
+        RowScore(
+            row,
+            "kernels",
+            "vLLM",
+            "h100-sxm",
+            "Hopper",
+            "dense",
+            {"tpot": Compared(10 * bias * rng.uniform(0.9, 1.1), Figure(10, 10, 10))},
+        )
+        for row in rows
+    ]
+
+
+def test_an_interval_lies_around_what_was_measured() -> None:
+    scores = _scores(20, 3, bias=1.5)
+    found = fit_intervals(scores).interval(error_group("kernels", "vLLM", is_mixture=False), "tpot")
+    assert found is not None
+    assert 1.3 < found.low < 1.45
+    assert 1.55 < found.high < 1.7
+    assert (found.num_rows, found.num_sources) == (len(scores), 3)
+
+
+def test_few_rows_or_sources_give_none() -> None:
+    group = error_group("kernels", "vLLM", is_mixture=False)
+    assert fit_intervals(_scores(LEAST_ROWS // 4, 3)).interval(group, "tpot") is None
+    assert fit_intervals(_scores(40, 2)).interval(group, "tpot") is None
+
+
+def test_a_source_is_held_out_of_its_own_interval() -> None:
+    scores = _scores(20, 4)
+    odd = scores[0].row.source
+    for score in scores:
+        if score.row.source == odd:
+            score.figures["tpot"] = Compared(100.0, Figure(10, 10, 10))  # type: ignore[index]
+    found = held_out(scores)
+    assert all(not each.figures["tpot"].is_held for each in found if each.row.source == odd)
+    assert {each.row.id for each in found} == {each.row.id for each in scores}
