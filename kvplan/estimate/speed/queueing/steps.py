@@ -46,7 +46,7 @@ class RooflineSteps:
 
 @dataclass(frozen=True, slots=True)
 class SharedSteps:
-    """An instance whose groups and pipeline stages divide the sequences into ``shares``; ``clock`` times one of them."""
+    """An instance whose groups and pipeline stages divide the sequences into ``shares``; ``clock`` times one."""
 
     clock: StepClock
     shares: int
