@@ -1,9 +1,8 @@
 """Time to first token, time per output token and throughput: from a measured profile of the device, else a roofline.
 
-Every figure is a range, and says where it comes from (``ServingSpeed.origin``). From a profile that was measured on
-the device the range is as wide as the profile's held-out error. From kernel tables or a roofline (bytes moved and
-operations done, by the data sheet) it holds 9 in 10 of the published measurements of that kind
-(``catalog.published_errors``).
+Every figure is a range, and says where it comes from (``ServingSpeed.origin``). From a roofline (bytes moved and
+operations done, by the data sheet) the low end assumes that kernels reach what well-tuned ones reach, the high end what
+ordinary deployments show. From a measured profile the range is as wide as the profile's held-out error.
 
 While users' requests follow one another, each request's prefill also delays everybody else's tokens (chunked prefill
 shares the steps).
@@ -71,10 +70,6 @@ class SteadyState:
     def requests_per_second(self) -> float:
         return self.num_users / self.e2el_seconds
 
-    def scaled(self, ttft: float, tpot: float, e2el: float) -> SteadyState:
-        """The same users with times that are so many times as long."""
-        return SteadyState(self.num_users, ttft * self.ttft_seconds, tpot * self.tpot_seconds, e2el * self.e2el_seconds)
-
 
 @dataclass(frozen=True, slots=True)
 class ServingSpeed:
@@ -117,15 +112,11 @@ class SpeedModel:
 
     def steady(self, num_users: float, end: End) -> SteadyState:
         """The steady state of ``num_users`` users at one end of what is likely."""
-        middle = self._middle(num_users)
+        if self.device_speed is not None:
+            return self._measured(num_users, end, self.device_speed)
         if end == "middle":
-            return middle
-        ttft, tpot, throughput = (self.error_interval(name) for name in FIGURES)
-        if ttft is None or tpot is None or throughput is None:
-            return self._state(self._rooflines[end], self._prefills[end], num_users)
-        if end == "best":
-            return middle.scaled(ttft.low, tpot.low, 1 / throughput.high)
-        return middle.scaled(ttft.high, tpot.high, 1 / throughput.low)
+            return middle_state(self.steady(num_users, "best"), self.steady(num_users, "worst"))
+        return self._state(self._rooflines[end], self._prefills[end], num_users)
 
     def error_interval(self, figure: FigureName) -> ErrorInterval | None:
         """Factors of a prediction between which 9 in 10 measurements lie; None where nothing was ever compared.
@@ -138,12 +129,6 @@ class SpeedModel:
             return published
         error = self.device_speed.errors[_PROFILE_NAMES[figure]]
         return ErrorInterval(1 / (1 + error), 1 / (1 - error))
-
-    def _middle(self, num_users: float) -> SteadyState:
-        if self.device_speed is not None:
-            return self._measured(num_users, self.device_speed)
-        ends = (self._state(self._rooflines[end], self._prefills[end], num_users) for end in _ENDS)
-        return middle_state(*ends)
 
     @cached_property
     def _rooflines(self) -> dict[End, Roofline]:
@@ -204,10 +189,18 @@ class SpeedModel:
             load.num_tokens, load.num_sequences, load.num_sequences, load.num_kv_tokens, load.num_pairs
         )
 
-    def _measured(self, num_users: float, device: DeviceSpeed) -> SteadyState:
+    def _measured(self, num_users: float, end: End, device: DeviceSpeed) -> SteadyState:
         context = self.input_tokens + self.output_tokens / 2
         clock = MeasuredClock(self.work, self.gpu, self.kv_bytes, device, context)
-        return self._state(clock, clock.prefill_seconds(self.input_tokens, num_users), num_users)
+        state = self._state(clock, clock.prefill_seconds(self.input_tokens, num_users), num_users)
+        slower = {"best": -1.0, "middle": 0.0, "worst": 1.0}[end]
+
+        def at_end(name: str, seconds: float) -> float:
+            return seconds / (1 - slower * device.errors[name])
+
+        # A throughput is predicted too high where it is slower than predicted: measured = predicted / (1 + error).
+        whole = state.e2el_seconds * (1 + slower * device.errors["output_throughput"])
+        return SteadyState(num_users, at_end("ttft", state.ttft_seconds), at_end("tpot", state.tpot_seconds), whole)
 
     def _state(self, clock: Clock, prefill: float, num_users: float) -> SteadyState:
         step = clock.decode_seconds(num_users)
