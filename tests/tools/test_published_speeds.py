@@ -105,7 +105,7 @@ def test_a_row_is_predicted_as_plan_predicts_it(tmp_path: Path) -> None:
     assert (score.origin, score.generation, score.kind) == ("roofline", "Hopper", "dense")
     assert set(score.figures) == {"tpot", "ttft"}
     # 16 GB of weights read at 3.35 TB/s take 4.5 ms at least.
-    assert 4.5 < score.figures["tpot"].predicted.low < score.figures["tpot"].predicted.high < 30
+    assert 4.5 < score.figures["tpot"].predicted.low < score.figures["tpot"].predicted.high < 100
 
 
 def test_every_published_row_has_a_grade_a_source_and_a_quote() -> None:

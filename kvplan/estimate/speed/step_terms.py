@@ -89,8 +89,10 @@ def measured_terms(clock: MeasuredClock, load: StepLoad) -> StepTerms:
         pairs=load.num_pairs / beside,
         expert_tokens=load.num_tokens / stages,
     )
-    parts = _rank_terms(clock._speed, step, clock.work)
-    return StepTerms(*(stages * part for part in parts), clock._collectives.seconds(tokens))
+    launches, weights, kv_cache, products, attention = (
+        stages * part for part in _rank_terms(clock._speed, step, clock.work)
+    )
+    return StepTerms(launches, weights, kv_cache, products, attention, clock._collectives.seconds(tokens))
 
 
 def _rank_terms(speed: KernelSpeed, step: RankStep, work: ModelWork) -> tuple[float, float, float, float, float]:

@@ -79,7 +79,7 @@ class PlayedLoad:
         return found
 
 
-_SPREAD: Final = ("uniform", 0.5)
+_SPREAD: Final[tuple[Spread, float]] = ("uniform", 0.5)
 _COUNTED: Final = 120
 """Requests that percentiles of a steady load are taken of."""
 
