@@ -43,7 +43,8 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True)
 class StepTerms:
-    """Seconds of a step's parts. launches: what each step, layer and sequence costs however little it does."""
+    """Seconds of a step's parts. launches: what each step, layer and sequence costs however little it does. weights: and
+    the activations, which are written and read."""
 
     launches: float
     weights: float
