@@ -200,7 +200,9 @@ def _print_steps(best: Deployment, plan: Plan) -> None:
     head = ("step of " + best.choice.name, *(f"{term.replace('_', ' ')} ms" for term in terms), "whole ms")
     print()
     print_table(None, head, rows, text_columns=(0,))
-    print_sentence("Weights (with the activations of the step) are read while products are computed: a step may take less than its parts.")
+    print_sentence(
+        "Weights (and activations) are read while products are computed, so a step may take less than its parts."
+    )
 
 
 def _queues_sentence(queues: Queues) -> str:

@@ -43,8 +43,10 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True)
 class StepTerms:
-    """Seconds of a step's parts. launches: what each step, layer and sequence costs however little it does. weights: and
-    the activations, which are written and read."""
+    """Seconds of a step's parts.
+
+    launches: what each step, layer and sequence costs however little it does. weights: with the activations.
+    """
 
     launches: float
     weights: float
