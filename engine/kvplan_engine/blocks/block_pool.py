@@ -14,9 +14,8 @@ is cached stays together; evicting it, or freeing one without a hash, makes bloc
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import compress
 
 from kvplan_engine.blocks.layout import KvLayout
 
@@ -214,38 +213,3 @@ class BlockPool:
         self.num_evictions += 1
         if self.on_evict is not None:
             self.on_evict(block, block_hash)
-
-    def _are_all_others(self, held: list[int]) -> bool:
-        """Whether ``held`` are the blocks that are not free without a hash, each once.
-
-        In an idle pool of 65,000 blocks those are few, so built-in functions alone go through the others: n different
-        numbers from 0 on whose sum is 0 + 1 + ... + (n - 1) are these.
-        """
-        uncached, num_blocks = self._free_uncached, self.num_blocks
-        differ = len(set(held)) == len(held) and not any(block in uncached for block in held)
-        smallest = min(min(held, default=0), min(uncached, default=0))
-        total = sum(held) + sum(uncached)
-        is_all = len(held) + len(uncached) == num_blocks and total == num_blocks * (num_blocks - 1) // 2
-        return differ and smallest >= 0 and is_all
-
-    def check(self, tables: Iterable[Sequence[int]] = ()) -> None:
-        """Assert every invariant. tables: all block tables that hold references; without them that part is skipped."""
-        counts, uncached = self._reference_counts, self._free_uncached
-        assert sum(counts) == self.num_references, "the sum of references is wrong"
-        assert min(counts, default=0) >= 0, "negative reference count"
-        used = list(compress(range(self.num_blocks), counts))
-        assert not any(first in self._free_cached or first in uncached for first in used), "a used block is free"
-        held = [block for first in (*used, *self._free_cached) for block in self.blocks_of(first)]
-        assert self._are_all_others(held), "blocks are lost or held twice"
-        assert self._hash_of_block.keys() - set(used) == set(self._free_cached), "a free block is in the wrong queue"
-        assert self._bundles.keys() <= {*used, *self._free_cached}, "a free bundle without a hash"
-        num_used = sum(len(self.blocks_of(first)) for first in used)
-        assert self.num_free_blocks == self.num_blocks - num_used, "the number of free blocks is wrong"
-        assert len(self._block_of_hash) == len(self._hash_of_block), "hash maps differ in size"
-        for block, block_hash in self._hash_of_block.items():
-            assert self._block_of_hash[block_hash] == block, "hash maps disagree"
-        tables = list(tables)
-        if tables:
-            holders = Counter(block for table in tables for block in table)
-            assert all(counts[block] == number for block, number in holders.items()), "reference counts != tables"
-            assert self.num_references == sum(holders.values()), "a reference is held by no block table"

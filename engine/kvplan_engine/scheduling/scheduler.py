@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
 from kvplan_engine.blocks.block_table import BlockTable, grow_each
+from kvplan_engine.blocks.pool_check import check_pool
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.blocks.transfers import TransferLog
 from kvplan_engine.config import EngineConfig
@@ -334,7 +335,7 @@ class Scheduler:
             self.running.begin_tail_sharing(sequence)
 
     def check(self) -> None:
-        """Assert the invariants that tie sequences to blocks; see :meth:`BlockPool.check`."""
+        """Assert the invariants that tie sequences to blocks; see :func:`check_pool`."""
         tables = [sequence.table.all_bundles for sequence in self.running]
         for sequence in self.running:
             sequence.table.check(sequence.num_computed_tokens)
@@ -343,7 +344,7 @@ class Scheduler:
         assert self.pool.num_logical_blocks == sum(len(sequence.table) for sequence in self.running), "logical blocks"
         assert self.num_orphan_tokens >= 0, "more tokens were dropped than were on their way"
         self.running.check()
-        self.pool.check(tables)
+        check_pool(self.pool, tables)
         self._preemption.swap.check([sequence.swapped for sequence in self.swapped])
         if not tables:
             assert self.pool.num_used_blocks == 0, "blocks are in use though no sequence runs"

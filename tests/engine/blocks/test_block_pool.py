@@ -11,6 +11,7 @@ from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
 from kvplan_engine.blocks.block_table import BlockCopy, BlockTable
 from kvplan_engine.blocks.group_table import FoundBundles
 from kvplan_engine.blocks.layout import uniform_layout
+from kvplan_engine.blocks.pool_check import check_pool
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 
 
@@ -34,7 +35,7 @@ def test_allocate_is_all_or_nothing() -> None:
     with pytest.raises(NoFreeBlocks):
         pool.allocate(2)
     assert pool.num_free_blocks == 1
-    pool.check()
+    check_pool(pool)
 
 
 def test_cached_block_comes_back_into_use_without_being_taken() -> None:
@@ -59,7 +60,7 @@ def test_fork_copies_only_the_partly_filled_block_and_only_when_it_is_written() 
     assert parent.blocks == [0, 1]
     assert child.blocks == [0, 2]
     assert parent.reserve(6, 7) == []  # alone again: written in place
-    pool.check([parent.blocks, child.blocks])
+    check_pool(pool, [parent.blocks, child.blocks])
 
 
 def test_prefix_lookup_leaves_the_last_token_to_compute() -> None:
@@ -147,7 +148,7 @@ class BlockMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        self.pool.check([table.blocks for table, _ in self.tables] or [[]])
+        check_pool(self.pool, [table.blocks for table, _ in self.tables] or [[]])
         if not self.tables:
             assert self.pool.num_free_blocks == 12
 

@@ -8,6 +8,7 @@ from kvplan_engine.blocks.block_pool import BlockPool, NoFreeBlocks
 from kvplan_engine.blocks.block_table import BlockCopy, BlockTable, grow_each
 from kvplan_engine.blocks.group_table import FoundBundles, num_blocks_to_start
 from kvplan_engine.blocks.layout import KvGroup, KvLayout
+from kvplan_engine.blocks.pool_check import check_pool
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.description.mixers import FULL, STATE, Kept
 
@@ -45,7 +46,7 @@ def test_a_bundle_with_a_hash_stays_together_and_its_eviction_frees_all_its_bloc
     assert (block, evicted) == (0, [(0, 1, 2)])
     assert pool.num_free_blocks == 2  # the rest of the bundle
     assert pool.find(b"first") is None
-    pool.check([[3, 4, 5, 0]])
+    check_pool(pool, [[3, 4, 5, 0]])
 
 
 def test_a_cached_bundle_comes_back_whole() -> None:
@@ -58,7 +59,7 @@ def test_a_cached_bundle_comes_back_whole() -> None:
     assert pool.num_free_blocks == 1
     with pytest.raises(NoFreeBlocks):
         pool.allocate_bundles(1, 2)
-    pool.check([[bundle]])
+    check_pool(pool, [[bundle]])
 
 
 def test_forgetting_what_is_cached_makes_blocks_of_bundles() -> None:
@@ -68,7 +69,7 @@ def test_forgetting_what_is_cached_makes_blocks_of_bundles() -> None:
         pool.cache(bundle, bytes([number]))
     pool.free(bundles)
     pool.forget_cached()
-    pool.check([[]])
+    check_pool(pool, [[]])
     assert (pool.num_cached_blocks, pool.num_free_blocks, pool.num_evictions) == (0, 4, 0)
 
 
@@ -82,7 +83,7 @@ def test_a_window_gives_back_what_the_next_token_does_not_see() -> None:
     assert [(each.first, len(each.bundles)) for each in table.groups] == [(0, 5), (2, 3)]
     assert pool.num_used_blocks == 5 + 2 * 3 == pool.layout.blocks_held(13, 17)
     assert len(table) == 5
-    pool.check([table.all_bundles])
+    check_pool(pool, [table.all_bundles])
     table.release()
     assert pool.num_used_blocks == pool.num_logical_blocks == 0
 
@@ -110,7 +111,7 @@ def test_a_fork_copies_partly_filled_bundles_and_states_block_by_block() -> None
     assert bundles_of(parent) == [(0, [0, 1]), (0, [2, 4]), (0, [6])]
     assert bundles_of(child) == [(0, [0, 8]), (0, [2, 9]), (0, [11])]
     assert parent.reserve(6, 7) == []
-    pool.check([parent.all_bundles, child.all_bundles])
+    check_pool(pool, [parent.all_bundles, child.all_bundles])
 
 
 def test_too_few_blocks_leave_a_table_as_it_is() -> None:
@@ -137,7 +138,7 @@ def test_a_cached_state_is_copied_where_there_is_room_and_taken_over_where_there
         else:
             assert (copies, table.groups[1].bundles) == ([], [state])
             assert pool.find(b"state") is None
-        pool.check([table.all_bundles])
+        check_pool(pool, [table.all_bundles])
 
 
 def test_a_reserved_window_moves_over_the_same_blocks() -> None:

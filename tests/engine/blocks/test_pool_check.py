@@ -1,4 +1,4 @@
-"""What BlockPool.check says of a pool that was damaged."""
+"""What check_pool says of a pool that was damaged."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.layout import uniform_layout
+from kvplan_engine.blocks.pool_check import check_pool
 
 NUM_BLOCKS = 9
 
@@ -58,7 +59,7 @@ def count_once_more(pool: BlockPool, used: list[int]) -> None:
 def test_damage_is_found(damage: Callable[[BlockPool, list[int]], None], message: str) -> None:
     pool = BlockPool(NUM_BLOCKS, uniform_layout(4))
     used = pool.allocate(3)
-    pool.check([used])
+    check_pool(pool, [used])
     damage(pool, used)
     with pytest.raises(AssertionError, match=message):
-        pool.check([used])
+        check_pool(pool, [used])

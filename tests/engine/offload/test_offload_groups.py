@@ -10,6 +10,7 @@ import torch
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.block_table import BlockTable
 from kvplan_engine.blocks.layout import KvGroup, KvLayout
+from kvplan_engine.blocks.pool_check import check_pool
 from kvplan_engine.blocks.transfers import FromDisk, FromHost, SwappedGroup, ToDisk, ToHost, TransferLog
 from kvplan_engine.description.mixers import FULL, STATE, Kept
 from kvplan_engine.kernels.cpu import ops
@@ -48,7 +49,7 @@ def test_a_swapped_sequence_takes_what_its_next_token_sees() -> None:
     assert {transfer.slot for transfer in back} <= slots.keys()
     assert [(each.first, len(each.bundles)) for each in table.groups] == [(0, 4), (2, 2), (0, 1)]
     table.check(14)
-    pool.check([table.all_bundles])
+    check_pool(pool, [table.all_bundles])
     swap.check([])
     assert swap.num_free_slots == 40
 

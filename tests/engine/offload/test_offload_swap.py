@@ -13,6 +13,7 @@ from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.block_table import BlockCopy, BlockTable
 from kvplan_engine.blocks.group_table import num_blocks_to_start
 from kvplan_engine.blocks.layout import uniform_layout
+from kvplan_engine.blocks.pool_check import check_pool
 from kvplan_engine.blocks.transfers import FromHost, SwappedGroup, ToHost, Transfer, TransferLog
 from kvplan_engine.kernels.cpu import ops
 from kvplan_engine.offload.cost import CostModel
@@ -50,7 +51,7 @@ def test_blocks_go_out_and_come_back_into_the_next_free_ones() -> None:
     s.swap.swap_in(table, slots, 10)
     assert s.log.take() == [FromHost(slot, block) for slot, block in zip(slots[0].slots, table.blocks, strict=True)]
     assert s.swap.num_free_slots == 8
-    s.pool.check([table.blocks])
+    check_pool(s.pool, [table.blocks])
 
 
 def test_full_blocks_nobody_took_need_no_copy_back() -> None:
@@ -72,7 +73,7 @@ def test_full_blocks_nobody_took_need_no_copy_back() -> None:
     s.swap.swap_in(table, slots, 10)
     assert before == 3
     assert [type(transfer) for transfer in s.log.take()] == [FromHost]  # only the partly filled one
-    s.pool.check([table.blocks])
+    check_pool(s.pool, [table.blocks])
 
 
 def test_a_shared_block_stays_with_the_others_and_is_copied_once() -> None:
@@ -97,7 +98,7 @@ def test_a_shared_block_stays_with_the_others_and_is_copied_once() -> None:
     assert s.log.take() == []  # shared again
     assert child.blocks == parent.blocks
     s.swap.check([])
-    s.pool.check([parent.blocks, child.blocks])
+    check_pool(s.pool, [parent.blocks, child.blocks])
 
 
 def test_a_shared_block_that_is_partly_filled_gets_a_copy_of_its_own() -> None:

@@ -1,7 +1,11 @@
 """A load played against an instance: who waits, who is read, who decodes, and what each request saw.
 
-loads     requests with lengths and moments of sending: users, a rate, or all at once
-rules     how an engine composes its steps: seats, token budget, prompts first or beside decoding, admission
-play      the play itself, event by event
-figures   TTFT, TPOT, latency and throughput of a play: means and percentiles
+loads      requests with lengths and moments of sending: users, a rate, or all at once
+rules      how an engine composes its steps: seats, token budget, prompts first or beside decoding, admission
+arrivals   requests on their way: sending, and the server's front end
+instance   who waits, reads and decodes between two steps, and the tokens they hold
+admission  which prompts the next step reads
+play       the play itself, step by step
+steps      seconds of any step of an instance
+figures    TTFT, TPOT, latency and throughput of a play: means and percentiles
 """

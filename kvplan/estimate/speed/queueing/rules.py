@@ -41,9 +41,10 @@ class FrontEnd:
 
 NO_FRONT_END: Final = FrontEnd()
 VLLM_FRONT_END: Final = FrontEnd(0.005)
-"""8 published bursts of 1,000 short prompts to vLLM 0.11 on A100 and H200: TTFT is off by 7 %, and by 30 % without."""
+"""Chosen on 8 of gpustack's published bursts of 1,000 short prompts to vLLM 0.11 on A100 and H200, among the rows that
+``tools/score_published_speeds.py`` scores: these are not held out for it. What it changes: docs/accuracy.md."""
 SGLANG_FRONT_END: Final = FrontEnd(0.001)
-"""Likewise 12 bursts of ShareGPT to SGLang 0.5; TensorRT-LLM shows none."""
+"""A rough choice on 12 of gpustack's bursts of ShareGPT to SGLang 0.5, likewise not held out. TensorRT-LLM has none."""
 
 
 @dataclass(frozen=True, slots=True)

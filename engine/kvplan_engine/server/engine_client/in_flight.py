@@ -1,0 +1,162 @@
+"""The requests that the engine has, and what its steps do to them: tokens to mailboxes, times to the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from kvplan_engine.requests.sampling_params import SamplingParams
+from kvplan_engine.server.engine_client.admission import AdmissionQueue
+from kvplan_engine.server.engine_client.generation import Answer, Generation, Mailbox, TokenEvent
+from kvplan_engine.server.messages import Ended, PromptLogprobs, Step, TokenLogprobs
+from kvplan_engine.server.metrics.state import AdaptersInFlight, FinishedAnswer, ServerMetrics
+
+
+class RequestsInFlight:
+    """Answers that are not finished, by number; a request's answers have numbers one after the other.
+
+    ``idle`` is set while there is none.
+    """
+
+    def __init__(self, metrics: ServerMetrics, queue: AdmissionQueue) -> None:
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._metrics = metrics
+        self._queue = queue
+        self._answers: dict[int, Answer] = {}  # by number
+        self._generations: dict[int, Generation] = {}  # by the number of their first answer
+        self._next_number = 0
+
+    @property
+    def num_answers(self) -> int:
+        return len(self._answers)
+
+    @property
+    def generations(self) -> list[Generation]:
+        return list(self._generations.values())
+
+    def adapters(self) -> AdaptersInFlight:
+        """Which adapters have requests now."""
+        names: tuple[set[str], set[str]] = (set(), set())
+        for generation in self._generations.values():
+            if generation.adapter is not None:
+                names[generation.scheduled_seconds is None].add(generation.adapter)
+        return AdaptersInFlight(*(tuple(sorted(each)) for each in names))
+
+    def add(
+        self,
+        num_prompt_tokens: int,
+        params: SamplingParams,
+        arrival: float,
+        mailbox: Mailbox,
+        first_choice: int,
+        adapter: str | None,
+    ) -> Generation:
+        """A new request with the next numbers. Overloaded when too much is queued."""
+        self._queue.enter(num_prompt_tokens)
+        first = self._next_number
+        self._next_number += params.n
+        generation = Generation(first, num_prompt_tokens, params, arrival, mailbox, first_choice, adapter)
+        self._generations[first] = generation
+        self._answers.update(enumerate(generation.answers, first))
+        self.idle.clear()
+        return generation
+
+    def find(self, first: int) -> Generation | None:
+        """The generation whose first answer has this number; None when it has been aborted meanwhile."""
+        return self._generations.get(first)
+
+    def end_answer(self, generation: Generation, index: int) -> bool:
+        """Answer ``index`` of ``generation`` stops here. False when it had ended already."""
+        number = generation.first + index
+        if number not in self._answers:
+            return False
+        self._finish(generation.answers[index], number, "stop", 0)
+        return True
+
+    def take_prompt_logprobs(self, message: PromptLogprobs) -> None:
+        if message.first in self._generations:  # not aborted meanwhile
+            self._generations[message.first].prompt_logprobs = message
+
+    def take_step(self, step: Step, *, is_late: bool) -> None:
+        """The tokens of ``step`` go to their mailboxes. is_late: the next step's are here, too."""
+        self._metrics.count_step(step)
+        for begun in step.begun:
+            generation = self._generations.get(begun.first)
+            if generation is not None and generation.scheduled_seconds is None:
+                self._begin(generation, begun.seconds, begun.num_cached_tokens)
+        ended = {each.answer: each for each in step.ended}
+        logprobs = {each.answer: each for each in step.logprobs}
+        answers = [self._answers.get(number) for number in step.answers]  # None: aborted while the step ran
+        self._note_times(answers, step.seconds)
+        for number, answer, token in zip(step.answers, answers, step.tokens, strict=True):
+            if answer is None:
+                continue
+            if number in ended or number in logprobs:
+                self._put(answer, number, token, ended.get(number), logprobs.get(number))
+            else:
+                answer.mailbox.put_ordinary(answer.choice, token, is_late)
+
+    def _put(self, answer: Answer, number: int, token: int, end: Ended | None, logprobs: TokenLogprobs | None) -> None:
+        if end is None:
+            answer.mailbox.put(TokenEvent(answer.choice, token, logprobs=logprobs))
+            return
+        self._finish(answer, number, end.reason, end.num_preemptions)
+        answer.mailbox.put(TokenEvent(answer.choice, token, end.reason, end.stop_token, logprobs))
+
+    def _begin(self, generation: Generation, seconds: float, num_cached_tokens: int) -> None:
+        generation.scheduled_seconds = seconds
+        generation.num_cached_tokens = num_cached_tokens
+        self._queue.leave(generation.num_prompt_tokens)
+        self._metrics.count_prompt(generation.num_prompt_tokens, num_cached_tokens)
+
+    def _note_times(self, answers: list[Answer | None], seconds: float) -> None:
+        """Each of ``answers`` got a token at ``seconds``."""
+        since: dict[float, int] = {}  # by the time of the token before: nearly all had it in the same step
+        for answer in answers:
+            if answer is None:
+                continue
+            if answer.num_tokens:
+                since[answer.last_token] = since.get(answer.last_token, 0) + 1
+            else:
+                answer.first_token = seconds
+                arrival = self._generations[answer.first].arrival_seconds
+                self._metrics.time_to_first_token.observe(seconds - arrival)
+            answer.last_token = seconds
+            answer.num_tokens += 1
+        for before, times in since.items():
+            self._metrics.inter_token_latency.observe(seconds - before, times)
+
+    def _finish(self, answer: Answer, number: int, reason: str, num_preemptions: int) -> None:
+        """Answer ``number`` is complete: no token of it is taken any more."""
+        generation = self._generations[answer.first]
+        del self._answers[number]
+        generation.num_unfinished -= 1
+        if not generation.num_unfinished:
+            del self._generations[answer.first]
+        if not self._generations:
+            self.idle.set()
+        self._metrics.count_answer(
+            FinishedAnswer(
+                reason=reason,
+                arrival=generation.arrival_seconds,
+                finished=time.perf_counter(),
+                scheduled=generation.scheduled_seconds,
+                first_token=answer.first_token if answer.num_tokens else None,
+                last_token=answer.last_token,
+                num_prompt_tokens=generation.num_prompt_tokens,
+                num_cached_tokens=generation.num_cached_tokens,
+                num_generated_tokens=answer.num_tokens,
+                num_preemptions=num_preemptions,
+                max_tokens=generation.params.max_tokens,
+                num_samples=generation.params.n,
+            )
+        )
+
+    def finish_all(self, generation: Generation, reason: str) -> None:
+        """All that is unfinished of ``generation`` ends for ``reason``."""
+        if generation.scheduled_seconds is None:
+            self._queue.leave(generation.num_prompt_tokens)
+        for number, answer in enumerate(generation.answers, generation.first):
+            if number in self._answers:
+                self._finish(answer, number, reason, 0)

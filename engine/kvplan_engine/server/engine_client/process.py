@@ -1,0 +1,29 @@
+"""The engine's process, as the operating system sees it: starting it, and how it ended."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+
+
+def start_process(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """The engine's process, which talks through ``theirs``. What it prints goes to the standard error."""
+    # A session of its own: Ctrl-C in the terminal reaches this process alone, which then drains.
+    return subprocess.Popen(
+        [sys.executable, "-m", "kvplan_engine.server.engine_process", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr.fileno(),
+        start_new_session=True,
+    )
+
+
+def describe_ending(code: int | None) -> str:
+    """What follows "The engine process". code: the process's return code, None while it runs."""
+    if code is None:
+        return "closed its connection"
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
