@@ -78,7 +78,7 @@ def calibrate(
     Of kvplan's own sweeps or of other engines' results: of an engine on a GPU where it served, whoever measured it.
     """
     from kvplan.calibrate.calibration import write_profile
-    from kvplan.calibrate.results.kvplan_sweep import is_own_sweep
+    from kvplan.calibrate.results.readers.kvplan_sweep import is_own_sweep
 
     if all(is_own_sweep(path) for path in paths):
         _refuse({"--model": model, "--gpu": gpu, "--engine": engine}, "of another engine's results")

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kvplan.calibrate.results.aiperf import is_aiperf, read_aiperf
-from kvplan.calibrate.results.fields import objects_of, read_json
-from kvplan.calibrate.results.guidellm import is_guidellm, read_guidellm
-from kvplan.calibrate.results.kvplan_sweep import is_kvplan_sweep, read_kvplan_sweep
 from kvplan.calibrate.results.outcome import Results, refuse_empty
-from kvplan.calibrate.results.vllm_forward import is_vllm_forward, read_vllm_forward
-from kvplan.calibrate.results.vllm_serve import is_vllm_serve, read_vllm_serve
-from kvplan.calibrate.results.vllm_sweep import is_vllm_sweep, read_vllm_sweep
+from kvplan.calibrate.results.readers.aiperf import is_aiperf, read_aiperf
+from kvplan.calibrate.results.readers.fields import objects_of, read_json
+from kvplan.calibrate.results.readers.guidellm import is_guidellm, read_guidellm
+from kvplan.calibrate.results.readers.kvplan_sweep import is_kvplan_sweep, read_kvplan_sweep
+from kvplan.calibrate.results.readers.vllm_forward import is_vllm_forward, read_vllm_forward
+from kvplan.calibrate.results.readers.vllm_serve import is_vllm_serve, read_vllm_serve
+from kvplan.calibrate.results.readers.vllm_sweep import is_vllm_sweep, read_vllm_sweep
 from kvplan.errors import KvplanError
 
 _Reader = tuple[Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any], str], Results]]

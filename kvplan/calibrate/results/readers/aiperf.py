@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kvplan.calibrate.results.fields import Fields
 from kvplan.calibrate.results.outcome import LoadFigures, LoadResult, Results, alike
+from kvplan.calibrate.results.readers.fields import Fields
+from kvplan.calibrate.results.readers.vllm_serve import with_arrivals
 from kvplan.calibrate.results.served import Served
-from kvplan.calibrate.results.vllm_serve import with_arrivals
 
 
 def is_aiperf(document: Mapping[str, Any]) -> bool:

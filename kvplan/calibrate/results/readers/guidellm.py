@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvplan.calibrate.results.fields import Fields
 from kvplan.calibrate.results.outcome import LoadResult, MeasuredRequest, Results, figures_of, in_order
+from kvplan.calibrate.results.readers.fields import Fields
 from kvplan.calibrate.results.served import Served
 
 _MOST_UNFINISHED: Final = 0.1

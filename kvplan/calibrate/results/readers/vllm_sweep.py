@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvplan.calibrate.results.fields import objects_of, read_json
 from kvplan.calibrate.results.outcome import Results
-from kvplan.calibrate.results.vllm_serve import is_vllm_serve, read_vllm_serve
+from kvplan.calibrate.results.readers.fields import objects_of, read_json
+from kvplan.calibrate.results.readers.vllm_serve import is_vllm_serve, read_vllm_serve
 
 
 def is_vllm_sweep(directory: Path) -> bool:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvplan.calibrate.results.fields import Fields
 from kvplan.calibrate.results.outcome import BatchResult, Results
+from kvplan.calibrate.results.readers.fields import Fields
 from kvplan.calibrate.results.served import Served
 
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvplan.calibrate.results.fields import Fields
 from kvplan.calibrate.results.outcome import (
     LoadFigures,
     LoadResult,
@@ -20,6 +19,7 @@ from kvplan.calibrate.results.outcome import (
     figures_of,
     in_order,
 )
+from kvplan.calibrate.results.readers.fields import Fields
 from kvplan.calibrate.results.served import Served, served_by
 from kvplan.workload.lengths import Lengths
 from kvplan.workload.requests import RequestSpec, WorkloadSpec, generate_requests
