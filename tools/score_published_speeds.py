@@ -8,10 +8,10 @@
     --rows              one line per row, the worst TPOT first
     --reasons           why rows are not scored
 
-For each group: rows, median and 90th percentile of |predicted / measured - 1|, its median with sign, and how many
-measurements lie in the interval: of CSV's rows in one that was learned without their source, of further rows in the one
-that ships. TPOT is the mean over requests, where it was published, else the median; TTFT
-the median, else the mean.
+For each group: rows, median and 90th percentile of |predicted / measured - 1|, its median with sign, how many
+measurements lie in the interval (of CSV's rows in one that was learned without their source, of further rows in the one
+that ships), and how many are 0.7 to 1.3 times what is predicted. TPOT is the mean over requests, where it was
+published, else the median; TTFT the median, else the mean.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def print_groups(name: str, groups: dict[str, list[RowScore]]) -> None:
-    """A table: one line per group, three figures of four columns."""
-    columns = "".join(f" | {figure:>10}: n  med%  p90%  bias%  held%" for figure in FIGURES)
+    """A table: one line per group, three figures of six columns."""
+    columns = "".join(f" | {figure:>10}: n  med%  p90%  bias%  held%   30%" for figure in FIGURES)
     print(f"\n{name:34}{columns}")
     for group, scores in groups.items():
         print(f"{group:34}" + "".join(f" | {_cell(scores, figure)}" for figure in FIGURES))
@@ -86,8 +86,8 @@ def print_groups(name: str, groups: dict[str, list[RowScore]]) -> None:
 def _cell(scores: Sequence[RowScore], figure: str) -> str:
     found = summarize(scores, figure)
     if found is None:
-        return f"{'-':>37}"
-    shares = (found.median, found.p90, found.bias, found.coverage)
+        return f"{'-':>43}"
+    shares = (found.median, found.p90, found.bias, found.coverage, found.near)
     return f"{found.num_rows:>13}" + "".join(f"{100 * share:6.0f}" for share in shares)
 
 

@@ -31,6 +31,10 @@ class Compared:
         return self.predicted.middle / self.measured - 1
 
     @property
+    def is_near(self) -> bool:
+        return abs(self.measured / self.predicted.middle - 1) <= 0.3
+
+    @property
     def is_held(self) -> bool:
         return self.predicted.holds(self.measured)
 
@@ -76,13 +80,18 @@ def score_row(row: PublishedRow, measured: MeasuredProfiles) -> RowScore | str:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """|error| of one figure over the rows of a group, as shares; ``coverage``: how many lie in their range."""
+    """|error| of one figure over the rows of a group, as shares.
+
+    coverage: how many lie in their interval; near: how many are 0.7 to 1.3 times what is predicted, as the ranges in
+    tables of plans have it, which know nothing of published errors.
+    """
 
     num_rows: int
     median: float
     p90: float
     bias: float
     coverage: float
+    near: float
 
 
 def summarize(scores: Iterable[RowScore], figure: str) -> Summary | None:
@@ -96,6 +105,7 @@ def summarize(scores: Iterable[RowScore], figure: str) -> Summary | None:
         p90=percentile(errors, 0.9),
         bias=statistics.median(each.deviation for each in found),
         coverage=sum(each.is_held for each in found) / len(found),
+        near=sum(each.is_near for each in found) / len(found),
     )
 
 

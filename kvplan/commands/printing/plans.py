@@ -115,6 +115,8 @@ def _print_plan(found: Plan) -> None:
     shown = [*_shown(found), *(each.deployment for each in found.alternatives)]
     print()
     print_sentence(f"{_origin_sentence(shown)} {load_assumption(found)}")
+    if any(each.served.speed.origin in ("roofline", "kernels") for each in shown):
+        print_sentence(_UNSURE)
     if any(not deployment.slo.sure for deployment in shown):
         print_sentence(
             "likely: the share of the predicted speeds and KV pools at which it serves the load within its bounds."
@@ -145,6 +147,13 @@ def _print_alternatives(alternatives: Sequence[Alternative], rule: RuleOfThumb |
     _print_deployments([each.deployment for each in alternatives], rule)
     for caveat in dict.fromkeys(text for each in alternatives for text in each.caveats):
         print_sentence(caveat)
+
+
+_UNSURE = (
+    "Of published measurements of whole servers a third (TTFT) to a half (TPOT, tokens/s) lie within such ranges; "
+    "those of the best deployment's line with queues hold 9 in 10 (docs/accuracy.md)."
+)
+"""Of speeds that nobody measured: tools/score_published_speeds.py, column 30%."""
 
 
 def _origin_sentence(shown: Sequence[Deployment]) -> str:
