@@ -23,7 +23,7 @@ def test_a_second_model_by_two_options(capsys: pytest.CaptureFixture[str]) -> No
     assert (code, err) == (0, "")
     assert "Drafter   llama-3.2-1b (draft_model), 4 draft tokens per step: 606.13 MiB of weights per GPU" in out
     assert "32,768 B per token of KV cache" in out
-    rates = [line.split()[1] for line in out.splitlines() if line.strip().startswith("h100-sxm")][1:]
+    rates = [line.split()[1] for line in out.splitlines() if line.strip().startswith("h100-sxm ")][1:]
     assert rates == ["0.5", "0.7", "0.9"]
 
 

@@ -37,7 +37,9 @@ class DeploymentSpeed:
     def sentence(self) -> str:
         """One line for people."""
         alone, full = self.alone, self.full
-        origin = "roofline" if self.note is None else f"{self.origin}: {self.note}"
+        origin = self.note or "roofline"
+        if self.origin in ("measured", "calibrated"):
+            origin = f"{self.origin}: {origin}"
         return (
             f"{self.gpu}: prompts of {PROMPT_TOKENS}, answers of {ANSWER_TOKENS}: alone TTFT "
             f"{_text(alone.ttft_seconds)} ms, TPOT {_text(alone.tpot_seconds)} ms; {self.num_users:,} at once TPOT "

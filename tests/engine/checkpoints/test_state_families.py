@@ -57,14 +57,16 @@ def test_another_activation_is_refused() -> None:
 
 
 def arranged(config: dict[str, Any], name: str, source: str) -> torch.Tensor:
-    """A stored tensor of ones, as it is loaded into the parameter ``name``."""
+    """A stored tensor of ones, as it is loaded into the parameter ``name``: in its order, by its factors."""
     model = load_model_config(config)
     names, _ = names_of(model)
     assert names is not None
     (parameter,) = (each for each in stored_parameters(model, names) if each.name == name)
     (found,) = (each for each in parameter.sources if each.name == source)
     stored = torch.ones(found.num_rows, *parameter.shape[1:])
-    return stored if found.arrange is None else found.arrange(stored)
+    for step in (found.arrange, found.scaling):
+        stored = stored if step is None else step(stored)
+    return stored
 
 
 def test_factors_reach_the_rows_that_they_belong_to() -> None:

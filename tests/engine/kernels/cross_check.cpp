@@ -53,7 +53,8 @@ void check_product(const Product& p, const char* name) {
   for (int64_t rows : {1, 2, 3, 7, 64, 200}) {
     Tensor out(p.storage, rows * out_stride, 7);
     const kvplan_packed_linear call{x.data(), packed.data(), bias.data(), out.data(), x_stride, out_stride,
-                                    rows, p.inputs, p.outputs, p.activation, p.storage, nullptr, nullptr, nullptr};
+                                    rows, p.inputs, p.outputs, p.activation, p.storage, nullptr, nullptr, nullptr,
+                                    nullptr};
     worst.expect(kvplan_multiply_packed(&call, threads) == 0);
     for (int64_t i = 0; i < rows * out_stride; ++i) {
       const int64_t row = i / out_stride, column = i % out_stride;

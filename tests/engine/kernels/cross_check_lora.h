@@ -42,7 +42,7 @@ inline void check_lora(int64_t first, int64_t outputs, int activation, int stora
   const int64_t ends[] = {first, outputs};
   const kvplan_lora_slots slots{down.data(), up.data(), rank, 2, ends};
   kvplan_packed_linear call{x.data(), packed.data(), nullptr, out.data(), inputs, width, rows, inputs, outputs,
-                            activation, storage, nullptr, &slots, &corrected.args};
+                            activation, storage, nullptr, &slots, &corrected.args, nullptr};
   worst.expect(kvplan_multiply_packed(&call, threads) == KVPLAN_OK);
   call.out = later.data(), call.out_stride = outputs;
   worst.expect(kvplan_correct(&call, threads) == KVPLAN_OK);
