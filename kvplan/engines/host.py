@@ -9,12 +9,13 @@ from typing import Final
 from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.dummies import write_dummy_model
 from kvplan.engines.guards import ended_after, signals_kept
-from kvplan.engines.interface import Ending, EngineAdapter, Failure, LowersSettings, StartOrder
+from kvplan.engines.interface import Ending, EngineAdapter, Failure, LowersSettings, StartOrder, TellsSteps
 from kvplan.engines.progress import progress_to
 from kvplan.engines.rows import failed_row, served_row, told_row
 from kvplan.engines.server import EngineServer
 from kvplan.engines.serving.memory_killer import KillCounter
 from kvplan.engines.starter import Starter
+from kvplan.engines.steps import StepLog, steps_row
 from kvplan.errors import KvplanError
 from kvplan.load.client.body import RequestForm
 from kvplan.load.run import LoadRun, run_load
@@ -163,6 +164,8 @@ class EngineHost:
         server = self._server
         assert server is not None
         meter = CpuMeter(server.cpu_seconds)
+        log = self._step_log()
+        before = log.end() if log else 0
         with signals_kept(), ended_after(server, limits.serving) as overdue:
             run = self._run(server, prepared, limits, on_event)
         other_cpu_pct = meter.other_cpu_pct()
@@ -174,11 +177,17 @@ class EngineHost:
             return TrialResult(row | {"status": "timeout", "error": error})
         served = served_row(run, prepared, self._identity.slo_seconds, row.get("kv_cache_tokens"))
         served["other_cpu_pct"] = other_cpu_pct
+        if log:
+            served |= steps_row(log.steps_from(before))
         if served["status"] != "failed" or server.is_alive():
             return TrialResult(row | served, run.series)
         ending = Ending("serving", server.exit_code, server.log(), killer.has_killed())
         self._end_server()
         return TrialResult(row | served | self._failed(self._adapter.failure(ending)))
+
+    def _step_log(self) -> StepLog | None:
+        adapter = self._adapter
+        return adapter.step_log(self._source.directory / LOGS) if isinstance(adapter, TellsSteps) else None
 
     def _run(self, server: EngineServer, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent) -> LoadRun:
         requests = prepared.prediction.requests.requests

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from kvplan.catalog.spec import ModelSpec
+from kvplan.engines.steps import StepLog
 from kvplan.machine.device import Device
 from kvplan.metrics.reading import EngineName, ServerReading
 from kvplan.runs.statuses import Status
@@ -155,6 +156,14 @@ class LowersSettings(Protocol):
 
     def lower(self, directory: Path, settings: TrialSettings) -> None:
         """Tell the server that was started with this directory. The values are at most those of its start."""
+
+
+@runtime_checkable
+class TellsSteps(Protocol):
+    """An adapter whose server writes down each of its steps."""
+
+    def step_log(self, directory: Path) -> StepLog | None:
+        """Of the server that was started with this directory; None where it was not asked to."""
 
 
 @dataclass(frozen=True, slots=True)

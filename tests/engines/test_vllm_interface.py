@@ -67,7 +67,11 @@ CODE = {
         "num_running >= self.max_num_active_reqs",
         "token_budget = self.max_num_scheduled_tokens",
         "def schedule(self",
+        "def update_from_output(",
+        "def get_request_counts(self) -> tuple[int, int]:",
+        "kv_cache_usage=self.kv_cache_manager.usage",
     ),
+    "v1/core/sched/output.py": ("total_num_scheduled_tokens: int", "preempted_req_ids: set[str] | None"),
     "utils/ompmultiprocessing.py": ('envs_dict["KMP_AFFINITY"]', 'envs_dict["OMP_NUM_THREADS"]'),
 }
 

@@ -21,10 +21,11 @@ from kvplan.engines.interface import (
     StartOrder,
     argument_pairs,
 )
+from kvplan.engines.steps import StepLog
 from kvplan.engines.vllm.command import SERVER, server_command
 from kvplan.engines.vllm.failures import read_failure
 from kvplan.engines.vllm.installation import installation_from, packages_of
-from kvplan.engines.vllm.limits import LOWERED, write_limits
+from kvplan.engines.vllm.limits import LOWERED, steps_file, write_limits
 from kvplan.engines.vllm.model import VllmModel
 from kvplan.engines.vllm.outputs import read_start
 from kvplan.engines.vllm.preload import is_preloaded, vllm_preload
@@ -96,6 +97,9 @@ class VllmAdapter:
 
     def lower(self, directory: Path, settings: TrialSettings) -> None:
         write_limits(directory, settings)
+
+    def step_log(self, directory: Path) -> StepLog | None:
+        return StepLog(steps_file(directory)) if self.reuses_server else None
 
     def started(self, log: str, reading: ServerReading | None) -> StartedEngine:
         return read_start(log, reading)

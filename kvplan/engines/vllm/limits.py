@@ -1,4 +1,4 @@
-"""Settings of a running vLLM that can be lowered: through a scheduler class that reads a file (plugin/)."""
+"""A scheduler class for vLLM (plugin/): a file lowers settings while it runs, another has a line for each step."""
 
 from __future__ import annotations
 
@@ -14,11 +14,18 @@ LOWERED: Final = frozenset({"max_num_seqs", "max_num_batched_tokens"})
 SCHEDULER: Final = "kvplan_limits.LimitedScheduler"
 _PLUGIN: Final = Path(__file__).parent / "plugin"
 _FILE: Final = "limits.json"
+_STEPS: Final = "steps.txt"
 
 
 def limited_environment(directory: Path) -> dict[str, str | None]:
     """What a server with the scheduler needs: the plug-in on its path, and nothing else of ours."""
-    return {**plugin_environment(), "KVPLAN_LIMITS_FILE": str(directory / _FILE)}
+    files = {"KVPLAN_LIMITS_FILE": str(directory / _FILE), "KVPLAN_STEPS_FILE": str(steps_file(directory))}
+    return {**plugin_environment(), **files}
+
+
+def steps_file(directory: Path) -> Path:
+    """Where the scheduler writes a line for each step."""
+    return directory / _STEPS
 
 
 def plugin_environment() -> dict[str, str | None]:
