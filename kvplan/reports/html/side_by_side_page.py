@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from kvplan.reports.html.page import notes, status_meanings
 from kvplan.reports.html.rendering import render
 from kvplan.reports.html.tables import Cell, Heading, Table
 from kvplan.reports.pictures import Picture
-from kvplan.reports.side_by_side import SideBySide, side_sentences
+from kvplan.reports.side_by_side import FIGURES, SideBySide, side_sentences
 from kvplan.reports.wording import plural, setting, short_number
-
-_SHOWN: Final = (
-    "output_throughput",
-    "median_ttft_ms",
-    "median_tpot_ms",
-    "kv_cache_tokens",
-    "kv_cache_tokens_predicted",
-)
 
 
 def side_by_side_page(compared: SideBySide, pictures: Sequence[Picture]) -> str:
@@ -46,22 +38,24 @@ def _coverage(compared: SideBySide) -> str:
 
 
 def _settings_table(compared: SideBySide) -> Table:
-    heads = [Heading(name) for name in compared.settings]
-    for side in compared.sides:
-        heads.append(Heading(f"{side.label}: status", is_text=True))
-        heads += [Heading(f"{side.label}: {name}") for name in _SHOWN]
-    return Table("shared settings", heads, [_cells(compared, row) for row in compared.table.to_dict("records")])
+    """A line for each run of a setting, so that a table of any number of engines is as wide as that of two."""
+    heads = [*(Heading(name) for name in compared.settings), Heading("engine", is_text=True)]
+    heads += [Heading("status", is_text=True), *(Heading(name) for name in FIGURES)]
+    rows = [
+        _cells(compared, record, side.label)
+        for record in compared.records()
+        for side in compared.sides
+        if record[side.label]["status"]
+    ]
+    return Table("shared settings", heads, rows)
 
 
-def _cells(compared: SideBySide, row: dict[str, Any]) -> list[Cell]:
-    cells = [Cell(setting(row[name]), row[name]) for name in compared.settings]
-    for place in range(len(compared.sides)):
-        status = row[f"status_{place}"]
-        is_known = isinstance(status, str)
-        cells.append(Cell(status if is_known else "", status if is_known else "", css="text", is_status=is_known))
-        cells += [_figure(row[f"{name}_{place}"]) for name in _SHOWN]
-    return cells
+def _cells(compared: SideBySide, record: dict[str, Any], label: str) -> list[Cell]:
+    settings = [Cell(setting(record[name]), record[name]) for name in compared.settings]
+    status = record[label]["status"]
+    figures = [_figure(record[label][name]) for name in FIGURES]
+    return [*settings, Cell(label, label, css="text"), Cell(status, status, css="text", is_status=True), *figures]
 
 
-def _figure(value: float) -> Cell:
-    return Cell("", "") if value != value else Cell(short_number(value), value)
+def _figure(value: float | None) -> Cell:
+    return Cell("", "") if value is None else Cell(short_number(value), value)
