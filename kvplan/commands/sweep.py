@@ -30,6 +30,7 @@ MODEL_PANEL: Final = "Model and device"
 SETTINGS_PANEL: Final = "Engine settings"
 WORKLOAD_PANEL: Final = "Workload"
 GOAL_PANEL: Final = "Goal"
+SPREAD_PANEL: Final = "Several machines"
 OUTPUT_PANEL: Final = "Output"
 
 _DEFAULTS: Final = {option.name: option.default for option in fields(SweepOptions)}
@@ -262,6 +263,20 @@ class GoalOptions:
     ] = None
 
 
+@dataclass(frozen=True)
+class SpreadOptions:
+    """Several machines."""
+
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K/N",
+            help="Run the K-th of N parts of the plan; `kvplan merge` joins the parts.",
+            rich_help_panel=SPREAD_PANEL,
+        ),
+    ] = None
+
+
 @takes_groups
 def sweep(
     model: ModelOptions,
@@ -270,6 +285,7 @@ def sweep(
     axes: AxisOptions,  # type: ignore[valid-type]  # made from the declared settings
     workload: WorkloadOptions,
     goals: GoalOptions,
+    spread: SpreadOptions,
     out: Annotated[
         Path | None,
         typer.Option(help="Directory to write. Default: kvplan-sweep-MODEL-TIME.", rich_help_panel=OUTPUT_PANEL),
@@ -297,6 +313,7 @@ def sweep(
             **_engine(engine),
             **given_options(workload),
             **_goals(goals),
+            **given_options(spread),
         }
     )
     given_axes = {name: ",".join(values) for name, values in given_options(axes).items()}
@@ -379,6 +396,8 @@ def _finish(outcome: SweepOutcome, *, as_json: bool) -> int:
         sweep_output.print_written(outcome.directory, write_reports(outcome.directory))
     if outcome.interrupted:
         return INTERRUPTED
+    if outcome.is_shard:  # of another part's trials some may be served
+        return 0
     return 0 if any(is_measured(row) for row in outcome.rows) else INFEASIBLE
 
 

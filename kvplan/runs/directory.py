@@ -100,8 +100,18 @@ class SettingsEntry(TypedDict):
     axes: dict[str, list[float | int | str]]
 
 
+class ShardEntry(TypedDict):
+    """Which part of a plan a sweep ran (``--shard``). plan_sha256: of the trials of the whole plan."""
+
+    number: int
+    count: int
+    plan_sha256: str
+
+
 class Manifest(TypedDict, total=False):
     """manifest.json. options: SweepOptions as JSON, as the user gave them. Older directories lack some keys.
+
+    shard: of a part of a sweep, whose trials alone are listed; merged_from: the run ids of the parts of a merged one.
 
     server: its URL, of a load; a load has no device, and its options are those of ``kvplan load``.
     """
@@ -118,6 +128,8 @@ class Manifest(TypedDict, total=False):
     options: dict[str, Any]
     planes: list[dict[str, str]]
     trials: list[TrialJson]
+    shard: ShardEntry
+    merged_from: list[str]
     versions: dict[str, str]
     platform: str
     commit: str | None

@@ -13,6 +13,7 @@ directory of ``kvplan.runs``. The parent process never imports the engine; a wor
     plan        from options to model, device, requests and schedule
     manifest    a plan as manifest.json, and back for --resume
     schedules/  the order of the trials: a list, or a search that looks at each result
+    shards/     a plan in parts for several machines, and merging them
     forecast/   what a trial is expected to do: memory, speed, and how long to wait for it
     worker/     the process that holds the engine and serves the requests
     rows        a row: what was known before the trial, and what the worker measured

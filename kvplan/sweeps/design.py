@@ -63,7 +63,7 @@ class Design:
         def order(settings: TrialSettings) -> tuple[str, LoadKey, bool, int, int]:
             starts = predictor.memory(settings).outcome == "ok"
             return (
-                _server_key(settings, predictor.lowered),
+                server_key(settings, predictor.lowered),
                 settings.load_key,
                 not starts,
                 -settings.max_num_batched_tokens,
@@ -80,7 +80,7 @@ class Design:
         )
 
 
-def _server_key(settings: TrialSettings, lowered: frozenset[str]) -> str:
+def server_key(settings: TrialSettings, lowered: frozenset[str]) -> str:
     """Equal for settings that one server can serve; '' where none lowers anything."""
     kept = {name: value for name, value in settings.as_json().items() if name not in lowered}
     return json.dumps(kept, sort_keys=True) if lowered else ""

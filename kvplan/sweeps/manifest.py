@@ -63,6 +63,7 @@ def manifest_of(plan: SweepPlan, command: str) -> Manifest:
         "options": plan.options.as_json(),
         "planes": [asdict(plane) for plane in plan.planes],
         "trials": [trial.as_json() for trial in plan.trials],
+        **({} if plan.shard is None else {"shard": plan.shard}),
         "versions": {"kvplan": __version__, "python": platform.python_version()},
         "platform": platform.platform(),
         "commit": checkout_commit(),
@@ -114,6 +115,7 @@ def plan_from_manifest(
         load_format=load_format,
         notices=notices,
         engine=engine,
+        shard=manifest.get("shard"),
     )
 
 

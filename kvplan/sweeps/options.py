@@ -13,6 +13,7 @@ from kvplan.sweeps.axes import AXES, AxisValue, parse_values
 from kvplan.sweeps.engine_names import OWN_ENGINE, check_engine
 from kvplan.sweeps.schedules.reruns import FIRST_RERUN
 from kvplan.sweeps.schedules.slo_search import LoadRange
+from kvplan.sweeps.shards.shard import Shard
 from kvplan.units import parse_bytes, parse_tokens
 from kvplan.workload.lengths import Lengths
 from kvplan.workload.requests import ALL_AT_ONCE, POISSON, WorkloadSpec
@@ -51,7 +52,7 @@ class SweepOptions:
     slo_seconds: upper bounds of ``ttft``, ``tpot`` and ``e2el`` (in ms in JSON). search: the load
     whose largest value within them is searched. boundary: the axes whose limit is searched. rerun: run outliers again.
     engine: what serves; engine_python, engine_command: where another one is installed, or how it is called; url: where
-    it runs already. engine_args: ``KEY=VALUE`` for its command line.
+    it runs already. engine_args: ``KEY=VALUE`` for its command line. shard: which part of the plan, such as ``2/3``.
     """
 
     model: str
@@ -84,6 +85,7 @@ class SweepOptions:
     boundary: tuple[str, ...] = ()
     search: str | None = None
     rerun: bool = True
+    shard: str | None = None
     slo_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,6 +120,7 @@ class SweepOptions:
         self._check_workload()
         self._check_search()
         self._check_counted()
+        self._check_shard()
         check_engine(
             self.engine,
             foreign=self._of_other_engines(),
@@ -170,6 +173,17 @@ class SweepOptions:
         )
         _check(
             self.gpu is None or self.device != "cpu", "--gpu cannot be used with --device cpu", "leave one of them out"
+        )
+
+    def _check_shard(self) -> None:
+        if self.shard is None:
+            return
+        Shard.parse(self.shard)
+        searching = "--search" if self.search is not None else "--boundary" if self.boundary else None
+        _check(
+            searching is None,
+            f"--shard cannot be used with {searching}: a search takes each trial from the results of those before",
+            "run the search on one machine, or give each machine a search of its own",
         )
 
     def _of_other_engines(self) -> dict[str, bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,10 +14,11 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.machine.device import Device, detect_device
 from kvplan.runs.columns import Row
+from kvplan.runs.directory import ShardEntry
 from kvplan.runs.setting_text import shown_settings, varied_settings
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.capacity import COUNTED_NOTICE, counted_device, has_memory, refuse_arrivals, with_memory
-from kvplan.sweeps.design import Plane, base_settings, make_design, telling_memory
+from kvplan.sweeps.design import Plane, base_settings, make_design, server_key, telling_memory
 from kvplan.sweeps.engine_names import OWN_ENGINE
 from kvplan.sweeps.feasibility import (
     clipping_notice,
@@ -36,6 +37,7 @@ from kvplan.sweeps.schedules.lines import make_search
 from kvplan.sweeps.schedules.reruns import WithReruns
 from kvplan.sweeps.schedules.schedule import FixedSchedule, Schedule, Step, simulate, trials_of
 from kvplan.sweeps.schedules.slo_search import SloSearch
+from kvplan.sweeps.shards.shard import Shard
 from kvplan.sweeps.weights import refuse_impossible_weights, resolve_load_format
 from kvplan.workload.requests import WorkloadSpec, generate_requests
 
@@ -59,7 +61,8 @@ DUMMY_NOTICE: Final = "random weights (dummy): capacity and speed do not depend 
 class SweepPlan:
     """A sweep that is ready to run. ``notices`` are lines for the user; engine: None for kvplan's own.
 
-    trials: all of them for a design, those that are expected from the predictions for a search.
+    trials: all of them for a design, those that are expected from the predictions for a search, its own for a shard.
+    shard: which part of a plan this is, None for a whole one.
     """
 
     run_id: str
@@ -73,6 +76,7 @@ class SweepPlan:
     load_format: str
     notices: tuple[str, ...]
     engine: SweptEngine | None = None
+    shard: ShardEntry | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -126,9 +130,14 @@ def make_plan(options: SweepOptions, engine: SweptEngine | None = None) -> Sweep
     workload = replace(workload, num_prompts=len(predictor.requests))  # a file may hold fewer
     trials, planes = _trials_and_planes(options, predictor, workload)
     refuse_oversized(predictor, trials, options.model)
+    shard = None if options.shard is None else Shard.parse(options.shard)
+    entry = None
+    if shard is not None:
+        entry, trials = shard.entry(trials), shard.of(trials, lambda trial: _unit(trial, predictor))
     now = datetime.now(timezone.utc)
+    part = "" if shard is None else f"-{shard.number}of{shard.count}"
     return SweepPlan(
-        run_id=f"{file_name(spec.id)}-{now:%Y%m%d-%H%M%S}",
+        run_id=f"{file_name(spec.id)}-{now:%Y%m%d-%H%M%S}{part}",
         created_at=now.isoformat(timespec="seconds"),
         options=options,
         workload=workload,
@@ -139,7 +148,13 @@ def make_plan(options: SweepOptions, engine: SweptEngine | None = None) -> Sweep
         load_format=load_format,
         notices=notices_of(options, predictor, trials, load_format, engine) + calibration_notices,
         engine=engine,
+        shard=entry,
     )
+
+
+def _unit(trial: Trial, predictor: Predictor) -> Hashable:
+    """Equal for trials that one machine runs: those of one setting, or of one server."""
+    return server_key(trial.settings, predictor.lowered) or trial.settings
 
 
 def implementation_of(options: SweepOptions, spec: ModelSpec) -> str | None:

@@ -36,7 +36,7 @@ from kvplan.sweeps.worker_host import EngineSource, WorkerHost
 class SweepOutcome:
     """What a sweep left in ``directory``. interrupted: by Ctrl-C or SIGTERM, before its last trial.
 
-    shown: the settings and loads that its lines and tables name.
+    shown: the settings and loads that its lines and tables name. is_shard: whether it is only a part of a plan.
     """
 
     directory: Path
@@ -44,6 +44,7 @@ class SweepOutcome:
     rows: list[Row]
     interrupted: bool
     shown: tuple[str, ...] = ALWAYS_SHOWN
+    is_shard: bool = False
 
 
 def run_new_sweep(
@@ -107,7 +108,7 @@ def _run(plan: SweepPlan, store: SweepStore, progress: Progress, worker_command:
     store.write_results()
     summary = summarize(store.read_manifest(), store.rows, interrupted=interrupted)
     store.write_summary(summary)
-    return SweepOutcome(store.directory, summary, store.rows, interrupted, plan.shown)
+    return SweepOutcome(store.directory, summary, store.rows, interrupted, plan.shown, plan.shard is not None)
 
 
 def _own_host(plan: SweepPlan, identity: SweepIdentity, store: SweepStore, worker_command: Sequence[str]) -> TrialHost:

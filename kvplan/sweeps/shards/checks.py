@@ -1,0 +1,139 @@
+"""Directories that are not the parts of one sweep, each complete and there once: refused with a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from kvplan.errors import KvplanError
+from kvplan.runs.directory import TRIALS, Manifest, ShardEntry, TrialRecord, read_sweep_manifest, read_trials
+from kvplan.runs.trials import Trial
+from kvplan.sweeps.shards.shard import plan_hash
+from kvplan.units import plural
+
+# Where a model or a file of requests lies may differ from machine to machine: their hashes are compared instead.
+_OWN_OPTIONS: Final = frozenset({"shard", "model", "workload", "engine_python", "engine_command"})
+_CIRCUMSTANCES: Final[Mapping[str, tuple[str, ...]]] = {
+    "model": ("id", "config_sha256"),
+    "workload": ("text", "sha256"),
+    "device": ("kind", "name", "memory_bytes", "num_cores"),
+    "settings": (),
+    "planes": (),
+    "commit": (),
+}
+_IGNORED_VERSIONS: Final = frozenset({"python"})
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One shard's directory, as it was read. trials: those of the plan that it was to run."""
+
+    directory: Path
+    manifest: Manifest
+    entry: ShardEntry
+    trials: tuple[Trial, ...]
+    records: tuple[TrialRecord, ...]
+
+
+def read_part(directory: Path) -> Part:
+    """KvplanError if the directory holds no shard, or one that has not finished its trials."""
+    manifest = read_sweep_manifest(directory)
+    entry = manifest.get("shard")
+    if entry is None:
+        raise KvplanError(f"{directory} is a whole sweep, not a shard of one.", hint="leave it out")
+    records = read_trials(directory / TRIALS).records
+    trials = tuple(Trial.from_json(record) for record in manifest["trials"])
+    done = {record["row"]["trial_id"] for record in records}
+    num_done = sum(trial.trial_id in done for trial in trials)
+    if num_done < len(trials):
+        raise KvplanError(
+            f"{directory} has finished {num_done} of {plural(len(trials), 'trial')}.",
+            hint=f"kvplan sweep --resume {directory} runs the others",
+        )
+    part = Part(directory, manifest, entry, trials, records)
+    _refuse_foreign_rows(part)
+    return part
+
+
+def _refuse_foreign_rows(part: Part) -> None:
+    """Rows that are neither of the shard's trials nor reruns of them, or that are there twice."""
+    planned = {trial.trial_id for trial in part.trials}
+    seen: set[str] = set()
+    for record in part.records:
+        row = record["row"]
+        if row["trial_id"] in seen:
+            raise KvplanError(f"{part.directory} holds trial {row['trial_id']} twice.", hint=_REMOVE.format(TRIALS))
+        seen.add(row["trial_id"])
+        if row["trial_id"] not in planned and row.get("rerun_of") is None:
+            raise KvplanError(
+                f"{part.directory} holds trial {row['trial_id']}, which is not of its plan.",
+                hint=_REMOVE.format(TRIALS),
+            )
+
+
+_REMOVE: Final = "remove its line from {}"
+
+
+def refuse_unfit(parts: Sequence[Part]) -> None:
+    """KvplanError if the parts are of different sweeps, if one is there twice, or if one is missing."""
+    first = parts[0]
+    for part in parts[1:]:
+        if (found := next(_differences(first.manifest, part.manifest), None)) is not None:
+            name, one, other = found
+            raise KvplanError(
+                f"{part.directory} is a shard of another sweep than {first.directory}: {name} is {other} there, and "
+                f"{one} here.",
+                hint="merge shards of one sweep, run with the same options, version and kind of device; "
+                "`kvplan report DIR DIR2` compares others",
+            )
+    by_number: dict[int, Part] = {}
+    for part in parts:
+        twin = by_number.setdefault(part.entry["number"], part)
+        if twin is not part:
+            raise KvplanError(
+                f"{twin.directory} and {part.directory} are both shard {part.entry['number']}/{part.entry['count']}.",
+                hint="leave one of them out",
+            )
+    count = first.entry["count"]
+    missing = [number for number in range(1, count + 1) if number not in by_number]
+    if missing:
+        listed = ", ".join(f"{number}/{count}" for number in missing)
+        raise KvplanError(
+            f"{'Shard' if len(missing) == 1 else 'Shards'} {listed} {'is' if len(missing) == 1 else 'are'} missing.",
+            hint="give the directories of all shards",
+        )
+    if plan_hash(whole_plan(parts)) != first.entry["plan_sha256"]:
+        raise KvplanError("The shards' trials do not make up the plan that they name.", hint="run them anew with --out")
+
+
+def whole_plan(parts: Sequence[Part]) -> tuple[Trial, ...]:
+    """The trials of all parts in the order of the plan."""
+    return tuple(sorted((trial for part in parts for trial in part.trials), key=lambda trial: trial.number))
+
+
+def _differences(one: Manifest, other: Manifest) -> Iterator[tuple[str, object, object]]:
+    """(what, in one, in the other) of all that shards of one sweep share."""
+    first, second = _shared(one), _shared(other)
+    for name in (*first, *(name for name in second if name not in first)):
+        if first.get(name) != second.get(name):
+            yield name, _written(first.get(name)), _written(second.get(name))
+
+
+def _shared(manifest: Manifest) -> dict[str, Any]:
+    entries = cast(Mapping[str, Any], manifest)
+    versions = manifest.get("versions", {}).items()
+    shared: dict[str, Any] = {f"version of {name}": value for name, value in versions if name not in _IGNORED_VERSIONS}
+    for name, keys in _CIRCUMSTANCES.items():
+        value = entries.get(name)
+        shared |= {f"{name}.{key}": (value or {}).get(key) for key in keys} if keys else {name: value}
+    options = entries.get("options", {})
+    shared |= {f"--{name.replace('_', '-')}": value for name, value in options.items() if name not in _OWN_OPTIONS}
+    entry = entries.get("shard", {})
+    return shared | {"the number of shards": entry.get("count"), "the plan": entry.get("plan_sha256")}
+
+
+def _written(value: object) -> str:
+    text = "not given" if value in (None, {}, (), []) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
