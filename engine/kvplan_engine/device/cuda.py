@@ -7,6 +7,7 @@ import gc
 import logging
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from kvplan_engine.device.cuda_absence import refuse_unusable_gpu, why_no_gpu
@@ -74,6 +75,13 @@ class CudaDevice:
 
     def host_buffer(self, like: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(like, device="cpu", pin_memory=True)
+
+    def upload(self, values: np.ndarray) -> torch.Tensor:
+        """Through pinned memory, which torch gives to nobody else before the copy is done.
+
+        From other memory CUDA may first wait for the stream, which ends the running ahead of the host.
+        """
+        return torch.from_numpy(values).pin_memory().to(self.torch_device, non_blocking=True)
 
     def mark(self) -> CudaMark:
         return CudaMark(self.torch_device)

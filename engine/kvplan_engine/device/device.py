@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from kvplan_engine.device.cuda import open_cuda
@@ -79,6 +80,10 @@ class Device(Protocol):
         """Host memory of this shape and dtype; copies to and from it need not block the host."""
         ...
 
+    def upload(self, values: np.ndarray) -> torch.Tensor:
+        """``values`` on the device, by a copy that the host does not wait for: it would wait for the queue too."""
+        ...
+
     def mark(self) -> Mark:
         """The current end of the queue."""
         ...
@@ -132,6 +137,9 @@ class CpuDevice:
 
     def host_buffer(self, like: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(like)
+
+    def upload(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values)
 
     def mark(self) -> Mark:
         return _Now()

@@ -129,7 +129,7 @@ class BatchBuilder:
 
     def _sent(self, values: np.ndarray) -> torch.Tensor:
         """``values`` on the device, without waiting: that would wait for the previous step too."""
-        return torch.from_numpy(values).to(self._numbers.device, non_blocking=True)
+        return torch.from_numpy(values) if self._stage is None else self._stage.device.upload(values)
 
     def _sizes(self, num_tokens: int, num_seqs: int) -> dict[str, int]:
         """How many elements of each index buffer a step of so many tokens and sequences fills."""

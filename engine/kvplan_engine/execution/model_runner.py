@@ -102,7 +102,8 @@ class ModelRunner:
     def make_mover(self, num_host_slots: int, disk: DiskTier | None) -> BlockMover:
         """See StepRunner.make_mover. OutOfDeviceMemory(phase="kv_host") when the slots cannot be allocated."""
         assert self.kv is not None
-        return BlockMover(self._model.ops, self.kv.blocks, allocate_host_pool(self.kv.blocks, num_host_slots), disk)
+        host_pool = allocate_host_pool(self.kv.blocks, num_host_slots)
+        return BlockMover(self._model.ops, self.device, self.kv.blocks, host_pool, disk)
 
     # ---- one step
 
@@ -140,7 +141,7 @@ class ModelRunner:
                 self._model.ops.argmax_rows(logits, self._tokens.chosen[:number])
         else:
             best = self.sampler.likeliest(logits)
-            rows = torch.tensor(plan.logits_rows).to(best.device, non_blocking=True)
+            rows = self.device.upload(np.array(plan.logits_rows))
             torch.index_select(best, 0, rows, out=self._tokens.chosen[:number])
         return self._tokens.send(number)
 

@@ -1,14 +1,17 @@
 """What passes between host and device in a step, on an asynchronous device: inputs there, tokens back.
 
-Only ``PendingTokens.wait`` waits. The host may be one step ahead of the device, so host memory that a step fills exists
-twice: when the host fills it for step n, the copies of step n - 1 may still be running, but those of step n - 2 are
-done, because the tokens of that step have been read.
+``PendingTokens.wait`` waits for a step. The host may be a step ahead of the device, so host memory that a step fills
+exists twice: when the host fills it for step n, the copies of step n - 1 may still be running. Those of step n - 2 are
+done as a rule, because the tokens of that step have been read; but a step that samples nobody, such as a piece of a
+long prompt, is read by nobody, and then filling it again waits for them (``InTurn``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Rows
+from contextlib import contextmanager
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +26,30 @@ _NUM_COPIES = 2
 _WORTH_LEAVING_OUT_BYTES = 256 * 1024
 
 
+Buffers = TypeVar("Buffers")
+
+
+class InTurn(Generic[Buffers]):
+    """Host memory that exists several times and is filled in turn, each once the copies out of it are done."""
+
+    def __init__(self, device: Device, copies: Rows[Buffers]) -> None:
+        self._device = device
+        self._copies = copies
+        self._done: list[Mark | None] = [None] * len(copies)
+        self._next = 0
+
+    @contextmanager
+    def fill(self) -> Iterator[Buffers]:
+        """The memory whose turn it is: the block fills it and queues the copies out of it."""
+        turn = self._next
+        self._next = (turn + 1) % len(self._copies)
+        done = self._done[turn]
+        if done is not None:
+            done.wait()
+        yield self._copies[turn]
+        self._done[turn] = self._device.mark()
+
+
 class InputStage:
     """Copies a step's index buffers to the workspace, through host memory that the device reads without the host.
 
@@ -30,23 +57,23 @@ class InputStage:
     """
 
     def __init__(self, device: Device, workspace: Workspace, names: Rows[str], block_size: int) -> None:
+        self.device = device
         self._workspace = workspace
         self._block_size = block_size
-        self._copies = [{name: device.host_buffer(workspace[name]) for name in names} for _ in range(_NUM_COPIES)]
-        self._next = 0
+        copies = [{name: device.host_buffer(workspace[name]) for name in names} for _ in range(_NUM_COPIES)]
+        self._copies = InTurn(device, copies)
 
     def upload(self, filled: Mapping[str, torch.Tensor], counts: Mapping[str, int]) -> None:
         """Queue copies of the first ``counts[name]`` rows of ``filled[name]``, which may be changed afterwards."""
-        stage = self._copies[self._next]
-        self._next = (self._next + 1) % _NUM_COPIES
-        for name, count in counts.items():
-            source, target, between = filled[name][:count], self._workspace[name][:count], stage[name][:count]
-            if name == "block_tables" and "seq_lens" in filled:
-                columns = self._columns_read(filled["seq_lens"][:count], source)
-                source, target = source[:, :columns], target[:, :columns]
-                between = stage[name].view(-1)[: count * columns].view(count, columns)  # contiguous: one copy
-            between.copy_(source)
-            target.copy_(between, non_blocking=True)
+        with self._copies.fill() as stage:
+            for name, count in counts.items():
+                source, target, between = filled[name][:count], self._workspace[name][:count], stage[name][:count]
+                if name == "block_tables" and "seq_lens" in filled:
+                    columns = self._columns_read(filled["seq_lens"][:count], source)
+                    source, target = source[:, :columns], target[:, :columns]
+                    between = stage[name].view(-1)[: count * columns].view(count, columns)  # contiguous: one copy
+                between.copy_(source)
+                target.copy_(between, non_blocking=True)
 
     def _columns_read(self, seq_lens: torch.Tensor, tables: torch.Tensor) -> int:
         """How many columns of ``tables`` to copy: for 128k tokens there are thousands, most of them unused."""
@@ -84,7 +111,7 @@ class TokenStage:
         self._results = [device.host_buffer(self.chosen) for _ in range(_NUM_COPIES)]
         pairs = torch.zeros(2, max_num_seqs, dtype=torch.int64, device=device.torch_device)
         self._pairs = pairs
-        self._host_pairs = [device.host_buffer(pairs) for _ in range(_NUM_COPIES)]
+        self._host_pairs = InTurn(device, [device.host_buffer(pairs) for _ in range(_NUM_COPIES)])
         self._next = 0
 
     def send(self, num_tokens: int) -> PendingTokens:
@@ -106,9 +133,9 @@ class TokenStage:
         targets, sources = _places(plan, before)
         if not targets:
             return
-        host = self._host_pairs[self._next]
-        host[:, : len(targets)] = torch.tensor([targets, sources])
-        self._pairs.copy_(host, non_blocking=True)
+        with self._host_pairs.fill() as host:
+            host[:, : len(targets)] = torch.tensor([targets, sources])
+            self._pairs.copy_(host, non_blocking=True)
         pairs = self._pairs[:, : len(targets)]
         token_ids.index_copy_(0, pairs[0], self.chosen.index_select(0, pairs[1]))
 

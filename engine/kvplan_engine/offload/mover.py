@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from kvplan_engine.blocks.block_table import BlockCopy
 from kvplan_engine.blocks.transfers import FromDisk, FromHost, ToDisk, ToHost, Transfer
+from kvplan_engine.device.device import Device
 from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.offload.disk_tier import DiskTier
 
@@ -31,13 +33,19 @@ class CountedMover:
 class BlockMover:
     """Moves blocks between the device pool, a host pool of the same layout, and files.
 
-    device_kv, host_kv: [num_blocks, block_bytes] uint8; host_kv: None without slots.
+    device: the pool's. device_kv, host_kv: [num_blocks, block_bytes] uint8; host_kv: None without slots.
     """
 
     def __init__(
-        self, ops: Ops, device_kv: torch.Tensor, host_kv: torch.Tensor | None, disk: DiskTier | None = None
+        self,
+        ops: Ops,
+        device: Device,
+        device_kv: torch.Tensor,
+        host_kv: torch.Tensor | None,
+        disk: DiskTier | None = None,
     ) -> None:
         self._ops = ops
+        self._device = device
         self._device_kv = device_kv
         self._host_kv = host_kv
         self._disk = disk
@@ -54,8 +62,7 @@ class BlockMover:
                 self._copy(group)
 
     def _copy(self, group: list[Transfer]) -> None:
-        pairs = torch.tensor([_ends(transfer) for transfer in group], dtype=torch.int64)
-        pairs = pairs.to(self._device_kv.device, non_blocking=True)  # a blocking copy would wait for the running step
+        pairs = self._device.upload(np.array([_ends(transfer) for transfer in group], dtype=np.int64))
         kind = type(group[0])
         source = self._host_kv if kind is FromHost else self._device_kv
         target = self._host_kv if kind is ToHost else self._device_kv

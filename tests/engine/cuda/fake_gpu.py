@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -78,11 +79,16 @@ class _Allocator(TorchDispatchMode):
 
 
 class FakeMark:
+    """Waiting for a mark that lies before one that has been waited for already takes no time, and is no event."""
+
     def __init__(self, gpu: FakeGpu) -> None:
-        self._gpu = gpu
+        gpu.num_marks += 1
+        self._gpu, self._number = gpu, gpu.num_marks
 
     def wait(self) -> None:
-        self._gpu.events.append("wait")
+        if self._number > self._gpu.reached:
+            self._gpu.reached = self._number
+            self._gpu.events.append("wait")
 
 
 class FakePeak:
@@ -98,7 +104,7 @@ class FakePeak:
 class FakeGpu:
     """graph_bytes: what each captured graph takes. refuses_graph: the capture, by number from 0, that finds no memory.
 
-    events: in order, "start" for each replayed step and "wait" for each time that the host waited for tokens.
+    events: in order, "start" for each replayed step and "wait" for each time that the host waited for the device.
     """
 
     def __init__(
@@ -119,6 +125,7 @@ class FakeGpu:
         self.context_bytes = 8 * MIB
         self.most_used_bytes = 0
         self.is_lost = False
+        self.num_marks = self.reached = 0
 
     # ---- memory
 
@@ -157,6 +164,9 @@ class FakeGpu:
 
     def host_buffer(self, like: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(like)
+
+    def upload(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values.copy())
 
     def mark(self) -> FakeMark:
         return FakeMark(self)

@@ -1,8 +1,8 @@
 """A GPU that does nothing before it is waited for: what the host gives away too early, or reads too early, shows.
 
 ``FakeGpu`` does each operation when it is queued, as no GPU does. Here, once an engine runs, every operation with a
-tensor of the device among its arguments is put off until the host waits for a mark behind it. Host memory that it
-copies from is read then, and not when it was queued.
+tensor of the device among its arguments is put off until the host waits for a mark behind it, or reads a value. Host
+memory that it copies from is read then, and not when it was queued.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from fake_gpu import FakeGpu, FakeGraph, RecordingRuntime
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -67,6 +68,9 @@ class _PutOff(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if self._gpu.is_working or not any(map(self._gpu.holds, tensors)):
             return call()
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self._gpu.work_until(self._gpu.num_queued)
+            return call()
         returned = [each.alias_info for each in func._schema.returns]
         if any(alias is not None and alias.is_write for alias in returned):
             self._gpu.do(call)
@@ -79,19 +83,40 @@ class _PutOff(TorchDispatchMode):
         return result
 
 
+_READS = frozenset({torch.Tensor.tolist, torch.Tensor.cpu})
+
+
+class _WaitToRead(TorchFunctionMode):
+    """Values that leave the device are waited for, with all that was queued before; CUDA may wait for others too.
+
+    A tensor that the host sends by itself lies in memory that is not pinned, and its copy may wait for the queue.
+    """
+
+    def __init__(self, gpu: LateGpu) -> None:
+        super().__init__()
+        self._gpu = gpu
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READS and not self._gpu.is_working:
+            self._gpu.work_until(self._gpu.num_queued)
+        if func is torch.Tensor.to and (kwargs or {}).get("non_blocking"):
+            self._gpu.num_unpinned_copies += 1
+        return func(*args, **(kwargs or {}))
+
+
 def _without_values(arguments: Any) -> Any:
     """Tensors that have shapes alone: values may not be there yet, and an index out of them would be none."""
     return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, arguments)
 
 
 class LateGpu(FakeGpu):
-    """most_queued: operations that were waiting at once, at most."""
+    """most_queued: operations that were waiting at once, at most. num_unpinned_copies: see _WaitToRead."""
 
     def __init__(self) -> None:
         super().__init__()
         self.runtime = _LateRuntime(self)
         self.is_late = self.is_working = False
-        self.num_queued = self.num_done = self.most_queued = 0
+        self.num_queued = self.num_done = self.most_queued = self.num_unpinned_copies = 0
         self._queue: list[Callable[[], object]] = []
         self._storages: set[int] = set()
         self._kept: list[torch.Tensor] = []  # an address must not be given to another tensor
@@ -146,7 +171,7 @@ class LateGpu(FakeGpu):
         runner.prepare = prepare_and_keep  # type: ignore[method-assign]
         self.is_late = True
         try:
-            with _PutOff(self):
+            with _PutOff(self), _WaitToRead(self):
                 yield
                 self.work_until(self.num_queued)
         finally:

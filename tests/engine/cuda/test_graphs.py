@@ -123,6 +123,7 @@ def test_replays_answer_as_eager_steps_and_as_transformers(gpt2: tuple[str, torc
 
 def test_the_host_waits_for_a_step_when_the_next_one_runs(gpt2: tuple[str, torch.nn.Module], gpu: FakeGpu) -> None:
     llm = start(gpt2[0])
+    gpu.mark().wait()  # the steps of the start are done
     gpu.events.clear()
     answers(llm, prompts_of(4, 4), 8)
     replays = "".join(event[0] for event in gpu.events)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -75,15 +77,34 @@ def test_tokens_are_the_same_when_the_device_is_late(
     assert run_late(llm, gpu, prompts, NUM_TOKENS) == wanted
     assert llm.get_stats()["num_steps_ahead"] >= 15
     assert gpu.most_queued > 20, "nothing was late"
+    assert gpu.num_unpinned_copies == 0, "steps with prompts in them send which rows are sampled"
 
 
-def test_one_set_of_host_memory_would_be_overwritten_too_early(
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("async_scheduling", [True, False])
+def test_a_prompt_in_many_pieces_is_read_as_it_was_written(
+    llama: tuple[str, torch.nn.Module], monkeypatch: pytest.MonkeyPatch, temperature: float, async_scheduling: bool
+) -> None:
+    """A piece that is not a prompt's last samples nobody, so nobody waits for its inputs to be read."""
+    gpu = take_gpu(monkeypatch, LateGpu())
+    prompt = {"prompt_token_ids": prompts_of(59)[0]}
+    params = SamplingParams(temperature=temperature, seed=7, max_tokens=4, ignore_eos=True)
+    sizes = {"max_num_batched_tokens": 8, "max_num_seqs": 2, "max_model_len": 64, "enable_prefix_caching": False}
+    llm = LLM(llama[0], dtype="float32", async_scheduling=async_scheduling, **sizes)
+    wanted = llm.generate([prompt], params)[0].outputs[0].token_ids
+    with gpu.late(llm.engine):
+        assert llm.generate([prompt], params)[0].outputs[0].token_ids == wanted
+    assert gpu.most_queued > 40, "nothing was late"
+
+
+def test_host_memory_would_be_overwritten_too_early_if_nobody_waited_for_it(
     llama: tuple[str, torch.nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device is late enough to see it: with one copy of the inputs in place of two, tokens go wrong."""
     path, model = llama
     gpu = take_gpu(monkeypatch, LateGpu())
     monkeypatch.setattr(staging, "_NUM_COPIES", 1)
+    monkeypatch.setattr(staging.InTurn, "fill", lambda self: nullcontext(self._copies[0]))
     prompts = prompts_of(*LENGTHS)
     wanted = [greedy(model, [prompt], number)[0] for prompt, number in zip(prompts, NUM_TOKENS, strict=True)]
     sizes = {"max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 64, "enable_prefix_caching": False}

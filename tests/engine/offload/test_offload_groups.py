@@ -13,6 +13,7 @@ from kvplan_engine.blocks.layout import KvGroup, KvLayout
 from kvplan_engine.blocks.pool_check import check_pool
 from kvplan_engine.blocks.transfers import FromDisk, FromHost, SwappedGroup, ToDisk, ToHost, TransferLog
 from kvplan_engine.description.mixers import FULL, STATE, Kept
+from kvplan_engine.device.device import CpuDevice
 from kvplan_engine.kernels.cpu import ops
 from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.disk_tier import DiskTier
@@ -126,7 +127,7 @@ def test_a_file_holds_a_whole_bundle(tmp_path: Path) -> None:
     kv = torch.randn(6, 16)  # 64 bytes a block
     want = kv.clone()
     disk = DiskTier(tmp_path, 1 << 20, 64, b"k" * 16, LAYOUT.widths)
-    mover = BlockMover(ops, kv, None, disk)  # type: ignore[arg-type]
+    mover = BlockMover(ops, CpuDevice(1), kv, None, disk)  # type: ignore[arg-type]
     name = b"n" * 15 + b"\x02"  # of the third group, bundles of three
     mover.run([ToDisk((4, 0, 2), False, name)])
     assert disk.used_bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.kv"))

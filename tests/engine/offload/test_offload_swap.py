@@ -15,6 +15,7 @@ from kvplan_engine.blocks.group_table import num_blocks_to_start
 from kvplan_engine.blocks.layout import uniform_layout
 from kvplan_engine.blocks.pool_check import check_pool
 from kvplan_engine.blocks.transfers import FromHost, SwappedGroup, ToHost, Transfer, TransferLog
+from kvplan_engine.device.device import CpuDevice
 from kvplan_engine.kernels.cpu import ops
 from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.mover import BlockMover, group_transfers
@@ -166,7 +167,7 @@ def test_the_mover_does_what_one_transfer_after_another_would() -> None:
                 transfers.append(BlockCopy(a, b))
                 device[b] = device[a]
         got_device, got_host = start[0].clone(), start[1].clone()
-        BlockMover(ops, got_device, got_host).run(transfers)  # type: ignore[arg-type]
+        BlockMover(ops, CpuDevice(1), got_device, got_host).run(transfers)  # type: ignore[arg-type]
         assert torch.equal(got_device, device)
         assert torch.equal(got_host, host)
 
