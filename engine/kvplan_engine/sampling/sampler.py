@@ -21,6 +21,8 @@ from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.sampling.logits import adjust_logits, adjusts_logits
 from kvplan_engine.sampling.truncation import truncate_row, truncates
 
+_MOST_DRAWS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Draw:
@@ -155,14 +157,19 @@ class Sampler:
     def _by_inversion(self, probabilities: torch.Tensor, sequences: list[Sequence]) -> list[int]:
         """Draw by inversion, the cheapest way: where the cumulative probability passes a uniform number."""
         cumulative = torch.cumsum(probabilities, dim=-1, out=self._cumulative[: len(sequences)])
-        numbers = [[self._random_bits(sequence) * 2.0**-64] for sequence in sequences]
-        points = torch.tensor(numbers, device=cumulative.device) * cumulative[:, -1:]
-        # right=True: a token with no probability is never hit, not even by a draw of exactly 0
-        tokens: list[int] = torch.searchsorted(cumulative, points, right=True).squeeze(-1).tolist()
+        tokens = _passed(cumulative, probabilities, [self._random_bits(sequence) for sequence in sequences])
         for index, token in enumerate(tokens):
-            if token >= probabilities.shape[-1]:  # rounding put the point at the very end
-                tokens[index] = int(probabilities[index].nonzero()[-1])
+            if token < 0:
+                tokens[index] = self._draw_again(cumulative[index], probabilities[index], sequences[index])
         return tokens
+
+    def _draw_again(self, cumulative: torch.Tensor, probabilities: torch.Tensor, sequence: Sequence) -> int:
+        """With other numbers than the first; the likeliest token when none of a few hits any."""
+        for attempt in range(1, _MOST_DRAWS):
+            (token,) = _passed(cumulative[None], probabilities[None], [self._random_bits(sequence, attempt)])
+            if token >= 0:
+                return token
+        return int(probabilities.argmax())
 
     def _by_race(self, index: int, sequence: Sequence) -> int:
         """Draw by an exponential race: each token arrives after an exponential time with its probability as the rate.
@@ -179,15 +186,30 @@ class Sampler:
         arrivals = torch.div(self._probabilities[index], noise.clamp_min_(1e-30), out=self._cumulative[index])
         return int(arrivals.argmax())
 
-    def _random_bits(self, sequence: Sequence) -> int:
+    def _random_bits(self, sequence: Sequence, attempt: int = 0) -> int:
         """64 bits from the position and the request's seed, or else the engine's seed and the sequence's number."""
         seed = sequence.request.params.seed
         origin = (
             ("request", seed, sequence.index) if seed is not None else ("engine", self._engine_seed, sequence.number)
         )
-        text = repr((*origin, sequence.num_drawn_tokens)).encode()
+        again = (attempt,) if attempt else ()
+        text = repr((*origin, sequence.num_drawn_tokens, *again)).encode()
         (number,) = struct.unpack("<Q", hashlib.blake2b(text, digest_size=8).digest())
         return int(number)
+
+
+def _passed(cumulative: torch.Tensor, probabilities: torch.Tensor, bits: list[int]) -> list[int]:
+    """The token of each row [rows, vocab_size] whose cumulative probability passes a point; -1 for one that cannot be.
+
+    bits: 64 for each row, which say where the point is. Rounding may let a token without any probability pass it,
+    because a GPU does not add all tokens in one order, and it may put the point behind the last token.
+    """
+    points = torch.tensor([[each * 2.0**-64] for each in bits], device=cumulative.device) * cumulative[:, -1:]
+    # right=True: not even a point of exactly 0 is passed by a token that adds nothing
+    found = torch.searchsorted(cumulative, points, right=True).clamp_(max=cumulative.shape[-1] - 1)
+    is_possible = probabilities.gather(-1, found) > 0
+    tokens: list[int] = torch.where(is_possible, found, -1).squeeze(-1).tolist()
+    return tokens
 
 
 def _is_plain_greedy(sequence: Sequence, stop_ids: frozenset[int]) -> bool:

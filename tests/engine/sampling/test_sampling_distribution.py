@@ -238,3 +238,20 @@ def test_penalties_count_as_the_answer_grows(logits: torch.Tensor) -> None:
         assert token == int(want.argmax())
         want[token] -= 2.0
         sequence.token_ids.append(token)
+
+
+def test_a_token_without_probability_is_not_drawn_when_sums_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU adds in another order for each token, so a sum may grow, a little, where nothing was added."""
+    sampler, params = make_sampler(), SamplingParams(temperature=1.0, top_k=5)
+    logits = torch.from_numpy(np.random.default_rng(5).standard_normal(VOCAB).astype(np.float32) * 2)
+    expected = exact(logits.numpy(), params)
+    impossible = int(np.flatnonzero(expected == 0)[3])
+    cumsum = torch.cumsum
+
+    def rounded(probabilities: torch.Tensor, dim: int, out: torch.Tensor) -> torch.Tensor:
+        cumsum(probabilities, dim=dim, out=out)[:, impossible:].add_(0.1)
+        return out
+
+    monkeypatch.setattr(torch, "cumsum", rounded)
+    tokens = draw(sampler, logits, [sequence_of(params, number=number) for number in range(NUM_DRAWS)])
+    assert misfit(np.bincount(tokens, minlength=VOCAB), expected) < 4
