@@ -12,8 +12,10 @@ The largest is captured first: the smaller ones then fit in its memory, which al
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -78,6 +80,19 @@ class PaddedBatches:
         self._workspace["query_starts"][num_seqs : size + 1].copy_(self._starts[num_seqs : size + 1])
 
 
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """No garbage is collected in the block: to destroy a graph or an event while another is captured voids that one."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class DecodeGraphs:
     """The captured decode steps of one workspace and pool. num_bytes: device memory that capturing them took."""
 
@@ -94,7 +109,7 @@ class DecodeGraphs:
 
         Each size runs once before, on padding alone, so that libraries choose and load their kernels.
         """
-        with allocating("graph_capture"):
+        with allocating("graph_capture"), _without_collections():
             before = self._device.used_bytes()
             memory = self._device.graph_memory()
             for size in reversed(self.sizes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -101,6 +103,33 @@ def test_the_largest_is_captured_first_each_after_one_run_in_one_memory() -> Non
     assert ran == [16, 16, 8, 8, 4, 4, 2, 2, 1, 1]
     assert graphs.num_bytes == 5 * 3 * MIB
     assert [graphs.size_for(number) for number in (1, 3, 8, 9, 16, 17)] == [1, 4, 8, 16, 16, None]
+
+
+class Stray:
+    """A graph that nobody holds any more but itself: collecting it says when."""
+
+    def __init__(self, log: list[str]) -> None:
+        self._log, self._itself = log, self
+
+    def __del__(self) -> None:
+        self._log.append("collected")
+
+
+def test_no_garbage_is_collected_while_a_graph_is_captured() -> None:
+    """A graph that is destroyed meanwhile would void the capture."""
+    log: list[str] = []
+
+    def step(batch: object) -> None:
+        log.append("step")
+        Stray(log)
+        lists: list[list[object]] = [[] for _ in range(2000)]  # more than any threshold of the collector
+        lists.clear()
+
+    Stray(log)
+    DecodeGraphs(FakeGpu(), PaddedBatches(small_workspace(2), 2, [ONLY_TABLE]), (1, 2)).capture(step)
+    assert log == ["collected"] + 4 * ["step"]
+    assert gc.isenabled()
+    gc.collect()
 
 
 # ---- the engine on them
