@@ -103,7 +103,7 @@ class Engine:
 
     def _drop_pool(self) -> None:
         if "_offload" in self.__dict__:
-            self._offload.store_all()
+            self._offload.close()
         for name in _PARTS_OF_A_POOL:
             self.__dict__.pop(name, None)
         if self.device.is_asynchronous:

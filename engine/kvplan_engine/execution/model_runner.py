@@ -21,7 +21,8 @@ from kvplan_engine.execution.step_tables import state_tables_name
 from kvplan_engine.layers.rope import fill_rope_table
 from kvplan_engine.memory.breakdown import rope_tables
 from kvplan_engine.memory.device_buffers import LORA_ROWS
-from kvplan_engine.memory.kv_cache import allocate_host_pool, allocate_kv_pool
+from kvplan_engine.memory.host_pool import HostPool
+from kvplan_engine.memory.kv_cache import allocate_kv_pool
 from kvplan_engine.memory.step_buffers import step_buffers, step_index_buffers
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.kv_pool import KvPool, places_of
@@ -102,8 +103,9 @@ class ModelRunner:
     def make_mover(self, num_host_slots: int, disk: DiskTier | None) -> BlockMover:
         """See StepRunner.make_mover. OutOfDeviceMemory(phase="kv_host") when the slots cannot be allocated."""
         assert self.kv is not None
-        host_pool = allocate_host_pool(self.kv.blocks, num_host_slots)
-        return BlockMover(self._model.ops, self.device, self.kv.blocks, host_pool, disk)
+        blocks = self.kv.blocks
+        pool = HostPool(num_host_slots, blocks.shape[1], is_pinned=blocks.is_cuda) if num_host_slots else None
+        return BlockMover(self._model.ops, self.device, blocks, pool, disk)
 
     # ---- one step
 

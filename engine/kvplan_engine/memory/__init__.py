@@ -4,5 +4,6 @@ breakdown   the account: buffers of a step, bytes of a block, what the memory of
 device_buffers  buffers of a step that only CUDA kernels need. No torch
 plan        from settings and device memory to a number of blocks, or an error. No torch
 workspace   the buffers of a step, one allocation
-kv_cache    the KV pool and its counterpart in host memory
+kv_cache    the KV pool
+host_pool   its counterpart in host memory
 """

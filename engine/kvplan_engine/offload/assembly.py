@@ -39,6 +39,11 @@ class Offload:
         self.tiers.store_all()
         self.mover.run(self.log.take())
 
+    def close(self) -> None:
+        """Store what there is a place for, and give the host memory back."""
+        self.store_all()
+        self.mover.close()
+
     def get_stats(self) -> dict[str, int]:
         """Counts since the pool was made."""
         swap, tiers = self.preemption.swap, self.tiers

@@ -12,6 +12,7 @@ from kvplan_engine.blocks.block_table import BlockCopy
 from kvplan_engine.blocks.transfers import FromDisk, FromHost, ToDisk, ToHost, Transfer
 from kvplan_engine.device.device import Device
 from kvplan_engine.kernels.interface import Ops
+from kvplan_engine.memory.host_pool import HostPool
 from kvplan_engine.offload.disk_tier import DiskTier
 
 
@@ -22,6 +23,10 @@ class Mover(Protocol):
         """Carry out all of them, with the same result as one after another."""
         ...
 
+    def close(self) -> None:
+        """Give back what belongs to no pool of the device: nothing is moved any more."""
+        ...
+
 
 class CountedMover:
     """For blocks without content: there is nothing to copy."""
@@ -29,11 +34,14 @@ class CountedMover:
     def run(self, transfers: list[Transfer]) -> None:
         """See Mover.run."""
 
+    def close(self) -> None:
+        """There is no memory."""
+
 
 class BlockMover:
     """Moves blocks between the device pool, a host pool of the same layout, and files.
 
-    device: the pool's. device_kv, host_kv: [num_blocks, block_bytes] uint8; host_kv: None without slots.
+    device: the pool's. device_kv [num_blocks, block_bytes] uint8; host_pool: None without slots.
     """
 
     def __init__(
@@ -41,13 +49,14 @@ class BlockMover:
         ops: Ops,
         device: Device,
         device_kv: torch.Tensor,
-        host_kv: torch.Tensor | None,
+        host_pool: HostPool | None,
         disk: DiskTier | None = None,
     ) -> None:
         self._ops = ops
         self._device = device
         self._device_kv = device_kv
-        self._host_kv = host_kv
+        self._host_pool = host_pool
+        self._host_kv = None if host_pool is None else host_pool.blocks
         self._disk = disk
 
     def run(self, transfers: list[Transfer]) -> None:
@@ -60,6 +69,12 @@ class BlockMover:
                 self._load(first)
             else:
                 self._copy(group)
+
+    def close(self) -> None:
+        """Give the host pool back."""
+        if self._host_pool is not None:
+            self._host_pool.close()
+        self._host_pool = self._host_kv = None
 
     def _copy(self, group: list[Transfer]) -> None:
         pairs = self._device.upload(np.array([_ends(transfer) for transfer in group], dtype=np.int64))

@@ -17,6 +17,7 @@ from kvplan_engine.blocks.pool_check import check_pool
 from kvplan_engine.blocks.transfers import FromHost, SwappedGroup, ToHost, Transfer, TransferLog
 from kvplan_engine.device.device import CpuDevice
 from kvplan_engine.kernels.cpu import ops
+from kvplan_engine.memory.host_pool import HostPool
 from kvplan_engine.offload.cost import CostModel
 from kvplan_engine.offload.mover import BlockMover, group_transfers
 from kvplan_engine.offload.preemption import PreemptionPolicy
@@ -152,7 +153,7 @@ def test_groups_never_reorder_what_depends_on_each_other() -> None:
 
 def test_the_mover_does_what_one_transfer_after_another_would() -> None:
     rng = np.random.default_rng(0)
-    start = torch.randn(6, 2, 2, 1, 4, 8), torch.randn(5, 2, 2, 1, 4, 8)
+    start = [torch.from_numpy(rng.integers(0, 256, (number, 512), np.uint8)) for number in (6, 5)]
     for _ in range(50):
         transfers: list[Transfer] = []
         device, host = start[0].clone(), start[1].clone()
@@ -166,8 +167,9 @@ def test_the_mover_does_what_one_transfer_after_another_would() -> None:
             elif a != b:
                 transfers.append(BlockCopy(a, b))
                 device[b] = device[a]
-        got_device, got_host = start[0].clone(), start[1].clone()
-        BlockMover(ops, CpuDevice(1), got_device, got_host).run(transfers)  # type: ignore[arg-type]
+        got_device, pool = start[0].clone(), HostPool(*start[1].shape, is_pinned=False)
+        got_host = pool.blocks.copy_(start[1])
+        BlockMover(ops, CpuDevice(1), got_device, pool).run(transfers)  # type: ignore[arg-type]
         assert torch.equal(got_device, device)
         assert torch.equal(got_host, host)
 
