@@ -265,7 +265,7 @@ class Engine:
 
     @property
     def stats(self) -> StepStats:
-        """Counts and times of the last step."""
+        """Counts and times of the step whose tokens came last: another object for each."""
         return self._loop.stats
 
     def get_stats(self) -> dict[str, Any]:

@@ -51,6 +51,18 @@ def test_every_token_is_noted_once_whether_or_not_steps_run_ahead(ahead: bool) -
     assert len(lengths) == 1
 
 
+def test_steps_are_noted_with_what_they_computed_whether_or_not_they_run_ahead() -> None:
+    """A step's counts belong to its own tokens and time, not to those of the step before; none is lost."""
+    alone, ahead = record(async_scheduling=False).columns, record(async_scheduling=True).columns
+    assert alone["prefill_tokens"][0] == 32
+    for name in ("prefill_tokens", "prefill_seqs", "decode_tokens", "new_tokens"):
+        assert ahead[name] == alone[name], name
+    ended = 0.0
+    for began, seconds in zip(ahead["began_seconds"], ahead["step_seconds"], strict=True):
+        assert began >= ended - 1e-6 and seconds > 0
+        ended = began + seconds
+
+
 def test_blocks_are_counted_before_finished_sequences_leave() -> None:
     columns = record().columns
     assert columns["used_blocks"][-1] > 0

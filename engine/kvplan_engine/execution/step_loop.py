@@ -10,6 +10,9 @@ The tokens of a step are read after the next step has been started. A sequence t
 one token too many, which is dropped. Its blocks are free at once: whoever gets them writes to them in a later step,
 which the device runs after this one. Steps that depend on values (beam search, penalties, log-probabilities, stop
 strings) cannot run ahead: while such a request runs, every step waits for its tokens.
+
+A call takes the tokens of one step at most. ``stats`` are those of the step whose tokens were taken last: its counts
+from when it was started, and its time, from its start or from when the tokens of the step before were there.
 """
 
 from __future__ import annotations
@@ -37,12 +40,24 @@ Count = Callable[[StepPlan], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Started:
-    """A step whose tokens are not processed yet. wait: for its tokens. is_pending: they may still be on the device."""
+class _Choice:
+    """The tokens of a step. wait: for them. is_pending: they may still be on the device."""
 
-    plan: StepPlan
     wait: Callable[[], SampledTokens]
     is_pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A step whose tokens are not processed yet. tokens: see _Choice. began: the call that started it.
+
+    counts: StepStats as the step was started, before sequences that the step before finished have left.
+    """
+
+    plan: StepPlan
+    tokens: _Choice
+    began: float
+    counts: dict[str, Any]
 
 
 class StepLoop:
@@ -74,13 +89,14 @@ class StepLoop:
         self._count = count
         self._started: _Started | None = None
         self._latest: np.ndarray | None = None  # the last step's tokens, by row, where they have been read
+        self._took = 0.0  # when the last tokens were there
 
     def step(self) -> Rows[StepOutput]:
         """Start the next step, and process the tokens that are there: of the last step, of this one, or none yet."""
         began = time.perf_counter()
         self.observer.began()
-        if self._started is not None and self._scheduler.needs_values:
-            return self._take(began, self._count_up(StepPlan()))
+        if self._started is not None and (self._scheduler.needs_values or not self._started.tokens.is_pending):
+            return self._take()
         plan = self._scheduler.schedule()
         self.observer.planned(plan)
         self.observer.ended("schedule")
@@ -89,22 +105,15 @@ class StepLoop:
                 self._mover.run(plan.transfers)
                 self.observer.ended("transfer")
             if not plan.num_tokens:
-                return self._take(began, self._count_up(plan))
-            started = self._start(plan)
-        counts = self._count_up(plan)  # before finished sequences leave
-        outputs = self._take(began, counts)
-        self._started = started
-        if started.is_pending:
-            return outputs
-        new = self._take(began, counts)
-        return [*outputs, *new] if outputs else new
-
-    def _count_up(self, plan: StepPlan) -> dict[str, Any]:
+                return self._take()
+            tokens = self._start(plan)
         counts = self._count(plan)
         self.observer.ended("count")
-        return counts
+        before, outputs = self._started, self._take(is_followed=True)
+        self._started = _Started(plan, tokens, began, counts)
+        return outputs if tokens.is_pending or before is not None else self._take()
 
-    def _start(self, plan: StepPlan) -> _Started:
+    def _start(self, plan: StepPlan) -> _Choice:
         """Queue the whole step, sampling included; waits only for sampling that is done on the host."""
         runner, before, ended = self._runner, self._started, self.observer.ended
         batch = runner.prepare(plan, self._latest, None if before is None else before.plan)
@@ -115,36 +124,40 @@ class StepLoop:
         ended("commit")
         self.num_steps += 1
         self.num_ahead += before is not None
-        started = self._sample(plan, logits)
+        tokens = self._sample(plan, logits)
         ended("sample")
-        return started
+        return tokens
 
-    def _sample(self, plan: StepPlan, logits: Any) -> _Started:
+    def _sample(self, plan: StepPlan, logits: Any) -> _Choice:
         runner = self._runner
         if self.runs_ahead and plan.is_plainly_greedy and not plan.needs_token_details:
             tokens = runner.choose_likeliest(logits, plan)
-            return _Started(plan, lambda: _read(tokens), is_pending=True)
+            return _Choice(lambda: _read(tokens), is_pending=True)
         sampled = runner.sampler.sample_step(logits, plan)
         if plan.wants_prompt_logprobs:
             runner.take_prompt_logprobs(plan)
-        return _Started(plan, lambda: sampled, is_pending=False)
+        return _Choice(lambda: sampled, is_pending=False)
 
-    def _take(self, began: float, counts: dict[str, Any]) -> Rows[StepOutput]:
-        """Process the tokens of the step that was started last; [] when there is none."""
+    def _take(self, *, is_followed: bool = False) -> Rows[StepOutput]:
+        """Process the tokens of the step that was started last; [] when there is none. is_followed: see StepStats."""
         started, self._started = self._started, None
         self._latest = None
         if started is None:
             return []
         with allocating("runtime"):
-            tokens = started.wait()
+            tokens = started.tokens.wait()
         self.observer.ended("wait")
         self._latest = tokens.array
         now = time.perf_counter()
         outputs = self._output_processor.take(started.plan, tokens.token_ids, tokens.details, now)
         self.observer.ended("process")
         self.stats = StepStats(
-            **counts, step_seconds=now - began, longest_stall_seconds=self._output_processor.stall_seconds
+            **started.counts,
+            step_seconds=now - max(started.began, self._took),
+            longest_stall_seconds=self._output_processor.stall_seconds,
+            is_followed=is_followed,
         )
+        self._took = now
         return outputs
 
 

@@ -11,6 +11,8 @@ class StepStats:
 
     num_used_tokens: token slots of used blocks that hold KV; the other slots are internal fragmentation.
     num_swaps: preemptions, among num_preemptions, that swapped to host memory.
+    step_seconds: until its tokens were there, since it was started or, if that was later, those of the step before were
+    there: so the seconds of steps that run one behind the other add up. is_followed: the next one was started before.
     longest_stall_seconds: of the sequences that got a token in this step, the longest time since the last one; those
     preempted in between do not count.
     num_preemptions, num_swaps, recomputed_tokens, num_blocked_admissions: since the pool was made.
@@ -31,3 +33,4 @@ class StepStats:
     num_blocked_admissions: int = 0
     step_seconds: float = 0.0
     longest_stall_seconds: float = 0.0
+    is_followed: bool = False

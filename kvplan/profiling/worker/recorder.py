@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvplan.profiling.steps import PHASES, StepColumns
 from kvplan.sweeps.worker.metrics import StepSample
@@ -13,6 +14,13 @@ from kvplan_engine.execution.step_observer import Phase
 from kvplan_engine.requests.step_plan import StepPlan
 
 _MEMORY_READING_SECONDS: Final = 0.02
+
+
+class _Started(NamedTuple):
+    """What a step computes (see StepColumns), and used, cached and free blocks once it has been started."""
+
+    tokens: tuple[int, int, int, int]
+    blocks: tuple[int, int, int]
 
 
 class StepRecorder:
@@ -28,7 +36,7 @@ class StepRecorder:
         self._mark = 0.0
         self._phases: dict[str, float] = {}
         self._tokens = (0, 0, 0, 0)
-        self._blocks = (0, 0, 0)
+        self._started: deque[_Started] = deque()  # steps whose tokens have not come yet
         self._operations_before: Mapping[str, float] = {}
         self.phase_seconds: dict[str, list[float]] = {name: [] for name in PHASES}
         self.operation_seconds: dict[str, list[float]] = {}
@@ -53,8 +61,6 @@ class StepRecorder:
     # ---- told by the engine
 
     def began(self) -> None:
-        self._phases = {}
-        self._tokens = (0, 0, 0, 0)
         self._mark = time.perf_counter()
 
     def planned(self, plan: StepPlan) -> None:
@@ -67,15 +73,17 @@ class StepRecorder:
         self._phases[phase] = self._phases.get(phase, 0.0) + now - self._mark
         if phase == "count":  # the moment that StepStats stands for: finished sequences still hold their blocks
             pool = self._engine.scheduler.pool
-            self._blocks = (pool.num_used_blocks, pool.num_free_cached_blocks, pool.num_free_blocks)
+            blocks = (pool.num_used_blocks, pool.num_free_cached_blocks, pool.num_free_blocks)
+            self._started.append(_Started(self._tokens, blocks))
         self._mark = now
 
     # ---- told by the load generator
 
     def see_step(self, sample: StepSample) -> None:
-        """One step has ended."""
-        columns, (used, cached, free) = self.columns, self._blocks
-        prefill_tokens, decode_tokens, prefill_seqs, decode_seqs = self._tokens
+        """One step has ended: its tokens have come, in this call of the engine's or a later one than started it."""
+        columns, step = self.columns, self._started.popleft()
+        used, cached, free = step.blocks
+        prefill_tokens, decode_tokens, prefill_seqs, decode_seqs = step.tokens
         columns["began_seconds"].append(round(sample.seconds - sample.step_seconds, 7))
         columns["step_seconds"].append(round(sample.step_seconds, 7))
         columns["prefill_tokens"].append(prefill_tokens)
@@ -93,6 +101,7 @@ class StepRecorder:
         columns["process_bytes"].append(self._memory_now(sample.seconds))
         for name, seconds in self.phase_seconds.items():
             seconds.append(round(self._phases.get(name, 0.0), 7))
+        self._phases = {}
         self._note_operations()
 
     def _memory_now(self, seconds: float) -> int | None:

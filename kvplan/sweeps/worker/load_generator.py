@@ -15,13 +15,14 @@ from kvplan.sweeps.worker.metrics import RequestTrace, StepSample
 
 
 class ServingStats(Protocol):
-    """The engine's counts after a step."""
+    """The engine's counts in a step. is_followed: the next step was started before this one's tokens were there."""
 
     num_running: int
     num_waiting: int
     num_used_blocks: int
     num_used_tokens: int
     num_running_tokens: int
+    is_followed: bool
 
 
 class StepOutput(Protocol):
@@ -40,7 +41,9 @@ class ServingEngine(Protocol):
     """What the generator needs of an engine."""
 
     @property
-    def stats(self) -> ServingStats: ...
+    def stats(self) -> ServingStats:
+        """Of the step whose tokens came last: another object for each."""
+        ...
 
     def add_request(
         self, request_id: str, prompt_token_ids: list[int], params: Any, *, lora_request: Any = None
@@ -105,6 +108,7 @@ class LoadGenerator:
         self._sleep = sleep
         self._traces: dict[str, RequestTrace] = {}
         self._num_in_flight = 0
+        self._since: float | None = None
         self._recording = Recording()
 
     def run(self) -> Recording:
@@ -115,6 +119,7 @@ class LoadGenerator:
             if self._engine.has_unfinished_requests():
                 self._step(start)
             elif self._pending:
+                self._since = None
                 self._sleep(max(0.0, self._pending[0].arrival_seconds - (self._clock() - start)))
         self._recording.traces = list(self._traces.values())
         self._recording.duration_seconds = self._clock() - start
@@ -137,7 +142,9 @@ class LoadGenerator:
             self._num_in_flight += 1
 
     def _step(self, start: float) -> None:
-        before = self._clock() - start
+        """A call of the engine's. With steps ahead its tokens are those of the step before, or there are none yet."""
+        stats = self._engine.stats
+        began = self._clock() - start if self._since is None else self._since
         outputs = self._engine.step()
         after = self._clock() - start
         num_new_tokens = 0
@@ -148,7 +155,11 @@ class LoadGenerator:
             if output.finished:
                 trace.finished = True
                 self._num_in_flight -= 1
-        sample = self._sample(after, after - before, num_new_tokens)
+        if self._engine.stats is stats:  # the tokens of no step have come
+            self._since = began
+            return
+        self._since = after if self._engine.stats.is_followed else None
+        sample = self._sample(after, after - began, num_new_tokens)
         self._recording.samples.append(sample)
         if self._on_step is not None:
             self._on_step(sample)

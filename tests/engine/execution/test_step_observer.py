@@ -80,7 +80,7 @@ def test_a_step_without_work_has_neither_a_batch_nor_a_forward(engine: Engine) -
     notes = Notes()
     engine.observe_steps(notes)
     assert not engine.step()
-    assert notes.phases == [["schedule", "count"]]
+    assert notes.phases == [["schedule"]]
 
 
 def test_a_reconfigured_engine_has_no_observer(engine: Engine) -> None:

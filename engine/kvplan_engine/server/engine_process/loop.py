@@ -55,8 +55,9 @@ class EngineLoop:
             if self._is_stopped:
                 break
             if engine.has_unfinished_requests():
+                before = engine.stats
                 outputs = engine.step()
-                channel.send(self._frame(outputs, was_step=True))
+                channel.send(self._frame(outputs, was_step=engine.stats is not before))
             else:
                 channel.send(self._frame([], was_step=False))
 
