@@ -177,7 +177,13 @@ class EngineConfig:
     max_cpu_loras: int | None = _knob(
         None, "most adapters in host memory; None: as many as max_loras", unit="adapters", range=_AT_LEAST_1
     )
-    tensor_parallel_size: int = _knob(1, "devices to split the model over; only 1 is supported", range=_AT_LEAST_1)
+    tensor_parallel_size: int = _knob(
+        1,
+        "ranks that share every layer, a process each: a GPU each, or a share of the CPU's threads; device_memory and "
+        "its share in use are of each rank",
+        unit="ranks",
+        range=_AT_LEAST_1,
+    )
     attention_backend: str = _knob("auto", "attention kernels: cpu, cuda, reference (plain torch), or auto")
     preemption_mode: str = _knob(
         "auto",
@@ -236,11 +242,6 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, knob in knobs().items():
             knob.check(name, getattr(self, name))
-        if self.tensor_parallel_size != 1:
-            raise EngineError(
-                f"the engine runs on one device: tensor_parallel_size {self.tensor_parallel_size} is not possible yet.",
-                hint="`kvplan estimate --tp` sizes a tensor-parallel deployment",
-            )
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise EngineError(
                 f"max_cpu_loras {self.max_cpu_loras} is less than max_loras {self.max_loras}.",
@@ -253,6 +254,23 @@ class EngineConfig:
             )
         self._check_load_format()
         self._check_offload()
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        """Refuses what no rank has a part of yet."""
+        undivided = {
+            "enable_lora": self.enable_lora,
+            f"quantization '{self.quantization}'": self.quantization not in (None, "none"),
+            "kv_disk_cache_dir": self.kv_disk_cache_dir is not None,
+            "weight_bytes": self.weight_bytes is not None,
+            "model_impl 'transformers'": self.model_impl == "transformers",
+        }
+        found = next((name for name, is_on in undivided.items() if is_on), None)
+        if self.tensor_parallel_size > 1 and found is not None:
+            raise EngineError(
+                f"tensor_parallel_size {self.tensor_parallel_size} does not go with {found} yet.",
+                hint="leave one of them out",
+            )
 
     def _check_load_format(self) -> None:
         if self.weight_bytes is not None and not self.is_counted:

@@ -43,7 +43,8 @@ class Engine:
     """A model on a device with a paged KV pool, serving any number of requests by continuous batching.
 
     ``source``: what to load when it is not ``config.model`` itself (a resolved directory, say).
-    ``tokenizer``: needed only for requests with stop strings.
+    ``tokenizer``: needed only for requests with stop strings. ``ranks``: the processes that share every layer with this
+    one, None where none do.
     Raises OutOfDeviceMemory, ContextTooLong or EngineError when it cannot start.
     """
 
@@ -51,8 +52,13 @@ class Engine:
         self.config = config
         started = start(config, config.model if source is None else source)
         self.device, self.model, self._carver = started.device, started.model, started.carver
+        self.ranks = started.ranks
         self._stops = StopChecker(self.model.config.eos_token_ids, tokenizer)
-        self._make_pool()
+        try:
+            self._make_pool()
+        except BaseException:
+            self._end_ranks()
+            raise
 
     @property
     def decoder(self) -> Decoder | TransformersDecoder:
@@ -83,7 +89,12 @@ class Engine:
         self._drop_pool()
         for name in _PARTS_OF_A_MODEL:
             self.__dict__.pop(name, None)
+        self._end_ranks()
         self.device.release_unused()
+
+    def _end_ranks(self) -> None:
+        if self.ranks is not None:
+            self.ranks.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -55,6 +55,19 @@ class ContextTooLong(EngineError):
         self.largest_tokens = largest_tokens
 
 
+class RankDied(EngineError):
+    """A process that computes a part of every layer has ended. rank: its number.
+
+    The engine cannot go on: its other ranks have been ended too.
+    """
+
+    status = "rank_died"
+
+    def __init__(self, message: str, *, rank: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.rank = rank
+
+
 class CudaOutOfMemory(EngineError):
     """The CUDA driver is out of memory (for a module, a graph, a launch); ``allocating`` adds the phase."""
 

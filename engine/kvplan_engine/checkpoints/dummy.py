@@ -10,6 +10,7 @@ from kvplan_engine.checkpoints.checkpoint import Checkpoint
 from kvplan_engine.checkpoints.families import names_of
 from kvplan_engine.checkpoints.parameters import Source, StoredParameter, stored_parameters
 from kvplan_engine.checkpoints.weights import Weights
+from kvplan_engine.description.division import Rank, Share, share_of
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import model_parameters
 
@@ -17,10 +18,14 @@ from kvplan_engine.description.parameters import model_parameters
 # A prime, so that no row of a matrix repeats the one before it.
 _PERIOD = 1_000_003
 _STANDARD_DEVIATION = 0.02
+_ROWS_AT_A_TIME = 256
 
 
-def fill_dummy(weights: Weights, model: ModelDescription, seed: int) -> None:
-    """Normal(0, 0.02) matrices, unit norms, zero biases; the same for the same seed."""
+def fill_dummy(weights: Weights, model: ModelDescription, seed: int, rank: Rank = Rank()) -> None:
+    """Normal(0, 0.02) matrices, unit norms, zero biases; the same for the same seed.
+
+    rank: whose part of the whole ``model`` the weights are: it has the values that a single one has in its place.
+    """
     generator = torch.Generator().manual_seed(seed)
     values = torch.empty(_PERIOD).normal_(0.0, _STANDARD_DEVIATION, generator=generator)
     values = values.to(next(iter(weights.values())).device)
@@ -30,7 +35,11 @@ def fill_dummy(weights: Weights, model: ModelDescription, seed: int) -> None:
             continue  # the layer uses another one's
         tensor = weights[parameter.name]
         if parameter.kind in ("matrix", "other"):
-            offset = _fill_repeating(tensor.view(-1), values, offset)
+            if rank.count == 1:
+                offset = _fill_repeating(tensor.view(-1), values, offset)
+            else:
+                _fill_share(tensor, share_of(parameter, rank), parameter.shape[-1], values, offset)
+                offset = (offset + parameter.num_elements) % _PERIOD
         else:
             tensor.fill_(1.0 if parameter.kind == "norm" else 0.0)
 
@@ -55,6 +64,20 @@ def open_dummy(model: ModelDescription, seed: int) -> Checkpoint:
 def _stored_shape(stored: StoredParameter, source: Source) -> tuple[int, ...]:
     shape = (source.num_rows * source.share, *stored.shape[1:])
     return tuple(reversed(shape)) if source.transposed else shape
+
+
+def _fill_share(tensor: torch.Tensor, share: Share, num_inputs: int, values: torch.Tensor, offset: int) -> None:
+    """The rank's part of a matrix of ``num_inputs`` columns that ``_fill_repeating`` would fill from ``offset`` on."""
+    columns = range(num_inputs) if share.inputs is None else share.inputs
+    within = torch.arange(columns.start, columns.stop) + offset
+    filled = 0
+    for run in share.rows:
+        for first in range(run.start, run.stop, _ROWS_AT_A_TIME):
+            rows = torch.arange(first, min(first + _ROWS_AT_A_TIME, run.stop))
+            places = ((rows * num_inputs).unsqueeze(1) + within) % _PERIOD
+            tensor[filled : filled + len(rows)] = values[places]
+            filled += len(rows)
+    tensor[filled:] = 0
 
 
 def _fill_repeating(flat: torch.Tensor, values: torch.Tensor, offset: int) -> int:

@@ -17,6 +17,7 @@ from kvplan_engine.checkpoints.quantised.held import HeldWeights, plan_held
 from kvplan_engine.checkpoints.quantised.rounding import RoundingReader
 from kvplan_engine.checkpoints.safetensors import open_safetensors, read_safetensors_config
 from kvplan_engine.checkpoints.weights import Weights, fill_weights
+from kvplan_engine.description.division import Rank
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.quantization import recipe_of
 from kvplan_engine.errors import EngineError
@@ -66,19 +67,28 @@ def read_config(source: Any) -> ModelDescription:
     return load_model_config(source)
 
 
-def load_weights(weights: Weights, model: ModelDescription, source: Any, load_format: str, seed: int) -> bool:
+def load_weights(
+    weights: Weights,
+    model: ModelDescription,
+    source: Any,
+    load_format: str,
+    seed: int,
+    rank: Rank = Rank(),
+) -> bool:
     """Fill ``weights`` from ``source``; whether they are dummies, whose values mean nothing.
 
-    EngineError when ``load_format`` is not "auto" and does not fit ``source``.
+    model: the whole one, of which ``weights`` are the part of ``rank``. EngineError when ``load_format`` is not "auto"
+    and does not fit ``source``.
     """
     loader = _choose(source, load_format)
     if loader is not None:
         checkpoint = loader.open(model, Path(source))
-        fill_weights(weights, checkpoint.parameters, checkpoint.read, checkpoint.where)
+        read = (checkpoint.read, checkpoint.where)
+        fill_weights(weights, checkpoint.parameters, *read, rank=rank, open_part=checkpoint.open_part)
         return False
     if load_format == "auto":
         logger.warning("no weights found: running with dummy weights (shapes and speed are right, text is not)")
-    fill_dummy(weights, model, seed)
+    fill_dummy(weights, model, seed, rank)
     return True
 
 

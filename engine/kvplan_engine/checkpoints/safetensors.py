@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kvplan_engine.checkpoints.checkpoint import Checkpoint
 from kvplan_engine.checkpoints.config_json import read_config_json
@@ -12,7 +12,7 @@ from kvplan_engine.checkpoints.families import names_of
 from kvplan_engine.checkpoints.parameters import stored_parameters
 from kvplan_engine.checkpoints.quantised.methods import open_quantised, widening
 from kvplan_engine.checkpoints.quantised.stored_tensors import StoredTensors
-from kvplan_engine.checkpoints.weights import ReadTensor
+from kvplan_engine.checkpoints.weights import OpenPart, ReadTensor, StoredPart
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
 
@@ -27,12 +27,14 @@ def open_safetensors(model: ModelDescription, folder: Path) -> Checkpoint:
     assert own is not None, "a family without names is refused before"
     parameters = stored_parameters(model, own)
     first_name = parameters[0].sources[0].name
-    read, names = _open(folder)
+    read, open_stored, names = _open(folder)
     prefix = next((each for each in prefixes if _stored_name(first_name, each, names) in names), "")
     tensors = StoredTensors(read, lambda name: _stored_name(name, prefix, names), frozenset(names))
     quantised = open_quantised(tensors, folder)
+    if quantised is not None:
+        return Checkpoint(str(folder), parameters, widening(tensors, quantised), quantised)
     return Checkpoint(
-        str(folder), parameters, tensors.read if quantised is None else widening(tensors, quantised), quantised
+        str(folder), parameters, tensors.read, open_part=lambda name: open_stored(tensors.stored_name(name))
     )
 
 
@@ -66,8 +68,8 @@ def _stored_dtypes(folder: Path) -> set[str]:
     return found
 
 
-def _open(folder: Path) -> tuple[ReadTensor, set[str]]:
-    """A reader of tensors by name, and the names there are."""
+def _open(folder: Path) -> tuple[ReadTensor, OpenPart, set[str]]:
+    """A reader of tensors by name, one of parts of them, and the names there are."""
     from safetensors import SafetensorError, safe_open
 
     handles = {}
@@ -77,7 +79,11 @@ def _open(folder: Path) -> tuple[ReadTensor, set[str]]:
             handles.update(dict.fromkeys(handle.keys(), handle))
     except (OSError, SafetensorError) as problem:
         raise EngineError(f"{folder} holds a damaged safetensors file: {problem}.", hint="download it again") from None
-    return (lambda name: handles[name].get_tensor(name)), set(handles)
+    return (
+        lambda name: handles[name].get_tensor(name),
+        lambda name: cast(StoredPart, handles[name].get_slice(name)),
+        set(handles),
+    )
 
 
 def _files(folder: Path) -> list[Path]:

@@ -11,5 +11,6 @@ weights (``load_format="none"``).
     norms          which normalisations there are, and where they stand
     parameters/    every parameter of a model: its shape, part by part
     uniform        models whose layers all keep the same of each token
+    division       what one rank has of a model where several share every layer
     kept_units     what a layer keeps of a sequence, and for how long
 """

@@ -79,6 +79,8 @@ class ModelDescription:
     embedding_norm: a LayerNorm follows the embedding (BLOOM). logits_scale, logits_softcap: what becomes of the logits.
     language_model: the architecture of the text's half inside of a vision or audio model; None for a model of its own.
     head_bias: the output head has one. dtype: that the weights were published in. others: parameters of no part.
+    num_ranks: what a layer has is one rank's part of it, among so many, and so are embedding and head
+    (``description/division.py``); 1 for a whole model.
     """
 
     architecture: str
@@ -100,6 +102,12 @@ class ModelDescription:
     language_model: str | None = None
     layer_inputs: LayerInputs | None = None
     others: tuple[Shape, ...] = ()
+    num_ranks: int = 1
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of the embedding and of the head, on one rank."""
+        return -(-self.vocab_size // self.num_ranks)
 
     @property
     def num_layers(self) -> int:

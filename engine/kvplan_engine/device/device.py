@@ -154,8 +154,11 @@ class CpuDevice:
         return True
 
 
-def open_device(kind: str, memory_bytes: int | None) -> Device:
-    """``auto`` takes a usable GPU, otherwise the CPU, and logs which. EngineError when ``kind`` is not available."""
+def open_device(kind: str, memory_bytes: int | None, num_ranks: int = 1) -> Device:
+    """``auto`` takes a usable GPU, otherwise the CPU, and logs which. EngineError when ``kind`` is not available.
+
+    memory_bytes: of one device; a CPU is the device of all ``num_ranks`` ranks.
+    """
     if kind == "cuda":
         return open_cuda(memory_bytes)
     if kind == "auto":
@@ -167,15 +170,16 @@ def open_device(kind: str, memory_bytes: int | None) -> Device:
         # a GPU that is present but not used deserves a warning; a machine without one does not
         level = logging.WARNING if reason.gpu else logging.INFO
         logger.log(level, "device auto takes the CPU: %s", reason.sentence)
-    return _open_cpu(memory_bytes)
+    return _open_cpu(memory_bytes, num_ranks)
 
 
-def _open_cpu(memory_bytes: int | None) -> CpuDevice:
+def _open_cpu(memory_bytes: int | None, num_ranks: int) -> CpuDevice:
     available = available_memory_bytes()
-    total = memory_bytes or default_cpu_bytes()
-    if total > available:
+    total = memory_bytes or default_cpu_bytes(num_ranks)
+    if total * num_ranks > available:
+        of_ranks = "" if num_ranks == 1 else f" of each of {num_ranks} ranks"
         raise EngineError(
-            f"device_memory {total / 1024**3:.2f} GiB is more than is free: {available / 1024**3:.2f} GiB.",
+            f"device_memory {total / 1024**3:.2f} GiB{of_ranks} is more than is free: {available / 1024**3:.2f} GiB.",
             hint="lower device_memory",
         )
     if memory_bytes is None:
@@ -183,9 +187,9 @@ def _open_cpu(memory_bytes: int | None) -> CpuDevice:
     return CpuDevice(total)
 
 
-def default_cpu_bytes() -> int:
-    """Memory of a CPU device whose size nobody chose: 4 GiB, or half of what is free if that is less."""
-    return min(_DEFAULT_CPU_BYTES, available_memory_bytes() // 2)
+def default_cpu_bytes(num_ranks: int = 1) -> int:
+    """Memory of a CPU device whose size nobody chose: 4 GiB, or half of what is free, over all ranks, if less."""
+    return min(_DEFAULT_CPU_BYTES, available_memory_bytes() // 2 // num_ranks)
 
 
 def cpu_name() -> str:

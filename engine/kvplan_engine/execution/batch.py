@@ -10,16 +10,17 @@ import numpy as np
 import torch
 
 from kvplan_engine.attention.layer_cache import TablePlace
-from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.description.mixers import FULL
 from kvplan_engine.execution.group_tables import FullTables, GroupTables, StateTables
 from kvplan_engine.execution.staging import InputStage
+from kvplan_engine.execution.step_indices import StepIndices, cut_tables
 from kvplan_engine.execution.step_tables import metadata_of, state_tables_name, states_of
 from kvplan_engine.memory.index_buffers import TOKEN_BUFFERS
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.requests.request import ScheduledSequence
+from kvplan_engine.requests.request import Sequence as SampledSequence
 from kvplan_engine.requests.step_plan import StepPlan
 
 
@@ -51,6 +52,7 @@ class BatchBuilder:
             self._host[name].numpy() for name in ("token_ids", "positions", "query_starts")
         )
         self._groups = _group_tables(self._host, layout)
+        self._block_size = layout.block_size
         self._places, self._last_place = tuple(dict.fromkeys(tables)), tables[-1] if tables else None
         self._state_tables = state_tables_name(layout)
         self._token_buffers = tuple(name for name in buffers if name in TOKEN_BUFFERS or name.startswith("slots"))
@@ -76,21 +78,63 @@ class BatchBuilder:
             sampled = plan.decodes + [item.sequence for item in plan.chunks if item.needs_sampling]
         if self._stage is not None:
             self._stage.upload(self._host, self._sizes(num_tokens, num_seqs))
-        tokens, seqs = self._views_of_tokens(num_tokens), self._views_of_seqs(num_seqs)
-        attention = {place: metadata_of(place, tokens, seqs, max_query_len) for place in self._places}
         skips_rows = 2 * len(sampled) <= num_tokens and not plan.wants_prompt_logprobs
         if plan.has_adapters and self._stage is not None:  # the groups of sampled rows would have to be staged too
             skips_rows = False
-        last = attention[self._last_place] if self._last_place is not None and skips_rows else None
+        rows = self._sampled_rows(plan) if plan.chunks else self._numbers[:num_decodes]
+        starts = self._sampled_starts(plan) if skips_rows else None
+        return self._batch(num_tokens, num_seqs, max_query_len, rows, starts, sampled)
+
+    def _batch(
+        self,
+        num_tokens: int,
+        num_seqs: int,
+        max_query_len: int,
+        sampled_rows: torch.Tensor,
+        sampled_starts: np.ndarray | None,
+        sampled: list[SampledSequence],
+    ) -> StepBatch:
+        """Views of the buffers as they are filled now. sampled_starts: where a step skips rows of the last layer."""
+        tokens, seqs = self._views_of_tokens(num_tokens), self._views_of_seqs(num_seqs)
+        attention = {place: metadata_of(place, tokens, seqs, max_query_len) for place in self._places}
+        last = attention[self._last_place] if self._last_place is not None else None
+        of_sampled = None
+        if last is not None and sampled_starts is not None:
+            of_sampled = replace(last, query_starts=self._sent(sampled_starts), max_query_len=1)
         return StepBatch(
             token_ids=tokens["token_ids"],
             positions=tokens["positions"],
             attention=attention,
             sampled=sampled,
-            sampled_rows=self._sampled_rows(plan) if plan.chunks else self._numbers[:num_decodes],
-            sampled_attention=None if last is None else self._sampled_attention(plan, last),
+            sampled_rows=sampled_rows,
+            sampled_attention=of_sampled,
             states=states_of(self._state_tables, tokens, seqs),
         )
+
+    def indices_of(self, batch: StepBatch) -> StepIndices:
+        """What another rank's ``rebuild`` needs for ``batch``, the last that was built."""
+        host, number = {name: buffer.numpy() for name, buffer in self._host.items()}, batch.num_seqs
+        lengths = {name: host[name][:number] for name in host if name.startswith("seq_lens")}
+        sizes = self._sizes(batch.num_tokens, number)
+        found = {name: cut_tables(name, host[name][: sizes[name]], lengths, self._block_size) for name in host}
+        of_sampled = batch.sampled_attention
+        return StepIndices(
+            batch.num_tokens,
+            number,
+            next(iter(batch.attention.values())).max_query_len if batch.attention else 1,
+            found,
+            batch.sampled_rows.cpu().numpy(),
+            None if of_sampled is None else of_sampled.query_starts.cpu().numpy(),
+        )
+
+    def rebuild(self, indices: StepIndices) -> StepBatch:
+        """The batch that another rank's builder made of its plan, without its sequences."""
+        for name, filled in indices.buffers.items():
+            place = self._workspace[name][: filled.shape[0]]
+            (place if filled.ndim == 1 else place[:, : filled.shape[1]]).copy_(torch.from_numpy(filled))
+        rows = self._sent(indices.sampled_rows)
+        counts = (indices.num_tokens, indices.num_seqs, indices.max_query_len)
+        return self._batch(*counts, rows, indices.sampled_starts, [])
 
     def _views_of_tokens(self, num_tokens: int) -> dict[str, torch.Tensor]:
         return self._views(self._token_views, self._token_buffers, num_tokens)
@@ -119,13 +163,13 @@ class BatchBuilder:
         ending = [row for row, item in enumerate(plan.chunks, start=number + 1) if item.needs_sampling]
         return self._sent(np.concatenate([self._starts[:number], self._query_starts[ending] - 1]).astype(np.int64))
 
-    def _sampled_attention(self, plan: StepPlan, attention: AttentionMetadata) -> AttentionMetadata:
-        """One query for each sequence that is sampled, none for the others."""
+    def _sampled_starts(self, plan: StepPlan) -> np.ndarray:
+        """Where queries begin if there is one for each sequence that is sampled, and none for the others."""
         number = len(plan.decodes)
         starts = np.zeros(plan.num_seqs + 1, np.int32)
         starts[1 : number + 1] = 1
         starts[number + 1 :] = [item.needs_sampling for item in plan.chunks]
-        return replace(attention, query_starts=self._sent(np.cumsum(starts, dtype=np.int32)), max_query_len=1)
+        return np.cumsum(starts, dtype=np.int32)
 
     def _sent(self, values: np.ndarray) -> torch.Tensor:
         """``values`` on the device, without waiting: that would wait for the previous step too."""

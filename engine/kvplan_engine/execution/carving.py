@@ -51,7 +51,7 @@ class MemoryCarver:
         """Allocate for ``config``; OutOfDeviceMemory or ContextTooLong when that is not possible."""
         max_model_len = resolve_max_model_len(config, self._model.config)
         layout = kv_layout(config, self._model.config, self._model.dtype, max_model_len)
-        runner = ModelRunner(self._model, config, self._device, layout, max_model_len)
+        runner = self._make_runner(config, layout, max_model_len)
         kv_dtype = config.kv_dtype(self._model.dtype)
         memory = self._plan(runner, config, layout, max_model_len)
         if self._must_measure(runner, config):
@@ -68,6 +68,9 @@ class MemoryCarver:
             runner.capture_graphs()
         memory = replace(memory, activation_peak_bytes=self._activation_peak_bytes)
         return Carving(runner, memory, layout, max_model_len, self._seconds_per_token)
+
+    def _make_runner(self, config: EngineConfig, layout: KvLayout, max_model_len: int) -> ModelRunner:
+        return ModelRunner(self._model, config, self._device, layout, max_model_len)
 
     def _plan(self, runner: ModelRunner, config: EngineConfig, layout: KvLayout, max_model_len: int) -> MemoryBreakdown:
         return plan_memory(

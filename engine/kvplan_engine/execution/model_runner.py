@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from kvplan_engine.execution.adapters import begin_step
 from kvplan_engine.execution.batch import BatchBuilder
 from kvplan_engine.execution.graphs import DecodeGraphs, PaddedBatches, ladder_of
 from kvplan_engine.execution.staging import InputStage, PendingTokens, TokenStage
+from kvplan_engine.execution.step_indices import StepIndices
 from kvplan_engine.execution.step_tables import state_tables_name
 from kvplan_engine.layers.rope import fill_rope_table
 from kvplan_engine.memory.breakdown import rope_tables
@@ -28,7 +28,7 @@ from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.kv_pool import KvPool, places_of
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.offload.disk_tier import DiskTier
-from kvplan_engine.offload.mover import BlockMover
+from kvplan_engine.offload.mover import BlockMover, Mover
 from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.sampling.prompt_logprobs import take_prompt_logprobs
 from kvplan_engine.sampling.sampler import Sampler
@@ -100,7 +100,7 @@ class ModelRunner:
         self.graphs = None
         self.kv = None
 
-    def make_mover(self, num_host_slots: int, disk: DiskTier | None) -> BlockMover:
+    def make_mover(self, num_host_slots: int, disk: DiskTier | None) -> Mover:
         """See StepRunner.make_mover. OutOfDeviceMemory(phase="kv_host") when the slots cannot be allocated."""
         assert self.kv is not None
         blocks = self.kv.blocks
@@ -132,8 +132,11 @@ class ModelRunner:
 
     def take_prompt_logprobs(self, plan: StepPlan) -> None:
         """See StepRunner.take_prompt_logprobs."""
-        logits_of = partial(self._model.decoder.logits_of_rows, self.workspace)
-        take_prompt_logprobs(plan, logits_of, self.sampler)
+        take_prompt_logprobs(plan, self.logits_of_rows, self.sampler)
+
+    def logits_of_rows(self, first: int, last: int) -> torch.Tensor:
+        """Logits of these rows of the last step, see Decoder.logits_of_rows."""
+        return self._model.decoder.logits_of_rows(self.workspace, first, last)
 
     def choose_likeliest(self, logits: torch.Tensor, plan: StepPlan) -> PendingTokens:
         """The likeliest token for each of ``plan.sampled``, kept on the device and sent to the host."""
@@ -146,6 +149,16 @@ class ModelRunner:
             rows = self.device.upload(np.array(plan.logits_rows))
             torch.index_select(best, 0, rows, out=self._tokens.chosen[:number])
         return self._tokens.send(number)
+
+    # ---- for other ranks
+
+    def indices_of(self, batch: StepBatch) -> StepIndices:
+        """See BatchBuilder.indices_of."""
+        return self._batches.indices_of(batch)
+
+    def rebuild(self, indices: StepIndices) -> StepBatch:
+        """See BatchBuilder.rebuild."""
+        return self._batches.rebuild(indices)
 
     # ---- graphs
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
+
+from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.config import EngineConfig
+from kvplan_engine.description.division import rank_model
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.counted import count_device
 from kvplan_engine.device.device import CpuDevice, Device, open_device, resolve_dtype
+from kvplan_engine.errors import EngineError
 from kvplan_engine.execution.capacity import CapacityCarver
 from kvplan_engine.execution.carving import Carving, MemoryCarver
+from kvplan_engine.execution.ranks.group import RankGroup
+from kvplan_engine.execution.ranks.leading import LeadingCarver
 from kvplan_engine.execution.self_check import choose_way
 from kvplan_engine.models.counted_model import CountedModel, EngineModel
 from kvplan_engine.models.loaded_model import LoadedModel
@@ -28,25 +36,54 @@ class Carver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What stays while pools come and go."""
+    """What stays while pools come and go. ranks: that share every layer with this one, None where none do."""
 
     device: Device
     model: EngineModel
     carver: Carver
+    ranks: RankGroup | None = None
 
 
 def start(config: EngineConfig, source: Any) -> Started:
     """``source`` loaded on the device that ``config`` names. OutOfDeviceMemory or EngineError."""
-    return _count(config, source) if config.is_counted else _load(config, source)
+    if config.is_counted:
+        return _count(config, source)
+    return _load_divided(config, source) if config.tensor_parallel_size > 1 else _load(config, source)
+
+
+def _load_divided(config: EngineConfig, source: Any) -> Started:
+    """The first rank's part here, and the others' in processes of their own."""
+    count = config.tensor_parallel_size
+    rank_model(read_config(source), count)  # refuses what cannot be divided before a process is started
+    device = open_device(config.device, config.device_memory, count)
+    kind = device.torch_device.type
+    if kind == "cuda" and torch.cuda.device_count() < count:
+        raise EngineError(
+            f"tensor_parallel_size {count} needs as many GPUs, and there are {torch.cuda.device_count()}.",
+            hint="lower tensor_parallel_size, or use device='cpu'",
+        )
+    ranks = RankGroup(count)
+    try:
+        of_rank = replace(config, device=kind, device_memory=device.total_bytes if kind == "cpu" else None)
+        collectives = ranks.load(of_rank, source, on_gpu=kind == "cuda")
+        with allocating("weights"):
+            model = LoadedModel(config, source, device, _dtype_on(device, config), collectives)
+        ranks.loaded()
+    except BaseException:
+        ranks.close()
+        raise
+    return Started(device, model, LeadingCarver(model, device, ranks, collectives), ranks)
+
+
+def _dtype_on(device: Device, config: EngineConfig) -> Callable[[str], str]:
+    """The dtype that a model published in another one is computed in."""
+    return lambda model_dtype: resolve_dtype(config.dtype, model_dtype, device)
 
 
 def _load(config: EngineConfig, source: Any) -> Started:
     implementation = chosen_implementation(config, source)  # imports what it needs before memory is measured
     device = _open_partly_backed(config) if config.shares_layers else open_device(config.device, config.device_memory)
-
-    def dtype_of(model_dtype: str) -> str:
-        return resolve_dtype(config.dtype, model_dtype, device)
-
+    dtype_of = _dtype_on(device, config)
     model: RunnableModel
     with allocating("weights"):
         if implementation == "native":

@@ -46,11 +46,18 @@ class StoredWeight:
 
     name: the parameter's, without its leaf. weight [num_outputs, num_inputs]; bias [num_outputs] or None. activation:
     what follows the product, or None. is_embedding: the weight is the embedding too, so that its rows must be read
-    back. is_quantised: only the weight's shape is to be had, and ``take_quantised``.
+    back. only_rows: nothing is multiplied with it. is_quantised: only the weight's shape is to be had, and
+    ``take_quantised``.
     """
 
     def __init__(
-        self, weights: Weights, name: str, *, activation: str | None = None, is_embedding: bool = False
+        self,
+        weights: Weights,
+        name: str,
+        *,
+        activation: str | None = None,
+        is_embedding: bool = False,
+        only_rows: bool = False,
     ) -> None:
         self._weights = weights
         self.name = name
@@ -61,6 +68,7 @@ class StoredWeight:
         self.bias = weights.get(f"{name}.bias")
         self.activation = activation
         self.is_embedding = is_embedding
+        self.only_rows = only_rows
 
     @classmethod
     def quantised(cls, weights: Weights, name: str, *, is_embedding: bool = False) -> StoredWeight | None:

@@ -29,6 +29,8 @@ MEASURE_INSTEAD = "load_format='none' measures its capacity without computing an
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
 CHOSEN = "chosen"
 """The workspace's buffer of what sparse attention has chosen, a position each; not there where contexts are shorter."""
+SHARDS = "shards"
+"""The workspace's buffer of each rank's part of the logits, where a vocabulary is divided."""
 _ALIGNMENT_BYTES = 64  # a cache line: buffers never share one
 
 # Rows of logits that the sampler works on at a time, and its bytes per logit of such a row, six float32: a copy of the
@@ -84,9 +86,13 @@ def workspace_buffers(
 def sampling_buffers(model: ModelDescription, dtype: str, *, max_num_seqs: int) -> list[BufferSpec]:
     """What follows the layers of a step of ``max_num_seqs`` sequences: all of its buffers where others compute them."""
     rows = min(max_num_seqs, SAMPLER_ROWS)
+    shards = []
+    if model.num_ranks > 1:
+        shards = [BufferSpec(SHARDS, (model.num_ranks, max_num_seqs, model.vocab_rows), dtype)]
     return [
         BufferSpec("logits", (max_num_seqs, model.vocab_size), dtype),
         BufferSpec("sampler", (rows * model.vocab_size * SAMPLER_ELEMENT_BYTES,), "uint8"),
+        *shards,
     ]
 
 

@@ -10,6 +10,7 @@ from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.quantised.held import rounded_weight_bytes
 from kvplan_engine.checkpoints.weights import num_parameters
 from kvplan_engine.config import EngineConfig
+from kvplan_engine.description.division import rank_model
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.quantization import recipe_of
 from kvplan_engine.device.device import Device, resolve_dtype
@@ -45,7 +46,7 @@ class CountedModel:
     adapters: AdapterLibrary | None = None
 
     def __init__(self, config: EngineConfig, source: Any, device: Device) -> None:
-        self.config: ModelDescription = read_config(source)
+        self.config: ModelDescription = rank_model(read_config(source), config.tensor_parallel_size)
         self.dtype = resolve_dtype(config.dtype, self.config.dtype, device)
         element_bytes = DTYPE_BYTES[self.dtype]
         self.adapter_bytes = 0

@@ -51,6 +51,9 @@ class Decoder:
         table: Projection | None = self._head if is_tied else None
         if table is None and (stored := StoredWeight.quantised(weights, "embedding", is_embedding=True)) is not None:
             table = make_projection(kernels.projections, stored)
+        if table is None and model.num_ranks > 1:
+            rows = StoredWeight(weights, "embedding", is_embedding=True, only_rows=True)
+            table = make_projection(kernels.projections, rows)
         self._embed = Embedding(model, weights, table, kernels.ops)
         inputs = model.layer_inputs
         self._layer_inputs = None if inputs is None else LayerInputsPart(inputs, model, weights, kernels)

@@ -18,6 +18,9 @@ from kvplan_engine.adapters.step_rows import StepRows
 from kvplan_engine.attention.cpu import CpuBackend
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.reference import ReferenceBackend
+from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.description.parameters import model_parameters
+from kvplan_engine.device.collectives import Collectives
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cpu import lora
@@ -32,6 +35,7 @@ from kvplan_engine.kernels.cuda.states import CudaStates
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.layers.cuda_mixture import CudaMixtures
 from kvplan_engine.layers.cuda_quantised import CudaQuantisedWeights
+from kvplan_engine.layers.divided import DividedMixtures, DividedProjections, ShardBuffer
 from kvplan_engine.layers.head_products import PanelHeads, TorchHeads
 from kvplan_engine.layers.linear import Linear
 from kvplan_engine.layers.mixture import PanelMixtures, TorchMixture
@@ -57,7 +61,8 @@ class DeviceKernels(PartKernels):
     """What computes a model. make_layer_run: all its layers in one call, or None where they cannot be run so.
 
     memory: by the names of ``memory.device_buffers``, what products need of the workspace. adapters: what corrects
-    products in each step; None where nothing does. takes_plain_weights: of those in few bits they take
+    products in each step; None where nothing does. shards: where parts of divided logits come together, None without.
+    takes_plain_weights: of those in few bits they take
     only such (``HeldWeights.plain``).
     """
 
@@ -65,6 +70,18 @@ class DeviceKernels(PartKernels):
     memory: Mapping[str, StepMemory] = field(default_factory=dict)
     adapters: StepRows | None = None
     takes_plain_weights: bool = False
+    shards: ShardBuffer | None = None
+
+    def divided(self, model: ModelDescription, collectives: Collectives) -> DeviceKernels:
+        """The same kernels for a rank's part of a model, ``model``: products over a rank's inputs become sums."""
+        summed = frozenset(
+            each.name.removesuffix(".weight")
+            for each in model_parameters(model)
+            if each.split == "inputs" and not each.part.startswith("experts.")
+        )
+        projections = DividedProjections(self.projections, summed, collectives)
+        mixtures = (DividedMixtures(self.mixtures, collectives),)
+        return replace(self, projections=(projections, *self.projections), mixtures=mixtures, shards=projections.shards)
 
     def corrected(self, sites: Mapping[str, SiteSlots], step: StepRows) -> DeviceKernels:
         """The same kernels, whose products of ``sites`` are corrected as ``step`` says."""

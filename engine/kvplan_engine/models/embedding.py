@@ -13,7 +13,7 @@ from kvplan_engine.models.step_batch import StepBatch
 
 
 class Embedding:
-    """head: what gives the embedding's rows back, being the output head too or quantised; None where they are dense."""
+    """head: what gives the embedding's rows back, being the output head too, quantised or divided; None for a table."""
 
     def __init__(self, model: ModelDescription, weights: Weights, head: Projection | None, ops: Ops) -> None:
         self._head = head

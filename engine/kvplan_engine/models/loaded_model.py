@@ -10,13 +10,16 @@ from kvplan_engine.adapters.library import AdapterLibrary
 from kvplan_engine.adapters.sites import sites_of
 from kvplan_engine.adapters.slots import AdapterSlots
 from kvplan_engine.checkpoints.loaders import load_weights, plan_held_weights, read_config
+from kvplan_engine.checkpoints.quantised.held import refuse_held
 from kvplan_engine.checkpoints.shared_layers import weight_owners
 from kvplan_engine.checkpoints.weights import Weights, allocate_weights, unowned, weight_fingerprint
 from kvplan_engine.config import EngineConfig
+from kvplan_engine.description.division import Rank, rank_model
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import num_parameters
+from kvplan_engine.device.collectives import Collectives
 from kvplan_engine.device.device import Device
-from kvplan_engine.memory.breakdown import BufferSpec
+from kvplan_engine.memory.breakdown import SHARDS, BufferSpec
 from kvplan_engine.memory.device_buffers import cuda_buffers
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.decoder import Decoder
@@ -29,19 +32,33 @@ class LoadedModel:
     """A model's config and weights on a device; stays while pools come and go. is_dummy: the values mean nothing.
 
     weight_bytes: slots of adapters included, which take adapter_bytes. adapters: None where none are served.
+    collectives: of the ranks that share every layer, None where there are none; config is then a rank's part.
     """
 
     implementation = "native"
 
-    def __init__(self, config: EngineConfig, source: Any, device: Device, dtype_of: Any) -> None:
-        self.config: ModelDescription = read_config(source)
-        refuse_unknown_parts(self.config)
+    def __init__(
+        self,
+        config: EngineConfig,
+        source: Any,
+        device: Device,
+        dtype_of: Any,
+        collectives: Collectives | None = None,
+    ) -> None:
+        whole = read_config(source)
+        refuse_unknown_parts(whole)
+        rank = Rank() if collectives is None else collectives.rank
+        self.config: ModelDescription = rank_model(whole, rank.count)
         self.dtype: str = dtype_of(self.config.dtype)
         self._scalar: torch.dtype = getattr(torch, self.dtype)
         owners = weight_owners(self.config, self._scalar.itemsize) if config.shares_layers else None
-        loading = (self.config, source, config.load_format)
+        loading = (whole, source, config.load_format)
         held = plan_held_weights(*loading, config.quantization, config.seed, config.group_size)
+        if rank.count > 1:
+            refuse_held(held)
         kernels = select_kernels(config.attention_backend, device.torch_device, self._scalar)
+        if collectives is not None:
+            kernels = kernels.divided(self.config, collectives)
         held = held.plain if kernels.takes_plain_weights else held
         self.weights: Weights = allocate_weights(
             self.config, self._scalar, device.torch_device, owners, without=held.parameters
@@ -52,7 +69,7 @@ class LoadedModel:
         slots = _make_slots(config, self.config, self._scalar, device)
         self.adapter_bytes = 0 if slots is None else slots.num_bytes
         self.weight_bytes += self.adapter_bytes
-        self.is_dummy = load_weights(self.weights, *loading, config.seed)
+        self.is_dummy = load_weights(self.weights, *loading, config.seed, rank)
         held.fill(self.weights, device.torch_device, skipped=unowned(owners))
         self.weight_fingerprint = weight_fingerprint(self.weights)  # of all, before the decoder packs most of them
         self.adapters: AdapterLibrary | None = None
@@ -62,6 +79,7 @@ class LoadedModel:
             )
             kernels = kernels.corrected(slots.sites, self.adapters.step)
         self._kernel_memory, self._holds_few_bits = kernels.memory, bool(held.parameters)
+        self._shards = kernels.shards
         self.ops = kernels.ops
         self.attention = kernels.attention
         self.decoder = Decoder(self.config, self.weights, kernels, owners)
@@ -69,7 +87,7 @@ class LoadedModel:
     @property
     def is_capturable(self) -> bool:
         """Whether decode steps may be captured as graphs."""
-        return self.attention.is_capturable
+        return self.attention.is_capturable and self._shards is None
 
     def kernel_buffers(self, config: EngineConfig) -> list[BufferSpec]:
         """What the kernels need of the workspace besides a step's own buffers."""
@@ -80,6 +98,8 @@ class LoadedModel:
         for name, memory in self._kernel_memory.items():
             if name in workspace:
                 memory.bind(workspace[name])
+        if self._shards is not None:
+            self._shards.bind(workspace[SHARDS])
 
     def reserve_decode(self, kv: KvPool, max_num_seqs: int) -> None:
         """Let attention compile and allocate what decode steps need, so that they can be captured."""

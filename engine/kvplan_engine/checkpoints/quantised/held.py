@@ -15,6 +15,7 @@ from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import model_parameters
 from kvplan_engine.description.quantization import Recipe
 from kvplan_engine.description.weight_format import WeightFormat
+from kvplan_engine.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,15 @@ class HeldWeights:
             parts = [part.plain for part in parts] if self.is_plain else parts
             named = as_tensors(name.removesuffix(".weight"), parts)
             weights |= {key: tensor.to(device) for key, tensor in named.items()}
+
+
+def refuse_held(held: HeldWeights) -> None:
+    """EngineError where any weight is held in few bits: its groups are not divided over ranks yet."""
+    if held.parameters:
+        raise EngineError(
+            f"the engine does not divide weights in few bits over ranks yet, and {held.where} has some.",
+            hint="quantization='none' widens them when they are loaded",
+        )
 
 
 def plan_held(

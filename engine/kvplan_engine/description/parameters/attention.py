@@ -14,20 +14,23 @@ def attention_parameters(attention: Attention, hidden_size: int, norm_kind: Norm
     """Of one layer. norm_kind: the layer's, for norms of heads that name no kind of their own."""
     if attention.shared_weights:
         return
-    yield from projection("qkv", _rows(attention), hidden_size, bias=attention.qkv_bias)
-    yield from projection("output", hidden_size, attention.output_size, bias=attention.output_bias)
+    heads = attention.num_kv_heads
+    yield from projection(
+        "qkv", _rows(attention), hidden_size, bias=attention.qkv_bias, split="outputs", kv_heads=heads
+    )
+    yield from projection("output", hidden_size, attention.output_size, bias=attention.output_bias, split="inputs")
     if attention.gate in ("element", "separate"):
         bias = attention.qkv_bias and attention.gate == "element"
-        yield from projection("gate", attention.output_size, hidden_size, bias=bias)
+        yield from projection("gate", attention.output_size, hidden_size, bias=bias, split="outputs")
     elif attention.gate == "head":
-        yield from projection("gate", attention.num_heads, hidden_size)
+        yield from projection("gate", attention.num_heads, hidden_size, split="outputs")
     kind = attention.head_norm_kind or norm_kind
     if attention.head_norm != "none":
         yield from _head_norm("query_norm", attention, kind, attention.num_heads)
         if attention.reads_layer is None:
-            yield from _head_norm("key_norm", attention, kind, attention.num_kv_heads)
+            yield from _head_norm("key_norm", attention, kind, attention.num_kv_heads, kv_heads=heads)
     if attention.sinks:
-        yield Parameter("sinks", (attention.num_heads,), "bias", "")
+        yield Parameter("sinks", (attention.num_heads,), "bias", "", split="outputs")
     if attention.indexer is not None:
         yield from _indexer_parameters(attention.indexer, hidden_size, kind)
 
@@ -49,11 +52,14 @@ def _rows(attention: Attention) -> Rows:
     return rows
 
 
-def _head_norm(part: str, attention: Attention, kind: NormKind, num_heads: int) -> Iterator[Parameter]:
+def _head_norm(
+    part: str, attention: Attention, kind: NormKind, num_heads: int, kv_heads: int = 0
+) -> Iterator[Parameter]:
     """One weight for all heads, or a row for each."""
     size = attention.key_size
     if attention.head_norm == "head":
         yield from norm(part, kind, size)
         return
     for parameter in norm(part, kind, num_heads * size):
-        yield replace(parameter, rows=tuple((f"head {head}", size) for head in range(num_heads)))
+        rows = tuple((f"head {head}", size) for head in range(num_heads))
+        yield replace(parameter, rows=rows, split="heads", kv_heads=kv_heads)

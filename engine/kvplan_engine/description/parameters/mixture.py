@@ -33,5 +33,6 @@ def mixture_parameters(mixture: Mixture, hidden_size: int) -> Iterator[Parameter
 def _expert_parameters(mixture: Mixture, inner_size: int) -> Iterator[Parameter]:
     expert, count = mixture.expert, mixture.num_experts
     up: Rows = (("gate", expert.size), ("up", expert.size)) if expert.gated else (("up", expert.size),)
-    yield from projection("experts.up", up * count, inner_size, bias=expert.bias)
-    yield from projection("experts.down", (("down", inner_size),) * count, expert.size, bias=expert.bias)
+    yield from projection("experts.up", up * count, inner_size, bias=expert.bias, split="outputs")
+    down: Rows = (("down", inner_size),) * count
+    yield from projection("experts.down", down, expert.size, bias=expert.bias, split="inputs")

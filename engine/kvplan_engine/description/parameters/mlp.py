@@ -11,8 +11,8 @@ from kvplan_engine.description.parameters.parameter import Parameter, Rows, proj
 def mlp_parameters(mlp: Mlp, hidden_size: int, prefix: str = "") -> Iterator[Parameter]:
     """Of one MLP. prefix: before the parts' names, for an MLP inside of another part ("shared.")."""
     rows: Rows = (("gate", mlp.size), ("up", mlp.size)) if mlp.gated else (("up", mlp.size),)
-    yield from projection(f"{prefix}up", rows, hidden_size, bias=mlp.bias)
-    yield from projection(f"{prefix}down", hidden_size, mlp.size, bias=mlp.bias)
+    yield from projection(f"{prefix}up", rows, hidden_size, bias=mlp.bias, split="outputs")
+    yield from projection(f"{prefix}down", hidden_size, mlp.size, bias=mlp.bias, split="inputs")
     if mlp.activation == "xielu":  # its two slopes are learned
         yield Parameter(f"{prefix}activation.alpha_p", (1,), "bias", "")
         yield Parameter(f"{prefix}activation.alpha_n", (1,), "bias", "")

@@ -35,7 +35,7 @@ def num_parameters(model: ModelDescription) -> int:
 def model_parameters(model: ModelDescription) -> Iterator[Parameter]:
     """Every parameter once: the embedding, layer by layer, the head."""
     hidden = model.hidden_size
-    yield from projection("embedding", model.vocab_size, hidden)
+    yield from projection("embedding", model.vocab_rows, hidden, split="vocabulary")
     if model.learned_positions is not None:
         yield from projection("positions", model.learned_positions, hidden)
     if model.embedding_norm:
@@ -47,7 +47,7 @@ def model_parameters(model: ModelDescription) -> Iterator[Parameter]:
             yield replace(parameter, layer=index)
     yield from norm("final_norm", model.norm.kind, hidden)
     if not model.tie_word_embeddings:
-        yield from projection("head", model.vocab_size, hidden, bias=model.head_bias)
+        yield from projection("head", model.vocab_rows, hidden, bias=model.head_bias, split="vocabulary")
     yield from _others(model.others)
 
 

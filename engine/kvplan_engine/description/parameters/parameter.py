@@ -11,6 +11,7 @@ from kvplan_engine.description.norms import NormKind
 
 Kind = Literal["matrix", "norm", "bias", "other"]
 Rows = tuple[tuple[str, int], ...]
+Split = Literal["none", "outputs", "heads", "inputs", "once", "vocabulary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,17 @@ class Parameter:
     part: what it belongs to ("qkv", "experts.up"). leaf: "weight", "bias", or "" for a tensor that is the part itself.
     layer: whose it is; None outside of the layers. rows: what the first axis is stacked of, in order, such as
     (("query", 4096), ("key", 1024), ("value", 1024)); () where it is one. kind decides dummy values.
+
+    split: what each rank has of it where several share every layer (``description/division.py``):
+
+        none         all of it
+        outputs      an equal part of each run of ``rows``
+        heads        an equal part of the first axis, whatever it is stacked of
+        inputs       an equal part of the last axis: a product with it is a sum over the ranks
+        once         all of it on the first rank, zeros on the others: it is added to such a sum
+        vocabulary   an equal part of the first axis, rounded up
+
+    kv_heads: of the rows "key" and "value" (of all, without ``rows``): heads, which ranks share where they are fewer.
     """
 
     part: str
@@ -28,6 +40,8 @@ class Parameter:
     leaf: str = "weight"
     rows: Rows = ()
     layer: int | None = None
+    split: Split = "none"
+    kv_heads: int = 0
 
     @property
     def name(self) -> str:
@@ -39,13 +53,19 @@ class Parameter:
         return math.prod(self.shape)
 
 
-def projection(part: str, rows: Rows | int, num_inputs: int, *, bias: bool = False) -> Iterator[Parameter]:
-    """A matrix [rows, num_inputs], and a bias [rows] where there is one. rows: by label where several are stacked."""
+def projection(
+    part: str, rows: Rows | int, num_inputs: int, *, bias: bool = False, split: Split = "none", kv_heads: int = 0
+) -> Iterator[Parameter]:
+    """A matrix [rows, num_inputs], and a bias [rows] where there is one. rows: by label where several are stacked.
+
+    split, kv_heads: of the matrix, see Parameter; the bias follows it.
+    """
     stacked = () if isinstance(rows, int) else rows
     num_outputs = rows if isinstance(rows, int) else sum(size for _, size in rows)
-    yield Parameter(part, (num_outputs, num_inputs), "matrix", rows=stacked)
+    yield Parameter(part, (num_outputs, num_inputs), "matrix", rows=stacked, split=split, kv_heads=kv_heads)
     if bias:
-        yield Parameter(part, (num_outputs,), "bias", "bias", rows=stacked)
+        of_bias: Split = "once" if split == "inputs" else split
+        yield Parameter(part, (num_outputs,), "bias", "bias", rows=stacked, split=of_bias, kv_heads=kv_heads)
 
 
 def norm(part: str, kind: NormKind, size: int) -> Iterator[Parameter]:

@@ -1,0 +1,197 @@
+"""What one rank has of a model where several share every layer (``tensor_parallel_size``). No torch.
+
+    attention    query heads divided; KV heads divided, or one on each rank where there are fewer heads than ranks
+    MLP          its inner elements divided; of a mixture those of every expert and of the shared one
+    vocabulary   rows of embedding and head divided, rounded up
+    all else     on every rank
+
+A rank's part is a model of its own, with smaller layers: what the pool, the workspace and the kernels need follows from
+it as from any other. Which part of each parameter it has is said by ``Parameter.split``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
+from kvplan_engine.description.mixers import (
+    Attention,
+    CompressedAttention,
+    CrossAttention,
+    LatentAttention,
+    Mixer,
+    State,
+)
+from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.description.parameters.parameter import Parameter
+from kvplan_engine.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Rank ``index`` of ``count`` that share every layer."""
+
+    index: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of a parameter: runs of its first axis, one behind the other, and a run of its last axis, None for all of it.
+
+    num_rows: of the rank's tensor; those behind ``rows`` are zeros.
+    """
+
+    rows: tuple[range, ...]
+    num_rows: int
+    inputs: range | None = None
+
+
+def share_of(parameter: Parameter, rank: Rank) -> Share:
+    """What ``rank`` has of ``parameter``, which is the whole model's."""
+    size = parameter.shape[0]
+    match parameter.split:
+        case "none":
+            return Share((range(size),), size)
+        case "once":
+            return Share((range(size),) if rank.index == 0 else (), size)
+        case "inputs":
+            return Share((range(size),), size, _part(parameter.shape[-1], rank))
+        case "vocabulary":
+            num_rows = -(-size // rank.count)
+            first = min(rank.index * num_rows, size)
+            return Share((range(first, min(first + num_rows, size)),), num_rows)
+        case "outputs" | "heads":
+            rows = tuple(_runs(parameter, rank))
+            return Share(rows, sum(map(len, rows)))
+
+
+def _runs(parameter: Parameter, rank: Rank) -> Iterator[range]:
+    stacked = parameter.rows if parameter.split == "outputs" else ()
+    first = 0
+    for label, size in stacked or (("", parameter.shape[0]),):
+        has_heads = parameter.kv_heads and label in ("", "key", "value")
+        part = _part_of_heads(size, parameter.kv_heads, rank) if has_heads else _part(size, rank)
+        yield range(first + part.start, first + part.stop)
+        first += size
+
+
+def _part(size: int, rank: Rank) -> range:
+    assert size % rank.count == 0, f"{size} cannot be divided by {rank.count}: check_division comes first"
+    return range(size // rank.count * rank.index, size // rank.count * (rank.index + 1))
+
+
+def _part_of_heads(size: int, num_heads: int, rank: Rank) -> range:
+    """Rows of KV heads: the rank's, or the one that it shares with others."""
+    if num_heads >= rank.count:
+        return _part(size, rank)
+    head, head_size = rank.index * num_heads // rank.count, size // num_heads
+    return range(head * head_size, (head + 1) * head_size)
+
+
+def rank_model(model: ModelDescription, count: int) -> ModelDescription:
+    """Each rank's part of ``model``, which is as large on all of them. EngineError where it cannot be divided."""
+    if count == 1:
+        return model
+    check_division(model, count)
+    parts = {layer: _part_of_layer(layer, count) for layer in model.distinct_layers}
+    return replace(model, layers=tuple(parts[layer] for layer in model.layers), num_ranks=count)
+
+
+def _part_of_layer(layer: Layer, count: int) -> Layer:
+    mixers = tuple(_part_of_attention(mixer, count) for mixer in layer.mixers if isinstance(mixer, Attention))
+    feed_forward = None if layer.feed_forward is None else _part_of_feed_forward(layer.feed_forward, count)
+    return replace(layer, mixers=mixers, feed_forward=feed_forward)
+
+
+def _part_of_attention(attention: Attention, count: int) -> Attention:
+    heads, kv_heads = attention.num_heads // count, max(attention.num_kv_heads // count, 1)
+    return replace(attention, num_heads=heads, num_kv_heads=kv_heads)
+
+
+def _part_of_feed_forward(part: FeedForward, count: int) -> FeedForward:
+    if isinstance(part, Mlp):
+        return replace(part, size=part.size // count)
+    shared = None if part.shared is None else replace(part.shared, size=part.shared.size // count)
+    return replace(part, expert=replace(part.expert, size=part.expert.size // count), shared=shared)
+
+
+# ---- what cannot be divided
+
+
+def check_division(model: ModelDescription, count: int) -> None:
+    """EngineError, with the first thing in ``model`` that ``count`` ranks cannot share."""
+    undivided = next(filter(None, map(_undivided, model.distinct_layers)), None) or _undivided_around(model)
+    if undivided is not None:
+        raise EngineError(
+            f"the engine does not divide {model.architecture} over {count} ranks yet: it has {undivided}.",
+            hint="use tensor_parallel_size=1",
+        )
+    for number, what in (each for layer in model.distinct_layers for each in _divided_sizes(layer)):
+        if number % count:
+            raise EngineError(
+                f"{number:,} {what} cannot be divided over {count} ranks.",
+                hint=f"choose a tensor_parallel_size that divides {number:,}",
+            )
+    for layer in model.distinct_layers:
+        _check_kv_heads(layer, count)
+
+
+def _check_kv_heads(layer: Layer, count: int) -> None:
+    for mixer in layer.mixers:
+        heads = mixer.num_kv_heads if isinstance(mixer, Attention) else count
+        if heads % count and count % heads:
+            raise EngineError(
+                f"{heads} KV heads cannot be divided over {count} ranks, nor each be held by as many of them.",
+                hint=f"choose a tensor_parallel_size that divides {heads}, or a multiple of it",
+            )
+
+
+def _divided_sizes(layer: Layer) -> Iterator[tuple[int, str]]:
+    for mixer in layer.mixers:
+        if isinstance(mixer, Attention):
+            yield mixer.num_heads, "attention heads"
+    part = layer.feed_forward
+    if isinstance(part, Mlp):
+        yield part.size, "inner elements of an MLP"
+    if isinstance(part, Mixture):
+        yield part.expert.size, "inner elements of an expert"
+        if part.shared is not None:
+            yield part.shared.size, "inner elements of the shared expert"
+
+
+def _undivided_around(model: ModelDescription) -> str | None:
+    if model.layer_inputs is not None:
+        return "inputs of each layer's own"
+    return "parameters of no part" if model.others else None
+
+
+def _undivided(layer: Layer) -> str | None:
+    """What of ``layer`` no split is declared for, or needs more than sums over ranks."""
+    lacking = [_undivided_mixer(mixer) for mixer in layer.mixers]
+    if isinstance(layer.feed_forward, Mixture) and layer.feed_forward.apart:
+        lacking.append("experts with norms of their own")
+    lacking.append("parameters of no part" if layer.others else None)
+    lacking.append("inputs of each layer's own" if layer.end is not None else None)
+    return next(filter(None, lacking), None)
+
+
+_UNDIVIDED_MIXERS: dict[type[Mixer], str] = {
+    LatentAttention: "latent attention",
+    CompressedAttention: "compressed attention",
+    State: "layers with a state",
+    CrossAttention: "cross attention",
+}
+
+
+def _undivided_mixer(mixer: Mixer) -> str | None:
+    if not isinstance(mixer, Attention):
+        return _UNDIVIDED_MIXERS[type(mixer)]
+    named = {
+        "slopes (ALiBi)": mixer.alibi,
+        "a norm across all heads": mixer.head_norm == "all",
+        "an index of keys": mixer.indexer is not None,
+        "attention that layers share": mixer.shared_weights,
+    }
+    return next((name for name, is_there in named.items() if is_there), None)

@@ -1,0 +1,141 @@
+"""A rank that follows: its part of the model, its workspace and pool, and what it does on the first one's word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from kvplan_engine.config import EngineConfig
+from kvplan_engine.description.division import Rank
+from kvplan_engine.device.allocation import allocating
+from kvplan_engine.device.collectives import Collectives, join_store
+from kvplan_engine.device.cuda import open_cuda
+from kvplan_engine.device.device import CpuDevice, Device, PeakMeter, resolve_dtype
+from kvplan_engine.errors import EngineError
+from kvplan_engine.execution.model_runner import ModelRunner
+from kvplan_engine.execution.ranks.messages import (
+    Carve,
+    DropPool,
+    HeadOfRows,
+    Joining,
+    Load,
+    MakeMover,
+    MakePool,
+    Measured,
+    Move,
+    Needs,
+    Refusal,
+    Touch,
+)
+from kvplan_engine.execution.step_indices import StepIndices
+from kvplan_engine.memory.plan import kv_layout, resolve_max_model_len
+from kvplan_engine.models.loaded_model import LoadedModel
+from kvplan_engine.offload.mover import Mover
+
+
+class FollowingRank:
+    """Loads its part as ``order`` says, and then does what comes through ``connection``.
+
+    EngineError where the part cannot be loaded, RuntimeError where another rank is lost.
+    """
+
+    def __init__(self, order: Load, connection: Connection) -> None:
+        torch.set_num_threads(order.num_threads)
+        self._connection = connection
+        self._device = open_rank_device(order.config, order.rank)
+        connection.send(Joining())
+        store = join_store(order.port, order.rank.count)
+        self._collectives = Collectives(order.rank, store, on_gpu=self._device.is_asynchronous)
+        dtype_of = partial(resolve_dtype, order.config.dtype, device=self._device)
+        with allocating("weights"):
+            self._model = LoadedModel(order.config, order.source, self._device, dtype_of, self._collectives)
+        self._runner: ModelRunner | None = None
+        self._mover: Mover | None = None
+        self._peak: PeakMeter | None = None
+        connection.send(None)
+
+    def run(self) -> None:
+        """Until the connection is closed (EOFError)."""
+        answered: dict[type, Callable[[Any], object]] = {
+            Carve: self._carve,
+            MakePool: self._make_pool,
+            MakeMover: self._make_mover,
+            Measured: self._end_measuring,
+        }
+        done: dict[type, Callable[[Any], object]] = {
+            StepIndices: self._step,
+            Move: self._move,
+            HeadOfRows: self._apply_head,
+            Touch: self._touch,
+            DropPool: lambda _: self._own.drop_pool(),
+        }
+        while True:
+            message = self._connection.recv()
+            work = done.get(type(message))
+            if work is not None:
+                work(message)
+                continue
+            try:
+                self._connection.send(answered[type(message)](message))
+            except EngineError as problem:
+                self._connection.send(Refusal.of(problem))
+
+    @property
+    def _own(self) -> ModelRunner:
+        assert self._runner is not None, "Carve comes first"
+        return self._runner
+
+    # ---- memory
+
+    def _carve(self, message: Carve) -> Needs:
+        self._runner = self._mover = None  # before the new one is made: there may be no room for both
+        config, model = message.config, self._model
+        max_model_len = resolve_max_model_len(config, model.config)
+        layout = kv_layout(config, model.config, model.dtype, max_model_len)
+        self._runner = ModelRunner(model, config, self._device, layout, max_model_len)
+        return Needs(model.weight_bytes, self._runner.workspace.num_bytes, self._device.overhead_bytes)
+
+    def _make_pool(self, message: MakePool) -> None:
+        self._own.carve_pool(message.num_blocks, message.kv_dtype)
+
+    def _make_mover(self, message: MakeMover) -> None:
+        self._mover = self._own.make_mover(message.num_host_slots, None)
+
+    def _touch(self, message: Touch) -> None:
+        self._own.touch(message.num_blocks)
+        self._peak = self._device.peak()
+        self._peak.__enter__()
+
+    def _end_measuring(self, message: Measured) -> int:
+        assert self._peak is not None, "Touch comes first"
+        self._peak.__exit__(None, None, None)
+        return max(self._peak.bytes_above_start, self._device.used_bytes() - message.tensor_bytes)
+
+    # ---- steps
+
+    def _step(self, indices: StepIndices) -> None:
+        with allocating("runtime"):
+            batch = self._own.rebuild(indices)
+            if self._device.is_asynchronous:
+                self._collectives.send_to_all(batch.token_ids)
+            self._own.forward(batch)
+
+    def _move(self, message: Move) -> None:
+        assert self._mover is not None, "MakeMover comes first"
+        self._mover.run(message.transfers)
+
+    def _apply_head(self, message: HeadOfRows) -> None:
+        self._own.logits_of_rows(message.first, message.last)
+
+
+def open_rank_device(config: EngineConfig, rank: Rank) -> Device:
+    """The rank's own device: a GPU each, or a share of the machine's memory, which the first rank has checked."""
+    if config.device == "cuda":
+        torch.cuda.set_device(rank.index)
+        return open_cuda(config.device_memory)
+    assert config.device_memory is not None, "the first rank says how much it has"
+    return CpuDevice(config.device_memory)

@@ -1,0 +1,185 @@
+"""The first rank's end: the processes of the other ranks, what is said to them, and how they die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+import torch
+
+from kvplan_engine.config import EngineConfig
+from kvplan_engine.description.division import Rank
+from kvplan_engine.device.allocation import is_out_of_memory
+from kvplan_engine.device.collectives import Collectives, open_store
+from kvplan_engine.errors import EngineError, RankDied
+from kvplan_engine.execution.ranks.messages import LOST_PEER, Joining, Load, Refusal
+
+T = TypeVar("T")
+_SECONDS_TO_DIE = 5.0
+"""After a lost connection, until its process has ended and can be named."""
+
+
+class RankGroup:
+    """The processes of ranks 1 to ``num_ranks`` - 1, which end with this object, with this process, or by ``close``.
+
+    Threads of this process are divided over the ranks until then.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self._threads = torch.get_num_threads()
+        self._store = open_store(num_ranks)
+        self._connections: list[Connection] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._end = weakref.finalize(self, _end, self._connections, self._processes)
+        self.num_ranks = num_ranks
+        self.num_threads = max(1, self._threads // num_ranks)
+        for _ in range(1, num_ranks):
+            connection, process = _start()
+            self._connections.append(connection)
+            self._processes.append(process)
+        torch.set_num_threads(self.num_threads)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes' numbers, from rank 1 on."""
+        return [process.pid for process in self._processes]
+
+    def load(self, config: EngineConfig, source: Any, *, on_gpu: bool) -> Collectives:
+        """Let all ranks load ``source`` and meet; ``loaded`` waits until they have loaded it."""
+        with self.watching():
+            for index, connection in enumerate(self._connections, start=1):
+                rank = Rank(index, self.num_ranks)
+                connection.send(Load(config, source, rank, self._store.port, self.num_threads))
+            for joining in self._answers():
+                assert isinstance(joining, Joining), joining
+            return Collectives(Rank(0, self.num_ranks), self._store, on_gpu=on_gpu)
+
+    def loaded(self) -> None:
+        """Returns when all ranks have loaded their part. EngineError where one cannot."""
+        self._answers()
+
+    # ---- messages
+
+    def tell(self, message: object) -> None:
+        """Let all other ranks do something that they do not answer. RankDied where one is dead.
+
+        EngineError where they have been ended before.
+        """
+        if self.has_ended:
+            raise EngineError("the other ranks of this engine have ended.", hint=_HINT)
+        with self.watching():
+            for connection in self._connections:
+                connection.send(message)
+
+    def together(self, message: object, own: Callable[[], T]) -> tuple[T, list[Any]]:
+        """What ``own`` returns here, and what the others answer to ``message`` meanwhile. The first error is raised."""
+        self.tell(message)
+        try:
+            result = own()
+        except BaseException:
+            with contextlib.suppress(EngineError):
+                self._answers()  # so that the next answers are to the next message
+            raise
+        return result, self._answers()
+
+    def _answers(self) -> list[Any]:
+        with self.watching():
+            answers = [connection.recv() for connection in self._connections]
+        for answer in answers:
+            if isinstance(answer, Refusal):
+                raise answer.error
+        return answers
+
+    # ---- death
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """For whatever needs the other ranks: RankDied where one of them is lost in it, and all of them are ended.
+
+        So they are after any other failure, because ranks that do not do the same wait for each other.
+        """
+        try:
+            yield
+        except (EOFError, OSError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                self.close()
+                raise
+            lost = self._refusal() or self._death()
+            self.close()
+            raise lost from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _refusal(self) -> EngineError | None:
+        """What a rank said before it ended, None where it ended without a word."""
+        for connection in self._connections:
+            with contextlib.suppress(EOFError, OSError):
+                while connection.poll():
+                    answer = connection.recv()
+                    if isinstance(answer, Refusal):
+                        return answer.error
+        return None
+
+    def _death(self) -> RankDied:
+        """Names the rank that ended first: others end because of it, with an exit code of their own."""
+        until = time.monotonic() + _SECONDS_TO_DIE
+        while time.monotonic() < until:
+            codes = {rank: process.poll() for rank, process in enumerate(self._processes, start=1)}
+            first = next((rank for rank, code in codes.items() if code not in (None, LOST_PEER)), None)
+            if first is not None:
+                return RankDied(f"rank {first} of {self.num_ranks} {_ending(codes[first])}.", rank=first, hint=_HINT)
+            time.sleep(0.02)
+        return RankDied(f"one of {self.num_ranks} ranks stopped answering.", rank=0, hint=_HINT)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the other ranks have been ended."""
+        return not self._end.alive
+
+    def close(self) -> None:
+        """End the other ranks at once, if they have not ended; this process has all threads again."""
+        if not self.has_ended:
+            self._end()
+            torch.set_num_threads(self._threads)
+
+
+_HINT = "start a new engine"
+
+
+def _ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
+    """A rank's process, in this one's group, so that whoever kills that kills it too; what it prints goes to stderr."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kvplan_engine.execution.ranks", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+    return Connection(ours.detach()), process
+
+
+def _end(connections: Sequence[Connection], processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.kill()
+    for connection, process in zip(connections, processes, strict=True):
+        connection.close()
+        process.wait()

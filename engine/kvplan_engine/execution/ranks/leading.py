@@ -1,0 +1,134 @@
+"""The first rank's runner, mover and carver: what they do, they let the other ranks do too."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from kvplan_engine.blocks.layout import KvLayout
+from kvplan_engine.blocks.transfers import Transfer
+from kvplan_engine.config import EngineConfig
+from kvplan_engine.device.collectives import Collectives
+from kvplan_engine.device.device import Device
+from kvplan_engine.execution.carving import MemoryCarver
+from kvplan_engine.execution.model_runner import ModelRunner
+from kvplan_engine.execution.ranks.group import RankGroup
+from kvplan_engine.execution.ranks.messages import (
+    Carve,
+    DropPool,
+    HeadOfRows,
+    MakeMover,
+    MakePool,
+    Measured,
+    Move,
+    Needs,
+    Touch,
+)
+from kvplan_engine.memory.breakdown import MemoryBreakdown
+from kvplan_engine.memory.plan import plan_memory
+from kvplan_engine.models.loaded_model import LoadedModel
+from kvplan_engine.models.step_batch import StepBatch
+from kvplan_engine.offload.disk_tier import DiskTier
+from kvplan_engine.offload.mover import Mover
+
+
+class LeadingRunner(ModelRunner):
+    """A ModelRunner whose pool, transfers and steps the other ranks have as well."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        device: Device,
+        layout: KvLayout,
+        max_model_len: int,
+        group: RankGroup,
+        collectives: Collectives,
+    ) -> None:
+        super().__init__(model, config, device, layout, max_model_len)
+        self._group, self._collectives = group, collectives
+
+    def touch(self, num_blocks: int) -> None:
+        """See ModelRunner.touch."""
+        self._group.tell(Touch(num_blocks))
+        super().touch(num_blocks)
+
+    def carve_pool(self, num_blocks: int, kv_dtype: str) -> None:
+        """See ModelRunner.carve_pool."""
+        own = partial(super().carve_pool, num_blocks, kv_dtype)
+        self._group.together(MakePool(num_blocks, kv_dtype), own)
+
+    def drop_pool(self) -> None:
+        """See ModelRunner.drop_pool."""
+        self._group.tell(DropPool())
+        super().drop_pool()
+
+    def make_mover(self, num_host_slots: int, disk: DiskTier | None) -> Mover:
+        """See StepRunner.make_mover."""
+        own, _ = self._group.together(MakeMover(num_host_slots), partial(super().make_mover, num_host_slots, disk))
+        return LeadingMover(own, self._group)
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """See ModelRunner.forward. RankDied where a rank is lost meanwhile."""
+        self._group.tell(self.indices_of(batch))
+        with self._group.watching():
+            if self.device.is_asynchronous:  # tokens that the host has not seen yet are on the first rank's device
+                self._collectives.send_to_all(batch.token_ids)
+            return super().forward(batch)
+
+    def logits_of_rows(self, first: int, last: int) -> torch.Tensor:
+        """See ModelRunner.logits_of_rows."""
+        self._group.tell(HeadOfRows(first, last))
+        with self._group.watching():
+            return super().logits_of_rows(first, last)
+
+
+class LeadingMover:
+    """``own`` transfers, and the other ranks' between the same blocks and slots of their memory."""
+
+    def __init__(self, own: Mover, group: RankGroup) -> None:
+        self._own, self._group = own, group
+
+    def run(self, transfers: list[Transfer]) -> None:
+        """See Mover.run. Nothing is moved where the other ranks have ended: no step can follow."""
+        if not transfers or self._group.has_ended:
+            return
+        self._group.tell(Move(transfers))
+        self._own.run(transfers)
+
+
+class LeadingCarver(MemoryCarver):
+    """Divides the memory of all ranks alike: each has as many blocks as the one with the least room."""
+
+    def __init__(self, model: LoadedModel, device: Device, group: RankGroup, collectives: Collectives) -> None:
+        super().__init__(model, device)
+        self._ranks, self._group, self._collectives = model, group, collectives
+        self._needs: list[Needs] = []
+
+    def _make_runner(self, config: EngineConfig, layout: KvLayout, max_model_len: int) -> ModelRunner:
+        place = (self._device, layout, max_model_len)
+        own = partial(LeadingRunner, self._ranks, config, *place, self._group, self._collectives)
+        runner, self._needs = self._group.together(Carve(config), own)
+        return runner
+
+    def _plan(self, runner: ModelRunner, config: EngineConfig, layout: KvLayout, max_model_len: int) -> MemoryBreakdown:
+        own = Needs(self._model.weight_bytes, runner.workspace.num_bytes, self._overhead_bytes)
+        needs = [own, *self._needs]
+        return plan_memory(
+            config,
+            layout,
+            max_model_len,
+            device_total_bytes=self._device.total_bytes,
+            weight_bytes=max(each.weight_bytes for each in needs),
+            workspace_bytes=max(each.workspace_bytes for each in needs),
+            overhead_bytes=max(each.overhead_bytes for each in needs),
+        )
+
+    def _measure(
+        self, runner: ModelRunner, config: EngineConfig, memory: MemoryBreakdown, layout: KvLayout, max_model_len: int
+    ) -> None:
+        super()._measure(runner, config, memory, layout, max_model_len)
+        tensor_bytes = memory.weight_bytes + memory.activation_bytes + memory.kv_pool_bytes
+        _, others = self._group.together(Measured(tensor_bytes), lambda: None)
+        self._overhead_bytes = max(self._overhead_bytes, *others)
