@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
+ROOT = Path(__file__).resolve().parents[2]
 NUM_TOKENS = 24
 LENGTHS = (1, 9, 130, 33, 64, 300, 17)
 
@@ -109,3 +113,32 @@ def test_one_engine_after_another_finds_the_memory_of_the_first() -> None:
     gc.collect()
     torch.cuda.empty_cache()
     assert abs(sizes[1] / sizes[0] - 1) < 0.02
+
+
+CHUNKS = """
+import sys
+from kvplan_engine import LLM, SamplingParams
+sizes = {"hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 2816}
+sizes |= {"num_hidden_layers": 4, "vocab_size": 4096, "max_position_embeddings": 2048}
+model = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5}
+settings = {"dtype": "float32", "load_format": "dummy", "max_num_batched_tokens": 128, "max_num_seqs": 2}
+settings |= {"max_model_len": 1100, "enable_prefix_caching": False, "device_memory": "2GiB"}
+with LLM(model | sizes, device=sys.argv[1], **settings) as llm:
+    for asynchronous in (True, False):
+        llm.engine.reconfigure(async_scheduling=asynchronous)
+        params = SamplingParams(temperature=0.8, seed=3, max_tokens=16, ignore_eos=True)
+        prompt = {"prompt_token_ids": [7 * index % 4096 for index in range(1000)]}
+        print(llm.generate([prompt], params)[0].outputs[0].token_ids)
+"""
+
+
+def test_random_tokens_behind_a_prompt_in_pieces_do_not_depend_on_waiting() -> None:
+    """Eight pieces, of which seven sample nobody: with every launch waited for, the tokens are the same."""
+    command = [sys.executable, "-c", CHUNKS, "cuda"]
+    answers = [
+        subprocess.run(command, env=os.environ | each, cwd=ROOT / "engine", capture_output=True, text=True, check=True)
+        for each in ({}, {"CUDA_LAUNCH_BLOCKING": "1"})
+    ]
+    alone, blocking = (answer.stdout.splitlines() for answer in answers)
+    assert len(alone) == 2
+    assert alone == blocking

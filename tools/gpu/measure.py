@@ -1,61 +1,73 @@
-"""Everything that is measured on a GPU, in one call of under ten minutes:
+"""Everything that is measured on a GPU, in two calls of under ten minutes each:
 
     python tools/gpu/measure.py --out profiles/measured/NAME.jsonl
+    python tools/gpu/measure.py --out profiles/measured/NAME.jsonl --part checks
 
 Each section is a process of its own, so that one that fails (or spoils its CUDA context) takes nothing else with it.
-The rows go to --out as they come, what the sections print to the .log beside it, the table is printed last and with it
-why a section failed. The seconds of a section are its most; what the ten minutes have no room for is left out and named
-(--sections runs it alone). On a machine without the history of these sources, --commit says which they are. --dry-run
-takes tiny shapes through the CPU emulation, to know beforehand that every line runs; its rows say so and mean nothing.
+The rows go to --out as they come, and behind each section's how it ended; what the sections print goes to the .log
+beside it, the table is printed last and with it why a section failed. The seconds of a section are its most; what the
+ten minutes have no room for is left out and named (--sections runs it alone). On a machine without the history of these
+sources, --commit says which they are. --dry-run takes tiny shapes through the CPU emulation, to know beforehand that
+every line runs; its rows say so and mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+from measure_processes import outcome_of
+
 ROOT = Path(__file__).resolve().parents[2]
 # The most seconds of each, in the order of their worth: where time or a machine ends early, the last ones are lost.
 # A section's process needs about ten seconds to begin, and an engine of eight billion parameters as many.
-SECTION_SECONDS = {
-    "kernel_tests": 70,
-    "engine_tests": 70,
-    "decode": 35,
-    "prefill": 30,
-    "step": 55,
-    "throughput": 80,
-    "baseline": 85,
-    "sweep": 70,
-    "memory": 75,
-    "ladder": 55,
-    "operations": 20,
-    "tuning": 30,
-    "sanitizer": 150,
+PARTS = {
+    "speed": {
+        "kernel_tests": 70,
+        "decode": 45,
+        "prefill": 35,
+        "step": 55,
+        "profile": 35,
+        "engine_tests": 70,
+        "throughput": 75,
+        "ladder": 50,
+        "memory": 60,
+        "random": 45,
+        "products": 20,
+        "baseline": 80,
+        "sweep": 65,
+        "operations": 25,
+        "tuning": 30,
+    },
+    "checks": {"sanitizer": 240, "ncu": 80},
 }
-TOTAL_SECONDS = 575
+SECTION_SECONDS = {name: seconds for part in PARTS.values() for name, seconds in part.items()}
+TOTAL_SECONDS = 565
+"""Of a part; what is left of the ten minutes is for a process that does not die."""
 # Each in a process of its own: a kernel that spoils the context fails every test behind it.
 TESTS = {"kernel_tests": "test_gpu_kernels.py", "engine_tests": "test_gpu_engine.py"}
 # Module and function that measure a section; a section's process imports its own alone.
 MEASURES = {
-    "decode": ("measure_kernels", "measure_decode"),
-    "prefill": ("measure_kernels", "measure_prefill"),
-    "operations": ("measure_kernels", "measure_operations"),
-    "tuning": ("measure_kernels", "measure_tuning"),
+    "decode": ("measure_attention", "measure_decode"),
+    "tuning": ("measure_attention", "measure_tuning"),
+    "prefill": ("measure_prefill", "measure_prefill"),
+    "operations": ("measure_operations", "measure_operations"),
+    "products": ("measure_operations", "measure_products"),
     "step": ("measure_engine", "measure_decode_step"),
     "throughput": ("measure_engine", "measure_throughput"),
-    "ladder": ("measure_engine", "measure_ladder"),
+    "profile": ("measure_profile", "measure_profile"),
+    "ladder": ("measure_modes", "measure_ladder"),
+    "random": ("measure_modes", "measure_random"),
     "baseline": ("measure_baseline", "measure_baseline"),
     "memory": ("measure_memory", "measure_memory"),
     "sweep": ("measure_sweep", "measure_sweep"),
-    "sanitizer": ("measure_sweep", "measure_sanitizer"),
+    "sanitizer": ("measure_checks", "measure_sanitizer"),
+    "ncu": ("measure_checks", "measure_ncu"),
 }
 _LINES_OF_A_FAILURE = 25
 
@@ -63,7 +75,8 @@ _LINES_OF_A_FAILURE = 25
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines to append to")
-    parser.add_argument("--sections", default=",".join(SECTION_SECONDS), help="comma-separated, in order")
+    parser.add_argument("--part", choices=PARTS, default="speed", help="which sections, unless --sections names them")
+    parser.add_argument("--sections", help="comma-separated, in order")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes through the CPU emulation")
     parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="for all sections")
     parser.add_argument("--commit", help="of these sources, where git cannot tell")
@@ -100,18 +113,8 @@ def run_section(name: str, options: argparse.Namespace, seconds_left: float) -> 
         output.write(f"== {name}\n".encode())
         output.flush()
         began = output.tell()
-        process = subprocess.Popen(
-            command_of(name, options), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            code = process.wait(limit)
-            outcome = "ok" if code == 0 else f"failed with exit code {code}"
-        except subprocess.TimeoutExpired:
-            outcome = f"stopped after {limit:.0f} s"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        outcome = outcome_of(command_of(name, options), limit, output, cwd=ROOT)
+    outcome = "ok" if outcome == "exit code 0" else outcome.replace("exit code", "failed with exit code")
     lines = lines_since(log, began)
     if outcome == "ok" and name in TESTS and not (lines and " passed" in lines[-1]):
         outcome = "no test ran"
@@ -133,13 +136,20 @@ def last_words(lines: list[str]) -> str:
 
 def run_sections(names: list[str], options: argparse.Namespace) -> dict[str, str]:
     """How each ended; one that fails or is stopped leaves the others alone."""
-    ends_at = time.monotonic() + options.seconds
-    return {name: run_section(name, options, ends_at - time.monotonic()) for name in names}
+    ends_at, outcomes = time.monotonic() + options.seconds, {}
+    for name in names:
+        started = time.monotonic()
+        outcomes[name] = run_section(name, options, ends_at - started)
+        with options.out.open("a") as file:  # even where nothing ran, this is known
+            seconds = round(time.monotonic() - started, 1)
+            file.write(json.dumps({"section": name, "outcome": outcomes[name], "seconds": seconds}) + "\n")
+    return outcomes
 
 
 def print_table(out: Path, outcomes: dict[str, str]) -> None:
     """The rows of ``out`` against their goals, and how each section ended."""
-    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.is_file() else []
+    lines = [json.loads(line) for line in out.read_text().splitlines()] if out.is_file() else []
+    rows = [line for line in lines if "value" in line]
     if rows:
         origin = rows[-1]
         print(f"{origin['device']}, driver {origin['driver']}, torch {origin['torch']}, commit {origin['commit']}")
@@ -159,7 +169,7 @@ def main() -> int:
     if options.only:
         measure_section(options.only, options.out, options.dry_run, options.seconds)
         return 0
-    chosen = options.sections.split(",")
+    chosen = options.sections.split(",") if options.sections else list(PARTS[options.part])
     unknown = [name for name in chosen if name not in SECTION_SECONDS]
     if unknown:
         print(f"error: no section {unknown[0]!r}; there are {', '.join(SECTION_SECONDS)}", file=sys.stderr)

@@ -1,13 +1,9 @@
-"""The product's own sweep on the device beside its predictions, and the kernels under a memory checker."""
+"""The product's own sweep on the device beside its predictions."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from measure_engine import DRY_CONFIG
+from measure_processes import outcome_of
 from measure_support import ROOT, Bench, Row
 
 WITHIN = 0.02
@@ -31,11 +28,6 @@ _DRY_AXES = {
     "--max-num-seqs": "2",
     "--block-size": "16",
     "--max-model-len": "64",
-}
-# By tool: the checker of shared memory's races is the slower one, and the attention kernels are who uses it.
-_SANITIZED_TESTS = {
-    "memcheck": "copied or operations or (attention and (d80 or d64) and not h12.12)",
-    "racecheck": "operations or (attention and d80)",
 }
 
 
@@ -64,15 +56,11 @@ def run_sweep(bench: Bench, folder: Path, directory: Path) -> str:
     command = [sys.executable, "-m", "kvplan", "sweep", "--model", model, "--device", device, "--load-format", "dummy"]
     command += [*axes, *sizes, "--output-len", "4..8" if bench.dry else "16..32", "--out", str(directory)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "engine")))}
-    process = subprocess.Popen(command, env=environment, stdout=sys.stderr)
-    try:
-        code = process.wait(max(1.0, bench.seconds_left() - _SECONDS_TO_SPARE))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    outcome = outcome_of(command, max(1.0, bench.seconds_left() - _SECONDS_TO_SPARE), sys.stderr, env=environment)
+    if outcome.startswith("stopped"):
         return "stopped in time"
-    if code != 0:
-        raise RuntimeError(f"the sweep ended with exit code {code}")
+    if outcome != "exit code 0":
+        raise RuntimeError(f"the sweep ended with {outcome}")
     return "complete"
 
 
@@ -94,51 +82,3 @@ def add_predictions(bench: Bench, rows: list[dict[str, Any]], seconds: float, en
     near = sum(error <= WITHIN for error in errors)
     shape = {"rows": len(rows), "worst_pct": round(100 * max(errors), 3)}
     bench.add(Row("sweep", "blocks predicted within 2 %", near, "rows", shape, near / len(pools), **common))
-
-
-def measure_sanitizer(bench: Bench) -> None:
-    """compute-sanitizer over some of the kernel tests: out-of-range and misaligned accesses, then races."""
-    sanitizer = "true" if bench.dry else find_sanitizer()
-    # each tensor an allocation of its own, so that one byte behind it is found
-    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    for number, (tool, chosen) in enumerate(_SANITIZED_TESTS.items()):
-        tests = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "-k", chosen]
-        tests += ["-p", "no:cacheprovider", str(ROOT / "tests" / "gpu" / "test_gpu_kernels.py")]
-        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", *tests]
-        limit = max(1.0, bench.seconds_left() / (len(_SANITIZED_TESTS) - number) - 2)
-        started = time.perf_counter()
-        outcome = run_for(limit, command, environment)
-        clean = float(outcome == "exit code 0")
-        bench.add(
-            Row(
-                "sanitizer",
-                f"compute-sanitizer {tool}",
-                clean,
-                "clean",
-                {"outcome": outcome, "tests": chosen},
-                share=clean,
-                goal=1.0,
-                median_seconds=time.perf_counter() - started,
-            )
-        )
-
-
-def find_sanitizer() -> str:
-    """The program on PATH or of the toolkit's usual place."""
-    found = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
-    if found is None:
-        raise RuntimeError("compute-sanitizer is not on this machine")
-    return found
-
-
-def run_for(seconds: float, command: list[str], environment: dict[str, str]) -> str:
-    """How the command ended; stopped, with all that it started, when ``seconds`` are over."""
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sys.stderr, start_new_session=True)
-    try:
-        return f"exit code {process.wait(seconds)}"
-    except subprocess.TimeoutExpired:
-        return f"stopped after {seconds:.0f} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()

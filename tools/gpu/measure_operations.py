@@ -1,0 +1,124 @@
+"""Measurements of the other kernels, of copies of blocks, and of cuBLAS alone on a decode step's products."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn.functional import linear
+
+from kvplan_engine.attention.backend import Rotation
+from kvplan_engine.attention.layer_cache import uniform_cache
+from kvplan_engine.attention.metadata import KvSlots
+from kvplan_engine.memory.host_pool import HostPool
+from measure_attention import BLOCK_SIZE, DRY_HEADS, LLAMA
+from measure_support import Bench, Row
+
+PRODUCTS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
+PRODUCTS |= {"head": (128256, 4096)}
+"""Of llama-3.1-8b: outputs and inputs."""
+PRODUCT_ROWS = (1, 16, 64, 256)
+WEIGHT_BYTES = 1 << 30
+"""Weights are copied until they take this much, and used in turn: none is in the cache when it is read again."""
+
+
+def measure_operations(bench: Bench) -> None:
+    """The element-wise kernels: bytes that must move over time, against the copy bandwidth."""
+    copy_rate = bench.copy_bytes_per_second()
+    tokens, hidden, ffn, vocab = (4, 64, 96, 100) if bench.dry else (8192, 4096, 14336, 128256)
+    x, delta, out = (torch.randn(tokens, hidden, device=bench.device).to(torch.bfloat16) for _ in range(3))
+    weight = torch.ones(hidden, dtype=torch.bfloat16, device=bench.device)
+    gate_up = torch.randn(tokens, 2 * ffn, device=bench.device).to(torch.bfloat16)
+    active = torch.empty(tokens, ffn, dtype=torch.bfloat16, device=bench.device)
+    logits = torch.randn(min(tokens, 256), vocab, device=bench.device).to(torch.bfloat16)
+    best = torch.empty(logits.shape[0], dtype=torch.int64, device=bench.device)
+
+    def add(name: str, work: Callable[[], object], moved: int) -> None:
+        measure_operation(bench, name, work, moved, copy_rate)
+
+    add("add_rms_norm", lambda: bench.ops.add_rms_norm(delta, x, weight, 1e-5, out), 4 * x.nbytes)
+    add("silu_and_mul", lambda: bench.ops.silu_and_mul(gate_up, active), gate_up.nbytes + active.nbytes)
+    add("argmax_rows", lambda: bench.ops.argmax_rows(logits, best), logits.nbytes)
+    add("argmax_rows of one row", lambda: bench.ops.argmax_rows(logits[:1], best[:1]), logits[:1].nbytes)
+    measure_write(bench, copy_rate)
+    measure_host_copies(bench, copy_rate)
+
+
+def measure_operation(bench: Bench, name: str, work: Callable[[], object], moved: int, copy_rate: float) -> None:
+    """One row: ``moved`` bytes over the time of ``work``."""
+    samples = bench.time(work)
+    seconds = statistics.median(samples)
+    bench.add(
+        Row(
+            "operations",
+            name,
+            moved / seconds / 1e9,
+            "GB/s",
+            {"bytes": moved},
+            share=moved / seconds / copy_rate,
+            reference="copy bandwidth",
+            median_seconds=seconds,
+            samples_seconds=samples,
+        )
+    )
+
+
+def measure_write(bench: Bench, copy_rate: float) -> None:
+    """K and V into their slots with both rotations: read q, k, v once, write them once."""
+    heads = DRY_HEADS if bench.dry else LLAMA
+    for tokens in (8,) if bench.dry else (1, 8192):
+        num_blocks = tokens // BLOCK_SIZE + 1
+        kv = torch.zeros(num_blocks, 2, 2, heads.kv, BLOCK_SIZE, heads.size, dtype=torch.bfloat16, device=bench.device)
+        fused = torch.randn(tokens, heads.query + 2 * heads.kv, heads.size, device=bench.device).to(torch.bfloat16)
+        queries_and_keys, value = fused.split([heads.query + heads.kv, heads.kv], dim=1)
+        slots = KvSlots(torch.randperm(num_blocks * BLOCK_SIZE, device=bench.device)[:tokens])
+        positions = torch.arange(tokens, device=bench.device) % 2048
+        rotation = Rotation(queries_and_keys, positions, torch.rand(2048, heads.size, device=bench.device))
+        write = partial(bench.backend.rotate_and_write, rotation, value, uniform_cache(kv, 1), slots)
+        measure_operation(bench, f"rotate_and_write_kv of {tokens} tokens", write, 2 * fused.nbytes, copy_rate)
+
+
+def measure_host_copies(bench: Bench, copy_rate: float) -> None:
+    """Blocks swapped to pinned memory of the host and back: what preemption and tiers run at."""
+    num_blocks, block_bytes = (4, 1024) if bench.dry else (256, 2 << 20)
+    blocks = torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device=bench.device)
+    host = HostPool(num_blocks, block_bytes, is_pinned=not bench.dry)
+    pairs = torch.stack([torch.randperm(num_blocks), torch.randperm(num_blocks)], dim=1).to(bench.device)
+    for name, source, target in (("to", blocks, host.blocks), ("from", host.blocks, blocks)):
+        copy = partial(bench.ops.copy_blocks, source, target, pairs)
+        measure_operation(bench, f"copy_blocks {name} pinned memory", copy, blocks.nbytes, copy_rate)
+    bench.synchronize()
+    host.close()
+
+
+def measure_products(bench: Bench) -> None:
+    """cuBLAS alone on the products of a decode step: bytes of the weight over time."""
+    rate = max(bench.copy_bytes_per_second(), bench.read_bytes_per_second())
+    shapes = {"qkv": (96, 64)} if bench.dry else PRODUCTS
+    for name, (outputs, inputs) in shapes.items():
+        count = 2 if bench.dry else max(2, WEIGHT_BYTES // (2 * outputs * inputs))
+        weights = [
+            torch.randn(outputs, inputs, device=bench.device, dtype=torch.bfloat16).mul_(0.02) for _ in range(count)
+        ]
+        for rows in (2,) if bench.dry else PRODUCT_ROWS:
+            x = torch.randn(rows, inputs, device=bench.device).to(torch.bfloat16)
+            samples = bench.time(lambda x=x, weights=weights: [linear(x, weight) for weight in weights])
+            seconds = statistics.median(samples) / count
+            bench.add(
+                Row(
+                    "products",
+                    "cuBLAS alone",
+                    weights[0].nbytes / seconds / 1e9,
+                    "GB/s",
+                    {"product": name, "outputs": outputs, "inputs": inputs, "rows": rows},
+                    share=weights[0].nbytes / seconds / rate,
+                    reference="the best bandwidth",
+                    median_seconds=seconds,
+                    samples_seconds=samples,
+                    excluded="bytes of inputs and outputs are not counted",
+                )
+            )
+        del weights
+        bench.release_memory()

@@ -1,0 +1,31 @@
+"""Three launches of one attention kernel in a common shape, for a tool that looks at the last: one_launch.py decode."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kernel", choices=("decode", "prefill"))
+    parser.add_argument("--dry-run", action="store_true", help="a tiny shape through the CPU emulation")
+    options = parser.parse_args()
+    sys.path[:0] = [str(ROOT), str(ROOT / "engine")]
+    from measure_attention import DRY_HEADS, LLAMA, attend_all_layers, make_pool
+    from measure_support import Bench
+
+    bench = Bench(options.dry_run)
+    lengths, new_tokens = {"decode": ([8192] * 16, 1), "prefill": ([4096], 4096)}[options.kernel]
+    if options.dry_run:
+        lengths, new_tokens = [20], 1 if options.kernel == "decode" else 20
+    pool = make_pool(bench, DRY_HEADS if options.dry_run else LLAMA, lengths, new_tokens, layers=3)
+    attend_all_layers(bench.backend, pool)
+    bench.synchronize()
+
+
+if __name__ == "__main__":
+    main()
