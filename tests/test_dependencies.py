@@ -39,14 +39,17 @@ def listed(heading: str) -> set[str]:
 
 
 def test_imports_and_declarations_agree() -> None:
-    assert imported() == listed("dependencies") | listed("serve") | listed("load")
+    assert imported() == listed("dependencies") | listed("serve") | listed("load") | listed("cluster")
 
 
 def test_a_command_names_the_packages_of_its_extra() -> None:
+    from kvplan.commands.options.extras import CLUSTER_PACKAGES
     from kvplan.commands.options.extras import LOAD_PACKAGES as PACKAGES
 
     assert set(PACKAGES) | {"uvloop"} == listed("load"), "uvloop is used where it is installed"
+    assert set(CLUSTER_PACKAGES) == listed("cluster")
 
 
 def test_ci_installs_every_extra() -> None:
+    """But that of a cluster: `make check-cluster` starts one, and takes minutes."""
     assert all(f'"kvplan[{extra}]"' in PROJECT for extra in ("serve", "load"))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kvplan.commands.options.extras import LOAD_PACKAGES, need_packages
+from kvplan.commands.options.extras import CLUSTER_PACKAGES, LOAD_PACKAGES, need_packages
 from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.errors import UsageError
 from kvplan.settings import KNOBS
@@ -20,6 +21,7 @@ from kvplan.sweeps.engine_names import OTHER_ENGINES
 from kvplan.sweeps.options import SEARCH_RUNS, SweepOptions, with_absolute_paths
 
 if TYPE_CHECKING:
+    from kvplan.sweeps.cluster.connection import Cluster
     from kvplan.sweeps.hosts import SweptEngine
     from kvplan.sweeps.session import SweepOutcome
 
@@ -267,6 +269,22 @@ class GoalOptions:
 class SpreadOptions:
     """Several machines."""
 
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|HOST:PORT",
+            help="Run the trials on the workers of a Ray cluster.",
+            rich_help_panel=SPREAD_PANEL,
+        ),
+    ] = None
+    accelerator_type: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="With --ray: the GPUs to use, as Ray names them, such as L4 or H100.",
+            rich_help_panel=SPREAD_PANEL,
+        ),
+    ] = None
     shard: Annotated[
         str | None,
         typer.Option(
@@ -313,14 +331,14 @@ def sweep(
             **_engine(engine),
             **given_options(workload),
             **_goals(goals),
-            **given_options(spread),
+            **({} if spread.shard is None else {"shard": spread.shard}),
         }
     )
     given_axes = {name: ",".join(values) for name, values in given_options(axes).items()}
     if resume is not None:
         _refuse_together("--resume", {"--out": out is not None, "--dry-run": dry_run})
-        return _resume(resume, given | given_axes, as_json=as_json)
-    return _new(given, given_axes, out, dry_run=dry_run, as_json=as_json)
+        return _resume(resume, given | given_axes, spread, as_json=as_json)
+    return _new(given, given_axes, out, spread, dry_run=dry_run, as_json=as_json)
 
 
 def _engine(engine: EngineOptions) -> dict[str, Any]:
@@ -350,7 +368,15 @@ def _swept_engine(options: SweepOptions) -> SweptEngine | None:
     return swept_engine(options)
 
 
-def _new(given: Mapping[str, Any], axes: Mapping[str, str], out: Path | None, *, dry_run: bool, as_json: bool) -> int:
+def _new(
+    given: Mapping[str, Any],
+    axes: Mapping[str, str],
+    out: Path | None,
+    spread: SpreadOptions,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
     from kvplan.commands.printing import sweeps as sweep_output
     from kvplan.runs.store import free_directory
     from kvplan.sweeps.plan import make_plan
@@ -359,31 +385,53 @@ def _new(given: Mapping[str, Any], axes: Mapping[str, str], out: Path | None, *,
     if "model" not in given:
         raise UsageError("No model given.", hint="kvplan sweep --model gpt2")
     options = SweepOptions(**given, axes=axes)
-    plan = make_plan(options, _swept_engine(options))
-    if dry_run:
-        sweep_output.print_dry_run(plan, as_json=as_json)
-        return 0
-    directory = out if out is not None else free_directory(plan.default_directory)
-    sweep_output.announce(plan, directory)
-    command = shlex.join(["kvplan", *sys.argv[1:]])
-    outcome = run_new_sweep(plan, directory, sweep_output.make_progress(), command=command)
+    with _spread_over(spread, options) as cluster:
+        elsewhere = None if cluster is None else cluster.device_for(options)
+        plan = make_plan(options, _swept_engine(options), elsewhere)
+        if dry_run:
+            sweep_output.print_dry_run(plan, as_json=as_json)
+            return 0
+        directory = out if out is not None else free_directory(plan.default_directory)
+        sweep_output.announce(plan, directory)
+        command = shlex.join(["kvplan", *sys.argv[1:]])
+        pool_of = None if cluster is None else cluster.pool_of
+        outcome = run_new_sweep(plan, directory, sweep_output.make_progress(), command=command, pool_of=pool_of)
     return _finish(outcome, as_json=as_json)
 
 
-def _resume(directory: Path, given: Mapping[str, Any], *, as_json: bool) -> int:
+def _resume(directory: Path, given: Mapping[str, Any], spread: SpreadOptions, *, as_json: bool) -> int:
     from kvplan.commands.printing import sweeps as sweep_output
     from kvplan.runs.directory import read_sweep_manifest
     from kvplan.sweeps.options import refuse_differences
     from kvplan.sweeps.session import resume_sweep
 
-    refuse_differences(SweepOptions.from_json(read_sweep_manifest(directory)["options"]), given)
-    outcome = resume_sweep(
-        directory,
-        sweep_output.make_progress(),
-        announce=lambda plan: sweep_output.announce(plan, directory),
-        engine_of=_swept_engine,
-    )
+    options = SweepOptions.from_json(read_sweep_manifest(directory)["options"])
+    refuse_differences(options, given)
+    with _spread_over(spread, options) as cluster:
+        outcome = resume_sweep(
+            directory,
+            sweep_output.make_progress(),
+            announce=lambda plan: sweep_output.announce(plan, directory),
+            engine_of=_swept_engine,
+            device_of=None if cluster is None else cluster.device_for,
+            pool_of=None if cluster is None else cluster.pool_of,
+        )
     return _finish(outcome, as_json=as_json)
+
+
+def _spread_over(spread: SpreadOptions, options: SweepOptions) -> AbstractContextManager[Cluster | None]:
+    """The cluster to run on; None for this machine. KvplanError where Ray is not installed, or nothing answers."""
+    if spread.ray is None:
+        if spread.accelerator_type is not None:
+            raise UsageError("--accelerator-type is for --ray.", hint="leave it out")
+        return nullcontext()
+    from kvplan.sweeps.session import refuse_searches
+
+    refuse_searches(options)
+    need_packages("sweep --ray", "cluster", CLUSTER_PACKAGES)
+    from kvplan.sweeps.cluster.connection import connected
+
+    return connected(spread.ray, spread.accelerator_type)
 
 
 def _finish(outcome: SweepOutcome, *, as_json: bool) -> int:

@@ -9,6 +9,7 @@ from typing import Final
 
 from kvplan.errors import KvplanError
 from kvplan.machine.host import available_memory_bytes, cpu_name
+from kvplan.machine.visible_gpu import first_visible_gpu
 from kvplan.units import GIB, format_bytes, plural
 
 _DEFAULT_CPU_BYTES: Final = 4 * GIB
@@ -82,19 +83,27 @@ def _cpu_device(memory_bytes: int | None, weight_bytes: int, what: str, reason: 
     return Device("cpu", cpu_name(), total, os.cpu_count() or 1, total, notice)
 
 
+def cpu_with_memory(device: Device, memory_bytes: int, reason: str) -> Device:
+    """Another machine's CPU with so much of its memory. reason: why it is that much."""
+    notice = f"{device.name}, {plural(device.num_cores, 'core')}, device memory {format_bytes(memory_bytes)} ({reason})"
+    return Device(device.kind, device.name, memory_bytes, device.num_cores, memory_bytes, notice)
+
+
 def _whole_gib(number: int) -> int:
     return -(-number // GIB) * GIB
 
 
 def _first_gpu() -> tuple[str, int] | None:
-    """Name and usable bytes of the first GPU, or None."""
+    """Name and usable bytes of the first GPU that this process may use, or None."""
     try:
         import pynvml
     except ImportError:
         return None
     try:
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        handle = first_visible_gpu(pynvml)
+        if handle is None:
+            return None
         name = pynvml.nvmlDeviceGetName(handle)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except pynvml.NVMLError:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from kvplan.machine.visible_gpu import first_visible_gpu
+
 
 @dataclass(frozen=True, slots=True)
 class ClockReadings:
@@ -18,7 +20,7 @@ class ClockReadings:
 
 @dataclass(slots=True)
 class GpuClockMeter:
-    """Reads the first GPU's clock whenever ``read`` is called; reads nothing if there is no driver.
+    """Reads the clock of the first GPU that this process may use whenever ``read`` is called; nothing without a driver.
 
     Only readings taken while requests were being served belong to a trial: ``start`` drops the earlier ones.
     """
@@ -37,7 +39,9 @@ class GpuClockMeter:
             return GpuClockMeter()
         try:
             pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            handle = first_visible_gpu(pynvml)
+            if handle is None:
+                return GpuClockMeter()
             max_mhz = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
         except pynvml.NVMLError:
             return GpuClockMeter()

@@ -25,10 +25,10 @@ from kvplan.runs.statuses import STATUS_MEANING
 from kvplan.sweeps.feasibility import refuse_architecture
 from kvplan.sweeps.forecast.timing import TrialTimes
 from kvplan.sweeps.forecast.under_load import UnderLoad
-from kvplan.sweeps.session import engine_source, sigterm_interrupts
+from kvplan.sweeps.session import sigterm_interrupts
 from kvplan.sweeps.worker.client import StageDeadline, TimeLimits
 from kvplan.sweeps.worker.protocol import Event, Hello
-from kvplan.sweeps.worker_host import make_order
+from kvplan.sweeps.worker_host import engine_source, make_order
 from kvplan.workers.process import WorkerDied, WorkerProcess, WorkerTimeout
 
 WORKER_COMMAND: Final = (sys.executable, "-m", "kvplan.profiling.worker.process")

@@ -67,6 +67,7 @@ class Row(TypedDict, total=False):
     model_id: Annotated[str, About("identity", "the model as the catalog names it")]
     device: Annotated[str, About("identity", "cpu or cuda")]
     device_name: Annotated[str, About("identity", "processor or GPU as the driver names it")]
+    node: Annotated[str | None, About("identity", "host name of the machine that ran the trial")]
     engine: Annotated[
         str | None, About("identity", "what served: kvplan, vllm, sglang, llamacpp or trtllm; empty: kvplan")
     ]
@@ -161,6 +162,10 @@ class Row(TypedDict, total=False):
     ]
     num_restarts: Annotated[
         int | None, About("status", "times the trial was restarted because something else killed its worker")
+    ]
+    num_lost_workers: Annotated[
+        int | None,
+        About("status", "times the trial went to another worker of the cluster because its own, or its node, was lost"),
     ]
 
     duration: Annotated[float | None, About("throughput", "first arrival to last token", unit="s")]

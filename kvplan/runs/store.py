@@ -109,7 +109,8 @@ class SweepStore:
 
     @property
     def rows(self) -> list[Row]:
-        return [record["row"] for record in self.records]
+        """In the order of their numbers; several workers end their trials in another."""
+        return sorted((record["row"] for record in self.records), key=lambda row: row.get("trial_number") or 0)
 
     def append(self, record: TrialRecord) -> None:
         """Add a finished trial; it is on disk when this returns. KvplanError if the disk is full."""

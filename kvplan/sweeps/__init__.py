@@ -19,6 +19,8 @@ directory of ``kvplan.runs``. The parent process never imports the engine; a wor
     rows        a row: what was known before the trial, and what the worker measured
     hosts       what serves trials, whichever engine it is
     worker_host the sweep's own engine in a worker process
+    pool/       trials on several workers at once, of which some may be lost
+    cluster/    a Ray cluster as such a pool
     runner      one trial after the other, whatever becomes of each of them
     progress    what a running sweep shows
     session     a whole sweep, new or continued

@@ -72,12 +72,19 @@ def manifest_of(plan: SweepPlan, command: str) -> Manifest:
     }
 
 
-def plan_from_manifest(
-    manifest: Manifest, engine_of: Callable[[SweepOptions], SweptEngine | None] = lambda options: None
-) -> SweepPlan:
-    """The plan of an earlier run, with its trials and its device. KvplanError if the model or the requests changed.
+DeviceOf = Callable[[SweepOptions, int | None], Device]
+"""Finds the device of a sweep's trials elsewhere; with the amount of memory that it is to have, None for its own."""
 
-    engine_of: finds the engine that the options name, None for kvplan's own.
+
+def plan_from_manifest(
+    manifest: Manifest,
+    engine_of: Callable[[SweepOptions], SweptEngine | None] = lambda options: None,
+    device_of: DeviceOf | None = None,
+) -> SweepPlan:
+    """The plan of an earlier run, with its trials and its device. KvplanError if the model or the requests changed, or
+    if this is another device: rows of two kinds say nothing about each other.
+
+    engine_of: finds the engine that the options name, None for kvplan's own. device_of: None for this machine's.
     """
     _refuse_incomplete(manifest)
     options = SweepOptions.from_json(manifest["options"])
@@ -89,7 +96,13 @@ def plan_from_manifest(
             hint="start a new sweep with --out",
         )
     stored = manifest["device"]
-    device = _stored_device(options, stored) if engine is None else engine.device(stored["memory_bytes"])
+    if engine is not None:
+        device = engine.device(stored["memory_bytes"])
+    elif device_of is not None and not options.is_counted:
+        device = device_of(options, _memory_to_ask_for(options, stored))
+    else:
+        device = _stored_device(options, stored)
+    _refuse_another_kind(device, stored)
     workload = WorkloadSpec.from_json(manifest["workload"]["spec"])
     predictor, calibration_notices = make_predictor(options, spec, device, workload, engine)
     known_hash = manifest["workload"].get("sha256")  # the first manifests had none
@@ -101,8 +114,6 @@ def plan_from_manifest(
     load_format = manifest["settings"]["load_format"]
     trials = tuple(Trial.from_json(record) for record in manifest["trials"])
     notices = notices_of(options, predictor, trials, load_format, engine) + calibration_notices
-    if device.name != stored["name"]:
-        notices += (f"this machine has a {device.name}, but the first rows were measured on a {stored['name']}",)
     return SweepPlan(
         run_id=manifest["run_id"],
         created_at=manifest["created_at"],
@@ -119,14 +130,26 @@ def plan_from_manifest(
     )
 
 
+def _refuse_another_kind(device: Device, stored: Mapping[str, Any]) -> None:
+    if device.name != stored["name"]:
+        raise KvplanError(
+            f"The trials would run on a {device.name}, and the rows of this sweep are of a {stored['name']}.",
+            hint="start a sweep of its own with --out; `kvplan report DIR DIR2` sets both side by side",
+        )
+
+
+def _memory_to_ask_for(options: SweepOptions, stored: Mapping[str, Any]) -> int | None:
+    """A CPU gets as much as before; a GPU has what it has, unless the options say otherwise."""
+    return int(stored["memory_bytes"]) if stored["kind"] == "cpu" else options.device_memory_bytes()
+
+
 def _stored_device(options: SweepOptions, stored: Mapping[str, Any]) -> Device:
     """The device of the first rows; one that was only counted has the same memory everywhere."""
     if options.is_counted:
         return with_memory(counted_device(options), stored["memory_bytes"], "as before")
-    memory_bytes = stored["memory_bytes"] if stored["kind"] == "cpu" else options.device_memory_bytes()
     return detect_device(
         stored["kind"],
-        memory_bytes,
+        _memory_to_ask_for(options, stored),
         must_be_free=not (options.shares_layers or options.is_foreign),
         by_our_torch=not options.is_foreign,
     )

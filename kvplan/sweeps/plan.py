@@ -12,7 +12,7 @@ from typing import Final
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
-from kvplan.machine.device import Device, detect_device
+from kvplan.machine.device import Device, cpu_with_memory, detect_device
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import ShardEntry
 from kvplan.runs.setting_text import shown_settings, varied_settings
@@ -103,8 +103,11 @@ class SweepPlan:
         return Path(f"kvplan-sweep-{self.run_id}")
 
 
-def make_plan(options: SweepOptions, engine: SweptEngine | None = None) -> SweepPlan:
-    """Decide everything, start nothing and write nothing. UsageError or KvplanError for what cannot be done."""
+def make_plan(options: SweepOptions, engine: SweptEngine | None = None, elsewhere: Device | None = None) -> SweepPlan:
+    """Decide everything, start nothing and write nothing. UsageError or KvplanError for what cannot be done.
+
+    elsewhere: the device of the machines that the trials will run on; None for this one's.
+    """
     axes = options.parsed_axes()  # a malformed axis is reported before anything slow happens
     memory_bytes = options.device_memory_bytes()
     spec = resolve_model(options.model)
@@ -114,6 +117,9 @@ def make_plan(options: SweepOptions, engine: SweptEngine | None = None) -> Sweep
     if engine is not None:
         engine.refuse(axes)
         device = engine.device(memory_bytes)
+    elif elsewhere is not None and not options.is_counted:
+        refuse_architecture(spec.architecture, model_impl=options.model_impl)
+        device = elsewhere
     elif options.is_counted:
         device = counted_device(options)
     else:
@@ -126,7 +132,7 @@ def make_plan(options: SweepOptions, engine: SweptEngine | None = None) -> Sweep
         )
     workload = options.workload_spec("cuda" if options.is_counted else device.kind)
     predictor, calibration_notices = make_predictor(options, spec, device, workload, engine)
-    predictor = _with_telling_memory(options, predictor)
+    predictor = _with_telling_memory(options, predictor, is_elsewhere=elsewhere is not None)
     workload = replace(workload, num_prompts=len(predictor.requests))  # a file may hold fewer
     trials, planes = _trials_and_planes(options, predictor, workload)
     refuse_oversized(predictor, trials, options.model)
@@ -164,7 +170,7 @@ def implementation_of(options: SweepOptions, spec: ModelSpec) -> str | None:
     return expected_implementation(spec.architecture, model_impl=options.model_impl)
 
 
-def _with_telling_memory(options: SweepOptions, predictor: Predictor) -> Predictor:
+def _with_telling_memory(options: SweepOptions, predictor: Predictor, *, is_elsewhere: bool) -> Predictor:
     """The predictor for a default design on a CPU, whose memory nobody chose: as much as makes its outcomes visible.
 
     Of a device that is only counted, also for other designs: there is no other amount to take.
@@ -177,6 +183,8 @@ def _with_telling_memory(options: SweepOptions, predictor: Predictor) -> Predict
     if is_chosen or predictor.device.kind != "cpu":
         return predictor
     memory_bytes = min(telling_memory(predictor), predictor.device.memory_bytes)
+    if is_elsewhere:
+        return replace(predictor, device=cpu_with_memory(predictor.device, memory_bytes, TELLING_MEMORY))
     return replace(predictor, device=detect_device(options.device, memory_bytes, reason=TELLING_MEMORY))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol, TextIO
+from dataclasses import dataclass
+from typing import Final, Protocol, TextIO
 
 from kvplan.runs.columns import Row
 from kvplan.runs.outliers import noise_reason
@@ -16,15 +17,33 @@ from kvplan.sweeps.forecast.prediction import TrialPrediction
 from kvplan.sweeps.worker.protocol import Event
 from kvplan.units import plural
 
+_MOST_WORKERS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTrial:
+    """What one of several workers is doing. event: the last that it said of this trial."""
+
+    worker: str
+    trial: Trial
+    event: Event | None
+
 
 class Progress(Protocol):
-    """Is told everything that a runner does. shown: the settings and loads that its lines name."""
+    """Is told everything that a runner does. shown: the settings and loads that its lines name.
+
+    ``event`` is of the one worker of a sweep; several are shown by ``running``, again and again.
+    """
 
     def start(self, num_done: int, num_left: int, seconds_left: float, shown: Sequence[str]) -> None: ...
 
     def trial_started(self, trial: Trial, prediction: TrialPrediction) -> None: ...
 
     def event(self, message: Event) -> None: ...
+
+    def running(self, trials: Sequence[RunningTrial]) -> None: ...
+
+    def note(self, line: str) -> None: ...
 
     def trial_ended(self, row: Row, num_left: int, seconds_left: float) -> None: ...
 
@@ -41,6 +60,12 @@ class SilentProgress:
         pass
 
     def event(self, message: Event) -> None:
+        pass
+
+    def running(self, trials: Sequence[RunningTrial]) -> None:
+        pass
+
+    def note(self, line: str) -> None:
         pass
 
     def trial_ended(self, row: Row, num_left: int, seconds_left: float) -> None:
@@ -66,6 +91,9 @@ class PlainProgress(SilentProgress):
         self._num_done += 1
         left = f", {format_seconds(seconds_left)} left" if num_left else ""
         self._say(f"[{self._num_done}/{self._num_done + num_left}] {line_of(row, self._shown)}{left}")
+
+    def note(self, line: str) -> None:
+        self._say(line)
 
     def _say(self, line: str) -> None:
         print(line, file=self._output, flush=True)
@@ -99,17 +127,23 @@ class RichProgress(SilentProgress):
         self._live.start()
 
     def trial_started(self, trial: Trial, prediction: TrialPrediction) -> None:
-        self._trial = as_phrase(values_of(trial), self._shown) + _run_text(trial.run_number, trial.rerun_of)
+        self._trial = self._name_of(trial)
         self._show(self._trial)
 
+    def _name_of(self, trial: Trial) -> str:
+        return as_phrase(values_of(trial), self._shown) + _run_text(trial.run_number, trial.rerun_of)
+
     def event(self, message: Event) -> None:
-        if message["type"] == "stage":
-            self._show(f"{self._trial}: {message['stage']}")
-        elif message["type"] == "progress":
-            speed, usage = message["output_tokens_per_second"], message["kv_usage"]
-            load = f"{message['num_running']} running, {message['num_waiting']} waiting"
-            now = "" if speed is None else f"{speed:,.0f} tokens/s, "
-            self._show(f"{now}KV usage {usage:.1%}, {load} ({self._trial})")
+        self._show(_now_text(message, self._trial))
+
+    def running(self, trials: Sequence[RunningTrial]) -> None:
+        lines = [f"{entry.worker}: {_now_text(entry.event, self._name_of(entry.trial))}" for entry in trials]
+        more = len(lines) - _MOST_WORKERS
+        shown = lines if more <= 0 else [*lines[:_MOST_WORKERS], f"and {plural(more, 'worker')} more"]
+        self._show("\n".join(shown) or "waiting for workers")
+
+    def note(self, line: str) -> None:
+        self._live.console.print(line, highlight=False, markup=False)
 
     def trial_ended(self, row: Row, num_left: int, seconds_left: float) -> None:
         self._num_done += 1
@@ -129,6 +163,18 @@ class RichProgress(SilentProgress):
         left = format_seconds(max(0.0, self._deadline - time.monotonic())) + " left"
         self._bar.update(self._task, left=left)
         self._line.plain = now
+
+
+def _now_text(event: Event | None, trial: str) -> str:
+    """What a worker is doing; trial: its settings in words."""
+    if event is None:
+        return trial
+    if event["type"] == "stage":
+        return f"{trial}: {event['stage']}"
+    speed, usage = event["output_tokens_per_second"], event["kv_usage"]
+    load = f"{event['num_running']} running, {event['num_waiting']} waiting"
+    now = "" if speed is None else f"{speed:,.0f} tokens/s, "
+    return f"{now}KV usage {usage:.1%}, {load} ({trial})"
 
 
 def _style(status: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -84,6 +85,7 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "model_id": identity.model_id,
         "device": device.kind,
         "device_name": device.name,
+        "node": platform.node() or None,
         "engine": identity.engine,
         "kv_cache_dtype": settings.kv_cache_dtype,
         "load_format": identity.load_format,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,25 +10,27 @@ from pathlib import Path
 from types import FrameType
 
 from kvplan.catalog.devices.gpus import find_gpu
-from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.machine.device import Device
 from kvplan.runs.columns import Row
-from kvplan.runs.directory import MODEL, WORKER_LOG, read_manifest
-from kvplan.runs.files import write_whole
+from kvplan.runs.directory import WORKER_LOG, read_manifest
 from kvplan.runs.setting_text import ALWAYS_SHOWN
 from kvplan.runs.store import SweepStore
 from kvplan.runs.summary import Summary, summarize
 from kvplan.sweeps.hosts import SweptEngine, TrialHost
-from kvplan.sweeps.manifest import manifest_of, plan_from_manifest
-from kvplan.sweeps.options import COUNTED_FORMAT, SweepOptions
+from kvplan.sweeps.manifest import DeviceOf, manifest_of, plan_from_manifest
+from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, implementation_of
+from kvplan.sweeps.pool.hosts import HostPool
+from kvplan.sweeps.pool.runner import PoolRunner
 from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.rows import SweepIdentity
 from kvplan.sweeps.runner import Runner
 from kvplan.sweeps.weights import weights_path
 from kvplan.sweeps.worker.client import WORKER_COMMAND, Worker
-from kvplan.sweeps.worker_host import EngineSource, WorkerHost
+from kvplan.sweeps.worker_host import WorkerHost, engine_source
+
+PoolOf = Callable[[SweepPlan, SweepIdentity], HostPool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,15 @@ def run_new_sweep(
     *,
     command: str,
     worker_command: Sequence[str] = WORKER_COMMAND,
+    pool_of: PoolOf | None = None,
 ) -> SweepOutcome:
-    """Run every trial of the plan into a new directory. KvplanError if the directory cannot be used."""
+    """Run every trial of the plan into a new directory. KvplanError if the directory cannot be used.
+
+    pool_of: lends workers to run several trials at once; None for one worker on this machine.
+    """
     with SweepStore.create(directory, manifest_of(plan, command)) as store:
         try:
-            return _run(plan, store, progress, worker_command)
+            return _run(plan, store, progress, worker_command, pool_of)
         except KvplanError:
             if not store.records:  # nothing was measured, so there is nothing to continue
                 store.take_back()
@@ -72,31 +77,27 @@ def resume_sweep(
     announce: Callable[[SweepPlan], None] = lambda plan: None,
     worker_command: Sequence[str] = WORKER_COMMAND,
     engine_of: Callable[[SweepOptions], SweptEngine | None] = lambda options: None,
+    device_of: DeviceOf | None = None,
+    pool_of: PoolOf | None = None,
 ) -> SweepOutcome:
     """Run what a sweep's directory still lacks. ``announce`` gets the plan before the first trial.
 
-    engine_of: as for ``plan_from_manifest``.
+    engine_of, device_of: as for ``plan_from_manifest``. pool_of: as for ``run_new_sweep``.
     """
-    plan = plan_from_manifest(read_manifest(directory), engine_of)
+    plan = plan_from_manifest(read_manifest(directory), engine_of, device_of)
     with SweepStore.reopen(directory) as store:
         announce(plan)
-        return _run(plan, store, progress, worker_command)
+        return _run(plan, store, progress, worker_command, pool_of)
 
 
-def _run(plan: SweepPlan, store: SweepStore, progress: Progress, worker_command: Sequence[str]) -> SweepOutcome:
-    identity = _identity(plan)
-    host = _foreign_host(plan, identity, store) or _own_host(plan, identity, store, worker_command)
-    runner = Runner(
-        schedule=plan.schedule,
-        expected=plan.trials,
-        store=store,
-        predictor=plan.predictor,
-        identity=identity,
-        host=host,
-        progress=progress,
-        shown=plan.shown,
-        timeout_seconds=plan.options.trial_timeout,
-    )
+def _run(
+    plan: SweepPlan, store: SweepStore, progress: Progress, worker_command: Sequence[str], pool_of: PoolOf | None
+) -> SweepOutcome:
+    if pool_of is not None:
+        refuse_searches(plan.options)
+        runner: Runner | PoolRunner = _pool_runner(plan, store, progress, pool_of)
+    else:
+        runner = _single_runner(plan, store, progress, worker_command)
     interrupted = False
     try:
         with sigterm_interrupts():
@@ -109,6 +110,47 @@ def _run(plan: SweepPlan, store: SweepStore, progress: Progress, worker_command:
     summary = summarize(store.read_manifest(), store.rows, interrupted=interrupted)
     store.write_summary(summary)
     return SweepOutcome(store.directory, summary, store.rows, interrupted, plan.shown, plan.shard is not None)
+
+
+def refuse_searches(options: SweepOptions) -> None:
+    """UsageError for what takes each trial from the results of those before, and so runs on one worker."""
+    searching = "--search" if options.search is not None else "--boundary" if options.boundary else None
+    if searching is not None:
+        raise UsageError(
+            f"{searching} takes each trial from the results of those before, so a cluster would not speed it up.",
+            hint="run it without --ray on a machine of the cluster",
+        )
+
+
+def _pool_runner(plan: SweepPlan, store: SweepStore, progress: Progress, pool_of: PoolOf) -> PoolRunner:
+    identity = _identity(plan)
+    return PoolRunner(
+        trials=plan.trials,
+        store=store,
+        predictor=plan.predictor,
+        identity=identity,
+        pool=pool_of(plan, identity),
+        progress=progress,
+        reruns=plan.options.rerun,
+        shown=plan.shown,
+        timeout_seconds=plan.options.trial_timeout,
+    )
+
+
+def _single_runner(plan: SweepPlan, store: SweepStore, progress: Progress, worker_command: Sequence[str]) -> Runner:
+    identity = _identity(plan)
+    host = _foreign_host(plan, identity, store) or _own_host(plan, identity, store, worker_command)
+    return Runner(
+        schedule=plan.schedule,
+        expected=plan.trials,
+        store=store,
+        predictor=plan.predictor,
+        identity=identity,
+        host=host,
+        progress=progress,
+        shown=plan.shown,
+        timeout_seconds=plan.options.trial_timeout,
+    )
 
 
 def _own_host(plan: SweepPlan, identity: SweepIdentity, store: SweepStore, worker_command: Sequence[str]) -> TrialHost:
@@ -159,18 +201,6 @@ def price_per_hour(device: Device) -> float | None:
     except UsageError:
         return None
     return None if price is None else price.usd_per_hour
-
-
-def engine_source(options: SweepOptions, spec: ModelSpec, load_format: str, directory: Path) -> EngineSource:
-    """The weights' path; for dummy weights, or none, that of the config, which is written into the run directory."""
-    weights = None if load_format in ("dummy", COUNTED_FORMAT) else weights_path(options)
-    if weights is not None:
-        return EngineSource(str(weights), load_format, spec.vocab_size, model_impl=options.model_impl)
-    model_directory = (directory / MODEL).resolve()
-    model_directory.mkdir(exist_ok=True)
-    config = model_directory / "config.json"
-    write_whole(config, json.dumps(dict(spec.raw_config), indent=2) + "\n")
-    return EngineSource(str(config), load_format, spec.vocab_size, options.dummy_layers, options.model_impl)
 
 
 @contextmanager

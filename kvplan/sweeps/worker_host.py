@@ -7,20 +7,26 @@ nothing about its trial, which is restarted; the row says how often.
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from kvplan.catalog.spec import ModelSpec
 from kvplan.machine.device import Device
 from kvplan.machine.gpu_clock import ClockReadings, GpuClockMeter
 from kvplan.runs.columns import Row
+from kvplan.runs.directory import MODEL
+from kvplan.runs.files import write_whole
 from kvplan.runs.trials import LoadKey, Trial
 from kvplan.sweeps.feasibility import refuse_architecture
 from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.hosts import OnEvent
+from kvplan.sweeps.options import COUNTED_FORMAT, SweepOptions
 from kvplan.sweeps.rows import SweepIdentity
+from kvplan.sweeps.weights import weights_path
 from kvplan.sweeps.worker.client import TimeLimits, Worker
 from kvplan.sweeps.worker.protocol import Event, Hello, TrialOrder, TrialResult
 from kvplan.workers.process import WorkerDied, WorkerTimeout
@@ -42,6 +48,18 @@ class EngineSource:
     vocab_size: int
     dummy_layers: str = "full"
     model_impl: str = "auto"
+
+
+def engine_source(options: SweepOptions, spec: ModelSpec, load_format: str, directory: Path) -> EngineSource:
+    """The weights' path; for dummy weights, or none, that of the config, which is written into the run directory."""
+    weights = None if load_format in ("dummy", COUNTED_FORMAT) else weights_path(options)
+    if weights is not None:
+        return EngineSource(str(weights), load_format, spec.vocab_size, model_impl=options.model_impl)
+    model_directory = (directory / MODEL).resolve()
+    model_directory.mkdir(exist_ok=True)
+    config = model_directory / "config.json"
+    write_whole(config, json.dumps(dict(spec.raw_config), indent=2) + "\n")
+    return EngineSource(str(config), load_format, spec.vocab_size, options.dummy_layers, options.model_impl)
 
 
 class WorkerHost:

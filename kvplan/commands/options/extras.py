@@ -11,6 +11,9 @@ from kvplan.errors import KvplanError
 LOAD_PACKAGES: Final = ("httptools", "msgspec")
 """By their import names, without which no load can be sent."""
 
+CLUSTER_PACKAGES: Final = ("ray",)
+"""The same, without which no cluster can be joined."""
+
 
 def need_packages(command: str, extra: str, packages: Sequence[str]) -> None:
     """KvplanError with the extra to install if one of the packages (by import name) is missing."""

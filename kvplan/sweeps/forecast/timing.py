@@ -41,9 +41,10 @@ class TrialTimes:
             self._starts.append(row["start_seconds"])
         if row["duration"] is None or not row["predicted_seconds"] or prepared.last_arrival_seconds > 0:
             return
-        predictor = self.under.predictor
-        self._ratios.append(row["duration"] / row["predicted_seconds"] * predictor.time_scale)
-        self.under.predictor = predictor.with_time_scale(statistics.median(self._ratios[-_TRIALS_REMEMBERED:]))
+        self._ratios.append(row["duration"] / row["predicted_seconds"] * prepared.predictor.time_scale)
+        self.under.predictor = self.under.predictor.with_time_scale(
+            statistics.median(self._ratios[-_TRIALS_REMEMBERED:])
+        )
 
     def seconds_left(self, trials: Iterable[Trial], *, is_loaded: bool) -> float:
         """For trials that are still to run; includes loading the weights unless that is done."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -43,6 +43,37 @@ class WithReruns:
             except StopIteration:
                 step = None
         yield from reruns.rerun_far_ones()
+
+
+def reruns_after(trials: Sequence[Trial], rows: Mapping[str, Row]) -> tuple[Trial, ...]:
+    """The reruns of a sweep whose trials did not run one after the other: of noisy runs, then of those far from others.
+
+    rows: of all trials by id; the answer depends on these alone. Numbered after the trials.
+    """
+    runs: dict[tuple[TrialSettings, Load], list[tuple[Trial, Row]]] = {}
+    for trial in trials:
+        runs.setdefault((trial.settings, trial.load), []).append((trial, rows[trial.trial_id]))
+    found = [(trial, reason) for trial in trials if (reason := noise_reason(rows[trial.trial_id])) is not None]
+    found += [far for one in runs.values() if (far := _far_one(one)) is not None]
+    again: list[Trial] = []
+    seen: set[str] = set()
+    for trial, reason in found:
+        if trial.trial_id not in seen and len(again) < max(FEWEST_RERUNS, RERUN_SHARE * len(trials)):
+            seen.add(trial.trial_id)
+            earlier = sum((other.settings, other.load) == (trial.settings, trial.load) for other in again)
+            number, run_number = len(trials) + len(again) + 1, FIRST_RERUN + earlier
+            rerun = replace(trial, number=number, run_number=run_number)
+            again.append(replace(rerun, rerun_of=trial.run_number, rerun_reason=reason))
+    return tuple(again)
+
+
+def _far_one(runs: Sequence[tuple[Trial, Row]]) -> tuple[Trial, str] | None:
+    """The first run of a setting that is far from its others, with the reason."""
+    for trial, row in runs:
+        reason = spread_reason(row, [other for _, other in runs if other is not row])
+        if reason is not None:
+            return trial, reason
+    return None
 
 
 @dataclass(slots=True)
