@@ -253,6 +253,7 @@ class ServingSettings:
         example="2",
         aliases=("--tp",),
         panel=GPU_PANEL,
+        sweep_axis=SweepAxis(),
     )
     pipeline_parallel_size: int = _knob(
         1,

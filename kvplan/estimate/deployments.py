@@ -170,7 +170,7 @@ def _place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, _
 
 def _kvplan_range(found: EnginePrediction) -> KvRange | None:
     """On a CPU the engine allocates what is predicted, to the byte; on a GPU nothing has been measured."""
-    if found.graphs is not None:
+    if found.settings.device.kind != "cpu":
         return None
     pool, tokens, requests = found.kv_pool_bytes, found.kv_cache_tokens, found.max_concurrency
     return KvRange((pool, pool), (tokens, tokens), (requests, requests), ())
@@ -178,13 +178,13 @@ def _kvplan_range(found: EnginePrediction) -> KvRange | None:
 
 def _kvplan_notes(found: EnginePrediction) -> tuple[str, ...]:
     """What is not known beforehand of a GPU."""
-    if found.graphs is None:
+    if found.settings.device.kind == "cpu":
         return ()
     reserve = (
         f"{format_bytes(found.overhead_bytes, digits=0)} of the overhead is reserved for the driver and libraries. Not "
         "measured: the engine raises it at start-up where it finds more."
     )
-    return found.graphs.sentence(), reserve
+    return (reserve,) if found.graphs is None else (found.graphs.sentence(), reserve)
 
 
 def _kvplan_limit(found: EnginePrediction) -> str | None:

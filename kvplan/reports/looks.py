@@ -46,6 +46,7 @@ LOOKS: Final[Mapping[str, StatusLook]] = {
     "oom_runtime": StatusLook("OOM\nserving", BLUE, "++"),
     "timeout": StatusLook("timeout", GREY, "--"),
     "crash": StatusLook("crash", "#5A5A5A", "xx"),
+    "rank_died": StatusLook("rank\ndied", "#7A4B2A", "--"),
     "failed": StatusLook("requests\nfailed", "#B22222", "//"),
     "skipped_oom_dominated": StatusLook("skipped", "#D9D9D9", ".."),
 }

@@ -29,6 +29,7 @@ _MAP_COLUMNS: Final = (
     "group_size",
     "kv_cache_dtype",
     "dtype",
+    "tensor_parallel_size",
 )
 
 

@@ -63,6 +63,8 @@ def _given(settings: TrialSettings) -> dict[str, Any]:
         del values["kv_cache_dtype"]
     if settings.kv_cache_memory_bytes is not None:
         del values["gpu_memory_utilization"]
+    if settings.tensor_parallel_size == 1:
+        del values["tensor_parallel_size"]
     slots = settings.lora_slots
     adapters: dict[str, int | None] = {"max_loras": None, "max_lora_rank": None}
     if slots is not None:

@@ -37,6 +37,7 @@ _WRITINGS: Final[Mapping[str, _Writing]] = {
     "group_size": _Writing("group", phrase="groups of {}"),
     "max_loras": _Writing("adapters", phrase="{} adapters"),
     "max_lora_rank": _Writing("rank", phrase="rank {}"),
+    "tensor_parallel_size": _Writing("tp", phrase="tp {}"),
     "max_concurrency": _Writing("in flight", "{:g}", "{} in flight"),
     "request_rate": _Writing("requests/s", phrase="{} requests/s"),
 }

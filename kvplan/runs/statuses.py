@@ -16,6 +16,7 @@ Status = Literal[
     "rejected_ctx",
     "timeout",
     "crash",
+    "rank_died",
     "failed",
     "skipped_oom_dominated",
 ]
@@ -86,6 +87,12 @@ STATUSES: Final[tuple[TrialStatus, ...]] = (
         "broken",
         "the worker died",
         "the worker process died, or its engine failed in another way",
+    ),
+    TrialStatus(
+        "rank_died",
+        "broken",
+        "a rank of the model died",
+        "one of the processes that share every layer of the model died, and the engine ended the others",
     ),
     TrialStatus(
         "failed",

@@ -182,7 +182,7 @@ def prediction_errors(rows: Sequence[Row]) -> PredictionErrors:
     rows = [row for row in rows if row["predicted_status"] is not None]
     allocated = [row for row in rows if row["num_blocks_total"]]
     served = [row for row in rows if is_measured(row)]
-    ran = [row for row in rows if row["status"] not in ("timeout", "crash", "skipped_oom_dominated")]
+    ran = [row for row in rows if row["status"] not in ("timeout", "crash", "rank_died", "skipped_oom_dominated")]
     block_errors = [_error_pct(row["num_blocks_predicted"], row["num_blocks_total"]) for row in allocated]
     tells_bytes = not allocated or any(row["block_bytes"] is not None for row in allocated)
     timed = [row for row in served if has_speed(row) and row["pred_output_throughput"] is not None]

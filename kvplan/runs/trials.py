@@ -50,7 +50,15 @@ _ALWAYS_WRITTEN: Final = frozenset(
 )
 
 
-LOADED_FOR: Final = ("dtype", "kv_cache_dtype", "quantization", "group_size", "max_loras", "max_lora_rank")
+LOADED_FOR: Final = (
+    "dtype",
+    "kv_cache_dtype",
+    "quantization",
+    "group_size",
+    "max_loras",
+    "max_lora_rank",
+    "tensor_parallel_size",
+)
 """The settings that a worker's weights are loaded for."""
 
 
@@ -63,6 +71,7 @@ class LoadKey(NamedTuple):
     group_size: int = 0
     num_adapters: int = 0
     adapter_rank: int = 0
+    num_ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,8 @@ class TrialSettings(ServingSettings):
         """What the engine and its weights are loaded for; trials with equal keys share one worker."""
         slots = self.lora_slots or LoraSlots(0, 0)
         weights = (self.dtype, self.kv_cache_dtype, self.quantization, self.group_size or 0)
-        return LoadKey(*weights, num_adapters=slots.number, adapter_rank=slots.rank)
+        ranks = self.tensor_parallel_size
+        return LoadKey(*weights, num_adapters=slots.number, adapter_rank=slots.rank, num_ranks=ranks)
 
     def with_changes(self, **changes: Any) -> TrialSettings:
         """These settings with ``changes``; what has no meaning with them is as if it had not been given."""

@@ -107,7 +107,7 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "group_size": settings.group_size,
         "max_loras": settings.max_loras,
         "max_lora_rank": settings.max_lora_rank,
-        "tensor_parallel_size": 1,
+        "tensor_parallel_size": settings.tensor_parallel_size,
         "device_memory_bytes": device.memory_bytes,
         "workload": workload.as_text(),
         "num_prompts": workload.num_prompts,

@@ -7,6 +7,7 @@ from typing import Any
 from kvplan_engine import ContextTooLong, EngineConfig, OutOfDeviceMemory
 from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.weights import num_parameters
+from kvplan_engine.description.division import rank_model
 from kvplan_engine.device.overhead import CPU_OVERHEAD_BYTES
 from kvplan_engine.memory.breakdown import DTYPE_BYTES
 from kvplan_engine.memory.plan import kv_layout, plan_memory, resolve_max_model_len
@@ -15,7 +16,7 @@ from kvplan_engine.memory.step_buffers import step_buffers
 
 def engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict[str, Any]:
     """Outcome and, where it starts, the figures of its memory. EngineError for a config that the engine refuses."""
-    model = read_config(config.model)
+    model = rank_model(read_config(config.model), config.tensor_parallel_size)
     try:
         max_model_len = resolve_max_model_len(config, model)
         layout = kv_layout(config, model, dtype, max_model_len)

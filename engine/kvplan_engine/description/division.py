@@ -122,7 +122,8 @@ def _part_of_feed_forward(part: FeedForward, count: int) -> FeedForward:
 
 def check_division(model: ModelDescription, count: int) -> None:
     """EngineError, with the first thing in ``model`` that ``count`` ranks cannot share."""
-    undivided = next(filter(None, map(_undivided, model.distinct_layers)), None) or _undivided_around(model)
+    undivided = next(filter(None, map(_undivided, model.distinct_layers)), None)
+    undivided = undivided or ("parameters of no part" if model.others else None)
     if undivided is not None:
         raise EngineError(
             f"the engine does not divide {model.architecture} over {count} ranks yet: it has {undivided}.",
@@ -161,19 +162,10 @@ def _divided_sizes(layer: Layer) -> Iterator[tuple[int, str]]:
             yield part.shared.size, "inner elements of the shared expert"
 
 
-def _undivided_around(model: ModelDescription) -> str | None:
-    if model.layer_inputs is not None:
-        return "inputs of each layer's own"
-    return "parameters of no part" if model.others else None
-
-
 def _undivided(layer: Layer) -> str | None:
     """What of ``layer`` no split is declared for, or needs more than sums over ranks."""
     lacking = [_undivided_mixer(mixer) for mixer in layer.mixers]
-    if isinstance(layer.feed_forward, Mixture) and layer.feed_forward.apart:
-        lacking.append("experts with norms of their own")
     lacking.append("parameters of no part" if layer.others else None)
-    lacking.append("inputs of each layer's own" if layer.end is not None else None)
     return next(filter(None, lacking), None)
 
 

@@ -18,6 +18,7 @@ from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory
 from kvplan.estimate.kvplan.held_weights import held_weight_bytes
 from kvplan.estimate.kvplan.kernel_buffers import kernel_buffers
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
+from kvplan.estimate.kvplan.ranks import rank_spec
 from kvplan.estimate.kvplan.scratch import chosen_tokens, layer_input_elements, scratch_elements
 from kvplan.estimate.kvplan.settings import EngineDevice, ResolvedSettings, resolve_settings
 from kvplan.estimate.weights import size_weights
@@ -36,7 +37,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class EnginePrediction:
-    """What the engine will report once it has started, or why it will refuse to. Bytes of one device."""
+    """What the engine will report once it has started, or why it will refuse to. Bytes of one device: of each rank."""
 
     settings: ResolvedSettings
     budget_bytes: int
@@ -47,7 +48,7 @@ class EnginePrediction:
     overhead_bytes: int
     """Beside graphs."""
     graphs: GraphMemory | None
-    """Decode steps captured as graphs; None on a CPU."""
+    """Decode steps captured as graphs; None on a CPU, and where several ranks share every layer."""
     kv_pool_bytes: int
     layout: KvLayout
     num_blocks: int
@@ -91,6 +92,8 @@ def workspace_buffers(spec: ModelSpec, settings: FilledSettings, layout: KvLayou
         "query_starts": (rows + 1) * 4,
         **_group_buffers(layout, settings),
     }
+    if (ranks := settings.tensor_parallel_size) > 1:
+        buffers["shards"] = ranks * rows * -(-vocab // ranks) * size
     if columns := layer_input_elements(spec):
         buffers["layer_inputs"] = tokens * columns * size
     if settings.max_model_len > (top_k := chosen_tokens(spec)) > 0:
@@ -136,10 +139,11 @@ def engine_layout(spec: ModelSpec, settings: FilledSettings) -> KvLayout:
 def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> EnginePrediction:
     """What the engine allocates on ``device`` (whose memory is before utilization), or how it refuses.
 
-    UsageError and KvplanError as in ``resolve_settings``.
+    Of several ranks each has such a device, and as much on it. UsageError and KvplanError as in ``resolve_settings``.
     """
     resolved = resolve_settings(spec, asked, device)
     settings = resolved.serving
+    spec = rank_spec(spec, asked)
     positions = spec.max_position_embeddings or settings.max_model_len
     adapter_bytes = engine_slot_bytes(spec, settings, settings.dtype)
     weight_bytes = _weight_bytes(spec, settings, device) + adapter_bytes
@@ -187,7 +191,7 @@ def _weight_bytes(spec: ModelSpec, settings: FilledSettings, device: EngineDevic
 
 
 def _graphs(spec: ModelSpec, resolved: ResolvedSettings) -> GraphMemory | None:
-    if resolved.device.kind == "cpu" or resolved.device.is_counted:
+    if resolved.device.kind == "cpu" or resolved.device.is_counted or resolved.serving.tensor_parallel_size > 1:
         return None
     rows = min(resolved.serving.max_num_seqs, resolved.serving.max_num_batched_tokens)
     has_adapters = resolved.serving.lora_slots is not None

@@ -111,6 +111,9 @@ class EngineHost:
         CPU a failure while serving may have left threads without memory, so the process is replaced.
         """
         gc.collect()
+        ranks = None if self.engine is None else self.engine.ranks
+        if ranks is not None and ranks.has_ended:
+            return False
         if on_gpu:
             torch.cuda.empty_cache()
             return self.engine is None or bool(self.engine.device.is_usable())

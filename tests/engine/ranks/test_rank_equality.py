@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,12 @@ from matrix_cells import Cell, Watch, add_greedy, greedy_tokens, set_up
 from mixture_models import MixtureCheckpoint
 from small_models import Checkpoint, greedy
 
-from kvplan_engine import LLM, EngineError, SamplingParams
+from kvplan.catalog.models import resolve_model
+from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.settings import EngineDevice
+from kvplan.settings import ServingSettings
+from kvplan.units import MIB
+from kvplan_engine import LLM, Engine, EngineError, SamplingParams
 from kvplan_engine.errors import RankDied
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -86,6 +92,33 @@ def test_greedy_tokens_are_those_of_transformers(divided: Divided, tmp_path: Pat
             watch.run()
             assert greedy_tokens(requests) == [expected[i] for i in order], f"{cell}: greedy"
         watch.check(cell)
+
+
+def test_every_rank_takes_what_was_predicted(divided: Divided) -> None:
+    """Bytes and blocks of each, of a planner that knows the config alone, and of an engine that only counts."""
+    engine = divided.ranks.engine
+    engine.reconfigure(gpu_memory_utilization=0.8, max_num_batched_tokens=128, block_size=16, swap_space=0)
+    memory, config = engine.memory, engine.config
+    asked = ServingSettings(
+        gpu_memory_utilization=0.8,
+        max_num_batched_tokens=128,
+        max_num_seqs=8,
+        max_model_len=64,
+        block_size=16,
+        dtype="float32",
+        tensor_parallel_size=config.tensor_parallel_size,
+    )
+    predicted = predict(resolve_model(config.model), asked, EngineDevice(256 * MIB))
+    counted = Engine(replace(config, load_format="none")).memory
+    for found in (predicted, counted):
+        assert found.num_blocks == memory.num_blocks
+        assert found.block_bytes == memory.block_bytes
+        assert found.weight_bytes == memory.weight_bytes
+        assert found.activation_bytes == memory.activation_bytes
+    assert memory.overhead_bytes == predicted.overhead_bytes, "a rank took more than is kept back"
+    assert len(engine._carver.needs) == config.tensor_parallel_size - 1
+    for needs in engine._carver.needs:
+        assert (needs.weight_bytes, needs.workspace_bytes) == (memory.weight_bytes, memory.activation_bytes)
 
 
 def test_samples_that_fork_and_log_probabilities_are_those_of_one_process(divided: Divided) -> None:

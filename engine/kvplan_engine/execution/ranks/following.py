@@ -92,6 +92,8 @@ class FollowingRank:
     # ---- memory
 
     def _carve(self, message: Carve) -> Needs:
+        if self._mover is not None:
+            self._mover.close()
         self._runner = self._mover = None  # before the new one is made: there may be no room for both
         config, model = message.config, self._model
         max_model_len = resolve_max_model_len(config, model.config)

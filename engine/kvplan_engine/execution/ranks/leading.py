@@ -97,24 +97,31 @@ class LeadingMover:
         self._group.tell(Move(transfers))
         self._own.run(transfers)
 
+    def close(self) -> None:
+        """See Mover.close. The other ranks give theirs back when they make another one, or end."""
+        self._own.close()
+
 
 class LeadingCarver(MemoryCarver):
-    """Divides the memory of all ranks alike: each has as many blocks as the one with the least room."""
+    """Divides the memory of all ranks alike: each has as many blocks as the one with the least room.
+
+    needs: what the other ranks take for the settings that were carved last, from rank 1 on.
+    """
 
     def __init__(self, model: LoadedModel, device: Device, group: RankGroup, collectives: Collectives) -> None:
         super().__init__(model, device)
         self._ranks, self._group, self._collectives = model, group, collectives
-        self._needs: list[Needs] = []
+        self.needs: list[Needs] = []
 
     def _make_runner(self, config: EngineConfig, layout: KvLayout, max_model_len: int) -> ModelRunner:
         place = (self._device, layout, max_model_len)
         own = partial(LeadingRunner, self._ranks, config, *place, self._group, self._collectives)
-        runner, self._needs = self._group.together(Carve(config), own)
+        runner, self.needs = self._group.together(Carve(config), own)
         return runner
 
     def _plan(self, runner: ModelRunner, config: EngineConfig, layout: KvLayout, max_model_len: int) -> MemoryBreakdown:
         own = Needs(self._model.weight_bytes, runner.workspace.num_bytes, self._overhead_bytes)
-        needs = [own, *self._needs]
+        needs = [own, *self.needs]
         return plan_memory(
             config,
             layout,
