@@ -178,8 +178,12 @@ class EngineOptions:
     "max_loras",
     "max_lora_rank",
     "tensor_parallel_size",
+    "data_parallel_size",
     "device_memory_bytes",
-    helps={"device_memory_bytes": "Memory of the device, such as 4GiB. Default: all of a GPU's."},
+    helps={
+        "data_parallel_size": "Engines, each with the whole model and requests of its own.",
+        "device_memory_bytes": "Memory of each engine's device, such as 4GiB. Default: all of a GPU's.",
+    },
 )
 def serve(model: Model, server: ServerOptions, settings: ServingSettings, engine: EngineOptions) -> None:
     """Serve a model behind OpenAI's API with kvplan's own engine."""
@@ -192,6 +196,7 @@ def serve(model: Model, server: ServerOptions, settings: ServingSettings, engine
     options = {
         "model": model,
         "settings": chosen,
+        "data_parallel_size": settings.data_parallel_size,
         "lora_modules": modules,
         "allow_runtime_lora_updating": server.allow_runtime_lora_updating,
         "host": server.host,
@@ -209,6 +214,7 @@ def serve(model: Model, server: ServerOptions, settings: ServingSettings, engine
 def _engine_settings(settings: ServingSettings) -> dict[str, Any]:
     """Those that were given, under the engine's names."""
     given = {name: getattr(settings, name) for name, knob in KNOBS.items() if getattr(settings, name) != knob.default}
+    given.pop("data_parallel_size", None)  # the server's: it starts the engines
     return {ENGINE_NAMES.get(name, name): value for name, value in given.items()}
 
 

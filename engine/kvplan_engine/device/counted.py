@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 
 from kvplan_engine.device.cuda_absence import why_no_usable_gpu
-from kvplan_engine.device.device import CpuDevice, default_cpu_bytes
+from kvplan_engine.device.device import CpuDevice
 from kvplan_engine.device.overhead import CPU_OVERHEAD_BYTES, CUDA_OVERHEAD_BYTES
+from kvplan_engine.device.process_memory import default_cpu_bytes
 from kvplan_engine.errors import EngineError
 
 

@@ -13,12 +13,15 @@ import torch
 from kvplan_engine.device.cuda import open_cuda
 from kvplan_engine.device.cuda_absence import why_no_usable_gpu
 from kvplan_engine.device.overhead import CPU_OVERHEAD_BYTES
-from kvplan_engine.device.process_memory import PeakMemory, available_memory_bytes, private_memory_bytes
+from kvplan_engine.device.process_memory import (
+    PeakMemory,
+    available_memory_bytes,
+    default_cpu_bytes,
+    private_memory_bytes,
+)
 from kvplan_engine.errors import EngineError
 
 logger = logging.getLogger("kvplan_engine")
-
-_DEFAULT_CPU_BYTES = 4 * 1024**3
 
 
 class PeakMeter(Protocol):
@@ -185,11 +188,6 @@ def _open_cpu(memory_bytes: int | None, num_ranks: int) -> CpuDevice:
     if memory_bytes is None:
         logger.info("CPU device with %.2f GiB (device_memory sets it)", total / 1024**3)
     return CpuDevice(total)
-
-
-def default_cpu_bytes(num_ranks: int = 1) -> int:
-    """Memory of a CPU device whose size nobody chose: 4 GiB, or half of what is free, over all ranks, if less."""
-    return min(_DEFAULT_CPU_BYTES, available_memory_bytes() // 2 // num_ranks)
 
 
 def cpu_name() -> str:

@@ -11,6 +11,7 @@ import resource
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
+_DEFAULT_CPU_BYTES = 4 * 1024**3
 
 
 def private_memory_bytes() -> int:
@@ -31,6 +32,11 @@ def peak_resident_bytes() -> int:
 def available_memory_bytes() -> int:
     """Memory that the machine can still provide without swapping (MemAvailable)."""
     return _field_bytes(Path("/proc/meminfo").read_text(encoding="ascii"), "MemAvailable")
+
+
+def default_cpu_bytes(num_devices: int = 1) -> int:
+    """Memory of a CPU device whose size nobody chose: 4 GiB, or half of what is free, over all devices, if less."""
+    return min(_DEFAULT_CPU_BYTES, available_memory_bytes() // 2 // num_devices)
 
 
 def limit_private_memory(bytes_above_now: int) -> int:

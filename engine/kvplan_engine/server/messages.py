@@ -25,10 +25,16 @@ class _Message(msgspec.Struct, array_like=True, gc=False, tag=True):
 
 
 class Load(_Message):
-    """The first message: load ``model`` with these settings (amounts of memory may be text)."""
+    """The first message: load ``model`` with these settings (amounts of memory may be text).
+
+    cpu_bytes: memory of the device, where that is the CPU and the settings leave it open; None: as without a server.
+    tells_answers: an answer's tokens are told once more when it is complete.
+    """
 
     model: str
     settings: dict[str, Any]
+    cpu_bytes: int | None = None
+    tells_answers: bool = False
 
 
 class Add(_Message):
@@ -160,12 +166,16 @@ class Begun(_Message):
 
 
 class Ended(_Message):
-    """An answer is complete. stop_token: the stop token it ended with, if the request named it."""
+    """An answer is complete. stop_token: the stop token it ended with, if the request named it.
+
+    token_ids: all of its tokens, where the Load asked for them.
+    """
 
     answer: int
     reason: str
     stop_token: int | None = None
     num_preemptions: int = 0
+    token_ids: list[int] = []
 
 
 class TokenLogprobs(_Message):

@@ -10,7 +10,8 @@ from kvplan_engine.errors import EngineError
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """settings: of the engine, see EngineConfig; amounts of memory may be text such as "4GiB".
+    """settings: of each engine, see EngineConfig; amounts of memory may be text such as "4GiB". data_parallel_size:
+    engines, each with the whole model.
 
     served_model_names: what clients may call the model, its own name if empty. lora_modules: directories of adapters by
     the names that clients call them. allow_runtime_lora_updating: clients may load and unload adapters. api_keys: any
@@ -23,6 +24,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     model: str
     settings: dict[str, Any] = {}
+    data_parallel_size: int = 1
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
@@ -39,6 +41,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         for good, text in (
             (0 <= self.port <= 65535, f"the port must lie in [0, 65535], got {self.port}"),
+            (self.data_parallel_size >= 1, f"data_parallel_size must be at least 1, got {self.data_parallel_size}"),
             (self.max_body_bytes >= 1, f"max_body_bytes must be at least 1, got {self.max_body_bytes}"),
             (self.dead_client_seconds >= 1, f"dead_client_seconds must be at least 1, got {self.dead_client_seconds}"),
             (self.shutdown_timeout >= 0, f"shutdown_timeout must not be negative, got {self.shutdown_timeout:g}"),

@@ -19,14 +19,14 @@ import uvloop
 from kvplan_engine.errors import EngineError
 from kvplan_engine.requests.adapter import LoRARequest
 from kvplan_engine.server.engine_client.admission import AdmissionQueue
-from kvplan_engine.server.engine_client.client import EngineClient
 from kvplan_engine.server.engine_client.generation import EngineDead
+from kvplan_engine.server.engine_client.replicas import Replicas
 from kvplan_engine.server.http.adapters import add_adapter
 from kvplan_engine.server.http.application import Application
 from kvplan_engine.server.http.connection import Connection
 from kvplan_engine.server.http.state import ServerState
 from kvplan_engine.server.metrics.exposition import Exposition
-from kvplan_engine.server.metrics.state import ServerMetrics
+from kvplan_engine.server.metrics.server import ServerMetrics
 from kvplan_engine.server.options import ServerOptions
 
 logger = logging.getLogger("kvplan_engine.server")
@@ -51,11 +51,10 @@ def run(options: ServerOptions) -> int:
 
 async def _serve(options: ServerOptions) -> int:
     with _bound(options) as listener:
-        metrics = ServerMetrics()
-        client = EngineClient(metrics, AdmissionQueue(options.max_num_queued_reqs, options.max_num_queued_tokens))
-        state = ServerState(
-            options, client, metrics, Exposition(metrics, options.model_names[0], client.adapters_in_flight)
-        )
+        metrics = ServerMetrics(options.data_parallel_size)
+        client = Replicas(metrics, AdmissionQueue(options.max_num_queued_reqs, options.max_num_queued_tokens))
+        metrics.adapters = client.adapters_in_flight
+        state = ServerState(options, client, metrics, Exposition(metrics, options.model_names[0]))
         ending = _Ending(state)
         try:
             await _load(client, options, ending)
@@ -69,7 +68,7 @@ async def _serve(options: ServerOptions) -> int:
             await client.stop()
 
 
-async def _load(client: EngineClient, options: ServerOptions, ending: _Ending) -> None:
+async def _load(client: Replicas, options: ServerOptions, ending: _Ending) -> None:
     """Load the model, or stop loading when a signal arrives."""
     loading = asyncio.ensure_future(client.start(options.model, options.settings))
     asked = asyncio.ensure_future(ending.asked.wait())
@@ -161,11 +160,10 @@ class _Ending:
         await _first(self.asked.wait, client.dead.wait)
         if client.is_dead:
             self.is_engine_dead = True
-            logger.error("the engine process has ended; so does this server")
+            logger.error("%s", client.ending())
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.asked.wait(), self._state.options.dead_engine_seconds)
-        else:
-            await self._drain()
+        await self._drain()
         server.ended.set()
 
     async def _drain(self) -> None:
@@ -176,7 +174,7 @@ class _Ending:
         while state.num_open and time.monotonic() < deadline:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._at_once.wait(), 0.05)
-            if self._at_once.is_set() or state.client.is_dead:
+            if self._at_once.is_set() or not state.client.is_anyone_alive:
                 break
         state.client.abort_all(EngineDead("the server is shutting down."))
         await asyncio.sleep(0.05)  # for the errors to be written
@@ -227,13 +225,14 @@ def _bound(options: ServerOptions) -> Iterator[socket.socket]:
 
 
 def _announce(state: ServerState, listener: socket.socket) -> None:
-    pool = state.client.pool
+    pool, num_engines = state.client.pool, len(state.client.engines)
+    each = f" in each of {num_engines} engines" if num_engines > 1 else ""
     num_tokens = pool.num_blocks * pool.block_size
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(
         f"KV cache: {num_tokens:,} tokens in {pool.num_blocks:,} blocks of {pool.block_size}, "
-        f"{num_tokens / pool.max_model_len:.1f} sequences of {pool.max_model_len:,} tokens\n"
+        f"{num_tokens / pool.max_model_len:.1f} sequences of {pool.max_model_len:,} tokens{each}\n"
         f"serving {state.options.model_names[0]} at http://{shown}:{port}",
         file=sys.stderr,
         flush=True,

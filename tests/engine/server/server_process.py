@@ -145,6 +145,13 @@ class ServerProcess:
         stats: dict[str, Any] = answer.json["stats"]
         return stats
 
+    def engines(self) -> list[dict[str, Any]]:
+        """What each engine says of itself, after it has checked the invariants of its pool."""
+        answer = self.get("/server_info")
+        assert answer.status == 200, answer.body
+        engines: list[dict[str, Any]] = answer.json["engines"]
+        return engines
+
     @property
     def engine_pid(self) -> int:
         return int(self.get("/server_info").json["engine_pid"])
@@ -161,9 +168,23 @@ class ServerProcess:
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics()[name, frozenset(labels.items())]
 
+    def by_engine(self, name: str, **labels: str) -> list[float]:
+        """A metric of each engine."""
+        return [
+            sample.value
+            for family in text_string_to_metric_families(self.get("/metrics").body.decode())
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+
     def wait_until_idle(self) -> dict[str, Any]:
         """The statistics once nothing runs or waits any more."""
-        return wait_for(self.stats, lambda stats: not (stats["num_requests_running"] or stats["num_requests_waiting"]))
+        return wait_for(self.stats, is_idle)
+
+
+def is_idle(stats: dict[str, Any]) -> bool:
+    """Of an engine's statistics."""
+    return not (stats["num_requests_running"] or stats["num_requests_waiting"])
 
 
 def plain(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import socket
 import time
 from pathlib import Path
@@ -13,66 +12,15 @@ from typing import Any
 import pytest
 from object_counts import ObjectCounts
 from server_process import ServerProcess
+from storms import head, storm
 
 pytestmark = pytest.mark.xdist_group("server")  # one server for all who share it
 
 FINE = {"prompt": "the cache", "max_tokens": 3}
 
 
-def _head(length: int) -> bytes:
-    return f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode()
-
-
-async def _one_of_the_storm(port: int, draw: random.Random, slots: asyncio.Semaphore) -> str:
-    """A request that is read to its end, or whose client leaves: before the body, at once, or after some chunks."""
-    fate = draw.choice(["stay", "stay", "leave"])
-    body: dict[str, Any] = {
-        "prompt": [draw.randrange(384) for _ in range(draw.randrange(1, 60))],
-        "max_tokens": draw.randrange(1, 40),
-        "n": draw.choice([1, 1, 1, 3]),
-        "stream": draw.random() < 0.7,
-        "ignore_eos": True,
-    }
-    if draw.random() < 0.2:
-        body["stop"] = ["the", "e"]
-    data = json.dumps(body).encode()
-    leaves_after = draw.choice([-1, 0, 0, 1, 300, 2000])
-    async with slots:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        try:
-            if fate == "leave" and leaves_after < 0:
-                writer.write(_head(len(data)) + data[: len(data) // 2])
-                await writer.drain()
-                return "left early"
-            writer.write(_head(len(data)) + data)
-            await writer.drain()
-            if fate == "leave":
-                if leaves_after:
-                    await reader.read(leaves_after)
-                await asyncio.sleep(draw.random() * 0.01)
-                return "left"
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200"), head
-            if body["stream"]:
-                await reader.readuntil(b"0\r\n\r\n")
-            else:
-                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-                await reader.readexactly(length)
-            return "stayed"
-        finally:
-            writer.close()
-
-
-async def _storm(port: int, number: int) -> dict[str, int]:
-    slots = asyncio.Semaphore(48)
-    draw = random.Random(number)
-    work = [_one_of_the_storm(port, random.Random(draw.random()), slots) for _ in range(number)]
-    fates = await asyncio.gather(*work)
-    return {fate: fates.count(fate) for fate in fates}
-
-
 def _check_storm(server: ServerProcess, number: int) -> None:
-    fates = asyncio.run(_storm(server.port, number))
+    fates = asyncio.run(storm(server.port, number))
     assert fates["left"] > number / 6
     assert fates["stayed"] > number / 2
     stats = server.wait_until_idle()  # which checks the invariants of the pool
@@ -96,7 +44,7 @@ def test_a_request_whose_client_left_is_aborted(server: ServerProcess, stream: b
     before = server.metric("vllm:request_success_total", finished_reason="abort")
     data = json.dumps({"prompt": [9] * 20, "max_tokens": 200, "n": 50, "ignore_eos": True, "stream": stream}).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(_head(len(data)) + data)
+        connection.sendall(head(len(data)) + data)
         while not server.metric("vllm:num_requests_running"):
             time.sleep(0.005)
     assert server.wait_until_idle()["num_used_blocks"] == 0
@@ -162,7 +110,7 @@ def test_a_client_that_never_reads_keeps_nobody_waiting(server: ServerProcess) -
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", server.port))
-        connection.sendall(_head(len(data)) + data)
+        connection.sendall(head(len(data)) + data)
         for _ in range(3):
             assert server.complete(**FINE)["choices"]
         assert server.wait_until_idle()["num_used_blocks"] == 0, "the engine waits for a client"
@@ -175,7 +123,7 @@ def test_half_a_request_keeps_nobody_waiting(server: ServerProcess) -> None:
         socket.create_connection(("127.0.0.1", server.port)) as head,
         socket.create_connection(("127.0.0.1", server.port)),
     ):
-        body.sendall(_head(1000) + b'{"prompt": ')
+        body.sendall(head(1000) + b'{"prompt": ')
         head.sendall(b"POST /v1/compl")
         assert server.complete(**FINE)["choices"]
     assert server.wait_until_idle()["num_used_blocks"] == 0
@@ -185,7 +133,7 @@ def test_500_streams_at_once_are_all_served(server: ServerProcess) -> None:
     async def stream(number: int) -> int:
         data = json.dumps({"prompt": [number % 384], "max_tokens": 3, "stream": True, "ignore_eos": True}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(_head(len(data)) + data)
+        writer.write(head(len(data)) + data)
         received = await reader.readuntil(b"0\r\n\r\n")
         writer.close()
         return received.count(b'"text":')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import fields
 
@@ -16,7 +17,8 @@ from kvplan_engine.server.engine_client.client import EngineClient
 from kvplan_engine.server.engine_client.generation import Generation, Mailbox
 from kvplan_engine.server.messages import PoolFacts
 from kvplan_engine.server.metrics.exposition import Exposition
-from kvplan_engine.server.metrics.state import AdaptersInFlight, ServerMetrics
+from kvplan_engine.server.metrics.server import ServerMetrics
+from kvplan_engine.server.metrics.state import AdaptersInFlight, EngineMetrics
 
 
 def pool(**settings: object) -> PoolFacts:
@@ -28,8 +30,7 @@ def pool(**settings: object) -> PoolFacts:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> EngineClient:
     """A client whose messages go nowhere: no engine runs behind it."""
-    client = EngineClient(ServerMetrics(), AdmissionQueue(None, None))
-    monkeypatch.setattr(client, "_check_alive", lambda: None)
+    client = EngineClient(EngineMetrics(), AdmissionQueue(None, None), asyncio.Event())
     monkeypatch.setattr(client, "_send", lambda message: None)
     return client
 
@@ -51,9 +52,11 @@ def test_adapters_run_and_wait_by_their_requests(client: EngineClient) -> None:
 
 
 def test_the_metric_has_vllms_labels_and_the_time_as_its_value() -> None:
-    metrics = ServerMetrics()
-    metrics.use_pool(pool(enable_lora=True, max_loras=3))
-    page = Exposition(metrics, "small", lambda: AdaptersInFlight(("chat", "sql"), ("late",))).text().decode()
+    metrics = ServerMetrics(num_engines=2)
+    metrics.adapters = lambda: AdaptersInFlight(("chat", "sql"), ("late",))
+    for engine in metrics.engines:
+        engine.use_pool(pool(enable_lora=True, max_loras=3))
+    page = Exposition(metrics, "small").text().decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     (sample,) = families["vllm:lora_requests_info"].samples
     assert sample.labels == {
@@ -66,5 +69,5 @@ def test_the_metric_has_vllms_labels_and_the_time_as_its_value() -> None:
 
 def test_a_server_without_adapters_does_not_show_it() -> None:
     metrics = ServerMetrics()
-    metrics.use_pool(pool(enable_lora=False))
+    metrics.engines[0].use_pool(pool(enable_lora=False))
     assert b"lora_requests_info" not in Exposition(metrics, "small").text()

@@ -5,35 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import openai
 import pytest
 from server_process import ServerProcess, plain
+from streams import NUM_STREAMS, PROMPTS, all_streamed
 
 from kvplan_engine import LLM, SamplingParams
 
 pytestmark = pytest.mark.xdist_group("server")  # one server for all who share it
-
-NUM_STREAMS = 64
-PROMPTS = [
-    f"{'the cache ' * (1 + number % 5)}{number} äö 🙂 {'block ' * (number % 9)}" for number in range(NUM_STREAMS)
-]
-
-
-async def _streamed(client: openai.AsyncOpenAI, prompt: str, fields: dict[str, Any]) -> tuple[list[int], str]:
-    tokens: list[int] = []
-    text = ""
-    extra = {"return_token_ids": True, "ignore_eos": fields.pop("ignore_eos", False)}
-    stream = await client.completions.create(model="small", prompt=prompt, stream=True, extra_body=extra, **fields)
-    async for chunk in stream:
-        tokens += chunk.choices[0].token_ids  # type: ignore[attr-defined]
-        text += chunk.choices[0].text
-    return tokens, plain(text)
-
-
-async def _all_streamed(server: ServerProcess, fields: list[dict[str, Any]]) -> list[tuple[list[int], str]]:
-    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none") as client:
-        work = (_streamed(client, prompt, own) for prompt, own in zip(PROMPTS, fields, strict=True))
-        return await asyncio.gather(*work)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +29,7 @@ def test_64_streams_give_the_same_tokens_and_text(server: ServerProcess, llm: LL
         (output.outputs[0].token_ids, plain(output.outputs[0].text)) for output in llm.generate(PROMPTS, params)
     ]
     assert len({tuple(tokens) for tokens, _ in expected}) > NUM_STREAMS // 2, "answers that cannot tell"
-    assert asyncio.run(_all_streamed(server, [dict(own) for own in fields])) == expected
+    assert asyncio.run(all_streamed(server, fields)) == expected
     assert server.wait_until_idle()["num_used_blocks"] == 0
 
 

@@ -1,7 +1,10 @@
-"""The API's side of the socket: starts the engine's process, sends it requests, hands its tokens to their streams.
+"""The API's side of the sockets: starts the engines' processes, sends them requests, hands tokens to their streams.
 
-client       requests and commands to the process, its frames, and what happens when it dies
-process      starting the process, and how it ended
+replicas     all engines as one: what the HTTP side talks to
+routing      which of them answers a request
+client       requests and commands to a process, its frames, and what happens when it dies
+process      starting a process, and how it ended
+machine_share  threads, GPUs and memory of each engine
 in_flight    the requests that the engine has: each step's tokens to their mailboxes, their times to the metrics
 commands     those that are not answered
 generation   the answers to one request, token by token, for the one coroutine that awaits them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 from contextlib import suppress
@@ -22,7 +23,10 @@ from kvplan_engine.server.engine_client.generation import (
     RequestRefused,
 )
 from kvplan_engine.server.engine_client.in_flight import RequestsInFlight
+from kvplan_engine.server.engine_client.machine_share import MachineShare
 from kvplan_engine.server.engine_client.process import describe_ending, start_process
+from kvplan_engine.server.engine_client.routing.loads import EngineLoad
+from kvplan_engine.server.engine_client.routing.router import ONLY_ROUTE, Route, Router
 from kvplan_engine.server.messages import (
     Abort,
     Add,
@@ -43,7 +47,7 @@ from kvplan_engine.server.messages import (
     decode_from_engine,
     frame,
 )
-from kvplan_engine.server.metrics.state import AdaptersInFlight, ServerMetrics
+from kvplan_engine.server.metrics.state import AdaptersInFlight, EngineMetrics
 
 _STOP_PATIENCE_SECONDS = 5.0
 
@@ -57,82 +61,97 @@ class EngineClient(asyncio.Protocol):
     model: ModelFacts
     pool: PoolFacts
 
-    def __init__(self, metrics: ServerMetrics, queue: AdmissionQueue) -> None:
-        self.dead = asyncio.Event()
+    def __init__(self, metrics: EngineMetrics, queue: AdmissionQueue, dead: asyncio.Event) -> None:
+        self.failure: EngineError | None = None
+        self._dead = dead
         self._metrics = metrics
         self._in_flight = RequestsInFlight(metrics, queue)
         self._frames = FrameReader()
         self._commands = CommandsInFlight()
-        self._open = asyncio.Event()  # cleared while the memory is carved anew
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended = asyncio.Event()
         self._ready: asyncio.Future[None] | None = None
-        self._failure: EngineError | None = None
-        self._is_stopping = False
+        self._transport: asyncio.Transport | None = None
+        self._number = 0
+        self._router: Router | None = None
+
+    def use_router(self, number: int, router: Router | None) -> None:
+        """``router``, where there are several engines, is told what engine ``number`` has."""
+        self._number, self._router = number, router
+        self._in_flight.router = router
 
     # ---- the process
 
-    async def start(self, model: str, settings: dict[str, Any]) -> None:
+    async def start(self, model: str, settings: dict[str, Any], share: MachineShare) -> None:
         """Start the process and load ``model``. EngineError when that fails."""
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = start_process(theirs)
+            self._process = start_process(theirs, share.environment(os.environ))
         self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
-        self._send(Load(model, settings))
+        self._send(Load(model, share.settings(settings), share.cpu_bytes(), tells_answers=self._router is not None))
         await self._ready
-        self._open.set()
 
     @property
-    def is_dead(self) -> bool:
-        return self.dead.is_set()
+    def idle(self) -> asyncio.Event:
+        """Set while no request is in flight."""
+        return self._in_flight.idle
 
-    @property
-    def num_unfinished(self) -> int:
-        """Answers in flight."""
-        return self._in_flight.num_answers
+    def load(self) -> EngineLoad:
+        """What the engine has to do now."""
+        return self._in_flight.load(self.pool)
 
     def adapters_in_flight(self) -> AdaptersInFlight:
         """Which adapters have requests now."""
         return self._in_flight.adapters()
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process has ended; ``failure`` then says how."""
+        return self._ended.is_set()
+
     async def stop(self) -> None:
         """End the process: in good order if it still listens, otherwise by force."""
-        self._is_stopping = True
-        if not self.is_dead:
+        if self._process is None:
+            return
+        if self._transport is not None and not self.is_dead:
             self._send(Stop())
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.dead.wait(), _STOP_PATIENCE_SECONDS)
+                await asyncio.wait_for(self._ended.wait(), _STOP_PATIENCE_SECONDS)
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
-        self._transport.close()
+        if self._transport is not None:
+            self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The process has ended: nobody gets an answer any more."""
+        assert self._process is not None, "it is at the other end"
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)  # the socket closes as the process ends
-        failure = self._failure or EngineError(f"The engine process {describe_ending(self._process.returncode)}.")
-        self._failure = failure
-        self.dead.set()
-        self._open.set()
+        if self.failure is None:
+            self.failure = EngineError(f"{self._name} {describe_ending(self._process.returncode)}.")
+        self._ended.set()
+        self._dead.set()
         self._in_flight.idle.set()
         if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(failure)
-        error = EngineDead(failure.message)
+            self._ready.set_exception(self.failure)
+        error = EngineDead(self.failure.message)
         for generation in self._in_flight.generations:
             self._in_flight.finish_all(generation, "error")
             generation.mailbox.fail(error)
         self._commands.fail(error)
 
+    @property
+    def _name(self) -> str:
+        return "The engine process" if self._router is None else f"The process of engine {self._number}"
+
     def _send(self, message: msgspec.Struct) -> None:
+        assert self._transport is not None, "started before anything is sent"
         self._transport.write(frame(message))
 
     # ---- requests
-
-    async def wait_until_open(self) -> None:
-        """Until new requests may be submitted: at once, unless the memory is being carved anew."""
-        if not self._open.is_set():
-            await self._open.wait()
 
     def submit(
         self,
@@ -142,11 +161,12 @@ class EngineClient(asyncio.Protocol):
         mailbox: Mailbox,
         first_choice: int,
         lora_request: LoRARequest | None = None,
+        route: Route = ONLY_ROUTE,
     ) -> Generation:
         """Send a request, whose tokens go to ``mailbox``. EngineDead, or Overloaded when too much is queued."""
-        self._check_alive()
+        self.check_alive()
         adapter = None if lora_request is None else lora_request.name
-        generation = self._in_flight.add(len(prompt_token_ids), params, arrival, mailbox, first_choice, adapter)
+        generation = self._in_flight.add(len(prompt_token_ids), params, arrival, mailbox, first_choice, adapter, route)
         self._send(Add(generation.first, prompt_token_ids, params, lora_request))
         return generation
 
@@ -169,33 +189,19 @@ class EngineClient(asyncio.Protocol):
             self.abort(generation)
             generation.mailbox.fail(reason)
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """EngineDead when the process has ended."""
         if self.is_dead:
-            raise EngineDead(self._failure.message if self._failure else "The engine process has ended.")
+            raise EngineDead(self.failure.message if self.failure else "The engine process has ended.")
 
     # ---- commands
 
     async def command(self, name: str, **arguments: Any) -> Any:
         """What the engine's command returns. EngineError when it fails, EngineDead when the process ends."""
-        self._check_alive()
+        self.check_alive()
         number, reply = self._commands.add()
         self._send(Command(number, name, arguments))
         return await reply
-
-    async def reconfigure(self, changes: dict[str, Any], patience_seconds: float) -> PoolFacts:
-        """Carve the memory anew with ``changes``. New requests wait; those in flight are waited for.
-
-        TimeoutError, with nothing changed, when some are still in flight after ``patience_seconds``.
-        """
-        if not self._open.is_set():
-            raise EngineError("the memory is being carved anew already.", hint="try again when that is done")
-        self._open.clear()
-        try:
-            await asyncio.wait_for(self._in_flight.idle.wait(), patience_seconds)
-            await self.command("reconfigure", **changes)
-            return self.pool
-        finally:
-            self._open.set()
 
     # ---- frames
 
@@ -210,19 +216,24 @@ class EngineClient(asyncio.Protocol):
         elif isinstance(message, PromptLogprobs):
             self._in_flight.take_prompt_logprobs(message)
         elif isinstance(message, Ready):
-            self.model, self.pool = message.model, message.pool
-            self._metrics.use_pool(message.pool)
+            self.model = message.model
+            self._use_pool(message.pool)
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(None)
         elif isinstance(message, Carved):
-            self.pool = message.pool
-            self._metrics.use_pool(message.pool)
+            self._use_pool(message.pool)
         elif isinstance(message, Failed):
-            self._failure = EngineError(message.message, hint=message.hint)
+            self.failure = EngineError(message.message, hint=message.hint)
         elif isinstance(message, Refused):
             self._refuse(message)
         elif isinstance(message, Reply):
             self._commands.take(message)
+
+    def _use_pool(self, pool: PoolFacts) -> None:
+        self.pool = pool
+        self._metrics.use_pool(pool)
+        if self._router is not None:
+            self._router.use_pool(self._number, pool)
 
     def _refuse(self, message: Refused) -> None:
         generation = self._in_flight.find(message.first)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvplan_engine.requests.sampling_params import SamplingParams
+from kvplan_engine.server.engine_client.routing.router import ONLY_ROUTE, Route
 from kvplan_engine.server.messages import PromptLogprobs, TokenLogprobs
 
 
@@ -115,7 +116,7 @@ class Generation:
 
     first_choice: the index, among the choices of the HTTP request, of its first sample. arrival_seconds: when that
     request arrived; scheduled_seconds: when this one left the waiting queue, None before. prompt_logprobs: where they
-    were asked for, from the first token on. adapter: the name of the one it runs with.
+    were asked for, from the first token on. adapter: the name of the one it runs with. route: the engine that has it.
     """
 
     first: int
@@ -125,6 +126,7 @@ class Generation:
     mailbox: Mailbox
     first_choice: int = 0
     adapter: str | None = None
+    route: Route = ONLY_ROUTE
     scheduled_seconds: float | None = None
     num_cached_tokens: int = 0
     num_unfinished: int = 0

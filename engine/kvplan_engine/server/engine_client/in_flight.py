@@ -8,8 +8,10 @@ import time
 from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.server.engine_client.admission import AdmissionQueue
 from kvplan_engine.server.engine_client.generation import Answer, Generation, Mailbox, TokenEvent
-from kvplan_engine.server.messages import Ended, PromptLogprobs, Step, TokenLogprobs
-from kvplan_engine.server.metrics.state import AdaptersInFlight, FinishedAnswer, ServerMetrics
+from kvplan_engine.server.engine_client.routing.loads import EngineLoad
+from kvplan_engine.server.engine_client.routing.router import Route, Router
+from kvplan_engine.server.messages import Ended, PoolFacts, PromptLogprobs, Step, TokenLogprobs
+from kvplan_engine.server.metrics.state import AdaptersInFlight, EngineMetrics, FinishedAnswer
 
 
 class RequestsInFlight:
@@ -18,7 +20,7 @@ class RequestsInFlight:
     ``idle`` is set while there is none.
     """
 
-    def __init__(self, metrics: ServerMetrics, queue: AdmissionQueue) -> None:
+    def __init__(self, metrics: EngineMetrics, queue: AdmissionQueue) -> None:
         self.idle = asyncio.Event()
         self.idle.set()
         self._metrics = metrics
@@ -26,6 +28,9 @@ class RequestsInFlight:
         self._answers: dict[int, Answer] = {}  # by number
         self._generations: dict[int, Generation] = {}  # by the number of their first answer
         self._next_number = 0
+        self._num_queued_sequences = 0
+        self._queued_tokens = 0
+        self.router: Router | None = None  # is told of complete answers
 
     @property
     def num_answers(self) -> int:
@@ -34,6 +39,16 @@ class RequestsInFlight:
     @property
     def generations(self) -> list[Generation]:
         return list(self._generations.values())
+
+    def load(self, pool: PoolFacts) -> EngineLoad:
+        """What the engine with this pool has to do now."""
+        return EngineLoad(
+            num_sequences=len(self._answers),
+            num_queued_sequences=self._num_queued_sequences,
+            queued_tokens=self._queued_tokens,
+            num_seats=pool.max_num_seqs,
+            free_tokens=self._metrics.stats.num_free_blocks * pool.block_size,
+        )
 
     def adapters(self) -> AdaptersInFlight:
         """Which adapters have requests now."""
@@ -51,12 +66,15 @@ class RequestsInFlight:
         mailbox: Mailbox,
         first_choice: int,
         adapter: str | None,
+        route: Route,
     ) -> Generation:
         """A new request with the next numbers. Overloaded when too much is queued."""
         self._queue.enter(num_prompt_tokens)
+        self._num_queued_sequences += params.n
+        self._queued_tokens += route.num_new_tokens
         first = self._next_number
         self._next_number += params.n
-        generation = Generation(first, num_prompt_tokens, params, arrival, mailbox, first_choice, adapter)
+        generation = Generation(first, num_prompt_tokens, params, arrival, mailbox, first_choice, adapter, route)
         self._generations[first] = generation
         self._answers.update(enumerate(generation.answers, first))
         self.idle.clear()
@@ -101,14 +119,21 @@ class RequestsInFlight:
         if end is None:
             answer.mailbox.put(TokenEvent(answer.choice, token, logprobs=logprobs))
             return
+        if self.router is not None:
+            self.router.answered(self._generations[answer.first].route, end.token_ids)
         self._finish(answer, number, end.reason, end.num_preemptions)
         answer.mailbox.put(TokenEvent(answer.choice, token, end.reason, end.stop_token, logprobs))
 
     def _begin(self, generation: Generation, seconds: float, num_cached_tokens: int) -> None:
         generation.scheduled_seconds = seconds
         generation.num_cached_tokens = num_cached_tokens
-        self._queue.leave(generation.num_prompt_tokens)
+        self._leave_queue(generation)
         self._metrics.count_prompt(generation.num_prompt_tokens, num_cached_tokens)
+
+    def _leave_queue(self, generation: Generation) -> None:
+        self._queue.leave(generation.num_prompt_tokens)
+        self._num_queued_sequences -= generation.params.n
+        self._queued_tokens -= generation.route.num_new_tokens
 
     def _note_times(self, answers: list[Answer | None], seconds: float) -> None:
         """Each of ``answers`` got a token at ``seconds``."""
@@ -156,7 +181,7 @@ class RequestsInFlight:
     def finish_all(self, generation: Generation, reason: str) -> None:
         """All that is unfinished of ``generation`` ends for ``reason``."""
         if generation.scheduled_seconds is None:
-            self._queue.leave(generation.num_prompt_tokens)
+            self._leave_queue(generation)
         for number, answer in enumerate(generation.answers, generation.first):
             if number in self._answers:
                 self._finish(answer, number, reason, 0)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 
 
-def start_process(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """The engine's process, which talks through ``theirs``. What it prints goes to the standard error."""
+def start_process(theirs: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """The engine's process, which talks through ``theirs``. What it prints goes to the standard error.
+
+    environment: of variables, those that it does not inherit.
+    """
     # A session of its own: Ctrl-C in the terminal reaches this process alone, which then drains.
     return subprocess.Popen(
         [sys.executable, "-m", "kvplan_engine.server.engine_process", str(theirs.fileno())],
@@ -17,6 +22,7 @@ def start_process(theirs: socket.socket) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr.fileno(),
         start_new_session=True,
+        env={**os.environ, **environment},
     )
 
 

@@ -44,7 +44,7 @@ def _serve(order: Load, channel: Channel) -> int:
         channel.send(Ready(model_facts(llm, order.model), pool_facts(llm.engine)))
         gc.collect()
         gc.freeze()  # finished requests are cycles: a collection that finds them need not look at torch's objects
-        EngineLoop(llm.engine, channel).run()
+        EngineLoop(llm.engine, channel, tells_answers=order.tells_answers).run()
     return 0
 
 

@@ -6,6 +6,7 @@ import os
 from dataclasses import asdict, fields
 from typing import Any
 
+from kvplan_engine.device.cuda_absence import why_no_usable_gpu
 from kvplan_engine.engine import Engine
 from kvplan_engine.errors import EngineError
 from kvplan_engine.llm import LLM
@@ -14,13 +15,23 @@ from kvplan_engine.server.messages import Load, ModelFacts, PoolFacts
 
 def load(order: Load) -> LLM:
     """EngineError when the engine cannot start, or would serve random weights that nobody asked for."""
-    llm = LLM(order.model, **order.settings)
+    llm = LLM(order.model, **_with_share(order))
     if llm.engine.model.is_dummy and order.settings.get("load_format") != "dummy":
         raise EngineError(
             f"there are no weights for '{order.model}' here, and answers of random weights would be noise.",
             hint="give a directory or a .gguf file with weights, or --load-format dummy to measure speed",
         )
     return llm
+
+
+def _with_share(order: Load) -> dict[str, Any]:
+    """The settings, with this engine's part of the machine's memory where it runs on the CPU and nobody chose it."""
+    settings = order.settings
+    if order.cpu_bytes is None or settings.get("device_memory") is not None:
+        return settings
+    device = settings.get("device", "auto")
+    is_on_cpu = device == "cpu" or (device == "auto" and why_no_usable_gpu() is not None)
+    return {**settings, "device_memory": order.cpu_bytes} if is_on_cpu else settings
 
 
 def model_facts(llm: LLM, name: str) -> ModelFacts:

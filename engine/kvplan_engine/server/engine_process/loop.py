@@ -36,11 +36,12 @@ from kvplan_engine.server.messages import (
 
 
 class EngineLoop:
-    """Runs ``engine`` for the API process at the other end of ``channel``."""
+    """Runs ``engine`` for the API process at the other end of ``channel``. tells_answers: see Load."""
 
-    def __init__(self, engine: Engine, channel: Channel) -> None:
+    def __init__(self, engine: Engine, channel: Channel, *, tells_answers: bool = False) -> None:
         self._engine = engine
         self._channel = channel
+        self._tells_answers = tells_answers
         self._first: dict[str, int] = {}  # by request id: the number of its first answer
         self._unbegun: deque[Request] = deque()  # requests that no step has scheduled yet, in the order of the queue
         self._is_stopped = False
@@ -146,7 +147,8 @@ class EngineLoop:
     def _ended(self, sequence: Sequence, reason: str) -> Ended:
         request, match = sequence.request, sequence.stop_match
         stop_token = match if isinstance(match, int) else None
-        return Ended(self._number(sequence), reason, stop_token, request.num_preemptions)
+        token_ids = sequence.output_token_ids if self._tells_answers else []
+        return Ended(self._number(sequence), reason, stop_token, request.num_preemptions, token_ids)
 
     def _newly_begun(self) -> list[Begun]:
         """Requests that have left the waiting queue; those that were aborted before are forgotten."""

@@ -46,7 +46,7 @@ async def unload_adapter(state: ServerState, exchange: Exchange) -> None:
     body = parse_body(await exchange.body(state.options.max_body_bytes), UnloadBody)
     if body.lora_name not in state.adapters:
         raise ApiError(404, f"The LoRA adapter '{body.lora_name}' cannot be found.", "NotFoundError")
-    await state.client.command("unload_adapter", adapter=body.lora_name)
+    await state.client.command_all("unload_adapter", adapter=body.lora_name)
     state.adapters.pop(body.lora_name, None)
     await exchange.answer(200, f"Success: LoRA adapter '{body.lora_name}' removed successfully.".encode(), _TEXT)
 
@@ -55,7 +55,7 @@ async def add_adapter(state: ServerState, adapter: LoRARequest) -> None:
     """Serve ``adapter`` under its name. EngineError where the engine cannot load it, or the model has the name."""
     if adapter.name in state.options.model_names:
         raise bad_request(f"'{adapter.name}' is the name of the model itself.", "lora_name")
-    await state.client.command("load_adapter", adapter=adapter.name, path=adapter.path)
+    await state.client.command_all("load_adapter", adapter=adapter.name, path=adapter.path)
     state.adapters[adapter.name] = adapter
 
 

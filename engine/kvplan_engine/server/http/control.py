@@ -21,8 +21,17 @@ _PATIENCE_SECONDS = 60.0
 
 
 async def server_info(state: ServerState, exchange: Exchange) -> None:
-    """Settings, memory and statistics now. The engine checks every invariant of its pool before it answers."""
-    model, pool = state.client.model, state.client.pool
+    """Settings, memory and statistics now. Each engine checks every invariant of its pool before it answers.
+
+    What the engines do not share stands under "engines"; with one engine at the top, too.
+    """
+    client = state.client
+    model, pool = client.model, client.pool
+    statistics = await client.command_all("statistics")
+    engines = [
+        {"engine_pid": engine.model.engine_pid, "memory": engine.pool.memory, "stats": stats}
+        for engine, stats in zip(client.engines, statistics, strict=True)
+    ]
     info = {
         "version": version(),
         "python": platform.python_version(),
@@ -34,18 +43,18 @@ async def server_info(state: ServerState, exchange: Exchange) -> None:
             "weight_bytes": model.weight_bytes,
             "is_dummy": model.is_dummy,
         },
-        "engine_pid": model.engine_pid,
+        "data_parallel_size": len(engines),
         "max_model_len": pool.max_model_len,
         "config": pool.config,
-        "memory": pool.memory,
-        "stats": await state.client.command("statistics"),
+        **(engines[0] if len(engines) == 1 else {}),
+        "engines": [{"engine": number, **engine} for number, engine in enumerate(engines)],
     }
     await exchange.answer(200, msgspec.json.encode(info))
 
 
 async def reset_prefix_cache(state: ServerState, exchange: Exchange) -> None:
-    """As in vLLM: success is false while requests hold blocks."""
-    success = await state.client.command("reset_prefix_cache")
+    """As in vLLM: success is false while requests hold blocks, in any engine."""
+    success = await state.client.reset_prefix_caches()
     await exchange.answer(200, msgspec.json.encode({"success": success}))
 
 
@@ -54,7 +63,7 @@ async def show_runtime_config(state: ServerState, exchange: Exchange) -> None:
 
 
 async def change_runtime_config(state: ServerState, exchange: Exchange) -> None:
-    """Carve the memory anew with the settings in the body; the weights stay loaded.
+    """Carve the memory of every engine anew with the settings in the body; the weights stay loaded.
 
     New requests wait meanwhile, those in flight are waited for: ?timeout=SECONDS, 60 by default, then 409.
     """
@@ -69,9 +78,11 @@ async def change_runtime_config(state: ServerState, exchange: Exchange) -> None:
 
 
 def _runtime_config(state: ServerState) -> dict[str, Any]:
-    pool = state.client.pool
+    """num_blocks, kv_cache_size_tokens: of each engine; of the smallest where one has measured a larger overhead."""
+    pool = min((engine.pool for engine in state.client.engines), key=lambda pool: pool.num_blocks)
     return {
         "config": {name: value for name, value in pool.config.items() if knobs()[name].reconfigurable},
+        "data_parallel_size": len(state.client.engines),
         "max_model_len": pool.max_model_len,
         "num_blocks": pool.num_blocks,
         "block_size": pool.block_size,

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvplan_engine.requests.adapter import LoRARequest
-from kvplan_engine.server.engine_client.client import EngineClient
+from kvplan_engine.server.engine_client.replicas import Replicas
 from kvplan_engine.server.metrics.exposition import Exposition
-from kvplan_engine.server.metrics.state import ServerMetrics
+from kvplan_engine.server.metrics.server import ServerMetrics
 from kvplan_engine.server.openai.errors import model_not_found
 from kvplan_engine.server.options import ServerOptions
 from kvplan_engine.server.text.chat_template import ChatTemplate, TemplateFailed
@@ -26,7 +26,7 @@ class ServerState:
     """
 
     options: ServerOptions
-    client: EngineClient
+    client: Replicas
     metrics: ServerMetrics
     exposition: Exposition
     tokenizer: TextTokenizer | None = None

@@ -2,6 +2,9 @@
 
 histogram   counts per bucket; observing costs a bisection, since some are observed for every token
 buckets     vLLM's
-state       the numbers: updated from the engine's frames and from finished answers
+state       one engine's numbers: updated from its frames and from finished answers
+server      the numbers of all engines, and those of the API process
+families    Prometheus' families, with a sample for each engine
+engine_page what is shown of each engine
 exposition  the numbers as Prometheus' text
 """

@@ -1,4 +1,4 @@
-"""The server's numbers: updated from frames and finished answers, read by the exposition."""
+"""One engine's numbers: updated from its frames and from finished answers, read by the exposition."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class FinishedAnswer:
     num_samples: int
 
 
-class ServerMetrics:
-    """Every number that /metrics shows."""
+class EngineMetrics:
+    """Every number that /metrics shows of one engine process."""
 
     def __init__(self) -> None:
         self.stats = Stats()
@@ -60,9 +60,6 @@ class ServerMetrics:
         self.num_cached_prompt_tokens = 0
         self.num_generation_tokens = 0
         self.num_requests_by_reason = Counter[str](stop=0, length=0, abort=0, error=0, repetition=0)
-        self.num_rejections = Counter[str](max_num_queued_reqs=0, max_num_queued_tokens=0)
-        self.num_http_requests = Counter[tuple[str, str, str]]()  # (handler, method, status like "2xx")
-        self.http_seconds: dict[tuple[str, str], Histogram] = {}  # by (handler, method)
 
         self.time_to_first_token = Histogram(buckets.TIME_TO_FIRST_TOKEN)
         self.inter_token_latency = Histogram(buckets.TIME_PER_TOKEN)
@@ -76,7 +73,6 @@ class ServerMetrics:
         self.params_n = Histogram(buckets.NUM_SAMPLES)
         self.num_preemptions_per_request = Histogram(buckets.NUM_PREEMPTIONS)
         self.step_seconds = Histogram(buckets.STEP_SECONDS)
-        self.loop_lag = Histogram(buckets.LOOP_LAG_SECONDS)
         self._make_token_histograms(1)
 
     def _make_token_histograms(self, max_model_len: int) -> None:
@@ -133,10 +129,3 @@ class ServerMetrics:
         if answer.num_generated_tokens > 1:
             seconds = (answer.last_token - answer.first_token) / (answer.num_generated_tokens - 1)
             self.time_per_output_token.observe(seconds)
-
-    def count_http(self, handler: str, method: str, status: int, seconds: float) -> None:
-        self.num_http_requests[handler, method, f"{status // 100}xx"] += 1
-        histogram = self.http_seconds.get((handler, method))
-        if histogram is None:
-            histogram = self.http_seconds[handler, method] = Histogram(buckets.HTTP_SECONDS)
-        histogram.observe(seconds)

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from kvplan_engine.requests.sampling_params import SamplingParams
-from kvplan_engine.server.engine_client.client import EngineClient
 from kvplan_engine.server.engine_client.generation import Generation, Mailbox, Writer
+from kvplan_engine.server.engine_client.replicas import Replicas
 from kvplan_engine.server.openai.choices import Choice, Delta
 from kvplan_engine.server.openai.plain_stream import LiveOutput, PlainStream
 from kvplan_engine.server.openai.shapes import DONE, Shape
@@ -32,7 +32,7 @@ class Answering:
     """
 
     def __init__(
-        self, client: EngineClient, shape: Shape, params: list[SamplingParams], arrival: float, mailbox: Mailbox
+        self, client: Replicas, shape: Shape, params: list[SamplingParams], arrival: float, mailbox: Mailbox
     ) -> None:
         self._client = client
         self._shape = shape

@@ -1,0 +1,102 @@
+"""Chooses the engine for a request: where its prompt's prefix probably is, unless that engine has too much to do.
+
+Costs are compared in tokens of prompt to compute:
+
+    2 x (tokens of the prompt that the engine would compute)         they take time, and room in its prefix cache
+    + tokens that wait there to be computed before them
+    + 32 x (sequences in flight there + 3 x those that would wait)   with this request, if it cannot run at once
+
+The last line is vLLM's measure of load, 4 x waiting + running (DPLBAsyncMPClient in vllm/v1/engine/core_client.py),
+with 32 tokens for each running sequence. vLLM knows nothing of prefixes there. SGLang's router follows a prefix until
+the numbers of requests differ by more than 32 (cache_aware, balance_abs_threshold), however long the prefix is. Here
+what it is worth grows with its length: n tokens are followed until the engine has n / 16 running sequences more than
+the least loaded one, so 512 tokens are followed as far as with SGLang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvplan_engine.server.engine_client.routing.loads import EngineLoad
+from kvplan_engine.server.engine_client.routing.prefixes import PrefixChain, PrefixMemory, prefix_chain
+from kvplan_engine.server.messages import PoolFacts
+
+COMPUTED_WEIGHT = 2
+SEQUENCE_TOKENS = 32
+WAITING_WEIGHT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a request goes. num_new_tokens: of its prompt, those that the engine probably has to compute.
+
+    chain: its prompt's, where prefixes are looked at.
+    """
+
+    engine: int = 0
+    num_new_tokens: int = 0
+    chain: PrefixChain | None = None
+
+
+ONLY_ROUTE = Route()
+"""Where there is one engine."""
+
+
+class Router:
+    """Knows what ``num_engines`` engines were sent. Their pools have to be told before a request is routed."""
+
+    def __init__(self, num_engines: int) -> None:
+        self._memories = [PrefixMemory(0) for _ in range(num_engines)]
+        self._block_size = 0  # where prefixes are not cached
+
+    def use_pool(self, engine: int, pool: PoolFacts) -> None:
+        """``engine`` has carved its memory: its cache is empty."""
+        config = pool.config
+        caches_prefixes = config["enable_prefix_caching"] and config["kv_reservation"] == "paged"
+        self._block_size = pool.block_size if caches_prefixes else 0
+        num_tier_blocks = (config["kv_host_cache_bytes"] + config["kv_disk_cache_bytes"]) // pool.block_bytes
+        self._memories[engine] = PrefixMemory(pool.num_blocks + num_tier_blocks)
+
+    def forget(self) -> None:
+        """The caches of all engines were emptied."""
+        for memory in self._memories:
+            memory.clear()
+
+    def route(
+        self, prompt_token_ids: Sequence[int], num_sequences: int, loads: Sequence[EngineLoad], salt: str = ""
+    ) -> Route:
+        """The engine for a request of ``num_sequences`` samples, which counts as sent there from now on.
+
+        salt: what the KV depends on beside the tokens. At equal cost the least loaded engine is taken, then the one
+        that was sent the fewest blocks.
+        """
+        num_tokens = len(prompt_token_ids)
+        if not self._block_size:
+            costs = [cost(num_tokens, num_sequences, load) for load in loads]
+            return Route(costs.index(min(costs)), num_tokens)
+        chain = prefix_chain(prompt_token_ids, self._block_size, salt)
+        usable = chain.digests[: (num_tokens - 1) // self._block_size]  # one token at least is computed
+        new_tokens = [num_tokens - self._block_size * memory.num_matched(usable) for memory in self._memories]
+        engine = min(
+            range(len(loads)),
+            key=lambda each: (
+                cost(new_tokens[each], num_sequences, loads[each]),
+                loads[each].num_sequences,
+                len(self._memories[each]),
+            ),
+        )
+        self._memories[engine].remember(chain.digests)
+        return Route(engine, new_tokens[engine], chain)
+
+    def answered(self, route: Route, token_ids: Sequence[int]) -> None:
+        """An answer to the prompt of ``route`` is complete: a next turn will begin with both."""
+        if route.chain is not None and route.chain.block_size == self._block_size:
+            self._memories[route.engine].remember(route.chain.extended(token_ids).digests)
+
+
+def cost(num_new_tokens: int, num_sequences: int, load: EngineLoad) -> int:
+    """Of sending a request of ``num_sequences`` samples, ``num_new_tokens`` to compute, to an engine with ``load``."""
+    num_waiting = 0 if load.has_room(num_sequences, num_new_tokens) else load.num_queued_sequences + num_sequences
+    sequences = load.num_sequences + (WAITING_WEIGHT - 1) * num_waiting
+    return COMPUTED_WEIGHT * num_new_tokens + load.queued_tokens + SEQUENCE_TOKENS * sequences
