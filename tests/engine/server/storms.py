@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 
-def head(length: int) -> bytes:
+def request_head(length: int) -> bytes:
     return f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode()
 
 
@@ -30,10 +30,10 @@ async def _one_of_the_storm(port: int, draw: random.Random, slots: asyncio.Semap
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             if fate == "leave" and leaves_after < 0:
-                writer.write(head(len(data)) + data[: len(data) // 2])
+                writer.write(request_head(len(data)) + data[: len(data) // 2])
                 await writer.drain()
                 return "left early"
-            writer.write(head(len(data)) + data)
+            writer.write(request_head(len(data)) + data)
             await writer.drain()
             if fate == "leave":
                 if leaves_after:

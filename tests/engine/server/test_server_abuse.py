@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from object_counts import ObjectCounts
 from server_process import ServerProcess
-from storms import head, storm
+from storms import request_head, storm
 
 pytestmark = pytest.mark.xdist_group("server")  # one server for all who share it
 
@@ -44,7 +44,7 @@ def test_a_request_whose_client_left_is_aborted(server: ServerProcess, stream: b
     before = server.metric("vllm:request_success_total", finished_reason="abort")
     data = json.dumps({"prompt": [9] * 20, "max_tokens": 200, "n": 50, "ignore_eos": True, "stream": stream}).encode()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(head(len(data)) + data)
+        connection.sendall(request_head(len(data)) + data)
         while not server.metric("vllm:num_requests_running"):
             time.sleep(0.005)
     assert server.wait_until_idle()["num_used_blocks"] == 0
@@ -110,7 +110,7 @@ def test_a_client_that_never_reads_keeps_nobody_waiting(server: ServerProcess) -
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", server.port))
-        connection.sendall(head(len(data)) + data)
+        connection.sendall(request_head(len(data)) + data)
         for _ in range(3):
             assert server.complete(**FINE)["choices"]
         assert server.wait_until_idle()["num_used_blocks"] == 0, "the engine waits for a client"
@@ -123,7 +123,7 @@ def test_half_a_request_keeps_nobody_waiting(server: ServerProcess) -> None:
         socket.create_connection(("127.0.0.1", server.port)) as head,
         socket.create_connection(("127.0.0.1", server.port)),
     ):
-        body.sendall(head(1000) + b'{"prompt": ')
+        body.sendall(request_head(1000) + b'{"prompt": ')
         head.sendall(b"POST /v1/compl")
         assert server.complete(**FINE)["choices"]
     assert server.wait_until_idle()["num_used_blocks"] == 0
@@ -133,7 +133,7 @@ def test_500_streams_at_once_are_all_served(server: ServerProcess) -> None:
     async def stream(number: int) -> int:
         data = json.dumps({"prompt": [number % 384], "max_tokens": 3, "stream": True, "ignore_eos": True}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(head(len(data)) + data)
+        writer.write(request_head(len(data)) + data)
         received = await reader.readuntil(b"0\r\n\r\n")
         writer.close()
         return received.count(b'"text":')
