@@ -14,6 +14,7 @@ from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.clocks import DeviceSpeed
+from kvplan.estimate.speed.host import host_work
 from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.speed.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.groups import blocks_per_request
@@ -198,7 +199,10 @@ def speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Spe
     work, kv_bytes = _work(trial, choice, prediction)
     workload = trial.workload
     measured = trial.device_speed(choice, work.speed_format)
-    return SpeedModel(work, choice.gpu, workload.input_tokens, workload.output_tokens, kv_bytes, measured)
+    host = host_work(trial.request.engine.name, vllm_release(prediction.version))
+    return SpeedModel(
+        work, choice.gpu, workload.input_tokens, workload.output_tokens, kv_bytes, measured, engine_host=host
+    )
 
 
 def _work(trial: Trial, choice: Choice, prediction: VllmPrediction) -> tuple[ModelWork, int]:

@@ -23,13 +23,28 @@ _LEAST: Final = 1 / 3
 """AccelMark's lengths are medians: taken to spread evenly from half of it to one and a half times it."""
 
 
-def played_load(row: PublishedRow, replicas: int) -> PlayedLoad:
-    """What one of ``replicas`` is sent."""
+_SWEPT_CONTEXTS: Final = (1024, 2048, 4096, 8192, 15000)
+"""llm-benchmaxxing sends prompts of these lengths to one vLLM server, one length after the other (its server.py and
+benchmark.py). ``vllm bench serve`` makes its random prompts of one seed, so that each begins with the same prompt of
+the length before, and the server has the prefix cache of vLLM's default."""
+
+
+def _found_tokens(row: PublishedRow, replicas: int, pool: float) -> int:
+    """Of each prompt, in the prefix cache: those of the sweep's run before, where its prompts all fit the pool."""
+    longest = row.input_tokens + row.output_tokens
+    if row.source != "benchmaxxing" or row.text["engine"] != "vLLM" or (row.num_prompts or 0) * longest > pool * replicas:
+        return 0
+    return max((each for each in _SWEPT_CONTEXTS if each < row.input_tokens), default=0)
+
+
+def played_load(row: PublishedRow, replicas: int, pool: float) -> PlayedLoad:
+    """What one of ``replicas`` is sent; each has ``pool`` tokens."""
     concurrency = None if row.max_concurrency is None else max(round(row.max_concurrency / replicas), 1)
     number = row.num_prompts or _CLOSED_ROUNDS * (row.max_concurrency or 100)
     rate = None if row.request_rate is None else row.request_rate / replicas
     prompts, answers = _lengths(row)
-    return PlayedLoad(prompts, answers, min(max(round(number / replicas), 1), _MOST_REQUESTS), rate, concurrency)
+    count = min(max(round(number / replicas), 1), _MOST_REQUESTS)
+    return PlayedLoad(prompts, answers, count, rate, concurrency, _found_tokens(row, replicas, pool))
 
 
 def _lengths(row: PublishedRow) -> tuple[Lengths, Lengths]:
@@ -39,6 +54,9 @@ def _lengths(row: PublishedRow) -> tuple[Lengths, Lengths]:
     if "sharegpt" in words:
         return Lengths(row.input_tokens, "exponential"), Lengths(row.output_tokens, "exponential")
     ratio = re.search(r"range[_ ]ratio[ =]*(\d\.\d+)", words)
+    if ratio and row.source == "benchmaxxing":  # its row states the means
+        least = float(ratio.group(1))
+        return Lengths(row.input_tokens, "uniform", least), Lengths(row.output_tokens, "uniform", least)
     if ratio and row.source == "inferencex":
         least = float(ratio.group(1))
         middle = (1 + least) / 2

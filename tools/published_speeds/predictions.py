@@ -46,8 +46,8 @@ def predict(row: PublishedRow, found: Deployed, measured: MeasuredProfiles) -> P
     start = predict_vllm(found.spec, found.choice.gpu, found.settings, found.version, memo=_MEMO)
     model = speed_model(trial, found.choice, start)
     tokens = capacity_of(trial, found.choice, start).average_sequences * found.workload.average_context
-    rules = engine_rules(found, start, pool_tokens(found, tokens))
-    played = play(played_load(row, found.replicas), rules, model.steps)
+    pool = pool_tokens(found, tokens)
+    played = play(played_load(row, found.replicas, pool), engine_rules(found, start, pool), model.steps)
     return _figures(row, played, found, model.origin)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ PUBLISHED = Path(__file__).parent / "speeds.csv"
 
 _PREFIX_CACHE_SERVED = ("prefix cache is on", "later runs can hit the prefix cache")
 _NOT_THE_LIMIT = "does not bind"
+_PER_GPU = re.compile(r"output_tput_per_gpu ([\d.]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def _row(text: Mapping[str, str]) -> PublishedRow | str:
     if text["spec_decode"]:
         return f"{text['id']}: speculative decoding whose acceptance is not stated"
     tensor, pipeline = _count(text["tp"]) or 1, _count(text["pp"]) or 1
-    num_gpus = _count(text["gpu_count"]) or tensor * pipeline
+    num_gpus = _instance_gpus(text, tensor * pipeline)
     return PublishedRow(
         text=text,
         num_gpus=num_gpus,
@@ -89,12 +91,20 @@ def _row(text: Mapping[str, str]) -> PublishedRow | str:
         num_prompts=_count(text["num_prompts"]),
         max_concurrency=None if _NOT_THE_LIMIT in text["notes"] else _count(text["max_concurrency"]),
         request_rate=_number(text["request_rate"]),
-        measured=_measured(text, input_tokens, output_tokens),
+        measured=_measured(text, input_tokens, output_tokens, num_gpus),
     )
 
 
-def _measured(text: Mapping[str, str], input_tokens: float, output_tokens: float) -> Measured:
-    """TPOT: the mean, else the median. TTFT: the median (a server's first requests hardly count in it), else the mean.
+def _instance_gpus(text: Mapping[str, str], of_a_group: int) -> int:
+    """InferenceX states a whole rack where one instance served its users: that instance's own are meant."""
+    counted = _count(text["gpu_count"]) or of_a_group
+    return of_a_group if "inferencex" in text["id"] and counted > of_a_group else counted
+
+
+def _measured(text: Mapping[str, str], input_tokens: float, output_tokens: float, num_gpus: int) -> Measured:
+    """Throughputs that were published per GPU are of ``num_gpus`` then.
+
+    TPOT: the mean, else the median. TTFT: the median (a server's first requests hardly count in it), else the mean.
 
     A TTFT that a prefix cache served is not the model's.
     """
@@ -102,6 +112,8 @@ def _measured(text: Mapping[str, str], input_tokens: float, output_tokens: float
         phrase in text["notes"] for phrase in _PREFIX_CACHE_SERVED
     )
     throughput = _number(text["output_throughput_tok_s"])
+    if per_gpu := _PER_GPU.search(text["verbatim"]):
+        throughput = float(per_gpu.group(1)) * num_gpus
     if throughput is None and (requests := _number(text["request_throughput"])) is not None:
         throughput = requests * output_tokens
     if throughput is None and (total := _number(text["total_throughput_tok_s"])) is not None:

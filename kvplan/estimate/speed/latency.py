@@ -27,8 +27,9 @@ from kvplan.estimate.speed.clocks import (
     Efficiency,
     Roofline,
 )
+from kvplan.estimate.speed.host import NO_HOST, HostWork
 from kvplan.estimate.speed.measured_clock import MeasuredClock
-from kvplan.estimate.speed.queueing.steps import BetweenSteps, RooflineSteps, SharedSteps
+from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps
 from kvplan.estimate.speed.simulation import StepClock
 from kvplan.estimate.speed.step_terms import StepLoad, StepTerms, measured_terms, roofline_terms
 from kvplan.estimate.speed.work import ModelWork
@@ -105,6 +106,12 @@ class SpeedModel:
     kv_bytes: float
     device_speed: DeviceSpeed | None = None
     engine: str = "vllm"
+    engine_host: HostWork = NO_HOST
+
+    @property
+    def host(self) -> HostWork:
+        """What the engine's host adds to steps; speeds that were measured on the device have it in them."""
+        return NO_HOST if self.origin in ("measured", "calibrated") else self.engine_host
 
     @property
     def origin(self) -> Origin:
@@ -168,10 +175,16 @@ class SpeedModel:
     @cached_property
     def steps(self) -> StepClock:
         """The middle of what is likely, for any step that a play finds."""
+        work = self.work
+        return HostedSteps(
+            self._gpu_steps, self.host, work.num_layers, work.num_expert_layers, work.layout.data_parallel_size
+        )
+
+    @cached_property
+    def _gpu_steps(self) -> StepClock:
         context = self.input_tokens + self.output_tokens / 2
         if self.device_speed is not None:
-            clock = MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context)
-            return SharedSteps(clock, self.work.prompts_at_once)
+            return MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context)
         best, worst = (RooflineSteps(self._rooflines[end], self.kv_bytes / context) for end in _ENDS)
         return BetweenSteps(best, worst)
 
@@ -203,7 +216,12 @@ class SpeedModel:
         return SteadyState(num_users, at_end("ttft", state.ttft_seconds), at_end("tpot", state.tpot_seconds), whole)
 
     def _state(self, clock: Clock, prefill: float, num_users: float) -> SteadyState:
+        host, work = self.host, self.work
+        of_a_host, context = num_users / work.layout.data_parallel_size, self.input_tokens + self.output_tokens / 2
         step = clock.decode_seconds(num_users)
+        step = host.decode_seconds(step, work.num_layers, work.num_expert_layers, of_a_host, context)
+        if num_users <= 1:
+            prefill = host.mixed_seconds(prefill, work.num_layers, work.num_expert_layers, 1)
         return steady_state(step, prefill, num_users, self.output_tokens, self.work.prompts_at_once)
 
 

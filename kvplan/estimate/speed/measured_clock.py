@@ -45,15 +45,18 @@ class MeasuredClock:
     def seconds(
         self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
     ) -> float:
-        """One step of the whole instance: its groups and stages have equal shares of what is in it."""
+        """One step of the whole instance: the fullest of its groups and stages decides, by whole sequences."""
         layout = self.work.layout
-        share = 1 / (layout.data_parallel_size * layout.pipeline_parallel_size)
+        beside = layout.data_parallel_size * layout.pipeline_parallel_size
+        if beside == 1:
+            return self._seconds(num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs, num_tokens)
+        fullest = -(-num_sequences // beside) / max(num_sequences, 1)
         return self._seconds(
-            num_tokens * share,
-            num_sequences * share,
-            num_sampled * share,
-            num_kv_tokens * share,
-            num_pairs * share,
+            num_tokens * fullest,
+            num_sequences * fullest,
+            num_sampled * fullest,
+            num_kv_tokens * fullest,
+            num_pairs * fullest,
             num_tokens / layout.pipeline_parallel_size,
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.estimate.speed.clocks import Roofline
+from kvplan.estimate.speed.host import HostWork
 from kvplan.estimate.speed.simulation import StepClock
 from kvplan.estimate.speed.work import ModelWork
 
@@ -45,26 +46,6 @@ class RooflineSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedSteps:
-    """An instance whose groups and pipeline stages divide the sequences into ``shares``; ``clock`` times one."""
-
-    clock: StepClock
-    shares: int
-
-    def seconds(
-        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
-    ) -> float:
-        """One step, see ``simulation.StepClock``."""
-        shares = self.shares
-        if shares > 1:
-            num_tokens, num_sequences, num_sampled, num_kv_tokens = (
-                -(-number // shares) for number in (num_tokens, num_sequences, num_sampled, num_kv_tokens)
-            )
-            num_pairs /= shares
-        return self.clock.seconds(num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
-
-
-@dataclass(frozen=True, slots=True)
 class BetweenSteps:
     """The geometric middle of two clocks."""
 
@@ -78,3 +59,25 @@ class BetweenSteps:
         best = self.best.seconds(num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
         worst = self.worst.seconds(num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
         return float((best * worst) ** 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class HostedSteps:
+    """``clock``'s steps with what ``host`` adds. ``groups``: data-parallel ones, whose hosts work side by side."""
+
+    clock: StepClock
+    host: HostWork
+    num_layers: int
+    num_mixtures: int
+    groups: int = 1
+
+    def seconds(
+        self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
+    ) -> float:
+        """One step, see ``simulation.StepClock``."""
+        gpu = self.clock.seconds(num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
+        of_a_host = num_sequences / self.groups
+        if num_tokens > num_sequences:
+            return self.host.mixed_seconds(gpu, self.num_layers, self.num_mixtures, of_a_host)
+        context = num_kv_tokens / max(num_sequences, 1)
+        return self.host.decode_seconds(gpu, self.num_layers, self.num_mixtures, of_a_host, context)
