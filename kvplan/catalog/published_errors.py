@@ -24,18 +24,19 @@ FigureName = Literal["ttft", "tpot", "throughput"]
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
-    """What an interval was learned from: None stands for all engines, or for all kinds of model.
+    """What an interval was learned from: None stands for all engines, all kinds of model, or all origins.
 
     origin: where the predicted step times came from. kind: "dense" or "mixture".
     """
 
-    origin: str
+    origin: str | None
     engine: str | None
     kind: str | None
 
     def widened(self) -> tuple[ErrorGroup, ...]:
         """Itself, and the groups that contain it, the next larger first."""
-        return (self, ErrorGroup(self.origin, None, self.kind), ErrorGroup(self.origin, None, None))
+        of_all_engines = ErrorGroup(self.origin, None, self.kind)
+        return (self, of_all_engines, ErrorGroup(self.origin, None, None), ErrorGroup(None, None, None))
 
 
 def error_group(origin: str, engine: str, is_mixture: bool) -> ErrorGroup:

@@ -128,7 +128,7 @@ def calibration_notes(deployments: Iterable[Deployment]) -> list[str]:
 
 
 def _times_note(gpu: str, origin: str, note: str | None) -> str:
-    if origin == "kernels":
+    if origin in ("kernels", "scaled"):
         return f"Times on {gpu} are added up from {note}; they are not those of a whole server."
     return f"Times on {gpu} come from kvplan's engine ({origin}): {note}."
 

@@ -16,6 +16,7 @@ from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.clocks import DeviceSpeed
 from kvplan.estimate.speed.host import host_work
 from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.queueing.steps import mixed_tile_rows
 from kvplan.estimate.speed.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.prediction import Memo, VllmPrediction, cache_settings, predict_vllm, request_shape
@@ -199,9 +200,16 @@ def speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Spe
     work, kv_bytes = _work(trial, choice, prediction)
     workload = trial.workload
     measured = trial.device_speed(choice, work.speed_format)
-    host = host_work(trial.request.engine.name, vllm_release(prediction.version))
+    engine, release = trial.request.engine.name, vllm_release(prediction.version)
     return SpeedModel(
-        work, choice.gpu, workload.input_tokens, workload.output_tokens, kv_bytes, measured, engine_host=host
+        work,
+        choice.gpu,
+        workload.input_tokens,
+        workload.output_tokens,
+        kv_bytes,
+        measured,
+        engine_host=host_work(engine, release),
+        mixed_tile_rows=mixed_tile_rows(release, choice.gpu.compute_capability) if engine == "vllm" else 1,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from itertools import pairwise
 from statistics import mean, median
 
 import pytest
@@ -177,3 +178,10 @@ def test_a_distribution() -> None:
 def _tpot(played: PlayedFigures) -> Distribution:
     assert played.tpot is not None
     return played.tpot
+
+
+def test_requests_arrive_at_the_rate_that_was_asked_for_however_few_they_are() -> None:
+    load = PlayedLoad(Lengths(10), Lengths(10), 200, requests_per_second=4.0)
+    gaps = [after - before for before, after in pairwise(load.arrivals)]
+    assert len(gaps) / sum(gaps) == pytest.approx(4.0, rel=0.03)
+    assert max(gaps) > 4 * sum(gaps) / len(gaps) and min(gaps) >= 0  # as of a Poisson process

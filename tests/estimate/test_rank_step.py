@@ -14,6 +14,7 @@ from kvplan.catalog.devices.measured_profile import MeasuredProfile
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.clocks import BEST, DeviceSpeed, Roofline
+from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.speed.measured_clock import MeasuredClock, rank_step
 from kvplan.estimate.speed.rank_step import ExpertSpeed, KernelSpeed, LatentSpeed, LinkSpeed, RankStep, step_seconds
 from kvplan.estimate.speed.step_time import Speed
@@ -149,7 +150,7 @@ def test_a_profile_of_the_engine_asked_for_comes_first_then_sweeps_then_the_form
     assert found([*kernels, own], "fp8", "vllm") == own
     assert found([*kernels, own], "fp8", "sglang") == kernels[0]
     assert found(kernels, "bfloat16", "trtllm") is not None
-    assert found([_profile("vllm", "bfloat16", device="h200")], "bfloat16", "vllm") is None
+    assert found([_profile("vllm", "bfloat16", device="l40s")], "bfloat16", "vllm") is None
 
 
 def test_kernel_profiles_say_that_they_are_such() -> None:
@@ -191,3 +192,16 @@ def test_shipped_profiles_reach_no_more_than_the_data_sheets_and_fit_their_table
         assert 0 < speed.base.flops <= 1.001 * gpu.flops(each.dtype.removesuffix("-block")), each.as_text()
         assert speed.experts is None or 0 < speed.experts.bandwidth <= most, each.as_text()
         assert each.origin_for(each.model_ids[0], each.dtype) == "kernels"
+
+
+def test_groups_divide_the_sequences_once() -> None:
+    """Eight groups with a prompt each take a step as long as one group with one, beside shared experts."""
+    of_one = _work("llama-3.1-8b")
+    gpu, device = find_gpu("h100-sxm"), DeviceSpeed(KernelSpeed(BASE), "kernels", "bfloat16", "note", {})
+
+    def seconds(groups: int) -> float:
+        work = replace(of_one, layout=ParallelLayout(data_parallel_size=groups), num_expert_layers=0)
+        clock = SpeedModel(work, gpu, 1000, 100, 1e6, device).steps
+        return clock.seconds(1000 * groups, groups, groups, 1000 * groups, groups * 500_000.0)
+
+    assert seconds(8) == pytest.approx(seconds(1))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
+from published_speeds.playing import played_load
 from published_speeds.predictions import Figure
 from published_speeds.rows import PUBLISHED, Measured, PublishedRow, read_rows
 from published_speeds.scores import Compared, RowScore, score_row, summarize
@@ -113,3 +114,37 @@ def test_every_published_row_has_a_grade_a_source_and_a_quote() -> None:
         rows = list(csv.DictReader(file))
     assert len({row["id"] for row in rows}) == len(rows)
     assert all(row["grade"] in tuple("ABC") and row["source_url"] and row["verbatim"] for row in rows)
+
+
+def test_a_rack_whose_users_one_instance_served_counts_as_that_instance(tmp_path: Path) -> None:
+    quote = "conc 16 output_tput_per_gpu 150.5"
+    row = _parsed(tmp_path, id="inferencex-1", gpu_count="64", tp="8", verbatim=quote, output_throughput_tok_s="9632")
+    assert row.num_gpus == 8
+    assert row.measured.output_throughput == pytest.approx(8 * 150.5)
+
+
+@pytest.mark.parametrize(
+    ("cells", "pool", "found"),
+    [
+        ({"input_len": "8192"}, 1e6, 4096),
+        ({"input_len": "1024"}, 1e6, 0),
+        ({"input_len": "8192"}, 1e5, 0),  # evicted before it is asked for again
+        ({"input_len": "8192", "engine": "SGLang"}, 1e6, 0),
+        ({"input_len": "8192", "id": "gpustack-1"}, 1e6, 0),
+    ],
+)
+def test_a_sweep_over_lengths_finds_the_prompts_of_the_run_before(
+    tmp_path: Path, cells: dict[str, str], pool: float, found: int
+) -> None:
+    row = _parsed(tmp_path, **({"id": "benchmaxxing-1"} | cells))
+    assert played_load(row, 1, pool).cached_tokens == found
+
+
+def test_a_pool_that_the_source_does_not_tell_is_not_scored(tmp_path: Path) -> None:
+    cells = {"model": "meta-llama/Meta-Llama-3-70B-Instruct", "gpu": "H100 PCIe", "gpu_count": "2", "tp": "2"}
+    results = []
+    for name in ("iog-1", "gpustack-1"):
+        row = _parsed(tmp_path, id=name, engine_version="0.8.5", mean_tpot_ms="50", **cells)
+        results.append(score_row(row, MeasuredProfiles()))
+    assert isinstance(results[0], str) and "gpu_memory_utilization" in results[0]
+    assert isinstance(results[1], RowScore)

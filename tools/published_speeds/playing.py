@@ -32,7 +32,11 @@ the length before, and the server has the prefix cache of vLLM's default."""
 def _found_tokens(row: PublishedRow, replicas: int, pool: float) -> int:
     """Of each prompt, in the prefix cache: those of the sweep's run before, where its prompts all fit the pool."""
     longest = row.input_tokens + row.output_tokens
-    if row.source != "benchmaxxing" or row.text["engine"] != "vLLM" or (row.num_prompts or 0) * longest > pool * replicas:
+    if (
+        row.source != "benchmaxxing"
+        or row.text["engine"] != "vLLM"
+        or (row.num_prompts or 0) * longest > pool * replicas
+    ):
         return 0
     return max((each for each in _SWEPT_CONTEXTS if each < row.input_tokens), default=0)
 

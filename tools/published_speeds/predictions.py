@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Final
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.published_errors import ErrorGroup, FigureName, error_group, published_errors
+from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.speed.queueing.figures import PlayedFigures
 from kvplan.estimate.speed.queueing.play import play
-from kvplan.estimate.vllm.prediction import Memo, predict_vllm
+from kvplan.estimate.vllm.prediction import Memo, VllmPrediction, predict_vllm
 from kvplan.planner.trial import Trial, capacity_of, speed_model
 from published_speeds.models import model_kind
 from published_speeds.playing import engine_rules, played_load, pool_tokens
@@ -43,12 +47,40 @@ class Predicted:
 def predict(row: PublishedRow, found: Deployed, measured: MeasuredProfiles) -> Predicted:
     """KvplanError where the layout does not divide the model; figures are None where the weights do not fit."""
     trial = Trial(found.request, found.workload, measured, memo=_MEMO)
-    start = predict_vllm(found.spec, found.choice.gpu, found.settings, found.version, memo=_MEMO)
+    start = _start(found)
+    _check_pool(row, start)
     model = speed_model(trial, found.choice, start)
     tokens = capacity_of(trial, found.choice, start).average_sequences * found.workload.average_context
     pool = pool_tokens(found, tokens)
     played = play(played_load(row, found.replicas, pool), engine_rules(found, start, pool), model.steps)
     return _figures(row, played, found, model.origin)
+
+
+_LEAST_POOL_OF_WEIGHTS: Final = 0.1
+
+
+def _check_pool(row: PublishedRow, start: VllmPrediction) -> None:
+    """UsageError where io.net's pool is not known: it sets gpu_memory_utilization "as needed", and states no value.
+
+    At vLLM's default these weights leave so little that nobody would leave it there (less than a tenth of them).
+    """
+    rank = start.rank
+    if row.source == "iog" and rank.available_kv_bytes < _LEAST_POOL_OF_WEIGHTS * rank.weight_bytes:
+        raise UsageError("gpu_memory_utilization decides how many run, was raised as needed, and is not stated")
+
+
+def _start(found: Deployed) -> VllmPrediction:
+    """vLLM's start with the row's lengths; of its first engine with the model's own longest one where that fits.
+
+    That engine chunks prompts by itself where requests may be longer than 32,768 tokens.
+    """
+    spec, gpu, settings, version = found.spec, found.choice.gpu, found.settings, found.version
+    if found.engine == "vLLM" and not vllm_release(version).v1:
+        with contextlib.suppress(KvplanError):
+            start = predict_vllm(spec, gpu, replace(settings, max_model_len=None), version, memo=_MEMO)
+            if start.fits:
+                return start
+    return predict_vllm(spec, gpu, settings, version, memo=_MEMO)
 
 
 def _figures(row: PublishedRow, played: PlayedFigures, found: Deployed, origin: str) -> Predicted:

@@ -21,6 +21,7 @@ from typing import Any, Final
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
 from kvplan.catalog.devices.kernel_tables import read_kernel_tables
 from kvplan.catalog.devices.measured_profile import HeldOutError, MeasuredProfile
+from kvplan.catalog.devices.scaled import nearest_profiles
 from kvplan.errors import KvplanError, UsageError
 from kvplan.machine.host import cpu_name
 from kvplan.paths import profiles_dir, user_profiles_dir
@@ -69,12 +70,13 @@ class MeasuredProfiles:
     def for_gpu(self, gpu: GpuProfile, dtype: str | None = None, engine: str | None = None) -> MeasuredProfile | None:
         """The best profile of a catalog's device; the catalog's ``cpu`` is the machine this runs on.
 
-        One of ``engine`` comes first, if that is asked for; then fits to sweeps before fits to kernels.
+        One of ``engine`` comes first, if that is asked for; then fits to sweeps before fits to kernels. Where the GPU
+        has none, those of the one most like it stand in, scaled by the data sheets (``scaled``).
         """
         if gpu.is_cpu and gpu.id == "cpu":
             here = "cpu", cpu_name(), os.cpu_count(), dtype
             return self.for_device(*here, engine=engine) or self.for_device(*here, engine=_MEASURED_FIRST)
-        found = [each for each in self.profiles if _is_of(each, gpu)]
+        found = [each for each in self.profiles if _is_of(each, gpu)] or nearest_profiles(self.profiles, gpu)
         found.sort(key=lambda each: (engine is not None and each.engine != engine, each.source != "sweep"))
         alike = [each for each in found if (each.engine, each.source) == (found[0].engine, found[0].source)]
         return _preferred(alike, dtype)

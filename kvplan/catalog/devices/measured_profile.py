@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from kvplan.units import plural
 
-Origin = Literal["measured", "calibrated", "kernels", "roofline"]
+Origin = Literal["measured", "calibrated", "kernels", "scaled", "roofline"]
 """measured: fitted to this model and dtype on this device; calibrated: to another on it; kernels: to measured kernels
-of this device; roofline: by data sheet. The first is trusted most."""
-Source = Literal["sweep", "kernels"]
-"""What a profile was fitted to: whole runs of an engine, or tables of its kernels."""
+of this device; scaled: of one of its kind; roofline: by data sheet. The first is trusted most."""
+Source = Literal["sweep", "kernels", "scaled"]
+"""What a profile was fitted to: whole runs of an engine, or tables of its kernels, or those of a GPU of its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class MeasuredProfile:
         return {"coefficients": self.coefficients} | {name: group for name, group in groups.items() if group}
 
     def origin_for(self, model_id: str, dtype: str) -> Origin:
-        if self.source == "kernels":
-            return "kernels"
+        if self.source != "sweep":
+            return self.source
         return "measured" if model_id in self.model_ids and dtype == self.dtype else "calibrated"
 
     def as_text(self) -> str:

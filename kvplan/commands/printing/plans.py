@@ -115,7 +115,7 @@ def _print_plan(found: Plan) -> None:
     shown = [*_shown(found), *(each.deployment for each in found.alternatives)]
     print()
     print_sentence(f"{_origin_sentence(shown)} {load_assumption(found)}")
-    if any(each.served.speed.origin in ("roofline", "kernels") for each in shown):
+    if any(each.served.speed.origin in ("roofline", "kernels", "scaled") for each in shown):
         print_sentence(_UNSURE)
     if any(not deployment.slo.sure for deployment in shown):
         print_sentence(
@@ -164,6 +164,7 @@ def _origin_sentence(shown: Sequence[Deployment]) -> str:
         "measured": "based on measurements of this model",
         "calibrated": "based on measurements of another model or dtype",
         "kernels": "based on measured kernels",
+        "scaled": "based on kernels measured on a GPU of the same kind",
     }
     if len(origins) == 1:
         return f"TTFT, TPOT and tokens/s are {words[next(iter(origins))]}."

@@ -107,6 +107,7 @@ class SpeedModel:
     device_speed: DeviceSpeed | None = None
     engine: str = "vllm"
     engine_host: HostWork = NO_HOST
+    mixed_tile_rows: int = 1
 
     @property
     def host(self) -> HostWork:
@@ -176,9 +177,8 @@ class SpeedModel:
     def steps(self) -> StepClock:
         """The middle of what is likely, for any step that a play finds."""
         work = self.work
-        return HostedSteps(
-            self._gpu_steps, self.host, work.num_layers, work.num_expert_layers, work.layout.data_parallel_size
-        )
+        groups, rows = work.layout.data_parallel_size, self.mixed_tile_rows
+        return HostedSteps(self._gpu_steps, self.host, work.num_layers, work.num_expert_layers, groups, rows)
 
     @cached_property
     def _gpu_steps(self) -> StepClock:
@@ -222,7 +222,22 @@ class SpeedModel:
         step = host.decode_seconds(step, work.num_layers, work.num_expert_layers, of_a_host, context)
         if num_users <= 1:
             prefill = host.mixed_seconds(prefill, work.num_layers, work.num_expert_layers, 1)
+        else:
+            prefill += self._padded_attention(num_users - 1)
         return steady_state(step, prefill, num_users, self.output_tokens, self.work.prompts_at_once)
+
+    def _padded_attention(self, num_decoding: float) -> float:
+        """Seconds that a prompt's step takes longer since those that decode beside it are padded to tiles."""
+        if self.mixed_tile_rows == 1:
+            return 0.0
+        tokens, others = self.input_tokens, math.ceil(num_decoding)
+        held = others * (self.input_tokens + self.output_tokens // 2)
+        pairs, read = held + tokens * (tokens + 1) / 2, held + tokens
+        plain, padded = (
+            self._gpu_steps.seconds(others + tokens, others + 1, others + 1, read, pairs + more)
+            for more in (0.0, (self.mixed_tile_rows - 1) * held)
+        )
+        return padded - plain
 
 
 def middle_state(best: SteadyState, worst: SteadyState) -> SteadyState:

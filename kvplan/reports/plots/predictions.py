@@ -122,6 +122,7 @@ _ORIGINS: Final = {
     "measured": "from a profile of this model and device",
     "calibrated": "from a profile of this device, fitted to another model",
     "kernels": "from kernels measured on this device",
+    "scaled": "from kernels measured on a GPU of its kind",
 }
 
 

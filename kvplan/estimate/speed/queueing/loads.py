@@ -69,13 +69,16 @@ class PlayedLoad:
 
     @cached_property
     def arrivals(self) -> Sequence[float]:
-        """Seconds at which each is ready to be sent, in order."""
+        """Seconds at which each is ready to be sent, in order: gaps are evenly spaced shares of the exponential
+        distribution in mixed order, so that the rate is what was asked for however few requests there are."""
         if self.requests_per_second is None:
             return [0.0] * self.num_requests
         rng, now, found = random.Random(self.seed), 0.0, [0.0] * (self.num_warmups if self.starts_running else 0)
-        for _ in range(self.num_requests - len(found)):
+        shares = [(index + 0.5) / self.num_requests for index in range(self.num_requests - len(found))]
+        rng.shuffle(shares)
+        for share in shares:
             found.append(now)
-            now += rng.expovariate(self.requests_per_second)
+            now -= math.log(1 - share) / self.requests_per_second
         return found
 
 

@@ -8,7 +8,9 @@ data-parallel groups, one step in each.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
+from kvplan.catalog.engines import VllmRelease
 from kvplan.estimate.speed.clocks import Roofline
 from kvplan.estimate.speed.host import HostWork
 from kvplan.estimate.speed.simulation import StepClock
@@ -61,20 +63,42 @@ class BetweenSteps:
         return float((best * worst) ** 0.5)
 
 
+_FA2_TILE: Final = 64
+
+
+def mixed_tile_rows(release: VllmRelease, compute_capability: str) -> int:
+    """Of vLLM's attention in a step with prompts: 1 where each token costs what it attends to.
+
+    FlashAttention 2, before Hopper and on consumers' Blackwell, takes such a step as one call: sequences that decode
+    get a tile of 64 queries for each head, without packed heads and split caches (pull request 58013 of
+    vllm-project/vllm). The first engine called two kernels.
+    """
+    is_second = compute_capability.split(".")[0] in ("8", "12")
+    return _FA2_TILE if release.v1 and is_second else 1
+
+
 @dataclass(frozen=True, slots=True)
 class HostedSteps:
-    """``clock``'s steps with what ``host`` adds. ``groups``: data-parallel ones, whose hosts work side by side."""
+    """``clock``'s steps with what ``host`` adds, and attention of mixed steps as the engine's kernel does it.
+
+    groups: data-parallel ones, whose hosts work side by side. mixed_tile_rows: queries that a sequence of one token is
+    padded to in a step with prompts (``mixed_tile_rows``).
+    """
 
     clock: StepClock
     host: HostWork
     num_layers: int
     num_mixtures: int
     groups: int = 1
+    mixed_tile_rows: int = 1
 
     def seconds(
         self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
     ) -> float:
         """One step, see ``simulation.StepClock``."""
+        # the last tile of a prompt is padded too: what it sees counts as much as what a decoding sequence holds
+        if num_tokens > num_sequences:
+            num_pairs += (self.mixed_tile_rows - 1) * num_kv_tokens
         gpu = self.clock.seconds(num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
         of_a_host = num_sequences / self.groups
         if num_tokens > num_sequences:

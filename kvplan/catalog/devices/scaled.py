@@ -1,0 +1,69 @@
+"""Speeds of a GPU without tables of its own: those of one with the same compute capability, scaled by the data sheets.
+
+Kernels are compiled for a compute capability, so GPUs that share it run the same ones; what differs is how fast memory
+and multipliers are. Bandwidths grow with the data sheet's, operations per second with those of the format. Overheads
+stay as they are, and so does what a small all-reduce takes where both GPUs have NVLink or both have none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
+from kvplan.catalog.devices.measured_profile import MeasuredProfile
+
+
+def nearest_profiles(profiles: Iterable[MeasuredProfile], gpu: GpuProfile) -> list[MeasuredProfile]:
+    """Those of kernels on the GPU most like ``gpu`` with its compute capability, scaled to it; empty without one.
+
+    Most alike: memory bandwidth and 16-bit speed differ by the smallest factors. ``gpu`` itself does not count.
+    """
+    if gpu.is_cpu or gpu.vendor != "nvidia":
+        return []
+    alike: dict[str, list[MeasuredProfile]] = {}
+    for profile in profiles:
+        if profile.source == "kernels":
+            other = find_gpu(profile.device_name)
+            if other.compute_capability == gpu.compute_capability and other.id != gpu.id:
+                alike.setdefault(other.id, []).append(profile)
+    if not alike:
+        return []
+    nearest = find_gpu(min(alike, key=lambda name: _distance(find_gpu(name), gpu)))
+    return [scaled(profile, gpu) for profile in alike[nearest.id]]
+
+
+def _distance(one: GpuProfile, other: GpuProfile) -> float:
+    memory = one.memory_bandwidth_bytes_per_second / other.memory_bandwidth_bytes_per_second
+    return abs(math.log(memory)) + abs(math.log(one.flops("bfloat16") / other.flops("bfloat16")))
+
+
+def scaled(profile: MeasuredProfile, to: GpuProfile) -> MeasuredProfile:
+    """``profile`` as it would be on ``to``."""
+    of = find_gpu(profile.device_name)
+    memory = to.memory_bandwidth_bytes_per_second / of.memory_bandwidth_bytes_per_second
+    name = profile.dtype.removesuffix("-block")
+    dense, attention = to.flops(name) / of.flops(name), to.flops("bfloat16") / of.flops("bfloat16")
+    factors = {
+        "bandwidth": memory,
+        "kv_bandwidth": memory,
+        "flops": dense,
+        "attention_flops": attention,
+    }
+    has_same_links = (of.nvlink_bytes_per_second is None) == (to.nvlink_bytes_per_second is None)
+    return replace(
+        profile,
+        device_name=to.id,
+        source="scaled",
+        coefficients=_times(profile.coefficients, factors),
+        experts=None if profile.experts is None else _times(profile.experts, factors),
+        latent=None if profile.latent is None else _times(profile.latent, factors),
+        links=profile.links if has_same_links else None,
+        note=f"{profile.note}, scaled to {to.id} by the data sheets",
+    )
+
+
+def _times(values: Mapping[str, float], factors: Mapping[str, float]) -> Mapping[str, float]:
+    return MappingProxyType({name: value * factors.get(name, 1.0) for name, value in values.items()})

@@ -1,0 +1,74 @@
+"""What the host adds to a step, by engine and release, and how a step with prompts attends on older GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.devices.kernel_tables import read_kernel_tables
+from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.catalog.engines import vllm_release
+from kvplan.estimate.speed.host import NO_HOST, SGLANG_HOST, HostWork, Launches, host_work, vllm_host
+from kvplan.estimate.speed.queueing.steps import HostedSteps, mixed_tile_rows
+
+LAYERS, MIXTURES = 32, 16
+
+
+class _Gpu:
+    """Seconds are the pairs that meet in attention."""
+
+    def seconds(self, tokens: int, sequences: int, sampled: int, kv_tokens: int, pairs: float) -> float:
+        return pairs
+
+
+def test_launches_hide_behind_the_gpu_and_work_between_steps_does_not() -> None:
+    host = HostWork(decoding=Launches(1e-3, 5e-4), step_seconds=2e-3, sequence_seconds=1e-4)
+    launching = LAYERS * 1e-3 + MIXTURES * 5e-4
+    assert host.decode_seconds(0.01, LAYERS, MIXTURES, 8, 100) == pytest.approx(launching + 2e-3 + 8e-4)
+    assert host.decode_seconds(0.5, LAYERS, MIXTURES, 8, 100) == pytest.approx(0.5 + 2e-3 + 8e-4)
+    assert host.mixed_seconds(0.01, LAYERS, MIXTURES, 8) == pytest.approx(0.01 + 2e-3 + 8e-4)
+
+
+def test_the_first_engine_captures_no_long_context() -> None:
+    host = vllm_host(vllm_release("0.7.3"))
+    within, beyond = (host.decode_seconds(1e-3, LAYERS, 0, 1, tokens) for tokens in (8192, 8193))
+    assert beyond > 5 * within
+
+
+@pytest.mark.parametrize(("older", "newer"), [("0.5.4", "0.7.3"), ("0.9.2", "0.11.0"), ("0.11.0", "0.14.0")])
+def test_newer_releases_cost_the_host_less(older: str, newer: str) -> None:
+    def decode(version: str) -> float:
+        return vllm_host(vllm_release(version)).decode_seconds(1e-3, LAYERS, 0, 64, 500)
+
+    assert decode(older) > decode(newer) >= 1e-3
+
+
+def test_each_engine_has_its_own_host() -> None:
+    release = vllm_release("0.14.0")
+    assert host_work("sglang", release) is SGLANG_HOST
+    assert host_work("trtllm", release) is NO_HOST
+    assert host_work("vllm", release) == vllm_host(release)
+
+
+def test_older_gpus_pad_what_decodes_beside_prompts_to_a_tile() -> None:
+    release = vllm_release("0.11.0")
+    assert [mixed_tile_rows(release, each) for each in ("8.0", "8.9", "9.0", "10.0", "12.0")] == [64, 64, 1, 1, 64]
+    assert mixed_tile_rows(vllm_release("0.7.3"), "8.0") == 1
+    steps = HostedSteps(_Gpu(), NO_HOST, LAYERS, 0, mixed_tile_rows=64)
+    assert steps.seconds(8, 8, 8, 1000, 1000.0) == 1000.0  # decoding only
+    assert steps.seconds(100, 8, 8, 1000, 5000.0) == 5000.0 + 63 * 1000
+
+
+def test_a_gpu_without_tables_is_scaled_from_one_of_its_capability() -> None:
+    profiles = MeasuredProfiles(read_kernel_tables())
+    pcie, sxm = (profiles.for_gpu(find_gpu(name), "bfloat16", "vllm") for name in ("h100-pcie", "h100-sxm"))
+    assert pcie is not None and sxm is not None
+    assert pcie.origin_for("gpt2", "bfloat16") == "scaled"
+    assert pcie.coefficients["layer_seconds"] == sxm.coefficients["layer_seconds"]
+    ratio = (
+        find_gpu("h100-pcie").memory_bandwidth_bytes_per_second / find_gpu("h100-sxm").memory_bandwidth_bytes_per_second
+    )
+    assert pcie.coefficients["bandwidth"] == pytest.approx(ratio * sxm.coefficients["bandwidth"])
+    assert pcie.note is not None and pcie.note.endswith("scaled to h100-pcie by the data sheets")
+    assert profiles.for_gpu(find_gpu("mi300x"), "bfloat16", "vllm") is None
+    assert profiles.for_gpu(find_gpu("v100-32gb"), "float16", "vllm") is None
