@@ -57,3 +57,9 @@ def open_store(num_ranks: int) -> torch.distributed.TCPStore:
 def join_store(port: int, num_ranks: int) -> torch.distributed.TCPStore:
     """The meeting point that the first rank has opened on ``port``."""
     return torch.distributed.TCPStore(_HOST, port, num_ranks, is_master=False, timeout=_PATIENCE)
+
+
+def is_lost(error: RuntimeError) -> bool:
+    """Whether a collective failed with ``error`` because another rank has ended."""
+    text = str(error).lower()
+    return any(words in text for words in ("connection", "gloo", "nccl", "timed out"))

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from kvplan_engine.checkpoints.loaders import read_config
+from kvplan_engine.checkpoints.loaders import plan_held_weights, read_config
+from kvplan_engine.checkpoints.quantised.held import refuse_held
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.division import rank_model
 from kvplan_engine.device.allocation import allocating
@@ -21,6 +22,7 @@ from kvplan_engine.execution.ranks.group import RankGroup
 from kvplan_engine.execution.ranks.leading import LeadingCarver
 from kvplan_engine.execution.self_check import choose_way
 from kvplan_engine.models.counted_model import CountedModel, EngineModel
+from kvplan_engine.models.known_parts import refuse_unknown_parts
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.transformers_backend.choice import chosen_implementation
 from kvplan_engine.transformers_backend.model import RunnableModel, TransformersModel
@@ -54,7 +56,11 @@ def start(config: EngineConfig, source: Any) -> Started:
 def _load_divided(config: EngineConfig, source: Any) -> Started:
     """The first rank's part here, and the others' in processes of their own."""
     count = config.tensor_parallel_size
-    rank_model(read_config(source), count)  # refuses what cannot be divided before a process is started
+    # what cannot be divided is refused before a process is started
+    whole = read_config(source)
+    refuse_unknown_parts(whole)
+    rank_model(whole, count)
+    refuse_held(plan_held_weights(whole, source, config.load_format, config.quantization, config.seed))
     device = open_device(config.device, config.device_memory, count)
     kind = device.torch_device.type
     if kind == "cuda" and torch.cuda.device_count() < count:

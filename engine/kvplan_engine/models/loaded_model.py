@@ -10,7 +10,6 @@ from kvplan_engine.adapters.library import AdapterLibrary
 from kvplan_engine.adapters.sites import sites_of
 from kvplan_engine.adapters.slots import AdapterSlots
 from kvplan_engine.checkpoints.loaders import load_weights, plan_held_weights, read_config
-from kvplan_engine.checkpoints.quantised.held import refuse_held
 from kvplan_engine.checkpoints.shared_layers import weight_owners
 from kvplan_engine.checkpoints.weights import Weights, allocate_weights, unowned, weight_fingerprint
 from kvplan_engine.config import EngineConfig
@@ -54,8 +53,6 @@ class LoadedModel:
         owners = weight_owners(self.config, self._scalar.itemsize) if config.shares_layers else None
         loading = (whole, source, config.load_format)
         held = plan_held_weights(*loading, config.quantization, config.seed, config.group_size)
-        if rank.count > 1:
-            refuse_held(held)
         kernels = select_kernels(config.attention_backend, device.torch_device, self._scalar)
         if collectives is not None:
             kernels = kernels.divided(self.config, collectives)

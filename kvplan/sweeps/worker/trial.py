@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from kvplan.machine.cpu_meter import CpuMeter
+from kvplan.machine.cpu_meter import CpuMeter, cpu_seconds_of
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import Series
 from kvplan.sweeps.worker.counted import StepClock, without_speeds
@@ -49,7 +49,8 @@ def run_trial(host: EngineHost, order: TrialOrder, send: Send) -> TrialResult:
 def _serve(engine: Engine, order: TrialOrder, watch: TrialWatch) -> tuple[Row, Series]:
     requests = [timed_request(request, order, watch.host.adapters) for request in order.requests]
     before = engine.get_stats()
-    meter = CpuMeter()
+    ranks = () if engine.ranks is None else engine.ranks.pids
+    meter = CpuMeter(lambda: cpu_seconds_of(ranks))
     watch.start(engine)
     hits_before = engine.prefix_cache.num_hit_tokens
     steps = StepClock(engine) if order.is_counted else None

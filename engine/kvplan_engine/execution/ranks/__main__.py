@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import NoReturn
 
 from kvplan_engine.execution.ranks.messages import LOST_PEER, Load, Refusal
 
@@ -26,6 +28,7 @@ def main() -> int:
     assert isinstance(order, Load), order
 
     gc.disable()  # importing torch would set off a thousand collections, which find nothing
+    from kvplan_engine.device.collectives import is_lost
     from kvplan_engine.errors import EngineError
     from kvplan_engine.execution.ranks.following import FollowingRank
 
@@ -37,13 +40,24 @@ def main() -> int:
         return 1
     except (EOFError, ConnectionError):  # the first rank has ended
         return 0
-    except RuntimeError as lost:
-        print(f"rank {order.rank.index}: {lost}", file=sys.stderr)
-        return LOST_PEER
+    except RuntimeError as error:
+        if not is_lost(error):
+            raise
+        return LOST_PEER  # the first rank says which one it was
     return 0
 
 
-if __name__ == "__main__":
-    code = main()
+def _exit_at_once(code: int) -> NoReturn:
+    """Without waiting for threads of the collectives, which may wait for a lost rank themselves."""
     sys.stderr.flush()
-    os._exit(code)  # threads of the collectives may still wait for a lost rank
+    os._exit(code)
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> NoReturn:
+    sys.__excepthook__(kind, error, trace)
+    _exit_at_once(1)
+
+
+if __name__ == "__main__":
+    sys.excepthook = _report
+    _exit_at_once(main())
