@@ -1,4 +1,4 @@
-"""``kvplan report``: a sweep as a page, tables or plots; two sweeps compared; those of several engines side by side."""
+"""``kvplan report``: a sweep as a page, tables or plots; two compared; several engines or devices side by side."""
 
 from __future__ import annotations
 
@@ -26,13 +26,17 @@ def report(
         list[Path] | None,
         typer.Argument(
             metavar="[DIR2...]",
-            help="Directories to compare with the first: another sweep, or sweeps of other engines.",
+            help="Directories to compare with the first: another sweep, or sweeps of other engines or devices.",
             show_default=False,
         ),
     ] = None,
     output_format: Annotated[
         ReportFormat, typer.Option("--format", help="HTML page, Markdown, CSV, JSON, or plots as PNG files.")
     ] = ReportFormat.html,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=USD", help="Your price of an hour of a device, for a fleet of several; repeatable."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -41,18 +45,21 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Make an HTML page, tables or plots of a sweep, or compare sweeps, of one engine or of several.
+    """Make an HTML page, tables or plots of a sweep, or compare sweeps, of one engine or of several, on one
+    kind of device or as a fleet.
 
     Prints the paths of the files it wrote, or the text itself.
     """
+    from kvplan.catalog.devices.prices import parse_price
     from kvplan.reports.writing import report_text, write_png_files
     from kvplan.runs.files import write_whole
 
+    prices = dict(map(parse_price, price or ()))
     if output_format is ReportFormat.png:
-        for path in write_png_files(directory, others or (), _png_directory(directory, out)):
+        for path in write_png_files(directory, others or (), _png_directory(directory, out), prices):
             print(path)
         return
-    made = report_text(directory, others or (), output_format.value)
+    made = report_text(directory, others or (), output_format.value, prices)
     for note in made.notes:
         print(f"note: {note}", file=sys.stderr)
     target = out

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kvplan.catalog.devices.gpus import GpuPrice, GpuProfile, find_gpu
-from kvplan.errors import UsageError
+from kvplan.catalog.devices.prices import parse_price
 
 _OWN = "given with --price"
 
@@ -15,14 +15,8 @@ def parse_prices(texts: Iterable[str]) -> dict[str, float]:
     """``["h100-sxm=2.1"]`` -> US dollars per hour of one GPU, by its id. UsageError for anything else."""
     found = {}
     for text in texts:
-        name, equals, amount = text.partition("=")
-        try:
-            usd = float(amount.strip().removeprefix("$"))
-        except ValueError:
-            usd = -1.0
-        if not equals or not 0 <= usd < float("inf"):
-            raise UsageError(f"--price '{text}' is not NAME=USD_PER_HOUR.", hint="for example --price h100-sxm=2.1")
-        found[find_gpu(name.strip()).id] = usd
+        name, usd = parse_price(text)
+        found[find_gpu(name).id] = usd
     return found
 
 

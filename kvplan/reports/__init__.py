@@ -10,7 +10,8 @@ writing.py     files and text: the entry point of the commands
 selection.py   which trials a picture shows: slices and lines near the best trial, the worst, medians, the Pareto front
 outcome_map.py outcomes over two settings, and what is known of each pair of values
 findings.py    sentences and recommendations; searches.py: the searches for the highest load within the SLO
-comparison.py  two runs joined by their settings; side_by_side.py: runs of several engines by what they share
+comparison.py  two runs joined by their settings; side_by_side.py: runs of several engines by what they share;
+               fleet.py: several devices, what each did at its fastest setting and what that costs
 tables.py      CSV, JSON and Markdown
 wording.py     numbers, settings and phrases as reports write them; looks.py: colours and hatching of the statuses
 pictures.py    the list of plots, which plots/ draws; html/ makes the page

@@ -8,7 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvplan.reports.comparison import Comparison
-from kvplan.reports.plots import block_size, latency, memory, occupancy, outcomes, pareto, predictions, slo, throughput
+from kvplan.reports.plots import (
+    block_size,
+    fleet,
+    latency,
+    memory,
+    occupancy,
+    outcomes,
+    pareto,
+    predictions,
+    slo,
+    throughput,
+)
 from kvplan.reports.plots import comparison as comparison_plot
 from kvplan.reports.plots import side_by_side as side_by_side_plot
 from kvplan.reports.plots.canvas import NARROW_INCHES, drawing, new_figure, png_bytes
@@ -87,6 +98,14 @@ def draw_side_by_side(compared: SideBySide, *, with_narrow: bool = False) -> Pic
     with drawing():
         draw = partial(side_by_side_plot.draw, compared)
         return _draw("engines", "All runs", draw, (9.6, 4.2), with_narrow)
+
+
+def draw_fleet(compared: SideBySide, *, with_narrow: bool = False) -> Picture | None:
+    """The devices of several runs; None where they are of one kind, or none was served."""
+    height_inches = 1.8 + 0.42 * len(compared.devices)
+    with drawing():
+        draw = partial(fleet.draw, compared)
+        return _draw("fleet", "Devices", draw, (9.6, height_inches), with_narrow)
 
 
 def _draw(

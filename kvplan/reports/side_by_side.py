@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import pandas as pd
 
 from kvplan.errors import KvplanError
 from kvplan.reports.comparison import CIRCUMSTANCES, MATCHED_SETTINGS
+from kvplan.reports.fleet import DeviceFigures, device_of, fleet_of, fleet_sentences, is_fleet
 from kvplan.reports.wording import cell, plural
 from kvplan.runs.reader import Run
 from kvplan.runs.statuses import MEASURED_STATUSES, worst_of
@@ -52,7 +54,8 @@ class SideBySide:
     """settings: what the runs are matched by. table: one row for each setting that at least two runs tried; columns:
     the settings, and for the run at place i ``status_i`` and ``X_i``, the median of each of FIGURES. NaN: no figure.
 
-    num_alone: for each run, its settings that no other tried.
+    num_alone: for each run, its settings that no other tried. devices: the figures of each run's device, where they
+    are of several kinds.
     """
 
     sides: tuple[Side, ...]
@@ -60,6 +63,12 @@ class SideBySide:
     table: pd.DataFrame
     circumstances: tuple[Circumstance, ...]
     num_alone: tuple[int, ...]
+    devices: tuple[DeviceFigures, ...] = ()
+
+    @property
+    def label_head(self) -> str:
+        """What the labels name, as the head of their column."""
+        return "device" if self.devices else "engine"
 
     def ratios(self, place: int, column: str = "output_throughput") -> pd.Series:
         """The run at ``place`` over the first one, wherever both were served."""
@@ -78,8 +87,11 @@ class SideBySide:
         ]
 
 
-def set_side_by_side(runs: Sequence[Run]) -> SideBySide:
-    """Match the runs. KvplanError when no setting was tried by two of them."""
+def set_side_by_side(runs: Sequence[Run], prices: Mapping[str, float] = MappingProxyType({})) -> SideBySide:
+    """Match the runs. KvplanError when no setting was tried by two of them, unless they are of several devices.
+
+    prices: of an hour of a device in US dollars, by its name.
+    """
     keys = [name for name in _KEYS if any(_num_values(run, name) > 1 for run in runs)]
     tables = [_figures_by(run, keys, place) for place, run in enumerate(runs)]
     whole = tables[0]
@@ -87,18 +99,21 @@ def set_side_by_side(runs: Sequence[Run]) -> SideBySide:
         whole = whole.merge(table, on=[*keys, "_"], how="outer")
     statuses = whole[[f"status_{place}" for place in range(len(runs))]]
     is_shared = statuses.notna().sum(axis=1) > 1
-    if not is_shared.any():
+    has_devices = is_fleet(runs)
+    if not is_shared.any() and not has_devices:
         raise KvplanError(
             "No setting was tried in two of these runs.",
             hint="report each by itself, or sweep one over the values of another",
         )
     alone = statuses[~is_shared].notna().sum()
+    labels = _labels(runs, by_device=has_devices)
     return SideBySide(
-        sides=tuple(Side(label, run) for label, run in zip(_labels(runs), runs, strict=True)),
+        sides=tuple(Side(label, run) for label, run in zip(labels, runs, strict=True)),
         settings=tuple(keys),
         table=whole[is_shared].sort_values(keys).reset_index(drop=True) if keys else whole,
         circumstances=_circumstances(runs, keys),
         num_alone=tuple(int(count) for count in alone),
+        devices=fleet_of(runs, labels, prices) if has_devices else (),
     )
 
 
@@ -114,15 +129,22 @@ def _figures_by(run: Run, keys: Sequence[str], place: int) -> pd.DataFrame:
     return found.add_suffix(f"_{place}").reset_index()
 
 
-def _labels(runs: Sequence[Run]) -> tuple[str, ...]:
+def _labels(runs: Sequence[Run], *, by_device: bool) -> tuple[str, ...]:
+    """By device where these differ, with the engine where that differs too; by directory where nothing else does."""
     named = [" ".join(filter(None, (engine_of(run), run.first("engine_version")))) for run in runs]
+    if by_device:
+        several = len(set(named)) > 1
+        named = [
+            device_of(run.trials[0]) + (f", {name}" if several else "") for run, name in zip(runs, named, strict=True)
+        ]
     if len(set(named)) == len(named):
         return tuple(named)
     directories = [run.directory.resolve() for run in runs]
     short = [path.name for path in directories]
     if len(set(short)) < len(short):
         short = [f"{path.parent.name}/{path.name}" for path in directories]
-    return tuple(f"{engine_of(run)} ({name})" for run, name in zip(runs, short, strict=True))
+    bases = named if by_device else [engine_of(run) for run in runs]
+    return tuple(f"{base} ({name})" for base, name in zip(bases, short, strict=True))
 
 
 def engine_of(run: Run) -> str:
@@ -143,7 +165,8 @@ def _values(run: Run, column: str) -> str:
 
 def side_sentences(compared: SideBySide) -> list[str]:
     """What the table says: speeds against the first run, outcomes, and how the predicted tokens fared."""
-    lines = [line for place in range(1, len(compared.sides)) for line in _speed_sentences(compared, place)]
+    lines = fleet_sentences(compared.devices) if compared.devices else []
+    lines += [line for place in range(1, len(compared.sides)) for line in _speed_sentences(compared, place)]
     lines += [line for place in range(len(compared.sides)) for line in _token_sentence(compared, place)]
     return [*lines, *_outcome_sentences(compared)]
 
@@ -194,6 +217,7 @@ def side_by_side_document(compared: SideBySide) -> Mapping[str, Any]:
         "schema": SIDE_BY_SIDE_SCHEMA,
         "runs": [{"label": side.label, "directory": str(side.run.directory)} for side in compared.sides],
         "sentences": side_sentences(compared),
+        **({"devices": [device.as_json() for device in compared.devices]} if compared.devices else {}),
         "circumstances": {each.name: list(each.values) for each in compared.circumstances},
         "settings": list(compared.settings),
         "rows": compared.records(),

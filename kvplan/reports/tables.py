@@ -23,6 +23,7 @@ from kvplan.reports.findings import (
     status_counts,
     transformers_sentence,
 )
+from kvplan.reports.fleet import FLEET_HEADS, fleet_cells
 from kvplan.reports.searches import searches
 from kvplan.reports.selection import listed_trials, with_varied
 from kvplan.reports.side_by_side import FIGURES, SideBySide, side_sentences
@@ -165,20 +166,26 @@ def side_by_side_markdown(compared: SideBySide) -> str:
     if compared.circumstances:
         differing = [[entry.name, *entry.values] for entry in compared.circumstances]
         parts += ["## What differs", markdown_table(["", *labels], differing)]
+    if compared.devices:
+        head = [f"{name} ({unit})" if unit else name for name, unit in FLEET_HEADS]
+        parts += [
+            "## Devices, each at its fastest setting",
+            markdown_table(head, list(map(fleet_cells, compared.devices))),
+        ]
     rows = [
         [*(named_cell(name, record[name]) for name in compared.settings), label, *map(cell, record[label].values())]
         for record in compared.records()
         for label in labels
         if record[label]["status"]
     ]
-    head = [*compared.settings, "engine", "status", *FIGURES]
+    head = [*compared.settings, compared.label_head, "status", *FIGURES]
     return "\n\n".join([*parts, "## Shared settings", markdown_table(head, rows)]) + "\n"
 
 
 def side_by_side_frame(compared: SideBySide) -> pd.DataFrame:
-    """One row per shared setting and run, with the run's label as ``engine``."""
+    """One row per shared setting and run, with the run's label as ``engine`` or ``device``."""
     rows = [
-        {name: record[name] for name in compared.settings} | {"engine": side.label} | record[side.label]
+        {name: record[name] for name in compared.settings} | {compared.label_head: side.label} | record[side.label]
         for record in compared.records()
         for side in compared.sides
         if record[side.label]["status"]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from kvplan.errors import KvplanError, UsageError
 from kvplan.reports.comparison import Comparison, compare_runs, comparison_document
+from kvplan.reports.fleet import by_device, is_fleet
 from kvplan.reports.html.comparison_page import comparison_page
 from kvplan.reports.html.page import report_page
 from kvplan.reports.html.side_by_side_page import side_by_side_page
-from kvplan.reports.pictures import Picture, draw_comparison, draw_pictures, draw_side_by_side
+from kvplan.reports.pictures import Picture, draw_comparison, draw_fleet, draw_pictures, draw_side_by_side
 from kvplan.reports.plots.side_by_side import MOST_RUNS
 from kvplan.reports.side_by_side import SideBySide, engine_of, set_side_by_side, side_by_side_document
 from kvplan.reports.tables import (
@@ -31,6 +33,10 @@ from kvplan.runs.reader import Run, load_run
 PAGE_FILE: Final = "report.html"
 COMPARISON_FILE: Final = "comparison.html"
 SIDE_BY_SIDE_FILE: Final = "engines.html"
+FLEET_FILE: Final = "fleet.html"
+
+Prices = Mapping[str, float]
+NO_PRICES: Final[Prices] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +50,21 @@ class ReportText:
 
 def write_all(directory: Path) -> list[Path]:
     """Pictures and page of a run, in its own directory. KvplanError if it cannot be read or written."""
-    run = load_run(directory)
-    pictures = draw_pictures(run, with_narrow=True)
+    subject = _subject(directory, (), NO_PRICES)
     page = directory / PAGE_FILE
-    write_whole(page, report_page(run, pictures))
+    if isinstance(subject, SideBySide):
+        pictures = _side_by_side_pictures(subject, with_narrow=True)
+        write_whole(page, side_by_side_page(subject, pictures))
+        return [*write_pictures(pictures, directory), page]
+    assert isinstance(subject, Run), "one directory is never compared with another"
+    pictures = draw_pictures(subject, with_narrow=True)
+    write_whole(page, report_page(subject, pictures))
     return [*write_pictures(pictures, directory), page]
 
 
-def write_png_files(directory: Path, others: Sequence[Path], target: Path) -> list[Path]:
-    """The pictures of a run, or the one picture of two or more, into ``target``."""
-    subject = _subject(directory, others)
+def write_png_files(directory: Path, others: Sequence[Path], target: Path, prices: Prices = NO_PRICES) -> list[Path]:
+    """The pictures of a run, or those of two or more, into ``target``."""
+    subject = _subject(directory, others, prices)
     make_directory(target)
     if isinstance(subject, Run):
         pictures = draw_pictures(subject)
@@ -66,27 +77,33 @@ def write_png_files(directory: Path, others: Sequence[Path], target: Path) -> li
     return write_pictures(pictures, target)
 
 
-def report_text(directory: Path, others: Sequence[Path], kind: str) -> ReportText:
-    """A report in one of the text formats: html, md, csv, json."""
-    subject = _subject(directory, others)
+def report_text(directory: Path, others: Sequence[Path], kind: str, prices: Prices = NO_PRICES) -> ReportText:
+    """A report in one of the text formats: html, md, csv, json. prices: of an hour of a device, by its name."""
+    subject = _subject(directory, others, prices)
     if isinstance(subject, Run):
         return ReportText(_run_text(subject, kind), PAGE_FILE, subject.notes)
     if isinstance(subject, SideBySide):
         runs = [side.run for side in subject.sides]
-        return ReportText(_side_by_side_text(subject, kind), SIDE_BY_SIDE_FILE, _notes(runs))
+        name = FLEET_FILE if subject.devices else SIDE_BY_SIDE_FILE
+        return ReportText(_side_by_side_text(subject, kind), name, _notes(runs))
     return ReportText(_comparison_text(subject, kind), COMPARISON_FILE, _notes(subject.runs))
 
 
-def _subject(directory: Path, others: Sequence[Path]) -> Run | Comparison | SideBySide:
-    """One run; two of one engine compared in detail; runs of several engines, or more than two, side by side."""
-    if len(others) >= MOST_RUNS:
-        raise UsageError(f"{1 + len(others)} runs are too many for one report.", hint=f"give at most {MOST_RUNS}")
-    runs = [load_run(each) for each in (directory, *others)]
+def _subject(directory: Path, others: Sequence[Path], prices: Prices) -> Run | Comparison | SideBySide:
+    """One run; two of one engine compared in detail; several engines or devices, or more than two runs, side by side.
+
+    A directory with rows of several devices counts as one run for each of them.
+    """
+    runs = [part for each in (directory, *others) for part in by_device(load_run(each))]
+    if len(runs) > MOST_RUNS:
+        raise UsageError(f"{len(runs)} runs are too many for one report.", hint=f"give at most {MOST_RUNS}")
+    if prices and not is_fleet(runs):
+        raise UsageError("--price is for runs of several devices.", hint="leave it out")
     if len(runs) == 1:
         return runs[0]
-    if len(runs) == 2 and engine_of(runs[0]) == engine_of(runs[1]):
+    if len(runs) == 2 and engine_of(runs[0]) == engine_of(runs[1]) and not is_fleet(runs):
         return compare_runs(*runs)
-    return set_side_by_side(runs)
+    return set_side_by_side(runs, prices)
 
 
 def _notes(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -118,8 +135,8 @@ def _side_by_side_text(compared: SideBySide, kind: str) -> str:
 
 
 def _side_by_side_pictures(compared: SideBySide, *, with_narrow: bool = False) -> list[Picture]:
-    picture = draw_side_by_side(compared, with_narrow=with_narrow)
-    return [] if picture is None else [picture]
+    drawn = (draw_fleet(compared, with_narrow=with_narrow), draw_side_by_side(compared, with_narrow=with_narrow))
+    return [picture for picture in drawn if picture is not None]
 
 
 def _comparison_pictures(comparison: Comparison, *, with_narrow: bool = False) -> list[Picture]:

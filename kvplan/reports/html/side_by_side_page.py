@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvplan.reports.fleet import FLEET_HEADS, fleet_cells, fleet_values
 from kvplan.reports.html.page import notes, status_meanings
 from kvplan.reports.html.rendering import render
 from kvplan.reports.html.tables import Cell, Heading, Table
@@ -24,6 +25,7 @@ def side_by_side_page(compared: SideBySide, pictures: Sequence[Picture]) -> str:
         notes=[f"{side.label}: {line}" for side in compared.sides for line in notes(side.run)],
         sentences=side_sentences(compared),
         circumstances=compared.circumstances,
+        devices=_devices_table(compared),
         pictures=pictures,
         settings=_settings_table(compared),
         statuses=status_meanings(compared.sides[0].run),
@@ -37,9 +39,24 @@ def _coverage(compared: SideBySide) -> str:
     return ", ".join([f"{plural(len(compared.table), 'setting')} in at least two runs", *alone]) + "."
 
 
+def _devices_table(compared: SideBySide) -> Table | None:
+    """Each device at its fastest setting; None where the runs are of one kind."""
+    if not compared.devices:
+        return None
+    heads = [Heading(name, unit, is_text=name == "device") for name, unit in FLEET_HEADS]
+    rows = [
+        [
+            Cell(text, "" if value is None else value, css="text" if place == 0 else None)
+            for place, (text, value) in enumerate(zip(fleet_cells(device), fleet_values(device), strict=True))
+        ]
+        for device in compared.devices
+    ]
+    return Table("devices, each at its fastest setting", heads, rows)
+
+
 def _settings_table(compared: SideBySide) -> Table:
     """A line for each run of a setting, so that a table of any number of engines is as wide as that of two."""
-    heads = [*(Heading(name) for name in compared.settings), Heading("engine", is_text=True)]
+    heads = [*(Heading(name) for name in compared.settings), Heading(compared.label_head, is_text=True)]
     heads += [Heading("status", is_text=True), *(Heading(name) for name in FIGURES)]
     rows = [
         _cells(compared, record, side.label)

@@ -124,8 +124,8 @@ def _left_out(compared: SideBySide) -> str:
 
 
 def _circumstances(compared: SideBySide) -> str:
-    """Model, device and load of the first run; what differs stands in the table of the page."""
+    """Model, device (where it is the same) and load of the first run; what differs stands in the table of the page."""
     run = compared.sides[0].run
     engines = ", ".join(dict.fromkeys(engine_of(side.run) for side in compared.sides))
-    device = run.first("device_name") or run.first("device")
+    device = "" if compared.devices else run.first("device_name") or run.first("device")
     return " · ".join(filter(None, (run.first("model_id"), engines, device, run.first("workload"))))
