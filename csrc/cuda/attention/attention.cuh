@@ -118,6 +118,9 @@ KVPLAN_INLINE const int* value_tables_of(const AttentionParams& params) {
     return HAS_VALUE_TABLES ? params.value_tables : params.block_tables;
 }
 
+// The larger of two scores, in one instruction; `maximum`, which lets a NaN through, takes two.
+KVPLAN_INLINE float larger_score(float a, float b) { return fmaxf(a, b); }
+
 // The first position that a query at `position` sees.
 KVPLAN_INLINE int first_visible(int position, const AttentionParams& params) {
     return params.window > 0 ? larger(0, position - params.window + 1) : 0;

@@ -38,11 +38,49 @@ KVPLAN_INLINE void copy_queries(u8* target, const PrefillTile& tile, const Atten
     }
 }
 
-// Begins the copy of positions [begin, begin + KV_TILE) of K or V; those from kv_end on become zeros. fp8 is converted
-// on the way, which cp.async cannot do. AT_ONCE: addresses computed together, as many as registers are free.
+// x, of which the compiler does not know that it is the same: what is derived from it is computed anew where it is
+// needed, and not kept in registers throughout the loop.
+KVPLAN_INLINE int computed_anew(int x) {
+#if !defined(KVPLAN_HOST)
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
+// The tile of this block, from its item once more: what only few tiles of KV need is not kept in registers meanwhile.
+KVPLAN_INLINE PrefillTile tile_anew(const AttentionParams& params) {
+    return tile_of(static_cast<const PrefillItem*>(params.items)[computed_anew(int(blockIdx.x))], TILE_ROWS, params);
+}
+
+// Which 16 bytes of a tile's rows a thread copies: the same of rows COPY_ROWS apart, where that works out evenly with the
+// pages. Then a page's address is computed once, and the rest is constant.
+constexpr int COPY_ROWS = THREADS / ROW_CHUNKS;
+constexpr int PAGE_ROWS = smaller(BLOCK_SIZE, KV_TILE);  // of a tile in one page
+constexpr bool IS_EVEN = sizeof(Cache) == 2 && THREADS % ROW_CHUNKS == 0 && KV_TILE % PAGE_ROWS == 0 &&
+                         BLOCK_SIZE % PAGE_ROWS == 0 && PAGE_ROWS % COPY_ROWS == 0;
+
+// Begins the copy of positions [begin, begin + KV_TILE) of K or V; those from kv_end on become zeros.
+KVPLAN_INLINE void copy_pages(u8* target, const Cache* heads, const int* tables, const PrefillTile& tile, int begin,
+                              const AttentionParams& params) {
+    const int thread = int(threadIdx.x), own_row = thread / ROW_CHUNKS, chunk = thread % ROW_CHUNKS;
+    const int* table = tables + i64(tile.sequence) * params.table_stride + begin / BLOCK_SIZE;
+    const Cache* own = heads + (own_row + begin % BLOCK_SIZE) * HEAD_SIZE + chunk * 8;
+    u8* cell = target + own_row * PITCH + chunk * 16;
+    const int num_rows = tile.kv_end - begin;
+    KVPLAN_UNROLL
+    for (int row = 0; row < KV_TILE; row += PAGE_ROWS) {
+        const Cache* page = own + (row < num_rows ? table[row / BLOCK_SIZE] : 0) * params.block_stride;
+        KVPLAN_UNROLL
+        for (int i = 0; i < PAGE_ROWS; i += COPY_ROWS)
+            copy_async_16(cell + (row + i) * PITCH, page + i * HEAD_SIZE, row + i + own_row < num_rows);
+    }
+}
+
+// The same where a thread's rows are not even, or fp8 is converted on the way, which cp.async cannot do. AT_ONCE:
+// addresses computed together, as many as registers are free.
 template <int AT_ONCE>
-KVPLAN_INLINE void copy_kv(u8* target, const Cache* heads, const int* tables, const PrefillTile& tile, int begin,
-                           const AttentionParams& params) {
+KVPLAN_INLINE void copy_rows(u8* target, const Cache* heads, const int* tables, const PrefillTile& tile, int begin,
+                             const AttentionParams& params) {
     const int* table = tables + i64(tile.sequence) * params.table_stride;
     KVPLAN_UNROLL_BY(AT_ONCE)
     for (int i = 0; i < ceil_divide(KV_TILE * ROW_CHUNKS, THREADS); ++i) {
@@ -60,6 +98,16 @@ KVPLAN_INLINE void copy_kv(u8* target, const Cache* heads, const int* tables, co
             store_vector<uint4>(cell, uint4{Pair<Scalar>::from_float8(raw.x), Pair<Scalar>::from_float8(raw.x >> 16),
                                             Pair<Scalar>::from_float8(raw.y), Pair<Scalar>::from_float8(raw.y >> 16)});
         }
+    }
+}
+
+template <int AT_ONCE>
+KVPLAN_INLINE void copy_kv(u8* target, const Cache* heads, const int* tables, const PrefillTile& tile, int begin,
+                           const AttentionParams& params) {
+    if constexpr (IS_EVEN) {
+        copy_pages(target, heads, tables, tile, begin, params);
+    } else {
+        copy_rows<AT_ONCE>(target, heads, tables, tile, begin, params);
     }
 }
 
@@ -110,8 +158,13 @@ KVPLAN_INLINE void add_slopes(float (&scores)[ROW_TILES][SCORE_TILES][4], const 
     }
 }
 
-// Softcap, then slopes, then -inf wherever a row does not see a position. Returns what a score is multiplied with for base 2.
-KVPLAN_INLINE float scale_and_mask(float (&scores)[ROW_TILES][SCORE_TILES][4], const PrefillTile& tile, int begin,
+// What a score is multiplied with for base 2.
+KVPLAN_INLINE float score_factor(const AttentionParams& params) {
+    return (HAS_SOFTCAP ? 1.0f : params.scale * params.key_scale) * LOG2_E;
+}
+
+// Softcap, then slopes, then -inf wherever a row does not see a position.
+KVPLAN_INLINE void cap_and_mask(float (&scores)[ROW_TILES][SCORE_TILES][4], const PrefillTile& tile, int begin,
                                    int first_row, int lane, const AttentionParams& params) {
     const float scale = params.scale * params.key_scale;
     if constexpr (HAS_SOFTCAP) {
@@ -125,14 +178,14 @@ KVPLAN_INLINE float scale_and_mask(float (&scores)[ROW_TILES][SCORE_TILES][4], c
             }
         }
     }
-    const float factor = (HAS_SOFTCAP ? 1.0f : scale) * LOG2_E;
     if constexpr (HAS_SLOPES) add_slopes(scores, tile, begin, first_row, lane, HAS_SOFTCAP ? 1.0f : scale, params);
-    if (all_visible(tile, begin, KV_TILE, params)) return factor;
+    if (all_visible(tile, begin, KV_TILE, params)) return;
+    const PrefillTile masked = HAS_SLOPES ? tile : tile_anew(params);
     KVPLAN_UNROLL
     for (int r = 0; r < ROW_TILES; ++r) {
         KVPLAN_UNROLL
         for (int half = 0; half < 2; ++half) {
-            const int last = row_position(tile, first_row + r * 16 + half * 8 + lane / 4);
+            const int last = row_position(masked, first_row + r * 16 + half * 8 + lane / 4);
             const int first = first_visible(last, params);
             KVPLAN_UNROLL
             for (int n = 0; n < SCORE_TILES; ++n) {
@@ -144,7 +197,6 @@ KVPLAN_INLINE float scale_and_mask(float (&scores)[ROW_TILES][SCORE_TILES][4], c
             }
         }
     }
-    return factor;
 }
 
 // One online-softmax step; scores become weights. They are summed in pairs, each of which P packs into one register:
@@ -157,9 +209,9 @@ KVPLAN_INLINE void update_softmax(RowState& state, float (&scores)[ROW_TILES][SC
             float largest = state.largest[r][half];
             KVPLAN_UNROLL
             for (int n = 0; n < SCORE_TILES; ++n)
-                largest = maximum(largest, maximum(scores[r][n][half * 2], scores[r][n][half * 2 + 1]));
-            largest = maximum(largest, __shfl_xor_sync(FULL_WARP, largest, 1));
-            largest = maximum(largest, __shfl_xor_sync(FULL_WARP, largest, 2));
+                largest = larger_score(largest, larger_score(scores[r][n][half * 2], scores[r][n][half * 2 + 1]));
+            largest = larger_score(largest, __shfl_xor_sync(FULL_WARP, largest, 1));
+            largest = larger_score(largest, __shfl_xor_sync(FULL_WARP, largest, 2));
             const float reference = finite_or_zero(largest) * factor;
             const float rescale = fast_exp2(state.largest[r][half] * factor - reference);
             state.largest[r][half] = largest;
@@ -246,15 +298,6 @@ KVPLAN_INLINE void write_output(const u8* rows, const PrefillTile& tile, int fir
     }
 }
 
-// x, of which the compiler does not know that it is the same: what is derived from it is computed anew where it is
-// needed, and not kept in registers throughout the loop.
-KVPLAN_INLINE int computed_anew(int x) {
-#if !defined(KVPLAN_HOST)
-    asm volatile("" : "+r"(x));
-#endif
-    return x;
-}
-
 // grid (items, KV heads), block THREADS, dynamic shared memory PITCH * (TILE_ROWS + 2 * KV_TILE).
 KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     KVPLAN_DYNAMIC_SHARED(shared);
@@ -266,35 +309,35 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     u8* queries = shared;
     u8* keys = queries + TILE_ROWS * PITCH;
     u8* values = keys + KV_TILE * PITCH;
-    const Cache* key_head = static_cast<const Cache*>(params.kv) + i64(tile.kv_head) * BLOCK_SIZE * HEAD_SIZE;
 
     copy_queries(queries, tile, params);
-    copy_kv<2>(keys, key_head, params.block_tables, tile, tile.kv_begin, params);
+    int begin = tile.kv_begin / KV_TILE * KV_TILE;  // where a page begins
+    copy_kv<2>(keys, keys_of(int(blockIdx.y), params), params.block_tables, tile, begin, params);
     commit_copies();
     RowState state = {};
     KVPLAN_UNROLL
     for (int r = 0; r < ROW_TILES; ++r) state.largest[r][0] = state.largest[r][1] = minus_infinity();
-    float factor = LOG2_E;
-    int begin = tile.kv_begin;
     do {  // a row sees at least its own position
         wait_copies<0>();
         __syncthreads();  // K (and Q) are here, and nobody reads the last V any more
-        copy_kv<4>(values, key_head + params.value_offset, value_tables_of(params), tile, begin, params);
+        copy_kv<4>(values, values_of(int(blockIdx.y), params), value_tables_of(params), tile, begin, params);
         commit_copies();
         float scores[ROW_TILES][SCORE_TILES][4] = {};
         multiply_keys(scores, queries + first_row * PITCH, keys, lane);
-        factor = scale_and_mask(scores, tile, begin, first_row, computed_anew(lane), params);
-        update_softmax(state, scores, factor);
+        cap_and_mask(scores, tile, begin, first_row, computed_anew(lane), params);
+        update_softmax(state, scores, score_factor(params));
         wait_copies<0>();
         __syncthreads();  // V is here, and nobody reads this K any more
-        if (begin + KV_TILE < tile.kv_end) copy_kv<2>(keys, key_head, params.block_tables, tile, begin + KV_TILE, params);
+        if (begin + KV_TILE < tile.kv_end)
+            copy_kv<2>(keys, keys_of(int(blockIdx.y), params), params.block_tables, tile, begin + KV_TILE, params);
         commit_copies();
         multiply_values(state, scores, values, lane);
         begin += KV_TILE;
     } while (begin < tile.kv_end);
     u8* rows = queries + first_row * PITCH;  // only this warp ever reads them
     __syncwarp();
-    stage_output(state, rows, tile, first_row, lane, factor, params);
+    const PrefillTile done = IS_EVEN ? tile_anew(params) : tile;  // as registers allow
+    stage_output(state, rows, done, first_row, lane, score_factor(params), params);
     __syncwarp();
-    write_output(rows, tile, first_row, lane, params);
+    write_output(rows, done, first_row, lane, params);
 }

@@ -35,6 +35,8 @@ CASES = [
     prefill_case(64, 16, 6, 2, scalar=BF16, slopes=True),
     prefill_case(64, 16, 6, 2, slopes=True, softcap=3.0),
     prefill_case(256, 32, 2, 1, scalar=BF16),
+    prefill_case(128, 128, 2, 1, scalar=BF16, window=70),  # a page has several tiles of keys
+    prefill_case(128, 8, 4, 2, scalar=F16, window=37),
     prefill_case(80, 16, 2, 1, scalar=BF16, cache=FP8),
     prefill_case(64, 16, 1, 1, scalar=BF16, window=50),
     prefill_case(64, 16, 3, 3),
