@@ -56,11 +56,15 @@ _NOT_PREDICTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server tells of itself; engine: None for one whose metrics are not known here."""
+    """What a server tells of itself; engine: None for one whose metrics are not known here.
+
+    limits: of each of its ``num_engines`` data-parallel engines. cache: of all together.
+    """
 
     engine: str | None
     limits: ServerLimits
     cache: CacheConfig
+    num_engines: int = 1
 
     @staticmethod
     def of(address: ServerAddress, api_key: str | None) -> ServerFacts:
@@ -69,7 +73,7 @@ class ServerFacts:
         if reading is None:
             return ServerFacts(None, limits, CacheConfig())
         seats = ServerLimits(max_num_seqs=reading.max_num_seqs or reading.num_slots)
-        return ServerFacts(reading.engine, limits.filled_from(seats), reading.cache)
+        return ServerFacts(reading.engine, limits.filled_from(seats), reading.cache, reading.num_engines)
 
     def settings(self) -> dict[str, int | float | None]:
         """The settings that it tells, under vLLM's names; None for the others."""
@@ -84,6 +88,7 @@ class ServerFacts:
     def sentence(self) -> str:
         """``vllm 0.32.0: max_num_seqs 256, ...; 8,064 KV tokens``."""
         name = " ".join(filter(None, (self.engine or "an engine without known metrics", self.limits.version)))
+        name += f" x {self.num_engines} data-parallel" if self.num_engines > 1 else ""
         told = ", ".join(f"{name} {value:,}" for name, value in self.settings().items() if value is not None)
         tokens = self.cache.kv_cache_size_tokens
         held = f"{tokens:,} KV tokens" if tokens else ""

@@ -148,6 +148,7 @@ def _place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, _
         compute_capability=compute_capability(gpu),
     )
     found = predict(spec, settings, device)
+    groups = found.settings.serving.data_parallel_size
     deployment = Deployment(
         gpu=gpu.id,
         engine="kvplan",
@@ -157,10 +158,10 @@ def _place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, _
         activation_peak_bytes=found.activation_bytes,
         overhead_bytes=found.overhead_bytes + found.graph_bytes,
         kv_pool_bytes=found.kv_pool_bytes,
-        num_blocks=found.num_blocks,
+        num_blocks=groups * found.num_blocks,
         block_size=found.settings.serving.block_size,
-        kv_cache_tokens=found.kv_cache_tokens,
-        max_concurrency=found.max_concurrency,
+        kv_cache_tokens=groups * found.kv_cache_tokens,
+        max_concurrency=groups * found.max_concurrency,
         fits=found.outcome == "ok",
         limit=_kvplan_limit(found),
         kv_range=_kvplan_range(found),
@@ -173,18 +174,23 @@ def _kvplan_range(found: EnginePrediction) -> KvRange | None:
     if found.settings.device.kind != "cpu":
         return None
     pool, tokens, requests = found.kv_pool_bytes, found.kv_cache_tokens, found.max_concurrency
-    return KvRange((pool, pool), (tokens, tokens), (requests, requests), ())
+    one = KvRange((pool, pool), (tokens, tokens), (requests, requests), ())
+    return one.of_groups(found.settings.serving.data_parallel_size)
 
 
 def _kvplan_notes(found: EnginePrediction) -> tuple[str, ...]:
-    """What is not known beforehand of a GPU."""
+    """What several engines mean for the figures, and what is not known beforehand of a GPU."""
+    groups = found.settings.serving.data_parallel_size
+    each = (
+        () if groups == 1 else (f"{groups} engines: each holds {found.kv_cache_tokens:,} tokens of its own KV cache.",)
+    )
     if found.settings.device.kind == "cpu":
-        return ()
+        return each
     reserve = (
         f"{format_bytes(found.overhead_bytes, digits=0)} of the overhead is reserved for the driver and libraries. Not "
         "measured: the engine raises it at start-up where it finds more."
     )
-    return (reserve,) if found.graphs is None else (found.graphs.sentence(), reserve)
+    return (*each, reserve) if found.graphs is None else (*each, found.graphs.sentence(), reserve)
 
 
 def _kvplan_limit(found: EnginePrediction) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, cast
 from kvplan import __version__
 from kvplan.errors import KvplanError
 from kvplan.load.client.body import RequestForm
+from kvplan.load.observed.engines import engine_figures
 from kvplan.load.options import LoadOptions
 from kvplan.load.rows import LoadIdentity, LoadStep, record_of, row_before
 from kvplan.load.run import LoadRun, OnProgress, run_load
@@ -168,6 +169,7 @@ class _Session:
             objectives_ms={name: round(1000 * bound, 6) for name, bound in self.options.slo_seconds.items()},
             search=search,
             verdicts=[run.verdict.sentence for run in self.runs],
+            engines=[engine_figures(run.server) for run in self.runs],
             notes=self._notes(),
             interrupted=self.runs[-1].interrupted,
         )

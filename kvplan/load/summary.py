@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
+from kvplan.load.observed.engines import EngineFigures
 from kvplan.load.options import SearchRange
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import cell
@@ -47,20 +49,23 @@ def load_summary(
     objectives_ms: Mapping[str, float],
     search: SearchRange | None,
     verdicts: Sequence[str],
+    engines: Sequence[Mapping[str, EngineFigures]],
     notes: Sequence[str],
     interrupted: bool,
 ) -> dict[str, Any]:
     """Of at least one row.
 
     At the top the figures of the main run, number ``main_run`` of ``runs``: the last one, or in a search the largest
-    load within the service level. verdicts: what bound each of the rows, in a sentence. Keys that reports read are
+    load within the service level. verdicts: what bound each of the rows, in a sentence. engines: of each of the rows,
+    what each of several engines did. Keys that reports read are
     those of a sweep's summary.
     """
     found = None if search is None else _search_result(rows, objectives_ms, search)
     place = _main_place(rows, found)
     runs = [
-        {name: cell(row, name) for name in (*BENCH_KEYS, *_OWN_KEYS)} | {"verdict": sentence}
-        for row, sentence in zip(rows, verdicts, strict=True)
+        {name: cell(row, name) for name in (*BENCH_KEYS, *_OWN_KEYS)}
+        | {"verdict": sentence, "engines": {name: asdict(engine) for name, engine in each.items()}}
+        for row, sentence, each in zip(rows, verdicts, engines, strict=True)
     ]
     return {
         "schema": LOAD_SCHEMA,

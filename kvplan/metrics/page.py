@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan.metrics.histograms import Histogram, histogram_of
@@ -31,7 +31,10 @@ def read_page(text: str, seconds: float | None = None) -> ServerReading | None:
     samples = {wanted[name]: _distinct(kept) for name, kept in parse_samples(text, wanted).items()}
     page = _Page(names, samples)
     is_kvplan = names.engine == "vllm" and re.search(f"^{KVPLAN_PREFIX}", text, re.MULTILINE) is not None
-    return page.reading("kvplan" if is_kvplan else names.engine, time.perf_counter() if seconds is None else seconds)
+    engine: EngineName = "kvplan" if is_kvplan else names.engine
+    seconds = time.perf_counter() if seconds is None else seconds
+    whole = page.reading(engine, seconds)
+    return replace(whole, engines={name: each.reading(engine, seconds) for name, each in page.engines().items()})
 
 
 def _engine_of(text: str) -> tuple[MetricNames, str] | None:
@@ -56,6 +59,11 @@ def _distinct(samples: Sequence[Sample]) -> list[Sample]:
         if key not in first or rank < first[key][0]:
             first[key] = rank, sample
     return [sample for _, sample in first.values()]
+
+
+def _engine_label(sample: Sample) -> str | None:
+    """Of a data-parallel engine: vLLM's label ``engine``, SGLang's ``dp_rank``."""
+    return sample.labels.get("engine") or sample.labels.get("dp_rank")
 
 
 def _rank(text: str) -> int:
@@ -119,9 +127,21 @@ class _Page:
         return None
 
     def _num_engines(self) -> int:
-        """Data-parallel engines: vLLM's label ``engine``, SGLang's ``dp_rank``."""
-        samples = self._of(self.names.num_running)
-        return max(1, len({sample.labels.get("engine") or sample.labels.get("dp_rank") for sample in samples}))
+        return max(1, len({_engine_label(sample) for sample in self._of(self.names.num_running)}))
+
+    def engines(self) -> dict[str, _Page]:
+        """Each data-parallel engine's own samples, by its number; empty where there is one engine."""
+        names = {label for sample in self._of(self.names.num_running) if (label := _engine_label(sample)) is not None}
+        if len(names) < 2:
+            return {}
+        return {name: _Page(self.names, self._samples_of(name)) for name in sorted(names, key=_rank)}
+
+    def _samples_of(self, engine: str) -> Samples:
+        kept = {
+            name: [sample for sample in found if _engine_label(sample) == engine]
+            for name, found in self.samples.items()
+        }
+        return {name: samples for name, samples in kept.items() if samples}
 
     def _model_names(self) -> tuple[str, ...]:
         samples = self._of(self.names.num_running)

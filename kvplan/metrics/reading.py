@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from kvplan.metrics.histograms import Histogram
@@ -39,7 +39,8 @@ class ServerReading:
     ``prefix_unit``, because vLLM 0.8 and TensorRT-LLM count blocks. prefix_cache_hit_rate: a gauge, where an engine has
     no counters. num_finished: requests by the reason they finished for ("all" where the engine does not say).
     iteration_tokens: tokens of each engine step. max_num_seqs: where the page says it. kv_cache_used_tokens: as told.
-    num_slots, slot_tokens: llama.cpp's places for sequences, and the longest sequence that one takes.
+    num_slots, slot_tokens: llama.cpp's places for sequences, and the longest sequence that one takes. engines: where
+    there are several, what each of them says, by its number.
     """
 
     engine: EngineName
@@ -74,13 +75,14 @@ class ServerReading:
     decode_time: Histogram | None = None
     iteration_tokens: Histogram | None = None
     cache: CacheConfig = CacheConfig()
+    engines: Mapping[str, ServerReading] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Every field by name; histograms as mean, count and percentiles, because JSON has no infinity."""
-        return {
-            name: histogram_json(value) if isinstance(value := getattr(self, name), Histogram) else plain
-            for name, plain in asdict(self).items()
+        plain = asdict(replace(self, engines={})) | {
+            name: histogram_json(value) for name in HISTOGRAMS if (value := getattr(self, name)) is not None
         }
+        return plain | {"engines": {name: engine.as_json() for name, engine in self.engines.items()}}
 
 
 HISTOGRAMS = ("ttft", "itl", "tpot", "e2e_latency", "queue_time", "prefill_time", "decode_time", "iteration_tokens")

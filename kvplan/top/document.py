@@ -42,7 +42,8 @@ def _server(row: ServerRow) -> dict[str, Any]:
 
 def _without_clock(reading: dict[str, Any]) -> dict[str, Any]:
     """``seconds`` counts from a moment that only this process knows."""
-    return {name: value for name, value in reading.items() if name not in ("seconds", "engine")}
+    kept = {name: value for name, value in reading.items() if name not in ("seconds", "engine")}
+    return kept | {"engines": {name: _without_clock(each) for name, each in reading["engines"].items()}}
 
 
 def _ranges(window: object) -> dict[str, dict[str, list[float | None]]]:

@@ -54,7 +54,7 @@ class Room:
 
 def room_for(context_tokens: int, reading: ServerReading, limits: ServerLimits, spec: ModelSpec | None) -> Room | None:
     """None where the server does not tell how large or how full its pool is."""
-    seats = reading.max_num_seqs or limits.max_num_seqs
+    seats = seats_of(reading, limits)
     by_seats = None if seats is None or reading.num_running is None else max(0, seats - int(reading.num_running))
     sized = _blocks_per_sequence(context_tokens, reading, spec)
     if sized is not None and reading.cache.num_blocks and reading.kv_cache_usage is not None:
@@ -66,6 +66,13 @@ def room_for(context_tokens: int, reading: ServerReading, limits: ServerLimits, 
         by_kv = engines * int((free + 0.5) // blocks)
         return Room(context_tokens, by_kv, by_seats, engines * int(usable // blocks), blocks, basis)
     return _by_slots(context_tokens, reading) or _by_tokens(context_tokens, reading, by_seats)
+
+
+def seats_of(reading: ServerReading, limits: ServerLimits) -> int | None:
+    """Sequences that may run at once, of all data-parallel engines together: settings are those of each."""
+    if reading.max_num_seqs:
+        return reading.max_num_seqs
+    return None if limits.max_num_seqs is None else limits.max_num_seqs * max(1, reading.num_engines)
 
 
 def _by_slots(context_tokens: int, reading: ServerReading) -> Room | None:

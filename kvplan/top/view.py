@@ -12,7 +12,7 @@ from kvplan.metrics.histograms import Histogram
 from kvplan.metrics.reading import ServerReading
 from kvplan.metrics.window import WindowFigures
 from kvplan.top.gpus import GpuState
-from kvplan.top.room import Room
+from kvplan.top.room import Room, seats_of
 from kvplan.top.snapshot import ServerRow, Snapshot
 from kvplan.top.watch import ServerState
 from kvplan.units import GIB, format_tokens
@@ -34,7 +34,7 @@ def screen(snapshot: Snapshot, *, width: int, height: int | None, title: str) ->
     """The whole screen, at most ``width`` characters wide. height: None for as many lines as it takes."""
     gpus = [_gpu_line(gpu) for gpu in snapshot.gpus]
     room = None if height is None else height - len(gpus) - 2
-    is_small = room is not None and len(snapshot.rows) * _BLOCK_LINES > room
+    is_small = room is not None and sum(map(_num_lines, snapshot.rows)) > room
     lines: list[Text] = [Text(title, style=_DIM)]
     if is_small:
         lines += [_small_head(width), *(_small_row(row, width) for row in snapshot.rows)]
@@ -51,6 +51,11 @@ def screen(snapshot: Snapshot, *, width: int, height: int | None, title: str) ->
 # ---- one server as a block
 
 
+def _num_lines(row: ServerRow) -> int:
+    """Of its block, at most."""
+    return _BLOCK_LINES + (len(row.state.reading.engines) if row.state.reading else 0)
+
+
 def _block(row: ServerRow, width: int) -> Iterator[Text]:
     state = row.state
     yield _heading(row)
@@ -64,6 +69,8 @@ def _block(row: ServerRow, width: int) -> Iterator[Text]:
     for line in (_queue_line(row, reading), *_rate_lines(reading, state.window), *_latency_lines(state.window)):
         line.stylize(style)
         yield line
+    for name, engine in reading.engines.items():
+        yield _engine_line(name, engine)
 
 
 def _heading(row: ServerRow) -> Text:
@@ -125,7 +132,7 @@ def _room_text(room: Room) -> Text:
 
 def _queue_line(row: ServerRow, reading: ServerReading) -> Text:
     window = row.state.window
-    seats = reading.max_num_seqs or row.state.limits.max_num_seqs
+    seats = seats_of(reading, row.state.limits)
     of_seats = f"/{seats:,}" if seats else ""
     line = Text(f"  running {_count(reading.num_running)}{of_seats}{_GAP}waiting {_count(reading.num_waiting)}")
     reasons = [f"{count:,.0f} {reason}" for reason, count in reading.waiting_by_reason.items() if count]
@@ -137,6 +144,19 @@ def _queue_line(row: ServerRow, reading: ServerReading) -> Text:
             line.append(f" +{window.num_preemptions:,.0f}", style=_WARNING)
     rate = _hit_rate(reading, window)
     return line if rate is None else line.append(f"{_GAP}prefix hits {100 * rate:.0f} %")
+
+
+def _engine_line(name: str, reading: ServerReading) -> Text:
+    """One of several data-parallel engines, as it is now."""
+    line = Text(f"  engine {name}  ")
+    if reading.kv_cache_usage is not None:
+        line.append_text(_bar(reading.kv_cache_usage, _SMALL_BAR_CELLS)).append(
+            f" {100 * reading.kv_cache_usage:5.1f} %"
+        )
+    line.append(f"{_GAP}running {_count(reading.num_running)}{_GAP}waiting {_count(reading.num_waiting)}")
+    if reading.num_preemptions is not None:
+        line.append(f"{_GAP}preemptions {reading.num_preemptions:,.0f}")
+    return line
 
 
 def _hit_rate(reading: ServerReading, window: WindowFigures | None) -> float | None:

@@ -72,6 +72,16 @@ def test_a_deployment_counts_the_tokens_of_all_groups() -> None:
     assert any("4 data-parallel groups" in note for note in four.notes)
 
 
+def test_engines_of_kvplan_hold_the_whole_model_each() -> None:
+    model, engine = resolve_model("mixtral-8x7b"), EngineChoice("kvplan")
+    one = place(model, H200, engine, ServingSettings(max_model_len=8192))
+    four = place(model, H200, engine, ServingSettings(max_model_len=8192, data_parallel_size=4))
+    for name in ("num_blocks", "kv_cache_tokens", "max_concurrency"):
+        assert getattr(four.deployment, name) == 4 * getattr(one.deployment, name), name
+    assert four.deployment.weight_bytes == one.deployment.weight_bytes
+    assert f"4 engines: each holds {one.deployment.kv_cache_tokens:,} tokens of its own KV cache." in four.notes
+
+
 def test_slices_of_8_bit_experts_must_be_whole_blocks() -> None:
     """Qwen3-235B-A22B-FP8 on 8 GPUs: vLLM stops with "192 is not divisible by weight quantization block_n = 128"."""
     with pytest.raises(UsageError, match="192 wide") as caught:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from fake_server import FakeServer, running
 from load_helpers import load, record
-from metric_pages import vllm_page
+from metric_pages import VLLM_LABELS, vllm_page
 
 from kvplan.load.client.body import RequestForm
+from kvplan.load.observed.engines import engine_figures
 from kvplan.load.observed.figures import MeasuredRun, client_figures, resolved_percentile, server_figures
 from kvplan.load.observed.health import ClientHealth, HealthMeter, bound_reasons, client_health
 from kvplan.load.observed.monitor import ServerView
@@ -54,6 +55,23 @@ def test_preemptions_with_a_queue_are_bound_by_kv_even_between_readings_of_a_ful
 def test_a_queue_before_full_seats_is_bound_by_them() -> None:
     assert verdict(HEALTHY, view(*[reading(running=16)] * 4, max_num_seqs=16)).bound_by == "seats"
     assert verdict(HEALTHY, view(*[reading(running=9)] * 4, max_num_seqs=16)).bound_by == "compute"
+
+
+def test_engines_behind_one_address_are_told_apart() -> None:
+    """What happened to each while the load ran, beside their sum."""
+    labels = [VLLM_LABELS.replace('"0"', f'"{number}"') for number in range(2)]
+
+    def pair(usage: float, preemptions: int) -> ServerReading:
+        page = vllm_page(labels=labels[0], usage=usage, running=3)
+        found = read_page(page + vllm_page(labels=labels[1], usage=0.1, running=1, preemptions=preemptions))
+        assert found is not None
+        return found
+
+    idle, busy = engine_figures(view(pair(0.2, 0), pair(0.6, 4))).values()
+    assert (idle.kv_usage_max, idle.max_running, idle.num_preemptions) == (0.6, 3, 0)
+    assert (busy.kv_usage_max, busy.max_running, busy.num_preemptions) == (0.1, 1, 4)
+    assert engine_figures(view(reading(), reading())) == {}
+    assert engine_figures(view()) == {}
 
 
 def test_seats_that_nobody_tells_show_as_a_plateau() -> None:

@@ -80,6 +80,21 @@ def test_data_parallel_engines_are_added_and_the_fullest_pool_is_kept() -> None:
     assert (reading.num_engines, reading.num_running) == (2, 8)
     assert (reading.kv_cache_usage, reading.kv_cache_usage_highest) == (pytest.approx(0.70), 0.98)
     assert reading.ttft is not None and reading.ttft.count == 2
+    assert list(reading.engines) == ["0", "1"]
+    for engine, usage, running in zip(reading.engines.values(), (0.42, 0.98), (3, 5), strict=True):
+        assert (engine.num_engines, engine.kv_cache_usage, engine.num_running) == (1, usage, running)
+        assert engine.ttft is not None and engine.ttft.count == 1
+        assert engine.seconds == reading.seconds and not engine.engines
+    assert reading.as_json()["engines"]["1"]["ttft"]["count"] == 1
+
+
+def test_one_engine_is_not_listed_by_itself() -> None:
+    assert read(vllm_page()).engines == {}
+
+
+def test_engines_are_in_the_order_of_their_numbers() -> None:
+    pages = [vllm_page(labels=VLLM_LABELS.replace('"0"', f'"{number}"')) for number in (10, 9, 2)]
+    assert list(read("".join(pages)).engines) == ["2", "9", "10"]
 
 
 def test_a_page_with_kvplans_own_metrics_is_kvplans() -> None:

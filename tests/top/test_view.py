@@ -147,7 +147,14 @@ def test_data_parallel_engines_show_the_fullest_and_say_that_room_is_counted_in_
         "  KV  ████████████████▊░░░░░░░  70.0 % (fullest 90 %) of 120,000 tokens",
         "  room  ~+4 of 14 x 8k",
         "  running 8   waiting 3",
+        "  engine 0  ████░░░░  50.0 %   running 3   waiting 1",
+        "  engine 1  ███████▎  90.0 %   running 5   waiting 2",
     ]
+
+
+def test_seats_are_those_of_each_data_parallel_engine() -> None:
+    state = ServerState("http://h:30000", reading_at(0.0, SGLANG_PAGE), limits=ServerLimits(max_num_seqs=6))
+    assert "  running 8/12   waiting 3" in lines_of(make_snapshot([state], contexts=(8192,)))
 
 
 def test_a_gpu_line_leaves_out_what_the_driver_does_not_tell() -> None:

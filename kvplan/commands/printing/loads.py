@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvplan.commands.printing.render import print_json, print_table
+from kvplan.load.observed.engines import EngineFigures, engine_figures
 from kvplan.load.options import LoadOptions
 from kvplan.load.run import LoadRun, OnProgress, Progress
 from kvplan.load.self_test import Ceiling
@@ -179,6 +180,7 @@ def _print_run(row: Row, run: LoadRun) -> None:
     since = "from the schedule" if run.measured.is_open else "from sending"
     print_table(f"Latency in ms, {since}", ["", *_STATISTICS], rows, text_columns=(0,))
     _print_server(row)
+    _print_engines(engine_figures(run.server))
     counted = _COUNTED_BY.get(row["token_source"] or "", "not at all")
     chunks = "" if row["chunks_per_token"] is None else f", {row['chunks_per_token']:.2f} chunks per token"
     several = run.health.num_processes
@@ -210,6 +212,24 @@ def _print_server(row: Row) -> None:
             parts.append(text.format(factor * value))
     version = f" {row['engine_version']}" if row["engine_version"] else ""
     print(f"\nServer ({row['engine']}{version}): {', '.join(parts)}")
+
+
+def _print_engines(engines: Mapping[str, EngineFigures]) -> None:
+    """Beside their sum, where there are several."""
+    for name, engine in engines.items():
+        parts = [
+            text.format(factor * value)
+            for value, text, factor in (
+                (engine.generation_tokens, "{:,.0f} tokens", 1.0),
+                (engine.kv_usage_max, "KV cache {:.0f} % full at most", 100.0),
+                (engine.max_running, "{:.0f} running", 1.0),
+                (engine.max_waiting, "{:.0f} waiting at most", 1.0),
+                (engine.num_preemptions, "{:,.0f} preemptions", 1.0),
+                (engine.prefix_hit_rate, "{:.0f} % of prompt tokens from the prefix cache", 100.0),
+            )
+            if value is not None
+        ]
+        print(f"  engine {name}: {', '.join(parts)}")
 
 
 def _figure(row: Row, name: str) -> str:

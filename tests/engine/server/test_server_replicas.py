@@ -18,7 +18,11 @@ from storms import storm
 from streams import NUM_STREAMS, PROMPTS, all_streamed
 from transformers import LlamaForCausalLM
 
+from kvplan.catalog.models import resolve_model
+from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.metrics.page import read_page
+from kvplan.settings import ServingSettings
 from kvplan_engine import LLM, SamplingParams
 
 pytestmark = pytest.mark.xdist_group("server-replicas")
@@ -115,6 +119,15 @@ def test_metrics_and_server_info_tell_the_engines_apart(pair: ServerProcess) -> 
     assert reading is not None and reading.num_engines == 2
     assert reading.cache.num_blocks == sum(engine["memory"]["num_blocks"] for engine in info["engines"])
     assert reading.cache.kv_cache_size_tokens == 2 * pair.get("/v1/runtime_config").json["kv_cache_size_tokens"]
+
+
+def test_both_pools_are_as_large_as_predicted(pair: ServerProcess, long_model_path: Path) -> None:
+    settings = ServingSettings(
+        dtype="float32", max_num_seqs=32, enable_lora=True, data_parallel_size=2, device_memory_bytes=256 * 1024**2
+    )
+    found = predict(resolve_model(str(long_model_path)), settings, EngineDevice(256 * 1024**2, "cpu"))
+    assert [engine["memory"]["num_blocks"] for engine in pair.engines()] == [found.num_blocks] * 2
+    assert pair.get("/v1/runtime_config").json["kv_cache_size_tokens"] == found.kv_cache_tokens
 
 
 def test_settings_change_in_both_engines_or_in_none(pair: ServerProcess) -> None:
