@@ -29,6 +29,37 @@ constexpr int STAGE_BYTES = TILE * (KEY_PITCH + VALUE_PITCH);
 
 static_assert(STAGES >= 2 && VALUE_PITCH >= ROW_BYTES && sizeof(Scalar) == 2);
 
+// What products take. For a cache of fp8 it is float16 whatever the queries are, where one instruction converts two of its
+// values (sm_89 and newer): e4m3 is exact in it, and so is a bfloat16 query from 2^-14 to 65504.
+constexpr bool TAKES_HALVES = sizeof(Cache) == 1 && KVPLAN_ARCH >= 890;
+template <bool>
+struct OfProducts {
+    using Type = Scalar;
+};
+template <>
+struct OfProducts<true> {
+    using Type = float16;
+};
+using Product = OfProducts<TAKES_HALVES>::Type;
+
+// Two values of fp8, in the low 16 bits, as a pair of Product.
+KVPLAN_INLINE u32 pair_from_float8(u32 two) {
+#if KVPLAN_ARCH >= 890 && !defined(KVPLAN_HOST)
+    u32 result;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(u16(two)));
+    return result;
+#else
+    return Pair<Product>::from_float8(two);
+#endif
+}
+
+// Two elements of a query as a pair of Product; those beyond its range become the largest there is.
+KVPLAN_INLINE u32 pair_from_query(u32 two) {
+    if constexpr (!TAKES_HALVES) return two;
+    const float low = to_float(Scalar{u16(two)}), high = to_float(Scalar{u16(two >> 16)});
+    return Pair<Product>::pack(fminf(fmaxf(low, -65504.0f), 65504.0f), fminf(fmaxf(high, -65504.0f), 65504.0f));
+}
+
 // What one warp knows of its place.
 struct WarpState {
     float largest[COLUMN_TILES][2];  // of heads 8 n + 2 t and + 1, base 2
@@ -39,7 +70,7 @@ struct WarpState {
 // The row of a K tile that lane group g reads: rows of neighbouring groups are 4 apart and so in different banks.
 KVPLAN_INLINE int key_row(int g) { return g / 2 + g % 2 * 4; }
 
-// COUNT neighbouring elements of a shared row as COUNT / 2 packed pairs of Scalar.
+// COUNT neighbouring elements of a shared row as COUNT / 2 packed pairs of Product.
 template <int COUNT>
 KVPLAN_INLINE void load_pairs(u32 (&pairs)[COUNT / 2], const u8* row, int element) {
     const u8* address = row + element * int(sizeof(Cache));
@@ -64,7 +95,7 @@ KVPLAN_INLINE void load_pairs(u32 (&pairs)[COUNT / 2], const u8* row, int elemen
             raw[0] = load_vector<u16>(address);
         }
         KVPLAN_UNROLL
-        for (int i = 0; i < COUNT / 2; ++i) pairs[i] = Pair<Scalar>::from_float8(raw[i / 2] >> i % 2 * 16);
+        for (int i = 0; i < COUNT / 2; ++i) pairs[i] = pair_from_float8(raw[i / 2] >> i % 2 * 16);
     }
 }
 
@@ -121,7 +152,7 @@ KVPLAN_INLINE void load_query(u32 (&query)[COLUMN_TILES][K_STEPS][2], const Scal
         for (int s = 0; s < K_STEPS; ++s) {
             const int element = s / 2 * 2 == K_STEPS - 1 ? 16 * s + 4 * t : s / 2 * 32 + 8 * t + s % 2 * 4;
             const uint2 four = wanted ? load_vector<uint2>(row + element) : uint2{0, 0};
-            query[n][s][0] = four.x, query[n][s][1] = four.y;
+            query[n][s][0] = pair_from_query(four.x), query[n][s][1] = pair_from_query(four.y);
         }
     }
 }
@@ -141,7 +172,7 @@ KVPLAN_INLINE void multiply_keys(float (&scores)[COLUMN_TILES][4], const u32 (&q
         for (int half = 0; half < 2; ++half) {
             const u32 a[4] = {up[2 * half], low[2 * half], up[2 * half + 1], low[2 * half + 1]};
             KVPLAN_UNROLL
-            for (int n = 0; n < COLUMN_TILES; ++n) multiply_accumulate<Scalar>(scores[n], a, query[n][s + half]);
+            for (int n = 0; n < COLUMN_TILES; ++n) multiply_accumulate<Product>(scores[n], a, query[n][s + half]);
         }
     }
     if constexpr (K_STEPS % 2 == 1) {
@@ -150,7 +181,7 @@ KVPLAN_INLINE void multiply_keys(float (&scores)[COLUMN_TILES][4], const u32 (&q
         load_pairs<4>(low, lower, 16 * (K_STEPS - 1) + 4 * t);
         const u32 a[4] = {up[0], low[0], up[1], low[1]};
         KVPLAN_UNROLL
-        for (int n = 0; n < COLUMN_TILES; ++n) multiply_accumulate<Scalar>(scores[n], a, query[n][K_STEPS - 1]);
+        for (int n = 0; n < COLUMN_TILES; ++n) multiply_accumulate<Product>(scores[n], a, query[n][K_STEPS - 1]);
     }
 }
 
@@ -184,8 +215,8 @@ KVPLAN_INLINE void update_softmax(WarpState& state, float (&scores)[COLUMN_TILES
             KVPLAN_UNROLL
             for (int m = 0; m < K_STEPS; ++m) state.sums[n][m][e] *= rescale, state.sums[n][m][e + 2] *= rescale;
         }
-        weights[n][0] = transpose_8x8(Pair<Scalar>::pack(p[0], p[1]));
-        weights[n][1] = transpose_8x8(Pair<Scalar>::pack(p[2], p[3]));
+        weights[n][0] = transpose_8x8(Pair<Product>::pack(p[0], p[1]));
+        weights[n][1] = transpose_8x8(Pair<Product>::pack(p[2], p[3]));
     }
 }
 
@@ -205,7 +236,7 @@ KVPLAN_INLINE void multiply_values(WarpState& state, const u32 (&weights)[COLUMN
                           low_halves(rows[2][i], rows[3][i]), high_halves(rows[2][i], rows[3][i])};
         KVPLAN_UNROLL
         for (int n = 0; n < COLUMN_TILES; ++n)
-            multiply_accumulate<Scalar>(state.sums[n][first_tile + i], a, weights[n]);
+            multiply_accumulate<Product>(state.sums[n][first_tile + i], a, weights[n]);
     }
 }
 

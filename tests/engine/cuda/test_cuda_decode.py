@@ -135,3 +135,13 @@ def test_fp8_scales_are_applied() -> None:
     halved.query.mul_(0.5)
     attend(CudaBackend(EmulatedRuntime()), case, halved)
     assert torch.allclose(sharper.out.float(), halved.out.float(), atol=1e-3)
+
+
+def test_queries_beyond_float16_stay_finite_over_a_cache_of_fp8() -> None:
+    """Products are in float16 then, whose largest number is 65504."""
+    case = decode_case(64, 16, 3, 1, scalar=BF16, cache=FP8)
+    batch = build_batch(case)
+    batch.query.mul_(1e6)
+    attend(CudaBackend(EmulatedRuntime()), case, batch)
+    assert batch.out.isfinite().all()
+    assert batch.out.abs().max() <= 448
