@@ -4,6 +4,8 @@
     --held-out FILE     further rows with the same columns, scored and printed apart
     --calibration NAME  as in `kvplan plan`: a measured profile, or none for the data sheets alone
     --grades AB         grades that are scored (default A and B)
+    --leave-out WHAT    gpu: each row without the tables of its own GPU (those of the most alike one are scaled, else
+                        its data sheet); model: intervals learned without rows of its model, instead of its source
     --write-intervals   keep the intervals of these rows as those that `kvplan plan` shows
     --rows              one line per row, the worst TPOT first
     --reasons           why rows are not scored
@@ -24,10 +26,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
-from kvplan.catalog.devices.measured import load_measured  # noqa: E402
+from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured  # noqa: E402
 from kvplan.catalog.published_errors import FILE  # noqa: E402
+from kvplan.errors import KvplanError  # noqa: E402
 from kvplan.paths import profiles_dir  # noqa: E402
-from published_speeds.intervals import held_out, write_intervals  # noqa: E402
+from published_speeds.intervals import held_out, source_of, write_intervals  # noqa: E402
+from published_speeds.models import gpu_named  # noqa: E402
 from published_speeds.rows import PUBLISHED, PublishedRow, read_rows  # noqa: E402
 from published_speeds.scores import FIGURES, RowScore, grouped, score_row, summarize  # noqa: E402
 
@@ -44,15 +48,16 @@ _GROUPINGS: tuple[tuple[str, Callable[[RowScore], str]], ...] = (
 def main() -> None:
     arguments = _parser().parse_args()
     measured = load_measured(arguments.calibration)
+    left_out = arguments.leave_out
     for path in (arguments.csv, *arguments.held_out):
         rows = read_rows(path)
         asked = [row for row in rows if isinstance(row, str) or row.grade in arguments.grades]
-        results = [row if isinstance(row, str) else score_row(row, measured) for row in asked]
+        results = [row if isinstance(row, str) else score_row(row, _known(row, measured, left_out)) for row in asked]
         scores = [result for result in results if isinstance(result, RowScore)]
         if path == arguments.csv:
             if arguments.write_intervals:
                 write_intervals(scores, profiles_dir() / FILE)
-            scores = held_out(scores)
+            scores = held_out(scores, (lambda each: each.row.text["model"]) if left_out == "model" else source_of)
         reasons = [result for result in results if isinstance(result, str)]
         print(f"{path.name}: {len(rows)} rows, {len(scores)} scored (grades {', '.join(arguments.grades)})")
         if arguments.reasons:
@@ -63,12 +68,24 @@ def main() -> None:
             print_groups(name, grouped(scores, key))
 
 
+def _known(row: PublishedRow, measured: MeasuredProfiles, left_out: str | None) -> MeasuredProfiles:
+    """The profiles, without those of the row's GPU where these are left out."""
+    if left_out != "gpu":
+        return measured
+    try:
+        own = gpu_named(row.text["gpu"]).id
+    except KvplanError:
+        return measured
+    return MeasuredProfiles(tuple(each for each in measured.profiles if each.device_name != own))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, default=PUBLISHED)
     parser.add_argument("--held-out", type=Path, nargs="*", default=[])
     parser.add_argument("--calibration")
     parser.add_argument("--grades", default="AB")
+    parser.add_argument("--leave-out", choices=("gpu", "model"))
     parser.add_argument("--write-intervals", action="store_true")
     parser.add_argument("--rows", action="store_true")
     parser.add_argument("--reasons", action="store_true")

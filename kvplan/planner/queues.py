@@ -64,7 +64,8 @@ def _rules(deployment: Deployment, workload: Workload) -> SchedulingRules:
     prediction = deployment.prediction
     tokens = deployment.capacity.average_sequences * workload.average_context
     rules = vllm_rules(prediction.settings.serving, vllm_release(prediction.version), tokens)
-    return rules.over_groups(deployment.choice.layout.data_parallel_size)
+    layout = deployment.choice.layout
+    return rules.over_groups(layout.data_parallel_size, layout.pipeline_parallel_size)
 
 
 def queues_document(found: Queues | None) -> dict[str, Any] | None:

@@ -58,3 +58,13 @@ def test_a_source_is_held_out_of_its_own_interval() -> None:
     found = held_out(scores)
     assert all(not each.figures["tpot"].is_held for each in found if each.row.source == odd)
     assert {each.row.id for each in found} == {each.row.id for each in scores}
+
+
+def test_intervals_are_held_out_by_whatever_is_asked_for() -> None:
+    """By the one row that is odd: all others keep an interval that it has no part in."""
+    scores = _scores(20, 4)
+    odd = scores[0].row.id
+    scores[0].figures["tpot"] = Compared(100.0, Figure(10, 10, 10))  # type: ignore[index]
+    found = {each.row.id: each.figures["tpot"] for each in held_out(scores, lambda each: str(each.row.id == odd))}
+    assert not found[odd].is_held
+    assert max(each.predicted.high for name, each in found.items() if name == odd) < 15

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, cast
@@ -84,12 +84,16 @@ def _quantiles(errors: Sequence[LogError], tail: float) -> tuple[float, float]:
     return percentile(ordered, tail), percentile(ordered, 1 - tail)
 
 
-def held_out(scores: Sequence[RowScore]) -> list[RowScore]:
-    """The scores, each with the interval that its source had no part in; without one as it is."""
+def source_of(score: RowScore) -> str:
+    return score.row.source
+
+
+def held_out(scores: Sequence[RowScore], key: Callable[[RowScore], str] = source_of) -> list[RowScore]:
+    """The scores, each with the interval that rows of its ``key`` had no part in; without one as it is."""
     found: list[RowScore] = []
-    for source in sorted({score.row.source for score in scores}):
-        known = fit_intervals(score for score in scores if score.row.source != source)
-        found += [_with_intervals(score, known) for score in scores if score.row.source == source]
+    for group in sorted({key(score) for score in scores}):
+        known = fit_intervals(score for score in scores if key(score) != group)
+        found += [_with_intervals(score, known) for score in scores if key(score) == group]
     return found
 
 

@@ -13,6 +13,7 @@ from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
 from kvplan.estimate.speed.queueing.rules import SchedulingRules, sglang_rules, trtllm_rules, vllm_rules
 from kvplan.estimate.trtllm import predict_trtllm
 from kvplan.estimate.vllm.prediction import VllmPrediction
+from kvplan.units import GIB
 from published_speeds.rows import PublishedRow
 from published_speeds.settings import Deployed
 
@@ -71,10 +72,18 @@ def _lengths(row: PublishedRow) -> tuple[Lengths, Lengths]:
     return Lengths(row.input_tokens), Lengths(row.output_tokens)
 
 
-def pool_tokens(found: Deployed, vllm_tokens: float) -> float:
-    """Tokens of all groups' pools, by the engine's own memory model; ``vllm_tokens`` are vLLM's."""
+_STATED_POOL: Final = re.compile(r"KV cache ([\d.]+) GiB per GPU")
+
+
+def pool_tokens(row: PublishedRow, found: Deployed, start: VllmPrediction, vllm_tokens: float) -> float:
+    """Tokens of all groups' pools: as many as the row's bytes hold, else by the engine's own memory model.
+
+    ``vllm_tokens``: those of vLLM's ``start``.
+    """
     groups, gpu = found.choice.layout.data_parallel_size, found.choice.gpu
     tokens = vllm_tokens
+    if stated := _STATED_POOL.search(row.notes):
+        return tokens * float(stated.group(1)) * GIB / max(start.rank.available_kv_bytes, 1)
     with contextlib.suppress(KvplanError):
         if found.engine == "SGLang":
             tokens = groups * predict_sglang(found.spec, gpu, found.settings).kv_cache_tokens
@@ -85,7 +94,7 @@ def pool_tokens(found: Deployed, vllm_tokens: float) -> float:
 
 def engine_rules(found: Deployed, start: VllmPrediction, pool_tokens: float) -> SchedulingRules:
     """Of the row's engine."""
-    groups, asked = found.choice.layout.data_parallel_size, found.settings
+    layout, asked = found.choice.layout, found.settings
     if found.engine == "SGLang":
         chunk = asked.max_num_batched_tokens or chunked_prefill_tokens(found.choice.gpu.memory_bytes)
         rules = sglang_rules(chunk, pool_tokens, asked.max_num_seqs)
@@ -93,4 +102,4 @@ def engine_rules(found: Deployed, start: VllmPrediction, pool_tokens: float) -> 
         rules = trtllm_rules(pool_tokens, asked.max_num_seqs, asked.max_num_batched_tokens)
     else:
         rules = vllm_rules(start.settings.serving, vllm_release(found.version), pool_tokens)
-    return rules.over_groups(groups)
+    return rules.over_groups(layout.data_parallel_size, layout.pipeline_parallel_size)

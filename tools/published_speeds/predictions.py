@@ -51,7 +51,7 @@ def predict(row: PublishedRow, found: Deployed, measured: MeasuredProfiles) -> P
     _check_pool(row, start)
     model = speed_model(trial, found.choice, start)
     tokens = capacity_of(trial, found.choice, start).average_sequences * found.workload.average_context
-    pool = pool_tokens(found, tokens)
+    pool = pool_tokens(row, found, start, tokens)
     played = play(played_load(row, found.replicas, pool), engine_rules(found, start, pool), model.steps)
     return _figures(row, played, found, model.origin)
 

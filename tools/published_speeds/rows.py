@@ -69,10 +69,11 @@ class PublishedRow:
 def read_rows(path: Path = PUBLISHED) -> list[PublishedRow | str]:
     """All rows in order; the id and a reason in words for one that lacks what a prediction needs."""
     with path.open(encoding="utf-8", newline="") as file:
-        return [_row(text) for text in csv.DictReader(file)]
+        return [parse_row(text) for text in csv.DictReader(file)]
 
 
-def _row(text: Mapping[str, str]) -> PublishedRow | str:
+def parse_row(text: Mapping[str, str]) -> PublishedRow | str:
+    """One line, by column; the reason in words where it lacks what a prediction needs."""
     input_tokens, output_tokens = _number(text["input_len"]), _number(text["output_len"])
     if not input_tokens or not output_tokens:
         return f"{text['id']}: lengths are not stated"

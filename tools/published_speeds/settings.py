@@ -55,7 +55,7 @@ def deployed(row: PublishedRow) -> Deployed:
         raise UsageError(f"the engine is {engine}")
     weights = _weights(row.text["model"], row.text["quantization"])
     layout, replicas = _layout(row, weights.spec)
-    kv_cache_dtype = row.text["kv_cache_dtype"] or "auto"
+    kv_cache_dtype = row.text["kv_cache_dtype"] or _cache_of_checkpoint(row)
     return Deployed(
         engine=engine,
         version=_version(row.text["engine_version"]) if engine == "vLLM" else "latest",
@@ -64,6 +64,12 @@ def deployed(row: PublishedRow) -> Deployed:
         settings=_settings(row, layout, kv_cache_dtype),
         workload=_workload(row, replicas),
     )
+
+
+def _cache_of_checkpoint(row: PublishedRow) -> str:
+    """NVIDIA's 8- and 4-bit checkpoints ask for K and V in fp8 (hf_quant_config.json), and TensorRT-LLM does so."""
+    is_told = row.text["model"].startswith("nvidia/") and row.text["quantization"].startswith(("fp8", "nvfp4"))
+    return "fp8" if is_told and row.text["engine"] == "TensorRT-LLM" else "auto"
 
 
 def _gpu(row: PublishedRow) -> GpuProfile:

@@ -65,12 +65,15 @@ class SchedulingRules:
     schedules_ahead: bool = False
     front_end: FrontEnd = NO_FRONT_END
 
-    def over_groups(self, count: int) -> SchedulingRules:
-        """Of ``count`` data-parallel groups with these seats and this budget each; ``pool_tokens`` is that of all."""
+    def over_groups(self, count: int, stages: int = 1) -> SchedulingRules:
+        """Of ``count`` data-parallel groups with these seats and this budget each; ``pool_tokens`` is that of all.
+
+        A pass through ``stages`` pipeline stages is one step here: each of its micro-batches has the budget.
+        """
         return replace(
             self,
             max_num_seqs=self.max_num_seqs * count,
-            max_num_batched_tokens=self.max_num_batched_tokens * count,
+            max_num_batched_tokens=self.max_num_batched_tokens * count * stages,
         )
 
 

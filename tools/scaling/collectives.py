@@ -1,0 +1,57 @@
+"""The all-reduce model of a plan beside what nccl-tests printed elsewhere (bus bandwidths, and times of messages)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
+from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.estimate.speed.clocks import BEST, USUAL
+from kvplan.estimate.speed.collectives import LinkEfficiency, link_between
+from kvplan.estimate.speed.rank_step import KernelSpeed
+
+_LARGE: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedReduce:
+    """``gigabytes_per_second``: bus bandwidth, low and high end of what was printed or confirmed, of large messages."""
+
+    gpu: str
+    num_gpus: int
+    gigabytes_per_second: tuple[float, float]
+    source: str
+    nodes: int = 1
+
+
+PUBLISHED: Final = (
+    PublishedReduce("h100-sxm", 8, (370, 480), "NVIDIA/nccl-tests issue 212: ring, and NVLink SHARP"),
+    PublishedReduce("h200", 8, (475, 475), "NVIDIA/nccl-tests issue 272"),
+    PublishedReduce("a100-80gb-sxm", 8, (200, 200), "NVIDIA/nccl-tests issue 149"),
+    PublishedReduce("h100-pcie", 2, (116, 116), "NVIDIA/nccl issue 1161: NVLink bridge"),
+    PublishedReduce("rtx-5090", 4, (35, 35), "NVIDIA/nccl issue 1639"),
+    PublishedReduce("rtx-5090", 8, (28, 28), "NVIDIA/nccl issue 1639"),
+    PublishedReduce("h100-sxm", 16, (46, 48), "NVIDIA/nccl-tests issue 290: for each of a node's 400 Gb/s adapters", 2),
+)
+
+
+def modelled(case: PublishedReduce, measured: MeasuredProfiles) -> tuple[float, float]:
+    """GB/s of an all-reduce of 1 GiB: low and high end where only the data sheet is known, else one value twice."""
+    gpu = find_gpu(case.gpu)
+    found = sorted(_bus_bandwidth(gpu, case.num_gpus, each) for each in _efficiencies(gpu, case.num_gpus, measured))
+    return found[0] / 1e9, found[-1] / 1e9
+
+
+def _efficiencies(gpu: GpuProfile, num_gpus: int, measured: MeasuredProfiles) -> list[LinkEfficiency]:
+    profile = measured.for_gpu(gpu, "bfloat16", "vllm")
+    links = None if profile is None else KernelSpeed.from_json(profile.speeds).links
+    if links is None:
+        return [BEST.links, USUAL.links]
+    return [LinkEfficiency(links.share, links.seconds(num_gpus), sends_to_chosen=False)]
+
+
+def _bus_bandwidth(gpu: GpuProfile, num_gpus: int, efficiency: LinkEfficiency) -> float:
+    """Bytes over the bus and second: an all-reduce moves 2 (n - 1) / n times its message."""
+    moved = 2 * (num_gpus - 1) / num_gpus * _LARGE
+    return moved / link_between(gpu, num_gpus).seconds(moved, efficiency)
