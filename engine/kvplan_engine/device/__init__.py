@@ -8,5 +8,6 @@ The engine opens a device; the execution room measures memory and queues work on
     cuda_absence     why no GPU can be used, in one sentence
     allocation       out-of-memory errors, recognised and reported by phase
     overhead         memory reserved for what is not a tensor
+    heap             what the C library keeps of freed memory, while weights are loaded
     process_memory   readings and limits of this process's memory
 """

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from kvplan_engine.device.heap import large_tensors_apart
 from kvplan_engine.errors import CudaOutOfMemory, OutOfDeviceMemory
 
 # Messages of torch's CPU allocator when mmap or malloc fails; its CUDA allocator has an exception type of its own. A
@@ -73,3 +74,10 @@ def allocating(phase: str, requested_bytes: int | None = None) -> Iterator[None]
                 phase, "lower gpu_memory_utilization, max_num_seqs or max_model_len, or give the device more memory"
             ),
         ) from error
+
+
+@contextmanager
+def loading_weights() -> Iterator[None]:
+    """``allocating`` the weights, with the heap set for it."""
+    with allocating("weights"), large_tensors_apart():
+        yield

@@ -12,7 +12,7 @@ from kvplan_engine.checkpoints.loaders import plan_held_weights, read_config
 from kvplan_engine.checkpoints.quantised.held import refuse_held
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.division import rank_model
-from kvplan_engine.device.allocation import allocating
+from kvplan_engine.device.allocation import loading_weights
 from kvplan_engine.device.counted import count_device
 from kvplan_engine.device.device import CpuDevice, Device, open_device, resolve_dtype
 from kvplan_engine.errors import EngineError
@@ -72,7 +72,7 @@ def _load_divided(config: EngineConfig, source: Any) -> Started:
     try:
         of_rank = replace(config, device=kind, device_memory=device.total_bytes if kind == "cpu" else None)
         collectives = ranks.load(of_rank, source, on_gpu=kind == "cuda")
-        with allocating("weights"):
+        with loading_weights():
             model = LoadedModel(config, source, device, _dtype_on(device, config), collectives)
         ranks.loaded()
     except BaseException:
@@ -91,7 +91,7 @@ def _load(config: EngineConfig, source: Any) -> Started:
     device = _open_partly_backed(config) if config.shares_layers else open_device(config.device, config.device_memory)
     dtype_of = _dtype_on(device, config)
     model: RunnableModel
-    with allocating("weights"):
+    with loading_weights():
         if implementation == "native":
             model = LoadedModel(config, source, device, dtype_of)
         else:

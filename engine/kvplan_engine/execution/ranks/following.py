@@ -11,7 +11,7 @@ import torch
 
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.division import Rank
-from kvplan_engine.device.allocation import allocating
+from kvplan_engine.device.allocation import allocating, loading_weights
 from kvplan_engine.device.collectives import Collectives, join_store
 from kvplan_engine.device.cuda import open_cuda
 from kvplan_engine.device.device import CpuDevice, Device, PeakMeter, resolve_dtype
@@ -51,7 +51,7 @@ class FollowingRank:
         store = join_store(order.port, order.rank.count)
         self._collectives = Collectives(order.rank, store, on_gpu=self._device.is_asynchronous)
         dtype_of = partial(resolve_dtype, order.config.dtype, device=self._device)
-        with allocating("weights"):
+        with loading_weights():
             self._model = LoadedModel(order.config, order.source, self._device, dtype_of, self._collectives)
         self._runner: ModelRunner | None = None
         self._mover: Mover | None = None
