@@ -123,6 +123,14 @@ class Row(TypedDict, total=False):
     ]
     max_lora_rank: Annotated[int | None, About("settings", "rank of the slots, and of these adapters")]
     tensor_parallel_size: Annotated[int, About("settings", "devices the model is sharded over", unit="devices")]
+    data_parallel_size: Annotated[
+        int | None,
+        About(
+            "settings",
+            "of a server: engines that it tells of, each with these settings; tokens and blocks are of all together",
+            unit="engines",
+        ),
+    ]
     device_memory_bytes: Annotated[int, About("settings", "the device's total memory", unit="bytes")]
 
     workload: Annotated[str, About("workload", "the requests, summarized in one line")]

@@ -46,13 +46,15 @@ def deployment_of(row: Row, model: str, *, max_num_seqs: int | None = None) -> D
         settings = settings.with_changes(max_num_seqs=min(max_num_seqs, settings.max_num_seqs))
     engine = row.get("engine") or "kvplan"
     # The device of a counted row need not be there, nor need kvplan's engine compute the model.
-    own = not is_counted(row) and engine == "kvplan"
+    num_engines = row.get("data_parallel_size") or 1
+    own = not is_counted(row) and engine == "kvplan" and num_engines == 1
     commands = {"kvplan": _python_command(row, model, settings)} if own else {}
     if engine not in ("kvplan", "vllm"):
         return Deployment(commands, ())
     refusal = vllm_refusal(settings) if engine == "kvplan" else None
     if refusal is None:
-        commands["vllm"] = _vllm_command(model, settings)
+        replicas = f" --data-parallel-size {num_engines}" if num_engines > 1 else ""
+        commands["vllm"] = _vllm_command(model, settings) + replicas
     return Deployment(commands, () if refusal is None else (refusal,))
 
 

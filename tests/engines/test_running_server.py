@@ -57,6 +57,13 @@ def test_it_says_what_the_server_tells(telling: FakeServer) -> None:
     assert unpredicted == "nothing is predicted of it"
 
 
+def test_engines_behind_one_address_are_said() -> None:
+    both = PAGE + PAGE.replace("{", '{engine="1",', 2).replace('engine="1",engine="0"', 'engine="1"')
+    with running(FakeServer(metrics=lambda: both)) as server:
+        said = RunningServer(server.url).notices[0]
+    assert "vllm x 2 data-parallel: " in said and said.endswith("16,128 KV tokens")
+
+
 def test_a_server_may_tell_nothing(silent: FakeServer) -> None:
     assert RunningServer(silent.url).notices[0].endswith("an engine without known metrics: it tells no settings")
 

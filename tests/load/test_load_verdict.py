@@ -70,6 +70,7 @@ def test_engines_behind_one_address_are_told_apart() -> None:
     idle, busy = engine_figures(view(pair(0.2, 0), pair(0.6, 4))).values()
     assert (idle.kv_usage_max, idle.max_running, idle.num_preemptions) == (0.6, 3, 0)
     assert (busy.kv_usage_max, busy.max_running, busy.num_preemptions) == (0.1, 1, 4)
+    assert server_figures(view(pair(0.2, 0)))["data_parallel_size"] == 2
     assert engine_figures(view(reading(), reading())) == {}
     assert engine_figures(view()) == {}
 

@@ -38,6 +38,11 @@ def test_the_python_command_gives_the_memory_that_the_share_is_of() -> None:
     assert "device_memory" not in deployment_of(row(device="cuda", device_memory_bytes=1), "gpt2").commands["kvplan"]
 
 
+def test_what_several_engines_did_is_not_deployed_as_one() -> None:
+    commands = deployment_of(row(data_parallel_size=2), "gpt2").commands
+    assert list(commands) == ["vllm"] and commands["vllm"].endswith(" --data-parallel-size 2")
+
+
 def test_the_command_names_a_file_by_its_path_and_quotes_it() -> None:
     """The title inside a GGUF, or the name of a directory's architecture, is nothing that an engine could load."""
 

@@ -7,10 +7,10 @@ Costs are compared in tokens of prompt to compute:
     + 32 x (sequences in flight there + 3 x those that would wait)   with this request, if it cannot run at once
 
 The last line is vLLM's measure of load, 4 x waiting + running (DPLBAsyncMPClient in vllm/v1/engine/core_client.py),
-with 32 tokens for each running sequence. vLLM knows nothing of prefixes there. SGLang's router follows a prefix until
-the numbers of requests differ by more than 32 (cache_aware, balance_abs_threshold), however long the prefix is. Here
-what it is worth grows with its length: n tokens are followed until the engine has n / 16 running sequences more than
-the least loaded one, so 512 tokens are followed as far as with SGLang.
+with 32 tokens for each running sequence. vLLM knows nothing of prefixes there. SGLang's router (cache_aware) follows a
+prefix until the numbers of requests differ by more than balance_abs_threshold, at first 32 and later 64, however long
+the prefix is. Here what it is worth grows with its length: n tokens are followed until the engine has n / 16 running
+sequences more than the least loaded one. So 1,024 tokens are followed as far as with SGLang's 64.
 """
 
 from __future__ import annotations
