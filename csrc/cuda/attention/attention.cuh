@@ -43,14 +43,17 @@ constexpr bool HAS_SCALES = IS_SCALED<Cache>;
 
 static_assert(HEAD_SIZE % 16 == 0 && VALUE_SIZE % 16 == 0 && BLOCK_SIZE >= 1 && GROUP >= 1);
 
-// One piece of decode work: some tokens of one sequence. Items of a sequence lie side by side.
-struct DecodeItem {
+// One piece of decode work: some tokens of one sequence. Items of a sequence lie side by side. What a block must know
+// of its sequence stands here too: every load that its first load of K waits for makes a short step longer.
+struct alignas(16) DecodeItem {
     int sequence;     // -1: nothing to do
     int first_token;  // a multiple of 16
     int last_token;   // exclusive
     int first_item;   // the sequence's first item
     int num_items;    // how many items the sequence has
-    int unused[3];    // 32 bytes, so that one item never spans two sectors
+    int query_token;  // the sequence's row of the queries
+    int length;       // its tokens in the cache, this step's included
+    int unused;       // 32 bytes, so that one item never spans two sectors
 };
 
 // One piece of prefill work: a tile of one sequence's (token, head of the group) rows.

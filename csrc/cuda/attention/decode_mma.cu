@@ -284,7 +284,7 @@ KVPLAN_INLINE void attend_tiles(WarpState& state, const Scalar* heads, int num_h
                                 const AttentionParams& params, const DecodeItem& item, int first_head, int first_token,
                                 int warp, int lane) {
     const int* table = params.block_tables + i64(item.sequence) * params.table_stride;
-    const int newest = params.seq_lens[item.sequence] - 1;
+    const int newest = item.length - 1;
     const int* value_table = params.value_tables + i64(item.sequence) * params.table_stride;
     constexpr int STRIDE = WARPS * TILE;
     int copied = item.first_token + warp * TILE;  // first token of the next tile to copy
@@ -329,7 +329,7 @@ KVPLAN_KERNEL(decode_attention, AttentionParams, THREADS) {
     const int kv_head = int(blockIdx.y) / HEAD_CHUNKS, chunk = int(blockIdx.y) % HEAD_CHUNKS;
     const int first_head = kv_head * GROUP + chunk * HEADS;
     const int num_heads = smaller(HEADS, GROUP - chunk * HEADS);
-    const int token = params.query_starts[item.sequence];
+    const int token = item.query_token;
     const Scalar* heads =
         static_cast<const Scalar*>(params.query) + token * params.query_stride + first_head * HEAD_SIZE;
     const Cache* keys = static_cast<const Cache*>(params.kv) + i64(kv_head) * BLOCK_SIZE * HEAD_SIZE;
@@ -337,7 +337,7 @@ KVPLAN_KERNEL(decode_attention, AttentionParams, THREADS) {
     WarpState state = {};
     KVPLAN_UNROLL
     for (int n = 0; n < COLUMN_TILES; ++n) state.largest[n][0] = state.largest[n][1] = minus_infinity();
-    const int first_token = first_visible(params.seq_lens[item.sequence] - 1, params);
+    const int first_token = first_visible(item.length - 1, params);
     u8* stages = shared + warp * STAGES * STAGE_BYTES;
     attend_tiles(state, heads, num_heads, stages, keys, params, item, first_head, first_token, warp, lane);
 

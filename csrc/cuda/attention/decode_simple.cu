@@ -103,7 +103,7 @@ KVPLAN_INLINE void attend_tokens(TeamState& state, const float (&query)[HEADS][O
                                  const Cache* values, const AttentionParams& params, const DecodeItem& item, int first_head,
                                  int first_token, int warp, int team, int team_lane) {
     const int* table = params.block_tables + i64(item.sequence) * params.table_stride;
-    const int newest = params.seq_lens[item.sequence] - 1;
+    const int newest = item.length - 1;
     const int* value_table = params.value_tables + i64(item.sequence) * params.table_stride;
     const int kv_head = first_head / GROUP;
     const float *key_scales = key_scales_of(kv_head, params), *value_scales = value_scales_of(kv_head, params);
@@ -140,7 +140,7 @@ KVPLAN_KERNEL(decode_attention, AttentionParams, THREADS) {
     const int kv_head = int(blockIdx.y) / HEAD_CHUNKS, chunk = int(blockIdx.y) % HEAD_CHUNKS;
     const int first_head = kv_head * GROUP + chunk * HEADS;
     const int num_heads = smaller(HEADS, GROUP - chunk * HEADS);
-    const int token = params.query_starts[item.sequence];
+    const int token = item.query_token;
     const Scalar* heads =
         static_cast<const Scalar*>(params.query) + token * params.query_stride + first_head * HEAD_SIZE;
     const Cache *keys = keys_of(kv_head, params), *values = values_of(kv_head, params);
@@ -150,7 +150,7 @@ KVPLAN_KERNEL(decode_attention, AttentionParams, THREADS) {
     TeamState state = {};
     KVPLAN_UNROLL
     for (int h = 0; h < HEADS; ++h) state.largest[h] = minus_infinity();
-    const int first_token = first_visible(params.seq_lens[item.sequence] - 1, params);
+    const int first_token = first_visible(item.length - 1, params);
     attend_tokens(state, query, keys, values, params, item, first_head, first_token, warp, team, team_lane);
     merge_teams(state);
 

@@ -233,10 +233,10 @@ KVPLAN_KERNEL(decode_attention, AttentionParams, THREADS) {
     PrefillTile tile;
     tile.sequence = item.sequence;
     tile.kv_head = 0;
-    tile.first_token = params.query_starts[item.sequence];
+    tile.first_token = item.query_token;
     tile.first_row = int(blockIdx.y) * ROWS;
     tile.num_rows = smaller(ROWS, GROUP - tile.first_row);
-    tile.first_position = params.seq_lens[item.sequence] - 1;
+    tile.first_position = item.length - 1;
     tile.kv_begin = item.first_token;
     tile.kv_end = item.last_token;
     const Place place = place_in(shared);

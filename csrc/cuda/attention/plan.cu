@@ -13,7 +13,8 @@ struct PlanParams {
     const int* seq_lens;
     // [num_sequences + 1]  first query token of each sequence
     const int* query_starts;
-    // [max_decode_items, 8]  int32: sequence, first token, last token, first item, number of items, unused
+    // [max_decode_items, 8]  int32: sequence, first token, last token, first item, number of items, token of the
+    //   query, length, unused
     int* decode_items;
     // [max_prefill_items, 2]  int32: sequence, tile
     int* prefill_items;
@@ -34,16 +35,19 @@ struct Range {
     int num_tokens;
     bool is_decode;
     int num_tiles;
+    int query_token;
+    int length;
 };
 
 KVPLAN_INLINE Range range_of(int sequence, const PlanParams& params) {
     const int length = params.seq_lens[sequence];
-    const int queries = params.query_starts[sequence + 1] - params.query_starts[sequence];
+    const int query_token = params.query_starts[sequence];
+    const int queries = params.query_starts[sequence + 1] - query_token;
     const int visible = params.window > 0 ? larger(0, length - params.window) : 0;
     const int first = visible / params.chunk_multiple * params.chunk_multiple;
     const bool is_decode = queries == 1;
     return {first, is_decode ? larger(0, length - first) : 0, is_decode,
-            is_decode ? 0 : ceil_divide(queries * params.group, params.tile_rows)};
+            is_decode ? 0 : ceil_divide(queries * params.group, params.tile_rows), query_token, length};
 }
 
 // The sum over all threads before this one; `total` gets the sum over all.
@@ -84,6 +88,8 @@ KVPLAN_INLINE void write_decode_items(const PlanParams& params, int sequence, co
         item[2] = smaller(end, range.first_token + (i + 1) * share);
         item[3] = first_item;
         item[4] = num_items;
+        item[5] = range.query_token;
+        item[6] = range.length;
     }
 }
 
@@ -101,7 +107,7 @@ KVPLAN_KERNEL(plan_attention, PlanParams, THREADS) {
     int decode_base = 0, prefill_base = 0;
     for (int start = 0; start < params.num_sequences; start += THREADS) {
         const int sequence = start + int(threadIdx.x);
-        Range range = {0, 0, false, 0};
+        Range range = {};
         if (sequence < params.num_sequences) range = range_of(sequence, params);
         const int num_items = range.is_decode ? larger(1, ceil_divide(range.num_tokens, chunk)) : 0;
         int decode_total, prefill_total;

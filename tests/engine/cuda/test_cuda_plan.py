@@ -45,7 +45,9 @@ def make_plan(
     )
     EmulatedRuntime().kernel(KernelVariant("attention/plan.cu", "plan_attention"))((1, 1), 256, 0, params)
     assert (prefill[-1] == 99).all(), "wrote past the last prefill item"
-    used_decode = [row[:5] for row in decode.tolist() if row[0] >= 0]
+    used = [row for row in decode.tolist() if row[0] >= 0]
+    assert all(row[5:7] == [int(starts[row[0]]), seq_lens[row[0]]] for row in used)
+    used_decode = [row[:5] for row in used]
     used_prefill = [row for row in prefill[:-1].tolist() if row[0] >= 0]
     assert all(row[0] == -1 for row in decode.tolist()[len(used_decode) :])
     return used_decode, used_prefill
