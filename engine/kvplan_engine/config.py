@@ -184,6 +184,12 @@ class EngineConfig:
         unit="ranks",
         range=_AT_LEAST_1,
     )
+    pipeline_parallel_size: int = _knob(
+        1,
+        "stages that share the stack of layers, each of tensor_parallel_size ranks; a step passes through all of them",
+        unit="stages",
+        range=_AT_LEAST_1,
+    )
     attention_backend: str = _knob("auto", "attention kernels: cpu, cuda, reference (plain torch), or auto")
     preemption_mode: str = _knob(
         "auto",
@@ -266,10 +272,10 @@ class EngineConfig:
             "model_impl 'transformers'": self.model_impl == "transformers",
         }
         found = next((name for name, is_on in undivided.items() if is_on), None)
-        if self.tensor_parallel_size > 1 and found is not None:
+        if self.num_ranks > 1 and found is not None:
+            name = "tensor_parallel_size" if self.tensor_parallel_size > 1 else "pipeline_parallel_size"
             raise EngineError(
-                f"tensor_parallel_size {self.tensor_parallel_size} does not go with {found} yet.",
-                hint="leave one of them out",
+                f"{name} {getattr(self, name)} does not go with {found} yet.", hint="leave one of them out"
             )
 
     def _check_load_format(self) -> None:
@@ -310,6 +316,11 @@ class EngineConfig:
     def kv_dtype(self, model_dtype: str) -> str:
         """How K and V of a model in ``model_dtype`` are stored: the name of a torch dtype."""
         return model_dtype if self.kv_cache_dtype == "auto" else KV_CACHE_DTYPES[self.kv_cache_dtype]
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def is_counted(self) -> bool:

@@ -178,6 +178,7 @@ class EngineOptions:
     "max_loras",
     "max_lora_rank",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
     "data_parallel_size",
     "device_memory_bytes",
     helps={

@@ -7,29 +7,24 @@ from typing import Any
 from kvplan_engine import ContextTooLong, EngineConfig, OutOfDeviceMemory
 from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.weights import num_parameters
-from kvplan_engine.description.division import rank_model
+from kvplan_engine.description.division import Rank, part_of
+from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.device.overhead import CPU_OVERHEAD_BYTES
 from kvplan_engine.memory.breakdown import DTYPE_BYTES
-from kvplan_engine.memory.plan import kv_layout, plan_memory, resolve_max_model_len
+from kvplan_engine.memory.plan import kv_layout, resolve_max_model_len
+from kvplan_engine.memory.ranks import Needs, plan_ranks
 from kvplan_engine.memory.step_buffers import step_buffers
 
 
 def engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict[str, Any]:
     """Outcome and, where it starts, the figures of its memory. EngineError for a config that the engine refuses."""
-    model = rank_model(read_config(config.model), config.tensor_parallel_size)
+    whole, ranks = read_config(config.model), (config.tensor_parallel_size, config.pipeline_parallel_size)
+    parts = [part_of(whole, rank) for rank in Rank.all_of(*ranks)]
     try:
-        max_model_len = resolve_max_model_len(config, model)
-        layout = kv_layout(config, model, dtype, max_model_len)
-        buffers = step_buffers(model, dtype, config, layout, max_model_len)
-        memory = plan_memory(
-            config,
-            layout,
-            max_model_len,
-            device_total_bytes=device_bytes,
-            weight_bytes=num_parameters(model) * DTYPE_BYTES[dtype],
-            workspace_bytes=sum(buffer.num_bytes for buffer in buffers),
-            overhead_bytes=CPU_OVERHEAD_BYTES,
-        )
+        max_model_len = resolve_max_model_len(config, whole)
+        layout = kv_layout(config, parts[0], dtype, max_model_len)
+        needs = [_needs(config, part, dtype, max_model_len) for part in parts]
+        memory = plan_ranks(config, layout, max_model_len, needs, device_total_bytes=device_bytes)
     except (OutOfDeviceMemory, ContextTooLong) as refusal:
         return {"outcome": refusal.status}
     return {
@@ -40,3 +35,14 @@ def engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict[
         "activation_bytes": memory.activation_bytes,
         "kv_pool_bytes": memory.kv_pool_bytes,
     }
+
+
+def _needs(config: EngineConfig, part: ModelDescription, dtype: str, max_model_len: int) -> Needs:
+    layout = kv_layout(config, part, dtype, max_model_len)
+    buffers = step_buffers(part, dtype, config, layout, max_model_len)
+    return Needs(
+        num_parameters(part) * DTYPE_BYTES[dtype],
+        sum(buffer.num_bytes for buffer in buffers),
+        CPU_OVERHEAD_BYTES,
+        layout.block_bytes,
+    )

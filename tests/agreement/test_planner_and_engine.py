@@ -57,7 +57,7 @@ NATIVE = _native_profiles()
     max_model_len=st.one_of(st.none(), st.integers(2, 200_000)),
     dtype=st.sampled_from(["float32", "bfloat16"]),
     kv_cache_dtype=st.sampled_from(["auto", "auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "int8_per_token_head"]),
-    num_ranks=st.sampled_from([1, 1, 1, 2, 4, 8]),
+    ranks=st.sampled_from([(1, 1), (1, 1), (1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (1, 3), (2, 2)]),
 )
 def test_the_same_outcome_the_same_bytes_the_same_blocks(
     name: str,
@@ -69,7 +69,7 @@ def test_the_same_outcome_the_same_bytes_the_same_blocks(
     max_model_len: int | None,
     dtype: str,
     kv_cache_dtype: str,
-    num_ranks: int,
+    ranks: tuple[int, int],
 ) -> None:
     common: dict[str, Any] = {
         "gpu_memory_utilization": utilization,
@@ -79,7 +79,8 @@ def test_the_same_outcome_the_same_bytes_the_same_blocks(
         "max_model_len": max_model_len,
         "dtype": dtype,
         "kv_cache_dtype": kv_cache_dtype,
-        "tensor_parallel_size": num_ranks,
+        "tensor_parallel_size": ranks[0],
+        "pipeline_parallel_size": ranks[1],
     }
     try:
         engine = engine_outcome(EngineConfig(model=name, **common), dtype, device_bytes)

@@ -25,6 +25,7 @@ PUBLIC_DEFAULTS = {
     "device_memory": None,
     "seed": 0,
     "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
 }
 
 
@@ -61,6 +62,7 @@ def test_what_a_loaded_engine_may_change() -> None:
         "quantization",
         "group_size",
         "tensor_parallel_size",
+        "pipeline_parallel_size",
         "attention_backend",
     }
 

@@ -9,7 +9,7 @@ import torch
 from kvplan_engine.checkpoints.checkpoint import Checkpoint
 from kvplan_engine.checkpoints.families import names_of
 from kvplan_engine.checkpoints.parameters import Source, StoredParameter, stored_parameters
-from kvplan_engine.checkpoints.weights import Weights
+from kvplan_engine.checkpoints.weights import Weights, name_on_stage
 from kvplan_engine.description.division import Rank, Share, share_of
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import model_parameters
@@ -21,19 +21,24 @@ _STANDARD_DEVIATION = 0.02
 _ROWS_AT_A_TIME = 256
 
 
-def fill_dummy(weights: Weights, model: ModelDescription, seed: int, rank: Rank = Rank()) -> None:
+def fill_dummy(weights: Weights, model: ModelDescription, seed: int, rank: Rank = Rank(), first_layer: int = 0) -> None:
     """Normal(0, 0.02) matrices, unit norms, zero biases; the same for the same seed.
 
-    rank: whose part of the whole ``model`` the weights are: it has the values that a single one has in its place.
+    rank: whose part of the whole ``model`` the weights are, with layers from ``first_layer`` on: it has the values that
+    a single one has in its place.
     """
     generator = torch.Generator().manual_seed(seed)
     values = torch.empty(_PERIOD).normal_(0.0, _STANDARD_DEVIATION, generator=generator)
     values = values.to(next(iter(weights.values())).device)
     offset = 0
     for parameter in model_parameters(model):
-        if parameter.name not in weights:
-            continue  # the layer uses another one's
-        tensor = weights[parameter.name]
+        name = name_on_stage(parameter, first_layer)
+        if name not in weights:
+            # the layer uses another one's, or is on another stage
+            offset += parameter.num_elements if rank.num_stages > 1 and parameter.kind in ("matrix", "other") else 0
+            offset %= _PERIOD
+            continue
+        tensor = weights[name]
         if parameter.kind in ("matrix", "other"):
             if rank.count == 1:
                 offset = _fill_repeating(tensor.view(-1), values, offset)

@@ -74,21 +74,29 @@ def load_weights(
     load_format: str,
     seed: int,
     rank: Rank = Rank(),
+    first_layer: int = 0,
 ) -> bool:
     """Fill ``weights`` from ``source``; whether they are dummies, whose values mean nothing.
 
-    model: the whole one, of which ``weights`` are the part of ``rank``. EngineError when ``load_format`` is not "auto"
-    and does not fit ``source``.
+    model: the whole one, of which ``weights`` are the part of ``rank``, with layers from ``first_layer`` on.
+    EngineError when ``load_format`` is not "auto" and does not fit ``source``.
     """
     loader = _choose(source, load_format)
     if loader is not None:
         checkpoint = loader.open(model, Path(source))
         read = (checkpoint.read, checkpoint.where)
-        fill_weights(weights, checkpoint.parameters, *read, rank=rank, open_part=checkpoint.open_part)
+        fill_weights(
+            weights,
+            checkpoint.parameters,
+            *read,
+            rank=rank,
+            first_layer=first_layer,
+            open_part=checkpoint.open_part,
+        )
         return False
     if load_format == "auto":
         logger.warning("no weights found: running with dummy weights (shapes and speed are right, text is not)")
-    fill_dummy(weights, model, seed, rank)
+    fill_dummy(weights, model, seed, rank, first_layer)
     return True
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from kvplan_engine.checkpoints.parameters import Source, StoredParameter
 from kvplan_engine.description.division import Rank, Share, share_of
 from kvplan_engine.description.model import ModelDescription
-from kvplan_engine.description.parameters import model_parameters, num_parameters
+from kvplan_engine.description.parameters import Parameter, model_parameters, num_parameters
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.errors import EngineError
 
@@ -85,17 +85,27 @@ def fill_weights(
     where: str,
     *,
     rank: Rank = Rank(),
+    first_layer: int = 0,
     open_part: OpenPart | None = None,
 ) -> None:
     """Copy the sources of all ``parameters`` in ``weights`` from the checkpoint called ``where``.
 
-    rank: whose part of each parameter ``weights`` has. open_part: reads no more than that, where a tensor is stored as
-    it is used; None: whole tensors are read, one at a time. EngineError where one does not fit.
+    rank: whose part of each parameter ``weights`` has, of layers from ``first_layer`` on. open_part: reads no more than
+    that, where a tensor is stored as it is used; None: whole tensors are read, one at a time. EngineError where one
+    does not fit.
     """
     reader = _Reader(read, open_part if rank.count > 1 else None, where)
     for parameter in parameters:
-        if parameter.name in weights:  # otherwise held in few bits
-            _fill_parameter(weights[parameter.name], parameter, share_of(parameter.parameter, rank), reader)
+        name = name_on_stage(parameter.parameter, first_layer)
+        if name in weights:  # otherwise held in few bits, or another stage's
+            _fill_parameter(weights[name], parameter, share_of(parameter.parameter, rank), reader)
+
+
+def name_on_stage(parameter: Parameter, first_layer: int) -> str:
+    """What a parameter of the whole model is called on a stage whose layers begin at ``first_layer``."""
+    if parameter.layer is None:
+        return parameter.name
+    return replace(parameter, layer=parameter.layer - first_layer).name
 
 
 def _fill_parameter(target: torch.Tensor, parameter: StoredParameter, share: Share, reader: _Reader) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
 from kvplan_engine.description.mixers import (
+    FULL,
     Attention,
     CompressedAttention,
     CrossAttention,
@@ -23,17 +24,29 @@ from kvplan_engine.description.mixers import (
     Mixer,
     State,
 )
-from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.description.model import Layer, ModelDescription, Stage
 from kvplan_engine.description.parameters.parameter import Parameter
 from kvplan_engine.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Rank ``index`` of ``count`` that share every layer."""
+    """Rank ``index`` of ``count`` that share every layer of stage ``stage``, of ``num_stages``."""
 
     index: int = 0
     count: int = 1
+    stage: int = 0
+    num_stages: int = 1
+
+    @property
+    def number(self) -> int:
+        """Among all ranks, stage by stage."""
+        return self.stage * self.count + self.index
+
+    @staticmethod
+    def all_of(count: int, num_stages: int) -> list[Rank]:
+        """``count`` ranks for each stage."""
+        return [Rank(number % count, count, number // count, num_stages) for number in range(count * num_stages)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,47 @@ def _part_of_heads(size: int, num_heads: int, rank: Rank) -> range:
         return _part(size, rank)
     head, head_size = rank.index * num_heads // rank.count, size // num_heads
     return range(head * head_size, (head + 1) * head_size)
+
+
+def part_of(model: ModelDescription, rank: Rank) -> ModelDescription:
+    """The part of ``rank``: layers of its stage, and its share of each. EngineError where there is none."""
+    return rank_model(stage_model(model, rank.stage, rank.num_stages), rank.count)
+
+
+def stage_model(model: ModelDescription, index: int, count: int) -> ModelDescription:
+    """Stage ``index`` of ``count``: a run of layers; the first stages have one more where they do not divide.
+
+    The first stage has the embedding, the last one the head, and both have what is one and the other. EngineError where
+    layers are not alike in what they keep, or read what others keep.
+    """
+    if count == 1:
+        return model
+    _check_stages(model, count)
+    size, more = divmod(model.num_layers, count)
+    first = index * size + min(index, more)
+    layers = model.layers[first : first + size + (index < more)]
+    return replace(model, layers=layers, stage=Stage(index, count, first))
+
+
+def _check_stages(model: ModelDescription, count: int) -> None:
+    if count > model.num_layers:
+        raise EngineError(
+            f"{model.num_layers} layers cannot be divided over {count} stages.", hint="lower pipeline_parallel_size"
+        )
+    attention = [mixer for layer in model.distinct_layers for mixer in layer.mixers]
+    is_alike = all(isinstance(each, Attention) and each.kept == FULL for each in attention)
+    named = {
+        "layers that keep unlike tokens": not is_alike,
+        "layers that read what others keep": any(getattr(each, "reads_layer", None) is not None for each in attention),
+        "inputs of each layer's own": model.layer_inputs is not None,
+        "parameters of no part": bool(model.others),
+    }
+    found = next((name for name, is_there in named.items() if is_there), None)
+    if found is not None:
+        raise EngineError(
+            f"the engine does not divide {model.architecture} into stages yet: it has {found}.",
+            hint="use pipeline_parallel_size=1",
+        )
 
 
 def rank_model(model: ModelDescription, count: int) -> ModelDescription:

@@ -68,6 +68,25 @@ class Layer:
     factors: tuple[WeightFactor, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Stage ``index`` of ``count`` that share the stack of layers: its layers begin at ``first_layer`` of the whole."""
+
+    index: int = 0
+    count: int = 1
+    first_layer: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has what stands before the layers."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has what follows the layers."""
+        return self.index == self.count - 1
+
+
 @dataclass(frozen=True)
 class ModelDescription:
     """A causal language model, as its config.json describes it. Equal layers are one object.
@@ -80,7 +99,7 @@ class ModelDescription:
     language_model: the architecture of the text's half inside of a vision or audio model; None for a model of its own.
     head_bias: the output head has one. dtype: that the weights were published in. others: parameters of no part.
     num_ranks: what a layer has is one rank's part of it, among so many, and so are embedding and head
-    (``description/division.py``); 1 for a whole model.
+    (``description/division.py``); 1 for a whole model. stage: which part of the stack ``layers`` are.
     """
 
     architecture: str
@@ -103,6 +122,7 @@ class ModelDescription:
     layer_inputs: LayerInputs | None = None
     others: tuple[Shape, ...] = ()
     num_ranks: int = 1
+    stage: Stage = Stage()
 
     @property
     def vocab_rows(self) -> int:

@@ -14,6 +14,7 @@ import torch.distributed
 from kvplan_engine.description.division import Rank
 
 _HOST = "127.0.0.1"
+_TAG = 0
 # Not how long a rank may be dead: that closes its connections, which fails every collective at once. A rank that is
 # alive may be slow for as long as it takes to load weights.
 _PATIENCE = timedelta(hours=1)
@@ -29,24 +30,49 @@ class Collectives:
         self.rank = rank
         # typed so because torch's stubs do not say that both have the same collectives
         make: Any = torch.distributed.ProcessGroupNCCL if on_gpu else torch.distributed.ProcessGroupGloo
-        self._group: Any = make(store, rank.index, rank.count, _PATIENCE)
+        own = torch.distributed.PrefixStore(f"stage {rank.stage}", store)
+        self._group: Any = make(own, rank.index, rank.count, _PATIENCE) if rank.count > 1 else None
+        num_ranks = rank.count * rank.num_stages
+        self._all: Any = self._group
+        if rank.num_stages > 1:
+            self._all = make(torch.distributed.PrefixStore("all", store), rank.number, num_ranks, _PATIENCE)
+
+    # ---- of the ranks that share a stage
 
     def sum_inplace(self, x: torch.Tensor) -> None:
         """``x``, which is contiguous, becomes the sum of all ranks' on each of them, to the same bits."""
         self._group.allreduce([x]).wait()
 
     def gather(self, own: torch.Tensor, shards: torch.Tensor) -> None:
-        """``shards`` [ranks, *own.shape] on the first rank: every rank's ``own``. Both are contiguous."""
+        """``shards`` [ranks, *own.shape] on the stage's first rank: every rank's ``own``. Both are contiguous."""
         options = torch.distributed.GatherOptions()
         options.rootRank = 0
         is_first = self.rank.index == 0
         self._group.gather([list(shards.unbind())] if is_first else [], [own], options).wait()
 
+    # ---- of all ranks
+
     def send_to_all(self, x: torch.Tensor) -> None:
         """``x`` of the first rank into that of the others."""
         options = torch.distributed.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
-        self._group.broadcast([x], options).wait()
+        self._all.broadcast([x], options).wait()
+
+    def send_to_next_stage(self, x: torch.Tensor) -> None:
+        """``x``, which is contiguous, to the rank of the same part of the next stage."""
+        self._all.send([x], self.rank.number + self.rank.count, _TAG).wait()
+
+    def receive_from_last_stage(self, x: torch.Tensor) -> None:
+        """Into ``x`` what the stage before sends."""
+        self._all.recv([x], self.rank.number - self.rank.count, _TAG).wait()
+
+    def bring_to_first(self, x: torch.Tensor) -> None:
+        """``x`` of the last stage's first rank into that of the first of all ranks; the others do nothing."""
+        last = self.rank.count * (self.rank.num_stages - 1)
+        if self.rank.number == last and last:
+            self._all.send([x], 0, _TAG).wait()
+        elif self.rank.number == 0 and last:
+            self._all.recv([x], last, _TAG).wait()
 
 
 def open_store(num_ranks: int) -> torch.distributed.TCPStore:

@@ -13,12 +13,14 @@ import math
 from typing import NoReturn
 
 from kvplan_engine.config import EngineConfig
+from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.device.counted import CountedDevice
 from kvplan_engine.errors import EngineError
 from kvplan_engine.execution.capacity_runner import CapacityRunner
 from kvplan_engine.execution.carving import Carving
 from kvplan_engine.memory.device_buffers import cuda_buffers
-from kvplan_engine.memory.plan import kv_layout, plan_memory, resolve_max_model_len
+from kvplan_engine.memory.plan import kv_layout, resolve_max_model_len
+from kvplan_engine.memory.ranks import Needs, plan_ranks
 from kvplan_engine.memory.step_buffers import step_buffers
 from kvplan_engine.models.counted_model import CountedModel
 from kvplan_engine.requests.sampling_params import SamplingParams
@@ -52,16 +54,17 @@ class CapacityCarver:
         model = self._model
         max_model_len = resolve_max_model_len(config, model.config)
         layout = kv_layout(config, model.config, model.dtype, max_model_len)
-        of_kernels = cuda_buffers(config, holds_few_bits=False) if self._device.kind == "cuda" else []
-        buffers = step_buffers(model.config, model.dtype, config, layout, max_model_len, of_kernels=of_kernels)
-        memory = plan_memory(
-            config,
-            layout,
-            max_model_len,
-            device_total_bytes=self._device.total_bytes,
-            weight_bytes=model.weight_bytes,
-            workspace_bytes=sum(buffer.num_bytes for buffer in buffers),
-            overhead_bytes=self._device.overhead_bytes,
-        )
+        stages = [(model.config, model.weight_bytes), *model.other_stages]
+        needs = [self._needs(config, *stage, max_model_len) for stage in stages]
+        total = self._device.total_bytes
+        memory = plan_ranks(config, layout, max_model_len, needs, device_total_bytes=total)
         runner = CapacityRunner(model.config.vocab_size, config.seed)
         return Carving(runner, memory, layout, max_model_len, _UNKNOWN_SECONDS_PER_TOKEN)
+
+    def _needs(self, config: EngineConfig, part: ModelDescription, weight_bytes: int, max_model_len: int) -> Needs:
+        dtype = self._model.dtype
+        layout = kv_layout(config, part, dtype, max_model_len)
+        of_kernels = cuda_buffers(config, holds_few_bits=False) if self._device.kind == "cuda" else []
+        buffers = step_buffers(part, dtype, config, layout, max_model_len, of_kernels=of_kernels)
+        workspace_bytes = sum(buffer.num_bytes for buffer in buffers)
+        return Needs(weight_bytes, workspace_bytes, self._device.overhead_bytes, layout.block_bytes)

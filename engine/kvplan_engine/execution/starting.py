@@ -11,7 +11,7 @@ import torch
 from kvplan_engine.checkpoints.loaders import plan_held_weights, read_config
 from kvplan_engine.checkpoints.quantised.held import refuse_held
 from kvplan_engine.config import EngineConfig
-from kvplan_engine.description.division import rank_model
+from kvplan_engine.description.division import Rank, part_of
 from kvplan_engine.device.allocation import loading_weights
 from kvplan_engine.device.counted import count_device
 from kvplan_engine.device.device import CpuDevice, Device, open_device, resolve_dtype
@@ -50,25 +50,26 @@ def start(config: EngineConfig, source: Any) -> Started:
     """``source`` loaded on the device that ``config`` names. OutOfDeviceMemory or EngineError."""
     if config.is_counted:
         return _count(config, source)
-    return _load_divided(config, source) if config.tensor_parallel_size > 1 else _load(config, source)
+    return _load_divided(config, source) if config.num_ranks > 1 else _load(config, source)
 
 
 def _load_divided(config: EngineConfig, source: Any) -> Started:
     """The first rank's part here, and the others' in processes of their own."""
-    count = config.tensor_parallel_size
+    count, each = config.num_ranks, Rank.all_of(config.tensor_parallel_size, config.pipeline_parallel_size)
     # what cannot be divided is refused before a process is started
     whole = read_config(source)
     refuse_unknown_parts(whole)
-    rank_model(whole, count)
+    for rank in each:
+        part_of(whole, rank)
     refuse_held(plan_held_weights(whole, source, config.load_format, config.quantization, config.seed))
     device = open_device(config.device, config.device_memory, count)
     kind = device.torch_device.type
     if kind == "cuda" and torch.cuda.device_count() < count:
         raise EngineError(
-            f"tensor_parallel_size {count} needs as many GPUs, and there are {torch.cuda.device_count()}.",
-            hint="lower tensor_parallel_size, or use device='cpu'",
+            f"{count} ranks need as many GPUs, and there are {torch.cuda.device_count()}.",
+            hint="lower tensor_parallel_size or pipeline_parallel_size, or use device='cpu'",
         )
-    ranks = RankGroup(count)
+    ranks = RankGroup(each)
     try:
         of_rank = replace(config, device=kind, device_memory=device.total_bytes if kind == "cpu" else None)
         collectives = ranks.load(of_rank, source, on_gpu=kind == "cuda")

@@ -10,7 +10,7 @@ from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.quantised.held import rounded_weight_bytes
 from kvplan_engine.checkpoints.weights import num_parameters
 from kvplan_engine.config import EngineConfig
-from kvplan_engine.description.division import rank_model
+from kvplan_engine.description.division import Rank, part_of
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.quantization import recipe_of
 from kvplan_engine.device.device import Device, resolve_dtype
@@ -35,8 +35,9 @@ class EngineModel(Protocol):
 
 
 class CountedModel:
-    """A model without weights: its config, and the bytes that they would take.
+    """A model without weights: its config, and the bytes that they would take. Of several ranks, those of the first.
 
+    other_stages: what a rank of each further stage has, and the bytes of its weights.
     EngineError when there is no such model, or when its config is not one the engine reads.
     """
 
@@ -46,7 +47,9 @@ class CountedModel:
     adapters: AdapterLibrary | None = None
 
     def __init__(self, config: EngineConfig, source: Any, device: Device) -> None:
-        self.config: ModelDescription = rank_model(read_config(source), config.tensor_parallel_size)
+        whole, ranks = read_config(source), (config.tensor_parallel_size, config.pipeline_parallel_size)
+        stages = [part_of(whole, rank) for rank in Rank.all_of(*ranks) if rank.index == 0]
+        self.config: ModelDescription = stages[0]
         self.dtype = resolve_dtype(config.dtype, self.config.dtype, device)
         element_bytes = DTYPE_BYTES[self.dtype]
         self.adapter_bytes = 0
@@ -54,6 +57,7 @@ class CountedModel:
             loras, rank = config.max_loras, config.max_lora_rank
             self.adapter_bytes = slot_bytes(self.config, element_bytes, max_loras=loras, max_lora_rank=rank)
         self.weight_bytes = _counted_bytes(config, self.config, element_bytes) + self.adapter_bytes
+        self.other_stages = [(stage, _counted_bytes(config, stage, element_bytes)) for stage in stages[1:]]
 
 
 def _counted_bytes(config: EngineConfig, model: ModelDescription, element_bytes: int) -> int:

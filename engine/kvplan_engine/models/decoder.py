@@ -42,45 +42,43 @@ class Decoder:
         self, model: ModelDescription, weights: Weights, kernels: DeviceKernels, owners: Sequence[int] | None = None
     ) -> None:
         self.model = model
-        self._layers = _make_layers(model, weights, kernels, owners or range(model.num_layers))
-        norm = model.norm
-        self._final_norm = Norm(weights, "final_norm", norm.kind, norm.eps, kernels.ops, width=model.hidden_size)
-        is_tied = model.tie_word_embeddings
-        head = StoredWeight(weights, "embedding" if is_tied else "head", is_embedding=is_tied)
-        self._head: Projection = make_projection(kernels.projections, head)
-        table: Projection | None = self._head if is_tied else None
-        if table is None and (stored := StoredWeight.quantised(weights, "embedding", is_embedding=True)) is not None:
-            table = make_projection(kernels.projections, stored)
-        if table is None and model.num_ranks > 1:
-            rows = StoredWeight(weights, "embedding", is_embedding=True, only_rows=True)
-            table = make_projection(kernels.projections, rows)
-        self._embed = Embedding(model, weights, table, kernels.ops)
+        self._layers = make_layers(model, weights, kernels, owners or range(model.num_layers))
+        final_norm = make_final_norm(model, weights, kernels)
+        self._final_norm: Norm | None = final_norm
+        self._head: Projection | None = make_head(model, weights, kernels)
+        self._embed: Embedding | None = make_embedding(model, weights, kernels, self._head)
         inputs = model.layer_inputs
         self._layer_inputs = None if inputs is None else LayerInputsPart(inputs, model, weights, kernels)
         attention = (layer.attention for layer in self._layers)
         self.attention_parts: list[AttentionPart] = [part for part in attention if part is not None]
-        self.layer_run = kernels.make_layer_run(self._layers, self._final_norm, kernels.adapters)
+        self.layer_run = kernels.make_layer_run(self._layers, final_norm, kernels.adapters)
 
     def forward(self, batch: StepBatch, kv: KvPool, workspace: Workspace) -> torch.Tensor:
         """Logits [len(batch.sampled), vocab_size] in the workspace; the step's K and V are in ``kv`` afterwards."""
         hidden, normed, delta = (workspace[name][: batch.num_tokens] for name in ("hidden", "normed", "delta"))
+        assert self._embed is not None
         self._embed(batch, hidden, delta)
         if self._layer_inputs is not None:
             self._layer_inputs(batch, hidden, workspace)
-        stream = ResidualStream(hidden, normed, delta, hidden)
-        first_norm = self._layers[0].first_norm
-        if first_norm is not None:
-            first_norm(hidden, normed)
-            stream.source = normed
+        stream = self._begin(hidden, normed, delta)
         if self.layer_run is not None:
             self.layer_run(batch, kv, workspace)
         else:
             self._run_layers(StepSpace(batch, kv, workspace), stream)
         return self._logits(batch, stream.normed, workspace)
 
+    def _begin(self, hidden: torch.Tensor, normed: torch.Tensor, delta: torch.Tensor) -> ResidualStream:
+        """The stream before the first layer, with its norm applied."""
+        stream = ResidualStream(hidden, normed, delta, hidden)
+        first_norm = self._layers[0].first_norm
+        if first_norm is not None:
+            first_norm(hidden, normed)
+            stream.source = normed
+        return stream
+
     def _run_layers(self, step: StepSpace, stream: ResidualStream) -> None:
         """Layer by layer, up to the last norm's output in ``stream.normed``."""
-        next_norms = [layer.first_norm for layer in self._layers[1:]] + [self._final_norm]
+        next_norms = [*(layer.first_norm for layer in self._layers[1:]), self._final_norm]
         for layer, next_norm in zip(self._layers, next_norms, strict=True):
             if step.batch.sampled_attention is not None and layer is self._layers[-1]:
                 _mix_for_sampled(layer, step, stream)
@@ -111,6 +109,7 @@ class Decoder:
         return self._apply_head(workspace["normed"][first:last], workspace["logits"][: last - first])
 
     def _apply_head(self, last_hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        assert self._head is not None
         self._head(last_hidden, logits)
         if self.model.logits_scale != 1.0:
             logits.mul_(self.model.logits_scale)
@@ -119,7 +118,32 @@ class Decoder:
         return logits
 
 
-def _make_layers(
+def make_final_norm(model: ModelDescription, weights: Weights, kernels: DeviceKernels) -> Norm:
+    """Of the last layer's output."""
+    return Norm(weights, "final_norm", model.norm.kind, model.norm.eps, kernels.ops, width=model.hidden_size)
+
+
+def make_head(model: ModelDescription, weights: Weights, kernels: DeviceKernels) -> Projection:
+    """The output head, which may be the embedding too."""
+    is_tied = model.tie_word_embeddings
+    head = StoredWeight(weights, "embedding" if is_tied else "head", is_embedding=is_tied)
+    return make_projection(kernels.projections, head)
+
+
+def make_embedding(
+    model: ModelDescription, weights: Weights, kernels: DeviceKernels, head: Projection | None
+) -> Embedding:
+    """head: that is the embedding too, where they are tied; None where the head is another rank's."""
+    table = head if model.tie_word_embeddings else None
+    if table is None and (stored := StoredWeight.quantised(weights, "embedding", is_embedding=True)) is not None:
+        table = make_projection(kernels.projections, stored)
+    if table is None and model.num_ranks > 1:
+        rows = StoredWeight(weights, "embedding", is_embedding=True, only_rows=True)
+        table = make_projection(kernels.projections, rows)
+    return Embedding(model, weights, table, kernels.ops)
+
+
+def make_layers(
     model: ModelDescription, weights: Weights, kernels: DeviceKernels, owners: Sequence[int]
 ) -> list[DecoderLayer]:
     width, tables = model.hidden_size, rope_tables(model)

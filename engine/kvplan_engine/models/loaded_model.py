@@ -13,7 +13,7 @@ from kvplan_engine.checkpoints.loaders import load_weights, plan_held_weights, r
 from kvplan_engine.checkpoints.shared_layers import weight_owners
 from kvplan_engine.checkpoints.weights import Weights, allocate_weights, unowned, weight_fingerprint
 from kvplan_engine.config import EngineConfig
-from kvplan_engine.description.division import Rank, rank_model
+from kvplan_engine.description.division import Rank, part_of
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import num_parameters
 from kvplan_engine.device.collectives import Collectives
@@ -25,6 +25,7 @@ from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.device_kernels import select_kernels
 from kvplan_engine.models.known_parts import refuse_unknown_parts
 from kvplan_engine.models.kv_pool import KvPool
+from kvplan_engine.models.stage_decoder import StageDecoder
 
 
 class LoadedModel:
@@ -47,14 +48,14 @@ class LoadedModel:
         whole = read_config(source)
         refuse_unknown_parts(whole)
         rank = Rank() if collectives is None else collectives.rank
-        self.config: ModelDescription = rank_model(whole, rank.count)
+        self.config: ModelDescription = part_of(whole, rank)
         self.dtype: str = dtype_of(self.config.dtype)
         self._scalar: torch.dtype = getattr(torch, self.dtype)
         owners = weight_owners(self.config, self._scalar.itemsize) if config.shares_layers else None
         loading = (whole, source, config.load_format)
         held = plan_held_weights(*loading, config.quantization, config.seed, config.group_size)
         kernels = select_kernels(config.attention_backend, device.torch_device, self._scalar)
-        if collectives is not None:
+        if collectives is not None and rank.count > 1:
             kernels = kernels.divided(self.config, collectives)
         held = held.plain if kernels.takes_plain_weights else held
         self.weights: Weights = allocate_weights(
@@ -66,7 +67,7 @@ class LoadedModel:
         slots = _make_slots(config, self.config, self._scalar, device)
         self.adapter_bytes = 0 if slots is None else slots.num_bytes
         self.weight_bytes += self.adapter_bytes
-        self.is_dummy = load_weights(self.weights, *loading, config.seed, rank)
+        self.is_dummy = load_weights(self.weights, *loading, config.seed, rank, self.config.stage.first_layer)
         held.fill(self.weights, device.torch_device, skipped=unowned(owners))
         self.weight_fingerprint = weight_fingerprint(self.weights)  # of all, before the decoder packs most of them
         self.adapters: AdapterLibrary | None = None
@@ -79,12 +80,17 @@ class LoadedModel:
         self._shards = kernels.shards
         self.ops = kernels.ops
         self.attention = kernels.attention
-        self.decoder = Decoder(self.config, self.weights, kernels, owners)
+        parts = (self.config, self.weights, kernels, owners)
+        if collectives is None or rank.num_stages == 1:
+            self.decoder = Decoder(*parts)
+        else:
+            self.decoder = StageDecoder(*parts, collectives)
+        self._is_whole = collectives is None
 
     @property
     def is_capturable(self) -> bool:
         """Whether decode steps may be captured as graphs."""
-        return self.attention.is_capturable and self._shards is None
+        return self.attention.is_capturable and self._is_whole
 
     def kernel_buffers(self, config: EngineConfig) -> list[BufferSpec]:
         """What the kernels need of the workspace besides a step's own buffers."""

@@ -18,7 +18,7 @@ from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory
 from kvplan.estimate.kvplan.held_weights import held_weight_bytes
 from kvplan.estimate.kvplan.kernel_buffers import kernel_buffers
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
-from kvplan.estimate.kvplan.ranks import rank_spec
+from kvplan.estimate.kvplan.ranks import stage_specs
 from kvplan.estimate.kvplan.scratch import chosen_tokens, layer_input_elements, scratch_elements
 from kvplan.estimate.kvplan.settings import EngineDevice, ResolvedSettings, resolve_settings
 from kvplan.estimate.weights import size_weights
@@ -136,36 +136,47 @@ def engine_layout(spec: ModelSpec, settings: FilledSettings) -> KvLayout:
     return plan_layout(spec, cache, settings.block_size, encoder_tokens=settings.max_model_len)
 
 
+@dataclass(frozen=True, slots=True)
+class _RankMemory:
+    """What one rank takes of its device. kv_pool_bytes: what is left, less than 0 where it does not fit."""
+
+    weight_bytes: int
+    adapter_bytes: int
+    activation_bytes: int
+    graphs: GraphMemory | None
+    kv_pool_bytes: int
+    layout: KvLayout
+
+    @property
+    def num_blocks(self) -> int:
+        return max(self.kv_pool_bytes, 0) // self.layout.block_bytes if self.layout.block_bytes else 0
+
+
 def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> EnginePrediction:
     """What the engine allocates on ``device`` (whose memory is before utilization), or how it refuses.
 
-    Of several ranks each has such a device, and as much on it. UsageError and KvplanError as in ``resolve_settings``.
+    Of several ranks each has such a device, and as many blocks as the one with the least room; the other figures are
+    the first rank's. UsageError and KvplanError as in ``resolve_settings`` and ``stage_specs``.
     """
     resolved = resolve_settings(spec, asked, device)
     settings = resolved.serving
-    spec = rank_spec(spec, asked)
     positions = spec.max_position_embeddings or settings.max_model_len
-    adapter_bytes = engine_slot_bytes(spec, settings, settings.dtype)
-    weight_bytes = _weight_bytes(spec, settings, device) + adapter_bytes
-    layout = engine_layout(spec, settings)
-    buffers = workspace_buffers(spec, settings, layout) | kernel_buffers(spec, settings, device)
-    activation_bytes = sum(map(_aligned, buffers.values()))
     overhead_bytes = CPU_OVERHEAD_BYTES if device.kind == "cpu" else CUDA_OVERHEAD_BYTES
-    graphs = _graphs(spec, resolved)
     budget_bytes = int(settings.device_memory_bytes * settings.gpu_memory_utilization)
-    kv_pool_bytes = budget_bytes - weight_bytes - activation_bytes - overhead_bytes
-    kv_pool_bytes -= graphs.num_bytes if graphs is not None else 0
-    num_blocks = max(kv_pool_bytes, 0) // layout.block_bytes if layout.block_bytes else 0
+    stages = [_on_rank(each, resolved, budget_bytes - overhead_bytes) for each in stage_specs(spec, asked)]
+    first, num_blocks = stages[0], min(each.num_blocks for each in stages)
+    layout, weight_bytes = first.layout, first.weight_bytes
+    unused = (first.num_blocks - num_blocks) * layout.block_bytes
     longest, in_flight = settings.max_model_len, min(settings.max_num_batched_tokens, settings.max_model_len)
     return EnginePrediction(
         settings=resolved,
         budget_bytes=budget_bytes,
         weight_bytes=weight_bytes,
-        adapter_bytes=adapter_bytes,
-        activation_bytes=activation_bytes,
+        adapter_bytes=first.adapter_bytes,
+        activation_bytes=first.activation_bytes,
         overhead_bytes=overhead_bytes,
-        graphs=graphs,
-        kv_pool_bytes=max(kv_pool_bytes, 0),
+        graphs=first.graphs,
+        kv_pool_bytes=max(first.kv_pool_bytes, 0) - unused,
         layout=layout,
         num_blocks=num_blocks,
         kv_cache_tokens=layout.pool_tokens(num_blocks, longest),
@@ -182,6 +193,20 @@ def predict(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> En
     )
 
 
+def _on_rank(spec: ModelSpec, resolved: ResolvedSettings, room_bytes: int) -> _RankMemory:
+    """spec: of what the rank has. room_bytes: for weights, buffers, graphs and blocks."""
+    settings, device = resolved.serving, resolved.device
+    adapter_bytes = engine_slot_bytes(spec, settings, settings.dtype)
+    weight_bytes = _weight_bytes(spec, settings, device) + adapter_bytes
+    layout = engine_layout(spec, settings)
+    buffers = workspace_buffers(spec, settings, layout) | kernel_buffers(spec, settings, device)
+    activation_bytes = sum(map(_aligned, buffers.values()))
+    graphs = _graphs(spec, resolved)
+    graph_bytes = 0 if graphs is None else graphs.num_bytes
+    left = room_bytes - weight_bytes - activation_bytes - graph_bytes
+    return _RankMemory(weight_bytes, adapter_bytes, activation_bytes, graphs, left, layout)
+
+
 def _weight_bytes(spec: ModelSpec, settings: FilledSettings, device: EngineDevice) -> int:
     """As the engine holds them; for one that only counts, as they are published."""
     if device.is_counted and spec.quantization is not None and settings.quantization == "auto":
@@ -191,7 +216,9 @@ def _weight_bytes(spec: ModelSpec, settings: FilledSettings, device: EngineDevic
 
 
 def _graphs(spec: ModelSpec, resolved: ResolvedSettings) -> GraphMemory | None:
-    if resolved.device.kind == "cpu" or resolved.device.is_counted or resolved.serving.tensor_parallel_size > 1:
+    settings = resolved.serving
+    num_ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    if resolved.device.kind == "cpu" or resolved.device.is_counted or num_ranks > 1:
         return None
     rows = min(resolved.serving.max_num_seqs, resolved.serving.max_num_batched_tokens)
     has_adapters = resolved.serving.lora_slots is not None

@@ -6,6 +6,7 @@ The engine declares its splits on its own (``kvplan_engine/description/division.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from kvplan.catalog.spec import (
     CompressedAttention,
@@ -20,27 +21,72 @@ from kvplan.catalog.spec import (
 )
 from kvplan.catalog.tensors import Tensor
 from kvplan.errors import UsageError
+from kvplan.estimate.kvplan.scratch import layer_input_elements
 from kvplan.settings import ServingSettings
 
+_NORM_OF_EMBEDDING = "word_embeddings_layernorm"
 
-def rank_spec(spec: ModelSpec, asked: ServingSettings) -> ModelSpec:
-    """A model with the layers, and the rows of embedding and head, that each rank has. It is ``spec`` for one rank.
 
-    The vocabulary's size stays that of the whole. UsageError where the engine would refuse to divide it.
+def stage_specs(spec: ModelSpec, asked: ServingSettings) -> list[ModelSpec]:
+    """What each rank has, stage by stage: parts of a run of layers, with the embedding first and the head last.
+
+    The first stages have one layer more where they do not divide. UsageError where the engine would refuse.
     """
-    count = asked.tensor_parallel_size
+    count, num_ranks = asked.pipeline_parallel_size, asked.tensor_parallel_size
+    if count * num_ranks == 1:
+        return [spec]
+    _check_settings(spec, asked)
+    if count > 1:
+        _check_stages(spec, count)
+    if num_ranks > 1:
+        _check_model(spec, num_ranks)
+    size, more = divmod(spec.num_layers, count)
+    firsts = [index * size + min(index, more) for index in range(count + 1)]
+    return [_rank_spec(_stage(spec, range(*run), spec.num_layers), num_ranks) for run in pairwise(firsts)]
+
+
+def _stage(spec: ModelSpec, layers: range, num_layers: int) -> ModelSpec:
+    is_first, is_last = layers.start == 0, layers.stop == num_layers
+    tensors = []
+    for tensor in spec.tensors:
+        is_input = tensor.role in ("embedding", "position") or tensor.name.startswith(_NORM_OF_EMBEDDING)
+        is_both = tensor.role == "embedding" and spec.tie_word_embeddings
+        if (is_first and is_input) or (is_last and (is_both or not is_input)):
+            tensors.append(tensor)
+    # what a quantised checkpoint would hold is not asked for: such weights are refused, or widened
+    return replace(spec, layers=spec.layers[layers.start : layers.stop], tensors=tuple(tensors), checkpoint=None)
+
+
+def _check_stages(spec: ModelSpec, count: int) -> None:
+    if count > spec.num_layers:
+        raise UsageError(f"{spec.num_layers} layers cannot be divided over {count} stages.", hint="use a smaller --pp")
+    for layer, _ in spec.distinct_layers():
+        is_alike = all(
+            isinstance(mixer, SoftmaxAttention) and mixer.window_kind == "full" and mixer.kv_shared_with is None
+            for mixer in layer.mixers
+        )
+        if not is_alike or layer.cross_attention is not None:
+            raise UsageError(
+                "kvplan's engine does not divide layers that keep unlike tokens into stages yet.", hint="use --pp 1"
+            )
+    if layer_input_elements(spec) or any(tensor.name.startswith("altup") for tensor in spec.tensors):
+        raise UsageError("kvplan's engine does not divide such a model into stages yet.", hint="use --pp 1")
+
+
+def _rank_spec(spec: ModelSpec, count: int) -> ModelSpec:
+    """A model with the layers, and the rows of embedding and head, that each of ``count`` ranks has.
+
+    The vocabulary's size stays that of the whole.
+    """
     if count == 1:
         return spec
-    _check_settings(asked)
-    _check_model(spec, count)
     parts: dict[int, LayerSpec] = {}
     for layer in spec.layers:
         if id(layer) not in parts:
             parts[id(layer)] = _part_of_layer(layer, count)
     layers = tuple(parts[id(layer)] for layer in spec.layers)
     tensors = tuple(_part(tensor, count, 1) for tensor in spec.tensors)
-    # what a quantised checkpoint would hold is not asked for: such weights are refused, or widened
-    return replace(spec, layers=layers, tensors=tensors, checkpoint=None)
+    return replace(spec, layers=layers, tensors=tensors)
 
 
 def _part_of_layer(layer: LayerSpec, count: int) -> LayerSpec:
@@ -82,10 +128,12 @@ def _part(tensor: Tensor, count: int, kv_heads: int) -> Tensor:
 # ---- what the engine refuses
 
 
-def _check_settings(asked: ServingSettings) -> None:
+def _check_settings(spec: ModelSpec, asked: ServingSettings) -> None:
+    quantization = asked.quantization.casefold()
     undivided = {
         "adapters": asked.max_loras is not None,
-        "weights in few bits": asked.quantization.casefold() not in ("auto", "none"),
+        "weights in few bits": quantization not in ("auto", "none")
+        or (quantization == "auto" and spec.quantization is not None),
         "whole experts on each rank": asked.enable_expert_parallel,
     }
     found = next((name for name, is_there in undivided.items() if is_there), None)

@@ -36,13 +36,11 @@ class ResolvedSettings:
 
 
 def resolve_settings(spec: ModelSpec, asked: ServingSettings, device: EngineDevice) -> ResolvedSettings:
-    """``asked`` with the engine's defaults. UsageError for a setting out of range and for GPUs that share the stack.
+    """``asked`` with the engine's defaults. UsageError for a setting out of range.
 
     KvplanError when neither the settings nor the config say how long a sequence may be.
     """
     asked.check()
-    if asked.pipeline_parallel_size != 1:
-        raise UsageError("kvplan's engine does not divide the stack of layers.", hint="use --tensor-parallel-size")
     if spec.drafter is not None:
         raise UsageError("kvplan's engine does not decode speculatively.", hint="use --engine vllm")
     max_model_len = asked.max_model_len or spec.max_position_embeddings

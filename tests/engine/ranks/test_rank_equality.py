@@ -20,12 +20,14 @@ from mixture_models import MixtureCheckpoint
 from small_models import Checkpoint, greedy
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.memory import EnginePrediction, predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.settings import ServingSettings
 from kvplan.units import MIB
 from kvplan_engine import LLM, Engine, EngineError, SamplingParams
 from kvplan_engine.errors import RankDied
+from kvplan_engine.memory.breakdown import MemoryBreakdown
+from kvplan_engine.memory.ranks import Needs
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -36,9 +38,10 @@ CELLS = [
 NUM_TOKENS = 8
 PROMPT_LENGTHS = (28, 41, 25)
 POOL_TOKENS = 80
-RANKS = {"gpt2": 2, "llama": 4, "qwen2_moe": 2}
-"""gpt2: fused queries, keys and values, stored transposed. llama: 2 KV heads for 4 ranks, biases. qwen2_moe: experts, a
-shared one with a gate, and a layer with an MLP.
+RANKS = {"gpt2": (2, 1), "llama": (4, 1), "llama-tied": (1, 2), "qwen2_moe": (2, 2)}
+"""Ranks that share a layer, and stages. gpt2: fused queries, keys and values, stored transposed. llama: 2 KV heads for
+4 ranks, biases. llama-tied: a head that is the embedding too, on both stages. qwen2_moe: experts, a shared one with a
+gate, and a layer with an MLP.
 """
 
 
@@ -47,7 +50,7 @@ def prompts() -> list[list[int]]:
     return [rng.integers(1, 384, length).tolist() for length in PROMPT_LENGTHS]
 
 
-def load(path: Path, num_ranks: int) -> LLM:
+def load(path: Path, num_ranks: int = 1, num_stages: int = 1) -> LLM:
     return LLM(
         str(path),
         dtype="float32",
@@ -57,6 +60,7 @@ def load(path: Path, num_ranks: int) -> LLM:
         max_num_seqs=8,
         max_model_len=64,
         tensor_parallel_size=num_ranks,
+        pipeline_parallel_size=num_stages,
     )
 
 
@@ -65,8 +69,8 @@ class Divided:
 
     def __init__(self, name: str, checkpoint: Checkpoint | MixtureCheckpoint) -> None:
         self.model: torch.nn.Module = checkpoint.model
-        self.single = load(checkpoint.path, 1)
-        self.ranks = load(checkpoint.path, RANKS[name])
+        self.single = load(checkpoint.path)
+        self.ranks = load(checkpoint.path, *RANKS[name])
 
 
 @pytest.fixture(scope="module", params=RANKS)
@@ -94,6 +98,10 @@ def test_greedy_tokens_are_those_of_transformers(divided: Divided, tmp_path: Pat
         watch.check(cell)
 
 
+def own_needs(memory: MemoryBreakdown) -> Needs:
+    return Needs(memory.weight_bytes, memory.activation_bytes, memory.overhead_bytes, memory.block_bytes)
+
+
 def test_every_rank_takes_what_was_predicted(divided: Divided) -> None:
     """Bytes and blocks of each, of a planner that knows the config alone, and of an engine that only counts."""
     engine = divided.ranks.engine
@@ -107,18 +115,22 @@ def test_every_rank_takes_what_was_predicted(divided: Divided) -> None:
         block_size=16,
         dtype="float32",
         tensor_parallel_size=config.tensor_parallel_size,
+        pipeline_parallel_size=config.pipeline_parallel_size,
     )
     predicted = predict(resolve_model(config.model), asked, EngineDevice(256 * MIB))
     counted = Engine(replace(config, load_format="none")).memory
-    for found in (predicted, counted):
+    found_by: list[EnginePrediction | MemoryBreakdown] = [predicted, counted]
+    for found in found_by:
         assert found.num_blocks == memory.num_blocks
         assert found.block_bytes == memory.block_bytes
         assert found.weight_bytes == memory.weight_bytes
         assert found.activation_bytes == memory.activation_bytes
     assert memory.overhead_bytes == predicted.overhead_bytes, "a rank took more than is kept back"
-    assert len(engine._carver.needs) == config.tensor_parallel_size - 1
-    for needs in engine._carver.needs:
-        assert (needs.weight_bytes, needs.workspace_bytes) == (memory.weight_bytes, memory.activation_bytes)
+    needs = [own_needs(memory), *engine._carver.needs]
+    assert len(needs) == config.num_ranks
+    assert memory.num_blocks == min(each.num_blocks(memory.budget_bytes) for each in needs)
+    if config.pipeline_parallel_size == 1:
+        assert len(set(needs)) == 1, "ranks that share every layer have equal parts"
 
 
 def test_samples_that_fork_and_log_probabilities_are_those_of_one_process(divided: Divided) -> None:

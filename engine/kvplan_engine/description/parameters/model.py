@@ -33,22 +33,30 @@ def num_parameters(model: ModelDescription) -> int:
 
 
 def model_parameters(model: ModelDescription) -> Iterator[Parameter]:
-    """Every parameter once: the embedding, layer by layer, the head."""
-    hidden = model.hidden_size
-    yield from projection("embedding", model.vocab_rows, hidden, split="vocabulary")
-    if model.learned_positions is not None:
-        yield from projection("positions", model.learned_positions, hidden)
-    if model.embedding_norm:
-        yield from norm("embedding_norm", "layer", hidden)
-    yield from layer_input_parameters(model)
+    """Every parameter once: the embedding, layer by layer, the head. Of a stage, those that it has."""
+    hidden, stage = model.hidden_size, model.stage
+    if stage.is_first or (stage.is_last and model.tie_word_embeddings):
+        yield from projection("embedding", model.vocab_rows, hidden, split="vocabulary")
+    if stage.is_first:
+        yield from _after_embedding(model)
     of_layer = {layer: list(layer_parameters(layer, hidden)) for layer in model.distinct_layers}
     for index, layer in enumerate(model.layers):
         for parameter in of_layer[layer]:
             yield replace(parameter, layer=index)
+    if not stage.is_last:
+        return
     yield from norm("final_norm", model.norm.kind, hidden)
     if not model.tie_word_embeddings:
         yield from projection("head", model.vocab_rows, hidden, bias=model.head_bias, split="vocabulary")
     yield from _others(model.others)
+
+
+def _after_embedding(model: ModelDescription) -> Iterator[Parameter]:
+    if model.learned_positions is not None:
+        yield from projection("positions", model.learned_positions, model.hidden_size)
+    if model.embedding_norm:
+        yield from norm("embedding_norm", "layer", model.hidden_size)
+    yield from layer_input_parameters(model)
 
 
 def layer_parameters(layer: Layer, hidden_size: int) -> Iterator[Parameter]:

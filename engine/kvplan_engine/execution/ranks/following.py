@@ -27,12 +27,12 @@ from kvplan_engine.execution.ranks.messages import (
     MakePool,
     Measured,
     Move,
-    Needs,
     Refusal,
     Touch,
 )
 from kvplan_engine.execution.step_indices import StepIndices
 from kvplan_engine.memory.plan import kv_layout, resolve_max_model_len
+from kvplan_engine.memory.ranks import Needs
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.offload.mover import Mover
 
@@ -48,7 +48,7 @@ class FollowingRank:
         self._connection = connection
         self._device = open_rank_device(order.config, order.rank)
         connection.send(Joining())
-        store = join_store(order.port, order.rank.count)
+        store = join_store(order.port, order.rank.count * order.rank.num_stages)
         self._collectives = Collectives(order.rank, store, on_gpu=self._device.is_asynchronous)
         dtype_of = partial(resolve_dtype, order.config.dtype, device=self._device)
         with loading_weights():
@@ -99,7 +99,8 @@ class FollowingRank:
         max_model_len = resolve_max_model_len(config, model.config)
         layout = kv_layout(config, model.config, model.dtype, max_model_len)
         self._runner = ModelRunner(model, config, self._device, layout, max_model_len)
-        return Needs(model.weight_bytes, self._runner.workspace.num_bytes, self._device.overhead_bytes)
+        overhead = self._device.overhead_bytes
+        return Needs(model.weight_bytes, self._runner.workspace.num_bytes, overhead, layout.block_bytes)
 
     def _make_pool(self, message: MakePool) -> None:
         self._own.carve_pool(message.num_blocks, message.kv_dtype)
@@ -137,7 +138,7 @@ class FollowingRank:
 def open_rank_device(config: EngineConfig, rank: Rank) -> Device:
     """The rank's own device: a GPU each, or a share of the machine's memory, which the first rank has checked."""
     if config.device == "cuda":
-        torch.cuda.set_device(rank.index)
+        torch.cuda.set_device(rank.number)
         return open_cuda(config.device_memory)
     assert config.device_memory is not None, "the first rank says how much it has"
     return CpuDevice(config.device_memory)

@@ -30,12 +30,13 @@ _SECONDS_TO_DIE = 5.0
 
 
 class RankGroup:
-    """The processes of ranks 1 to ``num_ranks`` - 1, which end with this object, with this process, or by ``close``.
+    """The processes of all ``ranks`` but the first, which end with this object, with this process, or by ``close``.
 
     Threads of this process are divided over the ranks until then.
     """
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, ranks: Sequence[Rank]) -> None:
+        num_ranks, self._ranks = len(ranks), ranks
         self._threads = torch.get_num_threads()
         self._store = open_store(num_ranks)
         self._connections: list[Connection] = []
@@ -57,12 +58,11 @@ class RankGroup:
     def load(self, config: EngineConfig, source: Any, *, on_gpu: bool) -> Collectives:
         """Let all ranks load ``source`` and meet; ``loaded`` waits until they have loaded it."""
         with self.watching():
-            for index, connection in enumerate(self._connections, start=1):
-                rank = Rank(index, self.num_ranks)
+            for rank, connection in zip(self._ranks[1:], self._connections, strict=True):
                 connection.send(Load(config, source, rank, self._store.port, self.num_threads))
             for joining in self._answers():
                 assert isinstance(joining, Joining), joining
-            return Collectives(Rank(0, self.num_ranks), self._store, on_gpu=on_gpu)
+            return Collectives(self._ranks[0], self._store, on_gpu=on_gpu)
 
     def loaded(self) -> None:
         """Returns when all ranks have loaded their part. EngineError where one cannot."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -22,11 +23,10 @@ from kvplan_engine.execution.ranks.messages import (
     MakePool,
     Measured,
     Move,
-    Needs,
     Touch,
 )
 from kvplan_engine.memory.breakdown import MemoryBreakdown
-from kvplan_engine.memory.plan import plan_memory
+from kvplan_engine.memory.ranks import Needs, plan_ranks
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.offload.disk_tier import DiskTier
@@ -120,17 +120,10 @@ class LeadingCarver(MemoryCarver):
         return runner
 
     def _plan(self, runner: ModelRunner, config: EngineConfig, layout: KvLayout, max_model_len: int) -> MemoryBreakdown:
-        own = Needs(self._model.weight_bytes, runner.workspace.num_bytes, self._overhead_bytes)
-        needs = [own, *self.needs]
-        return plan_memory(
-            config,
-            layout,
-            max_model_len,
-            device_total_bytes=self._device.total_bytes,
-            weight_bytes=max(each.weight_bytes for each in needs),
-            workspace_bytes=max(each.workspace_bytes for each in needs),
-            overhead_bytes=max(each.overhead_bytes for each in needs),
-        )
+        others = [replace(each, overhead_bytes=max(each.overhead_bytes, self._overhead_bytes)) for each in self.needs]
+        own = Needs(self._model.weight_bytes, runner.workspace.num_bytes, self._overhead_bytes, layout.block_bytes)
+        total = self._device.total_bytes
+        return plan_ranks(config, layout, max_model_len, [own, *others], device_total_bytes=total)
 
     def _measure(
         self, runner: ModelRunner, config: EngineConfig, memory: MemoryBreakdown, layout: KvLayout, max_model_len: int

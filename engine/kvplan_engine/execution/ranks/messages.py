@@ -41,15 +41,6 @@ class Carve:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """What a rank takes of its device, in bytes."""
-
-    weight_bytes: int
-    workspace_bytes: int
-    overhead_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class MakePool:
     """A pool of so many blocks. Answered."""
 
