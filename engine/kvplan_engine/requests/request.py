@@ -97,6 +97,12 @@ class ScheduledSequence:
 _sequence_numbers = count()
 
 
+def number_sequences_from(first: int) -> None:
+    """What this process begins from now on has numbers that engines beside it do not give: see ``Sampler``."""
+    global _sequence_numbers
+    _sequence_numbers = count(first)
+
+
 class StepClock:
     """Counts steps for the sequences that follow it: each tick is one more token and one more computed token.
 

@@ -28,13 +28,15 @@ class Load(_Message):
     """The first message: load ``model`` with these settings (amounts of memory may be text).
 
     cpu_bytes: memory of the device, where that is the CPU and the settings leave it open; None: as without a server.
-    tells_answers: an answer's tokens are told once more when it is complete.
+    tells_answers: an answer's tokens are told once more when it is complete. engine: its number among several, which
+    draw apart for requests without a seed.
     """
 
     model: str
     settings: dict[str, Any]
     cpu_bytes: int | None = None
     tells_answers: bool = False
+    engine: int = 0
 
 
 class Add(_Message):

@@ -121,7 +121,8 @@ def test_a_new_pool_and_an_emptied_cache_hold_nothing() -> None:
     sent(routes, [*PREFIX, 1])
     routes.use_pool(0, facts())
     assert sent(routes, [*PREFIX, 1]).num_new_tokens == len(PREFIX) + 1
-    routes.forget()
+    for number in range(2):
+        routes.forget(number)
     assert sent(routes, [*PREFIX, 1]).num_new_tokens == len(PREFIX) + 1
 
 

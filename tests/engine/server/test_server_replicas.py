@@ -60,6 +60,14 @@ def num_cached(answer: dict[str, Any]) -> int:
     return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
+def test_requests_without_a_seed_are_drawn_apart(pair: ServerProcess) -> None:
+    """The first of each engine: the second goes to the other one, which was sent less."""
+    fields: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "return_token_ids": True, "temperature": 1.0}
+    first, second = (pair.complete([7], **fields)["choices"][0]["token_ids"] for _ in range(2))
+    assert min(pair.by_engine("vllm:prompt_tokens_total")) > 0, "one engine had both"
+    assert first != second
+
+
 def test_64_streams_give_the_same_tokens_as_one_engine(pair: ServerProcess, llm: LLM) -> None:
     fields: list[dict[str, Any]] = [
         {"temperature": 0.9, "top_p": 0.95, "seed": number, "max_tokens": 8 + number % 17}

@@ -90,7 +90,8 @@ class EngineClient(asyncio.Protocol):
         with theirs:
             self._process = start_process(theirs, share.environment(os.environ))
         self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
-        self._send(Load(model, share.settings(settings), share.cpu_bytes(), tells_answers=self._router is not None))
+        tells_answers = self._router is not None
+        self._send(Load(model, share.settings(settings), share.cpu_bytes(), tells_answers, self._number))
         await self._ready
 
     @property

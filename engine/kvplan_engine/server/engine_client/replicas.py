@@ -156,8 +156,9 @@ class Replicas:
     async def reset_prefix_caches(self) -> bool:
         """Whether all were emptied: one is not while it has requests."""
         emptied = await self.command_all("reset_prefix_cache")
-        if self._router is not None and all(emptied):
-            self._router.forget()
+        if self._router is not None:
+            for engine in (number for number, is_empty in enumerate(emptied) if is_empty):
+                self._router.forget(engine)
         return all(emptied)
 
     async def reconfigure(self, changes: dict[str, Any], patience_seconds: float) -> None:

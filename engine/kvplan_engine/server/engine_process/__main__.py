@@ -9,8 +9,11 @@ import socket
 import sys
 
 from kvplan_engine.errors import EngineError
+from kvplan_engine.requests.request import number_sequences_from
 from kvplan_engine.server.engine_process.channel import ApiGone, Channel, end_with
 from kvplan_engine.server.messages import Failed, Load, Ready
+
+_SEQUENCES_OF_AN_ENGINE = 1 << 40  # more than any begins
 
 
 def main() -> int:
@@ -40,6 +43,7 @@ def _serve(order: Load, channel: Channel) -> int:
     from kvplan_engine.server.engine_process.loop import EngineLoop
 
     gc.enable()
+    number_sequences_from(order.engine * _SEQUENCES_OF_AN_ENGINE)
     with load(order) as llm:
         channel.send(Ready(model_facts(llm, order.model), pool_facts(llm.engine)))
         gc.collect()

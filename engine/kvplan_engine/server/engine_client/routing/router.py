@@ -58,10 +58,9 @@ class Router:
         num_tier_blocks = (config["kv_host_cache_bytes"] + config["kv_disk_cache_bytes"]) // pool.block_bytes
         self._memories[engine] = PrefixMemory(pool.num_blocks + num_tier_blocks)
 
-    def forget(self) -> None:
-        """The caches of all engines were emptied."""
-        for memory in self._memories:
-            memory.clear()
+    def forget(self, engine: int) -> None:
+        """The cache of ``engine`` was emptied."""
+        self._memories[engine].clear()
 
     def route(
         self, prompt_token_ids: Sequence[int], num_sequences: int, loads: Sequence[EngineLoad], salt: str = ""
