@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from kvplan.commands.serve import ENGINE_NAMES, serve
 from kvplan_engine.config import knobs
 from kvplan_engine.errors import EngineError
 from kvplan_engine.server.engine_process.loading import load
-from kvplan_engine.server.messages import Load
+from kvplan_engine.server.messages import Load, Stop, frame
 
 
 def _started(options: dict[str, object]) -> subprocess.CompletedProcess[str]:
@@ -92,6 +93,23 @@ def test_an_engine_that_cannot_load_says_why(model_path: Path, tmp_path: Path) -
         load(Load(str(tmp_path), {"device": "cpu", "device_memory": "256MiB"}))
     assert random_weights.value.hint is not None
     assert random_weights.value.hint.startswith("give a directory")
+
+
+def test_an_engine_that_is_told_to_end_before_it_has_begun_says_nothing() -> None:
+    """As when a signal arrives while it starts: both messages are there when it looks."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(frame(Load("nosuch/model", {})) + frame(Stop()))
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        done = subprocess.run(
+            [sys.executable, "-m", "kvplan_engine.server.engine_process", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            timeout=300,
+            check=False,
+        )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_a_taken_port_is_said_before_the_model_is_loaded(commanded: ServerProcess) -> None:

@@ -26,8 +26,10 @@ def main() -> int:
     channel = Channel(connection)
     end_with(connection)
     try:
-        (order,) = channel.receive(wait=True)
+        order, *more = channel.receive(wait=True)
         assert isinstance(order, Load), order
+        if more:  # a Stop: nothing else is sent before the engine is ready
+            return 0
         return _serve(order, channel)
     except ApiGone:
         return 1
