@@ -10,11 +10,17 @@ import pytest
 
 from kvplan_engine.device import process_memory
 from kvplan_engine.errors import EngineError
+from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.server.engine_client.admission import AdmissionQueue
+from kvplan_engine.server.engine_client.client import EngineClient
+from kvplan_engine.server.engine_client.generation import Mailbox
 from kvplan_engine.server.engine_client.machine_share import MachineShare
 from kvplan_engine.server.engine_client.replicas import Replicas
-from kvplan_engine.server.messages import PoolFacts
+from kvplan_engine.server.engine_client.routing.loads import EngineLoad
+from kvplan_engine.server.engine_client.routing.router import Route
+from kvplan_engine.server.messages import Begun, Ended, ModelFacts, PoolFacts, Stats, Step
 from kvplan_engine.server.metrics.server import ServerMetrics
+from kvplan_engine.server.metrics.state import EngineMetrics
 
 CONFIG: dict[str, Any] = {
     "enable_prefix_caching": True,
@@ -76,6 +82,32 @@ def test_what_all_take_changes_all() -> None:
     assert [each["kv_disk_cache_dir"] for each in found] == [f"/kv/engine-{number}" for number in range(3)]
 
 
+def test_loads_count_what_is_in_flight_and_end_at_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that begin, end, and leave before and after they began, of one and of several samples."""
+
+    async def loads() -> tuple[EngineLoad, EngineLoad, int]:
+        queue = AdmissionQueue()
+        client = EngineClient(EngineMetrics(), queue, asyncio.Event())
+        client.pool = PoolFacts(dict(CONFIG), 256, 8, 100, 16, 1024, {})
+        monkeypatch.setattr(client, "_send", lambda message: None)
+        requests = [
+            client.submit([1] * 20, SamplingParams(n=n), 0.0, Mailbox(), 0, None, Route(0, num_new_tokens=10 * n))
+            for n in (1, 2, 3, 1)
+        ]
+        first = [request.first for request in requests]
+        begun = [Begun(first[0], 1.0, 0), Begun(first[1], 1.0, 0)]
+        client._take(Step(1.0, [first[0]], [5], Stats(), begun=begun, ended=[Ended(first[0], "stop")]), is_late=False)
+        between = client.load()
+        for request in requests:
+            client.abort(request)
+        return between, client.load(), queue.num_requests + queue.num_tokens
+
+    between, after, queued = asyncio.run(loads())
+    assert between == EngineLoad(2 + 3 + 1, 3 + 1, 30 + 10, num_seats=8, free_tokens=0)
+    assert after == EngineLoad(0, 0, 0, num_seats=8, free_tokens=0)
+    assert queued == 0
+
+
 def test_an_engine_that_is_alone_gets_what_there_is() -> None:
     share = MachineShare({"device": "cpu"})
     assert (share.environment({}), share.cpu_bytes()) == ({}, None)
@@ -105,6 +137,7 @@ def test_memory_that_nobody_chose_is_divided(monkeypatch: pytest.MonkeyPatch) ->
         ({"device": "cuda"}, "5,3,4", ["5", "3", "4"]),
         ({}, "GPU-a,GPU-b", ["GPU-a", "GPU-b", ""]),
         ({"tensor_parallel_size": 2}, None, ["0,1", "2,3", "4,5"]),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, None, ["0,1,2,3", "4,5,6,7", "8,9,10,11"]),
     ],
 )
 def test_every_engine_has_gpus_of_its_own(settings: dict[str, Any], visible: str | None, expected: list[str]) -> None:
@@ -128,6 +161,4 @@ def test_an_engine_without_a_gpu_beside_one_that_has_one_is_refused() -> None:
 
 
 def model(device: str) -> Any:
-    from kvplan_engine.server.messages import ModelFacts
-
     return ModelFacts("m", 1, "float32", False, 1, device, 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ class MachineShare:
     def __init__(self, settings: Mapping[str, Any], index: int = 0, count: int = 1) -> None:
         self._index, self._count = index, count
         self._device = settings.get("device", "auto")
-        self._num_devices = int(settings.get("tensor_parallel_size") or 1)
+        sizes = (settings.get(name) or 1 for name in ("tensor_parallel_size", "pipeline_parallel_size"))
+        self._num_devices = prod(sizes)  # a rank on each
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """What is added to ``inherited``: as many threads as fall to each engine, and GPUs of its own."""
