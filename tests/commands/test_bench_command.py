@@ -192,7 +192,8 @@ def test_static_batches_are_padded_to_their_longest() -> None:
     assert [request.num_output_tokens for request in padded(requests, 2)] == [9, 9, 4, 4, 7]
 
 
-def test_under_load_as_many_prompts_are_computed_as_answers_completed() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_under_load_as_many_prompts_are_computed_as_answers_completed(ahead: bool) -> None:
     """Of three static batches of 4 the time of two is measured: one batch's prompts less before, one's more after."""
     llm = LLM(
         CONFIG,
@@ -202,6 +203,7 @@ def test_under_load_as_many_prompts_are_computed_as_answers_completed() -> None:
         max_num_batched_tokens=64,
         max_num_seqs=4,
         scheduling="static",
+        async_scheduling=ahead,
     )
     requests = [BenchRequest([1, 2, 3], length) for length in (5, 2, 9, 3, 4, 4, 1, 2, 8, 8, 8, 8)]
     assert serve_under_load(llm.engine, requests).num_output_tokens == sum((5, 2, 9, 3, 4, 4, 1, 2))
