@@ -12,5 +12,6 @@ weights (``load_format="none"``).
     parameters/    every parameter of a model: its shape, part by part
     uniform        models whose layers all keep the same of each token
     division       what one rank has of a model where several share every layer
+    undivided      what several ranks cannot share
     kept_units     what a layer keeps of a sequence, and for how long
 """

@@ -20,9 +20,10 @@ from kvplan_engine.checkpoints.dummy import fill_dummy
 from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.safetensors import open_safetensors
 from kvplan_engine.checkpoints.weights import Weights, allocate_weights, fill_weights
-from kvplan_engine.description.division import Rank, check_division, rank_model, share_of
+from kvplan_engine.description.division import Rank, rank_model, share_of
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import Parameter, model_parameters
+from kvplan_engine.description.undivided import check_division
 
 CPU = torch.device("cpu")
 
