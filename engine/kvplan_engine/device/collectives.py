@@ -13,7 +13,7 @@ import torch.distributed
 
 from kvplan_engine.description.division import Rank
 
-_HOST = "127.0.0.1"
+_LOOPBACK = "127.0.0.1"
 _TAG = 0
 # Not how long a rank may be dead: that closes its connections, which fails every collective at once. A rank that is
 # alive may be slow for as long as it takes to load weights.
@@ -28,14 +28,13 @@ class Collectives:
 
     def __init__(self, rank: Rank, store: torch.distributed.Store, *, on_gpu: bool = False) -> None:
         self.rank = rank
-        # typed so because torch's stubs do not say that both have the same collectives
-        make: Any = torch.distributed.ProcessGroupNCCL if on_gpu else torch.distributed.ProcessGroupGloo
+        make = _nccl if on_gpu else _gloo
         own = torch.distributed.PrefixStore(f"stage {rank.stage}", store)
-        self._group: Any = make(own, rank.index, rank.count, _PATIENCE) if rank.count > 1 else None
+        self._group: Any = make(own, rank.index, rank.count) if rank.count > 1 else None
         num_ranks = rank.count * rank.num_stages
         self._all: Any = self._group
         if rank.num_stages > 1:
-            self._all = make(torch.distributed.PrefixStore("all", store), rank.number, num_ranks, _PATIENCE)
+            self._all = make(torch.distributed.PrefixStore("all", store), rank.number, num_ranks)
 
     # ---- of the ranks that share a stage
 
@@ -75,14 +74,23 @@ class Collectives:
             self._all.recv([x], last, _TAG).wait()
 
 
-def open_store(num_ranks: int) -> torch.distributed.TCPStore:
-    """The meeting point of so many ranks, on a free port of the loopback interface (``port`` of it)."""
-    return torch.distributed.TCPStore(_HOST, 0, num_ranks, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
+# torch's stubs do not say that both kinds of group have the same collectives
+def _nccl(store: torch.distributed.Store, number: int, count: int) -> Any:
+    return torch.distributed.ProcessGroupNCCL(store, number, count, _PATIENCE)  # type: ignore[arg-type]
 
 
-def join_store(port: int, num_ranks: int) -> torch.distributed.TCPStore:
-    """The meeting point that the first rank has opened on ``port``."""
-    return torch.distributed.TCPStore(_HOST, port, num_ranks, is_master=False, timeout=_PATIENCE)
+def _gloo(store: torch.distributed.Store, number: int, count: int) -> Any:
+    """Over the loopback interface: the default would listen where the host's name leads to."""
+    gloo: Any = torch.distributed.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = _PATIENCE
+    options._devices = [gloo.create_device(hostname=_LOOPBACK)]
+    return gloo(store, number, count, options)
+
+
+def open_store(path: str, num_ranks: int) -> torch.distributed.FileStore:
+    """Where so many ranks find each other: a file, the same for all of them, that nobody else may write."""
+    return torch.distributed.FileStore(path, num_ranks)
 
 
 def is_lost(error: RuntimeError) -> bool:

@@ -12,7 +12,7 @@ import torch
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.division import Rank
 from kvplan_engine.device.allocation import allocating, loading_weights
-from kvplan_engine.device.collectives import Collectives, join_store
+from kvplan_engine.device.collectives import Collectives, open_store
 from kvplan_engine.device.cuda import open_cuda
 from kvplan_engine.device.device import CpuDevice, Device, PeakMeter, resolve_dtype
 from kvplan_engine.errors import EngineError
@@ -48,7 +48,7 @@ class FollowingRank:
         self._connection = connection
         self._device = open_rank_device(order.config, order.rank)
         connection.send(Joining())
-        store = join_store(order.port, order.rank.count * order.rank.num_stages)
+        store = open_store(order.meeting, order.rank.count * order.rank.num_stages)
         self._collectives = Collectives(order.rank, store, on_gpu=self._device.is_asynchronous)
         dtype_of = partial(resolve_dtype, order.config.dtype, device=self._device)
         with loading_weights():

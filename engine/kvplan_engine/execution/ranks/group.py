@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -38,10 +40,11 @@ class RankGroup:
     def __init__(self, ranks: Sequence[Rank]) -> None:
         num_ranks, self._ranks = len(ranks), ranks
         self._threads = torch.get_num_threads()
-        self._store = open_store(num_ranks)
+        self._folder = tempfile.mkdtemp(prefix="kvplan-ranks-")
+        self._meeting = os.path.join(self._folder, "meeting")
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._end = weakref.finalize(self, _end, self._connections, self._processes)
+        self._end = weakref.finalize(self, _end, self._connections, self._processes, self._folder)
         self.num_ranks = num_ranks
         self.num_threads = max(1, self._threads // num_ranks)
         for _ in range(1, num_ranks):
@@ -59,10 +62,11 @@ class RankGroup:
         """Let all ranks load ``source`` and meet; ``loaded`` waits until they have loaded it."""
         with self.watching():
             for rank, connection in zip(self._ranks[1:], self._connections, strict=True):
-                connection.send(Load(config, source, rank, self._store.port, self.num_threads))
+                connection.send(Load(config, source, rank, self._meeting, self.num_threads))
             for joining in self._answers():
                 assert isinstance(joining, Joining), joining
-            return Collectives(self._ranks[0], self._store, on_gpu=on_gpu)
+            store = open_store(self._meeting, self.num_ranks)
+            return Collectives(self._ranks[0], store, on_gpu=on_gpu)
 
     def loaded(self) -> None:
         """Returns when all ranks have loaded their part. EngineError where one cannot."""
@@ -177,9 +181,10 @@ def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
     return Connection(ours.detach()), process
 
 
-def _end(connections: Sequence[Connection], processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(connections: Sequence[Connection], processes: Sequence[subprocess.Popen[bytes]], folder: str) -> None:
     for process in processes:
         process.kill()
     for connection, process in zip(connections, processes, strict=True):
         connection.close()
         process.wait()
+    shutil.rmtree(folder, ignore_errors=True)

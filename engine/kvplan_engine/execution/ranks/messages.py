@@ -16,15 +16,16 @@ LOST_PEER = 75
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The first message: load the part of ``rank``, and meet the others at ``port``. Answered twice, see ``Joining``.
+    """The first message: load the part of ``rank``, and meet the others. Answered twice, see ``Joining``.
 
-    config: with the device's kind and memory as the first rank found them. source: see ``Engine``.
+    config: with the device's kind and memory as the first rank found them. source: see ``Engine``. meeting: the path of
+    their ``open_store``.
     """
 
     config: EngineConfig
     source: Any
     rank: Rank
-    port: int
+    meeting: str
     num_threads: int
 
 
