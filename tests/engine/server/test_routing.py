@@ -53,7 +53,7 @@ def router(num_engines: int = 2, **config: Any) -> Router:
 
 
 def sent(router: Router, prompt: list[int], *loads: EngineLoad, salt: str = "") -> Route:
-    return router.route(prompt, 1, loads or (load(), load()), salt)
+    return router.route(prompt, 1, dict(enumerate(loads or (load(), load()))), salt)
 
 
 # ---- digests
@@ -99,6 +99,14 @@ def test_adapters_have_prefixes_of_their_own() -> None:
     assert sent(routes, [*PREFIX, 1], salt="sql").engine == 0
     assert sent(routes, [*PREFIX, 1], salt="chat").engine == 1
     assert sent(routes, [*PREFIX, 1], salt="sql").num_new_tokens == 1
+
+
+def test_an_engine_that_was_chosen_gets_the_request() -> None:
+    routes = router()
+    sent(routes, [*PREFIX, 1])
+    chosen = routes.route([*PREFIX, 1], 1, {1: load(50)})
+    assert (chosen.engine, chosen.num_new_tokens) == (1, len(PREFIX) + 1)
+    assert routes.route([*PREFIX, 1], 1, {1: load(50)}).num_new_tokens == 1
 
 
 def test_the_last_token_is_always_computed() -> None:

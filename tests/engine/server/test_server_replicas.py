@@ -100,6 +100,20 @@ def test_a_session_stays_where_it_began(pair: ServerProcess) -> None:
         assert num_cached(pair.complete([start, 5, *answer, 9], max_tokens=2)) == 96
 
 
+def test_a_client_may_choose_the_engine(pair: ServerProcess) -> None:
+    """By vLLM's header, against prefix and load."""
+    prompt = [60] * 40
+    for engine in (0, 0, 1, 1):
+        before = pair.by_engine("vllm:prompt_tokens_total")
+        header = {"X-data-parallel-rank": str(engine)}
+        assert pair.post("/v1/completions", {"prompt": prompt, "max_tokens": 2}, header).status == 200
+        grown = map(operator.sub, pair.by_engine("vllm:prompt_tokens_total"), before)
+        assert list(grown) == [40 * (engine == number) for number in range(2)]
+    for nonsense in ("2", "-1", "one"):
+        refused = pair.post("/v1/completions", {"prompt": prompt}, {"X-data-parallel-rank": nonsense})
+        assert (refused.status, "none of the 2 engines" in refused.error["message"]) == (400, True)
+
+
 def test_an_adapter_is_loaded_by_both(pair: ServerProcess) -> None:
     """New prompts go to the engines in turn. Each gives tokens of the adapter, not of the model."""
     forget_prefixes(pair)

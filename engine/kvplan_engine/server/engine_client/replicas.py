@@ -115,18 +115,24 @@ class Replicas:
         mailbox: Mailbox,
         first_choice: int,
         lora_request: LoRARequest | None = None,
+        engine: int | None = None,
     ) -> Generation:
-        """Send a request to an engine; its tokens go to ``mailbox``. EngineDead, or Overloaded at a full queue."""
+        """Send a request to ``engine``, or to the one that suits it best; its tokens go to ``mailbox``.
+
+        EngineDead, or Overloaded at a full queue.
+        """
         self._check_alive()
-        route = self._route(prompt_token_ids, params.n, lora_request)
+        route = self._route(prompt_token_ids, params.n, lora_request, engine)
         return self.engines[route.engine].submit(
             prompt_token_ids, params, arrival, mailbox, first_choice, lora_request, route
         )
 
-    def _route(self, prompt_token_ids: list[int], num_samples: int, adapter: LoRARequest | None) -> Route:
+    def _route(
+        self, prompt_token_ids: list[int], num_samples: int, adapter: LoRARequest | None, chosen: int | None
+    ) -> Route:
         if self._router is None:
             return ONLY_ROUTE
-        loads = [engine.load() for engine in self.engines]
+        loads = {number: engine.load() for number, engine in enumerate(self.engines) if chosen in (None, number)}
         return self._router.route(prompt_token_ids, num_samples, loads, "" if adapter is None else adapter.name)
 
     def abort(self, generation: Generation) -> None:

@@ -52,6 +52,7 @@ async def _generate(
         num_samples=1 if body.n is None else body.n,
         tokenizer=state.tokenizer,
         lora_request=state.adapters.get(model),
+        engine=_chosen_engine(exchange, len(state.client.engines)),
     )
     async with watched(exchange) as mailbox:
         await _answer(state, exchange, body, shape, context, mailbox)
@@ -63,6 +64,16 @@ def _request_id(exchange: Exchange, body: SamplingFields) -> str:
     if len(name) > _LONGEST_REQUEST_ID or not (name.isascii() and name.isprintable()):
         raise bad_request(f"A request id has at most {_LONGEST_REQUEST_ID} printable ASCII characters.", "request_id")
     return name
+
+
+def _chosen_engine(exchange: Exchange, num_engines: int) -> int | None:
+    """By vLLM's header. 400 for one that is not there: a router before this server counts on it."""
+    text = exchange.header(b"x-data-parallel-rank").decode("latin-1")
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) >= num_engines:
+        raise bad_request(f"X-data-parallel-rank '{text}' is none of the {num_engines} engines, which count from 0.")
+    return int(text)
 
 
 async def _prompts(state: ServerState, body: SamplingFields) -> list[Prompt]:

@@ -55,9 +55,10 @@ class Answering:
     def __enter__(self) -> Answering:
         try:
             for number, (prompt, params) in enumerate(zip(self._shape.context.prompts, self._params, strict=True)):
-                first, adapter = number * params.n, self._shape.context.lora_request
+                first, context = number * params.n, self._shape.context
+                adapter, engine = context.lora_request, context.engine
                 self._generations.append(
-                    self._client.submit(prompt.token_ids, params, self._arrival, self._mailbox, first, adapter)
+                    self._client.submit(prompt.token_ids, params, self._arrival, self._mailbox, first, adapter, engine)
                 )
         except BaseException:
             self._abort()

@@ -38,7 +38,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class AnswerContext:
-    """What every chunk of an answer says, and what it is made from. created: seconds of the epoch."""
+    """What every chunk of an answer says, and what it is made from. created: seconds of the epoch.
+
+    engine: the one that the client chose; None: any.
+    """
 
     answer_id: str
     created: int
@@ -48,6 +51,7 @@ class AnswerContext:
     num_samples: int
     tokenizer: TextTokenizer | None
     lora_request: LoRARequest | None = None
+    engine: int | None = None
 
     def prompt_of(self, choice: int) -> Prompt:
         return self.prompts[choice // self.num_samples]

@@ -15,7 +15,7 @@ sequences more than the least loaded one. So 1,024 tokens are followed as far as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplan_engine.server.engine_client.routing.loads import EngineLoad
@@ -63,30 +63,38 @@ class Router:
         self._memories[engine].clear()
 
     def route(
-        self, prompt_token_ids: Sequence[int], num_sequences: int, loads: Sequence[EngineLoad], salt: str = ""
+        self,
+        prompt_token_ids: Sequence[int],
+        num_sequences: int,
+        loads: Mapping[int, EngineLoad],
+        salt: str = "",
     ) -> Route:
-        """The engine for a request of ``num_sequences`` samples, which counts as sent there from now on.
+        """The engine, of those in ``loads``, for a request of ``num_sequences`` samples: it counts as sent there.
 
         salt: what the KV depends on beside the tokens. At equal cost the least loaded engine is taken, then the one
         that was sent the fewest blocks.
         """
         num_tokens = len(prompt_token_ids)
-        if not self._block_size:
-            costs = [cost(num_tokens, num_sequences, load) for load in loads]
-            return Route(costs.index(min(costs)), num_tokens)
-        chain = prefix_chain(prompt_token_ids, self._block_size, salt)
-        usable = chain.digests[: (num_tokens - 1) // self._block_size]  # one token at least is computed
-        new_tokens = [num_tokens - self._block_size * memory.num_matched(usable) for memory in self._memories]
+        chain = prefix_chain(prompt_token_ids, self._block_size, salt) if self._block_size else None
+        new_tokens = {engine: self._num_new_tokens(engine, num_tokens, chain) for engine in loads}
         engine = min(
-            range(len(loads)),
+            loads,
             key=lambda each: (
                 cost(new_tokens[each], num_sequences, loads[each]),
                 loads[each].num_sequences,
                 len(self._memories[each]),
             ),
         )
-        self._memories[engine].remember(chain.digests)
+        if chain is not None:
+            self._memories[engine].remember(chain.digests)
         return Route(engine, new_tokens[engine], chain)
+
+    def _num_new_tokens(self, engine: int, num_tokens: int, chain: PrefixChain | None) -> int:
+        """Of a prompt, those that ``engine`` probably has to compute: one at least."""
+        if chain is None:
+            return num_tokens
+        usable = chain.digests[: (num_tokens - 1) // chain.block_size]
+        return num_tokens - chain.block_size * self._memories[engine].num_matched(usable)
 
     def answered(self, route: Route, token_ids: Sequence[int]) -> None:
         """An answer to the prompt of ``route`` is complete: a next turn will begin with both."""
