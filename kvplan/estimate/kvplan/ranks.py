@@ -177,12 +177,6 @@ def _check_sizes(layer: LayerSpec, count: int) -> None:
     sizes: list[tuple[int, str]] = []
     if isinstance(mixer, SoftmaxAttention):
         sizes.append((mixer.num_heads, "attention heads"))
-        heads = mixer.num_kv_heads
-        if heads % count and count % heads:
-            raise UsageError(
-                f"{heads} KV heads cannot be divided over {count} ranks, nor each be held by as many of them.",
-                hint=f"choose a --tensor-parallel-size that divides {heads}, or a multiple of it",
-            )
     if isinstance(part, DenseFeedForward):
         sizes.append((part.intermediate_size, "inner elements of an MLP"))
     if isinstance(part, MoeFeedForward):
@@ -196,3 +190,9 @@ def _check_sizes(layer: LayerSpec, count: int) -> None:
                 f"{number:,} {what} cannot be divided over {count} ranks.",
                 hint=f"choose a --tensor-parallel-size that divides {number:,}",
             )
+    heads = mixer.num_kv_heads if isinstance(mixer, SoftmaxAttention) else count
+    if heads % count and count % heads:
+        raise UsageError(
+            f"{heads} KV heads cannot be divided over {count} ranks, nor each be held by as many of them.",
+            hint=f"choose a --tensor-parallel-size that divides {heads}, or a multiple of it",
+        )
