@@ -37,12 +37,16 @@ void copy_row_in_order(const T* source, const int32_t* order, int64_t inputs, in
   for (int64_t k = inputs; k < filled; ++k) target[k] = X{};
 }
 
-// The sum of each group of a row's inputs.
+// The sum of each group of a row's inputs: by lanes, as one addition after the other costs as much as a narrow product.
 template <class X>
 void sum_groups(const X* x, const CodeLayout& layout, float* sums) {
   for (int64_t g = 0; g < layout.groups; ++g) {
-    float sum = 0.0f;
-    for (int64_t k = 0; k < layout.group; ++k) sum += to_float(x[g * layout.group + k]);
+    const X* first = x + g * layout.group;
+    Floats lanes{};
+    int64_t k = 0;
+    for (; k + kLanes <= layout.group; k += kLanes) lanes += load(first + k);
+    float sum = sum_of(lanes);
+    for (; k < layout.group; ++k) sum += to_float(first[k]);
     sums[g] = sum;
   }
 }

@@ -64,6 +64,8 @@ KVPLAN_INLINE void add_group(const TileSums<kRows, 1>& tile, Scales scales, Scal
         store(target, load(target) + scale * tile[r][0][v]);
       }
     }
+    // The next vectors' sums are read after this: of many rows all at once do not fit the registers.
+    if constexpr (kRows >= 5) asm volatile("" ::: "memory");
   }
 }
 
