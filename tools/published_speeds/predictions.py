@@ -47,7 +47,7 @@ class Predicted:
 def predict(row: PublishedRow, found: Deployed, measured: MeasuredProfiles) -> Predicted:
     """KvplanError where the layout does not divide the model; figures are None where the weights do not fit."""
     trial = Trial(found.request, found.workload, measured, memo=_MEMO)
-    start = _start(found)
+    start = start_of(found)
     _check_pool(row, start)
     model = speed_model(trial, found.choice, start)
     tokens = capacity_of(trial, found.choice, start).average_sequences * found.workload.average_context
@@ -69,7 +69,7 @@ def _check_pool(row: PublishedRow, start: VllmPrediction) -> None:
         raise UsageError("gpu_memory_utilization decides how many run, was raised as needed, and is not stated")
 
 
-def _start(found: Deployed) -> VllmPrediction:
+def start_of(found: Deployed) -> VllmPrediction:
     """vLLM's start with the row's lengths; of its first engine with the model's own longest one where that fits.
 
     That engine chunks prompts by itself where requests may be longer than 32,768 tokens.

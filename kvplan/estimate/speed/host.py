@@ -11,12 +11,14 @@ results that ``tools/score_published_speeds.py`` scores:
                           deepspeedai/DeepSpeed pull request 8352), 0.80 ms (Qwen2.5-Omni-7B on A800: 22 ms with 28
                           layers, vllm-project/vllm-omni issue 7960); their geometric middle
     captured in pieces    0.19 ms a layer (Qwen2.5-1.5B: 5.42 ms with 28 layers, vllm-project/vllm pull request 20059);
-                          of a mixture's layer 0.37 ms (Qwen3-Coder-30B-A3B on H100: 10 requests of 128 tokens in
-                          2.46 s with 48 layers, pull request 25444, which captures whole steps by default from 0.11 on)
+                          of a mixture's layer 0.27 ms (Qwen3-30B-A3B on H100: 13.2 ms with 48 layers, pull request
+                          23151) and 0.37 ms (in fp8: 10 requests of 128 tokens in 2.46 s, pull request 25444, which
+                          captures whole steps by default from 0.11 on); their geometric middle
     vLLM's V1 engine      0.45 ms a step without scheduling ahead (the same pull request, 5.83 and 6.03 requests/s)
-    its first engine      0.073 ms a sequence and step (Qwen2.5-1.5B on H100: 1,000 chats in 18.9 s, pull request
-                          10635), before 0.6 another 0.10 ms for outputs (3.4 ms of 32, issue 6913); 1 ms a step is
-                          assumed. It captures no step whose contexts are longer than 8,192 (max_seq_len_to_capture)
+    its first engine      0.02 ms a sequence and step (Qwen2.5-1.5B on H100: TPOT 21 to 23 ms over 1,000 chats at once,
+                          pull request 10635, played), before 0.6 another 0.10 ms for outputs (3.4 ms of 32, issue
+                          6913); 1 ms a step is assumed. It captures no step whose contexts are longer than 8,192
+                          (max_seq_len_to_capture)
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from kvplan.catalog.engines import VllmRelease
 
 _EAGER_LAYER: Final = 0.57e-3
 _PIECEWISE_LAYER: Final = 0.19e-3
-_PIECEWISE_MIXTURE: Final = 0.18e-3
+_PIECEWISE_MIXTURE: Final = 0.13e-3
 _V1_STEP: Final = 0.45e-3
 _V0_STEP: Final = 1e-3
 _V0_SEQUENCE: Final = 0.02e-3
