@@ -1,11 +1,13 @@
-"""Step times of aiconfigurator-core beside kvplan's, on the published rows that it can do. In an environment of its own:
+"""Step times of aiconfigurator-core beside kvplan's, on the published rows that it can do.
+
+Run it in an environment of its own:
 
     python3.11 -m venv ENV && ENV/bin/pip install aiconfigurator-core==0.12.0
     ENV/bin/python tools/compare_aiconfigurator.py
 
-Both play the same loads by the same rules; aiconfigurator's steps have no host, as it does not model one. Rows: grades A
-and B on GPUs and models that its tables have, one instance, without data-parallel groups. Its silicon_sample.csv is not
-read.
+Both play the same loads by the same rules; aiconfigurator's steps have no host, as it does not model one. Rows: grades
+A and B on GPUs and models that its tables have, one instance, without data-parallel groups. Its silicon_sample.csv is
+not read.
 """
 
 from __future__ import annotations

@@ -58,7 +58,11 @@ def test_every_term_is_counted_once() -> None:
 def test_latent_attention_has_its_own_speeds() -> None:
     speed = KernelSpeed(BASE, latent=LatentSpeed(0.3, 30.0, 250.0))
     plain, latent = step_seconds(speed, STEP), step_seconds(speed, replace(STEP, num_latent_layers=10))
-    assert latent - plain == pytest.approx(0.3 * 10 + 150 / 30 - 150 / 50 + 1000 / 250 - 1000 / 500)
+    layers = (0.3 - BASE.layer_seconds) * 10
+    assert latent - plain == pytest.approx(layers + 150 / 30 - 150 / 50 + 1000 / 250 - 1000 / 500)
+    slower = KernelSpeed(BASE, latent=replace(speed.latent, token_seconds=0.01))  # type: ignore[type-var]
+    tokens = step_seconds(slower, replace(STEP, num_latent_layers=10, latent_tokens=40))
+    assert tokens - latent == pytest.approx(0.01 * 40)
 
 
 def test_bytes_and_operations_hide_behind_each_other_where_the_device_overlaps_them() -> None:

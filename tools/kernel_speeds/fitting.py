@@ -143,9 +143,9 @@ def fit_latent(data: Sampled, known: KernelSpeed, gpu: GpuProfile) -> KernelSpee
     bandwidth, flops = gpu.memory_bandwidth_bytes_per_second, gpu.flops("bfloat16")
     return _solved(
         data,
-        [5e-5, 0.6 * bandwidth, 0.3 * flops],
-        [1e-7, 0.05 * bandwidth, 0.02 * flops],
-        [1e-3, bandwidth, flops],
+        [1e-4, 0.6 * bandwidth, 0.3 * flops, 1e-6],
+        [1e-6, 0.05 * bandwidth, 0.02 * flops, 1e-9],
+        [1e-3, bandwidth, flops, 1e-4],
         lambda x: replace(known, latent=LatentSpeed(*(float(value) for value in x))),
     )
 

@@ -140,4 +140,5 @@ def rank_step(
         expert_bytes=work.expert_bytes * work.touched_experts(expert_tokens),
         expert_operations=2 * work.active_expert_parameters * expert_tokens / work.layout.expert_ranks / stages,
         num_latent_layers=work.num_latent_layers / stages,
+        latent_tokens=tokens * work.num_latent_layers / tp / stages,
     )

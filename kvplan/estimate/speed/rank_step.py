@@ -4,7 +4,7 @@
             + join(bytes / bandwidth, operations / flops)              of the dense products, and again of the head
             + K and V bytes / KV bandwidth + operations of attention / attention flops
             + per mixture x mixtures + join(touched experts' bytes / bandwidth, operations / flops)
-            + per latent layer x latent layers
+            + per latent layer x latent layers, in place of "per layer", + per latent token x tokens of its heads
 
 ``join`` is that of ``step_time``. Mixtures and latent attention have coefficients of their own: their kernels launch
 more, and reach less of the bandwidth, than dense products and K and V do. Without them a mixture's experts count as
@@ -31,11 +31,16 @@ class ExpertSpeed:
 
 @dataclass(frozen=True, slots=True)
 class LatentSpeed:
-    """Latent attention: what a layer costs beyond an ordinary one, and what it reaches in place of K and V."""
+    """Latent attention: what a layer costs in place of an ordinary one, and what it reaches in place of K and V.
+
+    token_seconds: of a token computed, for all heads of one layer, beyond its products: latents are expanded to keys
+    and values, which are copied together; a rank has its share of the heads.
+    """
 
     layer_seconds: float
     kv_bandwidth: float
     attention_flops: float
+    token_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,8 @@ class RankStep:
     expert_bytes: Any = 0.0
     expert_operations: Any = 0.0
     num_latent_layers: Any = 0
+    latent_tokens: Any = 0.0
+    """Tokens x latent layers x the rank's share of the heads."""
 
 
 def step_seconds(speed: KernelSpeed, step: RankStep) -> Any:
@@ -119,7 +126,8 @@ def _attention_seconds(speed: KernelSpeed, step: RankStep) -> Any:
     if latent is None:
         return plain
     is_latent = step.num_latent_layers > 0
-    own = step.num_latent_layers * latent.layer_seconds
+    own = step.num_latent_layers * (latent.layer_seconds - base.layer_seconds)
+    own = own + step.latent_tokens * latent.token_seconds
     own = own + step.kv_bytes / latent.kv_bandwidth + step.attention_operations / latent.attention_flops
     return is_latent * own + (1 - is_latent) * plain
 

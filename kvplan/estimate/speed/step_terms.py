@@ -106,11 +106,13 @@ def _rank_terms(speed: KernelSpeed, step: RankStep, work: ModelWork) -> tuple[fl
     if experts is not None:
         launches += experts.layer_seconds * step.num_expert_layers
     if latent is not None:
-        launches += latent.layer_seconds * step.num_latent_layers
+        launches += (latent.layer_seconds - base.layer_seconds) * step.num_latent_layers
     weights = (step.body_bytes + step.head_bytes) / base.bandwidth
     weights += step.expert_bytes / (base if experts is None else experts).bandwidth
     products = (step.body_operations + step.head_operations) / base.flops
     products += step.expert_operations / (base if experts is None else experts).flops
+    if latent is not None:
+        products += latent.token_seconds * step.latent_tokens
     reached = base if latent is None else latent
     return (
         launches,
