@@ -1,4 +1,5 @@
 // The greedy sampler's argmax, without a float32 copy of bfloat16 logits.
+#include "../include/kvplan_cpu.h"
 #include "parallel.h"
 #include "simd.h"
 

@@ -1,4 +1,5 @@
 // Activations and rotary positions.
+#include "../include/kvplan_cpu.h"
 #include "parallel.h"
 #include "simd_math.h"
 

@@ -1,6 +1,7 @@
 // RMSNorm and LayerNorm over rows, with the residual addition before them.
 #include <cmath>
 
+#include "../include/kvplan_cpu.h"
 #include "parallel.h"
 #include "simd.h"
 

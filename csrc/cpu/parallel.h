@@ -1,14 +1,12 @@
-// Work shared over the threads of the OpenMP runtime that the process already has.
+// Work shared over the library's threads.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 
-#include "../include/kvplan_cpu.h"
+#include "thread_team.h"
 
 namespace kvplan {
-
-extern std::atomic<kvplan_parallel_fn> parallel_runtime;
 
 // A hint to the processor that this is a waiting loop.
 inline void pause_briefly() {
@@ -20,13 +18,12 @@ inline void pause_briefly() {
 }
 
 // body(worker, item) for every item in [0, items): each thread takes the next item when it has finished one, so that
-// items of uneven cost balance. worker < threads is a number of the thread's own, for its scratch. Right for any number
-// of threads that the runtime really provides (a nested call gets one).
+// items of uneven cost balance. worker < threads is a number of the thread's own, for its scratch. Threads that do not
+// come in time leave their items to the others.
 template <class Body>
 void for_each_item(int64_t items, int threads, const Body& body) {
-  const kvplan_parallel_fn runtime = parallel_runtime.load(std::memory_order_relaxed);
   const int64_t wanted = items < threads ? items : threads;
-  if (wanted <= 1 || runtime == nullptr) {
+  if (wanted <= 1) {
     for (int64_t item = 0; item < items; ++item) body(0, item);
     return;
   }
@@ -45,7 +42,7 @@ void for_each_item(int64_t items, int threads, const Body& body) {
       work.body(worker, item);
     }
   };
-  runtime(run, &shared, static_cast<unsigned>(wanted), 0);
+  run_on_team(run, &shared, static_cast<int>(wanted));
 }
 
 // first(item) for every item in [0, first_items), then second(item) for every item in [0, second_items), in one go: no

@@ -1,15 +1,5 @@
-#include "parallel.h"
+#include "../include/kvplan_cpu.h"
 #include "simd_math.h"
-
-namespace kvplan {
-
-std::atomic<kvplan_parallel_fn> parallel_runtime{nullptr};
-
-}  // namespace kvplan
-
-void kvplan_set_parallel(kvplan_parallel_fn parallel) {
-  kvplan::parallel_runtime.store(parallel, std::memory_order_relaxed);
-}
 
 int kvplan_lanes(void) {
   return kvplan::kLanes;

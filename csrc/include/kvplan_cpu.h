@@ -25,13 +25,6 @@ enum kvplan_status {
   KVPLAN_NO_MEMORY = 2,   // the scratch could not be allocated
 };
 
-// The type of GOMP_parallel: run body(data) once on each of `threads` threads.
-typedef void (*kvplan_parallel_fn)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
-
-// Threads come from the OpenMP runtime that the process already has: the caller looks its GOMP_parallel up and hands it
-// over, so that the library links against none. NULL: everything runs on the calling thread.
-void kvplan_set_parallel(kvplan_parallel_fn parallel);
-
 // Float lanes per vector of this build: 16 (AVX-512), 8 (AVX2) or 4.
 int kvplan_lanes(void);
 

@@ -1,4 +1,5 @@
 // Writing into the paged pool, and moving its blocks.
+#include "../../include/kvplan_cpu.h"
 #include "../parallel.h"
 #include "../simd.h"
 

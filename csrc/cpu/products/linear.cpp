@@ -5,6 +5,7 @@
 // read from memory once, each vector of it is used by kTileRows rows straight from registers, and nothing is packed.
 #include <vector>
 
+#include "../../include/kvplan_cpu.h"
 #include "../parallel.h"
 #include "../simd.h"
 

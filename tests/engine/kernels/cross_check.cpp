@@ -283,7 +283,6 @@ int main() {
   std::printf("%d lanes\n", kvplan_lanes());
   for (int count : {1, 3}) {
     threads = count;
-    kvplan_set_parallel(count > 1 ? run_on_threads : nullptr);
     for (int storage : kStorages) check_storage(storage);
     check_attentions();
   }

@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "kvplan_cpu.h"
@@ -127,14 +126,6 @@ struct Worst {
   }
   void expect(bool right) { see(right, 1, KVPLAN_FLOAT32, 0); }
 };
-
-// GOMP_parallel's part: body(data) on each of `count` threads.
-inline void run_on_threads(void (*body)(void*), void* data, unsigned count, unsigned) {
-  std::vector<std::thread> helpers;
-  for (unsigned i = 1; i < count; ++i) helpers.emplace_back(body, data);
-  body(data);
-  for (std::thread& helper : helpers) helper.join();
-}
 
 inline double silu(double x) { return x / (1 + std::exp(-x)); }
 inline double gelu_tanh(double x) {

@@ -210,9 +210,6 @@ class CpuKernels:
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
-        self._library.kvplan_set_parallel.argtypes = (c_void_p,)
-        self._library.kvplan_set_parallel.restype = None
-        self._library.kvplan_set_parallel(find_parallel_runtime())
         self.lanes: int = self._function("kvplan_lanes")()
         self.paged_attention = self._function("kvplan_paged_attention", POINTER(AttentionArgs), c_int)
         self.tokens_read_once = self._function("kvplan_tokens_read_once", POINTER(AttentionArgs), result=c_int64)
@@ -285,21 +282,6 @@ class CpuKernels:
         function.argtypes = argument_types
         function.restype = result
         return function
-
-
-def find_parallel_runtime() -> int | None:
-    """Address of GOMP_parallel in the OpenMP runtime that torch itself uses; None where torch has none.
-
-    Looking it up through torch's own library cannot load a second runtime into the process.
-    """
-    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
-        path = Path(torch.__file__).parent / "lib" / name
-        if path.is_file():
-            try:
-                return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, c_void_p).value
-            except (OSError, AttributeError):
-                log.warning("torch has no GNU-compatible OpenMP runtime here: the CPU kernels use one thread")
-    return None
 
 
 @cache
