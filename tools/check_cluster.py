@@ -1,7 +1,7 @@
 """Sweeps over a real Ray cluster on this machine, while workers, a node and the sweep's own process are killed.
 
     python tools/check_cluster.py --out docs/cluster-check.md      # some minutes; needs the extra `cluster`
-    python tools/check_cluster.py --only overhead                  # one section: kills, driver, shards or overhead
+    python tools/check_cluster.py --work DIR --only overhead       # one section; DIR keeps the sections for the page
 
 Every raylet is a process of its own and listens on loopback; Ray takes each for a node. Exit code 1 where rows are not
 those of an undisturbed sweep, a process is left, or a trial over Ray costs half a second more than without it.
@@ -55,12 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="page to write; default: stdout")
     parser.add_argument("--only", choices=SECTIONS, help="one section")
+    parser.add_argument("--work", type=Path, help="keeps runs and sections; a section that lies there is reused")
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="kvplan-cluster-") as name:
-        work = Path(name)
-        (work / "tiny").mkdir()
+        work = chosen.work or Path(name)
+        (work / "tiny").mkdir(parents=True, exist_ok=True)
         (work / "tiny" / "config.json").write_text(json.dumps(_TINY))
-        sections = {key: SECTIONS[key](work) for key in SECTIONS if chosen.only in (None, key)}
+        sections = {key: _section(key, work) for key in SECTIONS if chosen.only in (None, key)}
     wrong = [f"{key}: {line}" for key, (_, problems) in sections.items() for line in problems]
     text = "\n\n".join([_head(), *(body for body, _ in sections.values()), _problems(wrong)]) + "\n"
     if chosen.out is None:
@@ -68,6 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         chosen.out.write_text(text)
     return 1 if wrong else 0
+
+
+def _section(key: str, work: Path) -> tuple[str, list[str]]:
+    """Its text and what was not as expected; run only if ``work`` has no record of it."""
+    record = work / f"{key}.json"
+    if not record.exists():
+        record.write_text(json.dumps(SECTIONS[key](work)))
+    body, problems = json.loads(record.read_text())
+    return body, problems
 
 
 def _head() -> str:

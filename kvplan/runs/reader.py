@@ -185,7 +185,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_trials(directory: Path, notes: list[str]) -> tuple[Trial, ...]:
-    """The trials in the order in which they ended; of one that was written twice, the later record counts."""
+    """The trials by their numbers; of one that was written twice, the later record counts."""
     trials: dict[tuple[object, ...], Trial] = {}
     unreadable: list[int] = []
     for number, line in enumerate(_read_text(directory / TRIALS).split("\n"), start=1):
@@ -200,7 +200,8 @@ def _read_trials(directory: Path, notes: list[str]) -> tuple[Trial, ...]:
         trials[key] = trial
     if unreadable:
         notes.append(_unreadable_note(unreadable))
-    return tuple(trials.values())
+    # several workers end their trials in another order; a row without a number stays behind the others
+    return tuple(sorted(trials.values(), key=lambda trial: trial.number("trial_number") or math.inf))
 
 
 def _unreadable_note(numbers: Sequence[int]) -> str:

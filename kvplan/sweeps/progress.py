@@ -152,6 +152,11 @@ class RichProgress(SilentProgress):
         self._set_left(num_left, seconds_left)
         self._show("")
 
+    @property
+    def live_text(self) -> str:
+        """What stands below the bar: the running trial, or a line for each worker."""
+        return self._line.plain
+
     def stop(self) -> None:
         self._live.stop()
 

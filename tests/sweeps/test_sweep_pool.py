@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from kvplan.runs.directory import TRIALS
 from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.pool import runner as pool_runner
 from kvplan.sweeps.pool.runner import MOST_LOST
-from kvplan.sweeps.progress import SilentProgress
+from kvplan.sweeps.progress import RichProgress, RunningTrial, SilentProgress
 from kvplan.sweeps.schedules.reruns import FIRST_RERUN, reruns_after
 from kvplan.sweeps.session import SweepOutcome, resume_sweep, run_new_sweep
 
@@ -146,6 +147,28 @@ def test_a_sweep_that_was_cut_short_continues(tmp_path: Path, undisturbed: list[
 def test_a_search_is_refused(tmp_path: Path, options: dict[str, Any], name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} takes each trial from the results of those before"):
         Case(tmp_path).run(axes={"gpu_memory_utilization": "0.5"}, **options)
+
+
+def test_a_terminal_shows_what_every_worker_does() -> None:
+    output = io.StringIO()
+    progress = RichProgress(output)
+    trial = Trial(1, TrialSettings(0.9, 4, 16, 128, 512))
+    progress.start(0, 20, 10.0, ("max_num_seqs",))
+    event: Any = {
+        "type": "progress", "output_tokens_per_second": 250.0, "kv_usage": 0.5, "num_running": 3, "num_waiting": 1,
+    }  # fmt: skip
+    progress.running([RunningTrial("node-1", trial, None), RunningTrial("node-2", trial, event)])
+    assert progress.live_text.splitlines() == [
+        "node-1: 4 sequences",
+        "node-2: 250 tokens/s, KV usage 50.0%, 3 running, 1 waiting (4 sequences)",
+    ]
+    progress.running([RunningTrial(f"node-{number}", trial, None) for number in range(15)])
+    assert progress.live_text.splitlines()[-1] == "and 3 workers more"
+    progress.running([])
+    assert progress.live_text == "waiting for workers"
+    progress.note("node-1 was lost")
+    progress.stop()
+    assert "node-1 was lost" in output.getvalue()
 
 
 def test_outliers_are_run_again_after_all_others() -> None:
