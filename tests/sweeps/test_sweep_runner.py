@@ -125,14 +125,22 @@ def test_a_worker_that_never_starts_is_a_row_each(tmp_path: Path) -> None:
 
 def test_ctrl_c_writes_what_is_there_and_resume_runs_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_WORKER_SECONDS", "0.4")
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    stopped = threading.Event()
+
+    def interrupt_the_second_trial() -> None:
+        while len(begun(tmp_path)) < 2 and not stopped.wait(0.01):
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt_the_second_trial)
     # A shell starts its background jobs with SIGINT ignored, and Python leaves it so: the test must not depend on that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        timer.start()
+        interrupter.start()
         outcome = run(tmp_path, monkeypatch, {})
-        timer.join()
     finally:
+        stopped.set()
+        interrupter.join()
         signal.signal(signal.SIGINT, before)
     assert outcome.interrupted
     assert 0 < len(outcome.rows) < 4

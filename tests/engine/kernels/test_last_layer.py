@@ -7,7 +7,6 @@ import torch
 from test_layer_run import GPT2, LLAMA, make_engine
 
 from kvplan_engine import SamplingParams
-from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.execution.batch import BatchBuilder
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.requests.step_plan import StepPlan
@@ -21,7 +20,7 @@ def _run(
     runner = engine._runner
     logits, rows = [], []
     if not narrowed:
-        monkeypatch.setattr(BatchBuilder, "_sampled_attention", _no_attention)
+        monkeypatch.setattr(BatchBuilder, "_sampled_starts", _no_starts)
 
     def forward(batch: StepBatch) -> torch.Tensor:
         result = type(runner).forward(runner, batch)
@@ -41,7 +40,7 @@ def _run(
     return logits, kv, rows
 
 
-def _no_attention(self: BatchBuilder, plan: StepPlan, attention: AttentionMetadata) -> None:
+def _no_starts(self: BatchBuilder, plan: StepPlan) -> None:
     return None
 
 
