@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -91,6 +92,10 @@ Engine = Annotated[str, typer.Option(help="Memory model: vllm, vllm@VERSION or k
 Explain = Annotated[
     bool, typer.Option("--explain", help="Show every formula and every assumption.", rich_help_panel=OUTPUT_PANEL)
 ]
+Plot = Annotated[
+    Path | None,
+    typer.Option(help="Draw what decode steps consist of to this PNG file.", rich_help_panel=OUTPUT_PANEL),
+]
 Format = Annotated[OutputFormat, typer.Option("--format", help="Output format.", rich_help_panel=OUTPUT_PANEL)]
 AsJson = Annotated[bool, typer.Option("--json", help="Same as --format json.", rich_help_panel=OUTPUT_PANEL)]
 
@@ -128,6 +133,7 @@ def estimate(
     engine: Engine = DEFAULT_ENGINE,
     calibration: Calibration = None,
     no_calibration: NoCalibration = False,
+    plot: Plot = None,
     explain: Explain = False,
     output_format: Format = OutputFormat.table,
     as_json: AsJson = False,
@@ -158,6 +164,10 @@ def estimate(
     print_estimates(answers, chosen, explain=explain)
     if lists.gpus and not any(each.fits for answer in answers for each in answer.deployments):
         raise _nothing_fits(answers)
+    if plot is not None:
+        from kvplan.estimate.picture import draw_estimates
+
+        draw_estimates(answers, plot)
 
 
 def _nothing_fits(answers: Sequence[Estimate]) -> KvplanError:

@@ -43,7 +43,7 @@ class PlanFormat(str, Enum):
 
 Engine = Annotated[str, typer.Option(help="Memory model: vllm or vllm@VERSION.", rich_help_panel=ENGINE_PANEL)]
 Plot = Annotated[
-    Path | None, typer.Option(help="Draw memory and concurrency to this PNG file.", rich_help_panel=OUTPUT_PANEL)
+    Path | None, typer.Option(help="Draw memory, concurrency and steps to this PNG file.", rich_help_panel=OUTPUT_PANEL)
 ]
 Explain = Annotated[
     bool,

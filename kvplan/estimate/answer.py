@@ -97,7 +97,7 @@ def make_estimate(
         most_in_flight_tokens=in_flight[1],
         deployments=deployments,
         assumptions=tuple(dict.fromkeys(notes)),
-        speeds=deployment_speeds(spec, request.gpus, deployments, cache, measured, request.engine.name),
+        speeds=deployment_speeds(spec, request.gpus, deployments, cache, measured, request.engine),
         speculation=speculation_of(spec, request.gpus, deployments, cache, context_tokens, asked.acceptance_rate),
     )
 

@@ -11,6 +11,7 @@ from kvplan.estimate.kvplan.layout import KvLayout
 from kvplan.estimate.speculation import DeploymentSpeculation, Speculation
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
 from kvplan.estimate.speed.latency import Range
+from kvplan.estimate.speed.queues import queues_document
 
 SCHEMA = "kvplan.estimate/1"
 
@@ -176,7 +177,7 @@ def range_causes(deployment: Deployment) -> list[dict[str, object]]:
 
 
 def speed_document(speed: DeploymentSpeed) -> dict[str, object]:
-    """The speed of one deployment, alone and full."""
+    """The speed of one deployment, alone and full: ranges of step times, and percentiles with queues."""
     return {
         "origin": speed.origin,
         "profile": speed.note,
@@ -187,6 +188,8 @@ def speed_document(speed: DeploymentSpeed) -> dict[str, object]:
         "num_users": speed.num_users,
         "tpot_ms_full": _milliseconds(speed.full.tpot_seconds),
         "output_throughput_full": _rounded(speed.full.output_tokens_per_second),
+        "queueing_alone": queues_document(speed.queues(1)),
+        "queueing_full": queues_document(speed.queues(speed.num_users)),
     }
 
 

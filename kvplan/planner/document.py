@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvplan.estimate.speed.latency import Range
+from kvplan.estimate.speed.queues import queues_document
 from kvplan.planner.deployment import Deployment, Miss
 from kvplan.planner.fixes import Fix
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
-from kvplan.planner.queues import queues_document, queues_of
+from kvplan.planner.queues import queues_of
 from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.planner.search import Plan
 from kvplan.units import plural

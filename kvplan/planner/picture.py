@@ -1,18 +1,21 @@
-"""``--plot``: memory of each ranked deployment as a stacked bar, and concurrency against context."""
+"""``--plot``: each ranked deployment's memory and steps as stacked bars, and concurrency against context."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.catalog.engines import vllm_release
 from kvplan.errors import KvplanError
+from kvplan.estimate.speed.step_picture import draw_steps, save_picture
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.prediction import request_shape
 from kvplan.planner.deployment import Deployment
 from kvplan.planner.document import memory_document
+from kvplan.planner.queues import explained_steps
 from kvplan.planner.search import Plan
 from kvplan.units import GIB, format_tokens, plural
 
@@ -75,21 +78,19 @@ def draw_plan(plan: Plan, path: Path) -> None:
     """Write the picture to ``path``. KvplanError when nothing fits or the file cannot be written."""
     if not plan.deployments:
         raise KvplanError("Nothing fits: there is nothing to draw.", hint="see the fix that the plan suggests")
-    try:
-        plan_figure(plan).savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise KvplanError(f"The picture cannot be written to {path}: {error}.", hint="name a .png file") from error
+    save_picture(plan_figure(plan), path)
 
 
 def plan_figure(plan: Plan) -> Figure:
-    """Left: memory of each ranked deployment. Right: sequences that it holds over their length."""
+    """Above: memory of each ranked deployment, and sequences that it holds over their length. Below: its steps."""
     from matplotlib.figure import Figure
 
     shown = plan.deployments[:_MOST_BARS]
-    figure = Figure(figsize=(13, 5.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure = Figure(figsize=(13, 9.6), layout="constrained")
+    (left, right), below = figure.subplots(2, 2)
     _draw_bars(left, shown)
     _draw_curves(right, shown, plan)
+    _draw_steps(below, shown, plan)
     figure.suptitle(f"{plan.spec.id}, {_load(plan)}: {plan.workload.average_context:,} tokens on average")
     return figure
 
@@ -112,6 +113,18 @@ def _draw_bars(axes: Axes, shown: tuple[Deployment, ...]) -> None:
     axes.set_xlim(-0.6, max(len(names), 3) - 0.4)
     axes.set_ylabel("GiB of one GPU")
     axes.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, frameon=False)
+
+
+def _draw_steps(axes: Sequence[Axes], shown: tuple[Deployment, ...], plan: Plan) -> None:
+    """What the steps of one replica consist of: those that decode for everybody, and those with a prompt beside."""
+    steps = list(zip(*(explained_steps(deployment, plan.workload) for deployment in shown), strict=True))
+    titles = ("a decode step of a replica", f"the same, with a prompt of {plan.workload.input_tokens:,} tokens")
+    for each, title, found in zip(axes, titles, steps, strict=True):
+        draw_steps(each, [deployment.name for deployment in shown], found)
+        for label in each.get_xticklabels():
+            label.set(rotation=30, ha="right")
+        each.set_title(title, fontsize=10)
+    axes[1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
 
 
 def _draw_curves(axes: Axes, shown: tuple[Deployment, ...], plan: Plan) -> None:

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field, replace
 from kvplan.catalog.devices.device_support import dtype_on
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.engines import EngineChoice, vllm_release
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.clocks import DeviceSpeed
-from kvplan.estimate.speed.host import host_work
+from kvplan.estimate.speed.engine_speed import engine_speed_model
 from kvplan.estimate.speed.latency import SpeedModel
-from kvplan.estimate.speed.queueing.steps import mixed_tile_rows
 from kvplan.estimate.speed.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.prediction import Memo, VllmPrediction, cache_settings, predict_vllm, request_shape
@@ -200,16 +199,9 @@ def speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> Spe
     work, kv_bytes = _work(trial, choice, prediction)
     workload = trial.workload
     measured = trial.device_speed(choice, work.speed_format)
-    engine, release = trial.request.engine.name, vllm_release(prediction.version)
-    return SpeedModel(
-        work,
-        choice.gpu,
-        workload.input_tokens,
-        workload.output_tokens,
-        kv_bytes,
-        measured,
-        engine_host=host_work(engine, release),
-        mixed_tile_rows=mixed_tile_rows(release, choice.gpu.compute_capability) if engine == "vllm" else 1,
+    engine = EngineChoice(trial.request.engine.name, prediction.version)
+    return engine_speed_model(
+        engine, work, choice.gpu, workload.input_tokens, workload.output_tokens, kv_bytes, measured
     )
 
 

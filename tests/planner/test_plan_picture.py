@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
+import pytest
+
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.planner.picture import plan_figure
+from kvplan.planner.queues import explained_steps
 from kvplan.planner.search import Plan, PlanRequest, make_plan
 
 
@@ -27,6 +32,17 @@ def test_sequences_are_counted_in_plain_numbers_and_the_legend_covers_no_line() 
     labels = {label.get_text() for label in curves.get_yticklabels()}
     assert "1,000" in labels and not any("10^" in label for label in labels)
     assert not curves.get_legend().get_window_extent().overlaps(curves.get_window_extent())
+
+
+def test_the_steps_of_each_deployment_are_drawn() -> None:
+    found = plan(32)
+    shown = found.deployments[:8]
+    for place, axes in enumerate(plan_figure(found).axes[2:]):
+        tops = [bar.get_y() + bar.get_height() for bar in axes.containers[-1]]
+        steps = [explained_steps(each, found.workload)[place] for each in shown]
+        assert len(steps) == len(tops) > 2
+        assert tops == pytest.approx([1000 * sum(astuple(step.terms)) for step in steps])
+        assert {label.get_text() for label in axes.get_xticklabels()} == {each.name for each in shown}
 
 
 def test_deployments_that_hold_the_same_are_told_apart() -> None:

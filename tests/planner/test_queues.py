@@ -9,7 +9,8 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import resolve_model
-from kvplan.planner.queues import explained_steps, queues_document, queues_of
+from kvplan.estimate.speed.queues import queues_document
+from kvplan.planner.queues import explained_steps, queues_of
 from kvplan.planner.request import ParallelSizes, PlanRequest
 from kvplan.planner.search import Plan, make_plan
 

@@ -17,6 +17,7 @@ from kvplan.commands.printing.ranges import (
 )
 from kvplan.commands.printing.render import OutputFormat, print_csv, print_json, print_markdown, print_table
 from kvplan.commands.printing.speculation import print_speculation
+from kvplan.commands.printing.speeds import print_speeds
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.deployments import Deployment
 from kvplan.estimate.document import deployment_figures, estimate_document
@@ -103,7 +104,7 @@ def _print_text(answer: Estimate, *, explain: bool) -> None:
         if explain:
             _print_budgets(answer)
             print_ranges(answer)
-        _print_speeds(answer, explain=explain)
+        print_speeds(answer, explain=explain)
     print_speculation(answer)
     if explain:
         print()
@@ -216,13 +217,6 @@ def _print_deployments(answer: Estimate) -> None:
         rows,
         text_columns=text_columns,
     )
-
-
-def _print_speeds(answer: Estimate, *, explain: bool) -> None:
-    """Speeds of devices that were measured; with ``explain`` also those by data sheet."""
-    for speed in answer.speeds:
-        if speed is not None and (explain or speed.note is not None):
-            print(f"  {speed.sentence()}")
 
 
 def _print_budgets(answer: Estimate) -> None:

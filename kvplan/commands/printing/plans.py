@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
-from kvplan.catalog.published_errors import ErrorInterval
+from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, span
 from kvplan.commands.printing.render import print_csv, print_json, print_sentence, print_table
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.latency import Range
-from kvplan.estimate.speed.step_terms import StepTerms
 from kvplan.planner.deployment import Deployment
 from kvplan.planner.document import (
     adapter_notes,
@@ -24,7 +22,7 @@ from kvplan.planner.fixes import Fix
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
-from kvplan.planner.queues import Queues, explained_steps, queues_of
+from kvplan.planner.queues import explained_steps, queues_of
 from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.planner.search import Alternative, Plan
 from kvplan.units import format_bytes, format_gib, plural
@@ -44,7 +42,7 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
     else:
         _print_plan(found)
         if explain and found.deployments:
-            _print_steps(found.deployments[0], found)
+            print_steps(found.deployments[0].choice.name, explained_steps(found.deployments[0], found.workload))
     if plot is not None and found.deployments:
         from kvplan.planner.picture import draw_plan
 
@@ -177,7 +175,7 @@ def _print_best(best: Deployment, plan: Plan) -> None:
     print_sentence(f"best: {_settings_line(best)}", indent="")
     queues = queues_of(best, plan.workload)
     if queues is not None:
-        print_sentence(_queues_sentence(queues))
+        print_sentence(f"with queues, each replica: {queues_text(queues)}{intervals_text(queues)}")
     price = best.choice.gpu.price
     if price is not None:
         print_sentence(f"price: {price.source}")
@@ -197,45 +195,6 @@ def _print_best(best: Deployment, plan: Plan) -> None:
     balancer = balancer_command(best, model_id)
     if balancer is not None:
         print(f"  before them: {balancer}")
-
-
-def _print_steps(best: Deployment, plan: Plan) -> None:
-    """Terms of the best deployment's steps, in milliseconds."""
-    steps = explained_steps(best, plan.workload)
-    terms = [each.name for each in fields(StepTerms)]
-    rows = [
-        (name, *(f"{1000 * getattr(found, term):,.2f}" for term in terms), f"{1000 * seconds:,.2f}")
-        for name, found, seconds in steps
-    ]
-    head = ("step of " + best.choice.name, *(f"{term.replace('_', ' ')} ms" for term in terms), "whole ms")
-    print()
-    print_table(None, head, rows, text_columns=(0,))
-    print_sentence(
-        "Weights (and activations) are read while products are computed, so a step may take less than its parts."
-    )
-
-
-def _queues_sentence(queues: Queues) -> str:
-    """Percentiles of one replica, each with its 90 % interval."""
-    figures, intervals = queues.figures, queues.intervals
-    parts = [
-        f"TTFT p50 {_within(1000 * figures.ttft.median, intervals['ttft'])} ms",
-        f"p99 {_within(1000 * figures.ttft.p99, intervals['ttft'])} ms",
-    ]
-    if figures.tpot is not None:
-        parts.append(f"TPOT p50 {_within(1000 * figures.tpot.median, intervals['tpot'])} ms")
-    parts.append(f"{_within(queues.output_throughput, intervals['throughput'])} tokens/s")
-    rows = max(0 if each is None else each.num_rows for each in intervals.values())
-    learned = f"; intervals hold 9 in 10 of up to {rows:,} published measurements" if rows else ""
-    return f"with queues, each replica: {', '.join(parts)}{learned}"
-
-
-def _within(value: float, interval: ErrorInterval | None) -> str:
-    """``45 (30-80)``; the value alone where nothing was ever compared."""
-    if interval is None:
-        return format(value, ",.3g") if value < 10 else format(value, ",.0f")
-    form = ",.1f" if value < 10 else ",.0f"
-    return f"{value:{form}} ({_span(value * interval.low, value * interval.high, form)})"
 
 
 def _settings_line(deployment: Deployment) -> str:
@@ -263,9 +222,9 @@ def _row(deployment: Deployment, rule: RuleOfThumb | None) -> tuple[str, ...]:
         "-" if rule is None else f"{users_by_rule(rule, deployment):,}",
         _milliseconds(speed.ttft_seconds),
         _milliseconds(speed.tpot_seconds),
-        _span(*throughput, ",.0f"),
+        span(*throughput, ",.0f"),
         "-" if deployment.usd_per_hour is None else f"{deployment.usd_per_hour:,.2f}",
-        "-" if cost is None else _span(*cost, ",.2f"),
+        "-" if cost is None else span(*cost, ",.2f"),
         _serves_word(deployment),
         deployment.limit,
     )
@@ -278,12 +237,7 @@ def _serves_word(deployment: Deployment) -> str:
     return "SLO met" if deployment.slo.num_bounds else "yes"
 
 
-def _span(low: float, high: float, form: str) -> str:
-    first, last = format(low, form), format(high, form)
-    return first if first == last else f"{first}-{last}"
-
-
 def _milliseconds(found: Range) -> str:
     if not found.is_bounded:
         return f"{found.low * 1000:,.0f} and up"
-    return _span(found.low * 1000, found.high * 1000, ",.0f")
+    return span(found.low * 1000, found.high * 1000, ",.0f")

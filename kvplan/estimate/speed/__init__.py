@@ -8,6 +8,9 @@ rank_step           one step on one rank, in coefficients of measured kernels
 collectives         what ranks send each other, and over which link
 speculation         what a drafter's tokens gain and cost
 device_speed        the same for an estimate's deployments
+engine_speed        one instance under an engine and its release: steps, and how it composes them
+queues              percentiles of a load with their intervals, and the steps that serve it
+step_picture        those steps drawn
 step_terms          what a step's time consists of, for people
 step_time           seconds of one step, in coefficients that ``kvplan calibrate`` fits
 queueing            loads with queues: what users, a rate or a burst see, percentiles included

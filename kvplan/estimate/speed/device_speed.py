@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.devices.measured_profile import Origin
+from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.deployments import Deployment
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.clocks import DeviceSpeed
-from kvplan.estimate.speed.latency import Range, ServingSpeed, serving_speed
+from kvplan.estimate.speed.engine_speed import engine_rules, engine_speed_model
+from kvplan.estimate.speed.latency import ServingSpeed, SpeedModel
+from kvplan.estimate.speed.queueing.loads import steady_users
+from kvplan.estimate.speed.queueing.rules import SchedulingRules
+from kvplan.estimate.speed.queues import ExplainedStep, Queues, decode_step, mixed_step, play_queues
 from kvplan.estimate.speed.work import kv_read_bytes, model_work
 
-PROMPT_TOKENS = 512
-ANSWER_TOKENS = 128
+PROMPT_TOKENS: Final = 512
+ANSWER_TOKENS: Final = 128
+_AVERAGE_CONTEXT: Final = PROMPT_TOKENS + ANSWER_TOKENS // 2
+_DRAWN: Final = (1, 4, 16, 64, 256, 1024)
+"""Sequences in the steps of a picture, as far as they fit, and then as many as do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +42,35 @@ class DeploymentSpeed:
     num_users: int
     alone: ServingSpeed
     full: ServingSpeed
+    model: SpeedModel
+    rules: SchedulingRules
+    max_model_len: int
 
-    def sentence(self) -> str:
-        """One line for people."""
-        alone, full = self.alone, self.full
-        origin = self.note or "roofline"
-        if self.origin in ("measured", "calibrated"):
-            origin = f"{self.origin}: {origin}"
-        return (
-            f"{self.gpu}: prompts of {PROMPT_TOKENS}, answers of {ANSWER_TOKENS}: alone TTFT "
-            f"{_text(alone.ttft_seconds)} ms, TPOT {_text(alone.tpot_seconds)} ms; {self.num_users:,} at once TPOT "
-            f"{_text(full.tpot_seconds)} ms, {full.output_tokens_per_second.low:,.0f} to "
-            f"{full.output_tokens_per_second.high:,.0f} tokens/s ({origin})"
-        )
+    @property
+    def origin_text(self) -> str:
+        """Where the step times come from, for people."""
+        note = self.note or "roofline"
+        return f"{self.origin}: {note}" if self.origin in ("measured", "calibrated") else note
+
+    def queues(self, num_users: int) -> Queues | None:
+        """What ``num_users`` users see of each other, played; None where requests spread like theirs do not fit."""
+        load = steady_users(num_users, PROMPT_TOKENS, ANSWER_TOKENS)
+        if max(map(sum, load.lengths)) > min(self.rules.pool_tokens, self.max_model_len):
+            return None
+        middle = self.model.steady(num_users, "middle")
+        return play_queues(self.model, load, self.rules, middle.requests_per_second)
+
+    def explained_steps(self) -> list[ExplainedStep]:
+        """Of one sequence, of as many as fit, and of these with a prompt beside them."""
+        return [
+            *(decode_step(self.model, each, _AVERAGE_CONTEXT) for each in sorted({1, self.num_users})),
+            mixed_step(self.model, self.num_users, _AVERAGE_CONTEXT),
+        ]
+
+    def decode_steps(self) -> list[ExplainedStep]:
+        """Of more and more sequences."""
+        counts = [each for each in _DRAWN if each < self.num_users]
+        return [decode_step(self.model, each, _AVERAGE_CONTEXT) for each in (*counts, self.num_users)]
 
 
 def deployment_speeds(
@@ -54,7 +79,7 @@ def deployment_speeds(
     deployments: Sequence[Deployment],
     cache: CacheSettings,
     measured: MeasuredProfiles,
-    engine: str,
+    engine: EngineChoice,
 ) -> tuple[DeploymentSpeed | None, ...]:
     """One per deployment of ``engine``; None where it does not fit."""
     return tuple(
@@ -69,26 +94,20 @@ def _speed(
     deployment: Deployment,
     cache: CacheSettings,
     measured: MeasuredProfiles,
-    engine: str,
+    engine: EngineChoice,
 ) -> DeploymentSpeed | None:
     if not deployment.fits:
         return None
-    layout = ParallelLayout.of(deployment.settings)
+    settings = deployment.settings
+    layout = ParallelLayout.of(settings)
     work = model_work(spec, deployment.weight_bytes, cache.model_dtype, layout)
-    profile = measured.for_gpu(gpu, work.speed_format, engine)
+    profile = measured.for_gpu(gpu, work.speed_format, engine.name)
     known = None if profile is None else DeviceSpeed.of(profile, spec.id, work.speed_format)
-    context = PROMPT_TOKENS + ANSWER_TOKENS // 2
     on_a_rank = replace(cache, tensor_parallel_size=layout.tensor_parallel_size)
-    kv_bytes = kv_read_bytes(spec, context, on_a_rank)
+    kv_bytes = kv_read_bytes(spec, _AVERAGE_CONTEXT, on_a_rank)
     room = deployment.kv_cache_tokens // (PROMPT_TOKENS + ANSWER_TOKENS)
-    users = max(min(room, layout.data_parallel_size * deployment.settings.max_num_seqs), 1)
-
-    def with_users(number: int) -> ServingSpeed:
-        return serving_speed(work, gpu, number, PROMPT_TOKENS, ANSWER_TOKENS, kv_bytes, known)
-
-    alone = with_users(1)
-    return DeploymentSpeed(gpu.id, alone.origin, alone.note, users, alone, with_users(users))
-
-
-def _text(found: Range) -> str:
-    return f"{1000 * found.low:,.0f} to {1000 * found.high:,.0f}"
+    users = max(min(room, layout.data_parallel_size * settings.max_num_seqs), 1)
+    model = engine_speed_model(engine, work, gpu, PROMPT_TOKENS, ANSWER_TOKENS, kv_bytes, known)
+    alone, full = model.speed(1), model.speed(users)
+    rules = engine_rules(engine, settings, layout, deployment.kv_cache_tokens)
+    return DeploymentSpeed(gpu.id, alone.origin, alone.note, users, alone, full, model, rules, settings.max_model_len)

@@ -11,7 +11,7 @@ shares the steps).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal
 
@@ -29,7 +29,7 @@ from kvplan.estimate.speed.clocks import (
 )
 from kvplan.estimate.speed.host import NO_HOST, HostWork
 from kvplan.estimate.speed.measured_clock import MeasuredClock
-from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps
+from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, padded_pairs
 from kvplan.estimate.speed.simulation import StepClock
 from kvplan.estimate.speed.step_terms import StepLoad, StepTerms, measured_terms, roofline_terms
 from kvplan.estimate.speed.work import ModelWork
@@ -190,6 +190,10 @@ class SpeedModel:
 
     def step_terms(self, load: StepLoad) -> StepTerms:
         """The parts of a step; of a roofline the geometric middle of both ends."""
+        padded = padded_pairs(
+            self.mixed_tile_rows, load.num_tokens, load.num_sequences, load.num_kv_tokens, load.num_pairs
+        )
+        load = replace(load, num_pairs=padded)
         context = self.input_tokens + self.output_tokens / 2
         if self.device_speed is not None:
             return measured_terms(MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context), load)

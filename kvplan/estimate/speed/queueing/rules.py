@@ -91,6 +91,11 @@ def vllm_rules(settings: FilledSettings, release: VllmRelease, pool_tokens: floa
     )
 
 
+def kvplan_rules(settings: FilledSettings, pool_tokens: float) -> SchedulingRules:
+    """Of kvplan's own engine on a CPU, which mixes as vLLM's V1 engine does and composes no step ahead."""
+    return SchedulingRules(settings.max_num_seqs, settings.max_num_batched_tokens, pool_tokens)
+
+
 def sglang_rules(chunk_tokens: int, pool_tokens: float, max_num_seqs: int | None = None) -> SchedulingRules:
     """A step of prompts takes at most a chunk; the scheduler's own work overlaps with the step before.
 

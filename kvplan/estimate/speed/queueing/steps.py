@@ -77,6 +77,14 @@ def mixed_tile_rows(release: VllmRelease, compute_capability: str) -> int:
     return _FA2_TILE if release.v1 and is_second else 1
 
 
+def padded_pairs(tile_rows: int, num_tokens: int, num_sequences: int, num_kv_tokens: int, num_pairs: float) -> float:
+    """Pairs that attention computes: in a step with prompts, sequences of one token count as ``tile_rows`` queries.
+
+    The last tile of a prompt is padded too: what it sees counts as much as what a decoding sequence holds.
+    """
+    return num_pairs + (tile_rows - 1) * num_kv_tokens if num_tokens > num_sequences else num_pairs
+
+
 @dataclass(frozen=True, slots=True)
 class HostedSteps:
     """``clock``'s steps with what ``host`` adds, and attention of mixed steps as the engine's kernel does it.
@@ -96,9 +104,7 @@ class HostedSteps:
         self, num_tokens: int, num_sequences: int, num_sampled: int, num_kv_tokens: int, num_pairs: float
     ) -> float:
         """One step, see ``simulation.StepClock``."""
-        # the last tile of a prompt is padded too: what it sees counts as much as what a decoding sequence holds
-        if num_tokens > num_sequences:
-            num_pairs += (self.mixed_tile_rows - 1) * num_kv_tokens
+        num_pairs = padded_pairs(self.mixed_tile_rows, num_tokens, num_sequences, num_kv_tokens, num_pairs)
         gpu = self.clock.seconds(num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
         of_a_host = num_sequences / self.groups
         if num_tokens > num_sequences:

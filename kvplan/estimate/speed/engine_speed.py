@@ -1,0 +1,44 @@
+"""One instance under an engine and its release: how fast its steps are, and how it composes them."""
+
+from __future__ import annotations
+
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.engines import EngineChoice, vllm_release
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.clocks import DeviceSpeed
+from kvplan.estimate.speed.host import NO_HOST, host_work
+from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.queueing.rules import SchedulingRules, kvplan_rules, vllm_rules
+from kvplan.estimate.speed.queueing.steps import mixed_tile_rows
+from kvplan.estimate.speed.work import ModelWork
+from kvplan.settings import FilledSettings
+
+
+def engine_speed_model(
+    engine: EngineChoice,
+    work: ModelWork,
+    gpu: GpuProfile,
+    input_tokens: int,
+    output_tokens: int,
+    kv_bytes: float,
+    device_speed: DeviceSpeed | None,
+) -> SpeedModel:
+    """Prompts of ``input_tokens``, answers of ``output_tokens``; ``kv_bytes`` as for ``SpeedModel``."""
+    host, tile_rows = NO_HOST, 1
+    if engine.name == "vllm":
+        release = vllm_release(engine.version)
+        host, tile_rows = host_work(engine.name, release), mixed_tile_rows(release, gpu.compute_capability)
+    return SpeedModel(
+        work, gpu, input_tokens, output_tokens, kv_bytes, device_speed, engine.name, host, mixed_tile_rows=tile_rows
+    )
+
+
+def engine_rules(
+    engine: EngineChoice, settings: FilledSettings, layout: ParallelLayout, pool_tokens: float
+) -> SchedulingRules:
+    """Of an instance of ``layout``. ``pool_tokens``: those of all its data-parallel groups."""
+    if engine.name == "vllm":
+        rules = vllm_rules(settings, vllm_release(engine.version), pool_tokens)
+    else:
+        rules = kvplan_rules(settings, pool_tokens)
+    return rules.over_groups(layout.data_parallel_size, layout.pipeline_parallel_size)

@@ -1,0 +1,129 @@
+"""The speeds of an estimate: percentiles with intervals, what steps consist of, and the picture."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.devices.measured import load_measured
+from kvplan.catalog.models import resolve_model
+from kvplan.cli import main
+from kvplan.commands.printing.speeds import print_speeds
+from kvplan.errors import KvplanError
+from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate
+from kvplan.estimate.document import speed_document
+from kvplan.estimate.picture import estimates_figure
+from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
+from kvplan.planner.queues import explained_steps
+from kvplan.planner.request import ParallelSizes, PlanRequest
+from kvplan.planner.search import make_plan
+from kvplan.settings import ServingSettings
+
+SPEC = resolve_model("llama-3.1-8b")
+FIGURES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "output_throughput")
+
+
+@cache
+def answered(gpu: str = "h100-sxm", context: int = 8192, max_num_seqs: int | None = 24) -> Estimate:
+    settings = ServingSettings(max_num_seqs=max_num_seqs)
+    return make_estimate(SPEC, EstimateRequest(context, (find_gpu(gpu),), settings=settings), load_measured())
+
+
+def speed_of(answer: Estimate) -> DeploymentSpeed:
+    (found,) = answer.speeds
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm", "a10"])
+def test_figures_have_intervals(gpu: str) -> None:
+    """On a GPU with a profile of its kernels and on one by its data sheet."""
+    document = speed_document(speed_of(answered(gpu)))
+    alone, full = document["queueing_alone"], document["queueing_full"]
+    assert isinstance(alone, dict) and isinstance(full, dict)
+    for name in FIGURES:
+        for low, middle, high in (alone[name], full[name]):
+            assert 0 < low < high and middle > 0
+        assert full[name][1] > alone[name][1]
+    assert full["ttft_p99_ms"][1] > full["ttft_p50_ms"][1]
+    assert full["intervals"]["ttft"]["num_rows"] >= 20
+
+
+def test_estimate_and_plan_have_the_same_steps() -> None:
+    """A replica with as many users of such requests takes as long, and its steps consist of the same."""
+    gpus = (find_gpu("h100-sxm"),)
+    sizes = ParallelSizes(tensor=(1,), pipeline=(1,), data=(1,))
+    asked = PlanRequest(
+        num_users=24,
+        input_tokens=PROMPT_TOKENS,
+        output_tokens=ANSWER_TOKENS,
+        average_context=PROMPT_TOKENS + ANSWER_TOKENS // 2,
+        longest_context=8192,
+        gpus=gpus,
+        sizes=sizes,
+        max_gpus=1,
+    )
+    plan = make_plan(SPEC, asked, load_measured())
+    best = next(each for each in plan.deployments if each.weights_name == "bfloat16")
+    _, decode, mixed = speed_of(answered()).explained_steps()
+    for planned, estimated in zip(explained_steps(best, plan.workload), (decode, mixed), strict=True):
+        assert planned.name == estimated.name
+        assert planned.seconds == pytest.approx(estimated.seconds, rel=1e-6)
+        assert astuple(planned.terms) == pytest.approx(astuple(estimated.terms), rel=1e-6)
+
+
+def test_a_step_on_flash_attention_2_is_as_long_as_its_parts() -> None:
+    """Decoding sequences are padded to tiles beside a prompt, in the whole and in the term of attention."""
+    mixed = speed_of(answered("a100-80gb-sxm", max_num_seqs=256)).explained_steps()[-1]
+    assert mixed.terms.attention > mixed.terms.kv_cache
+    assert mixed.seconds <= sum(astuple(mixed.terms))
+
+
+def test_text_shows_percentiles_and_terms(capsys: pytest.CaptureFixture[str]) -> None:
+    print_speeds(answered(), explain=True)
+    shown = capsys.readouterr().out
+    assert "h100-sxm, prompts of 512, answers of 128 (kernels measured on h100-sxm" in shown
+    assert "intervals hold 9 in 10 of up to" in shown
+    assert "    alone: TTFT p50 " in shown and "    24 at once: TTFT p50 " in shown
+    assert "launches ms" in shown and "collectives ms" in shown and "24 decode, a prompt of 512" in shown
+    print_speeds(answered(), explain=False)
+    assert "launches ms" not in capsys.readouterr().out
+
+
+def test_requests_longer_than_the_context_are_not_played(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = answered(context=600)
+    document = speed_document(speed_of(answer))
+    assert document["queueing_alone"] is None and document["queueing_full"] is None
+    print_speeds(answer, explain=False)
+    shown = capsys.readouterr().out
+    assert "    alone: TTFT " in shown and " to " in shown and "p50" not in shown
+
+
+def test_the_picture_has_a_bar_for_each_number_of_sequences() -> None:
+    figure = estimates_figure([answered(), answered("a10")])
+    first, second = figure.axes
+    assert (first.get_title(), second.get_title()) == ("h100-sxm", "a10")
+    assert [label.get_text() for label in first.get_xticklabels()] == ["1", "4", "16", "24"]
+    tops = [bar.get_y() + bar.get_height() for bar in first.containers[-1]]
+    steps = speed_of(answered()).decode_steps()
+    assert tops == pytest.approx([1000 * sum(astuple(step.terms)) for step in steps])
+
+
+def test_nothing_that_fits_is_nothing_to_draw() -> None:
+    large = make_estimate(resolve_model("llama-3.1-70b"), EstimateRequest(8192, (find_gpu("l4"),)))
+    with pytest.raises(KvplanError, match="no steps to draw"):
+        estimates_figure([large])
+
+
+def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "steps.png"
+    assert main(["estimate", "gpt2", "--gpu", "l4", "--max-num-seqs", "8", "--json", "--plot", str(target)]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "kvplan.estimate/1"
+    assert target.read_bytes().startswith(b"\x89PNG")
+    assert main(["estimate", "gpt2", "--gpu", "l4", "--plot", str(tmp_path / "no" / "steps.png")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
