@@ -31,6 +31,8 @@ def _lines(speed: DeploymentSpeed) -> list[str]:
         texts, learned = (queues_text(alone), queues_text(full)), intervals_text(full)
         if learned and speed.model.engine == "kvplan":
             learned += " of other engines"
+        if learned and speed.model.gpu.is_cpu:
+            learned += " on GPUs"
     users = ("alone", f"{speed.num_users:,} at once")
     shown = [f"    {each}: {text}" for each, text in dict(zip(users, texts, strict=True)).items()]
     return [f"{head} ({speed.origin_text}{learned}):", *shown[: 1 if speed.num_users == 1 else 2]]
