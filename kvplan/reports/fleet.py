@@ -101,7 +101,9 @@ def _figures(run: Run, label: str, prices: Mapping[str, float]) -> DeviceFigures
     name = device_of(run.trials[0])
     keys = [key for key in MATCHED_SETTINGS if key in run.frame]
     best = _fastest(run, keys)
-    num_devices = int(best.get("tensor_parallel_size") or 1)
+    # ranks of an engine on processors share the one machine; on GPUs each has its own
+    on_processors = run.first("device") == "cpu"
+    num_devices = 1 if on_processors else int(best.get("tensor_parallel_size") or 1)
     usd, source = _price(name, prices)
     memory = run.frame["device_memory_bytes"].dropna()
     return DeviceFigures(

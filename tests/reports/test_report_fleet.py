@@ -15,6 +15,7 @@ from kvplan.cli import main
 from kvplan.errors import UsageError
 from kvplan.reports.fleet import by_device, fleet_sentences
 from kvplan.reports.pictures import draw_fleet
+from kvplan.reports.plots.side_by_side import _num_legend_columns
 from kvplan.reports.side_by_side import SideBySide, set_side_by_side, side_by_side_document
 from kvplan.runs.reader import load_run
 
@@ -98,6 +99,21 @@ def test_a_sharded_setting_costs_all_of_its_devices(tmp_path: Path) -> None:
     runs = [load_run(write_trials(tmp_path / str(place), each)) for place, each in enumerate(rows)]
     _, h100 = set_side_by_side(runs, {"h100-sxm": 4.0}).devices
     assert (h100.num_devices, h100.usd_per_hour) == (2, 8.0)
+
+
+def test_ranks_on_a_cpu_cost_one_machine(tmp_path: Path) -> None:
+    rows = ([record(1, 4, 100.0, **L4)], [record(1, 4, 100.0, **(CPU | {"tensor_parallel_size": 2}))])
+    runs = [load_run(write_trials(tmp_path / str(place), each)) for place, each in enumerate(rows)]
+    _, cpu = set_side_by_side(runs, {"a cpu": 0.25}).devices
+    assert (cpu.num_devices, cpu.usd_per_hour) == (1, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("labels", "columns"),
+    [(["vLLM 0.32.0", "kvplan"], 2), (["NVIDIA H100 80GB HBM3 (second)", "NVIDIA L4"], 1), (["a" * 200], 1)],
+)
+def test_a_legend_takes_no_more_room_than_its_axes(labels: list[str], columns: int) -> None:
+    assert _num_legend_columns(labels) == columns
 
 
 def test_one_directory_with_two_kinds_is_taken_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

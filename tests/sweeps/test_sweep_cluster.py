@@ -17,7 +17,7 @@ from sweep_helpers import FAKE_WORKER, tiny_plan, write_tiny_model
 from kvplan.cli import main
 from kvplan.errors import KvplanError, UsageError
 from kvplan.machine.visible_gpu import first_visible_gpu
-from kvplan.sweeps.cluster import hosts, node_worker
+from kvplan.sweeps.cluster import connection, hosts, node_worker
 from kvplan.sweeps.cluster.connection import Cluster, connected
 from kvplan.sweeps.cluster.places import Node, kind_to_use, nodes_from, places_in
 from kvplan.sweeps.options import SweepOptions
@@ -170,12 +170,18 @@ def test_kinds_of_gpus_are_never_mixed() -> None:
         kind_to_use([l4], replace(options, device="cpu"), "L4")
 
 
-def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_that_is_not_there_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(connection, "_address_here", lambda: "127.0.0.1:1")
     with pytest.raises(KvplanError, match=r"Nothing answers at 127\.0\.0\.1:1"), connected("127.0.0.1:1"):
         pass
     for address in ("ray://here:10001", "nowhere", "here:port"):
         with pytest.raises(UsageError), connected(address):
             pass
+    with pytest.raises(KvplanError, match=r"Nothing answers at 127\.0\.0\.1:1") as ended, connected("auto"):
+        pass
+    assert "ray start --head" in str(ended.value.hint)
     model = str(write_tiny_model(tmp_path / "model"))
     assert main(["sweep", "--model", model, "--accelerator-type", "L4"]) == 2
     assert "--accelerator-type is for --ray" in capsys.readouterr().err

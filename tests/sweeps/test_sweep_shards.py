@@ -185,7 +185,9 @@ def test_the_command_writes_a_report_and_refuses_in_one_sentence(
     assert "3 shards, 8 trials: " in capsys.readouterr().out
     assert (out / "report.html").exists()
     assert main(["merge", *map(str, shards), "--out", str(out)]) == 1
-    assert "already holds a sweep" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "already holds a run" in error
+    assert "--resume" not in error, "a merge cannot be continued"
     assert main(["merge", str(out), str(shards[0]), "--out", str(tmp_path / "again")]) == 1
     error = capsys.readouterr().err
     assert "is a whole sweep, not a shard of one" in error

@@ -6,16 +6,17 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kvplan.commands.printing.render import print_json, print_table
 from kvplan.runs.best_settings import BestSetting
 from kvplan.runs.columns import Row
 from kvplan.runs.outliers import noise_reason
 from kvplan.runs.rows import is_measured
-from kvplan.runs.setting_text import cells, heads, text_columns, values_of
+from kvplan.runs.setting_text import cells, heads, setting_values, text_columns, values_of
 from kvplan.runs.statuses import STATUS_BRIEF
 from kvplan.runs.summary import KvWaste, PredictionErrors
-from kvplan.runs.trials import Trial
+from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.capacity import COUNTED_NOTICE
 from kvplan.sweeps.forecast.prediction import TrialPrediction
 from kvplan.sweeps.forecast.timing import SECONDS_PER_LOAD, SECONDS_PER_START, SECONDS_PER_TRIAL
@@ -167,7 +168,7 @@ def _print_best(best: Sequence[BestSetting], shown: Sequence[str]) -> None:
         rows.append(
             [
                 _GOALS[entry["goal"]],
-                *cells({**entry["settings"], **entry["load"]}, shown),
+                *cells({**_all_settings(entry), **entry["load"]}, shown),
                 f"{figures['output_throughput']:,.1f}",
                 f"{figures['p99_ttft_ms']:,.0f}",
                 "" if figures["median_tpot_ms"] is None else f"{figures['median_tpot_ms']:,.1f}",
@@ -183,6 +184,11 @@ def _print_best(best: Sequence[BestSetting], shown: Sequence[str]) -> None:
         print(f"  {command}")
 
 
+def _all_settings(entry: BestSetting) -> dict[str, Any]:
+    """Those at their defaults too, which its record leaves out."""
+    return setting_values(TrialSettings.from_json(entry["settings"]))
+
+
 def _print_most_at_once(best: Sequence[BestSetting], shown: Sequence[str]) -> None:
     """The best setting of a sweep that only counted."""
     head = ["best", *heads(shown), "at once", "peak KV %", "KV waste %"]
@@ -190,7 +196,7 @@ def _print_most_at_once(best: Sequence[BestSetting], shown: Sequence[str]) -> No
     for entry in best:
         figures = entry["figures"]
         amounts = (figures["max_running"], 100 * (figures["kv_usage_max"] or 0.0), figures["frag_pct"])
-        settings = cells({**entry["settings"], **entry["load"]}, shown)
+        settings = cells({**_all_settings(entry), **entry["load"]}, shown)
         rows.append([_GOALS[entry["goal"]], *settings, *(f"{amount or 0.0:,.4g}" for amount in amounts)])
     print_table("Most sequences at once", head, rows, text_columns=(0, *text_columns(shown, first=1)))
     for command in best[0]["commands"].values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 import pandas as pd
@@ -22,6 +23,8 @@ MOST_RUNS: Final = len(_MARKS)
 _MOST_LINES: Final = 24
 _LINE_INCHES: Final = 0.27
 _NARROW_LINE_INCHES: Final = 0.4
+_LEGEND_CHARACTERS: Final = 56
+"""A legend that is wider than the axes above it would take their place from them."""
 _LEGEND_INCHES: Final = 0.32
 """From the axes down to the legend: the tick labels stand between."""
 
@@ -33,6 +36,7 @@ def draw(compared: SideBySide, figure: Figure) -> str | None:
         return None
     names = [_line_name(compared, row, narrow=is_narrow(figure)) for _, row in table.iterrows()]
     shown = panels(figure, 2)
+    num_columns = 1 if is_narrow(figure) else _num_legend_columns([side.label for side in compared.sides])
     needed = 2.2 + 2 * _NARROW_LINE_INCHES * len(table) if is_narrow(figure) else 1.9 + _LINE_INCHES * len(table)
     figure.set_figheight(max(figure.get_figheight(), needed))
     for axes, column, title in (
@@ -45,7 +49,7 @@ def draw(compared: SideBySide, figure: Figure) -> str | None:
         axes.tick_params(axis="y", labelsize=8)
         axes.set_ylim(len(names) - 0.4, -0.6)
     _mark_failures(shown[0], compared, table)
-    _legend(shown[-1] if is_narrow(figure) else shown[0], 1 if is_narrow(figure) else len(compared.sides))
+    _legend(shown[-1] if is_narrow(figure) else shown[0], num_columns)
     return finish(figure, compared.sides[0].run, _finding(compared), _left_out(compared), _circumstances(compared))
 
 
@@ -81,6 +85,11 @@ def _mark_failures(axes: Axes, compared: SideBySide, table: pd.DataFrame) -> Non
             offset = (4, 4 - 8 * number)
             colour = _COLOURS[place]
             axes.annotate(status, (0, line), textcoords="offset points", xytext=offset, fontsize=7, color=colour)
+
+
+def _num_legend_columns(labels: Sequence[str]) -> int:
+    """As many labels in a line as stand below the axes, with their marks."""
+    return max(1, min(len(labels), _LEGEND_CHARACTERS // (max(map(len, labels)) + 4)))
 
 
 def _legend(axes: Axes, num_columns: int) -> None:

@@ -44,18 +44,30 @@ def connected(address: str, accelerator_type: str | None = None) -> Iterator[Clu
     import ray
 
     try:
+        if address == "auto":
+            _refuse_silent(_address_here())
         ray.init(address=address, namespace="kvplan", log_to_driver=False, logging_level=logging.CRITICAL)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = "here" if address == "auto" else f"at {address}"
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise KvplanError(
-            f"No Ray cluster could be joined {where}: {lines[0].rstrip('.')}.",
+            f"No Ray cluster could be joined {where}: {lines[0].split('. ')[0].rstrip('.')}.",
             hint=_START_ONE,
         ) from error
     try:
         yield Cluster(ray, accelerator_type)
     finally:
         ray.shutdown()
+
+
+def _address_here() -> str:
+    """Where Ray would look for ``auto``: RAY_ADDRESS, a head that runs here, or the last one that was started here.
+
+    The last one may have ended long ago. ConnectionError if there never was one.
+    """
+    from ray._private import services
+
+    return str(services.canonicalize_bootstrap_address("auto"))
 
 
 def _refuse_silent(address: str) -> None:

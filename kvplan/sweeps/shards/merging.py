@@ -38,7 +38,7 @@ def merge_shards(directories: Sequence[Path], out: Path, *, command: str) -> Mer
     refuse_unfit(parts)
     parts.sort(key=lambda part: part.entry["number"])
     manifest = _manifest(parts, command)
-    with SweepStore.create(out, manifest) as store:
+    with SweepStore.create(out, manifest, can_be_continued=False) as store:
         model = parts[0].directory / MODEL
         if model.is_dir():
             shutil.copytree(model, out / MODEL, dirs_exist_ok=True)

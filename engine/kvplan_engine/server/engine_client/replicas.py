@@ -85,11 +85,15 @@ class Replicas:
         return not all(engine.is_dead for engine in self.engines)
 
     def ending(self) -> str:
-        """Which engines have ended, and what follows from it: one sentence."""
+        """Which engines have ended, what follows from it, and how they say that they did."""
         if len(self.engines) == 1:
-            return "the engine process has ended; so does this server"
-        dead = ", ".join(str(number) for number, engine in enumerate(self.engines) if engine.is_dead)
-        return f"the process of engine {dead} of {len(self.engines)} has ended; so does this server"
+            which = "the engine process"
+        else:
+            dead = ", ".join(str(number) for number, engine in enumerate(self.engines) if engine.is_dead)
+            which = f"the process of engine {dead} of {len(self.engines)}"
+        reasons = dict.fromkeys(engine.failure.message for engine in self.engines if engine.failure is not None)
+        ended = f"{which} has ended; so does this server"
+        return f"{ended}: {' '.join(reasons)}" if reasons else ended
 
     def adapters_in_flight(self) -> AdaptersInFlight:
         """Which adapters have requests now, in any engine."""
