@@ -12,7 +12,7 @@ from kvplan.planner.request import Workload
 
 
 def queues_of(deployment: Deployment, workload: Workload) -> Queues | None:
-    """None where the replica does not keep up with its load: the queue grows for ever."""
+    """None where the replica does not keep up with its load (the queue grows for ever), and as for ``play_queues``."""
     middle = deployment.served.middle
     if middle is None:
         return None

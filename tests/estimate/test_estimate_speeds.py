@@ -101,7 +101,19 @@ def test_requests_longer_than_the_context_are_not_played(capsys: pytest.CaptureF
     assert document["queueing_alone"] is None and document["queueing_full"] is None
     print_speeds(answer, explain=False)
     shown = capsys.readouterr().out
-    assert "    alone: TTFT " in shown and " to " in shown and "p50" not in shown
+    assert "    alone: without queues TTFT " in shown and " to " in shown and "p50" not in shown
+
+
+def test_more_requests_than_a_server_can_take_are_not_played(capsys: pytest.CaptureFixture[str]) -> None:
+    """8 H200 would answer hundreds of such requests a second, and vLLM's server spends 5 ms on each."""
+    settings = ServingSettings(tensor_parallel_size=8)
+    answer = make_estimate(SPEC, EstimateRequest(8192, (find_gpu("h200"),), settings=settings), load_measured())
+    speed = speed_of(answer)
+    assert speed.full.requests_per_second.middle * 0.005 > 0.9
+    assert speed.queues(speed.num_users) is None and speed.queues(1) is not None
+    print_speeds(answer, explain=False)
+    shown = capsys.readouterr().out
+    assert "    alone: TTFT p50 " in shown and " at once: without queues TTFT " in shown
 
 
 def test_the_picture_has_a_bar_for_each_number_of_sequences() -> None:

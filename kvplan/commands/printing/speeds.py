@@ -6,6 +6,7 @@ from kvplan.commands.printing.queues import intervals_text, print_steps, queues_
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
 from kvplan.estimate.speed.latency import Range, ServingSpeed
+from kvplan.estimate.speed.queues import Queues
 
 
 def print_speeds(answer: Estimate, *, explain: bool) -> None:
@@ -21,27 +22,31 @@ def print_speeds(answer: Estimate, *, explain: bool) -> None:
 
 
 def _lines(speed: DeploymentSpeed) -> list[str]:
-    """A head with the origin, and percentiles; ranges of a steady state where the requests are too long to play."""
+    """A head with the origin; percentiles, and ranges of a steady state where no load can be played."""
     head = f"  {speed.gpu}, prompts of {PROMPT_TOKENS}, answers of {ANSWER_TOKENS}"
-    alone = speed.queues(1)
-    full = speed.queues(speed.num_users)
-    if alone is None or full is None:
-        texts, learned = (_ranges(speed.alone), _ranges(speed.full)), ""
-    else:
-        texts, learned = (queues_text(alone), queues_text(full)), intervals_text(full)
-        if learned and speed.model.engine == "kvplan":
-            learned += " of other engines"
-        if learned and speed.model.gpu.is_cpu:
-            learned += " on GPUs"
-    users = ("alone", f"{speed.num_users:,} at once")
-    shown = [f"    {each}: {text}" for each, text in dict(zip(users, texts, strict=True)).items()]
-    return [f"{head} ({speed.origin_text}{learned}):", *shown[: 1 if speed.num_users == 1 else 2]]
+    states = {1: ("alone", speed.alone)}
+    states.setdefault(speed.num_users, (f"{speed.num_users:,} at once", speed.full))
+    played = {count: speed.queues(count) for count in states}
+    learned = next((_learned(speed, each) for each in played.values() if each is not None), "")
+    lines = [f"{head} ({speed.origin_text}{learned}):"]
+    for count, (name, state) in states.items():
+        queues = played[count]
+        lines.append(f"    {name}: {_ranges(state) if queues is None else queues_text(queues)}")
+    return lines
+
+
+def _learned(speed: DeploymentSpeed, queues: Queues) -> str:
+    """What the intervals were learned from, and of what else than this."""
+    text = intervals_text(queues)
+    if text and speed.model.engine == "kvplan":
+        text += " of other engines"
+    return f"{text} on GPUs" if text and speed.model.gpu.is_cpu else text
 
 
 def _ranges(speed: ServingSpeed) -> str:
     tokens = speed.output_tokens_per_second
     return (
-        f"TTFT {_milliseconds(speed.ttft_seconds)} ms, TPOT {_milliseconds(speed.tpot_seconds)} ms, "
+        f"without queues TTFT {_milliseconds(speed.ttft_seconds)} ms, TPOT {_milliseconds(speed.tpot_seconds)} ms, "
         f"{tokens.low:,.0f} to {tokens.high:,.0f} tokens/s"
     )
 

@@ -53,7 +53,10 @@ class DeploymentSpeed:
         return f"{self.origin}: {note}" if self.origin in ("measured", "calibrated") else note
 
     def queues(self, num_users: int) -> Queues | None:
-        """What ``num_users`` users see of each other, played; None where requests spread like theirs do not fit."""
+        """What ``num_users`` users see of each other, played.
+
+        None where requests spread like theirs do not fit, and as for ``play_queues``.
+        """
         load = steady_users(num_users, PROMPT_TOKENS, ANSWER_TOKENS)
         if max(map(sum, load.lengths)) > min(self.rules.pool_tokens, self.max_model_len):
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvplan.catalog.published_errors import ErrorInterval, FigureName
 from kvplan.estimate.speed.latency import FIGURES, SpeedModel
@@ -12,6 +12,9 @@ from kvplan.estimate.speed.queueing.loads import PlayedLoad
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.step_terms import StepLoad, StepTerms
+
+_BUSIEST_FRONT_END: Final = 0.9
+"""Share of its time that a server works on requests at most for the load to be played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,16 @@ class ExplainedStep(NamedTuple):
     seconds: float
 
 
-def play_queues(model: SpeedModel, load: PlayedLoad, rules: SchedulingRules, requests_per_second: float) -> Queues:
-    """Percentiles of ``load``; throughput is that of the steady ``requests_per_second``."""
+def play_queues(
+    model: SpeedModel, load: PlayedLoad, rules: SchedulingRules, requests_per_second: float
+) -> Queues | None:
+    """Percentiles of ``load``; throughput is that of the steady ``requests_per_second``.
+
+    None where the server's own work on so many requests leaves its event loop next to no time: the instance would wait
+    for its server then, which neither the steady state nor published measurements tell how long.
+    """
+    if requests_per_second * rules.front_end.seconds(model.input_tokens) > _BUSIEST_FRONT_END:
+        return None
     figures = play(load, rules, model.steps)
     intervals = {name: model.error_interval(name) for name in FIGURES}
     return Queues(figures, requests_per_second * model.output_tokens, intervals)
