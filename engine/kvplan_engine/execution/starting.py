@@ -63,7 +63,7 @@ def _load_divided(config: EngineConfig, source: Any) -> Started:
         part_of(whole, rank)
     refuse_held(plan_held_weights(whole, source, config.load_format, config.quantization, config.seed))
     device = open_device(config.device, config.device_memory, count)
-    kind = device.torch_device.type
+    kind = "cuda" if device.is_asynchronous else "cpu"
     if kind == "cuda" and torch.cuda.device_count() < count:
         raise EngineError(
             f"{count} ranks need as many GPUs, and there are {torch.cuda.device_count()}.",
@@ -72,7 +72,7 @@ def _load_divided(config: EngineConfig, source: Any) -> Started:
     ranks = RankGroup(each)
     try:
         of_rank = replace(config, device=kind, device_memory=device.total_bytes if kind == "cpu" else None)
-        collectives = ranks.load(of_rank, source, on_gpu=kind == "cuda")
+        collectives = ranks.load(of_rank, source, on_gpu=device.is_asynchronous)
         with loading_weights():
             model = LoadedModel(config, source, device, _dtype_on(device, config), collectives)
         ranks.loaded()

@@ -1,0 +1,93 @@
+"""Several ranks on a GPU each, as far as no GPU is needed: devices, uploads, collectives and their order, no graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from fake_gpu import FakeGpu, take_gpu
+from fake_ranks import FakeRanks, storage_of
+from small_models import greedy
+
+from kvplan_engine import LLM, EngineError, SamplingParams
+
+NUM_TOKENS = 6
+SETTINGS = {"dtype": "float32", "max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 64}
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
+    """Heads of 64, the smallest that the CUDA kernels have: one for each of two ranks."""
+    torch.manual_seed(4)
+    config = transformers.GPT2Config(n_embd=128, n_head=2, n_layer=2, vocab_size=384, n_positions=64)
+    config.initializer_range = 0.2
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    path = tmp_path_factory.mktemp("ranks") / "gpt2"
+    model.save_pretrained(path)
+    return path, model
+
+
+@pytest.mark.parametrize(("num_ranks", "num_stages"), [(2, 1), (2, 2)])
+def test_each_rank_computes_on_its_own_gpu_and_all_meet_in_the_same_order(
+    gpt2: tuple[Path, torch.nn.Module], num_ranks: int, num_stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, model = gpt2
+    total = num_ranks * num_stages
+    fake = FakeRanks(monkeypatch, total)
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(1, 384, length).tolist() for length in (5, 40)]
+    with LLM(str(path), **SETTINGS, tensor_parallel_size=num_ranks, pipeline_parallel_size=num_stages) as llm:
+        runners = fake.runners(llm.engine._runner)
+        assert sorted(fake.gpus) == sorted(runners) == list(range(total))
+        for calls in fake.calls.values():
+            calls.clear()  # of profile steps, whose workspaces may be others
+        uploads = {number: gpu.num_uploads for number, gpu in fake.gpus.items()}
+        params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+        assert [output.outputs[0].token_ids for output in outputs] == greedy(model, prompts, NUM_TOKENS)
+
+        for number, runner in runners.items():
+            gpu = fake.gpus[number]
+            assert runner.device is gpu
+            assert gpu.runtime.launched, f"rank {number} computed nothing"
+            assert gpu.num_uploads > uploads[number], f"rank {number} was sent no indices"
+            assert runner.graph_sizes == () and gpu.num_captures == 0, "steps over several ranks are not captured"
+            own = {storage_of(runner.workspace[name]) for name in runner.workspace}
+            used = [call for (device, _), calls in fake.calls.items() if device == number for call in calls]
+            assert used and all(call.storages <= own for call in used), f"rank {number}: memory of another place"
+    _check_stages(fake, num_ranks, num_stages)
+    _check_all(fake, total)
+
+
+def _check_stages(fake: FakeRanks, num_ranks: int, num_stages: int) -> None:
+    """Ranks that share every layer sum and gather the same shapes, one after the other."""
+    for stage in range(num_stages):
+        orders = []
+        for index in range(num_ranks):
+            calls = fake.calls[stage * num_ranks + index, num_ranks]
+            orders.append([(call.name, call.shapes[-1]) for call in calls])
+        assert all(order == orders[0] for order in orders)
+        assert "allreduce" in {name for name, _ in orders[0]}
+
+
+def _check_all(fake: FakeRanks, total: int) -> None:
+    """Token numbers go from the first rank's device to all others: they may never have been on the host."""
+    sent = [[call.shapes for call in fake.calls[number, total] if call.name == "broadcast"] for number in range(total)]
+    assert sent[0] and all(each == sent[0] for each in sent)
+
+
+def test_fewer_gpus_than_ranks_are_refused(gpt2: tuple[Path, torch.nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeRanks(monkeypatch, 1)
+    with pytest.raises(EngineError, match="2 ranks need as many GPUs, and there are 1"):
+        LLM(str(gpt2[0]), **SETTINGS, tensor_parallel_size=2)
+
+
+def test_one_gpu_captures_what_several_do_not(
+    gpt2: tuple[Path, torch.nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = take_gpu(monkeypatch, FakeGpu())
+    with LLM(str(gpt2[0]), **SETTINGS):
+        assert gpu.num_captures > 0
