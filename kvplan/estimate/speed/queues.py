@@ -13,7 +13,7 @@ from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.step_terms import StepLoad, StepTerms
 
-_BUSIEST_FRONT_END: Final = 0.9
+_BUSIEST_FRONT_END: Final = 0.8
 """Share of its time that a server works on requests at most for the load to be played."""
 
 
