@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -39,12 +40,19 @@ def main() -> int:
         connection.send(Refusal.of(problem))
         return 1
     except (EOFError, ConnectionError):  # the first rank has ended
+        _tidy(order)
         return 0
     except RuntimeError as error:
         if not is_lost(error):
             raise
-        return LOST_PEER  # the first rank says which one it was
+        _tidy(order)
+        return LOST_PEER  # the first rank, if it is not this one, says which it was
     return 0
+
+
+def _tidy(order: Load) -> None:
+    """Remove where the ranks met: a first rank that was killed cannot."""
+    shutil.rmtree(os.path.dirname(order.meeting), ignore_errors=True)
 
 
 def _exit_at_once(code: int) -> NoReturn:
