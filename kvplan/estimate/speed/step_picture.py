@@ -23,7 +23,7 @@ _COLORS: Final = {
     "attention": "#b07aa1",
     "collectives": "#c44e52",
 }
-WHOLE: Final = "whole step"
+WHOLE: Final = "whole step (terms overlap)"
 
 
 def term_names() -> list[str]:

@@ -106,6 +106,17 @@ class RankGroup:
 
     # ---- death
 
+    @property
+    def descriptors(self) -> list[int]:
+        """Of the connections: between messages they can be read only if a rank has ended."""
+        return [connection.fileno() for connection in self._connections]
+
+    def check(self) -> None:
+        """RankDied if a rank has ended. Only between messages that are answered."""
+        with self.watching():
+            if any(connection.poll() for connection in self._connections):
+                raise EOFError
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """For whatever needs the other ranks: RankDied where one of them is lost in it, and all of them are ended.

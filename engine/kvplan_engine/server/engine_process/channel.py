@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import threading
+from collections.abc import Iterable
 
 import msgspec
 
@@ -26,6 +27,13 @@ class Channel:
         self._frames = FrameReader()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._waiting = select.poll()
+        self._waiting.register(connection, select.POLLIN)
+
+    def wake_by(self, descriptors: Iterable[int]) -> None:
+        """Waiting ends, perhaps without a message, when one of ``descriptors`` can be read or is closed."""
+        for descriptor in descriptors:
+            self._waiting.register(descriptor, select.POLLIN)
 
     def send(self, message: msgspec.Struct) -> None:
         """ApiGone when nobody reads any more."""
@@ -35,9 +43,14 @@ class Channel:
             raise ApiGone from None
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
-        """The messages that have arrived; with ``wait`` at least one. ApiGone at the end of the connection."""
+        """The messages that have arrived; with ``wait`` there is one, or another reason to wake (``wake_by``).
+
+        ApiGone at the end of the connection.
+        """
         messages: list[ToEngine] = []
-        while (wait and not messages) or self._poll.poll(0):
+        if wait:
+            self._waiting.poll()
+        while self._poll.poll(0):
             try:
                 data = self._connection.recv(_READ_BYTES)
             except ConnectionResetError:

@@ -49,10 +49,14 @@ class EngineLoop:
     def run(self) -> None:
         """Until a Stop arrives. ApiGone when the API process is gone; what the engine raises ends the loop."""
         engine, channel = self._engine, self._channel
+        if engine.ranks is not None:
+            channel.wake_by(engine.ranks.descriptors)
         while True:
             is_busy = engine.has_unfinished_requests()
             for message in channel.receive(wait=not is_busy):
                 self._take(message)
+            if not is_busy and engine.ranks is not None:
+                engine.ranks.check()
             if self._is_stopped:
                 break
             if engine.has_unfinished_requests():
