@@ -70,6 +70,12 @@ class SideBySide:
         """What the labels name, as the head of their column."""
         return "device" if self.devices else "engine"
 
+    @property
+    def shown_figures(self) -> tuple[str, ...]:
+        """Those of FIGURES that some run has somewhere."""
+        places = range(len(self.sides))
+        return tuple(name for name in FIGURES if any(self.table[f"{name}_{place}"].notna().any() for place in places))
+
     def ratios(self, place: int, column: str = "output_throughput") -> pd.Series:
         """The run at ``place`` over the first one, wherever both were served."""
         first = self.table[f"{column}_0"]

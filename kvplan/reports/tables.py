@@ -26,7 +26,7 @@ from kvplan.reports.findings import (
 from kvplan.reports.fleet import FLEET_HEADS, fleet_cells
 from kvplan.reports.searches import searches
 from kvplan.reports.selection import listed_trials, with_varied
-from kvplan.reports.side_by_side import FIGURES, SideBySide, side_sentences
+from kvplan.reports.side_by_side import SideBySide, side_sentences
 from kvplan.reports.wording import cell, named_cell, plural, run_phrase, short_number
 from kvplan.runs.reader import Run
 
@@ -172,13 +172,18 @@ def side_by_side_markdown(compared: SideBySide) -> str:
             "## Devices, each at its fastest setting",
             markdown_table(head, list(map(fleet_cells, compared.devices))),
         ]
+    shown = ("status", *compared.shown_figures)
     rows = [
-        [*(named_cell(name, record[name]) for name in compared.settings), label, *map(cell, record[label].values())]
+        [
+            *(named_cell(name, record[name]) for name in compared.settings),
+            label,
+            *(cell(record[label][name]) for name in shown),
+        ]
         for record in compared.records()
         for label in labels
         if record[label]["status"]
     ]
-    head = [*compared.settings, compared.label_head, "status", *FIGURES]
+    head = [*compared.settings, compared.label_head, *shown]
     return "\n\n".join([*parts, "## Shared settings", markdown_table(head, rows)]) + "\n"
 
 

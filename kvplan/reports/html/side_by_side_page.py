@@ -10,7 +10,7 @@ from kvplan.reports.html.page import notes, status_meanings
 from kvplan.reports.html.rendering import render
 from kvplan.reports.html.tables import Cell, Heading, Table
 from kvplan.reports.pictures import Picture
-from kvplan.reports.side_by_side import FIGURES, SideBySide, side_sentences
+from kvplan.reports.side_by_side import SideBySide, side_sentences
 from kvplan.reports.wording import plural, setting, short_number
 
 
@@ -57,7 +57,7 @@ def _devices_table(compared: SideBySide) -> Table | None:
 def _settings_table(compared: SideBySide) -> Table:
     """A line for each run of a setting, so that a table of any number of engines is as wide as that of two."""
     heads = [*(Heading(name) for name in compared.settings), Heading(compared.label_head, is_text=True)]
-    heads += [Heading("status", is_text=True), *(Heading(name) for name in FIGURES)]
+    heads += [Heading("status", is_text=True), *(Heading(name) for name in compared.shown_figures)]
     rows = [
         _cells(compared, record, side.label)
         for record in compared.records()
@@ -70,7 +70,7 @@ def _settings_table(compared: SideBySide) -> Table:
 def _cells(compared: SideBySide, record: dict[str, Any], label: str) -> list[Cell]:
     settings = [Cell(setting(record[name]), record[name]) for name in compared.settings]
     status = record[label]["status"]
-    figures = [_figure(record[label][name]) for name in FIGURES]
+    figures = [_figure(record[label][name]) for name in compared.shown_figures]
     return [*settings, Cell(label, label, css="text"), Cell(status, status, css="text", is_status=True), *figures]
 
 
