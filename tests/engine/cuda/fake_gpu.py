@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kvplan_engine import Engine
 from kvplan_engine.execution import starting
 from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.runtime import Kernel
@@ -219,3 +220,14 @@ def take_gpu(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
     monkeypatch.setattr(starting, "open_device", lambda *_: gpu)
     monkeypatch.setattr(loaded_model, "select_kernels", lambda _name, _device, dtype: cuda_kernels(gpu.runtime, dtype))
     return gpu
+
+
+def device_tensors(engine: Engine) -> list[torch.Tensor]:
+    """One tensor in each piece of memory that ``engine`` holds on its device."""
+    runner = engine._runner
+    assert runner.kv is not None
+    found = [runner.workspace["hidden"], runner.kv.blocks, *engine.model.weights.values()]
+    found += [runner._tokens.chosen, runner._tokens._pairs, runner._batches._numbers]
+    if runner.graphs is not None:
+        found += [runner.graphs._batches._row_numbers, runner.graphs._batches._starts]
+    return found

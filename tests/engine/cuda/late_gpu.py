@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from fake_gpu import FakeGpu, FakeGraph, RecordingRuntime
+from fake_gpu import FakeGpu, FakeGraph, RecordingRuntime, device_tensors
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -157,11 +157,7 @@ class LateGpu(FakeGpu):
     def late(self, engine: Engine) -> Iterator[None]:
         """From here on ``engine`` runs as late as it may."""
         runner = engine._runner
-        assert runner.kv is not None
-        self.take_in(runner.workspace["hidden"], runner.kv.blocks, *engine.model.weights.values())
-        self.take_in(runner._tokens.chosen, runner._tokens._pairs, runner._batches._numbers)
-        if runner.graphs is not None:
-            self.take_in(runner.graphs._batches._row_numbers, runner.graphs._batches._starts)
+        self.take_in(*device_tensors(engine))
         prepare, batches = runner.prepare, []
 
         def prepare_and_keep(*plans: Any) -> Any:

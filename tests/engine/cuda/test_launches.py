@@ -1,0 +1,87 @@
+"""What a step queues on a GPU, and how often the host waits for it: counted, so that it does not creep up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from counted_gpu import CountedGpu, Launches
+from fake_gpu import take_gpu
+
+from kvplan_engine import Engine, EngineConfig, SamplingParams
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 384,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+
+
+class Counter:
+    """An engine of ``num_layers`` layers on a counted GPU, and steps of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, num_layers: int, *, eager: bool) -> None:
+        self._gpu = CountedGpu()
+        take_gpu(monkeypatch, self._gpu)
+        path = folder / "config.json"
+        path.write_text(json.dumps(CONFIG | {"num_hidden_layers": num_layers}), encoding="utf-8")
+        sizes = {"max_num_batched_tokens": 48, "max_num_seqs": 8, "max_model_len": 64, "enable_prefix_caching": False}
+        self._engine = Engine(
+            EngineConfig(model=str(path), load_format="dummy", dtype="float32", enforce_eager=eager, **sizes)
+        )
+        self._number = 0
+
+    def add(self, params: SamplingParams, *lengths: int) -> None:
+        rng = np.random.default_rng(3)
+        for length in lengths:
+            self._number += 1
+            self._engine.add_request(f"request {self._number}", rng.integers(1, 384, length).tolist(), params)
+
+    def step(self, times: int = 1) -> Launches:
+        """The last of so many steps."""
+        for _ in range(times):
+            found = self._gpu.count(self._engine)
+        return found
+
+
+def decode_step(counter: Counter, params: SamplingParams) -> Launches:
+    """Of three sequences, which the ladder pads to four, in the middle of their answers."""
+    counter.add(params, 4, 5, 6)
+    return counter.step(4)
+
+
+def mixed_step(counter: Counter, params: SamplingParams) -> Launches:
+    """Of three sequences that decode and two prompts, one of which goes on in the next step."""
+    decode_step(counter, params)
+    counter.add(params, 20, 40)
+    return counter.step()
+
+
+STEPS = {"decode": decode_step, "mixed": mixed_step}
+EXPECTED = {
+    # kernels, products, torch's operations, uploads, downloads, graphs, waits
+    ("decode", "graphs"): (Launches(0, 0, 6, 6, 1, 1, 1), Launches()),
+    ("decode", "eager"): (Launches(18, 13, 3, 6, 1, 0, 1), Launches(kernels=5, products=4)),
+    ("mixed", "graphs"): (Launches(21, 13, 6, 9, 1, 0, 1), Launches(kernels=6, products=4)),
+}
+"""Of a greedy step with three layers, and what of it each layer takes."""
+
+
+@pytest.mark.parametrize(("kind", "mode"), EXPECTED)
+def test_what_a_greedy_step_queues(kind: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """csrc/cuda/README.md has the table; `pytest -s` prints the lines."""
+    found = {n: STEPS[kind](Counter(monkeypatch, tmp_path, n, eager=mode == "eager"), GREEDY) for n in (2, 3)}
+    print(f"{kind} step, {mode}: {found[3]}, {found[3].queued} in all; of a layer {found[3] - found[2]}")
+    assert (found[3], found[3] - found[2]) == EXPECTED[kind, mode]
