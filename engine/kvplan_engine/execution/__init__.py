@@ -8,6 +8,7 @@ model_runner       the tensors of an engine and one step over them
 capacity           the account of an engine without tensors
 capacity_runner    its steps: random tokens
 batch              a plan turned into the model's inputs
+step_inputs        the host's side of a step's index buffers
 group_tables       block tables, slots and lengths of each group of layers
 step_tables        what the layers of a group read of a step
 staging            inputs to the device and tokens from it, without waiting

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from kvplan_engine.device.device import Device
-from kvplan_engine.execution.staging import InputStage
+from kvplan_engine.execution.staging import Extent, InputStage
+from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.kernels.lora import LoraRows
 from kvplan_engine.kernels.lora_groups import most_groups
 from kvplan_engine.memory.device_buffers import LORA_ROWS, LORA_SLOTS
@@ -18,11 +19,12 @@ _NO_GROUP = -1
 class StagedRows:
     """The groups of a step in the workspace; those behind its last one are in slot -1, so a graph may look at them."""
 
-    def __init__(self, device: Device, workspace: Workspace, max_loras: int) -> None:
+    def __init__(self, device: Device, ops: Ops, workspace: Workspace, max_loras: int) -> None:
         self._on_device = LoraRows(workspace[LORA_ROWS], workspace[LORA_SLOTS])
         self._max_loras = max_loras
-        self._host = {name: torch.zeros_like(workspace[name], device="cpu") for name in (LORA_ROWS, LORA_SLOTS)}
-        self._stage = InputStage(device, workspace, [LORA_ROWS, LORA_SLOTS], block_size=1)
+        targets = {name: workspace[name] for name in (LORA_ROWS, LORA_SLOTS)}
+        self._host = {name: torch.zeros_like(each, device="cpu").numpy() for name, each in targets.items()}
+        self._stage = InputStage(device, ops, targets)
         self._num_groups = 0
         self.reset()
 
@@ -34,11 +36,12 @@ class StagedRows:
     def send(self, rows: np.ndarray, slots: np.ndarray) -> LoraRows:
         """rows int32 [groups, rows of a group], slots int32 [groups], on their way to the device."""
         number = self._num_groups = len(slots)
-        self._host[LORA_ROWS][:number].numpy()[:] = rows
-        of_groups = self._host[LORA_SLOTS].numpy()
+        self._host[LORA_ROWS][:number] = rows
+        of_groups = self._host[LORA_SLOTS]
         of_groups[:number] = slots
         of_groups[number:] = _NO_GROUP
-        self._stage.upload(self._host, {LORA_ROWS: number, LORA_SLOTS: len(of_groups)})
+        extents = {LORA_ROWS: Extent(number, rows.shape[1]), LORA_SLOTS: Extent(len(of_groups))}
+        self._stage.upload(self._host, extents)
         return self._first(number)
 
     def clear(self) -> None:

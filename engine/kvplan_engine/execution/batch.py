@@ -13,10 +13,10 @@ from kvplan_engine.attention.layer_cache import TablePlace
 from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.description.mixers import FULL
 from kvplan_engine.execution.group_tables import FullTables, GroupTables, StateTables
-from kvplan_engine.execution.staging import InputStage
-from kvplan_engine.execution.step_indices import StepIndices, cut_tables
+from kvplan_engine.execution.staging import InputStage, PendingInputs
+from kvplan_engine.execution.step_indices import StepIndices
+from kvplan_engine.execution.step_inputs import SAMPLED_ROWS, SAMPLED_STARTS, StepInputs
 from kvplan_engine.execution.step_tables import metadata_of, state_tables_name, states_of
-from kvplan_engine.memory.index_buffers import TOKEN_BUFFERS
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.requests.request import ScheduledSequence
@@ -42,30 +42,30 @@ class BatchBuilder:
         stage: InputStage | None = None,
     ) -> None:
         self._workspace = workspace
-        self._stage = stage
-        self._host = {
-            name: workspace[name] if stage is None else torch.zeros_like(workspace[name], device="cpu")
-            for name in buffers
-        }
-        # numpy views of the workspace: assigning to them is several times faster than to tensors
-        self._token_ids, self._positions, self._query_starts = (
-            self._host[name].numpy() for name in ("token_ids", "positions", "query_starts")
-        )
-        self._groups = _group_tables(self._host, layout)
-        self._block_size = layout.block_size
         self._places, self._last_place = tuple(dict.fromkeys(tables)), tables[-1] if tables else None
+        self._inputs = inputs = StepInputs(workspace, layout, buffers, self._places, stage)
+        self._token_ids, self._positions, self._query_starts = (
+            inputs.arrays[name] for name in ("token_ids", "positions", "query_starts")
+        )
+        self._groups = _group_tables(inputs.host, layout)
         self._state_tables = state_tables_name(layout)
-        self._token_buffers = tuple(name for name in buffers if name in TOKEN_BUFFERS or name.startswith("slots"))
-        self._seq_buffers = tuple(name for name in buffers if name not in self._token_buffers)
         self._numbers = torch.arange(self._query_starts.shape[0], device=workspace["token_ids"].device)
         self._starts = np.arange(self._query_starts.shape[0], dtype=np.int32)
         self._token_views: dict[int, dict[str, torch.Tensor]] = {}
         self._seq_views: dict[int, dict[str, torch.Tensor]] = {}
 
-    def build(self, plan: StepPlan, latest: np.ndarray | None = None) -> StepBatch:
+    def build(
+        self,
+        plan: StepPlan,
+        latest: np.ndarray | None = None,
+        *,
+        pending: PendingInputs | None = None,
+        graph: int | None = None,
+    ) -> StepBatch:
         """The step's tensors; valid until the next call, which must get the plan that follows this one.
 
         ``latest``: the tokens that the previous plan's sampled sequences got, by row, where they are on the host.
+        ``pending``: those that are not. ``graph``: see StepBatch; the inputs are padded to it.
         """
         num_decodes, num_seqs, num_tokens = len(plan.decodes), plan.num_seqs, plan.num_tokens
         self._query_starts[: num_decodes + 1] = self._starts[: num_decodes + 1]
@@ -76,14 +76,18 @@ class BatchBuilder:
             counts = self._fill_chunks(plan)
             max_query_len = int(counts.max())
             sampled = plan.decodes + [item.sequence for item in plan.chunks if item.needs_sampling]
-        if self._stage is not None:
-            self._stage.upload(self._host, self._sizes(num_tokens, num_seqs))
+        if pending is not None:
+            self._token_ids[pending.places] = pending.values
         skips_rows = 2 * len(sampled) <= num_tokens and not plan.wants_prompt_logprobs
-        if plan.has_adapters and self._stage is not None:  # the groups of sampled rows would have to be staged too
-            skips_rows = False
-        rows = self._sampled_rows(plan) if plan.chunks else self._numbers[:num_decodes]
-        starts = self._sampled_starts(plan) if skips_rows else None
-        return self._batch(num_tokens, num_seqs, max_query_len, rows, starts, sampled)
+        if plan.has_adapters and self._inputs.stage is not None:
+            skips_rows = False  # the groups of sampled rows would have to be staged too
+        of_sampled = {SAMPLED_ROWS: self._sampled_rows(plan)} if plan.chunks else {}
+        if skips_rows:
+            of_sampled[SAMPLED_STARTS] = self._sampled_starts(plan)
+        sent = self._inputs.send(num_tokens, num_seqs, graph, of_sampled)
+        rows = sent.get(SAMPLED_ROWS, self._numbers[:num_decodes])
+        batch = self._batch(num_tokens, num_seqs, max_query_len, rows, sent.get(SAMPLED_STARTS), sampled)
+        return batch if graph is None else replace(batch, graph=graph)
 
     def _batch(
         self,
@@ -91,7 +95,7 @@ class BatchBuilder:
         num_seqs: int,
         max_query_len: int,
         sampled_rows: torch.Tensor,
-        sampled_starts: np.ndarray | None,
+        sampled_starts: torch.Tensor | None,
         sampled: list[SampledSequence],
     ) -> StepBatch:
         """Views of the buffers as they are filled now. sampled_starts: where a step skips rows of the last layer."""
@@ -100,7 +104,7 @@ class BatchBuilder:
         last = attention[self._last_place] if self._last_place is not None else None
         of_sampled = None
         if last is not None and sampled_starts is not None:
-            of_sampled = replace(last, query_starts=self._sent(sampled_starts), max_query_len=1)
+            of_sampled = replace(last, query_starts=sampled_starts, max_query_len=1)
         return StepBatch(
             token_ids=tokens["token_ids"],
             positions=tokens["positions"],
@@ -113,16 +117,13 @@ class BatchBuilder:
 
     def indices_of(self, batch: StepBatch) -> StepIndices:
         """What another rank's ``rebuild`` needs for ``batch``, the last that was built."""
-        host, number = {name: buffer.numpy() for name, buffer in self._host.items()}, batch.num_seqs
-        lengths = {name: host[name][:number] for name in host if name.startswith("seq_lens")}
-        sizes = self._sizes(batch.num_tokens, number)
-        found = {name: cut_tables(name, host[name][: sizes[name]], lengths, self._block_size) for name in host}
+        number = batch.num_seqs
         of_sampled = batch.sampled_attention
         return StepIndices(
             batch.num_tokens,
             number,
             next(iter(batch.attention.values())).max_query_len if batch.attention else 1,
-            found,
+            self._inputs.filled(batch.num_tokens, number),
             batch.sampled_rows.cpu().numpy(),
             None if of_sampled is None else of_sampled.query_starts.cpu().numpy(),
         )
@@ -132,15 +133,15 @@ class BatchBuilder:
         for name, filled in indices.buffers.items():
             place = self._workspace[name][: filled.shape[0]]
             (place if filled.ndim == 1 else place[:, : filled.shape[1]]).copy_(torch.from_numpy(filled))
-        rows = self._sent(indices.sampled_rows)
+        rows, starts = self._sent(indices.sampled_rows), indices.sampled_starts
         counts = (indices.num_tokens, indices.num_seqs, indices.max_query_len)
-        return self._batch(*counts, rows, indices.sampled_starts, [])
+        return self._batch(*counts, rows, None if starts is None else self._sent(starts), [])
 
     def _views_of_tokens(self, num_tokens: int) -> dict[str, torch.Tensor]:
-        return self._views(self._token_views, self._token_buffers, num_tokens)
+        return self._views(self._token_views, self._inputs.token_buffers, num_tokens)
 
     def _views_of_seqs(self, num_seqs: int) -> dict[str, torch.Tensor]:
-        return self._views(self._seq_views, self._seq_buffers, num_seqs)
+        return self._views(self._seq_views, self._inputs.seq_buffers, num_seqs)
 
     def _views(
         self, known: dict[int, dict[str, torch.Tensor]], names: tuple[str, ...], number: int
@@ -151,17 +152,17 @@ class BatchBuilder:
         """
         views = known.get(number)
         if views is None:
-            sizes = self._sizes(number, number)
+            sizes = self._inputs.sizes(number, number)
             views = {name: self._workspace[name][: sizes[name]] for name in names}
             if number < len(self._starts):
                 known[number] = views
         return views
 
-    def _sampled_rows(self, plan: StepPlan) -> torch.Tensor:
+    def _sampled_rows(self, plan: StepPlan) -> np.ndarray:
         """Rows of the hidden states: each decoding sequence's only row, and the last row of each completed prompt."""
         number = len(plan.decodes)
         ending = [row for row, item in enumerate(plan.chunks, start=number + 1) if item.needs_sampling]
-        return self._sent(np.concatenate([self._starts[:number], self._query_starts[ending] - 1]).astype(np.int64))
+        return np.concatenate([self._starts[:number], self._query_starts[ending] - 1]).astype(np.int64)
 
     def _sampled_starts(self, plan: StepPlan) -> np.ndarray:
         """Where queries begin if there is one for each sequence that is sampled, and none for the others."""
@@ -173,12 +174,7 @@ class BatchBuilder:
 
     def _sent(self, values: np.ndarray) -> torch.Tensor:
         """``values`` on the device, without waiting: that would wait for the previous step too."""
-        return torch.from_numpy(values) if self._stage is None else self._stage.device.upload(values)
-
-    def _sizes(self, num_tokens: int, num_seqs: int) -> dict[str, int]:
-        """How many elements of each index buffer a step of so many tokens and sequences fills."""
-        sizes = dict.fromkeys(self._token_buffers, num_tokens) | dict.fromkeys(self._seq_buffers, num_seqs)
-        return sizes | {"query_starts": num_seqs + 1}
+        return torch.from_numpy(values) if self._inputs.stage is None else self._inputs.stage.device.upload(values)
 
     # ---- rows that decode
 

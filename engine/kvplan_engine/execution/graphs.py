@@ -7,6 +7,8 @@ the ladder: rows without a sequence have length 0, slot -1 and a state in block 
     ladder   1 2 4 8 16 32 48 ...          batch of 19 -> graph of 32
     slots    s0 s1 ... s18 -1 -1 ... -1    seq_lens  l0 l1 ... l18 0 0 ... 0
 
+The host writes the padding with the step's inputs, and one launch brings both to the device before the replay.
+
 The largest is captured first: the smaller ones then fit in its memory, which all graphs share.
 """
 
@@ -22,8 +24,7 @@ import torch
 from kvplan_engine.attention.layer_cache import TablePlace
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device, Graph
-from kvplan_engine.execution.step_tables import metadata_of, states_of
-from kvplan_engine.memory.index_buffers import lengths_name, slots_name
+from kvplan_engine.execution.step_tables import metadata_of, padding_values, states_of
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.step_batch import StepBatch
 
@@ -40,7 +41,7 @@ def ladder_of(max_num_seqs: int) -> tuple[int, ...]:
 
 
 class PaddedBatches:
-    """Decode batches of any size over the first rows of the workspace, padded with rows that have no effect."""
+    """Decode batches of any size over the first rows of the workspace; padding is rows that have no effect."""
 
     def __init__(
         self, workspace: Workspace, max_num_seqs: int, places: Sequence[TablePlace], state_tables: str | None = None
@@ -48,15 +49,8 @@ class PaddedBatches:
         self._workspace = workspace
         self._state_tables = state_tables
         self._places = tuple(dict.fromkeys(places))
-        self._padding = [("token_ids", 0), ("positions", 0)]
-        for place in self._places:
-            slots = {slots_name(place.group, slot) for slot in (place.key_slot, place.value_slot)}
-            self._padding += [(name, -1) for name in sorted(slots)] + [(lengths_name(place.group), 0)]
-        if state_tables is not None:
-            self._padding.append((state_tables, -1))
         device = workspace["token_ids"].device
         self._row_numbers = torch.arange(max_num_seqs + 1, dtype=torch.int64, device=device)
-        self._starts = self._row_numbers.to(torch.int32)
 
     def batch(self, size: int) -> StepBatch:
         """One new token for each of ``size`` sequences, each of which is sampled."""
@@ -71,13 +65,11 @@ class PaddedBatches:
             states=states_of(self._state_tables, seqs, seqs),
         )
 
-    def pad(self, num_seqs: int, size: int) -> None:
-        """Give rows ``num_seqs`` to ``size`` length 0, no slot to write to, and a valid token and position."""
-        if num_seqs == size:
-            return
-        for name, value in self._padding:
-            self._workspace[name][num_seqs:size].fill_(value)
-        self._workspace["query_starts"][num_seqs : size + 1].copy_(self._starts[num_seqs : size + 1])
+    def fill(self, size: int) -> None:
+        """Make all rows of a batch of ``size`` padding."""
+        for name, value in padding_values(self._places, self._state_tables).items():
+            self._workspace[name][:size].fill_(value)
+        self._workspace["query_starts"][: size + 1].copy_(self._row_numbers[: size + 1])
 
 
 @contextmanager
@@ -114,7 +106,7 @@ class DecodeGraphs:
             memory = self._device.graph_memory()
             for size in reversed(self.sizes):
                 batch = self._batches.batch(size)
-                self._batches.pad(0, size)
+                self._batches.fill(size)
                 step(batch)
                 self._graphs[size] = self._device.capture(lambda batch=batch: step(batch), memory)  # type: ignore[misc]
             self.num_bytes = max(0, self._device.used_bytes() - before)
@@ -124,8 +116,7 @@ class DecodeGraphs:
         index = bisect_left(self.sizes, num_seqs)
         return self.sizes[index] if index < len(self.sizes) and self._graphs else None
 
-    def replay(self, num_seqs: int, size: int) -> None:
-        """The step of ``num_seqs`` sequences whose inputs lie in the workspace, padded to ``size``."""
-        self._batches.pad(num_seqs, size)
+    def replay(self, size: int) -> None:
+        """The step whose inputs lie in the workspace, padded to ``size``."""
         self._graphs[size].replay()
         self.num_replays += 1

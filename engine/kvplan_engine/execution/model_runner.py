@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -17,6 +18,7 @@ from kvplan_engine.execution.batch import BatchBuilder
 from kvplan_engine.execution.graphs import DecodeGraphs, PaddedBatches, ladder_of
 from kvplan_engine.execution.staging import InputStage, PendingTokens, TokenStage
 from kvplan_engine.execution.step_indices import StepIndices
+from kvplan_engine.execution.step_inputs import sampled_buffers
 from kvplan_engine.execution.step_tables import state_tables_name
 from kvplan_engine.layers.rope import fill_rope_table
 from kvplan_engine.memory.breakdown import rope_tables
@@ -57,16 +59,21 @@ class ModelRunner:
         self._adapter_rows = self._place_adapter_rows(config)
         self._fill_tables()
         self.sampler = Sampler(self.workspace["sampler"], model.config.vocab_size, model.ops, engine_seed=config.seed)
-        stage = None
-        names = [spec.name for spec in step_index_buffers(config, layout, max_model_len)]
-        if device.is_asynchronous:
-            stage = InputStage(device, self.workspace, names, config.block_size)
         self._places = places_of(layout, model.config)
-        self._batches = BatchBuilder(self.workspace, layout, names, self._places, stage)
         self._tokens = TokenStage(device, config.max_num_seqs)
+        names = [spec.name for spec in step_index_buffers(config, layout, max_model_len)]
+        self._batches = BatchBuilder(self.workspace, layout, names, self._places, self._make_stage(names))
         self.kv: KvPool | None = None
         self.graphs: DecodeGraphs | None = None
         self._replayed = False  # whether the last step was a graph's replay, which chooses the likeliest tokens too
+
+    def _make_stage(self, names: Sequence[str]) -> InputStage | None:
+        """How the index buffers ``names`` get to the device; None where the host writes to them itself."""
+        if not self.device.is_asynchronous:
+            return None
+        targets = {name: self.workspace[name] for name in names}
+        targets |= sampled_buffers(self._config.max_num_seqs, self.device.torch_device)
+        return InputStage(self.device, self._model.ops, targets, self._tokens.chosen)
 
     def _fill_tables(self) -> None:
         for name, rope in rope_tables(self._model.config).items():
@@ -77,7 +84,9 @@ class ModelRunner:
         """Where steps that may be captured look for the rows that adapters correct."""
         if self._model.adapters is None or LORA_ROWS not in self.workspace:
             return None
-        staged = self._model.adapters.step.place = StagedRows(self.device, self.workspace, config.max_loras)
+        staged = self._model.adapters.step.place = StagedRows(
+            self.device, self._model.ops, self.workspace, config.max_loras
+        )
         return staged
 
     def touch(self, num_blocks: int) -> None:
@@ -111,24 +120,21 @@ class ModelRunner:
 
     def prepare(self, plan: StepPlan, latest: np.ndarray | None = None, before: StepPlan | None = None) -> StepBatch:
         """The step's inputs: see BatchBuilder.build. before: the plan whose tokens are still pending, if any."""
-        batch = self._batches.build(plan, latest)
+        pending = None if before is None else self._tokens.pending(plan, before)
+        batch = self._batches.build(plan, latest, pending=pending, graph=self._graph_size(plan))
         if self._model.adapters is not None:
             begin_step(self._model.adapters, plan)
-        if before is not None:
-            self._tokens.fill_in(batch.token_ids, plan, before)
         return batch
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Logits [len(batch.sampled), vocab_size] of one step; its K and V are in the pool afterwards."""
         assert self.kv is not None
-        num_seqs = batch.num_seqs
-        size = self._graph_size(batch, num_seqs)
-        self._replayed = size is not None
-        if size is None:
+        self._replayed = batch.graph is not None
+        if batch.graph is None:
             return self._model.decoder.forward(batch, self.kv, self.workspace)
         assert self.graphs is not None
-        self.graphs.replay(num_seqs, size)
-        return self.workspace["logits"][:num_seqs]
+        self.graphs.replay(batch.graph)
+        return self.workspace["logits"][: batch.num_seqs]
 
     def take_prompt_logprobs(self, plan: StepPlan) -> None:
         """See StepRunner.take_prompt_logprobs."""
@@ -202,8 +208,8 @@ class ModelRunner:
             return nullcontext()
         return self._model.adapters.step.using(self._adapter_rows.of_graph(num_rows))
 
-    def _graph_size(self, batch: StepBatch, num_seqs: int) -> int | None:
-        """The graph's size for ``batch``; None where it is not a decode step: one new token for each sequence."""
-        if self.graphs is None or not batch.num_tokens == num_seqs == len(batch.sampled):
+    def _graph_size(self, plan: StepPlan) -> int | None:
+        """The graph's size for ``plan``; None where it is not a decode step: one new token for each sequence."""
+        if self.graphs is None or plan.num_tokens != plan.num_seqs:
             return None
-        return self.graphs.size_for(num_seqs)
+        return self.graphs.size_for(plan.num_seqs) if all(item.needs_sampling for item in plan.chunks) else None

@@ -11,19 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Rows
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 
 from kvplan_engine.device.device import Device, Mark
-from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.kernels.input_rows import InputRows
+from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.requests.request import Sequence
 from kvplan_engine.requests.step_plan import StepPlan
 
 _NUM_COPIES = 2
-# Columns of the block tables that no sequence has reached are not copied where that saves at least this much.
-_WORTH_LEAVING_OUT_BYTES = 256 * 1024
+_ALIGNMENT_BYTES = 8  # of int64
 
 
 Buffers = TypeVar("Buffers")
@@ -50,39 +51,53 @@ class InTurn(Generic[Buffers]):
         self._done[turn] = self._device.mark()
 
 
-class InputStage:
-    """Copies a step's index buffers to the workspace, through host memory that the device reads without the host.
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What a step fills of an index buffer: its first rows, and of block tables their first columns."""
 
-    block_size: tokens of a block, which tells how many columns of the block tables a step reads.
+    rows: int
+    columns: int | None = None
+
+
+class InputStage:
+    """Brings a step's index buffers to the device, through host memory that the device reads without the host.
+
+    targets: the buffers on the device, by name. chosen: see Ops.copy_inputs; None where no input refers to it.
     """
 
-    def __init__(self, device: Device, workspace: Workspace, names: Rows[str], block_size: int) -> None:
+    def __init__(
+        self, device: Device, ops: Ops, targets: Mapping[str, torch.Tensor], chosen: torch.Tensor | None = None
+    ) -> None:
         self.device = device
-        self._workspace = workspace
-        self._block_size = block_size
-        copies = [{name: device.host_buffer(workspace[name]) for name in names} for _ in range(_NUM_COPIES)]
-        self._copies = InTurn(device, copies)
+        self.targets = targets
+        self._ops = ops
+        self._chosen = chosen
+        self._copies = InTurn(device, [_like(targets, device) for _ in range(_NUM_COPIES)])
 
-    def upload(self, filled: Mapping[str, torch.Tensor], counts: Mapping[str, int]) -> None:
-        """Queue copies of the first ``counts[name]`` rows of ``filled[name]``, which may be changed afterwards."""
+    def upload(self, filled: Mapping[str, np.ndarray], extents: Mapping[str, Extent]) -> None:
+        """Queue the copy of ``extents[name]`` of each ``filled[name]``, which may be changed afterwards.
+
+        With ``chosen`` the first of them is the tokens.
+        """
         with self._copies.fill() as stage:
-            for name, count in counts.items():
-                source, target, between = filled[name][:count], self._workspace[name][:count], stage[name][:count]
-                if name == "block_tables" and "seq_lens" in filled:
-                    columns = self._columns_read(filled["seq_lens"][:count], source)
-                    source, target = source[:, :columns], target[:, :columns]
-                    between = stage[name].view(-1)[: count * columns].view(count, columns)  # contiguous: one copy
-                between.copy_(source)
-                target.copy_(between, non_blocking=True)
+            inputs = []
+            for name, extent in extents.items():
+                between = stage[name]
+                place = slice(extent.rows) if extent.columns is None else (slice(extent.rows), slice(extent.columns))
+                between.numpy()[place] = filled[name][place]
+                inputs.append(InputRows(between, self.targets[name], extent.rows, extent.columns))
+            self._ops.copy_inputs(inputs, self._chosen)
 
-    def _columns_read(self, seq_lens: torch.Tensor, tables: torch.Tensor) -> int:
-        """How many columns of ``tables`` to copy: for 128k tokens there are thousands, most of them unused."""
-        num_rows, num_columns = tables.shape
-        if num_rows * num_columns * tables.itemsize < _WORTH_LEAVING_OUT_BYTES:
-            return num_columns
-        reached = -(-int(seq_lens.max()) // self._block_size)
-        saved_bytes = num_rows * (num_columns - reached) * tables.itemsize
-        return reached if saved_bytes >= _WORTH_LEAVING_OUT_BYTES else num_columns
+
+def _like(targets: Mapping[str, torch.Tensor], device: Device) -> dict[str, torch.Tensor]:
+    """Contiguous twins of ``targets`` in one piece of host memory, each from a multiple of 8 bytes on."""
+    sizes = [-(-each.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for each in targets.values()]
+    memory = device.host_buffer(torch.empty(sum(sizes), dtype=torch.uint8))
+    pieces = memory.split(sizes)
+    return {
+        name: piece[: each.nbytes].view(each.dtype).view(each.shape)
+        for (name, each), piece in zip(targets.items(), pieces, strict=True)
+    }
 
 
 class PendingTokens:
@@ -99,6 +114,17 @@ class PendingTokens:
         return array
 
 
+@dataclass(frozen=True, slots=True)
+class PendingInputs:
+    """Tokens of a step's input that the step before chooses: ``places`` in the input, and what stands there.
+
+    values: references to them (``Ops.copy_inputs``), or the tokens, where the device has chosen them already.
+    """
+
+    places: np.ndarray
+    values: np.ndarray
+
+
 class TokenStage:
     """The tokens that the last step chose, where the next step reads them before the host has seen them.
 
@@ -109,9 +135,6 @@ class TokenStage:
         self.chosen = torch.zeros(max_num_seqs, dtype=torch.int64, device=device.torch_device)
         self._device = device
         self._results = [device.host_buffer(self.chosen) for _ in range(_NUM_COPIES)]
-        pairs = torch.zeros(2, max_num_seqs, dtype=torch.int64, device=device.torch_device)
-        self._pairs = pairs
-        self._host_pairs = InTurn(device, [device.host_buffer(pairs) for _ in range(_NUM_COPIES)])
         self._next = 0
 
     def send(self, num_tokens: int) -> PendingTokens:
@@ -121,23 +144,13 @@ class TokenStage:
         buffer.copy_(self.chosen[:num_tokens], non_blocking=True)
         return PendingTokens(buffer, self._device.mark())
 
-    def fill_in(self, token_ids: torch.Tensor, plan: StepPlan, before: StepPlan) -> None:
-        """Put the tokens that ``before`` chooses where ``plan``, the one that follows, computes them.
-
-        token_ids [plan.num_tokens]: the step's input, with the tokens whose values are known in place.
-        """
-        number = len(plan.decodes)
+    def pending(self, plan: StepPlan, before: StepPlan) -> PendingInputs:
+        """The tokens of ``plan`` that ``before`` chooses, which it follows."""
         if not plan.chunks and not plan.fresh_rows:  # row i goes on with the token of row i
-            token_ids[:number].copy_(self.chosen[:number])
-            return
-        targets, sources = _places(plan, before)
-        if not targets:
-            return
-        with self._host_pairs.fill() as host:
-            host[:, : len(targets)] = torch.tensor([targets, sources])
-            self._pairs.copy_(host, non_blocking=True)
-        pairs = self._pairs[:, : len(targets)]
-        token_ids.index_copy_(0, pairs[0], self.chosen.index_select(0, pairs[1]))
+            places = rows = np.arange(len(plan.decodes))
+        else:
+            places, rows = (np.array(each, dtype=np.int64) for each in _places(plan, before))
+        return PendingInputs(places, -1 - rows if self._device.is_asynchronous else self.chosen.numpy()[rows])
 
 
 def _places(plan: StepPlan, before: StepPlan) -> tuple[list[int], list[int]]:

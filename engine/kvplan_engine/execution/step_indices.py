@@ -24,15 +24,12 @@ class StepIndices:
     sampled_starts: np.ndarray | None
 
 
-def cut_tables(name: str, rows: np.ndarray, lengths: Mapping[str, np.ndarray], block_size: int) -> np.ndarray:
-    """``rows`` of buffer ``name`` without the columns of a block table that no sequence has reached.
+def lengths_of_tables(name: str) -> str | None:
+    """The buffer with the lengths of the sequences in block tables ``name``; None where ``name`` is something else.
 
-    lengths: tokens of the step's sequences in each group, by the names of their buffers.
+    A group of states has no such buffer: all of a row is one sequence's.
     """
     if not name.startswith("block_tables"):
-        return rows
+        return None
     _, _, place = name.partition(".")
-    of_group = lengths.get(lengths_name(int(place.split(".")[0]) if place else 0))
-    if of_group is None:  # a group of states: all of a row is one sequence's
-        return rows
-    return rows[:, : -(-int(of_group.max()) // block_size)]
+    return lengths_name(int(place.split(".")[0]) if place else 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -39,3 +39,16 @@ def states_of(
 ) -> StateStep | None:
     """What the layers with a state read. name: of their block tables; tokens, seqs: as for ``metadata_of``."""
     return None if name is None else StateStep(seqs[name], seqs["query_starts"], tokens["positions"])
+
+
+def padding_values(places: Iterable[TablePlace], state_tables: str | None) -> dict[str, int]:
+    """What the index buffers hold behind a step's last token and sequence, where a larger captured step computes it.
+
+    A valid token and position, no slot to write to, length 0, no state. state_tables: see ``states_of``.
+    """
+    values = {"token_ids": 0, "positions": 0}
+    for place in places:
+        for slot in (place.key_slot, place.value_slot):
+            values[slots_name(place.group, slot)] = -1
+        values[lengths_name(place.group)] = 0
+    return values if state_tables is None else values | {state_tables: -1}

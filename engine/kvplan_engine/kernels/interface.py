@@ -12,9 +12,12 @@ T: tokens, H: hidden size, F: inner size of the MLP, S: sequences, V: vocabulary
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
+
+from kvplan_engine.kernels.input_rows import InputRows
 
 
 class Ops(Protocol):
@@ -69,5 +72,13 @@ class Ops(Protocol):
 
         Both may be the same tensor; no destination may also be a source or appear twice. On a GPU either tensor, and
         ``pairs``, may lie in pinned host memory; pairs are copied to the device first, without waiting.
+        """
+        ...
+
+    def copy_inputs(self, inputs: Sequence[InputRows], chosen: Tensor | None) -> None:
+        """Each input's rows, from host memory to its place; where a GPU reads it, the memory must be pinned.
+
+        chosen [any] int64: in the first input, int64 [T], a value v below 0 stands for chosen[-1 - v]: the token that
+        the step before chooses there. None: it has no such values.
         """
         ...

@@ -6,8 +6,12 @@ tests see float32's own error, and rounds once, when the result is stored.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
+
+from kvplan_engine.kernels.input_rows import InputRows, check_inputs
 
 
 def _upcast(tensor: torch.Tensor) -> torch.Tensor:
@@ -83,6 +87,17 @@ def copy_blocks(src_kv: torch.Tensor, dst_kv: torch.Tensor, pairs: torch.Tensor)
     if src_kv.dtype is torch.float8_e4m3fn:  # torch cannot index it
         src_kv, dst_kv = src_kv.view(torch.uint8), dst_kv.view(torch.uint8)
     dst_kv[destinations.to(dst_kv.device)] = src_kv[sources.to(src_kv.device)].to(dst_kv.device)
+
+
+def copy_inputs(inputs: Sequence[InputRows], chosen: torch.Tensor | None) -> None:
+    """See Ops.copy_inputs."""
+    check_inputs(inputs, chosen)
+    for each in inputs:
+        source, target = each.cut()
+        target.copy_(source, non_blocking=True)
+    if chosen is not None:
+        _, tokens = inputs[0].cut()
+        tokens.copy_(torch.where(tokens < 0, chosen[(-1 - tokens).clamp_(min=0)], tokens))
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:

@@ -33,6 +33,8 @@ class StepBatch:
     sampled_attention: AttentionMetadata | None = None
     """Of the tables of the last layer with attention."""
     states: StateStep | None = None
+    graph: int | None = None
+    """The size of the captured step that computes it, to which its inputs are padded; None: it is launched."""
 
     @property
     def num_tokens(self) -> int:

@@ -227,7 +227,10 @@ def device_tensors(engine: Engine) -> list[torch.Tensor]:
     runner = engine._runner
     assert runner.kv is not None
     found = [runner.workspace["hidden"], runner.kv.blocks, *engine.model.weights.values()]
-    found += [runner._tokens.chosen, runner._tokens._pairs, runner._batches._numbers]
+    found += [runner._tokens.chosen, runner._batches._numbers]
+    stage = runner._batches._inputs.stage
+    if stage is not None:
+        found += stage.targets.values()
     if runner.graphs is not None:
-        found += [runner.graphs._batches._row_numbers, runner.graphs._batches._starts]
+        found.append(runner.graphs._batches._row_numbers)
     return found

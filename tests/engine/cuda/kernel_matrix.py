@@ -102,6 +102,7 @@ def kernels_of_every_model(capability: tuple[int, int]) -> list[KernelVariant]:
     variants.append(variant("layers/activation.cu", "silu_and_mul", scalar=scalar, vectors=1))
     variants.append(variant("layers/argmax.cu", "argmax_rows", scalar=scalar, vectors=1))
     variants.append(variant("attention/copy_blocks.cu", "copy_blocks"))
+    variants.append(variant("layers/copy_inputs.cu", "copy_inputs"))
     return variants
 
 

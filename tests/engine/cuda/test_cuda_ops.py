@@ -8,6 +8,7 @@ import torch
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cuda.emulation import BACKWARD, EmulatedRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
+from kvplan_engine.kernels.input_rows import InputRows
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 ROUNDING = {F32: 2e-6, F16: 2e-3, BF16: 1.6e-2}
@@ -135,3 +136,64 @@ def test_wrong_arguments_are_refused(ops: CudaOps) -> None:
         ops.argmax_rows(x[:, :0], torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match="do not fit"):
         ops.copy_blocks(torch.zeros(1, 2), torch.zeros(1, 3), torch.zeros(1, 2, dtype=torch.int64))
+
+
+def input_pair(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the host wrote, and a place for it in which everything is 77."""
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randint(0, 2**31 - 1, shape, generator=generator).to(dtype)
+    return source, torch.full(shape, 77, dtype=dtype)
+
+
+# shape, rows, columns: vectors short and longer than a grid, tables cut in both directions, a row of one word, none
+INPUT_CASES = [
+    ((9,), 5, None),
+    ((70_000,), 69_999, None),
+    ((6, 1000), 5, 600),
+    ((7, 3), 7, 3),
+    ((4, 5), 4, 1),
+    ((3,), 0, None),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_inputs_are_copied_row_by_row(ops: CudaOps, dtype: torch.dtype) -> None:
+    cases = INPUT_CASES * 6  # more than one launch takes
+    pairs = [input_pair(shape, dtype, seed) for seed, (shape, _, _) in enumerate(cases)]
+    inputs = [InputRows(*pair, rows, columns) for pair, (_, rows, columns) in zip(pairs, cases, strict=True)]
+    ops.copy_inputs(inputs, None)
+    for each in inputs:
+        source, target = each.cut()
+        assert torch.equal(source, target)
+        target.fill_(77)
+        assert bool((each.target == 77).all()), "written beyond its rows or columns"
+
+
+def test_tokens_that_the_step_before_chooses_are_taken_from_it(ops: CudaOps) -> None:
+    chosen = torch.tensor([500, 501, 502])
+    source, tokens = torch.tensor([7, -1, -3, 0, -3]), torch.full((5,), 77)
+    other, lengths = torch.tensor([-1, -2], dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    inputs = [InputRows(source, tokens, 4), InputRows(other, lengths, 2)]
+    ops.copy_inputs(inputs, chosen)
+    assert tokens.tolist() == [7, 500, 502, 0, 77]
+    assert lengths.tolist() == [-1, -2], "only the first input's values stand for tokens"
+    tokens.fill_(77)
+    torch_ops.copy_inputs(inputs, chosen)
+    assert tokens.tolist() == [7, 500, 502, 0, 77]
+
+
+def test_inputs_that_do_not_fit_are_refused(ops: CudaOps) -> None:
+    wide, narrow = torch.zeros(4, 6, dtype=torch.int32), torch.zeros(4, 5, dtype=torch.int32)
+    vector = torch.zeros(4, dtype=torch.int64)
+    wrong = [
+        ([InputRows(wide, narrow, 4, 5)], None),
+        ([InputRows(vector, vector.to(torch.int32), 4)], None),
+        ([InputRows(vector.float(), vector.float(), 4)], None),
+        ([InputRows(wide, wide, 4)], None),
+        ([InputRows(vector, vector, 5)], None),
+        ([InputRows(wide, wide, 4, 7)], None),
+        ([InputRows(wide, wide, 4, 6)], vector),
+    ]
+    for inputs, chosen in wrong:
+        with pytest.raises(ValueError, match=r"input|token"):
+            ops.copy_inputs(inputs, chosen)

@@ -87,11 +87,11 @@ def small_workspace(rows: int) -> Workspace:
 
 def test_padding_rows_read_and_write_nothing() -> None:
     workspace = small_workspace(8)
-    PaddedBatches(workspace, 8, [ONLY_TABLE]).pad(3, 8)
-    assert workspace["slots"].tolist() == [77] * 3 + [-1] * 5
-    assert workspace["seq_lens"].tolist() == [77] * 3 + [0] * 5
-    assert workspace["query_starts"].tolist() == [77] * 3 + [3, 4, 5, 6, 7, 8]
-    assert workspace["token_ids"].tolist() == workspace["positions"].tolist() == [77] * 3 + [0] * 5
+    PaddedBatches(workspace, 8, [ONLY_TABLE]).fill(5)
+    assert workspace["slots"].tolist() == [-1] * 5 + [77] * 3
+    assert workspace["seq_lens"].tolist() == [0] * 5 + [77] * 3
+    assert workspace["query_starts"].tolist() == [0, 1, 2, 3, 4, 5] + [77] * 3
+    assert workspace["token_ids"].tolist() == workspace["positions"].tolist() == [0] * 5 + [77] * 3
 
 
 def test_the_largest_is_captured_first_each_after_one_run_in_one_memory() -> None:

@@ -23,6 +23,7 @@ STRUCTURE_OF_SOURCE = {
     "attention/latent_mma.cu": cuda_params.AttentionParams,
     "attention/write_kv.cu": cuda_params.WriteParams,
     "attention/copy_blocks.cu": cuda_params.CopyParams,
+    "layers/copy_inputs.cu": cuda_params.InputParams,
     "layers/norm.cu": cuda_params.NormParams,
     "layers/activation.cu": cuda_params.ActivationParams,
     "layers/argmax.cu": cuda_params.ArgmaxParams,

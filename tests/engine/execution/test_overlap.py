@@ -1,6 +1,6 @@
 """Steps started before the tokens of the last one are read: the same answers, on the CPU device, token for token.
 
-Inputs whose values the host does not know yet really come from the step before: the host writes 0 in their place.
+Inputs whose values the host has not processed yet come from where the step before chose them.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Tensors of another dtype or device, and a machine without a compiler, get the de
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import byref
 
 import torch
@@ -19,6 +20,7 @@ from kvplan_engine.kernels.arguments import (
     check_rows,
 )
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels, NormArgs, cpu_kernels
+from kvplan_engine.kernels.input_rows import InputRows
 
 
 def _kernels_for(tensor: torch.Tensor) -> CpuKernels | None:
@@ -177,6 +179,11 @@ def copy_blocks(src_kv: torch.Tensor, dst_kv: torch.Tensor, pairs: torch.Tensor)
     )
     if status != STATUS_OK:
         raise IndexError(f"a block in {pairs.tolist()} lies outside its pool")
+
+
+def copy_inputs(inputs: Sequence[InputRows], chosen: torch.Tensor | None) -> None:
+    """See Ops.copy_inputs. For the sake of the protocol: a CPU's kernels read what the host wrote where it lies."""
+    torch_ops.copy_inputs(inputs, chosen)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:

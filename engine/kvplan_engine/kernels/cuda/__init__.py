@@ -8,7 +8,7 @@ nvrtc       compiles one
 cache       keeps what was compiled
 params      the kernels' argument structures; part_params: those that only some models need
 checks      what they ask of their arguments beyond ``kernels.arguments``
-ops         the operations of ``kernels.interface``
+ops         the operations of ``kernels.interface``; inputs: those that bring a step's inputs
 mixture     a mixture of experts, step by step; mixture_product: one product of it; mixture_memory: what lies between
 mixture_launch  how its kernels are compiled and launched
 states      the operations of layers with a state; state_launch: how their kernels are compiled

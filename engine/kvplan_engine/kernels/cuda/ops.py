@@ -5,6 +5,7 @@ Nothing waits for the device and nothing is read back, so positions and block nu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +19,11 @@ from kvplan_engine.kernels.arguments import (
     check_rows,
 )
 from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES, check_heads, check_rotary_table, rows_are_aligned
+from kvplan_engine.kernels.cuda.inputs import copy_inputs
 from kvplan_engine.kernels.cuda.params import ActivationParams, ArgmaxParams, CopyParams, NormParams, WriteParams
 from kvplan_engine.kernels.cuda.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.variants import variant, write_variant
+from kvplan_engine.kernels.input_rows import InputRows
 
 _ACTIVATION_THREADS = 256
 _ARGMAX_THREADS = 1024
@@ -135,6 +138,10 @@ class CudaOps:
         params = CopyParams(src_kv.data_ptr(), dst_kv.data_ptr(), on_device.data_ptr(), vectors)
         grid = (pairs.shape[0], blocks_per_pair)
         self._runtime.kernel(variant("attention/copy_blocks.cu", "copy_blocks"))(grid, _COPY_THREADS, 0, params)
+
+    def copy_inputs(self, inputs: Sequence[InputRows], chosen: torch.Tensor | None) -> None:
+        """See Ops.copy_inputs."""
+        copy_inputs(self._runtime, inputs, chosen)
 
     def _check_reachable(self, name: str, tensor: torch.Tensor) -> None:
         if tensor.device.type != self._runtime.device.type and not tensor.is_pinned():

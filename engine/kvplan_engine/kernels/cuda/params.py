@@ -101,6 +101,31 @@ class CopyParams(ctypes.Structure):
     )
 
 
+MOST_INPUTS = 32
+"""copy_inputs.cu: MOST_INPUTS of one launch."""
+
+
+class InputRowsParams(ctypes.Structure):
+    """copy_inputs.cu: InputRows."""
+
+    _fields_ = (
+        ("source", _POINTER),
+        ("target", _POINTER),
+        ("stride", _INT64),
+        ("rows", _INT32),
+        ("words", _INT32),
+    )
+
+
+class InputParams(ctypes.Structure):
+    """copy_inputs.cu: copy_inputs."""
+
+    _fields_ = (
+        ("inputs", InputRowsParams * MOST_INPUTS),
+        ("chosen", _POINTER),
+    )
+
+
 class NormParams(ctypes.Structure):
     """norm.cu: rms_norm and layer_norm."""
 
