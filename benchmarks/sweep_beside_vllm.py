@@ -1,11 +1,13 @@
-"""Settings per hour: `kvplan sweep --engine vllm` beside `vllm bench sweep serve`, over the same grid of the same vLLM.
+"""Settings per hour: `kvplan sweep` beside `vllm bench sweep serve`, over the same grid of the same vLLM and of its own engine.
 
     python benchmarks/sweep_beside_vllm.py --vllm-python ~/vllm/bin/python --work DIR
     python benchmarks/sweep_beside_vllm.py --vllm-python ~/vllm/bin/python --work DIR --only vllm --settings 2
 
 Both start vLLM for each setting with the same options, dummy weights and the same number of requests of equal lengths,
 one run each, one tool after the other: kvplan forks it from a process that has imported it; kvplan with --no-preload
-has each import it anew; with --reuse-server kvplan starts it once and lowers the settings of the grid. What is timed is
+has each import it anew; with --reuse-server kvplan starts it once and lowers the settings of the grid. "kvplan's own
+engine" is the built-in one with the same grid, pool and loads: another engine, so its tokens per second say nothing
+about kvplan's measuring of vLLM. What is timed is
 the whole command, from its start to its end: starts, loads, and the time that each tool takes itself. With --settings N
 vLLM's own sweep runs N settings of the grid, each of which takes it as long. After the rates stand the output tokens
 per second of each setting by every tool, and their ratio to vLLM's: one run each. vLLM's build for CPUs is called
@@ -105,10 +107,18 @@ def _importing(options: argparse.Namespace, directory: Path) -> None:
 
 
 def _kvplan(options: argparse.Namespace, directory: Path, *more: str) -> None:
+    engine = ["--engine", "vllm", "--engine-python", options.vllm_python, "--engine-arg", "enforce-eager"]
+    _kvplan_sweep(options, directory, [*engine, "--kv-cache-memory-bytes", str(_KV_BYTES), *more])
+
+
+def _own(options: argparse.Namespace, directory: Path) -> None:
+    _kvplan_sweep(options, directory, ["--device", "cpu", "--device-memory", "1150MiB"])
+
+
+def _kvplan_sweep(options: argparse.Namespace, directory: Path, engine: Sequence[str]) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-    words = [sys.executable, "-m", "kvplan", "sweep", "--engine", "vllm", "--engine-python", options.vllm_python]
-    words += ["--model", options.model, *more]
-    words += ["--engine-arg", "enforce-eager", "--load-format", "dummy", "--no-rerun", "--out", str(directory)]
+    words = [sys.executable, "-m", "kvplan", "sweep", *engine, "--model", options.model]
+    words += ["--load-format", "dummy", "--no-rerun", "--out", str(directory)]
     words += [
         "--max-num-seqs",
         _listed(options.max_num_seqs),
@@ -116,7 +126,7 @@ def _kvplan(options: argparse.Namespace, directory: Path, *more: str) -> None:
         _listed(options.max_num_batched_tokens),
     ]
     words += ["--max-model-len", str(_CONTEXT)]
-    words += ["--kv-cache-memory-bytes", str(_KV_BYTES), "--num-prompts", str(_PROMPTS)]
+    words += ["--num-prompts", str(_PROMPTS)]
     words += ["--input-len", str(_INPUT), "--output-len", str(_OUTPUT), "--json"]
     subprocess.run(words, stdout=subprocess.DEVNULL, check=True)
 
@@ -169,6 +179,7 @@ _TOOLS: Final = {
     "kvplan": _kvplan,
     "kvplan --no-preload": _importing,
     "kvplan --reuse-server": _reusing,
+    "kvplan's own engine": _own,
     "vllm": _vllm,
 }
 
