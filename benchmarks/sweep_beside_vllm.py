@@ -1,4 +1,4 @@
-"""Settings per hour: `kvplan sweep` beside `vllm bench sweep serve`, over the same grid of the same vLLM and of its own engine.
+"""Settings per hour: `kvplan sweep` beside `vllm bench sweep serve`, over one grid, of vLLM and of kvplan's engine.
 
     python benchmarks/sweep_beside_vllm.py --vllm-python ~/vllm/bin/python --work DIR
     python benchmarks/sweep_beside_vllm.py --vllm-python ~/vllm/bin/python --work DIR --only vllm --settings 2

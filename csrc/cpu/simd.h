@@ -31,11 +31,24 @@
 #define KVPLAN_AVX512 0
 #endif
 
-// Dot products of pairs of bfloat16.
+// Dot products of pairs of bfloat16 in AVX-512's registers.
 #if defined(__AVX512BF16__) && KVPLAN_AVX512
 #define KVPLAN_BFLOAT16_DOT 1
 #else
 #define KVPLAN_BFLOAT16_DOT 0
+#endif
+
+// The same in registers of any kind, see pairs.h; KVPLAN_TWINS: in plain loops, for tests on processors without them.
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && KVPLAN_LANES == 4
+#include <arm_neon.h>
+#define KVPLAN_NEON_DOT 1
+#else
+#define KVPLAN_NEON_DOT 0
+#endif
+#if KVPLAN_BFLOAT16_DOT || KVPLAN_NEON_DOT || defined(KVPLAN_TWINS)
+#define KVPLAN_PAIR_DOT 1
+#else
+#define KVPLAN_PAIR_DOT 0
 #endif
 
 #define KVPLAN_INLINE inline __attribute__((always_inline))

@@ -28,6 +28,11 @@ enum kvplan_status {
 // Float lanes per vector of this build: 16 (AVX-512), 8 (AVX2) or 4.
 int kvplan_lanes(void);
 
+// Whether products with packed bfloat16 weights run in AMX's tiles from now on: `wanted` (-1: as before, at first so),
+// where the kernels were compiled for them, the system permits them and they give what plain loops give. Not while
+// products run.
+int kvplan_use_tiles(int wanted);
+
 // One layer of one step.
 typedef struct kvplan_attention {
   // query [T, num_heads, head_size] and out [T, num_heads, value_size], of `storage`

@@ -43,7 +43,7 @@ KVPLAN_INLINE void score_rows(const Call& call, const TileRows<T>& tile, int64_t
   }
 }
 
-#if KVPLAN_BFLOAT16_DOT
+#if KVPLAN_PAIR_DOT
 
 // The same by pairs.
 template <int kRows>
@@ -72,7 +72,7 @@ template <class T>
 KVPLAN_INLINE void score_head(const Call& call, const TileRows<T>& tile, int64_t offset, int first_row, int rows,
                               Scratch& scratch, const T* ahead) {
   float* scores = scratch.scores + first_row * kTileTokens;
-#if KVPLAN_BFLOAT16_DOT
+#if KVPLAN_PAIR_DOT
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (call.by_pairs) {
       const BFloat16* query = scratch.query_pairs + first_row * padded_to_pairs(call.args.head_size);

@@ -5,37 +5,18 @@
 // result. Where there are no such instructions nothing here is compiled.
 #pragma once
 
-#include "../simd.h"
+#include "../pairs.h"
 
 namespace kvplan {
 
-// Columns of one register of bfloat16: queries are padded to whole ones.
-constexpr int kPairColumns = 2 * kLanes;
-
+// Queries are padded to whole registers of bfloat16.
 constexpr int padded_to_pairs(int64_t width) {
-  return static_cast<int>((width + kPairColumns - 1) / kPairColumns * kPairColumns);
+  return static_cast<int>((width + kPairNumbers - 1) / kPairNumbers * kPairNumbers);
 }
 
-#if KVPLAN_BFLOAT16_DOT
+#if KVPLAN_PAIR_DOT
 
 constexpr bool kHasPairs = true;
-
-typedef __m512i Pairs;
-
-KVPLAN_INLINE Pairs load_pairs(const BFloat16* source) {
-  return _mm512_loadu_si512(source);
-}
-
-// The first `count` <= kPairColumns values, zeros behind them; touches nothing beyond.
-KVPLAN_INLINE Pairs load_pairs(const BFloat16* source, int count) {
-  if (count >= kPairColumns) return load_pairs(source);
-  return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint32_t{1} << count) - 1), source);
-}
-
-KVPLAN_INLINE Floats add_pairs(Floats sums, Pairs a, Pairs b) {
-  return reinterpret_cast<Floats>(
-      _mm512_dpbf16_ps(reinterpret_cast<__m512>(sums), (__m512bh)a, (__m512bh)b));
-}
 
 // scores[r][t] = scale * query[r] . key[t] for kRows rows and the four tokens whose keys lie `offset` behind keys[0..3].
 // query [kRows, query_stride], padded with zeros to whole registers; scores [kRows, score_stride]
@@ -44,7 +25,7 @@ KVPLAN_INLINE void score_four_tokens_by_pairs(const BFloat16* query, int64_t que
                                               int64_t offset, int head_size, float scale, float* scores,
                                               int64_t score_stride) {
   Floats sums[kRows][4] = {};
-  for (int column = 0; column < head_size; column += kPairColumns) {
+  for (int column = 0; column < head_size; column += kPairNumbers) {
     Pairs key[4];
 #pragma GCC unroll 4
     for (int t = 0; t < 4; ++t) key[t] = load_pairs(keys[t] + offset + column, head_size - column);

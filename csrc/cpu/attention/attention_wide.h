@@ -27,7 +27,7 @@ KVPLAN_INLINE void score_wide(const Call& call, const Scratch& scratch, const T*
   int row = first_row;
   for (; row + kRows <= rows; row += kRows) {
     float* scores = scratch.scores + row * kTileTokens + begin;
-#if KVPLAN_BFLOAT16_DOT
+#if KVPLAN_PAIR_DOT
     if constexpr (std::is_same_v<T, BFloat16>) {
       if (call.by_pairs) {
         const int64_t stride = padded_to_pairs(head_size);

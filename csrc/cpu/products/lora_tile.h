@@ -19,25 +19,20 @@ KVPLAN_INLINE int64_t add_paired_inputs(NarrowSums<kRows>&, const T* const*, con
   return 0;
 }
 
-#if KVPLAN_BFLOAT16_DOT
-KVPLAN_INLINE __m512bh load_pairs(const BFloat16* source) {
-  return (__m512bh)_mm512_loadu_si512(source);
-}
-
+#if KVPLAN_PAIR_DOT
 template <int kRows>
 KVPLAN_INLINE int64_t add_paired_inputs(NarrowSums<kRows>& sums, const BFloat16* const* x, const BFloat16* const* down,
                                         int64_t inputs) {
   const int64_t whole = inputs / (2 * kLanes) * (2 * kLanes);
   for (int64_t k = 0; k < whole; k += 2 * kLanes) {
-    __m512bh weights[kNarrowRanks];
+    Pairs weights[kNarrowRanks];
 #pragma GCC unroll 4
     for (int c = 0; c < kNarrowRanks; ++c) weights[c] = load_pairs(down[c] + k);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const __m512bh value = load_pairs(x[r] + k);
+      const Pairs value = load_pairs(x[r] + k);
 #pragma GCC unroll 4
-      for (int c = 0; c < kNarrowRanks; ++c)
-        sums[r][c] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][c], value, weights[c]);
+      for (int c = 0; c < kNarrowRanks; ++c) sums[r][c] = add_pairs(sums[r][c], value, weights[c]);
     }
   }
   return whole;
@@ -141,7 +136,7 @@ KVPLAN_INLINE void add_ranks(Floats (&sums)[kRows][kVectors], const WidenStep<BF
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[r][v] += step.inner[r][k] * weights[v];
+      for (int v = 0; v < kVectors; ++v) sums[r][v] += to_float(step.inner[r][k]) * weights[v];
   }
 #endif
 }

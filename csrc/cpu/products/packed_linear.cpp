@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lora_rows.h"
+#include "packed_amx.h"
 #include "packed_product.h"
 #include "../parallel.h"
 
@@ -55,22 +56,44 @@ void run_rows(const PackedProduct<T>& product, TileStep<T> step, int64_t ahead_b
   }
 }
 
+// Whether AMX's tiles multiply, which every product with weights of this type then does, so that rows are alike.
+template <class T>
+bool is_by_tiles() {
+#if KVPLAN_AMX
+  if constexpr (sizeof(T) == sizeof(BFloat16)) return tiles_are_used();
+#endif
+  return false;
+}
+
+template <class T>
+void run_step(const PackedProduct<T>& product, const TileStep<T>& step, int64_t ahead_bytes) {
+#if KVPLAN_AMX
+  if constexpr (sizeof(T) == sizeof(BFloat16)) {
+    if (tiles_are_used()) return run_rows_in_tiles(step, product.rows, ahead_bytes);
+  }
+#endif
+  run_rows(product, step, ahead_bytes);
+}
+
 }  // namespace
 
 template <class T>
 void multiply_unit(const PackedProduct<T>& product, int64_t panel, int64_t panels, int64_t end_panel, float* sums) {
-  constexpr int64_t kInputs = Inner<T>::kInputs;
-  const int64_t inputs = packed_inputs<T>(product.inputs), groups = inputs / kInputs;
+  const bool by_tiles = is_by_tiles<T>();
+  // inputs that belong together: where a step ends within a tile of weights, the tile is filled up with zeros
+  const int64_t grain = by_tiles ? kTileInputs : Inner<T>::kInputs;
+  const int64_t inputs = packed_inputs<T>(product.inputs), groups = divided_up(inputs, grain);
   const int64_t steps = divided_up(inputs * kPanelOutputs * int64_t{sizeof(T)}, kStepBytes);
   const T* weights = product.packed + panel * inputs * kPanelOutputs;
   TileStep<T> step{};
   step.x_stride = product.x_stride;
   step.panel_stride = inputs * kPanelOutputs;
   step.sums_stride = kPanelSums;
-  const bool together = panels == product.unit_panels && panels > 1 && product.rows <= 3;
+  const bool together = panels == product.unit_panels && panels > 1 && product.rows <= 3 && !by_tiles;
   for (int64_t c = 0; c < (together ? 1 : panels); ++c)
     for (int64_t i = 0; i < steps; ++i) {
-      const int64_t begin = groups * i / steps * kInputs, end = groups * (i + 1) / steps * kInputs;
+      const int64_t begin = groups * i / steps * grain;
+      const int64_t end = i + 1 == steps ? inputs : groups * (i + 1) / steps * grain;
       step.x = product.x + begin;
       step.panel = weights + c * step.panel_stride + begin * kPanelOutputs;
       step.depth = end - begin;
@@ -90,7 +113,7 @@ void multiply_unit(const PackedProduct<T>& product, int64_t panel, int64_t panel
       const int64_t bytes = step.depth * kPanelOutputs * int64_t{sizeof(T)};
       const bool more = panel + c + 1 < end_panel || i + 1 < steps;
       step.ahead = reinterpret_cast<const char*>(step.panel) + (more ? bytes : 0);
-      run_rows(product, step, more ? bytes : 0);
+      run_step(product, step, more ? bytes : 0);
     }
 }
 
@@ -192,6 +215,15 @@ int unpack_rows(const T* packed, const int64_t* indices, T* out, int64_t out_str
 
 }  // namespace
 }  // namespace kvplan
+
+int kvplan_use_tiles([[maybe_unused]] int wanted) {
+#if KVPLAN_AMX
+  if (wanted >= 0) kvplan::use_tiles(wanted != 0);
+  return kvplan::tiles_are_used();
+#else
+  return 0;
+#endif
+}
 
 int64_t kvplan_packed_outputs(int64_t outputs) {
   return kvplan::divided_up(outputs, kvplan::kPanelOutputs) * kvplan::kPanelOutputs;

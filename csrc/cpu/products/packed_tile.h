@@ -11,7 +11,7 @@
 // at once); elsewhere a word's halves, shifted up or masked, are floats.
 #pragma once
 
-#include "../simd.h"
+#include "../pairs.h"
 
 namespace kvplan {
 
@@ -30,7 +30,7 @@ struct Inner<float> {
 };
 template <>
 struct Inner<BFloat16> {
-#if KVPLAN_BFLOAT16_DOT
+#if KVPLAN_PAIR_DOT
   using Input = BFloat16;
 #else
   using Input = float;
@@ -119,27 +119,23 @@ KVPLAN_INLINE void add_inputs(TileSums<kRows, kPanels>& sums, const float* x, in
   }
 }
 
-#if KVPLAN_BFLOAT16_DOT
+#if KVPLAN_PAIR_DOT
 // The same by the processor's dot products of pairs, x in bfloat16 too.
 template <int kRows, int kPanels>
 KVPLAN_INLINE void add_inputs(TileSums<kRows, kPanels>& sums, const BFloat16* x, int64_t x_stride,
                               const BFloat16* panel, int64_t panel_stride) {
-  __m512bh weights[kPanels][kPanelVectors];
+  Pairs weights[kPanels][kPanelVectors];
 #pragma GCC unroll 4
   for (int c = 0; c < kPanels; ++c)
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanelVectors; ++v)
-      weights[c][v] = (__m512bh)_mm512_loadu_si512(panel + c * panel_stride + v * 2 * kLanes);
+    for (int v = 0; v < kPanelVectors; ++v) weights[c][v] = load_pairs(panel + c * panel_stride + v * 2 * kLanes);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    int32_t pair;
-    std::memcpy(&pair, x + r * x_stride, sizeof pair);
-    const __m512bh value = (__m512bh)_mm512_set1_epi32(pair);
+    const Pairs value = splat_pair(x + r * x_stride);
 #pragma GCC unroll 4
     for (int c = 0; c < kPanels; ++c)
 #pragma GCC unroll 4
-      for (int v = 0; v < kPanelVectors; ++v)
-        sums[r][c][v] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][c][v], value, weights[c][v]);
+      for (int v = 0; v < kPanelVectors; ++v) sums[r][c][v] = add_pairs(sums[r][c][v], value, weights[c][v]);
   }
 }
 #endif

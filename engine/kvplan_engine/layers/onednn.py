@@ -1,4 +1,6 @@
-"""oneDNN's product over a weight that it packed once: bfloat16 where the CPU has AMX tiles, which ours does not use.
+"""oneDNN's product over a weight that it packed once: bfloat16 where the CPU has AMX tiles that ours does not use.
+
+That is where the kernels' compiler does not know them (GCC before 11).
 
 torch's own product packs a CPU weight anew in every call, which at a decode step's 4 to 16 rows costs more than the
 product (measured: benchmarks/README.md).

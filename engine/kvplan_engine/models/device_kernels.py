@@ -136,7 +136,7 @@ _KERNELS: dict[str, Callable[[str, torch.dtype], DeviceKernels]] = {
 
 
 def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
-    """csrc/cpu, with oneDNN's products for bfloat16 where the CPU has AMX."""
+    """csrc/cpu, with oneDNN's products for bfloat16 where the CPU has AMX and our kernels do not use it."""
     attention = CpuBackend(kernels)
 
     def make_layer_run(
@@ -144,7 +144,8 @@ def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
     ) -> CpuLayerRun | None:
         return CpuLayerRun.of(layers, final_norm, attention, kernels, adapters)
 
-    projections = (QuantisedPanels(kernels), OneDnnLinear, FewRowsLinear, Panels(kernels), Linear)
+    onednn = () if kernels.has_tiles else (OneDnnLinear, FewRowsLinear)
+    projections = (QuantisedPanels(kernels), *onednn, Panels(kernels), Linear)
     mixtures = (PanelMixtures(kernels), TorchMixture)
     states, heads = CpuStates(kernels), (PanelHeads(kernels), TorchHeads)
     return DeviceKernels(

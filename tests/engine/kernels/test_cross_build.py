@@ -6,6 +6,7 @@ through a cross compiler and an emulator where both are installed (Debian: g++-a
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import subprocess
@@ -16,7 +17,14 @@ from pathlib import Path
 import pytest
 from kernel_builds import BUILDS
 
-from kvplan_engine.kernels.build import WIDE, BuildVariant, build_library, find_compiler
+from kvplan_engine.kernels.build import (
+    COMMON_FLAGS,
+    WIDE,
+    BuildVariant,
+    build_library,
+    cpu_features,
+    find_compiler,
+)
 from kvplan_engine.paths import source_dir
 
 SOURCE = Path(__file__).with_name("cross_check.cpp")
@@ -26,7 +34,14 @@ SANITIZED_FLAGS = (*SANITIZERS, "-O0")
 
 AARCH64_COMPILER = "aarch64-linux-gnu-g++"
 AARCH64_LIBRARIES = "/usr/aarch64-linux-gnu"
-AARCH64 = BuildVariant("aarch64", ("-Wall", "-Wextra", "-Werror"))
+_STRICT = ("-Wall", "-Wextra", "-Werror")
+AARCH64 = [BuildVariant("aarch64", _STRICT), BuildVariant("aarch64-bfloat16", ("-march=armv8.6-a", *_STRICT))]
+"""Without and with the processor's dot products of bfloat16."""
+
+TWIN_FLAGS = ("-DKVPLAN_TWINS", "-O1")
+"""Units that this processor may lack, as plain loops by their definition (csrc/cpu/twins)."""
+TILE_UNITS = ("products/packed_linear.cpp", "products/packed_amx.cpp", "thread_team.cpp")
+AMX_FLAGS = ("-march=sapphirerapids", *_STRICT)
 
 
 def sanitized(variant: BuildVariant) -> BuildVariant:
@@ -109,12 +124,60 @@ def test_the_wide_shape_compiles_without_a_warning() -> None:
 
 
 @pytest.mark.slow
-def test_kernels_on_aarch64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_products_in_tiles(tmp_path: Path) -> None:
+    """AMX's tiles as plain loops, so on every machine: every shape of rows and inputs, and what a processor faults at."""
+    program = tmp_path / "tile_check"
+    kernels = source_dir() / "cpu"
+    units = [kernels / unit for unit in TILE_UNITS]
+    flags = (
+        "-std=c++17",
+        *_STRICT,
+        "-Wno-psabi",
+        *TWIN_FLAGS,
+        "-DKVPLAN_LANES=16",
+        f"-I{kernels}",
+        f"-I{source_dir() / 'include'}",
+    )
+    source = SOURCE.with_name("tile_check.cpp")
+    run([*find_compiler(), *flags, source, *units, "-pthread", "-o", program])
+    assert_all_right(run([program]), None)
+
+
+@pytest.mark.slow
+def test_products_compile_to_tile_instructions(tmp_path: Path) -> None:
+    """For a processor with AMX, which few machines that run tests have."""
+    if platform.machine() != "x86_64" or not takes_flags(AMX_FLAGS, tmp_path):
+        pytest.skip("this compiler does not compile for AMX")
+    assembly = tmp_path / "packed_amx.s"
+    unit = source_dir() / "cpu" / "products" / "packed_amx.cpp"
+    run([*find_compiler(), *COMMON_FLAGS, *AMX_FLAGS, "-S", unit, "-o", assembly])
+    found = set(re.findall(r"^\t(ldtilecfg|tile\w+|tdp\w+)", assembly.read_text(), re.MULTILINE))
+    assert found == {"ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbf16ps"}
+
+
+def takes_flags(flags: Sequence[str], folder: Path) -> bool:
+    empty = folder / "empty.cpp"
+    empty.write_text("int main() {}\n")
+    command = [*find_compiler(), *flags, "-c", str(empty), "-o", str(folder / "empty.o")]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(" avx512_bf16 " in cpu_features(), reason="this processor has the unit, and its builds run on it")
+def test_kernels_with_dot_products_of_pairs(compiled: Path, tmp_path: Path) -> None:
+    """AVX-512's dot products of bfloat16 as plain loops, on machines that lack them."""
+    variant = BuildVariant("twins", TWIN_FLAGS, 16)
+    assert_all_right(run([link_check(compiled, build_library(variant), tmp_path)]), 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", AARCH64, ids=lambda variant: variant.name)
+def test_kernels_on_aarch64(variant: BuildVariant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if shutil.which(AARCH64_COMPILER) is None:
         pytest.skip(f"no {AARCH64_COMPILER} on this machine")
     emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
     if emulator is None:
         pytest.skip("no qemu-aarch64 on this machine")
     monkeypatch.setenv("CXX", AARCH64_COMPILER)
-    program = link_check(compile_check(tmp_path), build_library(AARCH64), tmp_path)
-    assert_all_right(run([emulator, "-L", AARCH64_LIBRARIES, program]), lanes=4)
+    program = link_check(compile_check(tmp_path), build_library(variant), tmp_path)
+    assert_all_right(run([emulator, "-cpu", "max", "-L", AARCH64_LIBRARIES, program]), lanes=4)

@@ -1,9 +1,9 @@
 """All layers in one call against the decoder's own loop: the same tokens and the same pool, bit for bit.
 
 Which of the two runs depends on the CPU. Our packed product computes float32 everywhere, and bfloat16 on AVX2 and on
-AVX-512, in its dot products where it has them (``avx512_bf16``): there all layers are one call. With AMX bfloat16
-products are oneDNN's and the loop runs. The tests decide for both kinds of CPU whatever the machine is, so that each
-path runs on each machine that can run it.
+AVX-512, in its dot products where it has them (``avx512_bf16``) and in AMX's tiles: there all layers are one call. With
+AMX and kernels from a compiler that does not know it, bfloat16 products are oneDNN's and the loop runs. The tests decide
+for both kinds of CPU whatever the machine is, so that each path runs on each machine that can run it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
+from kvplan_engine.kernels.cpu.library import load_kernels
 from kvplan_engine.layers import onednn
 from kvplan_engine.layers.onednn import OneDnnLinear
 from kvplan_engine.layers.panels import PanelLinear
@@ -163,16 +164,25 @@ def onednn_packs_bfloat16() -> bool:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
 def test_what_runs_where(config: dict[str, object], dtype: str, amx: bool) -> None:
-    """Ours in one call for float32, and for bfloat16 without AMX; oneDNN layer by layer where there is AMX."""
+    """Ours in one call; oneDNN layer by layer for bfloat16 where there is AMX and our kernels do not use it."""
     engine = start_engine(config, dtype)
     decoder = engine.model.decoder
     kinds = {type(each) for layer in decoder._layers for each in _products(layer)}
-    is_onednn = dtype == "bfloat16" and amx and onednn_packs_bfloat16()
+    is_onednn = dtype == "bfloat16" and amx and onednn_packs_bfloat16() and not load_kernels().has_tiles
     assert kinds == {OneDnnLinear if is_onednn else PanelLinear}
     assert (decoder.layer_run is None) == is_onednn
     engine.close()
 
 
+@pytest.fixture
+def without_tiles() -> Iterator[None]:
+    """Where this machine has AMX, ours multiply as elsewhere."""
+    load_kernels().use_tiles(0)
+    yield
+    load_kernels().use_tiles(1)
+
+
+@pytest.mark.usefixtures("without_tiles")
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
 def test_onednns_products_agree_with_ours(config: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     """bfloat16 through oneDNN, where this machine can run that, against our own product: the same pool of K and V."""

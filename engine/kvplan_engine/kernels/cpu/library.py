@@ -236,7 +236,13 @@ class CpuKernels:
         self._declare_products()
         self._declare_mixtures_and_states()
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether products in bfloat16 run in AMX's tiles."""
+        return bool(self.use_tiles(-1))
+
     def _declare_products(self) -> None:
+        self.use_tiles = self._function("kvplan_use_tiles", c_int)
         self.linear = self._function(
             "kvplan_linear",
             *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64),

@@ -1,0 +1,37 @@
+// The inner loop of products with packed weights in bfloat16, in AMX's tiles.
+//
+// A panel is a row of 64 outputs for each pair of inputs, which is what a tile of weights holds for 16 outputs and 16 pairs:
+// nothing is packed another way. Up to 16 rows of x keep the sums of a whole panel in four tiles, and each tile of weights
+// is loaded once; up to 32 rows take two panels' quarters at a time, so that a loaded tile is multiplied twice.
+#pragma once
+
+#include "../amx.h"
+#include "packed_tile.h"
+
+namespace kvplan {
+
+constexpr int64_t kTileInputs = 32;  // a row of a tile of bfloat16
+
+}  // namespace kvplan
+
+#if KVPLAN_AMX
+
+namespace kvplan {
+
+static_assert(kTileInputs == 2 * kTilePairs);
+constexpr int64_t kPanelRowBytes = 2 * kPanelOutputs * int64_t{sizeof(BFloat16)};  // of one pair of inputs
+constexpr int64_t kSumsRowBytes = kPanelOutputs * int64_t{sizeof(float)};
+static_assert(kPanelOutputs == 4 * kTileOutputs);
+
+// Whether tiles multiply here: the process may use them, and they gave what plain loops give when first asked.
+bool tiles_are_used();
+
+// For comparisons: with tiles, where they can be used, or without. Not while products run.
+void use_tiles(bool wanted);
+
+// sums[r] (+)= x[r] . panel for any number of rows. ahead_bytes: of all the memory that is needed next.
+void run_rows_in_tiles(const TileStep<BFloat16>& step, int64_t rows, int64_t ahead_bytes);
+
+}  // namespace kvplan
+
+#endif
