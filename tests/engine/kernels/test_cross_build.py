@@ -125,7 +125,7 @@ def test_the_wide_shape_compiles_without_a_warning() -> None:
 
 @pytest.mark.slow
 def test_products_in_tiles(tmp_path: Path) -> None:
-    """AMX's tiles as plain loops, so on every machine: every shape of rows and inputs, and what a processor faults at."""
+    """AMX's tiles as plain loops, on every machine: all shapes of rows and inputs, and what a processor faults at."""
     program = tmp_path / "tile_check"
     kernels = source_dir() / "cpu"
     units = [kernels / unit for unit in TILE_UNITS]

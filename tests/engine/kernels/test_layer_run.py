@@ -2,8 +2,8 @@
 
 Which of the two runs depends on the CPU. Our packed product computes float32 everywhere, and bfloat16 on AVX2 and on
 AVX-512, in its dot products where it has them (``avx512_bf16``) and in AMX's tiles: there all layers are one call. With
-AMX and kernels from a compiler that does not know it, bfloat16 products are oneDNN's and the loop runs. The tests decide
-for both kinds of CPU whatever the machine is, so that each path runs on each machine that can run it.
+AMX and kernels from a compiler that does not know it, bfloat16 products are oneDNN's and the loop runs. The tests
+decide for both kinds of CPU whatever the machine is, so that each path runs on each machine that can run it.
 """
 
 from __future__ import annotations
