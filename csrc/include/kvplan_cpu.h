@@ -386,8 +386,9 @@ typedef struct kvplan_experts {
 // A mixture of experts over some rows: out = sum of each row's weights * expert(x), and the shared expert's.
 typedef struct kvplan_mixture {
   kvplan_router router;
-  kvplan_experts experts;
-  kvplan_experts shared;  // count 0 or 1
+  kvplan_experts experts;  // of the router's, those from first_expert on; rows' choices of others add nothing
+  kvplan_experts shared;   // count 0 or 1
+  int64_t first_expert;
   // [rows, hidden]
   const void* x;
   // [rows, hidden]; not x

@@ -190,6 +190,11 @@ class EngineConfig:
         unit="stages",
         range=_AT_LEAST_1,
     )
+    enable_expert_parallel: bool = _knob(
+        False,
+        "the ranks that share a layer divide a mixture's experts among them, whole ones each, instead of the inner "
+        "elements of every expert",
+    )
     attention_backend: str = _knob("auto", "attention kernels: cpu, cuda, reference (plain torch), or auto")
     preemption_mode: str = _knob(
         "auto",

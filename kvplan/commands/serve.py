@@ -180,9 +180,11 @@ class EngineOptions:
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size",
+    "enable_expert_parallel",
     "device_memory_bytes",
     helps={
         "data_parallel_size": "Engines, each with the whole model and requests of its own.",
+        "enable_expert_parallel": "Whole experts on each rank of an engine, not a slice of every expert.",
         "device_memory_bytes": "Memory of each engine's device, such as 4GiB. Default: all of a GPU's.",
     },
 )

@@ -18,7 +18,8 @@ from kvplan_engine.memory.step_buffers import step_buffers
 
 def engine_outcome(config: EngineConfig, dtype: str, device_bytes: int) -> dict[str, Any]:
     """Outcome and, where it starts, the figures of its memory. EngineError for a config that the engine refuses."""
-    whole, ranks = read_config(config.model), (config.tensor_parallel_size, config.pipeline_parallel_size)
+    whole = read_config(config.model, whole_experts=config.enable_expert_parallel)
+    ranks = (config.tensor_parallel_size, config.pipeline_parallel_size)
     parts = [part_of(whole, rank) for rank in Rank.all_of(*ranks)]
     try:
         max_model_len = resolve_max_model_len(config, whole)

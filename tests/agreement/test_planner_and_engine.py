@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan.catalog.models import profile_names, resolve_model
+from kvplan.catalog.spec import MoeFeedForward
 from kvplan.errors import KvplanError
 from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.settings import EngineDevice
@@ -58,6 +60,7 @@ NATIVE = _native_profiles()
     dtype=st.sampled_from(["float32", "bfloat16"]),
     kv_cache_dtype=st.sampled_from(["auto", "auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "int8_per_token_head"]),
     ranks=st.sampled_from([(1, 1), (1, 1), (1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (1, 3), (2, 2)]),
+    whole_experts=st.sampled_from([False, False, True]),
 )
 def test_the_same_outcome_the_same_bytes_the_same_blocks(
     name: str,
@@ -70,6 +73,7 @@ def test_the_same_outcome_the_same_bytes_the_same_blocks(
     dtype: str,
     kv_cache_dtype: str,
     ranks: tuple[int, int],
+    whole_experts: bool,
 ) -> None:
     common: dict[str, Any] = {
         "gpu_memory_utilization": utilization,
@@ -81,6 +85,7 @@ def test_the_same_outcome_the_same_bytes_the_same_blocks(
         "kv_cache_dtype": kv_cache_dtype,
         "tensor_parallel_size": ranks[0],
         "pipeline_parallel_size": ranks[1],
+        "enable_expert_parallel": whole_experts and resolve_model(name).is_mixture,
     }
     try:
         engine = engine_outcome(EngineConfig(model=name, **common), dtype, device_bytes)
@@ -99,6 +104,29 @@ def test_the_same_outcome_the_same_bytes_the_same_blocks(
     assert planner.outcome == engine.pop("outcome")
     for figure, value in engine.items():
         assert getattr(planner, figure) == value, figure
+
+
+def test_whole_experts_take_the_same_bytes_on_each_rank() -> None:
+    """Every mixture that the engine runs, over ranks that divide its experts and those that do not."""
+    common: dict[str, Any] = {"max_model_len": 512, "dtype": "bfloat16", "enable_expert_parallel": True}
+    compared, uneven = set(), set()
+    mixtures = [spec for spec in map(resolve_model, NATIVE) if spec.is_mixture]
+    for spec, (ranks, stages) in product(mixtures, ((2, 1), (8, 1), (2, 2))):
+        sizes = {**common, "tensor_parallel_size": ranks, "pipeline_parallel_size": stages}
+        try:
+            engine = engine_outcome(EngineConfig(model=spec.id, **sizes), "bfloat16", 4096 * GIB)
+        except EngineError:  # one that cannot be divided
+            with pytest.raises(KvplanError):
+                predict(spec, ServingSettings(**sizes), EngineDevice(4096 * GIB))
+            continue
+        asked = ServingSettings(**sizes, quantization="none")
+        planner = predict(spec, asked, EngineDevice(4096 * GIB))
+        assert planner.outcome == engine.pop("outcome") == "ok"
+        assert {figure: getattr(planner, figure) for figure in engine} == engine, f"{spec.id} over {ranks} x {stages}"
+        compared.add(spec.id)
+        parts = [layer.feed_forward for layer in spec.layers]
+        uneven |= {spec.id for part in parts if isinstance(part, MoeFeedForward) and part.num_experts % ranks}
+    assert len(compared) >= 10 and uneven
 
 
 def test_every_founding_model_is_compared() -> None:

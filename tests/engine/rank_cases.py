@@ -99,6 +99,7 @@ def check_memory(engine: Engine) -> int:
         quantization=config.quantization or "auto",
         tensor_parallel_size=config.tensor_parallel_size,
         pipeline_parallel_size=config.pipeline_parallel_size,
+        enable_expert_parallel=config.enable_expert_parallel,
     )
     predicted = predict(resolve_model(config.model), asked, EngineDevice(memory.device_total_bytes))
     found_by: list[EnginePrediction | MemoryBreakdown] = [predicted]

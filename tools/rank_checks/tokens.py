@@ -70,6 +70,13 @@ CASES: Final = (
         lambda _: RANDOM,
     ),
     Case(
+        "Qwen2-MoE, whole experts on a rank",
+        lambda folder: MixtureCheckpoint("qwen2_moe", folder).path,
+        ((2, 1), (4, 1), (2, 2)),
+        {"enable_expert_parallel": True},
+        lambda _: RANDOM,
+    ),
+    Case(
         "SmolLM2-135M on real text, 9 heads, 3 KV heads",
         _smollm2,
         ((2, 1), (3, 1), (4, 1), (1, 2), (3, 2)),

@@ -59,15 +59,16 @@ Expert<T> expert_at(const kvplan_experts& all, int64_t index, int64_t hidden) {
   return expert;
 }
 
-// The experts that some row takes, in order, the shared one last.
+// The experts here that some row takes, in order, the shared one last.
 template <class T>
 std::vector<Expert<T>> taken_experts(const kvplan_mixture& args, const Pass& pass) {
   std::vector<Expert<T>> taken;
   T* inner = static_cast<T*>(args.inner);
-  for (int64_t e = 0; e < args.router.num_experts; ++e) {
+  const int64_t first = args.first_expert;
+  for (int64_t e = first; e < first + args.experts.count; ++e) {
     const int64_t start = pass.sorted.starts[static_cast<size_t>(e)], rows = pass.sorted.starts[static_cast<size_t>(e + 1)] - start;
     if (rows == 0) continue;
-    Expert<T> expert = expert_at<T>(args.experts, e, args.hidden);
+    Expert<T> expert = expert_at<T>(args.experts, e - first, args.hidden);
     expert.rows = rows;
     expert.tokens = pass.sorted.tokens.data() + start;
     expert.weights = pass.sorted.weights.data() + start;

@@ -27,7 +27,7 @@ struct ProductParams {
     const int* items;
     // [num_pairs]  pair numbers, sorted by expert; not read without items
     const int* pairs;
-    // [num_pairs]  expert of each pair, where there are no items; null: expert 0
+    // [num_pairs]  expert of each pair (-1: nothing to do), where there are no items; null: expert 0
     const int* experts;
     // [num_pairs, num_outputs]  Out, rows out_stride elements apart
     void* out;

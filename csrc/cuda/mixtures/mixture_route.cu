@@ -25,7 +25,7 @@ struct RouteParams {
     const void* x;
     // [hidden]  Scalar; null: the shared expert's weight is 1
     const void* shared_gate;
-    // [rows, TOP_K]
+    // [rows, TOP_K]  counted from first_expert; -1: an expert whose weights are not here
     int* ids;
     // [rows, TOP_K]
     float* shares;
@@ -34,6 +34,8 @@ struct RouteParams {
     i64 x_stride;
     int rows;
     int hidden;
+    int first_expert;  // of those whose weights are here
+    int held_experts;
     float scale;
     float jitter;  // of sparse_mixer
 };
@@ -175,7 +177,8 @@ KVPLAN_KERNEL(choose_experts, RouteParams, THREADS) {
     const float share = weigh(own.share, lane, params.scale), shared = shared_share(row, lane, params);
     if (lane == 0) params.shared_shares[row] = shared;
     if (lane < TOP_K) {
-        params.ids[i64(row) * TOP_K + lane] = own.expert;
+        const int place = own.expert - params.first_expert;
+        params.ids[i64(row) * TOP_K + lane] = place >= 0 && place < params.held_experts ? place : -1;
         params.shares[i64(row) * TOP_K + lane] = share;
     }
 }

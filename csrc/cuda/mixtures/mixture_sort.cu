@@ -1,7 +1,7 @@
 // Sorts pairs of (row, chosen expert) by expert and cuts them into items of at most ROWS: a block for each expert.
 //
 // Every block counts all experts' pairs, so none waits for another. An expert's pairs stay in their order, so the items
-// follow from the choices alone.
+// follow from the choices alone. Pairs whose expert is not here (-1) make no items.
 #include "../platform.cuh"
 
 constexpr int EXPERTS = KVPLAN_EXPERTS;
@@ -9,9 +9,9 @@ constexpr int ROWS = KVPLAN_ROWS;
 constexpr int THREADS = 256;
 
 struct SortParams {
-    // [num_pairs]  expert of each pair
+    // [num_pairs]  expert of each pair; -1: none here
     const int* experts;
-    // [num_pairs]  pair numbers by expert
+    // [num_pairs]  pair numbers by expert; those without one are left out
     int* pairs;
     // [max_items, 4]  int32: expert, first place in `pairs`, how many, unused; expert -1 where there is nothing to do
     int* items;
@@ -39,7 +39,9 @@ KVPLAN_INLINE int scan_block(int value, int* scan, int& total) {
 KVPLAN_INLINE void count_pairs(int* counts, const SortParams& params) {
     for (int e = int(threadIdx.x); e < EXPERTS; e += THREADS) counts[e] = 0;
     __syncthreads();
-    for (int i = int(threadIdx.x); i < params.num_pairs; i += THREADS) atomicAdd(&counts[params.experts[i]], 1);
+    for (int i = int(threadIdx.x); i < params.num_pairs; i += THREADS) {
+        if (params.experts[i] >= 0) atomicAdd(&counts[params.experts[i]], 1);
+    }
     __syncthreads();
 }
 

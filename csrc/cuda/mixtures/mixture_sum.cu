@@ -7,6 +7,8 @@ constexpr int THREADS = 128;
 using Sums = Elements<float, COUNT>;
 
 struct SumParams {
+    // [rows, top_k]  -1: an expert that is not here, of whose products nothing is read
+    const int* experts;
     // [rows * top_k, num_outputs]  float32
     const float* products;
     // [rows, num_outputs]  float32; null without a shared expert
@@ -35,6 +37,7 @@ KVPLAN_KERNEL(sum_experts, SumParams, THREADS) {
     Sums total = {};
     for (int k = 0; k < params.top_k; ++k) {
         const i64 pair = i64(row) * params.top_k + k;
+        if (params.experts[pair] < 0) continue;
         add(total, params.shares[pair], params.products + pair * params.num_outputs + start);
     }
     if (params.shared != nullptr)

@@ -17,7 +17,7 @@ from kvplan_engine.checkpoints.quantised.held import HeldWeights, plan_held
 from kvplan_engine.checkpoints.quantised.rounding import RoundingReader
 from kvplan_engine.checkpoints.safetensors import open_safetensors, read_safetensors_config
 from kvplan_engine.checkpoints.weights import Weights, fill_weights
-from kvplan_engine.description.division import Rank
+from kvplan_engine.description.division import Rank, with_whole_experts
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.quantization import recipe_of
 from kvplan_engine.errors import EngineError
@@ -58,13 +58,22 @@ LOADERS = {
 """By name, in the order in which "auto" tries them. "dummy" needs no source and is not among them."""
 
 
-def read_config(source: Any) -> ModelDescription:
-    """The config of ``source``: a dict, a path or a shipped profile's name (see ``load_model_config``)."""
+def read_config(source: Any, *, whole_experts: bool = False) -> ModelDescription:
+    """The config of ``source``: a dict, a path or a shipped profile's name (see ``load_model_config``).
+
+    whole_experts: ranks divide a mixture's experts among them; EngineError where there is no mixture.
+    """
+    model = load_model_config(_config_in(source))
+    return with_whole_experts(model) if whole_experts else model
+
+
+def _config_in(source: Any) -> Any:
+    """The config.json that the format of ``source`` brings itself, or ``source``."""
     if isinstance(source, (str, Path)):
         for loader in LOADERS.values():
             if loader.read_config is not None and loader.is_source(Path(source)):
-                return load_model_config(loader.read_config(Path(source)))
-    return load_model_config(source)
+                return loader.read_config(Path(source))
+    return source
 
 
 def load_weights(

@@ -2,6 +2,7 @@
 
     attention    query heads divided; KV heads divided, or one on each rank where there are fewer heads than ranks
     MLP          its inner elements divided; of a mixture those of every expert and of the shared one
+                 (``enable_expert_parallel``: a run of whole experts, and inner elements of the shared one)
     vocabulary   rows of embedding and head divided, rounded up
     all else     on every rank
 
@@ -14,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kvplan_engine.description.feed_forward import FeedForward, Mlp
+from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.model import Layer, ModelDescription, Stage
 from kvplan_engine.description.parameters.parameter import Parameter
 from kvplan_engine.description.undivided import check_division, check_stages
+from kvplan_engine.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,10 @@ def share_of(parameter: Parameter, rank: Rank) -> Share:
             num_rows = -(-size // rank.count)
             first = min(rank.index * num_rows, size)
             return Share((range(first, min(first + num_rows, size)),), num_rows)
+        case "experts":
+            rows_each = size // parameter.num_experts
+            held = experts_of(parameter.num_experts, rank)
+            return Share((range(held.start * rows_each, held.stop * rows_each),), len(held) * rows_each)
         case "outputs" | "heads":
             rows = tuple(_runs(parameter, rank))
             return Share(rows, sum(map(len, rows)))
@@ -95,9 +101,34 @@ def _part_of_heads(size: int, num_heads: int, rank: Rank) -> range:
     return range(head * head_size, (head + 1) * head_size)
 
 
+def experts_of(num_experts: int, rank: Rank) -> range:
+    """Numbers of the experts that ``rank`` has where experts are whole; the first ranks have one more if need be.
+
+    So vLLM places them by default ("linear": determine_expert_map in vllm/model_executor/layers/fused_moe).
+    """
+    size, more = divmod(num_experts, rank.count)
+    first = rank.index * size + min(rank.index, more)
+    return range(first, first + size + (rank.index < more))
+
+
+def with_whole_experts(model: ModelDescription) -> ModelDescription:
+    """``model``, of whose mixtures each rank will have some experts as a whole. EngineError where it has no mixture."""
+    marked = {layer: replace(layer, feed_forward=_whole(layer.feed_forward)) for layer in model.distinct_layers}
+    if all(layer == same for layer, same in marked.items()):
+        raise EngineError(
+            f"enable_expert_parallel is for mixtures of experts, and {model.architecture} has none.",
+            hint="leave enable_expert_parallel out",
+        )
+    return replace(model, layers=tuple(marked[layer] for layer in model.layers))
+
+
+def _whole(part: FeedForward | None) -> FeedForward | None:
+    return replace(part, whole_experts=True) if isinstance(part, Mixture) else part
+
+
 def part_of(model: ModelDescription, rank: Rank) -> ModelDescription:
     """The part of ``rank``: layers of its stage, and its share of each. EngineError where there is none."""
-    return rank_model(stage_model(model, rank.stage, rank.num_stages), rank.count)
+    return rank_model(stage_model(model, rank.stage, rank.num_stages), rank)
 
 
 def stage_model(model: ModelDescription, index: int, count: int) -> ModelDescription:
@@ -115,18 +146,20 @@ def stage_model(model: ModelDescription, index: int, count: int) -> ModelDescrip
     return replace(model, layers=layers, stage=Stage(index, count, first))
 
 
-def rank_model(model: ModelDescription, count: int) -> ModelDescription:
-    """Each rank's part of ``model``, which is as large on all of them. EngineError where it cannot be divided."""
-    if count == 1:
+def rank_model(model: ModelDescription, rank: Rank) -> ModelDescription:
+    """The share of ``rank`` of every layer of ``model``: as large on all of them, the first ranks' the largest where
+    whole experts do not divide. EngineError where it cannot be divided.
+    """
+    if rank.count == 1:
         return model
-    check_division(model, count)
-    parts = {layer: _part_of_layer(layer, count) for layer in model.distinct_layers}
-    return replace(model, layers=tuple(parts[layer] for layer in model.layers), num_ranks=count)
+    check_division(model, rank.count)
+    parts = {layer: _part_of_layer(layer, rank) for layer in model.distinct_layers}
+    return replace(model, layers=tuple(parts[layer] for layer in model.layers), num_ranks=rank.count)
 
 
-def _part_of_layer(layer: Layer, count: int) -> Layer:
-    mixers = tuple(_part_of_attention(mixer, count) for mixer in layer.mixers if isinstance(mixer, Attention))
-    feed_forward = None if layer.feed_forward is None else _part_of_feed_forward(layer.feed_forward, count)
+def _part_of_layer(layer: Layer, rank: Rank) -> Layer:
+    mixers = tuple(_part_of_attention(mixer, rank.count) for mixer in layer.mixers if isinstance(mixer, Attention))
+    feed_forward = None if layer.feed_forward is None else _part_of_feed_forward(layer.feed_forward, rank)
     return replace(layer, mixers=mixers, feed_forward=feed_forward)
 
 
@@ -135,8 +168,10 @@ def _part_of_attention(attention: Attention, count: int) -> Attention:
     return replace(attention, num_heads=heads, num_kv_heads=kv_heads)
 
 
-def _part_of_feed_forward(part: FeedForward, count: int) -> FeedForward:
+def _part_of_feed_forward(part: FeedForward, rank: Rank) -> FeedForward:
     if isinstance(part, Mlp):
-        return replace(part, size=part.size // count)
-    shared = None if part.shared is None else replace(part.shared, size=part.shared.size // count)
-    return replace(part, expert=replace(part.expert, size=part.expert.size // count), shared=shared)
+        return replace(part, size=part.size // rank.count)
+    shared = None if part.shared is None else replace(part.shared, size=part.shared.size // rank.count)
+    if part.whole_experts:
+        return replace(part, held=experts_of(part.num_experts, rank), shared=shared)
+    return replace(part, expert=replace(part.expert, size=part.expert.size // rank.count), shared=shared)

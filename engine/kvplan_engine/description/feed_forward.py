@@ -37,6 +37,9 @@ class Mixture:
     further choices of the router, which give the token back as it is (LongCat). apart: experts and router read the
     residual stream through a norm of their own, not what the shared MLP reads, outputs of both are normalised before
     they are added, and each expert's is scaled (Gemma 4).
+
+    whole_experts: several ranks divide the experts among them, not the inner elements of each. held: the numbers of
+    those that a rank has, None for all; its router still chooses among ``num_experts``.
     """
 
     num_experts: int
@@ -56,6 +59,13 @@ class Mixture:
     latent_size: int | None = None
     num_idle: int = 0
     apart: bool = False
+    whole_experts: bool = False
+    held: range | None = None
+
+    @property
+    def held_experts(self) -> range:
+        """Numbers of the experts whose weights are there, one behind the other."""
+        return range(self.num_experts) if self.held is None else self.held
 
 
 FeedForward = Mlp | Mixture

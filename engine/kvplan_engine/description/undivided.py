@@ -57,6 +57,7 @@ def check_division(model: ModelDescription, count: int) -> None:
             )
     for layer in model.distinct_layers:
         _check_kv_heads(layer, count)
+        _check_experts(layer, count)
 
 
 def _check_kv_heads(layer: Layer, count: int) -> None:
@@ -69,6 +70,16 @@ def _check_kv_heads(layer: Layer, count: int) -> None:
             )
 
 
+def _check_experts(layer: Layer, count: int) -> None:
+    """Those that are whole need not divide, but each rank has one."""
+    part = layer.feed_forward
+    if isinstance(part, Mixture) and part.whole_experts and part.num_experts < count:
+        raise EngineError(
+            f"{part.num_experts} whole experts cannot be divided over {count} ranks.",
+            hint="lower tensor_parallel_size, or leave enable_expert_parallel out",
+        )
+
+
 def _divided_sizes(layer: Layer) -> Iterator[tuple[int, str]]:
     for mixer in layer.mixers:
         if isinstance(mixer, Attention):
@@ -77,7 +88,8 @@ def _divided_sizes(layer: Layer) -> Iterator[tuple[int, str]]:
     if isinstance(part, Mlp):
         yield part.size, "inner elements of an MLP"
     if isinstance(part, Mixture):
-        yield part.expert.size, "inner elements of an expert"
+        if not part.whole_experts:
+            yield part.expert.size, "inner elements of an expert"
         if part.shared is not None:
             yield part.shared.size, "inner elements of the shared expert"
 

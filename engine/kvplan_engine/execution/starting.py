@@ -57,7 +57,7 @@ def _load_divided(config: EngineConfig, source: Any) -> Started:
     """The first rank's part here, and the others' in processes of their own."""
     count, each = config.num_ranks, Rank.all_of(config.tensor_parallel_size, config.pipeline_parallel_size)
     # what cannot be divided is refused before a process is started
-    whole = read_config(source)
+    whole = read_config(source, whole_experts=config.enable_expert_parallel)
     refuse_unknown_parts(whole)
     for rank in each:
         part_of(whole, rank)

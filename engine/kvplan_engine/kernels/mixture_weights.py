@@ -69,6 +69,7 @@ class ExpertWeights:
 class MixtureWeights:
     """router [E, H]; router_bias [E] or None; correction [E] float32 or None; shared: n = 1; shared_gate [1, H].
 
+    experts: n = E, or as many as the mixture holds (``Mixture.held``).
     latent_down [L, H], latent_up [H, L] where experts work on a projection; None elsewhere.
     """
 
@@ -87,7 +88,7 @@ def check_weights(mixture: Mixture, weights: MixtureWeights) -> None:
     if mixture.latent_size is not None or mixture.num_idle:
         raise ValueError("no kernel computes experts on a projection, or experts that do nothing")
     hidden = weights.router.shape[1]
-    _check_experts("experts", mixture.expert, mixture.num_experts, hidden, weights.experts)
+    _check_experts("experts", mixture.expert, len(mixture.held_experts), hidden, weights.experts)
     named: dict[str, tuple[ExpertMatrices | None, tuple[int, ...] | None]] = {
         "router": (weights.router, (mixture.num_experts, hidden)),
         "router_bias": (weights.router_bias, (mixture.num_experts,) if mixture.router_bias else None),

@@ -18,6 +18,8 @@ _NOTHING = float("-inf")
 def run_mixture(x: torch.Tensor, mixture: Mixture, weights: MixtureWeights, out: torch.Tensor) -> None:
     """out [T, H] = the weighted sum of each row's experts of x [T, H], in the order of their numbers, shared last.
 
+    Of the experts those that ``mixture`` holds: the others' part is another rank's.
+
     On a GPU nothing is read back, so that a step can be captured: every expert runs over all rows.
     """
     wide = _upcast(x)
@@ -38,10 +40,10 @@ def _chosen_rows(
     x: torch.Tensor, mixture: Mixture, experts: ExpertWeights, ids: torch.Tensor, shares: torch.Tensor
 ) -> torch.Tensor:
     """Each expert over the rows that chose it."""
-    total = torch.zeros_like(x)
-    for expert in ids.unique().tolist():
+    total, held = torch.zeros_like(x), mixture.held_experts
+    for expert in filter(held.__contains__, ids.unique().tolist()):
         rows, places = (ids == expert).nonzero(as_tuple=True)
-        result = _run_expert(x[rows], mixture.expert, experts, expert)
+        result = _run_expert(x[rows], mixture.expert, experts, expert - held.start)
         total.index_add_(0, rows, shares[rows, places].unsqueeze(1) * result)
     return total
 
@@ -51,9 +53,9 @@ def _all_rows(
 ) -> torch.Tensor:
     """The same with a share of 0 for the rows that did not choose an expert: no count leaves the device."""
     total = torch.zeros_like(x)
-    for expert in range(mixture.num_experts):
+    for place, expert in enumerate(mixture.held_experts):
         share = torch.where(ids == expert, shares, 0.0).sum(-1, keepdim=True)
-        total += share * _run_expert(x, mixture.expert, experts, expert)
+        total += share * _run_expert(x, mixture.expert, experts, place)
     return total
 
 

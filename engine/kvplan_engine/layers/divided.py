@@ -112,7 +112,7 @@ class DividedProjections:
 
 
 class SummedMixture:
-    """``inner`` over a rank's part of each expert, summed over the ranks."""
+    """``inner`` over a rank's part of each expert, or its whole experts, summed over the ranks."""
 
     layer_args = None
 

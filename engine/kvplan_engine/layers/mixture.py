@@ -130,7 +130,7 @@ def mixture_weights(mixture: Mixture, weights: Weights, index: int) -> MixtureWe
     shared = mixture.shared
     return MixtureWeights(
         weights[f"{name}.router.weight"],
-        _experts(mixture.expert, mixture.num_experts, weights, f"{name}.experts"),
+        _experts(mixture.expert, len(mixture.held_experts), weights, f"{name}.experts"),
         weights.get(f"{name}.router.bias"),
         weights.get(f"{name}.correction"),
         None if shared is None else _experts(shared, 1, weights, f"{name}.shared"),

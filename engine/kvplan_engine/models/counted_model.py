@@ -47,7 +47,8 @@ class CountedModel:
     adapters: AdapterLibrary | None = None
 
     def __init__(self, config: EngineConfig, source: Any, device: Device) -> None:
-        whole, ranks = read_config(source), (config.tensor_parallel_size, config.pipeline_parallel_size)
+        whole = read_config(source, whole_experts=config.enable_expert_parallel)
+        ranks = (config.tensor_parallel_size, config.pipeline_parallel_size)
         stages = [part_of(whole, rank) for rank in Rank.all_of(*ranks) if rank.index == 0]
         self.config: ModelDescription = stages[0]
         self.dtype = resolve_dtype(config.dtype, self.config.dtype, device)

@@ -45,7 +45,7 @@ class LoadedModel:
         dtype_of: Any,
         collectives: Collectives | None = None,
     ) -> None:
-        whole = read_config(source)
+        whole = read_config(source, whole_experts=config.enable_expert_parallel)
         refuse_unknown_parts(whole)
         rank = Rank() if collectives is None else collectives.rank
         self.config: ModelDescription = part_of(whole, rank)

@@ -31,7 +31,7 @@ def chosen_implementation(config: EngineConfig, source: Any) -> str:
     """
     if config.model_impl == "native":
         return "native"
-    model = read_config(source)
+    model = read_config(source, whole_experts=config.enable_expert_parallel)
     if config.model_impl == "auto":
         try:
             refuse_unknown_parts(model)

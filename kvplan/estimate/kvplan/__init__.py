@@ -6,7 +6,7 @@ memory     ``predict``: buffers, budget, blocks, outcome
 kernel_buffers  what only CUDA kernels need beside the step's buffers
 scratch    what one part of a layer writes for each token
 layout     blocks in which layers of all kinds lie; ``parts``: what each layer has to lay down
-ranks      what each rank has of a model that several share
+ranks      what each rank has of a model that several share; ``undivided``: what they cannot share
 settings   the engine's defaults and device (``ResolvedSettings``, ``EngineDevice``)
 graphs     what CUDA graphs of decode steps take
 """

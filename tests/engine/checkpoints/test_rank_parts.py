@@ -20,7 +20,7 @@ from kvplan_engine.checkpoints.dummy import fill_dummy
 from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.safetensors import open_safetensors
 from kvplan_engine.checkpoints.weights import Weights, allocate_weights, fill_weights
-from kvplan_engine.description.division import Rank, rank_model, share_of
+from kvplan_engine.description.division import Rank, experts_of, rank_model, share_of, with_whole_experts
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import Parameter, model_parameters
 from kvplan_engine.description.undivided import check_division
@@ -46,35 +46,53 @@ def joined(parameter: Parameter, parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def parts_of(model: ModelDescription, count: int, fill: Callable[[Weights, Rank], None]) -> list[Weights]:
-    parts = [allocate_weights(rank_model(model, count), torch.float32, CPU) for _ in range(count)]
-    for index, part in enumerate(parts):
-        fill(part, Rank(index, count))
+    ranks = Rank.all_of(count, 1)
+    parts = [allocate_weights(rank_model(model, rank), torch.float32, CPU) for rank in ranks]
+    for rank, part in zip(ranks, parts, strict=True):
+        fill(part, rank)
     return parts
 
 
 def test_shapes_of_every_architecture_follow_from_the_splits() -> None:
-    count = 4
     seen: set[Any] = set()
     for file in sorted((profiles_dir() / "models").glob("*.json")):
         model = read_config(file.stem)
         if model.architecture in seen:
             continue
         try:
-            part = rank_model(model, count)
+            check_shapes(model, 4)
         except EngineError:
             continue
         seen.add(model.architecture)
-        whole, own = (
-            {each.name: each for each in model_parameters(replace(each, layers=each.layers[:3]))}
-            for each in (model, part)
-        )
-        for name, parameter in whole.items():
-            for index in range(count):
-                share = share_of(parameter, Rank(index, count))
-                shape = (share.num_rows, *parameter.shape[1:])
-                shape = shape if share.inputs is None else (*shape[:-1], len(share.inputs))
-                assert own[name].shape == shape, f"{model.architecture}: {name}"
     assert len(seen) >= 30
+
+
+def check_shapes(model: ModelDescription, count: int) -> None:
+    for rank in Rank.all_of(count, 1):
+        own = {each.name: each for each in model_parameters(first_layers(rank_model(model, rank)))}
+        for parameter in model_parameters(first_layers(model)):
+            share = share_of(parameter, rank)
+            shape = (share.num_rows, *parameter.shape[1:])
+            shape = shape if share.inputs is None else (*shape[:-1], len(share.inputs))
+            assert own[parameter.name].shape == shape, f"{model.architecture}: {parameter.name}"
+
+
+def first_layers(model: ModelDescription) -> ModelDescription:
+    return replace(model, layers=model.layers[:3])
+
+
+@pytest.mark.parametrize(("name", "count"), [("qwen1.5-moe-a2.7b", 8), ("gpt-oss-20b", 8), ("gemma-4-26b-a4b", 2)])
+def test_shapes_where_experts_are_whole(name: str, count: int) -> None:
+    """60 experts over 8 ranks; biases of experts lie with them."""
+    model = with_whole_experts(read_config(name))
+    check_shapes(model, count)
+    for parameter in model_parameters(model):
+        assert (parameter.split == "experts") == parameter.part.startswith("experts."), parameter.name
+
+
+def test_the_first_ranks_have_one_expert_more_where_they_do_not_divide() -> None:
+    held = [experts_of(10, rank) for rank in Rank.all_of(4, 1)]
+    assert held == [range(3), range(3, 6), range(6, 8), range(8, 10)]
 
 
 class Counting:
@@ -134,6 +152,12 @@ def test_ranks_read_their_parts_of_each_expert_alone(tmp_path: Path) -> None:
     check_parts(read_config(path), path, 4)
 
 
+def test_ranks_read_whole_experts_alone(tmp_path: Path) -> None:
+    """6 experts over 4 ranks."""
+    path = MixtureCheckpoint("mixtral", tmp_path).path
+    check_parts(read_config(path, whole_experts=True), path, 4)
+
+
 def test_dummy_weights_of_ranks_are_parts_of_those_of_one_process() -> None:
     config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 64, "vocab_size": 333}
     config |= {"intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2}
@@ -161,3 +185,10 @@ def test_what_cannot_be_divided_is_refused_by_name(name: str, count: int, senten
     with pytest.raises(EngineError) as caught:
         check_division(read_config(name), count)
     assert caught.value.message == sentence
+
+
+def test_whole_experts_need_experts_and_one_for_each_rank() -> None:
+    with pytest.raises(EngineError, match="is for mixtures of experts, and LlamaForCausalLM has none"):
+        read_config("llama-3.1-8b", whole_experts=True)
+    with pytest.raises(EngineError, match="8 whole experts cannot be divided over 16 ranks"):
+        check_division(read_config("mixtral-8x22b", whole_experts=True), 16)

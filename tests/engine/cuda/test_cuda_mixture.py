@@ -56,7 +56,7 @@ def weights_of(mixture: Mixture, dtype: torch.dtype) -> MixtureWeights:
     experts = mixture.num_experts
     return MixtureWeights(
         router=(some(generator, experts, HIDDEN) / 4).to(dtype),
-        experts=expert_weights(mixture.expert, experts, dtype, generator),
+        experts=expert_weights(mixture.expert, len(mixture.held_experts), dtype, generator),
         router_bias=some(generator, experts).to(dtype) if mixture.router_bias else None,
         correction=some(generator, experts) if mixture.correction else None,
         shared=None if mixture.shared is None else expert_weights(mixture.shared, 1, dtype, generator),
@@ -84,7 +84,10 @@ def run(mixture: Mixture, weights: MixtureWeights, x: torch.Tensor, runtime: Cud
     inner = torch.full((num_rows * columns,), float("nan"), dtype=dtype, device=device)
     ids = torch.full((num_rows, mixture.top_k), -7, dtype=torch.int32, device=device)
     shares = torch.full((num_rows, mixture.top_k), float("nan"), device=device)
-    kernels = CudaMixture(runtime, MixtureMemory(device), mixture, on_device(weights, device))
+    memory = MixtureMemory(device)
+    memory.take("sums", num_rows * (mixture.top_k + 1) * HIDDEN, torch.float32)
+    memory._buffers["sums"].fill_(float("nan"))
+    kernels = CudaMixture(runtime, memory, mixture, on_device(weights, device))
     kernels.run(x.to(device), out[:, :HIDDEN], ids, shares, inner)
     assert (out[:, HIDDEN:] == 768.0).all(), "wrote beside the rows"
     return out[:, :HIDDEN].cpu()
@@ -127,6 +130,14 @@ def test_other_activations(mixture: Mixture) -> None:
 )
 def test_routing(changes: dict[str, object]) -> None:
     check(replace(PLAIN, **changes), F32, 5, EmulatedRuntime())
+
+
+@pytest.mark.parametrize("num_rows", [3, 37])
+@pytest.mark.parametrize("held", [range(3), range(3, 8)], ids=["first", "others"])
+def test_some_of_the_experts(held: range, num_rows: int) -> None:
+    """Of a rank that has whole ones: memory of the others' products, which nobody writes, is not read either."""
+    check(replace(SHARED, held=held), F32, num_rows, EmulatedRuntime())
+    check(replace(PLAIN, held=range(1, 2)), BF16, num_rows, EmulatedRuntime())
 
 
 def test_outputs_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:

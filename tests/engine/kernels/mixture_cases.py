@@ -36,6 +36,9 @@ MIXTURES = {
         6, 2, Mlp(30, "gelu_tanh"), "softmax", router_bias=True, shared=Mlp(8, "gelu_tanh"), shared_gate=True
     ),
     "without a gate": Mixture(10, 3, Mlp(56, "relu2", gated=False), "sigmoid", correction=True),
+    "some of the experts": Mixture(
+        9, 3, Mlp(24, "silu", bias=True), shared=Mlp(40, "silu"), shared_gate=True, held=range(4, 7)
+    ),
     "sparse mixer": Mixture(16, 2, Mlp(48, "silu"), "sparse_mixer", normalised=False, jitter=0.3),
 }
 
@@ -54,7 +57,7 @@ def random_weights(mixture: Mixture, hidden: int, dtype: torch.dtype) -> Mixture
     router = torch.randn(mixture.num_experts, hidden, generator=generator).mul_(2 * hidden**-0.5).to(dtype)
     return MixtureWeights(
         router,
-        _experts(mixture.num_experts, mixture.expert, hidden, generator, dtype),
+        _experts(len(mixture.held_experts), mixture.expert, hidden, generator, dtype),
         torch.randn(mixture.num_experts, generator=generator).to(dtype) if mixture.router_bias else None,
         torch.randn(mixture.num_experts, generator=generator) if mixture.correction else None,
         _experts(1, mixture.shared, hidden, generator, dtype) if mixture.shared else None,

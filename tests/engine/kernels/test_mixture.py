@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from kernel_builds import BUILDS
@@ -11,6 +13,7 @@ from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.kernels import torch_mixture
 from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
 from kvplan_engine.kernels.cpu.mixture import PackedMixture
+from kvplan_engine.kernels.mixture_weights import ExpertWeights
 
 
 @pytest.fixture(scope="module", params=BUILDS, ids=lambda variant: variant.name)
@@ -112,6 +115,23 @@ def test_what_no_router_can_choose_is_refused(kernels: CpuKernels) -> None:
             _choice(packed, x)
 
 
+def test_the_parts_of_ranks_that_have_whole_experts_add_up() -> None:
+    """The definition: what two ranks hold gives, together, what one that holds all of them does."""
+    mixture = MIXTURES["gpt-oss"]
+    weights, x = random_weights(mixture, HIDDEN, torch.float64), random_rows(9, HIDDEN, torch.float64)
+    outs = []
+    for held in (range(8), range(3), range(3, 8)):
+        part = slice(held.start, held.stop)
+        given = weights.experts
+        assert isinstance(given.up, torch.Tensor) and isinstance(given.down, torch.Tensor)
+        assert given.up_bias is not None and given.down_bias is not None
+        own = ExpertWeights(given.up[part], given.down[part], given.up_bias[part], given.down_bias[part])
+        outs.append(torch.empty(9, HIDDEN, dtype=torch.float64))
+        torch_mixture.run_mixture(x, replace(mixture, held=held), replace(weights, experts=own), outs[-1])
+    assert torch.allclose(outs[1] + outs[2], outs[0], rtol=1e-12)
+    assert outs[1].abs().max() > 0.1 and outs[2].abs().max() > 0.1
+
+
 def test_wrong_operands_are_named(kernels: CpuKernels) -> None:
     mixture = MIXTURES["plain"]
     weights = random_weights(mixture, HIDDEN, torch.float32)
@@ -142,7 +162,7 @@ def test_scores_of_the_definition() -> None:
     assert weights.tolist() == [[1.0, 1.0]]  # nothing else comes close
 
 
-@pytest.mark.parametrize("name", ["plain", "groups", "gpt-oss"])
+@pytest.mark.parametrize("name", ["plain", "groups", "gpt-oss", "some of the experts"])
 def test_what_a_gpu_computes_is_the_definition(name: str) -> None:
     """Every expert over all rows gives what each gives over the rows that chose it."""
     mixture = MIXTURES[name]

@@ -51,6 +51,16 @@ def divided(
     both.single.close()
 
 
+def test_whole_experts_on_each_rank(tmp_path: Path) -> None:
+    checkpoint = MixtureCheckpoint("qwen2_moe", tmp_path)
+    with load(checkpoint.path, 2, enable_expert_parallel=True) as llm:
+        expected = greedy(checkpoint.model, RANDOM.prompts, RANDOM.num_tokens)
+        for cell in CELLS:
+            for number, answers in RANDOM.answers(llm, cell, tmp_path).items():
+                assert all(tokens == expected[number] for tokens in answers), f"{cell}: prompt {number}"
+        assert check_memory(llm.engine) > 0
+
+
 def test_greedy_tokens_are_those_of_transformers(divided: Divided, tmp_path: Path) -> None:
     expected = greedy(divided.model, RANDOM.prompts, RANDOM.num_tokens)
     for cell in CELLS:

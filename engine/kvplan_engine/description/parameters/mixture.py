@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.parameters.mlp import mlp_parameters
@@ -31,8 +32,17 @@ def mixture_parameters(mixture: Mixture, hidden_size: int) -> Iterator[Parameter
 
 
 def _expert_parameters(mixture: Mixture, inner_size: int) -> Iterator[Parameter]:
-    expert, count = mixture.expert, mixture.num_experts
+    expert, count = mixture.expert, len(mixture.held_experts)
     up: Rows = (("gate", expert.size), ("up", expert.size)) if expert.gated else (("up", expert.size),)
-    yield from projection("experts.up", up * count, inner_size, bias=expert.bias, split="outputs")
+    for parameter in projection("experts.up", up * count, inner_size, bias=expert.bias, split="outputs"):
+        yield _of_experts(mixture, parameter)
     down: Rows = (("down", inner_size),) * count
-    yield from projection("experts.down", down, expert.size, bias=expert.bias, split="inputs")
+    for parameter in projection("experts.down", down, expert.size, bias=expert.bias, split="inputs"):
+        yield _of_experts(mixture, parameter)
+
+
+def _of_experts(mixture: Mixture, parameter: Parameter) -> Parameter:
+    """As ranks divide it that have whole experts, where they do."""
+    if not mixture.whole_experts:
+        return parameter
+    return replace(parameter, split="experts", num_experts=len(mixture.held_experts))

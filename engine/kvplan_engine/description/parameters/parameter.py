@@ -11,7 +11,7 @@ from kvplan_engine.description.norms import NormKind
 
 Kind = Literal["matrix", "norm", "bias", "other"]
 Rows = tuple[tuple[str, int], ...]
-Split = Literal["none", "outputs", "heads", "inputs", "once", "vocabulary"]
+Split = Literal["none", "outputs", "heads", "inputs", "once", "vocabulary", "experts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,10 @@ class Parameter:
         inputs       an equal part of the last axis: a product with it is a sum over the ranks
         once         all of it on the first rank, zeros on the others: it is added to such a sum
         vocabulary   an equal part of the first axis, rounded up
+        experts      the rows of a run of experts; the first ranks have one more where they do not divide
 
     kv_heads: of the rows "key" and "value" (of all, without ``rows``): heads, which ranks share where they are fewer.
+    num_experts: whose rows, as many of each, lie one below the other, where ``split`` is "experts".
     """
 
     part: str
@@ -42,6 +44,7 @@ class Parameter:
     layer: int | None = None
     split: Split = "none"
     kv_heads: int = 0
+    num_experts: int = 0
 
     @property
     def name(self) -> str:

@@ -109,6 +109,7 @@ class PackedMixture:
             router=self._router_args(),
             experts=self._experts.args,
             shared=ExpertsArgs() if self._shared is None else self._shared.args,
+            first_expert=mixture.held_experts.start,
             hidden=self._hidden,
             storage=STORAGE_CODES[self.dtype],
         )

@@ -64,6 +64,7 @@ class MixtureArgs(ctypes.Structure):
         ("router", RouterArgs),
         ("experts", ExpertsArgs),
         ("shared", ExpertsArgs),
+        ("first_expert", c_int64),
         ("x", c_void_p),
         ("out", c_void_p),
         ("x_stride", c_int64),

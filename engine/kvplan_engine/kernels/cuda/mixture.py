@@ -39,7 +39,10 @@ _ROUTE_ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Where one step's choices lie. ids, shares: contiguous [T, top_k]; shared_shares: the address of [T]."""
+    """Where one step's choices lie. ids, shares: contiguous [T, top_k]; shared_shares: the address of [T].
+
+    ids: counted from the first expert here, -1 for one that is another rank's.
+    """
 
     ids: torch.Tensor
     shares: torch.Tensor
@@ -109,6 +112,8 @@ class CudaMixture:
             x_stride=x.stride(0),
             rows=num_rows,
             hidden=self._hidden,
+            first_expert=self.mixture.held_experts.start,
+            held_experts=len(self.mixture.held_experts),
             scale=self.mixture.scale,
             jitter=self.mixture.jitter,
         )
@@ -117,8 +122,9 @@ class CudaMixture:
 
     def _sort(self, choice: _Choice, num_rows: int) -> Work:
         """The experts' work items."""
-        experts, num_pairs = self.mixture.num_experts, num_rows * self.mixture.top_k
-        rows = product_rows(num_rows, num_pairs / experts, self._scalar, self.runtime.properties)
+        experts, num_pairs = len(self.mixture.held_experts), num_rows * self.mixture.top_k
+        pairs_per_expert = num_pairs / self.mixture.num_experts
+        rows = product_rows(num_rows, pairs_per_expert, self._scalar, self.runtime.properties)
         if rows == 1:
             return Work(num_pairs, num_pairs, 1, experts=choice.ids.data_ptr())
         max_items = max_sorted_items(num_pairs, experts, rows)
@@ -178,6 +184,7 @@ class CudaMixture:
     def _add(self, out: torch.Tensor, sums: int, shared_sums: int | None, choice: _Choice, columns: range) -> None:
         """``columns`` of out = the weighted sum of what the experts gave."""
         params = SumParams(
+            experts=choice.ids.data_ptr(),
             products=sums,
             shared=shared_sums,
             shares=choice.shares.data_ptr(),

@@ -130,7 +130,7 @@ def route_variant(mixture: Mixture, scalar: torch.dtype) -> KernelVariant:
 
 def sort_variant(mixture: Mixture, rows: int) -> KernelVariant:
     """The kernel that sorts the choices into items of ``rows`` pairs."""
-    return variant("mixtures/mixture_sort.cu", "sort_pairs", experts=mixture.num_experts, rows=rows)
+    return variant("mixtures/mixture_sort.cu", "sort_pairs", experts=len(mixture.held_experts), rows=rows)
 
 
 def sum_variant(scalar: torch.dtype) -> KernelVariant:

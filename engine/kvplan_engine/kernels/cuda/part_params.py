@@ -50,6 +50,8 @@ class RouteParams(ctypes.Structure):
         ("x_stride", _INT64),
         ("rows", _INT32),
         ("hidden", _INT32),
+        ("first_expert", _INT32),
+        ("held_experts", _INT32),
         ("scale", _FLOAT),
         ("jitter", _FLOAT),
     )
@@ -71,6 +73,7 @@ class SumParams(ctypes.Structure):
     """mixture_sum.cu: sum_experts."""
 
     _fields_ = (
+        ("experts", _POINTER),
         ("products", _POINTER),
         ("shared", _POINTER),
         ("shares", _POINTER),

@@ -23,7 +23,7 @@ class ApartMixturePart:
     def __init__(self, mixture: Mixture, norms: Norms, weights: Weights, index: int, kernels: PartKernels) -> None:
         assert mixture.shared is not None
         name = f"layers.{index}"
-        _fold_scales(weights, name)
+        _fold_scales(weights, name, mixture.held_experts)
         self._mlp = MlpPart(mixture.shared, weights, index, kernels, name=f"{name}.shared")
         self._experts = MixturePart(replace(mixture, shared=None, apart=False), weights, index, kernels)
         self._before, self._after, self._after_mlp = (
@@ -41,17 +41,18 @@ class ApartMixturePart:
         stream.delta.add_(stream.normed)
 
 
-def _fold_scales(weights: Weights, name: str) -> None:
+def _fold_scales(weights: Weights, name: str, held: range) -> None:
     """The scales of the router's input and of the experts' outputs become part of the matrices beside them.
 
     The router's input is the stream, normalised and scaled by ``router_scale`` / sqrt(H); the experts' is the same with
     the weight of their norm. So the router reads what the experts read once its columns are divided by that weight.
+    held: the experts that are here; scales are those of all.
     """
     weight, router, down = (weights[f"{name}.{part}.weight"] for part in ("experts_norm", "router", "experts.down"))
     weight.masked_fill_(weight == 0.0, _LEAST_WEIGHT)  # so that it can be divided by
     columns = weights[f"{name}.router_scale"].float() * router.shape[1] ** -0.5 / weight.float()
     router.copy_(router.float() * columns)
-    scales = weights[f"{name}.expert_scale"].float()
+    scales = weights[f"{name}.expert_scale"].float()[held.start : held.stop]
     by_expert = down.view(scales.shape[0], -1)
     for matrix, scale in zip(by_expert, scales.tolist(), strict=True):
         matrix.mul_(scale)
