@@ -63,6 +63,7 @@ def test_what_a_loaded_engine_may_change() -> None:
         "group_size",
         "tensor_parallel_size",
         "pipeline_parallel_size",
+        "enable_expert_parallel",
         "attention_backend",
     }
 
