@@ -16,7 +16,7 @@ import typer
 from kvplan import __version__
 from kvplan.errors import KvplanError
 from kvplan.help_sections import SectionedCommand, SectionedGroup
-from kvplan.list_words import repeat_options
+from kvplan.list_words import repeat_options, with_flag_words
 
 INTERRUPTED = 130
 
@@ -131,10 +131,12 @@ def _run(words: list[str]) -> int:
 
 
 def _with_lists(words: list[str], wanted: str | None) -> list[str]:
-    """Further values of a command's LIST_OPTIONS may follow after spaces."""
+    """Further values of a command's LIST_OPTIONS may follow after spaces, and its FLAG_OPTIONS need none."""
     if wanted not in COMMANDS:
         return words
-    return repeat_options(words, getattr(import_module(f"kvplan.commands.{wanted}"), "LIST_OPTIONS", {}))
+    command = import_module(f"kvplan.commands.{wanted}")
+    words = with_flag_words(words, getattr(command, "FLAG_OPTIONS", ()))
+    return repeat_options(words, getattr(command, "LIST_OPTIONS", {}))
 
 
 def _first_word(words: Sequence[str]) -> str | None:

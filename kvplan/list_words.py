@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from kvplan.errors import UsageError
+from kvplan.settings import FLAG_ON, FLAG_WORDS
+
+
+def with_flag_words(words: Sequence[str], flags: Collection[str]) -> list[str]:
+    """``--enable-expert-parallel`` says what ``--enable-expert-parallel true`` says. flags: options of yes and no."""
+    found: list[str] = []
+    for position, word in enumerate(words):
+        if word == "--":
+            return [*found, *words[position:]]
+        found.append(word)
+        following = words[position + 1].split(",") if position + 1 < len(words) else []
+        if word in flags and not (following and FLAG_WORDS.keys() >= set(following)):
+            found.append(FLAG_ON)
+    return found
 
 
 def repeat_options(words: Sequence[str], readers: Mapping[str, Callable[[str], object]]) -> list[str]:

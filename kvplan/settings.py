@@ -19,6 +19,10 @@ KnobKind = Literal["share", "count", "tokens", "bytes", "name", "text", "flag"]
 """What a value is: a share (above 0, at most 1), a count, tokens (``32k``), bytes (``80GiB``), a name (in any case), a
 text (as it is), yes or no."""
 
+FLAG_ON: Final = "true"
+FLAG_WORDS: Final = {"false": False, FLAG_ON: True}
+"""How yes and no are written in lists."""
+
 SERVING_DTYPES: Final = ("auto", "bfloat16", "float16", "float32")
 KV_CACHE_DTYPES: Final = (*SERVING_DTYPES, "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "int8", "int8_per_token_head")
 _SYNONYMS: Final = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
@@ -263,6 +267,7 @@ class ServingSettings:
         example="2",
         aliases=("--pp",),
         panel=GPU_PANEL,
+        sweep_axis=SweepAxis(),
     )
     data_parallel_size: int = _knob(
         1,
@@ -280,6 +285,7 @@ class ServingSettings:
         kind="flag",
         aliases=("--ep",),
         panel=GPU_PANEL,
+        sweep_axis=SweepAxis(),
     )
     decode_context_parallel_size: int = _knob(
         1,

@@ -14,7 +14,7 @@ import typer
 
 from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.commands.options.shared import Model
-from kvplan.commands.sweep import OUTPUT_PANEL, SETTINGS_PANEL, MachineOptions, WorkloadOptions
+from kvplan.commands.sweep import FLAG_OPTIONS, OUTPUT_PANEL, SETTINGS_PANEL, MachineOptions, WorkloadOptions
 from kvplan.settings import KNOBS
 from kvplan.sweeps.axes import OWN_AXES, Axis
 from kvplan.sweeps.options import SweepOptions, with_absolute_paths
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from kvplan.profiling.shares import Share
     from kvplan.sweeps.worker.protocol import Event
 
-_METAVARS = {"share": "SHARE", "count": "INTEGER", "tokens": "TOKENS", "name": "NAME"}
+__all__ = ["FLAG_OPTIONS", "profile"]
+
+_METAVARS = {"share": "SHARE", "count": "INTEGER", "tokens": "TOKENS", "name": "NAME", "flag": "[BOOLEAN]"}
 
 
 def _setting_option(axis: Axis) -> tuple[str, Any, Any]:

@@ -56,6 +56,11 @@ _LISTS: Final = (
 LIST_OPTIONS: dict[str, Callable[[str], object]] = dict.fromkeys(_LISTS, bool)
 """Options whose further values may follow after spaces (kvplan.list_words): every word, for there are no arguments."""
 
+FLAG_OPTIONS: Final = frozenset(
+    name for axis in AXES.values() if axis.kind == "flag" for name in (axis.option, *KNOBS[axis.name].aliases)
+)
+"""Options that mean yes without a value (kvplan.list_words)."""
+
 AxisOptions = make_dataclass("AxisOptions", [_axis_option(axis) for axis in AXES.values()], frozen=True)
 
 

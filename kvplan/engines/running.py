@@ -238,6 +238,8 @@ class RunningHost:
             "num_blocks_total": self._facts.cache.num_blocks,
             "kv_cache_dtype": self._facts.cache.cache_dtype,
             "tensor_parallel_size": None,
+            "pipeline_parallel_size": None,
+            "enable_expert_parallel": None,
             "reused_server": True,
         }
         if self._address.host not in _LOOPBACK:

@@ -28,6 +28,8 @@ MATCHED_SETTINGS: Final = (
     "max_loras",
     "max_lora_rank",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "enable_expert_parallel",
     "request_rate",
     "max_concurrency",
 )

@@ -103,7 +103,8 @@ def _figures(run: Run, label: str, prices: Mapping[str, float]) -> DeviceFigures
     best = _fastest(run, keys)
     # ranks of an engine on processors share the one machine; on GPUs each has its own
     on_processors = run.first("device") == "cpu"
-    num_devices = 1 if on_processors else int(best.get("tensor_parallel_size") or 1)
+    ranks, stages = (int(best.get(f"{kind}_parallel_size") or 1) for kind in ("tensor", "pipeline"))
+    num_devices = 1 if on_processors else ranks * stages
     usd, source = _price(name, prices)
     memory = run.frame["device_memory_bytes"].dropna()
     return DeviceFigures(

@@ -30,6 +30,8 @@ _MAP_COLUMNS: Final = (
     "kv_cache_dtype",
     "dtype",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "enable_expert_parallel",
 )
 
 

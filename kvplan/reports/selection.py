@@ -26,6 +26,8 @@ SETTING_COLUMNS: Final = (
     "max_loras",
     "max_lora_rank",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "enable_expert_parallel",
     "device_memory_bytes",
     "request_rate",
     "max_concurrency",

@@ -123,6 +123,12 @@ class Row(TypedDict, total=False):
     ]
     max_lora_rank: Annotated[int | None, About("settings", "rank of the slots, and of these adapters")]
     tensor_parallel_size: Annotated[int, About("settings", "devices the model is sharded over", unit="devices")]
+    pipeline_parallel_size: Annotated[
+        int | None, About("settings", "stages that share the layers, each of as many devices", unit="stages")
+    ]
+    enable_expert_parallel: Annotated[
+        bool | None, About("settings", "whether devices have whole experts of a mixture instead of slices of each")
+    ]
     data_parallel_size: Annotated[
         int | None,
         About(

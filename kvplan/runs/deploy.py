@@ -58,6 +58,9 @@ def deployment_of(row: Row, model: str, *, max_num_seqs: int | None = None) -> D
     return Deployment(commands, () if refusal is None else (refusal,))
 
 
+_OF_RANKS: Final = ("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel")
+
+
 def _given(settings: TrialSettings) -> dict[str, Any]:
     """Every axis of the setting by name, without what follows from the others."""
     values = {name: getattr(settings, name) for name in SETTING_NAMES}
@@ -65,8 +68,9 @@ def _given(settings: TrialSettings) -> dict[str, Any]:
         del values["kv_cache_dtype"]
     if settings.kv_cache_memory_bytes is not None:
         del values["gpu_memory_utilization"]
-    if settings.tensor_parallel_size == 1:
-        del values["tensor_parallel_size"]
+    for name in _OF_RANKS:
+        if values[name] == KNOBS[name].default:
+            del values[name]
     slots = settings.lora_slots
     adapters: dict[str, int | None] = {"max_loras": None, "max_lora_rank": None}
     if slots is not None:

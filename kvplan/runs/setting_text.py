@@ -38,6 +38,8 @@ _WRITINGS: Final[Mapping[str, _Writing]] = {
     "max_loras": _Writing("adapters", phrase="{} adapters"),
     "max_lora_rank": _Writing("rank", phrase="rank {}"),
     "tensor_parallel_size": _Writing("tp", phrase="tp {}"),
+    "pipeline_parallel_size": _Writing("pp", phrase="pp {}"),
+    "enable_expert_parallel": _Writing("experts", lambda value: "whole" if value else "sliced", "{} experts"),
     "max_concurrency": _Writing("in flight", "{:g}", "{} in flight"),
     "request_rate": _Writing("requests/s", phrase="{} requests/s"),
 }

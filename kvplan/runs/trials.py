@@ -58,6 +58,8 @@ LOADED_FOR: Final = (
     "max_loras",
     "max_lora_rank",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "enable_expert_parallel",
 )
 """The settings that a worker's weights are loaded for."""
 
@@ -72,6 +74,8 @@ class LoadKey(NamedTuple):
     num_adapters: int = 0
     adapter_rank: int = 0
     num_ranks: int = 1
+    num_stages: int = 1
+    whole_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +93,8 @@ class TrialSettings(ServingSettings):
         """What the engine and its weights are loaded for; trials with equal keys share one worker."""
         slots = self.lora_slots or LoraSlots(0, 0)
         weights = (self.dtype, self.kv_cache_dtype, self.quantization, self.group_size or 0)
-        ranks = self.tensor_parallel_size
-        return LoadKey(*weights, num_adapters=slots.number, adapter_rank=slots.rank, num_ranks=ranks)
+        ranks = (self.tensor_parallel_size, self.pipeline_parallel_size, self.enable_expert_parallel)
+        return LoadKey(*weights, slots.number, slots.rank, *ranks)
 
     def with_changes(self, **changes: Any) -> TrialSettings:
         """These settings with ``changes``; what has no meaning with them is as if it had not been given."""

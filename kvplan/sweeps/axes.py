@@ -1,4 +1,6 @@
-"""The axes of a sweep, and how values are written: ``0.3,0.6,0.9``, ``1..64*2``, ``256..1024+256``, ``4k..32k*2``."""
+"""The axes of a sweep, and how values are written: ``0.3,0.6,0.9``, ``1..64*2``, ``256..1024+256``, ``4k..32k*2``,
+``false,true``.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from typing import Final, Literal, cast, get_args
 
 from kvplan.errors import UsageError
 from kvplan.runs.trials import SETTING_NAMES
-from kvplan.settings import KNOBS, Knob
+from kvplan.settings import FLAG_WORDS, KNOBS, Knob
 from kvplan.units import parse_bytes, parse_tokens
 
 AxisValue = float | int | str
-AxisKind = Literal["share", "count", "tokens", "bytes", "name", "rate"]
+AxisKind = Literal["share", "count", "tokens", "bytes", "name", "rate", "flag"]
 _AXIS_KINDS: Final = get_args(AxisKind)
 
 MOST_VALUES: Final = 1000
@@ -72,6 +74,10 @@ def _parse_part(axis: Axis, part: str) -> list[AxisValue]:
         if part not in axis.choices:
             raise UsageError(f"Unknown {axis.option} '{part}'.", hint="one of " + ", ".join(axis.choices))
         return [part]
+    if axis.kind == "flag":
+        if part not in FLAG_WORDS:
+            raise UsageError(f"{axis.option} '{part}' is neither true nor false.", hint=example_of(axis))
+        return [FLAG_WORDS[part]]
     if ".." not in part:
         return [_checked(axis, _number(axis, part), part)]
     first, rest = part.split("..", 1)
@@ -159,5 +165,6 @@ def example_of(axis: Axis) -> str:
         "bytes": "a list or a range, such as 512MiB,2GiB or 1GiB..8GiB*2",
         "rate": "a list or a range, such as 0.5,1,2 or 0.5..8*1.2",
         "name": "one or more of " + ", ".join(axis.choices),
+        "flag": "without a value, or false,true for both",
     }
     return examples[axis.kind]

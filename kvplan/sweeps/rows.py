@@ -108,6 +108,8 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "max_loras": settings.max_loras,
         "max_lora_rank": settings.max_lora_rank,
         "tensor_parallel_size": settings.tensor_parallel_size,
+        "pipeline_parallel_size": settings.pipeline_parallel_size,
+        "enable_expert_parallel": settings.enable_expert_parallel,
         "device_memory_bytes": device.memory_bytes,
         "workload": workload.as_text(),
         "num_prompts": workload.num_prompts,

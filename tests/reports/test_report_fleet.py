@@ -95,10 +95,11 @@ def test_prices_of_the_profiles_count_where_none_is_given(tmp_path: Path) -> Non
 
 
 def test_a_sharded_setting_costs_all_of_its_devices(tmp_path: Path) -> None:
-    rows = ([record(1, 4, 100.0, **L4)], [record(1, 4, 100.0, **(H100 | {"tensor_parallel_size": 2}))])
+    ranks = {"tensor_parallel_size": 2, "pipeline_parallel_size": 3}
+    rows = ([record(1, 4, 100.0, **L4)], [record(1, 4, 100.0, **(H100 | ranks))])
     runs = [load_run(write_trials(tmp_path / str(place), each)) for place, each in enumerate(rows)]
     _, h100 = set_side_by_side(runs, {"h100-sxm": 4.0}).devices
-    assert (h100.num_devices, h100.usd_per_hour) == (2, 8.0)
+    assert (h100.num_devices, h100.usd_per_hour) == (6, 24.0)
 
 
 def test_ranks_on_a_cpu_cost_one_machine(tmp_path: Path) -> None:

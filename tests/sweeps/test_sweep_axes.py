@@ -6,8 +6,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from kvplan.commands.sweep import AxisOptions
+from kvplan.commands.sweep import FLAG_OPTIONS, AxisOptions
 from kvplan.errors import UsageError
+from kvplan.list_words import with_flag_words
 from kvplan.runs import trials
 from kvplan.runs.columns import COLUMN_NAMES
 from kvplan.runs.trials import Load, Trial, TrialSettings
@@ -30,6 +31,7 @@ from kvplan.sweeps.axes import AXES, parse_values
         ("max_model_len", "1k", (1024,)),
         ("block_size", "16", (16,)),
         ("dtype", "float32,bfloat16", ("float32", "bfloat16")),
+        ("enable_expert_parallel", "false,true", (False, True)),
     ],
 )
 def test_lists_and_ranges(name: str, text: str, values: tuple) -> None:
@@ -54,6 +56,7 @@ def test_lists_and_ranges(name: str, text: str, values: tuple) -> None:
         ("max_num_seqs", "1..1000000", "more than 1000"),
         ("max_num_seqs", "1..", "not a range"),
         ("dtype", "float8", "Unknown --dtype 'float8'"),
+        ("enable_expert_parallel", "yes", "--enable-expert-parallel 'yes' is neither true nor false"),
     ],
 )
 def test_one_sentence_and_a_hint(name: str, text: str, part_of_message: str) -> None:
@@ -68,6 +71,28 @@ def test_every_setting_declared_as_an_axis_has_an_option_and_a_column() -> None:
     assert list(AXES) == [name for name, knob in KNOBS.items() if knob.sweep_axis is not None]
     assert set(AXES) <= set(COLUMN_NAMES)
     assert [option.name for option in fields(AxisOptions)] == list(AXES)
+
+
+def test_flags_need_no_value() -> None:
+    flag = "--enable-expert-parallel"
+    assert {flag, "--ep"} == FLAG_OPTIONS
+    for words, meant in (
+        ([flag, "--tp", "2"], [flag, "true", "--tp", "2"]),
+        (["--tp", "2", "--ep"], ["--tp", "2", "--ep", "true"]),
+        ([flag, "gpt2"], [flag, "true", "gpt2"]),
+        ([flag, "false,true", "--pp", "2"], [flag, "false,true", "--pp", "2"]),
+        (["--", flag], ["--", flag]),
+    ):
+        assert with_flag_words(words, FLAG_OPTIONS) == meant
+
+
+def test_weights_are_loaded_for_ranks_stages_and_whole_experts() -> None:
+    settings = TrialSettings(0.9, 4, 16, 256, 512)
+    changes = ({}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"enable_expert_parallel": True})
+    keys = [settings.with_changes(**change).load_key for change in changes]
+    assert len(set(keys)) == len(keys) and keys[0] == replace(settings, max_num_seqs=8).load_key
+    assert sorted(keys)[0] == keys[0]
+    assert settings.with_changes(**changes[3]).engine_arguments()["enable_expert_parallel"] is True
 
 
 def test_ids_of_trials_are_those_of_older_run_directories() -> None:

@@ -149,7 +149,8 @@ class Predictor:
     def _is_plain(self, settings: TrialSettings, memory: PoolPrediction) -> bool:
         """Whether another engine's steps are those of ``step_times``: one rank, and weights in its dtype."""
         plain_bytes = self.spec.num_parameters * element_bytes(self.dtype(settings))
-        return settings.tensor_parallel_size == 1 and abs(memory.weight_bytes / plain_bytes - 1) < _PADDING
+        num_ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+        return num_ranks == 1 and abs(memory.weight_bytes / plain_bytes - 1) < _PADDING
 
     def _usable_blocks(self, settings: TrialSettings, memory: PoolPrediction) -> int:
         return memory.num_blocks if self.engine is None else self.engine.memory(settings).usable_blocks
