@@ -35,8 +35,11 @@ SANITIZED_FLAGS = (*SANITIZERS, "-O0")
 AARCH64_COMPILER = "aarch64-linux-gnu-g++"
 AARCH64_LIBRARIES = "/usr/aarch64-linux-gnu"
 _STRICT = ("-Wall", "-Wextra", "-Werror")
-AARCH64 = [BuildVariant("aarch64", _STRICT), BuildVariant("aarch64-bfloat16", ("-march=armv8.6-a", *_STRICT))]
-"""Without and with the processor's dot products of bfloat16."""
+AARCH64 = [
+    BuildVariant("aarch64", ("-O1", *_STRICT)),
+    BuildVariant("aarch64-bfloat16", ("-O1", "-march=armv8.6-a", *_STRICT)),
+]
+"""Without and with the processor's dot products of bfloat16; little optimised, which compiles in half the time."""
 
 TWIN_FLAGS = ("-DKVPLAN_TWINS", "-O1")
 """Units that this processor may lack, as plain loops by their definition (csrc/cpu/twins)."""
