@@ -15,8 +15,16 @@ using i64 = long long;
 
 #define KVPLAN_INLINE static __device__ __forceinline__
 #define KVPLAN_DYNAMIC_SHARED(name) extern __shared__ __align__(128) u8 name[]
-#define KVPLAN_KERNEL(name, Params, max_threads) \
-    extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Params params)
+// A kernel may be launched while the one before it in its stream still runs (EngineConfig.enable_pdl). So it begins by
+// waiting until that one is done and what it wrote can be seen, and reads and writes no global memory before. Then it lets
+// its own successor begin, which waits in the same way. Where a launch does not ask for this, neither does anything.
+#define KVPLAN_KERNEL(name, Params, max_threads)                                                              \
+    static __device__ __forceinline__ void name##_body(const Params& params);                                 \
+    extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Params params) {   \
+        wait_for_predecessor();                                                                               \
+        name##_body(params);                                                                                  \
+    }                                                                                                         \
+    static __device__ __forceinline__ void name##_body(const Params& params)
 #define KVPLAN_UNROLL _Pragma("unroll")
 #define KVPLAN_PRAGMA(text) _Pragma(#text)
 #define KVPLAN_UNROLL_BY(times) KVPLAN_PRAGMA(unroll times)
@@ -25,6 +33,13 @@ using i64 = long long;
 #else
 #define KVPLAN_ARCH 0
 #endif
+
+static __device__ __forceinline__ void wait_for_predecessor() {
+#if KVPLAN_ARCH >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 
 #else
 

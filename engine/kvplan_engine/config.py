@@ -246,6 +246,13 @@ class EngineConfig:
     enforce_eager: bool = _knob(
         False, "launch kernels one by one; otherwise a GPU replays decode steps as graphs", reconfigurable=True
     )
+    enable_pdl: bool = _knob(
+        False,
+        "programmatic dependent launch: each kernel of ours is set up while the one before it ends, on GPUs of compute "
+        "capability 9.0 and newer; not tried on a GPU yet",
+        in_vllm=False,
+        reconfigurable=True,
+    )
     async_scheduling: bool | None = _knob(
         None, "start a step before the last one's tokens are read; None: on a GPU", reconfigurable=True
     )

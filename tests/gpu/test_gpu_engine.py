@@ -56,13 +56,14 @@ def random_model(name: str, folder: Path) -> transformers.PreTrainedModel:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "smollm2"])
 def test_tokens_are_transformers_tokens(name: str, tmp_path: Path) -> None:
-    """float32 without TF32, so that both sides round alike; eager, graphs, and graphs with a step ahead."""
+    """float32 without TF32, so that both sides round alike; ahead, with early launches, with graphs alone, eager."""
     model = random_model(name, tmp_path)
     rng = np.random.default_rng(2)
     prompts = [rng.integers(1, 4096, length).tolist() for length in LENGTHS]
     wanted = greedy(model, prompts, NUM_TOKENS)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    modes = ({}, {"async_scheduling": False}, {"async_scheduling": False, "enforce_eager": True})
+    off = {"async_scheduling": False, "enable_pdl": False}
+    modes = ({}, {"enable_pdl": True}, off, off | {"enforce_eager": True})
     # a small pool: what is tested does not depend on its size, and millions of blocks take seconds
     sizes = {"max_num_batched_tokens": 256, "max_num_seqs": 5, "max_model_len": 512, "gpu_memory_utilization": 0.2}
     with LLM(str(tmp_path), device="cuda", dtype="float32", **sizes) as llm:

@@ -16,11 +16,12 @@ LADDER_MODES = {
     "eager": {"enforce_eager": True, "async_scheduling": False},
     "graphs": {"enforce_eager": False, "async_scheduling": False},
     "graphs, one step ahead": {"enforce_eager": False, "async_scheduling": True},
+    "the same, kernels begin early": {"enforce_eager": False, "async_scheduling": True, "enable_pdl": True},
 }
 
 
 def measure_ladder(bench: Bench) -> None:
-    """What graphs and overlap each bring to a decode step, on a small model, where launching costs most."""
+    """What graphs, overlap and early launches each bring to a step of a small model, where launching costs most."""
     name, context, steps = ("tiny", 20, 3) if bench.dry else ("qwen3-0.6b", STEP_CONTEXT, STEP_COUNT)
     batches = (2,) if bench.dry else STEP_BATCHES
     eager: dict[int, float] = {}

@@ -56,6 +56,7 @@ class ModelRunner:
             device.torch_device,
         )
         model.use_workspace(self.workspace)
+        model.overlap_launches(config.enable_pdl)
         self._adapter_rows = self._place_adapter_rows(config)
         self._fill_tables()
         self.sampler = Sampler(self.workspace["sampler"], model.config.vocab_size, model.ops, engine_seed=config.seed)

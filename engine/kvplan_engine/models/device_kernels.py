@@ -56,14 +56,18 @@ def _layer_by_layer(layers: Sequence[DecoderLayer], final_norm: Norm, adapters: 
     """For kernels that have no call for all layers."""
 
 
+def _one_after_the_other(is_on: bool) -> None:
+    """For devices whose kernels begin when the one before has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceKernels(PartKernels):
     """What computes a model. make_layer_run: all its layers in one call, or None where they cannot be run so.
 
     memory: by the names of ``memory.device_buffers``, what products need of the workspace. adapters: what corrects
     products in each step; None where nothing does. shards: where parts of divided logits come together, None without.
-    takes_plain_weights: of those in few bits they take
-    only such (``HeldWeights.plain``).
+    takes_plain_weights: of those in few bits they take only such (``HeldWeights.plain``). overlap_launches: switches
+    ``EngineConfig.enable_pdl`` on or off.
     """
 
     make_layer_run: MakeLayerRun = _layer_by_layer
@@ -71,6 +75,7 @@ class DeviceKernels(PartKernels):
     adapters: StepRows | None = None
     takes_plain_weights: bool = False
     shards: ShardBuffer | None = None
+    overlap_launches: Callable[[bool], None] = _one_after_the_other
 
     def divided(self, model: ModelDescription, collectives: Collectives) -> DeviceKernels:
         """The same kernels for a rank's part of a model, ``model``: products over a rank's inputs become sums."""
@@ -165,6 +170,7 @@ def cuda_kernels(runtime: CudaRuntime, dtype: torch.dtype) -> DeviceKernels:
         correct=CudaLora(runtime, memory[LORA_INNER]),
         memory=memory,
         takes_plain_weights=True,
+        overlap_launches=partial(setattr, runtime, "overlaps_launches"),
     )
 
 

@@ -78,7 +78,7 @@ class LoadedModel:
             kernels = kernels.corrected(slots.sites, self.adapters.step)
         self._kernel_memory, self._holds_few_bits = kernels.memory, bool(held.parameters)
         self._shards = kernels.shards
-        self.ops = kernels.ops
+        self.ops, self.overlap_launches = kernels.ops, kernels.overlap_launches
         self.attention = kernels.attention
         parts = (self.config, self.weights, kernels, owners)
         if collectives is None or rank.num_stages == 1:

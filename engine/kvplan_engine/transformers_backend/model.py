@@ -74,6 +74,7 @@ class TransformersModel:
         self.weight_fingerprint = weight_fingerprint(model.state_dict())
         kernels = select_kernels(config.attention_backend, device.torch_device, scalar)
         self.ops: Ops = kernels.ops
+        self.overlap_launches = kernels.overlap_launches
         self.attention: AttentionBackend = kernels.attention
         self.split = SplitModel(model)
         self._own_attention = model.config._attn_implementation

@@ -19,6 +19,7 @@ from kvplan_engine.kernels.cuda import driver as cuda_driver
 from kvplan_engine.kernels.cuda import nvrtc as cuda_nvrtc
 from kvplan_engine.kernels.cuda.cache import cached_image, image_key
 from kvplan_engine.kernels.cuda.driver import Driver, DriverRuntime, make_runtime
+from kvplan_engine.kernels.cuda.launch_config import LaunchAttribute, LaunchConfig
 from kvplan_engine.kernels.cuda.nvrtc import CompiledKernel, Nvrtc
 from kvplan_engine.kernels.cuda.params import AttentionParams, CopyParams
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties
@@ -63,7 +64,9 @@ class FakeLibrary:
     def __init__(self, launch_status: int = 0) -> None:
         self.notes: list = []
         self.params: list[bytes] = []
+        self.configs: list[tuple] = []
         self.cuLaunchKernel = Noted(self.notes, "launch", launch_status, self._copy_params)
+        self.cuLaunchKernelEx = Noted(self.notes, "early launch", launch_status, self._copy_config)
         self.cuModuleLoadData = Noted(self.notes, "load")
         self.cuModuleGetFunction = Noted(self.notes, "function")
         self.cuFuncSetAttribute = Noted(self.notes, "attribute")
@@ -76,6 +79,13 @@ class FakeLibrary:
 
     def _copy_params(self, *arguments) -> None:
         self.params.append(ctypes.string_at(arguments[9][0], ctypes.sizeof(AttentionParams)))
+
+    def _copy_config(self, *arguments) -> None:
+        config = arguments[0]._obj
+        attributes = [config.attributes[index] for index in range(config.num_attributes)]
+        launch = (*config.grid, *config.block, config.shared_bytes, config.stream)
+        self.configs.append((launch, [(each.id, *each.value) for each in attributes]))
+        self.params.append(ctypes.string_at(arguments[2][0], ctypes.sizeof(CopyParams)))
 
     @staticmethod
     def _set(reference, number: int) -> None:
@@ -166,6 +176,37 @@ def test_a_launch_passes_grid_stream_and_the_structure() -> None:
     assert library.named("attribute") == []
     kernel((0, 6), 256, 0, params)
     assert len(library.named("launch")) == 1
+
+
+def test_a_launch_that_may_begin_early_has_its_attribute_where_the_device_knows_it() -> None:
+    library = FakeLibrary()
+    runtime = fake_runtime(library)
+    runtime.overlaps_launches = True
+    params = CopyParams(1, 2, 3, 4)
+    runtime.kernel(COPY)((5, 6), 256, 1000, params)
+    assert library.configs == [((5, 6, 1, 256, 1, 1, 1000, 4242), [(6, 1, *[0] * 15)])]
+    assert library.params == [bytes(params)]
+    assert library.named("launch") == []
+    runtime.overlaps_launches = False
+    runtime.kernel(COPY)((5, 6), 256, 0, params)
+    older = fake_runtime(library, (8, 6))
+    older.overlaps_launches = True
+    older.kernel(COPY)((5, 6), 256, 0, params)
+    assert len(library.named("launch")) == 2
+
+
+def test_the_structures_of_a_launch_lie_as_the_drivers() -> None:
+    """Offsets of CUlaunchConfig and CUlaunchAttribute, printed by a C program over CUDA 13.0's cuda.h."""
+    assert (ctypes.sizeof(LaunchAttribute), LaunchAttribute.value.offset) == (72, 8)
+    fields = (LaunchConfig.stream, LaunchConfig.attributes, LaunchConfig.num_attributes)
+    assert (ctypes.sizeof(LaunchConfig), *(each.offset for each in fields)) == (56, 32, 40, 48)
+
+
+def test_an_early_launch_that_fails_says_what_the_driver_says() -> None:
+    runtime = fake_runtime(FakeLibrary(launch_status=701))
+    runtime.overlaps_launches = True
+    with pytest.raises(CudaKernelError, match="too many resources requested for launch"):
+        runtime.kernel(COPY)((1, 1), 128, 0, CopyParams())
 
 
 def test_large_shared_memory_is_asked_for_once() -> None:

@@ -173,6 +173,13 @@ def test_a_replayed_step_launches_nothing_beside_its_graph(
     assert launched.count("argmax_rows") == 1, "the step of the prompts is the only one without a graph"
 
 
+def test_kernels_may_begin_early_where_that_is_asked_for(gpt2: tuple[str, torch.nn.Module], gpu: FakeGpu) -> None:
+    llm = start(gpt2[0], max_num_seqs=1, enable_pdl=True)
+    assert gpu.runtime.overlaps_launches
+    llm.engine.reconfigure(enable_pdl=False)
+    assert not gpu.runtime.overlaps_launches
+
+
 def test_what_graphs_take_is_kept_back_before_the_pool_is_carved(
     gpt2: tuple[str, torch.nn.Module], gpu: FakeGpu
 ) -> None:

@@ -1,4 +1,7 @@
-"""Kernels that move rows 16 bytes at a time do so in the compiler's output too, which may take vectors apart."""
+"""Kernels that move rows 16 bytes at a time do so in the compiler's output too, which may take vectors apart.
+
+And none of them touches global memory before it has waited for the kernel before it.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,10 @@ def test_rows_move_16_bytes_at_a_time(chosen: KernelVariant) -> None:
     except CudaKernelError:
         pytest.skip("no NVRTC on this machine: pip install nvidia-cuda-nvrtc-cu12")
     ptx = nvrtc.compile(chosen, "compute_90").image.decode()
+    first_access = re.search(r"(ld|st|red|atom|prefetch)\.global|cp\.async", ptx)
+    assert first_access is not None
+    assert 0 < ptx.find("griddepcontrol.wait;") < first_access.start()
+    assert ptx.find("griddepcontrol.launch_dependents;") > ptx.find("griddepcontrol.wait;")
     accesses = set(re.findall(r"(?:ld|st)\.global[.\w]*", ptx))
     assert any(_VECTOR.fullmatch(access) for access in accesses if access.startswith("st"))
     assert {access for access in accesses if not _VECTOR.fullmatch(access)} <= _INDEX_READS

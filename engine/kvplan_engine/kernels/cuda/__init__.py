@@ -1,7 +1,7 @@
 """The CUDA kernels (csrc/cuda).
 
 runtime     what a device has to offer: its properties, and kernels that can be launched
-driver      that, from the CUDA driver
+driver      that, from the CUDA driver; launch_config: its structures of a launch with attributes
 emulation   that, on the CPU, for tests
 variants    a source with its compile-time shape
 nvrtc       compiles one

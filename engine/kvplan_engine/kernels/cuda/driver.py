@@ -14,6 +14,7 @@ import torch
 
 from kvplan_engine.errors import CudaOutOfMemory
 from kvplan_engine.kernels.cuda.cache import cached_image
+from kvplan_engine.kernels.cuda.launch_config import LaunchConfig, early_launch
 from kvplan_engine.kernels.cuda.nvrtc import Nvrtc, load_nvrtc
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties, Kernel
 from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
@@ -41,6 +42,8 @@ class Driver:
             *(ctypes.c_uint,) * 7,
             *(ctypes.c_void_p,) * 3,
         )
+        if hasattr(library, "cuLaunchKernelEx"):  # drivers before CUDA 11.8 know no GPU that has use for it
+            library.cuLaunchKernelEx.argtypes = (ctypes.POINTER(LaunchConfig), *(ctypes.c_void_p,) * 3)
 
     def version(self) -> str:
         """The newest CUDA version that the driver supports, such as 13.0."""
@@ -104,6 +107,22 @@ class Driver:
         if status != _SUCCESS:
             self._check(status, f"launching {grid} x {threads} threads with {shared_bytes} bytes of shared memory")
 
+    def launch_early(
+        self,
+        function: ctypes.c_void_p,
+        grid: tuple[int, int],
+        threads: int,
+        shared_bytes: int,
+        stream: int,
+        params: ctypes.Structure,
+    ) -> None:
+        """As ``launch``; the kernel may begin before the one before it has ended, for which it waits by itself."""
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        config = early_launch(grid, threads, shared_bytes, stream)
+        status = self._library.cuLaunchKernelEx(ctypes.byref(config), function, arguments, None)
+        if status != _SUCCESS:
+            self._check(status, f"launching {grid} x {threads} threads with {shared_bytes} bytes of shared memory")
+
     def _check(self, status: int, what: str) -> None:
         if status == _SUCCESS:
             return
@@ -116,14 +135,14 @@ class Driver:
 
 
 class DriverKernel:
-    """One kernel on one device."""
+    """One kernel on the device of ``runtime``."""
 
-    __slots__ = ("_allowed_shared_bytes", "_device", "_driver", "_function")
+    __slots__ = ("_allowed_shared_bytes", "_driver", "_function", "_runtime")
 
-    def __init__(self, driver: Driver, function: ctypes.c_void_p, device: torch.device) -> None:
+    def __init__(self, driver: Driver, function: ctypes.c_void_p, runtime: DriverRuntime) -> None:
         self._driver = driver
         self._function = function
-        self._device = device
+        self._runtime = runtime
         self._allowed_shared_bytes = _SHARED_BYTES_WITHOUT_ASKING
 
     def __call__(self, grid: tuple[int, int], threads: int, shared_bytes: int, params: ctypes.Structure) -> None:
@@ -133,8 +152,11 @@ class DriverKernel:
         if shared_bytes > self._allowed_shared_bytes:
             self._driver.allow_shared_bytes(self._function, shared_bytes)
             self._allowed_shared_bytes = shared_bytes
-        stream = torch.cuda.current_stream(self._device).cuda_stream
-        self._driver.launch(self._function, grid, threads, shared_bytes, stream, params)
+        runtime = self._runtime
+        stream = torch.cuda.current_stream(runtime.device).cuda_stream
+        is_early = runtime.overlaps_launches and runtime.properties.has_dependent_launch
+        launch = self._driver.launch_early if is_early else self._driver.launch
+        launch(self._function, grid, threads, shared_bytes, stream, params)
 
 
 class DriverRuntime:
@@ -146,6 +168,7 @@ class DriverRuntime:
     def __init__(self, driver: Driver, nvrtc: Nvrtc, device: torch.device, properties: DeviceProperties) -> None:
         self.properties = properties
         self.device = device
+        self.overlaps_launches = False
         self._driver = driver
         self._nvrtc = nvrtc
         self.architecture = nvrtc.architecture_for(properties.capability)
@@ -156,7 +179,7 @@ class DriverRuntime:
         kernel = self._kernels.get(variant)
         if kernel is None:
             image = cached_image(variant, self._nvrtc, self.architecture)
-            kernel = DriverKernel(self._driver, self._driver.load_function(image, variant.kernel), self.device)
+            kernel = DriverKernel(self._driver, self._driver.load_function(image, variant.kernel), self)
             self._kernels[variant] = kernel
         return kernel
 

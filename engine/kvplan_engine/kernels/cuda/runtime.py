@@ -32,6 +32,11 @@ class DeviceProperties:
         """Whether mma.m16n8k16 with bfloat16, cp.async and movmatrix exist (compute capability 8.0)."""
         return self.capability >= (8, 0)
 
+    @property
+    def has_dependent_launch(self) -> bool:
+        """Whether a kernel can wait for the one before it by itself (compute capability 9.0)."""
+        return self.capability >= (9, 0)
+
 
 class Kernel(Protocol):
     """One loaded kernel."""
@@ -46,6 +51,8 @@ class CudaRuntime(Protocol):
 
     properties: DeviceProperties
     device: torch.device
+    overlaps_launches: bool
+    """Whether a kernel is set up while the one before it ends (``EngineConfig.enable_pdl``), where the device can."""
 
     def kernel(self, variant: KernelVariant) -> Kernel:
         """The loaded kernel of ``variant``, compiled if it must be. CudaKernelError when it cannot be."""
