@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, TypeVar
 
-from kvplan_engine.errors import EngineError
+from kvplan_engine.errors import SettingsError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = {
@@ -64,11 +64,11 @@ class Knob:
     reconfigurable: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """EngineError when ``value`` is out of range or not one of the choices."""
+        """SettingsError when ``value`` is out of range or not one of the choices."""
         if self.range is not None and value is not None and not self.range.contains(value):
-            raise EngineError(f"{name} must be {self.range.text}, got {value}.")
+            raise SettingsError(f"{name} must be {self.range.text}, got {value}.")
         if self.choices and value is not None and value not in self.choices:
-            raise EngineError(f"{name} '{value}' is not known.", hint="one of " + ", ".join(self.choices))
+            raise SettingsError(f"{name} '{value}' is not known.", hint="one of " + ", ".join(self.choices))
 
 
 def _knob(default: T, help: str, **declaration: Any) -> T:
@@ -79,7 +79,7 @@ def _knob(default: T, help: str, **declaration: Any) -> T:
 class EngineConfig:
     """Everything that decides how an engine starts. ``print(describe_knobs())`` explains every setting.
 
-    Values are checked here: EngineError names the one that is wrong, or the two that contradict each other.
+    Values are checked here: SettingsError names the one that is wrong, or the two that contradict each other.
     """
 
     model: Any = field(
@@ -261,12 +261,12 @@ class EngineConfig:
         for name, knob in knobs().items():
             knob.check(name, getattr(self, name))
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
-            raise EngineError(
+            raise SettingsError(
                 f"max_cpu_loras {self.max_cpu_loras} is less than max_loras {self.max_loras}.",
                 hint="adapters go to the device by way of host memory",
             )
         if self.group_size is not None and self.quantization not in GROUPED_QUANTIZATIONS:
-            raise EngineError(
+            raise SettingsError(
                 f"group_size {self.group_size} is for weights in groups, and quantization is '{self.quantization}'.",
                 hint="set quantization to one of " + ", ".join(GROUPED_QUANTIZATIONS) + ", or leave group_size out",
             )
@@ -286,41 +286,41 @@ class EngineConfig:
         found = next((name for name, is_on in undivided.items() if is_on), None)
         if self.num_ranks > 1 and found is not None:
             name = "tensor_parallel_size" if self.tensor_parallel_size > 1 else "pipeline_parallel_size"
-            raise EngineError(
+            raise SettingsError(
                 f"{name} {getattr(self, name)} does not go with {found} yet.", hint="leave one of them out"
             )
 
     def _check_load_format(self) -> None:
         if self.weight_bytes is not None and not self.is_counted:
-            raise EngineError(
+            raise SettingsError(
                 f"weight_bytes is for load_format 'none', and load_format is '{self.load_format}'.",
                 hint="leave weight_bytes out: weights that are loaded are measured",
             )
         if self.shares_layers and self.load_format != "dummy":
-            raise EngineError(
+            raise SettingsError(
                 f"dummy_layers 'shared' is for load_format 'dummy', and load_format is '{self.load_format}'.",
                 hint="set load_format='dummy', or leave dummy_layers out",
             )
         if self.model_impl == "transformers" and self.needs_decoder is not None:
-            raise EngineError(
+            raise SettingsError(
                 f"{self.needs_decoder} is for the engine's own decoder, and model_impl is 'transformers'.",
                 hint=f"leave one of them out; model_impl 'auto' takes the decoder with {self.needs_decoder}",
             )
         if self.is_counted and self.kv_disk_cache_dir is not None:
-            raise EngineError(
+            raise SettingsError(
                 "load_format 'none' has no KV that could be written to disk.",
                 hint="leave kv_disk_cache_dir out; kv_host_cache_bytes and swap_space are counted",
             )
 
     def _check_offload(self) -> None:
         if self.preemption_mode == "swap" and not self.swap_space:
-            raise EngineError("preemption_mode 'swap' needs host memory.", hint="set swap_space, such as '1GiB'")
+            raise SettingsError("preemption_mode 'swap' needs host memory.", hint="set swap_space, such as '1GiB'")
         if (self.kv_disk_cache_dir is None) != (self.kv_disk_cache_bytes == 0):
-            raise EngineError(
+            raise SettingsError(
                 "a KV cache on disk needs a directory and a size.", hint="set kv_disk_cache_dir and kv_disk_cache_bytes"
             )
         if (self.kv_host_cache_bytes or self.kv_disk_cache_bytes) and not self.caches_prefixes:
-            raise EngineError(
+            raise SettingsError(
                 "KV cache tiers hold what the prefix cache evicts, and the prefix cache is off.",
                 hint="set enable_prefix_caching=True and kv_reservation='paged'",
             )

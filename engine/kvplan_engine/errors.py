@@ -14,6 +14,10 @@ class EngineError(Exception):
         self.hint = hint
 
 
+class SettingsError(EngineError):
+    """Settings that contradict each other, or that no device could give the model: other ones are the way out."""
+
+
 # Statuses that are not named after the phase: a sweep counts both as a start that failed.
 _STATUS_OF_PHASE = {"graph_capture": "oom_kv_init", "kv_host": "oom_kv_init"}
 

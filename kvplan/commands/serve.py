@@ -5,6 +5,7 @@ The options become the server's, and the server takes this process's place: sign
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
+from typer.models import OptionInfo
 
 from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.commands.options.settings import takes_settings
@@ -210,6 +212,7 @@ def serve(model: Model, server: ServerOptions, settings: ServingSettings, engine
         "max_num_queued_tokens": server.max_num_queued_tokens,
         "max_body_bytes": parse_bytes(server.max_body_size),
         "shutdown_timeout": server.shutdown_timeout,
+        "option_names": option_names(),
     }
     become_server(options)
 
@@ -219,6 +222,19 @@ def _engine_settings(settings: ServingSettings) -> dict[str, Any]:
     given = {name: getattr(settings, name) for name, knob in KNOBS.items() if getattr(settings, name) != knob.default}
     given.pop("data_parallel_size", None)  # the server's: it starts the engines
     return {ENGINE_NAMES.get(name, name): value for name, value in given.items()}
+
+
+def option_names() -> dict[str, str]:
+    """What the engine's and the server's settings are called on the command line."""
+    found = {}
+    for name, parameter in inspect.signature(serve).parameters.items():
+        for option in getattr(parameter.annotation, "__metadata__", ()):
+            if isinstance(option, OptionInfo):
+                # typer takes the first spelling for a default, as Option() had one there before Annotated
+                declared = (option.default, *(option.param_decls or ()), "--" + name.replace("_", "-"))
+                spelling = next(each for each in declared if isinstance(each, str) and each.startswith("--"))
+                found[ENGINE_NAMES.get(name, name)] = spelling.partition("/")[0]
+    return found
 
 
 def _lora_modules(words: Sequence[str]) -> dict[str, str]:

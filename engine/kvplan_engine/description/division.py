@@ -20,7 +20,7 @@ from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.model import Layer, ModelDescription, Stage
 from kvplan_engine.description.parameters.parameter import Parameter
 from kvplan_engine.description.undivided import check_division, check_stages
-from kvplan_engine.errors import EngineError
+from kvplan_engine.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +112,13 @@ def experts_of(num_experts: int, rank: Rank) -> range:
 
 
 def with_whole_experts(model: ModelDescription) -> ModelDescription:
-    """``model``, of whose mixtures each rank will have some experts as a whole. EngineError where it has no mixture."""
+    """``model``, of whose mixtures each rank will have some experts as a whole.
+
+    SettingsError where it has no mixture.
+    """
     marked = {layer: replace(layer, feed_forward=_whole(layer.feed_forward)) for layer in model.distinct_layers}
     if all(layer == same for layer, same in marked.items()):
-        raise EngineError(
+        raise SettingsError(
             f"enable_expert_parallel is for mixtures of experts, and {model.architecture} has none.",
             hint="leave enable_expert_parallel out",
         )
@@ -127,15 +130,15 @@ def _whole(part: FeedForward | None) -> FeedForward | None:
 
 
 def part_of(model: ModelDescription, rank: Rank) -> ModelDescription:
-    """The part of ``rank``: layers of its stage, and its share of each. EngineError where there is none."""
+    """The part of ``rank``: layers of its stage, and its share of each. SettingsError where there is none."""
     return rank_model(stage_model(model, rank.stage, rank.num_stages), rank)
 
 
 def stage_model(model: ModelDescription, index: int, count: int) -> ModelDescription:
     """Stage ``index`` of ``count``: a run of layers; the first stages have one more where they do not divide.
 
-    The first stage has the embedding, the last one the head, and both have what is one and the other. EngineError where
-    layers are not alike in what they keep, or read what others keep.
+    The first stage has the embedding, the last one the head, and both have what is one and the other. SettingsError
+    where layers are not alike in what they keep, or read what others keep.
     """
     if count == 1:
         return model
@@ -148,7 +151,7 @@ def stage_model(model: ModelDescription, index: int, count: int) -> ModelDescrip
 
 def rank_model(model: ModelDescription, rank: Rank) -> ModelDescription:
     """The share of ``rank`` of every layer of ``model``: as large on all of them, the first ranks' the largest where
-    whole experts do not divide. EngineError where it cannot be divided.
+    whole experts do not divide. SettingsError where it cannot be divided.
     """
     if rank.count == 1:
         return model

@@ -15,13 +15,13 @@ from kvplan_engine.description.mixers import (
     State,
 )
 from kvplan_engine.description.model import Layer, ModelDescription
-from kvplan_engine.errors import EngineError
+from kvplan_engine.errors import SettingsError
 
 
 def check_stages(model: ModelDescription, count: int) -> None:
-    """EngineError where ``count`` stages cannot share the stack."""
+    """SettingsError where ``count`` stages cannot share the stack."""
     if count > model.num_layers:
-        raise EngineError(
+        raise SettingsError(
             f"{model.num_layers} layers cannot be divided over {count} stages.", hint="lower pipeline_parallel_size"
         )
     attention = [mixer for layer in model.distinct_layers for mixer in layer.mixers]
@@ -34,24 +34,24 @@ def check_stages(model: ModelDescription, count: int) -> None:
     }
     found = next((name for name, is_there in named.items() if is_there), None)
     if found is not None:
-        raise EngineError(
+        raise SettingsError(
             f"the engine does not divide {model.architecture} into stages yet: it has {found}.",
             hint="use pipeline_parallel_size=1",
         )
 
 
 def check_division(model: ModelDescription, count: int) -> None:
-    """EngineError, with the first thing in ``model`` that ``count`` ranks cannot share."""
+    """SettingsError, with the first thing in ``model`` that ``count`` ranks cannot share."""
     undivided = next(filter(None, map(_undivided, model.distinct_layers)), None)
     undivided = undivided or ("parameters of no part" if model.others else None)
     if undivided is not None:
-        raise EngineError(
+        raise SettingsError(
             f"the engine does not divide {model.architecture} over {count} ranks yet: it has {undivided}.",
             hint="use tensor_parallel_size=1",
         )
     for number, what in (each for layer in model.distinct_layers for each in _divided_sizes(layer)):
         if number % count:
-            raise EngineError(
+            raise SettingsError(
                 f"{number:,} {what} cannot be divided over {count} ranks.",
                 hint=f"choose a tensor_parallel_size that divides {number:,}",
             )
@@ -64,7 +64,7 @@ def _check_kv_heads(layer: Layer, count: int) -> None:
     for mixer in layer.mixers:
         heads = mixer.num_kv_heads if isinstance(mixer, Attention) else count
         if heads % count and count % heads:
-            raise EngineError(
+            raise SettingsError(
                 f"{heads} KV heads cannot be divided over {count} ranks, nor each be held by as many of them.",
                 hint=f"choose a tensor_parallel_size that divides {heads}, or a multiple of it",
             )
@@ -74,7 +74,7 @@ def _check_experts(layer: Layer, count: int) -> None:
     """Those that are whole need not divide, but each rank has one."""
     part = layer.feed_forward
     if isinstance(part, Mixture) and part.whole_experts and part.num_experts < count:
-        raise EngineError(
+        raise SettingsError(
             f"{part.num_experts} whole experts cannot be divided over {count} ranks.",
             hint="lower tensor_parallel_size, or leave enable_expert_parallel out",
         )

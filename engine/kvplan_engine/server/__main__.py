@@ -1,6 +1,7 @@
 """``python -m kvplan_engine.server``: a server with the options that stdin says, as JSON (see ServerOptions).
 
-Exit codes: 0 after a signal, 1 when the server cannot start or its engine has died, 2 for wrong options.
+Exit codes: 0 after a signal, 1 when the server cannot start or its engine has died, 2 for options that are wrong, for
+themselves or for the model.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from kvplan_engine.errors import EngineError
+from kvplan_engine.errors import EngineError, SettingsError
 
 
 def main() -> int:
@@ -16,6 +17,7 @@ def main() -> int:
     try:
         from kvplan_engine.server.options import read_options
         from kvplan_engine.server.runner import run
+        from kvplan_engine.server.wording import in_options
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.startswith("kvplan"):
             raise
@@ -27,7 +29,8 @@ def main() -> int:
     try:
         return run(options)
     except EngineError as problem:
-        return _complain(problem.message, problem.hint, 1)
+        message, hint = (in_options(text or "", options.option_names) for text in (problem.message, problem.hint))
+        return _complain(message, hint, 2 if isinstance(problem, SettingsError) else 1)
 
 
 def _complain(message: str, hint: str | None, exit_code: int) -> int:

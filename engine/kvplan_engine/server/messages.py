@@ -116,10 +116,11 @@ class Carved(_Message):
 
 
 class Failed(_Message):
-    """The engine cannot start, or cannot go on; the process ends."""
+    """The engine cannot start, or cannot go on; the process ends. is_usage: other settings are the way out."""
 
     message: str
     hint: str | None = None
+    is_usage: bool = False
 
 
 class Refused(_Message):

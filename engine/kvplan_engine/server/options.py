@@ -19,7 +19,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     requests are refused; None for no limit. max_body_bytes: of a request. shutdown_timeout: seconds that requests in
     flight get at the end. dead_engine_seconds: how long a server whose engine has died goes on answering 503, before it
     ends and its supervisor restarts it. dead_client_seconds: when a connection is closed whose client neither reads
-    what it is sent nor answers the kernel's probes. port 0: one that is free.
+    what it is sent nor answers the kernel's probes. port 0: one that is free. option_names: of settings that are
+    options of a command line, for what is said there.
     """
 
     model: str
@@ -37,6 +38,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     shutdown_timeout: float = 0.0
     dead_engine_seconds: float = 2.0
     dead_client_seconds: int = 60
+    option_names: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         for good, text in (

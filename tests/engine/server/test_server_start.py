@@ -15,11 +15,12 @@ import pytest
 from server_process import ServerProcess, decoded_events
 
 from kvplan.cli import main
-from kvplan.commands.serve import ENGINE_NAMES, serve
+from kvplan.commands.serve import ENGINE_NAMES, option_names, serve
 from kvplan_engine.config import knobs
 from kvplan_engine.errors import EngineError
 from kvplan_engine.server.engine_process.loading import load
 from kvplan_engine.server.messages import Load, Stop, frame
+from kvplan_engine.server.wording import in_options
 
 
 def _started(options: dict[str, object]) -> subprocess.CompletedProcess[str]:
@@ -74,6 +75,17 @@ def test_every_setting_of_the_engine_is_an_option() -> None:
         ({"model": "gpt2", "port": 70000}, "error: the port must lie in [0, 65535], got 70000.", 2),
         ({"model": "gpt2", "prot": 1}, "error: the server's options are not valid:", 2),
         ({"model": "nosuch/model", "port": 0}, "error: 'nosuch/model' is not a local path", 1),
+        (
+            {
+                "model": "gpt2",
+                "port": 0,
+                "settings": {"tensor_parallel_size": 5, "device": "cpu", "load_format": "dummy"},
+                "option_names": {"tensor_parallel_size": "--tensor-parallel-size"},
+            },
+            "error: 12 attention heads cannot be divided over 5 ranks.\n"
+            "hint: choose a --tensor-parallel-size that divides 12\n",
+            2,
+        ),
         ({"model": "gpt2", "port": 0, "host": "999.1.1.1"}, "error: the server cannot listen on '999.1.1.1'", 1),
     ],
 )
@@ -82,6 +94,24 @@ def test_what_cannot_start_is_one_sentence(options: dict[str, object], sentence:
     assert done.returncode == code
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_is_said_of_settings_names_options() -> None:
+    names = option_names()
+    assert set(names) >= knobs().keys() - {"model", "weight_bytes"}
+    for python, words in (
+        ("set load_format='dummy', or leave dummy_layers out", "set --load-format dummy, or leave --dummy-layers out"),
+        ("quantization='none' widens them", "--quantization none widens them"),
+        ("use max_model_len=1024 or less", "use --max-model-len 1024 or less"),
+        ("group_size 64, and quantization is 'auto'.", "--group-size 64, and quantization is 'auto'."),
+        ("quantization 'int4' is made", "--quantization 'int4' is made"),
+        ("set enable_prefix_caching=True", "set --enable-prefix-caching"),
+        ("async_scheduling=False does", "--no-async-scheduling does"),
+        ("device_memory 4 GiB, kv_host_cache_bytes", "--device-memory 4 GiB, --kv-host-cache"),
+        ("give --load-format dummy; max_model_length", "give --load-format dummy; max_model_length"),
+    ):
+        assert in_options(python, names) == words
+    assert in_options("lower swap_space", {}) == "lower swap_space"
 
 
 def test_an_engine_that_cannot_load_says_why(model_path: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import model_parameters
 from kvplan_engine.description.quantization import Recipe
 from kvplan_engine.description.weight_format import WeightFormat
-from kvplan_engine.errors import EngineError
+from kvplan_engine.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,9 @@ class HeldWeights:
 
 
 def refuse_held(held: HeldWeights) -> None:
-    """EngineError where any weight is held in few bits: its groups are not divided over ranks yet."""
+    """SettingsError where any weight is held in few bits: its groups are not divided over ranks yet."""
     if held.parameters:
-        raise EngineError(
+        raise SettingsError(
             f"the engine does not divide weights in few bits over ranks yet, and {held.where} has some.",
             hint="quantization='none' widens them when they are loaded",
         )

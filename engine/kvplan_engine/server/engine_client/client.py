@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from kvplan_engine.errors import EngineError
+from kvplan_engine.errors import EngineError, SettingsError
 from kvplan_engine.requests.adapter import LoRARequest
 from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.server.engine_client.admission import AdmissionQueue
@@ -224,7 +224,8 @@ class EngineClient(asyncio.Protocol):
         elif isinstance(message, Carved):
             self._use_pool(message.pool)
         elif isinstance(message, Failed):
-            self.failure = EngineError(message.message, hint=message.hint)
+            kind = SettingsError if message.is_usage else EngineError
+            self.failure = kind(message.message, hint=message.hint)
         elif isinstance(message, Refused):
             self._refuse(message)
         elif isinstance(message, Reply):

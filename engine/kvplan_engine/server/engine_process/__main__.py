@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 
-from kvplan_engine.errors import EngineError
+from kvplan_engine.errors import EngineError, SettingsError
 from kvplan_engine.requests.request import number_sequences_from
 from kvplan_engine.server.engine_process.channel import ApiGone, Channel, end_with
 from kvplan_engine.server.messages import Failed, Load, Ready
@@ -34,7 +34,7 @@ def main() -> int:
     except ApiGone:
         return 1
     except EngineError as problem:
-        channel.send(Failed(problem.message, problem.hint))
+        channel.send(Failed(problem.message, problem.hint, isinstance(problem, SettingsError)))
         return 1
 
 
