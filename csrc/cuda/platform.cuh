@@ -14,17 +14,21 @@ using i64 = long long;
 #if defined(__CUDACC__)
 
 #define KVPLAN_INLINE static __device__ __forceinline__
+#define KVPLAN_METHOD __device__ __forceinline__
 #define KVPLAN_DYNAMIC_SHARED(name) extern __shared__ __align__(128) u8 name[]
 // A kernel may be launched while the one before it in its stream still runs (EngineConfig.enable_pdl). So it begins by
 // waiting until that one is done and what it wrote can be seen, and reads and writes no global memory before. Then it lets
 // its own successor begin, which waits in the same way. Where a launch does not ask for this, neither does anything.
-#define KVPLAN_KERNEL(name, Params, max_threads)                                                              \
+#define KVPLAN_BOUND_KERNEL(name, Params, ...)                                                                \
     static __device__ __forceinline__ void name##_body(const Params& params);                                 \
-    extern "C" __global__ void __launch_bounds__(max_threads) name(const __grid_constant__ Params params) {   \
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ Params params) {   \
         wait_for_predecessor();                                                                               \
         name##_body(params);                                                                                  \
     }                                                                                                         \
     static __device__ __forceinline__ void name##_body(const Params& params)
+#define KVPLAN_KERNEL(name, Params, max_threads) KVPLAN_BOUND_KERNEL(name, Params, max_threads)
+// The same for one block at a time on a multiprocessor, whose warp groups divide its registers (hopper.cuh).
+#define KVPLAN_LONE_KERNEL(name, Params, max_threads) KVPLAN_BOUND_KERNEL(name, Params, max_threads, 1)
 #define KVPLAN_UNROLL _Pragma("unroll")
 #define KVPLAN_PRAGMA(text) _Pragma(#text)
 #define KVPLAN_UNROLL_BY(times) KVPLAN_PRAGMA(unroll times)
@@ -48,6 +52,7 @@ static __device__ __forceinline__ void wait_for_predecessor() {
 #define KVPLAN_HOST 1
 #define KVPLAN_ARCH 900
 #define KVPLAN_INLINE static inline
+#define KVPLAN_METHOD inline
 #define KVPLAN_DYNAMIC_SHARED(name) u8* name = kvplan_host::dynamic_shared()
 #define KVPLAN_KERNEL(name, Params, max_threads)                                                              \
     static void name##_body(const Params& params);                                                            \
@@ -59,6 +64,7 @@ static __device__ __forceinline__ void wait_for_predecessor() {
     }                                                                                                         \
     extern "C" unsigned long name##_params_bytes() { return sizeof(Params); }                                 \
     static void name##_body(const Params& params)
+#define KVPLAN_LONE_KERNEL KVPLAN_KERNEL
 #define KVPLAN_UNROLL
 #define KVPLAN_UNROLL_BY(times)
 

@@ -1,5 +1,5 @@
 // The machine behind emulation.hpp: fibres, meetings, pending copies, and the scheduler that runs a grid.
-#include "emulation.hpp"
+#include "machine.hpp"
 
 #include <cstdio>
 #include <cstring>
@@ -9,16 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "fibre.hpp"
-
 namespace kvplan_host {
 
 namespace {
-
-struct Meeting {
-    unsigned generation = 0;
-    int arrived = 0;
-};
 
 struct Warp {
     Meeting meeting;
@@ -33,7 +26,9 @@ struct Machine {
     std::vector<Warp> warps;
     std::vector<std::unique_ptr<unsigned char[]>> stacks;
     std::vector<unsigned char> shared;
-    Meeting barrier;
+    Meeting barrier, pass;
+    unsigned serial = 0;  // of the block
+    size_t shared_bytes = 0;
     int alive = 0;
     Fibre* running = nullptr;
     Context scheduler{};
@@ -46,18 +41,12 @@ thread_local Machine machine;
 
 Warp& own_warp() { return machine.warps[machine.running->index / WARP_SIZE]; }
 
-// Gives the processor back until the meeting's generation moves on.
-void wait_for(const Meeting& meeting) {
-    Fibre* fibre = machine.running;
-    fibre->waited_generation = &meeting.generation;
-    fibre->seen_generation = meeting.generation;
-    resume(fibre->context, machine.scheduler);
-    if (!machine.error.empty()) fail("another thread of the block failed");
-}
-
-void open(Meeting& meeting) {
-    meeting.arrived = 0;
-    ++meeting.generation;
+// All that are left have reached __syncthreads.
+void open_barrier() {
+    std::vector<char> took_part;
+    for (const Fibre& fibre : machine.fibres) took_part.push_back(!fibre.finished);
+    threads_met(took_part);
+    open(machine.barrier);
 }
 
 // ---- the scheduler ---------------------------------------------------------------------------------------------
@@ -66,19 +55,22 @@ void fibre_main() {
     Fibre* fibre = machine.running;
     try {
         machine.body(machine.params);
+        check_thread_end();
     } catch (const std::exception& error) {
         if (machine.error.empty()) machine.error = error.what();
     }
     fibre->finished = true;
     --machine.warps[fibre->index / WARP_SIZE].alive;
     --machine.alive;
-    if (machine.alive > 0 && machine.barrier.arrived == machine.alive) open(machine.barrier);
+    if (machine.alive > 0 && machine.barrier.arrived == machine.alive) open_barrier();
     resume(fibre->context, machine.scheduler);
 }
 
 void start_block(size_t shared_bytes) {
     const size_t threads = machine.block.x;
     machine.shared.assign(shared_bytes + 256, 0xFF);
+    machine.shared_bytes = shared_bytes;
+    ++machine.serial;
     machine.barrier = {};
     machine.alive = int(threads);
     machine.warps.assign((threads + WARP_SIZE - 1) / WARP_SIZE, Warp{});
@@ -123,12 +115,42 @@ void run_block(int order) {
             resume(machine.scheduler, fibre.context);
             progressed = true;
         }
+        open(machine.pass);
+        progressed = land_copy(order, !progressed) || progressed;
         if (!progressed && machine.error.empty())
             machine.error = "threads wait at a barrier that the others never reach";
+    }
+    try {
+        if (machine.error.empty()) check_block_end();
+    } catch (const std::exception& error) {
+        machine.error = error.what();
     }
 }
 
 }  // namespace
+
+Fibre& running_fibre() { return *machine.running; }
+size_t num_threads() { return machine.fibres.size(); }
+unsigned block_serial() { return machine.serial; }
+unsigned num_syncs() { return machine.barrier.generation; }
+size_t shared_bytes() { return machine.shared_bytes; }
+
+void wait_for(const Meeting& meeting) {
+    Fibre* fibre = machine.running;
+    fibre->waited_generation = &meeting.generation;
+    fibre->seen_generation = meeting.generation;
+    resume(fibre->context, machine.scheduler);
+    if (!machine.error.empty()) fail("another thread of the block failed");
+}
+
+void let_others_run(int passes) {
+    for (int i = 0; i < passes; ++i) wait_for(machine.pass);
+}
+
+void open(Meeting& meeting) {
+    meeting.arrived = 0;
+    ++meeting.generation;
+}
 
 [[noreturn]] void fail(const char* message) { throw std::runtime_error(message); }
 
@@ -145,7 +167,7 @@ unsigned char* dynamic_shared() {
 
 void block_barrier() {
     if (++machine.barrier.arrived == machine.alive) {
-        open(machine.barrier);
+        open_barrier();
     } else {
         wait_for(machine.barrier);
     }

@@ -195,7 +195,11 @@ class EngineConfig:
         "the ranks that share a layer divide a mixture's experts among them, whole ones each, instead of the inner "
         "elements of every expert",
     )
-    attention_backend: str = _knob("auto", "attention kernels: cpu, cuda, reference (plain torch), or auto")
+    attention_backend: str = _knob(
+        "auto",
+        "attention kernels: cpu, cuda, reference (plain torch), or auto; cuda_wgmma: cuda, and prompts by warp groups "
+        "(compute capability 9.0, not yet run on a GPU) where the model has what that kernel needs",
+    )
     preemption_mode: str = _knob(
         "auto",
         "what becomes of a preempted sequence's KV; auto: swap while swap_space has room and copying is cheaper "

@@ -18,7 +18,9 @@ _MOST_PROCESSES = 8
 def precompile(variants: Iterable[KernelVariant], architecture: str, cuda_major: int | None = None) -> None:
     """Have all of them in the cache for ``architecture``, by the NVRTC of ``cuda_major``, as the runtime chooses it."""
     nvrtc = _nvrtc(cuda_major)
-    wanted = [one for one in dict.fromkeys(variants) if not image_path(one, nvrtc, architecture).is_file()]
+    wanted = [
+        one for one in dict.fromkeys(variants) if not image_path(one, nvrtc, one.only_for or architecture).is_file()
+    ]
     if not wanted:
         return
     processes = min(_MOST_PROCESSES, os.cpu_count() or 1, len(wanted))
@@ -27,7 +29,7 @@ def precompile(variants: Iterable[KernelVariant], architecture: str, cuda_major:
 
 
 def _compile_one(architecture: str, cuda_major: int | None, variant: KernelVariant) -> None:
-    cached_image(variant, _nvrtc(cuda_major), architecture)
+    cached_image(variant, _nvrtc(cuda_major), variant.only_for or architecture)
 
 
 @cache

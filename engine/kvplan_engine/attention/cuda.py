@@ -16,13 +16,15 @@ from kvplan_engine.attention.layer_cache import LayerCache
 from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.arguments import check_rotation, check_vector
-from kvplan_engine.kernels.cuda.attention_shape import AttentionShape
+from kvplan_engine.kernels.cuda.attention_shape import AttentionShape, PrefillLaunch
 from kvplan_engine.kernels.cuda.checks import check_heads, check_rotary_table
-from kvplan_engine.kernels.cuda.params import AttentionParams, WriteParams
+from kvplan_engine.kernels.cuda.params import AttentionParams, PrefillWgmmaParams, TensorMap, WriteParams
 from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.tensor_map import BoxedTensor, boxed_pages
 from kvplan_engine.kernels.cuda.variants import write_variant
 
 _WRITE_THREADS = 128
+_MOST_MAPS = 4096  # of keys and values: more than any model has layers
 
 
 class CudaBackend:
@@ -30,6 +32,7 @@ class CudaBackend:
 
     key_scale, value_scale: what a stored fp8 value is multiplied with to get the value back.
     decode_warps, decode_stages: the decode kernel's shape; None takes what suits the device.
+    wgmma: prompts by the kernel of warp groups (prefill_wgmma.cu), where device and model have what it needs.
     """
 
     name = "cuda"
@@ -45,11 +48,13 @@ class CudaBackend:
         value_scale: float = 1.0,
         decode_warps: int = 4,
         decode_stages: int | None = None,
+        wgmma: bool = False,
     ) -> None:
         self._runtime = runtime
         self._key_scale = key_scale
         self._value_scale = value_scale
-        self._planner = AttentionPlanner(runtime, decode_warps, decode_stages)
+        self._planner = AttentionPlanner(runtime, decode_warps, decode_stages, wgmma)
+        self._maps: dict[BoxedTensor, TensorMap] = {}
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor | None, cache: LayerCache, slots: KvSlots) -> None:
         """See AttentionBackend.write_kv."""
@@ -121,7 +126,27 @@ class CudaBackend:
             if num_items > 0:
                 params.items = items.data_ptr()
                 grid = (num_items, launch.blocks_per_item)
-                self._runtime.kernel(launch.variant)(grid, launch.threads, launch.shared_bytes, params)
+                given = params if launch is launches.decode else self._prefill_params(launches.prefill, params, inputs)
+                self._runtime.kernel(launch.variant)(grid, launch.threads, launch.shared_bytes, given)
+
+    def _prefill_params(
+        self, launch: PrefillLaunch, params: AttentionParams, inputs: AttentionInputs
+    ) -> AttentionParams | PrefillWgmmaParams:
+        """``params``, with maps of the layer's pages where the copy engine brings them."""
+        if launch.box_rows == 0:
+            return params
+        keys, values = (self._map_of(pages, launch.box_rows) for pages in (inputs.cache.keys, inputs.cache.values))
+        return PrefillWgmmaParams(keys, values, params)
+
+    def _map_of(self, pages: torch.Tensor, box_rows: int) -> TensorMap:
+        """Made once for each layer of a pool."""
+        boxed = boxed_pages(pages, box_rows)
+        known = self._maps.get(boxed)
+        if known is None:
+            if len(self._maps) >= _MOST_MAPS:
+                self._maps.clear()  # of pools that are gone
+            known = self._maps[boxed] = self._runtime.tensor_map(boxed)
+        return known
 
     def choose(self, inputs: ChoiceInputs) -> None:
         """See AttentionBackend.choose."""

@@ -80,11 +80,13 @@ class _Step:
 class AttentionPlanner:
     """Launch sizes, plans and buffers on one device.
 
-    decode_warps, decode_stages: the decode kernel's shape; None takes what suits the device.
+    decode_warps, decode_stages: the decode kernel's shape; None takes what suits the device. wgmma: prompts by
+    prefill_wgmma.cu where it has their shape.
     """
 
-    def __init__(self, runtime: CudaRuntime, decode_warps: int, decode_stages: int | None) -> None:
+    def __init__(self, runtime: CudaRuntime, decode_warps: int, decode_stages: int | None, wgmma: bool) -> None:
         self._runtime = runtime
+        self._wgmma = wgmma
         self._decode_warps = decode_warps
         self._decode_stages = decode_stages
         self._launches: dict[AttentionShape, Launches] = {}
@@ -99,7 +101,8 @@ class AttentionPlanner:
         if launches is None:
             properties = self._runtime.properties
             decode = decode_launch(shape, properties, self._decode_warps, self._decode_stages)
-            launches = self._launches[shape] = Launches(decode, prefill_launch(shape, properties))
+            prefill = prefill_launch(shape, properties, self._wgmma)
+            launches = self._launches[shape] = Launches(decode, prefill)
         return launches
 
     def plan_of(

@@ -127,16 +127,17 @@ def _cpu(device_type: str, dtype: torch.dtype) -> DeviceKernels:
     return compiled_cpu_kernels(load_kernels())
 
 
-def _cuda(device_type: str, dtype: torch.dtype) -> DeviceKernels:
+def _cuda(device_type: str, dtype: torch.dtype, *, wgmma: bool = False) -> DeviceKernels:
     if device_type != "cuda":
         raise EngineError(f"the cuda attention backend does not run on {device_type}.", hint="use a CUDA device")
-    return cuda_kernels(current_runtime(), dtype)
+    return cuda_kernels(current_runtime(), dtype, wgmma=wgmma)
 
 
 _KERNELS: dict[str, Callable[[str, torch.dtype], DeviceKernels]] = {
     "cpu": _cpu,
     "reference": lambda device_type, dtype: reference_kernels(),
     "cuda": _cuda,
+    "cuda_wgmma": partial(_cuda, wgmma=True),
 }
 
 
@@ -158,11 +159,11 @@ def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
     )
 
 
-def cuda_kernels(runtime: CudaRuntime, dtype: torch.dtype) -> DeviceKernels:
-    """csrc/cuda on ``runtime``, with torch's products for weights in ``dtype``."""
+def cuda_kernels(runtime: CudaRuntime, dtype: torch.dtype, *, wgmma: bool = False) -> DeviceKernels:
+    """csrc/cuda on ``runtime``, with torch's products for weights in ``dtype``; ``wgmma``: see CudaBackend."""
     memory = {name: StepMemory() for name in (WIDENED, LORA_INNER)}
     return DeviceKernels(
-        CudaBackend(runtime),
+        CudaBackend(runtime, wgmma=wgmma),
         CudaOps(runtime),
         (CudaQuantisedWeights(runtime, memory[WIDENED], dtype), Linear),
         (CudaMixtures(runtime), TorchMixture),

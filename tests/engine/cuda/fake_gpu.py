@@ -22,7 +22,7 @@ from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.runtime import Kernel
 from kvplan_engine.kernels.cuda.variants import KernelVariant
 from kvplan_engine.models import loaded_model
-from kvplan_engine.models.device_kernels import cuda_kernels
+from kvplan_engine.models.device_kernels import DeviceKernels, cuda_kernels
 
 MIB = 1024**2
 _COUNTED_BYTES = 64 * 1024  # smaller tensors are not worth counting
@@ -193,17 +193,19 @@ class FakeGpu:
 class RecordingRuntime(EmulatedRuntime):
     """The emulation; while a graph is captured, launches are noted with a copy of their parameters, and not run.
 
-    launched: the names of all kernels so far.
+    launched: the names of all kernels so far; sources: their files.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.launched: set[str] = set()
+        self.sources: set[str] = set()
         self.recording: list[Callable[[], object]] | None = None
 
     def kernel(self, variant: KernelVariant) -> Kernel:
         kernel = super().kernel(variant)
         self.launched.add(variant.kernel)
+        self.sources.add(variant.source)
 
         def launch(grid: tuple[int, int], threads: int, shared_bytes: int, params: ctypes.Structure) -> None:
             if self.recording is None:
@@ -218,7 +220,11 @@ class RecordingRuntime(EmulatedRuntime):
 def take_gpu(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
     """Let engines open ``gpu`` and run the emulated kernels on it."""
     monkeypatch.setattr(starting, "open_device", lambda *_: gpu)
-    monkeypatch.setattr(loaded_model, "select_kernels", lambda _name, _device, dtype: cuda_kernels(gpu.runtime, dtype))
+
+    def kernels(name: str, _device: object, dtype: torch.dtype) -> DeviceKernels:
+        return cuda_kernels(gpu.runtime, dtype, wgmma=name == "cuda_wgmma")
+
+    monkeypatch.setattr(loaded_model, "select_kernels", kernels)
     return gpu
 
 

@@ -43,6 +43,8 @@ F32, F16, BF16, FP8, INT8 = torch.float32, torch.float16, torch.bfloat16, torch.
 CAPABILITIES = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0))
 SHAPE_CAPABILITY = (9, 0)
 """Every shape is compiled for this one; every kernel for all."""
+WGMMA_CAPABILITY = (9, 0)
+"""The only one with products of warp groups."""
 
 # KiB of shared memory per block and per multiprocessor: CUDA C++ Programming Guide, "Technical Specifications per
 # Compute Capability".
@@ -94,6 +96,8 @@ def kernels_of_every_model(capability: tuple[int, int]) -> list[KernelVariant]:
     scaled = replace(llama, cache=INT8)
     for shape in (llama, capped, apart, scaled, replace(llama, scalar=F32, cache=F32)):
         variants += [decode_launch(shape, properties).variant, prefill_launch(shape, properties).variant]
+    if capability == WGMMA_CAPABILITY:
+        variants.append(prefill_launch(llama, properties, wgmma=True).variant)
     variants.append(write_variant(scalar, scalar, 128, 16, 128))
     variants.append(write_variant(scalar, FP8, 64, 16, 0))
     variants.append(write_variant(scalar, INT8, 128, 16, 128))
@@ -170,6 +174,8 @@ def every_shape() -> list[KernelVariant]:
     decode_only += [AttentionShape(BF16, BF16, 64, 16, 71, 1), AttentionShape(BF16, BF16, 64, 1, 12, 12)]
     decode = [decode_launch(shape, properties).variant for shape in shapes + decode_only]
     prefill = [prefill_launch(shape, properties).variant for shape in shapes]
+    smaller = replace(LLAMA, scalar=F16, cache=F16, head_size=64, has_value_tables=True)
+    prefill.append(prefill_launch(smaller, properties, wgmma=True).variant)
     return (
         decode
         + prefill
@@ -266,8 +272,10 @@ def nvcc_architectures(nvcc: str) -> set[str]:
 def compile_with_nvcc(nvcc: str, chosen: KernelVariant, architecture: str) -> Resources:
     """The variant through nvcc with all warnings as errors."""
     source = source_dir() / "cuda" / chosen.source
+    architecture = chosen.only_for or architecture
+    code = f"-gencode=arch={architecture.replace('sm_', 'compute_')},code={architecture}"
     with tempfile.TemporaryDirectory() as folder:
-        command = [nvcc, "-cubin", "-std=c++17", f"-arch={architecture}", "-Werror", "all-warnings", "-Xptxas", "-v"]
+        command = [nvcc, "-cubin", "-std=c++17", code, "-Werror", "all-warnings", "-Xptxas", "-v"]
         command += [*chosen.flags(), str(source), "-o", str(Path(folder) / "kernel.cubin")]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"{chosen.label()} for {architecture}: {result.stderr}"

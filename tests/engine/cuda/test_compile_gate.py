@@ -54,7 +54,7 @@ def architecture(capability: tuple[int, int]) -> str:
 
 
 def measure_one(nvrtc: Nvrtc, variant: KernelVariant, arch: str) -> Resources:
-    compiled = nvrtc.compile(variant, arch, ("--ptxas-options=-v",))
+    compiled = nvrtc.compile(variant, variant.only_for or arch, ("--ptxas-options=-v",))
     assert not compiled.warnings, f"{variant.label()} for {arch}: {compiled.warnings}"
     return parse_resources(compiled.log, variant.kernel)
 

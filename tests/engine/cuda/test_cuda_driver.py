@@ -21,10 +21,12 @@ from kvplan_engine.kernels.cuda.cache import cached_image, image_key
 from kvplan_engine.kernels.cuda.driver import Driver, DriverRuntime, make_runtime
 from kvplan_engine.kernels.cuda.launch_config import LaunchAttribute, LaunchConfig
 from kvplan_engine.kernels.cuda.nvrtc import CompiledKernel, Nvrtc
-from kvplan_engine.kernels.cuda.params import AttentionParams, CopyParams
+from kvplan_engine.kernels.cuda.params import AttentionParams, CopyParams, PrefillWgmmaParams, TensorMap
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.tensor_map import boxed_pages
 from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
 
+WGMMA_THREADS = 384
 COPY = KernelVariant("attention/copy_blocks.cu", "copy_blocks")
 
 
@@ -61,7 +63,7 @@ class Noted:
 class FakeLibrary:
     """libcuda: loads anything, launches anything, notes all."""
 
-    def __init__(self, launch_status: int = 0) -> None:
+    def __init__(self, launch_status: int = 0, map_status: int = 0) -> None:
         self.notes: list = []
         self.params: list[bytes] = []
         self.configs: list[tuple] = []
@@ -71,6 +73,7 @@ class FakeLibrary:
         self.cuModuleGetFunction = Noted(self.notes, "function")
         self.cuFuncSetAttribute = Noted(self.notes, "attribute")
         self.cuGetErrorString = Noted(self.notes, "error", 0, self._say)
+        self.cuTensorMapEncodeTiled = Noted(self.notes, "map", map_status, self._fill_map)
         self.cuDriverGetVersion = Noted(self.notes, "version", 0, lambda value: self._set(value, 13010))
         self.cuDeviceGet = Noted(self.notes, "device")
         self.cuDeviceGetAttribute = Noted(
@@ -78,7 +81,12 @@ class FakeLibrary:
         )
 
     def _copy_params(self, *arguments) -> None:
-        self.params.append(ctypes.string_at(arguments[9][0], ctypes.sizeof(AttentionParams)))
+        structure = PrefillWgmmaParams if arguments[4] == WGMMA_THREADS else AttentionParams
+        self.params.append(ctypes.string_at(arguments[9][0], ctypes.sizeof(structure)))
+
+    def _fill_map(self, target, *_) -> None:
+        """128 bytes of the number of this map."""
+        ctypes.memset(target, len(self.named("map")) + 1, ctypes.sizeof(TensorMap))
 
     def _copy_config(self, *arguments) -> None:
         config = arguments[0]._obj
@@ -247,6 +255,41 @@ def test_a_decode_step_plans_once_and_launches_once_per_layer() -> None:
     assert (first.items, first.table_stride) == (second.items, batch.metadata.block_tables.stride(0))
     assert (first.window, first.softcap, first.sinks) == (0, 0.0, None)
     assert first.scale == pytest.approx(0.1)
+
+
+def test_the_kernel_of_warp_groups_is_given_a_map_of_each_layers_pages_made_once(tmp_path: Path) -> None:
+    library = FakeLibrary()
+    backend = CudaBackend(fake_runtime(library), wgmma=True)
+    batch = build_batch(AttentionCase(128, 16, 8, 2, (300,), (300,), scalar=torch.bfloat16))
+    for layer in (0, 1, 0, 1):
+        attend(backend, batch, layer)
+    prefills = [arguments for arguments in library.named("launch") if arguments[4] == WGMMA_THREADS]
+    assert [arguments[2] for arguments in prefills] == [2] * 4
+    size = ctypes.sizeof(PrefillWgmmaParams)
+    launched = [PrefillWgmmaParams.from_buffer_copy(raw) for raw in library.params if len(raw) == size]
+    maps = [(given.keys.words[15], given.values.words[0]) for given in launched]
+    assert maps == [(0x0101010101010101 * number, 0x0101010101010101 * (number + 1)) for number in (1, 3, 1, 3)]
+    assert launched[1].attention.kv == uniform_cache(batch.kv, 1).keys.data_ptr()
+    (image,) = (image for image in map(Path.read_bytes, tmp_path.rglob("*.bin")) if b"prefill_wgmma" in image)
+    assert image.endswith(b"for sm_90a")
+
+
+def test_a_tensor_map_says_where_the_pages_of_a_layer_lie() -> None:
+    library = FakeLibrary()
+    pages = uniform_cache(torch.zeros(5, 3, 2, 4, 16, 128, dtype=torch.bfloat16), 1).values
+    fake_runtime(library).tensor_map(boxed_pages(pages, 16))
+    ((target, element_type, rank, address, sizes, strides, box, steps, *ways),) = library.named("map")
+    assert target.value % 64 == 0
+    assert (element_type.value, rank.value, address.value) == (9, 4, pages.data_ptr())
+    assert (list(sizes), list(box), list(steps)) == ([128, 16, 4, 5], [64, 16, 1, 1], [1, 1, 1, 1])
+    assert list(strides) == [2 * pages.stride(axis) for axis in (2, 1, 0)]
+    assert [way.value for way in ways] == [0, 3, 2, 0]  # not interleaved; 128 bytes swizzled; from 128 bytes on; zeros
+
+
+def test_pages_that_the_driver_cannot_map_are_refused_with_its_words() -> None:
+    pages = torch.zeros(5, 4, 16, 128, dtype=torch.float16)
+    with pytest.raises(CudaKernelError, match=r"mapping \(128, 16, 4, 5\) elements .* failed"):
+        fake_runtime(FakeLibrary(map_status=1)).tensor_map(boxed_pages(pages, 16))
 
 
 def test_the_next_step_and_another_window_are_planned_anew() -> None:

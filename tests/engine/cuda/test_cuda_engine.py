@@ -78,6 +78,26 @@ def test_greedy_tokens_are_transformers(
     assert ("choose_experts" in emulated_gpu.runtime.launched) == (name in MIXTURES)
 
 
+def test_prompts_by_warp_groups_are_transformers(
+    models: dict[str, tuple[str, torch.nn.Module]], emulated_gpu: FakeGpu
+) -> None:
+    """In chunks behind cached tokens, beside sequences that decode; to float16's rounding."""
+    path, model = models["qwen3"]
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(1, 384, length).tolist() for length in (2, 45, 30)]
+    settings = {"max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 64}
+    llm = LLM(path, dtype="float16", attention_backend="cuda_wgmma", **settings)
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, prompt_logprobs=1)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+    assert "attention/prefill_wgmma.cu" in emulated_gpu.runtime.sources
+    assert "attention/prefill_mma.cu" not in emulated_gpu.runtime.sources
+    for prompt, output in zip(prompts, outputs, strict=True):
+        with torch.no_grad():
+            rows = torch.log_softmax(model(torch.tensor([prompt])).logits[0], -1)
+        expected = [float(row[token]) for row, token in zip(rows, prompt[1:], strict=False)]
+        assert [next(iter(values.values())) for values in output.prompt_logprobs[1:]] == pytest.approx(expected, abs=0.05)
+
+
 def test_samples_fork_on_the_device(models: dict[str, tuple[str, torch.nn.Module]], emulated_gpu: FakeGpu) -> None:
     """Copy-on-write goes through the device's own block copy."""
     llm = LLM(

@@ -20,6 +20,7 @@ STRUCTURE_OF_SOURCE = {
     "attention/decode_simple.cu": cuda_params.AttentionParams,
     "attention/prefill_mma.cu": cuda_params.AttentionParams,
     "attention/prefill_simple.cu": cuda_params.AttentionParams,
+    "attention/prefill_wgmma.cu": cuda_params.PrefillWgmmaParams,
     "attention/latent_mma.cu": cuda_params.AttentionParams,
     "attention/write_kv.cu": cuda_params.WriteParams,
     "attention/copy_blocks.cu": cuda_params.CopyParams,
@@ -47,10 +48,10 @@ STRUCTURE_OF_SOURCE = {
 
 
 def layout_claims(structure: type[ctypes.Structure]) -> str:
-    """C++ that compiles only where the structure of this name has ctypes' offsets and sizes."""
+    """C++ that compiles only where the structure of this name has ctypes' offsets and sizes; _fields are fillers."""
     name = structure.__name__
     claims = [f'static_assert(sizeof({name}) == {ctypes.sizeof(structure)}, "{name}");']
-    for field, _ in structure._fields_:
+    for field in (name for name, _ in structure._fields_ if not name.startswith("_")):
         place = getattr(structure, field)
         claims.append(f'static_assert(__builtin_offsetof({name}, {field}) == {place.offset}, "{name}.{field}");')
         claims.append(f'static_assert(sizeof({name}::{field}) == {place.size}, "{name}.{field}");')

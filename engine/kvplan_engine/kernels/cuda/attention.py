@@ -11,6 +11,7 @@ from kvplan_engine.kernels.cuda.attention_shape import WARP_LANES, AttentionShap
 from kvplan_engine.kernels.cuda.latent_launch import latent_decode, latent_prefill, uses_latent_kernel
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, variant
+from kvplan_engine.kernels.cuda.wgmma_launch import uses_wgmma_kernel, wgmma_prefill
 
 _RESERVED_SHARED_BYTES = 1024  # what the hardware keeps of a block's shared memory
 _MAX_STAGES = 4
@@ -92,9 +93,11 @@ def _blocks_per_multiprocessor(shared_bytes: int, properties: DeviceProperties) 
     return max(1, min(2, properties.shared_bytes_per_multiprocessor // (shared_bytes + _RESERVED_SHARED_BYTES)))
 
 
-def prefill_launch(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch:
-    """Sizes of the prefill kernel."""
+def prefill_launch(shape: AttentionShape, properties: DeviceProperties, wgmma: bool = False) -> PrefillLaunch:
+    """Sizes of the prefill kernel; ``wgmma``: that of warp groups, where it has ``shape`` on the device."""
     shape.check()
+    if wgmma and uses_wgmma_kernel(shape, properties):
+        return wgmma_prefill(shape)
     if uses_latent_kernel(shape, properties):
         return latent_prefill(shape)
     if uses_tensor_cores(shape, properties):

@@ -112,6 +112,8 @@ class PrefillLaunch:
     """(token, head of the group) rows of one work item."""
     blocks_per_item: int
     shared_bytes: int
+    box_rows: int = 0
+    """Tokens of a page that the copy engine brings at once; 0: the kernel's threads copy (``AttentionParams``)."""
 
     def max_items(self, num_sequences: int, num_tokens: int, group: int) -> int:
         """An upper bound on the tiles of so many sequences with so many new tokens in all."""

@@ -16,7 +16,9 @@ from kvplan_engine.errors import CudaOutOfMemory
 from kvplan_engine.kernels.cuda.cache import cached_image
 from kvplan_engine.kernels.cuda.launch_config import LaunchConfig, early_launch
 from kvplan_engine.kernels.cuda.nvrtc import Nvrtc, load_nvrtc
+from kvplan_engine.kernels.cuda.params import TensorMap
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties, Kernel
+from kvplan_engine.kernels.cuda.tensor_map import BoxedTensor, encode_tensor_map
 from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
 
 OLDEST_CAPABILITY = (7, 0)
@@ -123,6 +125,12 @@ class Driver:
         if status != _SUCCESS:
             self._check(status, f"launching {grid} x {threads} threads with {shared_bytes} bytes of shared memory")
 
+    def tensor_map(self, tensor: BoxedTensor) -> TensorMap:
+        """The driver's map of ``tensor``."""
+        status, made = encode_tensor_map(self._library, tensor)
+        self._check(status, f"mapping {tensor.sizes} elements in boxes of {tensor.box}")
+        return made
+
     def _check(self, status: int, what: str) -> None:
         if status == _SUCCESS:
             return
@@ -178,10 +186,14 @@ class DriverRuntime:
         """See CudaRuntime.kernel."""
         kernel = self._kernels.get(variant)
         if kernel is None:
-            image = cached_image(variant, self._nvrtc, self.architecture)
+            image = cached_image(variant, self._nvrtc, variant.only_for or self.architecture)
             kernel = DriverKernel(self._driver, self._driver.load_function(image, variant.kernel), self)
             self._kernels[variant] = kernel
         return kernel
+
+    def tensor_map(self, tensor: BoxedTensor) -> TensorMap:
+        """See CudaRuntime.tensor_map."""
+        return self._driver.tensor_map(tensor)
 
 
 def load_driver() -> Driver:

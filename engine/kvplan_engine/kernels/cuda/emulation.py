@@ -15,7 +15,9 @@ from pathlib import Path
 import torch
 
 from kvplan_engine.kernels.build import find_compiler
+from kvplan_engine.kernels.cuda.params import TensorMap
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties, Kernel
+from kvplan_engine.kernels.cuda.tensor_map import BOX_RANK, BoxedTensor
 from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, source_digest
 from kvplan_engine.paths import kernel_cache_dir, source_dir
 
@@ -41,6 +43,19 @@ _FLAGS = (
     "-fno-strict-aliasing",
 )
 _ERROR_BYTES = 256
+
+
+class _HostTensorMap(ctypes.Structure):
+    """hopper.hpp: HostTensorMap."""
+
+    _fields_ = (
+        ("address", ctypes.c_void_p),
+        ("strides", ctypes.c_uint64 * BOX_RANK),
+        ("sizes", ctypes.c_uint32 * BOX_RANK),
+        ("box", ctypes.c_uint32 * BOX_RANK),
+        ("is_swizzled", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
+    )
 
 
 class EmulatedKernel:
@@ -91,6 +106,12 @@ class EmulatedRuntime:
             self._kernels[variant] = EmulatedKernel(library, variant, self)
         return self._kernels[variant]
 
+    def tensor_map(self, tensor: BoxedTensor) -> TensorMap:
+        """See CudaRuntime.tensor_map: what csrc/cuda_host/hopper.hpp reads."""
+        innermost = tensor.dtype.itemsize
+        fields = _HostTensorMap(tensor.address, (innermost, *tensor.strides), tensor.sizes, tensor.box, is_swizzled=1)
+        return TensorMap.from_buffer_copy(bytes(fields).ljust(ctypes.sizeof(TensorMap), b"\0"))
+
 
 def compile_host_library(variant: KernelVariant) -> Path:
     """The variant as a shared library for this machine, from the cache or compiled now."""
@@ -98,14 +119,14 @@ def compile_host_library(variant: KernelVariant) -> Path:
     machine = _compile_machine()
     # No kernel needs C++'s own headers, and reading them would take longer than compiling the kernel.
     options = ("-shared", "-nostdinc++", *variant.flags())
-    target = _target(source, ".so", (*options, machine.name))
-    return _compile(target, (*options, "-x", "c++", str(source), "-x", "none", str(machine)), variant.label())
+    target = _target(source, ".so", (*options, *(part.name for part in machine)))
+    return _compile(target, (*options, "-x", "c++", str(source), "-x", "none", *map(str, machine)), variant.label())
 
 
-def _compile_machine() -> Path:
-    """The emulation itself as an object file: the same for all kernels."""
-    source = source_dir() / "cuda_host" / "emulation.cpp"
-    return _compile(_target(source, ".o", ("-c",)), ("-c", str(source)), "the emulation")
+def _compile_machine() -> list[Path]:
+    """The emulation itself as object files: the same for all kernels."""
+    sources = sorted((source_dir() / "cuda_host").glob("*.cpp"))
+    return [_compile(_target(each, ".o", ("-c",)), ("-c", str(each)), "the emulation") for each in sources]
 
 
 def _target(source: Path, suffix: str, options: tuple[str, ...]) -> Path:

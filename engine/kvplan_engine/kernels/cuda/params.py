@@ -65,6 +65,23 @@ class AttentionParams(ctypes.Structure):
     )
 
 
+class TensorMap(ctypes.Structure):
+    """hopper.cuh: TensorMap."""
+
+    _fields_ = (("words", ctypes.c_ulonglong * 16),)
+
+
+class PrefillWgmmaParams(ctypes.Structure):
+    """prefill_wgmma.cu: prefill_attention. C++ aligns it to 64 bytes, and so fills up the last of these."""
+
+    _fields_ = (
+        ("keys", TensorMap),
+        ("values", TensorMap),
+        ("attention", AttentionParams),
+        ("_filler", ctypes.c_ubyte * (-ctypes.sizeof(AttentionParams) % 64)),
+    )
+
+
 class WriteParams(ctypes.Structure):
     """write_kv.cu: write_kv and rotate_heads."""
 

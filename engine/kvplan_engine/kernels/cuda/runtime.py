@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from kvplan_engine.kernels.cuda.params import TensorMap
+from kvplan_engine.kernels.cuda.tensor_map import BoxedTensor
 from kvplan_engine.kernels.cuda.variants import KernelVariant
 
 
@@ -56,4 +58,8 @@ class CudaRuntime(Protocol):
 
     def kernel(self, variant: KernelVariant) -> Kernel:
         """The loaded kernel of ``variant``, compiled if it must be. CudaKernelError when it cannot be."""
+        ...
+
+    def tensor_map(self, tensor: BoxedTensor) -> TensorMap:
+        """What kernels copy boxes of ``tensor`` by (compute capability 9.0). CudaKernelError when it cannot be made."""
         ...

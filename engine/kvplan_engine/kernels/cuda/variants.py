@@ -31,11 +31,15 @@ class CudaKernelError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class KernelVariant:
-    """``kernel`` of ``source``, compiled with each of ``defines`` as KVPLAN_<NAME>=<value>."""
+    """``kernel`` of ``source``, compiled with each of ``defines`` as KVPLAN_<NAME>=<value>.
+
+    only_for: the architecture whose own instructions it has, such as sm_90a; empty for a kernel of any.
+    """
 
     source: str
     kernel: str
     defines: tuple[tuple[str, str | int], ...] = ()
+    only_for: str = ""
 
     def flags(self) -> tuple[str, ...]:
         """The defines as compiler options, the same for nvcc, NVRTC and a host compiler."""

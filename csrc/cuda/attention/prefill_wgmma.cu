@@ -1,0 +1,430 @@
+// Paged prefill attention for compute capability 9.0 (sm_90a): the same work as prefill_mma.cu, by products of warp
+// groups whose operands the copy engine brings.
+//
+// A block has a tile of 128 rows and one KV head, and a multiprocessor for itself. One warp, the producer, does nothing
+// but begin copies (its warp group gives its registers to the others): a page's 64
+// columns of its KV head are one box of the pool's tensor map, and lie in shared memory in a panel of 128-byte rows,
+// swizzled. Two warp groups of 64 rows each consume: S = Q K^T with both in shared memory, the softmax in registers,
+// O += P V with P in registers, where S has left it. K and V each pass through a ring of STAGES tiles of KV_TILE tokens:
+//
+//     producer    waits until all warps have freed a stage, says how many bytes it expects, begins their copies
+//     consumers   wait until these have come, multiply, wait for the product, free the stage
+//
+// While the weights of one tile multiply V, the scores of the next one are on their way already; the softmax of one warp
+// group runs beside the products of the other.
+//
+// Pages without a visible token are not copied. Their rows of V, and those behind the last token, are made zero, so that
+// a weight of zero meets no NaN; rows of K may hold anything, since their scores are masked.
+#include "prefill.cuh"
+#include "../hopper.cuh"
+
+constexpr int KV_TILE = KVPLAN_KV_TILE;
+constexpr int STAGES = KVPLAN_STAGES;
+constexpr int GROUPS = 2;  // of consumers
+constexpr int GROUP_ROWS = 64;
+constexpr int TILE_ROWS = GROUPS * GROUP_ROWS;
+constexpr int CONSUMERS = GROUPS * GROUP_THREADS;
+constexpr int PANEL_COLUMNS = 64;
+constexpr int PANELS = HEAD_SIZE / PANEL_COLUMNS;
+constexpr int QUERY_PANEL = TILE_ROWS * PANEL_ROW_BYTES;
+constexpr int KV_PANEL = KV_TILE * PANEL_ROW_BYTES;
+constexpr int STAGE_BYTES = PANELS * KV_PANEL;
+constexpr int PAGE_ROWS = smaller(BLOCK_SIZE, KV_TILE);  // of one box
+constexpr int PAGES = KV_TILE / PAGE_ROWS;               // of a tile
+constexpr int BOX_BYTES = PAGE_ROWS * PANEL_ROW_BYTES;
+constexpr int SCORES = KV_TILE / 2;  // of a thread: rows g and g + 8 of its warp's 16
+constexpr int SUMS = HEAD_SIZE / 2;
+
+constexpr int CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;  // a multiprocessor has 65,536
+
+static_assert(THREADS == CONSUMERS + GROUP_THREADS, "the producer's warp group has three idle warps");
+static_assert(CONSUMERS * CONSUMER_REGISTERS + GROUP_THREADS * PRODUCER_REGISTERS <= 65536);
+static_assert(sizeof(Scalar) == 2 && sizeof(Cache) == 2 && HEAD_SIZE % PANEL_COLUMNS == 0 && KV_TILE == 128);
+static_assert(KV_TILE % PAGE_ROWS == 0 && BLOCK_SIZE % PAGE_ROWS == 0 && PAGE_ROWS % 8 == 0 && PAGES <= WARP_LANES);
+static_assert(!HAS_SOFTCAP && !HAS_SINKS && !HAS_SLOPES, "prefill_mma has these");
+
+struct PrefillWgmmaParams {
+    // [num_blocks, KV heads, BLOCK_SIZE, HEAD_SIZE]  of the layer; boxes of PAGE_ROWS x 64, swizzled
+    TensorMap keys;
+    TensorMap values;
+    AttentionParams attention;
+};
+
+// The block's part of shared memory: Q, a ring of K, a ring of V, and for each stage of either two barriers.
+struct Shared {
+    u8* queries;  // [PANELS][TILE_ROWS][64]
+    u8* keys;     // [STAGES][PANELS][KV_TILE][64]
+    u8* values;   // the same
+    u64* keys_here;
+    u64* values_here;
+    u64* keys_free;
+    u64* values_free;
+};
+
+KVPLAN_INLINE Shared divide_shared(u8* memory) {
+    Shared shared;
+    shared.queries = memory + (PANEL_ALIGNMENT - shared_address(memory) % PANEL_ALIGNMENT) % PANEL_ALIGNMENT;
+    shared.keys = shared.queries + PANELS * QUERY_PANEL;
+    shared.values = shared.keys + STAGES * STAGE_BYTES;
+    shared.keys_here = reinterpret_cast<u64*>(shared.values + STAGES * STAGE_BYTES);
+    shared.values_here = shared.keys_here + STAGES;
+    shared.keys_free = shared.values_here + STAGES;
+    shared.values_free = shared.keys_free + STAGES;
+    return shared;
+}
+
+KVPLAN_INLINE void make_barriers(const Shared& shared) {
+    for (int stage = 0; stage < STAGES; ++stage) {
+        init_barrier(shared.keys_here + stage, 1);
+        init_barrier(shared.values_here + stage, 1);
+        init_barrier(shared.keys_free + stage, CONSUMERS / WARP_LANES);
+        init_barrier(shared.values_free + stage, CONSUMERS / WARP_LANES);
+    }
+    fence_barrier_init();
+}
+
+// Where in the rings a tile of KV is: its stage, and the parity of the phase in which it comes.
+struct Place {
+    int stage;
+    u32 parity;
+
+    KVPLAN_METHOD Place next() const {
+        return stage + 1 == STAGES ? Place{0, parity ^ 1} : Place{stage + 1, parity};
+    }
+};
+
+// The first position that the tile of KV from `begin` on must bring, and one past the last, relative to `begin`.
+KVPLAN_INLINE int first_needed(const PrefillTile& tile, int begin) { return larger(0, tile.kv_begin - begin); }
+KVPLAN_INLINE int end_needed(const PrefillTile& tile, int begin) { return smaller(KV_TILE, tile.kv_end - begin); }
+
+// ---- the producer
+
+// Whether this lane's page of the tile has visible tokens.
+KVPLAN_INLINE bool needs_page(const PrefillTile& tile, int begin, int lane) {
+    return lane < PAGES && lane * PAGE_ROWS < end_needed(tile, begin) &&
+           (lane + 1) * PAGE_ROWS > first_needed(tile, begin);
+}
+
+// The block in which this lane's page of the tile lies.
+KVPLAN_INLINE int block_of(const int* tables, const PrefillTile& tile, int begin, int lane,
+                           const AttentionParams& params) {
+    const int* table = tables + i64(tile.sequence) * params.table_stride;
+    return needs_page(tile, begin, lane) ? table[begin / BLOCK_SIZE + lane * PAGE_ROWS / BLOCK_SIZE] : 0;
+}
+
+// Begins the copies of a tile of K or V, a page by each lane that has one.
+KVPLAN_INLINE void copy_tile(u8* target, const TensorMap& map, const PrefillTile& tile, int begin, int block, int lane,
+                             u64* here) {
+    const int first = first_needed(tile, begin) / PAGE_ROWS;
+    const int end = ceil_divide(end_needed(tile, begin), PAGE_ROWS);
+    if (lane == 0) arrive_expecting(here, u32((end - first) * PANELS * BOX_BYTES));
+    __syncwarp();
+    if (!needs_page(tile, begin, lane)) return;
+    KVPLAN_UNROLL
+    for (int panel = 0; panel < PANELS; ++panel)
+        copy_box(target + panel * KV_PANEL + lane * BOX_BYTES, map, panel * PANEL_COLUMNS, begin % BLOCK_SIZE,
+                 tile.kv_head, block, here);
+}
+
+// One of the two rings as the producer fills it.
+struct Ring {
+    u8* stages;
+    u64* here;
+    u64* free;
+    const TensorMap& map;
+    const int* tables;
+};
+
+// Brings the tile of KV from `begin` on to its place, once that is free: at once, the first time around.
+KVPLAN_INLINE void bring_tile(const Ring& ring, Place place, const PrefillTile& tile, int begin, int lane,
+                              const AttentionParams& params) {
+    const int block = block_of(ring.tables, tile, begin, lane, params);  // read before the wait, which is the longer one
+    wait_phase(ring.free + place.stage, place.parity ^ 1);
+    copy_tile(ring.stages + place.stage * STAGE_BYTES, ring.map, tile, begin, block, lane, ring.here + place.stage);
+}
+
+// K of the next tile before V of this one, in the order in which the consumers take them.
+KVPLAN_INLINE void produce(const Shared& shared, const PrefillTile& tile, int lane, const PrefillWgmmaParams& params) {
+    const AttentionParams& attention = params.attention;
+    const Ring keys = {shared.keys, shared.keys_here, shared.keys_free, params.keys, attention.block_tables};
+    const Ring values = {shared.values, shared.values_here, shared.values_free, params.values,
+                         value_tables_of(attention)};
+    int begin = tile.kv_begin / KV_TILE * KV_TILE;
+    Place place = {0, 0};
+    bring_tile(keys, place, tile, begin, lane, attention);
+    for (; begin < tile.kv_end; begin += KV_TILE) {
+        const Place next = place.next();
+        if (begin + KV_TILE < tile.kv_end) bring_tile(keys, next, tile, begin + KV_TILE, lane, attention);
+        bring_tile(values, place, tile, begin, lane, attention);
+        place = next;
+    }
+}
+
+// ---- the consumers
+
+// A thread's place among the consumers.
+struct Consumer {
+    int group, warp, lane;  // the warp's number in its group
+
+    KVPLAN_METHOD int first_row() const { return group * GROUP_ROWS + warp * 16; }  // of its warp
+    KVPLAN_METHOD void sync_group() const { sync_some(1 + group, GROUP_THREADS); }
+};
+
+constexpr int ALL_CONSUMERS = 1 + GROUPS;  // their barrier
+
+struct RowState {
+    float largest[2];  // raw scores, rows g and g + 8
+    float total[2];    // this lane's share
+    float sums[SUMS];
+    u32 weights[KV_TILE / 16][4];  // P of the last tile, as A of a product
+};
+
+// Copies the group's rows of Q; rows past the tile's last become zeros.
+KVPLAN_INLINE void copy_queries(u8* queries, const PrefillTile& tile, const Consumer& own,
+                                const AttentionParams& params) {
+    constexpr int chunks = HEAD_SIZE / 8;
+    for (int piece = own.warp * WARP_LANES + own.lane; piece < GROUP_ROWS * chunks; piece += GROUP_THREADS) {
+        const int row = own.group * GROUP_ROWS + piece / chunks, chunk = piece % chunks;
+        const bool wanted = row < tile.num_rows;
+        const Scalar* source =
+            static_cast<const Scalar*>(params.query) + (wanted ? row_start(tile, row, params.query_stride) : 0);
+        copy_async_16(queries + chunk / 8 * QUERY_PANEL + swizzled_place(row * PANEL_ROW_BYTES + chunk % 8 * 16),
+                      source + chunk * 8, wanted);
+    }
+    commit_copies();
+    wait_copies<0>();
+    fence_async_proxy();
+    own.sync_group();
+}
+
+// Begins S = Q K^T for the group's rows, unscaled.
+KVPLAN_INLINE void multiply_keys(float (&scores)[SCORES], const u8* queries, const u8* keys, const Consumer& own) {
+    const u32 query = shared_address(queries) + u32(own.group * GROUP_ROWS * PANEL_ROW_BYTES);
+    const u32 key = shared_address(keys);
+    settle(scores);
+    fence_registers();
+    KVPLAN_UNROLL
+    for (int panel = 0; panel < PANELS; ++panel) {
+        KVPLAN_UNROLL
+        for (int step = 0; step < PANEL_COLUMNS / 16; ++step) {
+            const u64 a = panel_descriptor(query + u32(panel * QUERY_PANEL + step * 32), 0);
+            const u64 b = panel_descriptor(key + u32(panel * KV_PANEL + step * 32), 0);
+            if (panel + step == 0) {
+                multiply_shared<Scalar, KV_TILE, false>(scores, a, b);
+            } else {
+                multiply_shared<Scalar, KV_TILE, true>(scores, a, b);
+            }
+        }
+    }
+    commit_products();
+}
+
+// Begins O += P V for the group's rows.
+KVPLAN_INLINE void multiply_values(RowState& state, const u8* values) {
+    const u32 value = shared_address(values);
+    settle(state.sums);
+    fence_registers();
+    KVPLAN_UNROLL
+    for (int step = 0; step < KV_TILE / 16; ++step)
+        multiply_registers<Scalar, HEAD_SIZE>(state.sums, state.weights[step],
+                                              panel_descriptor(value + u32(step * 16 * PANEL_ROW_BYTES), KV_PANEL));
+    commit_products();
+}
+
+// Zeros for the rows of V that no token of the tile has; all consumers together.
+KVPLAN_INLINE void clear_values(u8* values, const PrefillTile& tile, int begin, const Consumer& own) {
+    const int first = first_needed(tile, begin), end = end_needed(tile, begin);
+    if (first == 0 && end == KV_TILE) return;
+    const int thread = own.group * GROUP_THREADS + own.warp * WARP_LANES + own.lane;
+    for (int piece = thread; piece < STAGE_BYTES / 16; piece += CONSUMERS) {
+        const int row = piece % (KV_PANEL / 16) / 8;
+        if (row < first || row >= end) store_vector<uint4>(values + piece * 16, uint4{0, 0, 0, 0});
+    }
+    fence_async_proxy();
+    sync_some(ALL_CONSUMERS, CONSUMERS);
+}
+
+// Whether every row sees every position of the tile of KV from `begin` on, and all of them are this block's.
+KVPLAN_INLINE bool is_whole(const PrefillTile& tile, int begin, const AttentionParams& params) {
+    return begin >= larger(tile.kv_begin, first_visible(row_position(tile, TILE_ROWS), params)) &&
+           begin + KV_TILE <= smaller(tile.kv_end, row_position(tile, 0) + 1);
+}
+
+// -inf wherever a row does not see a position.
+KVPLAN_INLINE void mask_scores(float (&scores)[SCORES], const PrefillTile& tile, int begin, const Consumer& own,
+                               const AttentionParams& params) {
+    if (is_whole(tile, begin, params)) return;
+    KVPLAN_UNROLL
+    for (int half = 0; half < 2; ++half) {
+        const int own_position = row_position(tile, own.first_row() + half * 8 + own.lane / 4);
+        const int first = larger(tile.kv_begin, first_visible(own_position, params));
+        const int last = smaller(tile.kv_end - 1, own_position);
+        KVPLAN_UNROLL
+        for (int n = 0; n < KV_TILE / 8; ++n) {
+            KVPLAN_UNROLL
+            for (int e = 0; e < 2; ++e) {
+                const int position = begin + n * 8 + own.lane % 4 * 2 + e;
+                if (position < first || position > last) scores[n * 4 + half * 2 + e] = minus_infinity();
+            }
+        }
+    }
+}
+
+// One online-softmax step; scores become weights. rescale: what the sums until now are to be multiplied with.
+KVPLAN_INLINE void update_softmax(RowState& state, float (&scores)[SCORES], float (&rescale)[2], float factor) {
+    KVPLAN_UNROLL
+    for (int half = 0; half < 2; ++half) {
+        float largest = state.largest[half];
+        KVPLAN_UNROLL
+        for (int n = 0; n < KV_TILE / 8; ++n)
+            largest = larger_score(largest, larger_score(scores[n * 4 + half * 2], scores[n * 4 + half * 2 + 1]));
+        largest = larger_score(largest, __shfl_xor_sync(FULL_WARP, largest, 1));
+        largest = larger_score(largest, __shfl_xor_sync(FULL_WARP, largest, 2));
+        const float reference = finite_or_zero(largest) * factor;
+        rescale[half] = fast_exp2(state.largest[half] * factor - reference);
+        state.largest[half] = largest;
+        float total = state.total[half] * rescale[half];
+        KVPLAN_UNROLL
+        for (int n = 0; n < KV_TILE / 8; ++n) {
+            float &first = scores[n * 4 + half * 2], &second = scores[n * 4 + half * 2 + 1];
+            first = fast_exp2(first * factor - reference);
+            second = fast_exp2(second * factor - reference);
+            total += first + second;
+        }
+        state.total[half] = total;
+    }
+}
+
+KVPLAN_INLINE void rescale_sums(RowState& state, const float (&rescale)[2]) {
+    KVPLAN_UNROLL
+    for (int i = 0; i < SUMS; ++i) state.sums[i] *= rescale[i / 2 % 2];
+}
+
+// The weights in the storage type, as A of the product with V: S lies in registers as that wants it.
+KVPLAN_INLINE void pack_weights(RowState& state, const float (&scores)[SCORES]) {
+    KVPLAN_UNROLL
+    for (int step = 0; step < KV_TILE / 16; ++step) {
+        KVPLAN_UNROLL
+        for (int i = 0; i < 4; ++i) {
+            const int first = (2 * step + i / 2) * 4 + i % 2 * 2;
+            state.weights[step][i] = Pair<Scalar>::pack(scores[first], scores[first + 1]);
+        }
+    }
+}
+
+// A warp no longer reads this stage.
+KVPLAN_INLINE void free_stage(u64* barrier, const Consumer& own) {
+    __syncwarp();
+    if (own.lane == 0) arrive(barrier);
+}
+
+// O of the group's rows, not yet divided by the sums of weights.
+KVPLAN_INLINE void consume(RowState& state, const Shared& shared, const PrefillTile& tile, const Consumer& own,
+                           const AttentionParams& params) {
+    const float factor = params.scale * params.key_scale * LOG2_E;
+    float scores[SCORES], rescale[2];
+    int begin = tile.kv_begin / KV_TILE * KV_TILE;
+    Place place = {0, 0};
+    wait_phase(shared.keys_here, 0);
+    multiply_keys(scores, shared.queries, shared.keys, own);
+    wait_products<0>();
+    settle(scores);
+    free_stage(shared.keys_free, own);
+    mask_scores(scores, tile, begin, own, params);
+    update_softmax(state, scores, rescale, factor);
+    pack_weights(state, scores);
+    for (int next_begin = begin + KV_TILE; next_begin < tile.kv_end; next_begin += KV_TILE) {
+        const Place next = place.next();
+        wait_phase(shared.keys_here + next.stage, next.parity);
+        multiply_keys(scores, shared.queries, shared.keys + next.stage * STAGE_BYTES, own);
+        u8* values = shared.values + place.stage * STAGE_BYTES;
+        wait_phase(shared.values_here + place.stage, place.parity);
+        clear_values(values, tile, begin, own);
+        multiply_values(state, values);
+        wait_products<1>();  // the scores are here
+        settle(scores);
+        free_stage(shared.keys_free + next.stage, own);
+        mask_scores(scores, tile, next_begin, own, params);
+        update_softmax(state, scores, rescale, factor);
+        wait_products<0>();  // the sums are here, and nobody reads the last weights any more
+        settle(state.sums);
+        free_stage(shared.values_free + place.stage, own);
+        rescale_sums(state, rescale);
+        pack_weights(state, scores);
+        begin = next_begin;
+        place = next;
+    }
+    u8* values = shared.values + place.stage * STAGE_BYTES;
+    wait_phase(shared.values_here + place.stage, place.parity);
+    clear_values(values, tile, begin, own);
+    multiply_values(state, values);
+    wait_products<0>();
+    settle(state.sums);
+}
+
+// Divides by the sums of weights and leaves the warp's rows as Scalar where its queries were.
+KVPLAN_INLINE void stage_output(const RowState& state, u8* rows, const Consumer& own, const AttentionParams& params) {
+    KVPLAN_UNROLL
+    for (int half = 0; half < 2; ++half) {
+        const int row = own.first_row() + half * 8 + own.lane / 4;
+        float total = state.total[half];
+        total += __shfl_xor_sync(FULL_WARP, total, 1);
+        total += __shfl_xor_sync(FULL_WARP, total, 2);
+        const float share = total > 0.0f ? params.value_scale * fast_reciprocal(total) : 0.0f;
+        KVPLAN_UNROLL
+        for (int n = 0; n < HEAD_SIZE / 8; ++n) {
+            const u32 pair = Pair<Scalar>::pack(state.sums[n * 4 + half * 2] * share,
+                                                state.sums[n * 4 + half * 2 + 1] * share);
+            const int place = swizzled_place(row * PANEL_ROW_BYTES + n % 8 * 16) + own.lane % 4 * 4;
+            store_vector<u32>(rows + n / 8 * QUERY_PANEL + place, pair);
+        }
+    }
+}
+
+KVPLAN_INLINE void write_output(const u8* rows, const PrefillTile& tile, const Consumer& own,
+                                const AttentionParams& params) {
+    constexpr int chunks = HEAD_SIZE / 8;
+    for (int piece = own.lane; piece < 16 * chunks; piece += WARP_LANES) {
+        const int row = own.first_row() + piece / chunks, chunk = piece % chunks;
+        if (row >= tile.num_rows) break;
+        Scalar* target = static_cast<Scalar*>(params.out) + row_start(tile, row, params.out_stride);
+        const int place = swizzled_place(row * PANEL_ROW_BYTES + chunk % 8 * 16);
+        store_vector<uint4>(target + chunk * 8, load_vector<uint4>(rows + chunk / 8 * QUERY_PANEL + place));
+    }
+}
+
+KVPLAN_INLINE void attend_rows(const Shared& shared, const PrefillTile& tile, const Consumer& own,
+                               const AttentionParams& params) {
+    copy_queries(shared.queries, tile, own, params);
+    RowState state = {};
+    state.largest[0] = state.largest[1] = minus_infinity();
+    consume(state, shared, tile, own, params);
+    own.sync_group();  // nobody reads the group's queries any more
+    stage_output(state, shared.queries, own, params);
+    __syncwarp();
+    write_output(shared.queries, tile, own, params);
+}
+
+// grid (items, KV heads), block THREADS, dynamic shared memory PANEL_ALIGNMENT + PANELS * QUERY_PANEL +
+// 2 * STAGES * STAGE_BYTES and 8 bytes for each barrier.
+KVPLAN_LONE_KERNEL(prefill_attention, PrefillWgmmaParams, THREADS) {
+    KVPLAN_DYNAMIC_SHARED(memory);
+    const PrefillItem item = static_cast<const PrefillItem*>(params.attention.items)[blockIdx.x];
+    if (item.sequence < 0) return;
+    const PrefillTile tile = tile_of(item, TILE_ROWS, params.attention);
+    const Shared shared = divide_shared(memory);
+    const int thread = int(threadIdx.x), warp = thread / WARP_LANES, lane = thread % WARP_LANES;
+    if (thread == CONSUMERS) {
+        prefetch_map(params.keys);
+        prefetch_map(params.values);
+        make_barriers(shared);
+    }
+    __syncthreads();
+    if (warp >= CONSUMERS / WARP_LANES) {
+        give_registers<PRODUCER_REGISTERS>();
+        if (warp == CONSUMERS / WARP_LANES) produce(shared, tile, lane, params);
+    } else {
+        take_registers<CONSUMER_REGISTERS>();
+        attend_rows(shared, tile, {thread / GROUP_THREADS, warp % 4, lane}, params.attention);
+    }
+}

@@ -1,0 +1,86 @@
+"""The prefill kernel of warp groups: its own source, run on the CPU, against float64 over the stored values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cuda_cases import AttentionCase, attend, build_batch, largest_error, tolerance
+from kernel_matrix import LLAMA, properties_of
+from test_cuda_prefill import LENGTHS, SHUFFLED, prefill_case
+
+from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.kernels.cuda.attention import prefill_launch
+from kvplan_engine.kernels.cuda.emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
+
+F16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
+KERNEL = "attention/prefill_wgmma.cu"
+# Rings that go around: six tiles of KV, of which the first rows see none of the last.
+SEVERAL_TILES = ((700, 130), *LENGTHS)
+
+
+def wgmma_case(head_size: int, block_size: int, heads: int, kv_heads: int, **options) -> AttentionCase:
+    seq_lens, query_lens = zip(*SEVERAL_TILES, strict=True)
+    return replace(
+        prefill_case(head_size, block_size, heads, kv_heads, **options), seq_lens=seq_lens, query_lens=query_lens
+    )
+
+
+LLAMAS = wgmma_case(128, 16, 4, 1, scalar=BF16)
+OTHERS = [
+    wgmma_case(64, 16, 3, 1, scalar=F16, window=150),
+    wgmma_case(128, 256, 2, 1, scalar=F16, window=70),  # a page has several tiles of KV
+]
+
+
+class CountingRuntime(EmulatedRuntime):
+    """The emulation, and which sources it was asked for."""
+
+    def __init__(self, order: int = FORWARD) -> None:
+        super().__init__(order=order)
+        self.sources: set[str] = set()
+
+    def kernel(self, variant):
+        self.sources.add(variant.source)
+        return super().kernel(variant)
+
+
+def answer(case: AttentionCase, order: int = FORWARD) -> torch.Tensor:
+    batch, runtime = build_batch(case), CountingRuntime(order)
+    attend(CudaBackend(runtime, wgmma=True), case, batch)
+    assert KERNEL in runtime.sources
+    assert largest_error(case, batch) < tolerance(case)
+    return batch.out
+
+
+def test_prefill_matches_the_reference_in_any_order_of_threads_and_copies() -> None:
+    first = answer(LLAMAS)
+    for order in (BACKWARD, SHUFFLED):
+        assert torch.equal(answer(LLAMAS, order), first)
+
+
+@pytest.mark.parametrize("case", OTHERS, ids=str)
+def test_other_heads_pages_and_windows_match_the_reference(case: AttentionCase) -> None:
+    answer(case, BACKWARD)
+
+
+@pytest.mark.parametrize("rows", [63, 64, 65, 127, 128, 129])
+def test_tiles_of_rows_end_where_they_should(rows: int) -> None:
+    answer(replace(wgmma_case(64, 16, 3, 1, scalar=F16), seq_lens=(rows + 70,), query_lens=(rows,)), rows % 3)
+
+
+def test_what_the_kernel_lacks_others_have() -> None:
+    """Whoever asks for it gets the kernel of every GPU where device or model have not what it needs."""
+    hopper = properties_of((9, 0))
+    assert prefill_launch(LLAMA, hopper, wgmma=True).variant.source == KERNEL
+    assert prefill_launch(LLAMA, hopper, wgmma=True).variant.only_for == "sm_90a"
+    others = [replace(LLAMA, has_sinks=True), replace(LLAMA, has_softcap=True), replace(LLAMA, has_slopes=True)]
+    others += [replace(LLAMA, cache=FP8), replace(LLAMA, head_size=80), replace(LLAMA, block_size=8)]
+    others += [replace(LLAMA, block_size=48), replace(LLAMA, scalar=torch.float32, cache=torch.float32)]
+    for shape in others:
+        assert prefill_launch(shape, hopper, wgmma=True) == prefill_launch(shape, hopper)
+    for capability in ((8, 0), (8, 9), (10, 0), (12, 0)):
+        device = replace(EMULATED_PROPERTIES, capability=capability)
+        assert prefill_launch(LLAMA, device, wgmma=True) == prefill_launch(LLAMA, device)
+    assert prefill_launch(LLAMA, hopper).variant.source == "attention/prefill_mma.cu"
