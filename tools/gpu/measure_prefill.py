@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvplan_engine.attention.cuda import CudaBackend
 from measure_attention import DRY_HEADS, LLAMA, Heads, attend_all_layers, make_pool
 from measure_support import Bench, Row
 
@@ -49,19 +50,20 @@ def measure_prefill(bench: Bench) -> None:
         measure_short_shape(bench, heads, shape, copy_rate)
 
 
-def seconds_of(bench: Bench, heads: Heads, shape: PrefillShape) -> tuple[float, list[float], int]:
+def seconds_of(bench: Bench, heads: Heads, shape: PrefillShape, backend: CudaBackend) -> tuple[float, list[float], int]:
     """Of one layer: the median, the samples of all layers together, and the bytes of its KV."""
     pool = make_pool(bench, heads, [shape.prefix + shape.new_tokens] * shape.batch, shape.new_tokens)
-    samples = bench.time(lambda: attend_all_layers(bench.backend, pool))
+    samples = bench.time(lambda: attend_all_layers(backend, pool))
     return statistics.median(samples) / pool.layers, samples, pool.kv_bytes
 
 
 def measure_shape(bench: Bench, heads: Heads, shape: PrefillShape) -> None:
     """Floating-point operations over time, against each yardstick on the same tokens without a prefix."""
-    seconds, samples, _ = seconds_of(bench, heads, shape)
-    rate = 4 * heads.query * heads.size * shape.batch * shape.visible_pairs / seconds
     whole = PrefillShape(shape.batch, shape.prefix + shape.new_tokens, 0)
+    operations = 4 * heads.query * heads.size * shape.batch * shape.visible_pairs
     where = {"model": heads.model, **shape._asdict()}
+    kernels = {"prefill attention": bench.backend, "prefill attention of warp groups": bench.wgmma_backend}
+    found = {kernel: seconds_of(bench, heads, shape, each) for kernel, each in kernels.items() if each is not None}
     for name, backend in YARDSTICKS.items():
         theirs = yardstick_seconds(bench, heads, whole, backend)
         if theirs is None:
@@ -69,26 +71,28 @@ def measure_shape(bench: Bench, heads: Heads, shape: PrefillShape) -> None:
         their_rate = 4 * heads.query * heads.size * whole.batch * whole.visible_pairs / theirs
         length = {"model": heads.model, "batch": whole.batch, "length": whole.new_tokens}
         bench.add(Row("prefill", name, their_rate / 1e12, "TFLOP/s", length, median_seconds=theirs))
-        bench.add(
-            Row(
-                "prefill",
-                "prefill attention",
-                rate / 1e12,
-                "TFLOP/s",
-                where,
-                share=rate / their_rate,
-                reference=f"{name}'s rate over the whole sequence" if shape.prefix else name,
-                goal=GOAL if backend is SDPBackend.FLASH_ATTENTION else None,
-                median_seconds=seconds,
-                samples_seconds=samples,
-                excluded="launch from Python (captured graph); masked pairs are not counted as work",
+        for kernel, (seconds, samples, _) in found.items():
+            rate = operations / seconds
+            bench.add(
+                Row(
+                    "prefill",
+                    kernel,
+                    rate / 1e12,
+                    "TFLOP/s",
+                    where,
+                    share=rate / their_rate,
+                    reference=f"{name}'s rate over the whole sequence" if shape.prefix else name,
+                    goal=GOAL if backend is SDPBackend.FLASH_ATTENTION else None,
+                    median_seconds=seconds,
+                    samples_seconds=samples,
+                    excluded="launch from Python (captured graph); masked pairs are not counted as work",
+                )
             )
-        )
 
 
 def measure_short_shape(bench: Bench, heads: Heads, shape: PrefillShape, copy_rate: float) -> None:
     """Few queries read the KV of many tokens: bytes over time, as a decode step is measured."""
-    seconds, samples, kv_bytes = seconds_of(bench, heads, shape)
+    seconds, samples, kv_bytes = seconds_of(bench, heads, shape, bench.backend)
     bench.add(
         Row(
             "prefill",

@@ -95,7 +95,9 @@ def test_prompts_by_warp_groups_are_transformers(
         with torch.no_grad():
             rows = torch.log_softmax(model(torch.tensor([prompt])).logits[0], -1)
         expected = [float(row[token]) for row, token in zip(rows, prompt[1:], strict=False)]
-        assert [next(iter(values.values())) for values in output.prompt_logprobs[1:]] == pytest.approx(expected, abs=0.05)
+        assert [next(iter(values.values())) for values in output.prompt_logprobs[1:]] == pytest.approx(
+            expected, abs=0.05
+        )
 
 
 def test_samples_fork_on_the_device(models: dict[str, tuple[str, torch.nn.Module]], emulated_gpu: FakeGpu) -> None:
