@@ -15,6 +15,7 @@ from cuda_cases import AttentionCase, attend, build_batch, largest_error, option
 from precompile import precompile
 from test_cuda_decode import OLD_GPU_CASES, PLAIN_CASES, TENSOR_CORE_CASES
 from test_cuda_prefill import CASES as PREFILL_CASES
+from test_cuda_wgmma import LLAMAS, SMALL
 
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import uniform_cache
@@ -75,6 +76,17 @@ def backend() -> CudaBackend:
 def test_attention_matches_the_reference(backend: CudaBackend, case: AttentionCase) -> None:
     batch = build_batch(case, DEVICE)
     attend(backend, case, batch)
+    torch.cuda.synchronize()
+    assert largest_error(case, batch) < max(tolerance(case), LEAST_TOLERANCE)
+
+
+@pytest.mark.parametrize("case", [LLAMAS, SMALL, *LONG_CASES[-2:]], ids=str)
+def test_prompts_by_warp_groups_match_the_reference(case: AttentionCase) -> None:
+    runtime = current_runtime()
+    if runtime.properties.capability != (9, 0):
+        pytest.skip("compute capability 9.0 alone has these products")
+    batch = build_batch(case, DEVICE)
+    attend(CudaBackend(runtime, wgmma=True), case, batch)
     torch.cuda.synchronize()
     assert largest_error(case, batch) < max(tolerance(case), LEAST_TOLERANCE)
 

@@ -37,3 +37,15 @@ def test_a_round_has_all_copies_and_products_and_no_mask() -> None:
 def test_without_copies_in_it_a_loop_counts_once() -> None:
     blocks = count_instructions.parse(LISTING.replace("LDGSTS", "STS").splitlines())
     assert count_instructions.round_of(blocks, copies=8) == {"HMMA": 2, "MUFU": 1, "BRA": 3}
+
+
+def test_a_wait_that_lies_behind_the_loop_and_goes_back_into_it_is_no_loop_around_it() -> None:
+    waiting = LISTING.replace(
+        "FSEL R5, R5, -INF , P1 ;", "SYNCS.PHASECHK P5, [UR4] ;\n   /*0048*/  @!P5 BRA `(.L_x_5) ;"
+    )
+    waiting = waiting.replace("BRA `(.L_x_5);", "BRA `(.L_x_2);").replace("HMMA.16816", "HGMMA.64x128x16")
+    counts = count_instructions.round_of(count_instructions.parse(waiting.splitlines()), copies=8)
+    assert counts == {"HGMMA": 2, "MUFU": 1, "LDGSTS": 8, "IADD3": 8, "BRA": 2 + 8 + 1}
+    before = waiting.replace("LDC R1, c[0x0][0x28] ;", "LDC R1, c[0x0][0x28] ;\n.L_x_9:\n   /*0008*/  NOP ;")
+    before = before.replace("BRA `(.L_x_2);", "BRA `(.L_x_9);")
+    assert count_instructions.round_of(count_instructions.parse(before.splitlines()), copies=8) == counts

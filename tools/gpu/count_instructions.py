@@ -22,7 +22,8 @@ from pathlib import Path
 _LABEL = re.compile(r"^(\.L_\w+):")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);")
 _TARGET = re.compile(r"`\((\.L_\w+)\)")
-_WORK = ("HMMA", "LDGSTS")
+_PRODUCTS = ("HMMA", "HGMMA")
+_WORK = (*_PRODUCTS, "LDGSTS")
 """What every tile has: the path of a round takes all of it."""
 
 
@@ -65,11 +66,11 @@ def parse(listing: Iterable[str]) -> list[Block]:
 
 
 def loops_of(blocks: list[Block]) -> list[set[int]]:
-    """The blocks of each natural loop, for branches that go back."""
+    """The blocks of each natural loop, for branches that go back to where every way to them has been."""
     found: dict[int, set[int]] = {}
     for number, block in enumerate(blocks):
         for target in block.targets:
-            if target <= number:
+            if target <= number and (target == 0 or 0 not in _reaching(blocks, number, target)):
                 found.setdefault(target, {target}).update(_reaching(blocks, number, target))
     return list(found.values())
 
@@ -89,7 +90,7 @@ def _reaching(blocks: list[Block], end: int, header: int) -> set[int]:
 def round_of(blocks: list[Block], copies: int) -> Counter[str]:
     """Instructions of one round of the loop with most products, by name. copies: of a warp for each tile of K and V."""
     loops = loops_of(blocks)
-    main = max(loops, key=lambda loop: sum(name.startswith("HMMA") for n in loop for name in blocks[n].names))
+    main = max(loops, key=lambda loop: sum(name.startswith(_PRODUCTS) for n in loop for name in blocks[n].names))
     inner = [loop for loop in loops if loop < main]
     times = {number: _rounds(blocks, loop, copies) for loop in inner for number in loop}
     header = min(main)
@@ -151,11 +152,13 @@ def main(architecture: str) -> None:
     float8 = replace(LLAMA, cache=torch.float8_e4m3fn)
     launches = {
         "prefill bfloat16": prefill_launch(LLAMA, properties),
+        "prefill wgmma": prefill_launch(LLAMA, properties, wgmma=True),
         "decode bfloat16": decode_launch(LLAMA, properties),
         "decode fp8": decode_launch(float8, properties),
     }
     for name, launch in launches.items():
-        counts = round_of(parse(disassemble(nvrtc.compile(launch.variant, architecture).image)), copies=8)
+        image = nvrtc.compile(launch.variant, launch.variant.only_for or architecture).image
+        counts = round_of(parse(disassemble(image)), copies=8)
         common = ", ".join(f"{count} {operation}" for operation, count in counts.most_common(12))
         print(f"{name:18s} {counts.total():5d}   {common}")
 

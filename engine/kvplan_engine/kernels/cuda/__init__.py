@@ -16,5 +16,7 @@ quantised   products with weights in few bits; quantised_launch: how they are co
 lora        what adapters add to a product
 product_params  the argument structures of both; step_memory: what they need of the workspace
 attention_shape  what the attention kernels are specialised for
-attention   how they are compiled and launched; latent_launch: latent attention on tensor cores
+attention   how they are compiled and launched; latent_launch: latent attention on tensor cores; wgmma_launch: prompts
+            by products of warp groups
+tensor_map  tensors of which boxes are copied
 """
