@@ -17,4 +17,5 @@ hub              config.json and safetensors headers from the Hugging Face hub
 devices/         GPUs and CPU hosts: data sheets, what vLLM refuses on them, what sweeps measured
 native           which architectures kvplan's own engine runs
 engines          releases of vLLM and kvplan's engine: their defaults
+sglang_defaults  SGLang's, by the GPU's memory
 """

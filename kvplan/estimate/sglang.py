@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.sglang_defaults import chunked_prefill_tokens, largest_graph_rows
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import cache_dtype, head_scale_bytes, serving_dtype
@@ -33,9 +34,6 @@ STATE_POOL_RATIO = 0.9
 _WINDOWLESS_TYPES = ("gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "olmo2", "olmo3")
 """Models whose windows SGLang keeps like full attention (server_args.py: disable_hybrid_swa_memory)."""
 
-_UP_TO_GIB = ((20, 2048, 8, 8), (35, 2048, 24, 80), (60, 4096, 32, 160), (160, 8192, 256, 512))
-"""(GPU memory below, chunked prefill, largest graph on up to three GPUs, on more): the table of server_args.py."""
-_LARGEST = (16384, 512, 512)
 _META_MIB, _PREFILL_MIB_PER_TOKEN, _GRAPH_MIB_PER_ROW, _GPU_MIB = 512, 1.5, 2, 128
 _LEAST_MIB_ON_LARGE_GPUS, _LARGE_GPU_MIB = 10 * 1024, 60 * 1024
 
@@ -113,26 +111,12 @@ def default_static_fraction(memory_bytes: int, tensor_parallel_size: int) -> flo
     with every GPU; at least 10 GiB on GPUs of more than 60. Models that see images get less, which is not modelled.
     """
     total_mib = memory_bytes / MIB
-    chunk, few, many = _default_sizes(memory_bytes)
-    graphs = few if tensor_parallel_size < 4 else many
+    chunk, graphs = chunked_prefill_tokens(memory_bytes), largest_graph_rows(memory_bytes, tensor_parallel_size)
     reserved = _META_MIB + max(chunk, 2048) * _PREFILL_MIB_PER_TOKEN + graphs * _GRAPH_MIB_PER_ROW
     reserved += tensor_parallel_size * _GPU_MIB
     if total_mib > _LARGE_GPU_MIB:
         reserved = max(reserved, _LEAST_MIB_ON_LARGE_GPUS)
     return max(round((total_mib - reserved) / total_mib, 3), 0.0)
-
-
-def chunked_prefill_tokens(memory_bytes: int) -> int:
-    """The default ``chunked_prefill_size``: tokens of prompts in a step at most."""
-    return _default_sizes(memory_bytes)[0]
-
-
-def _default_sizes(memory_bytes: int) -> tuple[int, int, int]:
-    """(tokens of a prefill chunk, rows of the largest graph on up to three GPUs, on more)."""
-    for below, chunk, few, many in _UP_TO_GIB:
-        if memory_bytes < below * GIB:
-            return chunk, few, many
-    return _LARGEST
 
 
 def _state_slots(rest_bytes: int, state_bytes: int) -> int:

@@ -8,7 +8,7 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.kernel_tables import read_kernel_tables
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import vllm_release
-from kvplan.estimate.speed.host import NO_HOST, SGLANG_HOST, HostWork, Launches, host_work, vllm_host
+from kvplan.estimate.speed.host import NO_HOST, HostWork, Launches, host_work, sglang_host, vllm_host
 from kvplan.estimate.speed.queueing.steps import HostedSteps, mixed_tile_rows
 
 LAYERS, MIXTURES = 32, 16
@@ -26,13 +26,21 @@ def test_launches_hide_behind_the_gpu_and_work_between_steps_does_not() -> None:
     launching = LAYERS * 1e-3 + MIXTURES * 5e-4
     assert host.decode_seconds(0.01, LAYERS, MIXTURES, 8, 100) == pytest.approx(launching + 2e-3 + 8e-4)
     assert host.decode_seconds(0.5, LAYERS, MIXTURES, 8, 100) == pytest.approx(0.5 + 2e-3 + 8e-4)
-    assert host.mixed_seconds(0.01, LAYERS, MIXTURES, 8) == pytest.approx(0.01 + 2e-3 + 8e-4)
+    assert host.mixed_seconds(0.01, LAYERS, MIXTURES, 8, 100) == pytest.approx(0.01 + 2e-3 + 8e-4)
 
 
 def test_the_first_engine_captures_no_long_context() -> None:
     host = vllm_host(vllm_release("0.7.3"))
     within, beyond = (host.decode_seconds(1e-3, LAYERS, 0, 1, tokens) for tokens in (8192, 8193))
     assert beyond > 5 * within
+
+
+@pytest.mark.parametrize(("host", "largest"), [(vllm_host(vllm_release("0.14.0")), 512), (sglang_host(160), 160)])
+def test_no_engine_captures_more_rows_than_its_largest_graph_has(host: HostWork, largest: int) -> None:
+    within, beyond = (host.decode_seconds(1e-3, LAYERS, 0, rows, 100) for rows in (largest, largest + 1))
+    assert within == 1e-3 and beyond > 5 * within
+    small, large = (host.mixed_seconds(1e-3, LAYERS, 0, 1, rows) for rows in (largest, largest + 1))
+    assert large >= small > 1e-3
 
 
 @pytest.mark.parametrize(("older", "newer"), [("0.5.4", "0.7.3"), ("0.9.2", "0.11.0"), ("0.11.0", "0.14.0")])
@@ -44,10 +52,11 @@ def test_newer_releases_cost_the_host_less(older: str, newer: str) -> None:
 
 
 def test_each_engine_has_its_own_host() -> None:
-    release = vllm_release("0.14.0")
-    assert host_work("sglang", release) is SGLANG_HOST
-    assert host_work("trtllm", release) is NO_HOST
-    assert host_work("vllm", release) == vllm_host(release)
+    release, gpu = vllm_release("0.14.0"), find_gpu("h100-sxm")
+    assert host_work("sglang", release, gpu, 1) == sglang_host(256)
+    assert host_work("sglang", release, gpu, 8) == sglang_host(512)
+    assert host_work("trtllm", release, gpu, 1) is NO_HOST
+    assert host_work("vllm", release, gpu, 1) == vllm_host(release)
 
 
 def test_older_gpus_pad_what_decodes_beside_prompts_to_a_tile() -> None:

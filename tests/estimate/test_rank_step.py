@@ -55,6 +55,15 @@ def test_every_term_is_counted_once() -> None:
     assert step_seconds(speed, STEP) == pytest.approx(overheads + dense + head + attention + experts)
 
 
+def test_vectors_routed_to_experts_and_the_sharpness_of_their_products() -> None:
+    experts = ExpertSpeed(0.2, 80.0, 500.0)
+    plain = step_seconds(KernelSpeed(BASE, experts), STEP)
+    routed = step_seconds(KernelSpeed(BASE, replace(experts, routed_bandwidth=50.0)), replace(STEP, routed_bytes=100.0))
+    assert routed - plain == pytest.approx(100 / 50)
+    sharp = step_seconds(KernelSpeed(BASE, replace(experts, sharpness=50.0)), STEP)
+    assert plain - sharp == pytest.approx(min(400 / 80, 2000 / 500), rel=1e-3)
+
+
 def test_latent_attention_has_its_own_speeds() -> None:
     speed = KernelSpeed(BASE, latent=LatentSpeed(0.3, 30.0, 250.0))
     plain, latent = step_seconds(speed, STEP), step_seconds(speed, replace(STEP, num_latent_layers=10))
@@ -105,6 +114,21 @@ def test_a_mixture_reads_the_experts_that_a_batch_touches() -> None:
     elements = 32 * 8 * 3 * 4096 * 14336
     assert work.expert_bytes == pytest.approx(2 * elements, rel=0.01)
     assert alone.expert_operations == pytest.approx(2 * elements / 4)
+
+
+def test_every_rank_has_the_routed_vectors_of_experts_that_are_divided() -> None:
+    """Mixtral: a vector of 4,096 for each of 2 experts in 32 layers, whether a rank has all of an expert or a part."""
+    vectors = 32 * 2 * 4096 * 2
+    assert _work("mixtral-8x7b").routed_bytes() == _work("mixtral-8x7b", 8).routed_bytes() == vectors
+    own = replace(_work("mixtral-8x7b", 8), layout=ParallelLayout(8, enable_expert_parallel=True))
+    assert own.routed_bytes() == vectors / 8
+    assert _step(own, 64).routed_bytes == 64 * vectors / 8
+
+
+def test_ranks_divide_inner_activations_and_have_norms_and_residuals_whole() -> None:
+    alone, divided = _work("llama-3.1-8b"), _work("llama-3.1-8b", 8)
+    whole = 2 * 12 * 4096 * 32
+    assert divided.rank_activation_bytes() == pytest.approx(whole + (alone.rank_activation_bytes() - whole) / 8)
 
 
 def test_the_ranks_share_products_heads_and_experts() -> None:

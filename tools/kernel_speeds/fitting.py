@@ -127,14 +127,23 @@ def _dense(x: np.ndarray) -> KernelSpeed:
 
 
 def fit_experts(data: Sampled, dense: KernelSpeed, gpu: GpuProfile, speed_format: str) -> KernelSpeed:
-    """``dense`` with what mixtures cost, from points of mixtures."""
+    """``dense`` with what mixtures cost, from points of mixtures.
+
+    Searched is what a mixture's layer costs in all: it has two dense products fewer than the layers of a dense model.
+    """
     bandwidth, flops = gpu.memory_bandwidth_bytes_per_second, gpu.flops(speed_format.removesuffix("-block"))
+    own = dense.base.layer_seconds
+
+    def speed_of(x: np.ndarray) -> KernelSpeed:
+        layer, *others = (float(value) for value in x)
+        return replace(dense, experts=ExpertSpeed(layer - own, *others))
+
     return _solved(
         data,
-        [5e-5, 0.6 * bandwidth, 0.4 * flops],
-        [1e-7, 0.05 * bandwidth, 0.02 * flops],
-        [1e-3, bandwidth, flops],
-        lambda x: replace(dense, experts=ExpertSpeed(*(float(value) for value in x))),
+        [own + 3e-5, 0.6 * bandwidth, 0.4 * flops, 0.3 * bandwidth, 1.5],
+        [1e-6, 0.05 * bandwidth, 0.02 * flops, 0.02 * bandwidth, 1.0],
+        [1e-3, bandwidth, flops, 100 * bandwidth, 8.0],
+        speed_of,
     )
 
 

@@ -26,6 +26,8 @@ MODELS: Final = (
     SampledModel("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b", "mixture", (1, 2, 4, 8)),
     SampledModel("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b", "mixture", (1, 2, 4)),
     SampledModel("Qwen/Qwen3-235B-A22B", "qwen3-235b-a22b", "mixture", (4, 8)),
+    SampledModel("Qwen/Qwen3-Coder-480B-A35B-Instruct", "qwen3-coder-480b-a35b", "mixture", (8,)),
+    SampledModel("MiniMaxAI/MiniMax-M2.5", "minimax-m2.5", "mixture", (4, 8)),
     SampledModel("deepseek-ai/DeepSeek-V3", "deepseek-v3", "latent", (8,)),
 )
 FORMATS: Final = {

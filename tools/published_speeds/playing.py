@@ -7,10 +7,17 @@ import re
 from typing import Final
 
 from kvplan.catalog.engines import vllm_release
+from kvplan.catalog.sglang_defaults import chunked_prefill_tokens
 from kvplan.errors import KvplanError
-from kvplan.estimate.sglang import chunked_prefill_tokens, predict_sglang
+from kvplan.estimate.sglang import predict_sglang
 from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
-from kvplan.estimate.speed.queueing.rules import SchedulingRules, sglang_rules, trtllm_rules, vllm_rules
+from kvplan.estimate.speed.queueing.rules import (
+    SGLANG_MOST_RUNNING,
+    SchedulingRules,
+    sglang_rules,
+    trtllm_rules,
+    vllm_rules,
+)
 from kvplan.estimate.trtllm import predict_trtllm
 from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.units import GIB
@@ -97,7 +104,9 @@ def engine_rules(found: Deployed, start: VllmPrediction, pool_tokens: float) -> 
     layout, asked = found.choice.layout, found.settings
     if found.engine == "SGLang":
         chunk = asked.max_num_batched_tokens or chunked_prefill_tokens(found.choice.gpu.memory_bytes)
-        rules = sglang_rules(chunk, pool_tokens, asked.max_num_seqs)
+        groups = layout.data_parallel_size  # which share the chunk and the seats (server_args.py, scheduler.py)
+        seats = max((asked.max_num_seqs or SGLANG_MOST_RUNNING) // groups, 1)
+        rules = sglang_rules(max(chunk // groups, 1), pool_tokens, seats)
     elif found.engine == "TensorRT-LLM":
         rules = trtllm_rules(pool_tokens, asked.max_num_seqs, asked.max_num_batched_tokens)
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 PUBLISHED = Path(__file__).parent / "speeds.csv"
 
 _PREFIX_CACHE_SERVED = ("prefix cache is on", "later runs can hit the prefix cache")
+_WARMING_UP = "the server was still warming up"
 _NOT_THE_LIMIT = "does not bind"
 _PER_GPU = re.compile(r"output_tput_per_gpu ([\d.]+)")
 
@@ -79,6 +80,8 @@ def parse_row(text: Mapping[str, str]) -> PublishedRow | str:
         return f"{text['id']}: lengths are not stated"
     if text["spec_decode"]:
         return f"{text['id']}: speculative decoding whose acceptance is not stated"
+    if _WARMING_UP in text["notes"]:
+        return f"{text['id']}: the server was still warming up, as its later runs show"
     tensor, pipeline = _count(text["tp"]) or 1, _count(text["pp"]) or 1
     num_gpus = _instance_gpus(text, tensor * pipeline)
     return PublishedRow(

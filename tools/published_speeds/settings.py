@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from kvplan.catalog.devices.gpus import GpuProfile
@@ -78,8 +78,13 @@ def _gpu(row: PublishedRow) -> GpuProfile:
 
 @cache
 def _weights(model: str, quantization: str) -> WeightFormat:
-    """The checkpoint's own format, or the row's where the checkpoint is plain. One object for all rows of a model."""
+    """The checkpoint's own format, or the row's where the checkpoint is plain. One object for all rows of a model.
+
+    A fine-tune in 16 bits of a model that was published quantized says none.
+    """
     spec = model_named(model)
+    if quantization.startswith("none"):
+        return weight_formats(replace(spec, quantization=None, checkpoint=None), None)[0]
     wanted = next((name for word, name in _FORMATS if word in quantization), None)
     if wanted is None or spec.quantization is not None:
         return weight_formats(spec, None)[0]
@@ -87,14 +92,20 @@ def _weights(model: str, quantization: str) -> WeightFormat:
 
 
 def _layout(row: PublishedRow, spec: ModelSpec) -> tuple[ParallelLayout, int]:
-    """(one instance, number of them). Groups beside each other are instances unless they share experts."""
+    """(one instance, number of them). Groups beside each other are instances unless they share experts.
+
+    SGLang's do so with dp attention alone: each group has a whole model otherwise (server_info of llm-benchmaxxing).
+    """
     tensor, pipeline, data = row.tensor_parallel_size, row.pipeline_parallel_size, row.data_parallel_size
     is_mixture, words = model_kind(spec) != "dense", f"{row.text['dp']} {row.notes}"
     attends_in_groups = re.search(r"attention.dp|dp.attention|attention data parallel", words) is not None
+    if row.text["engine"] == "SGLang":  # it turns dp attention off where --dp-size is not given (server_args.py)
+        attends_in_groups = attends_in_groups and data > 1
     if attends_in_groups and is_mixture:
         groups = max(data, 1) if data > 1 else row.num_gpus
         return _parallel(max(row.num_gpus // groups, 1), 1, groups, with_experts=True), 1
-    if data > 1 and is_mixture and "independent" not in row.notes:
+    shares_experts = "independent" not in row.notes and row.text["engine"] != "SGLang"
+    if data > 1 and is_mixture and shares_experts:
         return _parallel(tensor, pipeline, data, with_experts=bool(_expert_parallel(row))), 1
     return _parallel(tensor, pipeline, 1, with_experts=is_mixture and _expert_parallel(row)), data
 

@@ -62,6 +62,7 @@ def _profiles(path: Path, document: Mapping[str, Any]) -> Iterator[MeasuredProfi
             experts=fit.get("experts"),
             latent=fit.get("latent"),
             links=fit.get("links"),
+            engine_version=str(engine["version"]),
             note=(
                 f"kernels measured on {device} with {engine['title']} {engine['version']} in {fit['dtype']} "
                 f"({source['package']} {source['version']}; {fit['points']:,} steps, median error of the fit "

@@ -40,6 +40,7 @@ class MeasuredProfile:
 
     ``num_cores`` of a CPU, else None. ``model_ids`` are the models of the rows it was fitted to. ``experts``,
     ``latent`` and ``links`` are further coefficients (``estimate.speed.rank_step``), None where they were not fitted.
+    engine_version: of the engine whose kernels were measured; None for sweeps.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class MeasuredProfile:
     latent: Mapping[str, float] | None = None
     links: Mapping[str, Any] | None = None
     note: str | None = None
+    engine_version: str | None = None
 
     @property
     def speeds(self) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ collectives         what ranks send each other, and over which link
 speculation         what a drafter's tokens gain and cost
 device_speed        the same for an estimate's deployments
 engine_speed        one instance under an engine and its release: steps, and how it composes them
+release_kernels     mixtures of older releases than the tables'
 queues              percentiles of a load with their intervals, and the steps that serve it
 step_picture        those steps drawn
 step_terms          what a step's time consists of, for people

@@ -121,13 +121,18 @@ DATA_SHEET = Efficiency(bandwidth=1.0, flops=1.0, layer_seconds=0.0, step_second
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpeed:
-    """What a device reached in a sweep, for one model. ``errors``: |predicted / measured - 1| that ranges allow for."""
+    """What a device reached, for one model. ``errors``: |predicted / measured - 1| that ranges allow for.
+
+    engine, engine_version: whose kernels were measured; the version is None for sweeps.
+    """
 
     speed: KernelSpeed
     origin: Origin
     dtype: str
     note: str
     errors: dict[str, float]
+    engine: str = "vllm"
+    engine_version: str | None = None
 
     @staticmethod
     def of(profile: MeasuredProfile, model_id: str, dtype: str) -> DeviceSpeed:
@@ -139,4 +144,5 @@ class DeviceSpeed:
         }
         errors = {name: found.get(name, _UNKNOWN_ERROR) for name in ("output_throughput", "tpot", "ttft")}
         speed = KernelSpeed.from_json(profile.speeds)
-        return DeviceSpeed(speed, origin, profile.dtype, profile.as_text(), errors)
+        kernels = (profile.engine, profile.engine_version)
+        return DeviceSpeed(speed, origin, profile.dtype, profile.as_text(), errors, *kernels)

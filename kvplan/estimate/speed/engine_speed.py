@@ -10,6 +10,7 @@ from kvplan.estimate.speed.host import NO_HOST, host_work
 from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.speed.queueing.rules import SchedulingRules, kvplan_rules, vllm_rules
 from kvplan.estimate.speed.queueing.steps import mixed_tile_rows
+from kvplan.estimate.speed.release_kernels import of_release
 from kvplan.estimate.speed.work import ModelWork
 from kvplan.settings import FilledSettings
 
@@ -25,9 +26,12 @@ def engine_speed_model(
 ) -> SpeedModel:
     """Prompts of ``input_tokens``, answers of ``output_tokens``; ``kv_bytes`` as for ``SpeedModel``."""
     host, tile_rows = NO_HOST, 1
-    if engine.name == "vllm":
-        release = vllm_release(engine.version)
-        host, tile_rows = host_work(engine.name, release), mixed_tile_rows(release, gpu.compute_capability)
+    if not gpu.is_cpu:
+        release = vllm_release(engine.version if engine.name == "vllm" else "latest")
+        host = host_work(engine.name, release, gpu, work.layout.tensor_parallel_size)
+        if engine.name == "vllm":
+            tile_rows = mixed_tile_rows(release, gpu.compute_capability)
+            device_speed = None if device_speed is None else of_release(device_speed, work, release)
     return SpeedModel(
         work, gpu, input_tokens, output_tokens, kv_bytes, device_speed, engine.name, host, mixed_tile_rows=tile_rows
     )

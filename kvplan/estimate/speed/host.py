@@ -4,8 +4,8 @@
     launches = per layer x layers + per mixture x mixtures
 
 Tables of kernels know neither. Launches hide behind the GPU as long as they are shorter; a step that was captured whole
-has none. Work between steps hides where an engine schedules ahead. All constants were measured by others, none on the
-results that ``tools/score_published_speeds.py`` scores:
+has none, and no engine captures steps of more rows than its largest graph has. Work between steps hides where an engine
+schedules ahead. All constants were measured by others or are said to be assumed, none was measured on the results that ``tools/score_published_speeds.py`` scores:
 
     launched one by one   0.40 ms a layer (GPT-2 on H200: 208 tokens/s, vLLM and SGLang alike, without graphs,
                           deepspeedai/DeepSpeed pull request 8352), 0.80 ms (Qwen2.5-Omni-7B on A800: 22 ms with 28
@@ -14,6 +14,10 @@ results that ``tools/score_published_speeds.py`` scores:
                           of a mixture's layer 0.27 ms (Qwen3-30B-A3B on H100: 13.2 ms with 48 layers, pull request
                           23151) and 0.37 ms (in fp8: 10 requests of 128 tokens in 2.46 s, pull request 25444, which
                           captures whole steps by default from 0.11 on); their geometric middle
+    compiled, uncaptured  what vLLM's V1 engine does beyond its largest graph: assumed to lie between both, at their
+                          geometric middle
+    largest graph         512 rows in V1 (cudagraph_capture_sizes, vllm/config), 256 in the first engine
+                          (model_runner.py), SGLang's by memory and ranks (catalog/sglang_defaults.py)
     vLLM's V1 engine      0.45 ms a step without scheduling ahead (the same pull request, 5.83 and 6.03 requests/s)
     its first engine      0.02 ms a sequence and step (Qwen2.5-1.5B on H100: TPOT 21 to 23 ms over 1,000 chats at once,
                           pull request 10635, played), before 0.6 another 0.10 ms for outputs (3.4 ms of 32, issue
@@ -27,7 +31,9 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import VllmRelease
+from kvplan.catalog.sglang_defaults import largest_graph_rows
 
 _EAGER_LAYER: Final = 0.57e-3
 _PIECEWISE_LAYER: Final = 0.19e-3
@@ -37,6 +43,8 @@ _V0_STEP: Final = 1e-3
 _V0_SEQUENCE: Final = 0.02e-3
 _V0_OUTPUT: Final = 0.10e-3
 _V0_LONGEST_CAPTURED: Final = 8192
+_V0_LARGEST_CAPTURED: Final = 256
+_V1_LARGEST_CAPTURED: Final = 512
 _FULL_GRAPHS: Final = (0, 11, 0)
 _ASYNC_OUTPUTS: Final = (0, 6, 0)
 
@@ -52,6 +60,8 @@ class Launches:
 CAPTURED: Final = Launches()
 _EAGER: Final = Launches(_EAGER_LAYER, _EAGER_LAYER * _PIECEWISE_MIXTURE / _PIECEWISE_LAYER)
 _PIECEWISE: Final = Launches(_PIECEWISE_LAYER, _PIECEWISE_MIXTURE)
+_COMPILED_LAYER: Final = math.sqrt(_EAGER_LAYER * _PIECEWISE_LAYER)
+_COMPILED: Final = Launches(_COMPILED_LAYER, _COMPILED_LAYER * _PIECEWISE_MIXTURE / _PIECEWISE_LAYER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +69,15 @@ class HostWork:
     """Of an engine's release.
 
     decoding, reading: launches of steps that decode only, and of others. beyond: of decode steps whose contexts are
-    longer than ``longest_captured`` tokens. step_seconds, sequence_seconds: between two steps, hidden by nothing.
+    longer than ``longest_captured`` tokens, and of steps with more rows than ``largest_captured``. step_seconds,
+    sequence_seconds: between two steps, hidden by nothing.
     """
 
     decoding: Launches = CAPTURED
     reading: Launches = CAPTURED
     beyond: Launches = CAPTURED
     longest_captured: float = math.inf
+    largest_captured: float = math.inf
     step_seconds: float = 0.0
     sequence_seconds: float = 0.0
 
@@ -73,12 +85,16 @@ class HostWork:
         self, gpu_seconds: float, num_layers: int, num_mixtures: int, num_sequences: float, context_tokens: float
     ) -> float:
         """A step in which each sequence gets one token. ``context_tokens``: of one on average."""
-        launches = self.decoding if context_tokens <= self.longest_captured else self.beyond
+        is_captured = context_tokens <= self.longest_captured and num_sequences <= self.largest_captured
+        launches = self.decoding if is_captured else self.beyond
         return self._around(gpu_seconds, launches, num_layers, num_mixtures, num_sequences)
 
-    def mixed_seconds(self, gpu_seconds: float, num_layers: int, num_mixtures: int, num_sequences: float) -> float:
-        """A step that reads prompts, alone or beside decoding sequences."""
-        return self._around(gpu_seconds, self.reading, num_layers, num_mixtures, num_sequences)
+    def mixed_seconds(
+        self, gpu_seconds: float, num_layers: int, num_mixtures: int, num_sequences: float, num_tokens: float
+    ) -> float:
+        """A step of ``num_tokens`` that reads prompts, alone or beside decoding sequences."""
+        launches = self.reading if num_tokens <= self.largest_captured else self.beyond
+        return self._around(gpu_seconds, launches, num_layers, num_mixtures, num_sequences)
 
     def _around(
         self, gpu_seconds: float, launches: Launches, num_layers: int, num_mixtures: int, num_sequences: float
@@ -89,21 +105,37 @@ class HostWork:
 
 NO_HOST: Final = HostWork()
 """TensorRT-LLM, whose runtime is not Python and works ahead; and speeds that were measured with the host in them."""
-SGLANG_HOST: Final = HostWork(reading=_EAGER)
-"""Decode steps are captured and scheduled ahead, prompts are launched one kernel after the other."""
+
+
+def sglang_host(largest_captured: float) -> HostWork:
+    """Decode steps are captured and scheduled ahead, prompts are launched one kernel after the other."""
+    return HostWork(reading=_EAGER, beyond=_EAGER, largest_captured=largest_captured)
 
 
 def vllm_host(release: VllmRelease) -> HostWork:
     """By release."""
     if not release.v1:
         outputs = 0.0 if release.version >= _ASYNC_OUTPUTS else _V0_OUTPUT
-        return HostWork(CAPTURED, _EAGER, _EAGER, _V0_LONGEST_CAPTURED, _V0_STEP, _V0_SEQUENCE + outputs)
-    decoding = CAPTURED if release.version >= _FULL_GRAPHS else _PIECEWISE
-    return HostWork(decoding, _PIECEWISE, decoding, step_seconds=0.0 if release.schedules_ahead else _V1_STEP)
+        return HostWork(
+            CAPTURED,
+            _EAGER,
+            _EAGER,
+            _V0_LONGEST_CAPTURED,
+            _V0_LARGEST_CAPTURED,
+            _V0_STEP,
+            _V0_SEQUENCE + outputs,
+        )
+    return HostWork(
+        CAPTURED if release.version >= _FULL_GRAPHS else _PIECEWISE,
+        _PIECEWISE,
+        _COMPILED,
+        largest_captured=_V1_LARGEST_CAPTURED,
+        step_seconds=0.0 if release.schedules_ahead else _V1_STEP,
+    )
 
 
-def host_work(engine: str, release: VllmRelease) -> HostWork:
-    """Of an engine as settings call it; ``release`` counts for vLLM alone."""
+def host_work(engine: str, release: VllmRelease, gpu: GpuProfile, tensor_parallel_size: int) -> HostWork:
+    """Of an engine as settings call it; ``release`` counts for vLLM alone, the others for SGLang's largest graph."""
     if engine == "sglang":
-        return SGLANG_HOST
+        return sglang_host(largest_graph_rows(gpu.memory_bytes, tensor_parallel_size))
     return vllm_host(release) if engine == "vllm" else NO_HOST

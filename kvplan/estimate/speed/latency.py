@@ -174,7 +174,7 @@ class SpeedModel:
         )
 
     @cached_property
-    def steps(self) -> StepClock:
+    def steps(self) -> HostedSteps:
         """The middle of what is likely, for any step that a play finds."""
         work = self.work
         groups, rows = work.layout.data_parallel_size, self.mixed_tile_rows
@@ -190,6 +190,15 @@ class SpeedModel:
 
     def step_terms(self, load: StepLoad) -> StepTerms:
         """The parts of a step; of a roofline the geometric middle of both ends."""
+        return replace(self._gpu_terms(load), host=self.step_seconds(load) - self._gpu_step_seconds(load))
+
+    def _gpu_step_seconds(self, load: StepLoad) -> float:
+        """The step without what its host adds."""
+        return replace(self.steps, host=NO_HOST).seconds(
+            load.num_tokens, load.num_sequences, load.num_sequences, load.num_kv_tokens, load.num_pairs
+        )
+
+    def _gpu_terms(self, load: StepLoad) -> StepTerms:
         padded = padded_pairs(
             self.mixed_tile_rows, load.num_tokens, load.num_sequences, load.num_kv_tokens, load.num_pairs
         )
@@ -225,7 +234,7 @@ class SpeedModel:
         step = clock.decode_seconds(num_users)
         step = host.decode_seconds(step, work.num_layers, work.num_expert_layers, of_a_host, context)
         if num_users <= 1:
-            prefill = host.mixed_seconds(prefill, work.num_layers, work.num_expert_layers, 1)
+            prefill = host.mixed_seconds(prefill, work.num_layers, work.num_expert_layers, 1, self.input_tokens)
         else:
             prefill += self._padded_attention(num_users - 1)
         return steady_state(step, prefill, num_users, self.output_tokens, self.work.prompts_at_once)

@@ -130,7 +130,7 @@ def rank_step(
     return RankStep(
         num_layers=work.num_layers / stages,
         num_sequences=sequences,
-        body_bytes=work.dense_bytes - work.head_bytes + tokens * work.step_activation_bytes / tp / stages,
+        body_bytes=work.dense_bytes - work.head_bytes + tokens * work.rank_activation_bytes() / stages,
         body_operations=2 * dense * rows / tp / stages,
         head_bytes=work.head_bytes if sampled else 0.0,
         head_operations=2 * work.head_parameters * sampled / tp / stages,
@@ -139,6 +139,7 @@ def rank_step(
         num_expert_layers=work.num_expert_layers / stages,
         expert_bytes=work.expert_bytes * work.touched_experts(expert_tokens),
         expert_operations=2 * work.active_expert_parameters * expert_tokens / work.layout.expert_ranks / stages,
+        routed_bytes=expert_tokens * work.routed_bytes() / stages,
         num_latent_layers=work.num_latent_layers / stages,
         latent_tokens=tokens * work.num_latent_layers / tp / stages,
     )

@@ -4,6 +4,7 @@
             + join(bytes / bandwidth, operations / flops)              of the dense products, and again of the head
             + K and V bytes / KV bandwidth + operations of attention / attention flops
             + per mixture x mixtures + join(touched experts' bytes / bandwidth, operations / flops)
+            + hidden vectors routed to experts / routed bandwidth
             + per latent layer x latent layers, in place of "per layer", + per latent token x tokens of its heads
 
 ``join`` is that of ``step_time``. Mixtures and latent attention have coefficients of their own: their kernels launch
@@ -13,6 +14,7 @@ dense products. Every quantity may be an array, one entry per step: fits use the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +24,18 @@ from kvplan.estimate.speed.step_time import Speed
 
 @dataclass(frozen=True, slots=True)
 class ExpertSpeed:
-    """Mixtures: what one costs at any size (seconds), and what their products reach (B/s, operations/s)."""
+    """Mixtures: what one costs at any size (seconds), and what their products reach (B/s, operations/s).
+
+    layer_seconds: beyond a layer's own; below 0 where a mixture launches less than two dense products.
+    routed_bandwidth: bytes per second of the hidden vectors that are gathered for the experts and added up again, one
+    for each expert that a token chose. sharpness: of their own products; that of dense products where it is None.
+    """
 
     layer_seconds: float
     bandwidth: float
     flops: float
+    routed_bandwidth: float = math.inf
+    sharpness: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,7 @@ class RankStep:
     num_expert_layers: Any = 0
     expert_bytes: Any = 0.0
     expert_operations: Any = 0.0
+    routed_bytes: Any = 0.0
     num_latent_layers: Any = 0
     latent_tokens: Any = 0.0
     """Tokens x latent layers x the rank's share of the heads."""
@@ -112,8 +122,10 @@ def step_seconds(speed: KernelSpeed, step: RankStep) -> Any:
     else:
         experts = speed.experts
         seconds = seconds + experts.layer_seconds * step.num_expert_layers
+        seconds = seconds + step.routed_bytes / experts.routed_bandwidth
+        sharpness = base.sharpness if experts.sharpness is None else experts.sharpness
         seconds = seconds + _join(
-            step.expert_bytes / experts.bandwidth, step.expert_operations / experts.flops, base.sharpness
+            step.expert_bytes / experts.bandwidth, step.expert_operations / experts.flops, sharpness
         )
     seconds = seconds + _join(body_bytes / base.bandwidth, body_operations / base.flops, base.sharpness)
     seconds = seconds + _join(step.head_bytes / base.bandwidth, step.head_operations / base.flops, base.sharpness)

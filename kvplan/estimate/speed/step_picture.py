@@ -22,6 +22,7 @@ _COLORS: Final = {
     "products": "#e1974c",
     "attention": "#b07aa1",
     "collectives": "#c44e52",
+    "host": "#e8d174",
 }
 WHOLE: Final = "whole step (terms overlap)"
 

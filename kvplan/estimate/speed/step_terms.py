@@ -45,7 +45,8 @@ class StepLoad:
 class StepTerms:
     """Seconds of a step's parts.
 
-    launches: what each step, layer and sequence costs however little it does. weights: with the activations.
+    launches: what each step, layer and sequence costs however little it does. weights: with the activations. host: what
+    launching and the engine's own work add to all that.
     """
 
     launches: float
@@ -54,6 +55,7 @@ class StepTerms:
     products: float
     attention: float
     collectives: float
+    host: float = 0.0
 
     def merged(self, other: StepTerms, merge: Callable[[float, float], float]) -> StepTerms:
         """Term by term."""
@@ -109,6 +111,8 @@ def _rank_terms(speed: KernelSpeed, step: RankStep, work: ModelWork) -> tuple[fl
         launches += (latent.layer_seconds - base.layer_seconds) * step.num_latent_layers
     weights = (step.body_bytes + step.head_bytes) / base.bandwidth
     weights += step.expert_bytes / (base if experts is None else experts).bandwidth
+    if experts is not None:
+        weights += step.routed_bytes / experts.routed_bandwidth
     products = (step.body_operations + step.head_operations) / base.flops
     products += step.expert_operations / (base if experts is None else experts).flops
     if latent is not None:

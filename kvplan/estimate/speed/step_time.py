@@ -31,6 +31,8 @@ from kvplan.estimate.mixers import merged_spans
 
 # A norm, the residual, qkv, attention's output and two deltas are written and read again: about so many hidden vectors.
 _HIDDEN_VECTORS: Final = 16
+_WHOLE_VECTORS: Final = 12
+"""Those of them that every rank has whole: norms, the residual and deltas; qkv and attention's output are divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,11 @@ def step_shape(spec: ModelSpec, *, element_bytes: float, kv_bytes_per_token: flo
 def _activations(spec: ModelSpec, layer: LayerSpec) -> int:
     """Elements written and read again per token: the hidden vectors, and the feed-forward's inner ones."""
     return _HIDDEN_VECTORS * spec.hidden_size + _inner_activations(layer.feed_forward)
+
+
+def whole_activation_bytes(spec: ModelSpec, bytes_each: float) -> float:
+    """Of the activations per token, all layers together, those that tensor parallelism does not divide."""
+    return bytes_each * _WHOLE_VECTORS * spec.hidden_size * spec.num_layers
 
 
 def _inner_activations(part: FeedForward | None) -> int:

@@ -10,7 +10,7 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
 from kvplan.estimate.mixers import AttentionSpan, merged_spans
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.step_time import step_shape
+from kvplan.estimate.speed.step_time import step_shape, whole_activation_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,9 @@ class ModelWork:
     as tokens are routed to them. Parameters are those of the whole model: ``active_parameters`` are multiplied with
     each token, ``active_expert_parameters`` of them in routed experts; ``attention`` is what a token attends to.
     ``compute_dtype``: what matrices are multiplied in; ``speed_format``: the same as measured speeds are sorted by.
-    ``head_bytes``: of the dense bytes, those of the output head on one rank.
+    ``head_bytes``: of the dense bytes, those of the output head on one rank. ``step_activation_bytes``: written and
+    read per token, all layers together; ``whole_activation_bytes`` of them on every rank of a group.
+    ``multiplies_weights_as_stored``: not widened to the activations' format first.
     """
 
     layout: ParallelLayout
@@ -41,13 +43,30 @@ class ModelWork:
     head_parameters: int
     head_bytes: float
     step_activation_bytes: float
+    whole_activation_bytes: float = 0.0
     num_latent_layers: int = 0
+    expert_intermediate_size: int = 0
+    multiplies_weights_as_stored: bool = True
 
     def touched_experts(self, tokens: float) -> float:
         """Share of the experts that at least one of ``tokens`` tokens is routed to, when they choose at random."""
         if not self.num_experts:
             return 0.0
         return 1.0 - (1.0 - self.experts_per_token / self.num_experts) ** tokens
+
+    def rank_activation_bytes(self) -> float:
+        """Written and read per token on one rank, all layers together."""
+        divided = self.step_activation_bytes - self.whole_activation_bytes
+        return self.whole_activation_bytes + divided / self.layout.tensor_parallel_size
+
+    def routed_bytes(self) -> float:
+        """Hidden vectors of a token on one rank, all mixtures together: one for each expert that it chose.
+
+        Ranks that divide every expert have all of them, ranks with experts of their own their share.
+        """
+        shared_by = self.layout.expert_ranks if self.layout.enable_expert_parallel else 1
+        vectors = self.experts_per_token * self.num_expert_layers / shared_by
+        return vectors * self.hidden_size * self.activation_bytes
 
     def rows(self, num_sequences: float) -> float:
         """Sequences that one rank's attention works on at once: those of its group and of one pipeline micro-batch."""
@@ -118,7 +137,10 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
         step_activation_bytes=step_shape(
             spec, element_bytes=element_bytes(dtype), kv_bytes_per_token=0.0
         ).activation_bytes_per_token,
+        whole_activation_bytes=whole_activation_bytes(spec, element_bytes(dtype)),
         num_latent_layers=sum(isinstance(layer.mixer, LatentAttention) for layer in spec.layers),
+        expert_intermediate_size=experts.intermediate_size,
+        multiplies_weights_as_stored=spec.quantization is None or compute_dtype(spec.quantization, dtype) != dtype,
     )
 
 
@@ -152,6 +174,7 @@ class _Experts:
     num_layers: int = 0
     num_experts: int = 0
     experts_per_token: int = 0
+    intermediate_size: int = 0
 
 
 def _expert_elements(spec: ModelSpec) -> _Experts:
@@ -167,6 +190,7 @@ def _expert_elements(spec: ModelSpec) -> _Experts:
                 found.num_layers + 1,
                 part.num_experts,
                 part.experts_per_token,
+                part.expert_intermediate_size,
             )
     return found
 

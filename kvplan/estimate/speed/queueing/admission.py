@@ -16,7 +16,7 @@ def next_chunks(instance: Instance, rules: SchedulingRules) -> list[Chunk]:
     budget = rules.max_num_batched_tokens - (0 if rules.prompts_first else instance.num_decoding)
     found: list[Chunk] = []
     for sequence in instance.reading:
-        number = min(sequence.known - sequence.computed, budget)
+        number = _chunk(sequence.known - sequence.computed, budget, rules)
         if number > 0:
             found.append((sequence, number))
             budget -= number
@@ -25,7 +25,7 @@ def next_chunks(instance: Instance, rules: SchedulingRules) -> list[Chunk]:
         missing = sequence.known - sequence.found
         if missing > budget and not rules.chunks_prompts and (found or missing <= rules.max_num_batched_tokens):
             break
-        number = min(missing, budget) if rules.chunks_prompts else missing
+        number = _chunk(missing, budget, rules) if rules.chunks_prompts else missing
         if not _has_room(instance, rules, sequence, number):
             break
         instance.waiting.popleft()
@@ -34,6 +34,11 @@ def next_chunks(instance: Instance, rules: SchedulingRules) -> list[Chunk]:
         found.append((sequence, number))
         budget -= number
     return found
+
+
+def _chunk(missing: int, budget: int, rules: SchedulingRules) -> int:
+    """Of ``missing`` tokens, those that the next step computes."""
+    return int(min(missing, budget, rules.max_chunk_tokens))
 
 
 def _has_room(instance: Instance, rules: SchedulingRules, sequence: Sequence, num_new: int) -> bool:

@@ -9,6 +9,7 @@ prompts first    while a prompt can be admitted the step reads prompts only, and
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -53,7 +54,8 @@ class SchedulingRules:
 
     chunks_prompts: a prompt may be read in several steps. reserves: share of an answer's tokens that must be free when
     its request is admitted; 0: none, and the newest sequence is preempted where the pool runs out. pool_tokens: those
-    of all sequences together. schedules_ahead: a step is composed while the one before it runs.
+    of all sequences together. schedules_ahead: a step is composed while the one before it runs. max_chunk_tokens: of
+    one prompt in a step, where groups have a budget each.
     """
 
     max_num_seqs: int
@@ -64,6 +66,7 @@ class SchedulingRules:
     reserves: float = 0.0
     schedules_ahead: bool = False
     front_end: FrontEnd = NO_FRONT_END
+    max_chunk_tokens: float = math.inf
 
     def over_groups(self, count: int, stages: int = 1) -> SchedulingRules:
         """Of ``count`` data-parallel groups with these seats and this budget each; ``pool_tokens`` is that of all.
@@ -74,6 +77,7 @@ class SchedulingRules:
             self,
             max_num_seqs=self.max_num_seqs * count,
             max_num_batched_tokens=self.max_num_batched_tokens * count * stages,
+            max_chunk_tokens=math.inf if count == 1 else self.max_num_batched_tokens,
         )
 
 

@@ -108,6 +108,7 @@ class HostedSteps:
         gpu = self.clock.seconds(num_tokens, num_sequences, num_sampled, num_kv_tokens, num_pairs)
         of_a_host = num_sequences / self.groups
         if num_tokens > num_sequences:
-            return self.host.mixed_seconds(gpu, self.num_layers, self.num_mixtures, of_a_host)
+            rows = num_tokens / self.groups
+            return self.host.mixed_seconds(gpu, self.num_layers, self.num_mixtures, of_a_host, rows)
         context = num_kv_tokens / max(num_sequences, 1)
         return self.host.decode_seconds(gpu, self.num_layers, self.num_mixtures, of_a_host, context)
