@@ -5,7 +5,8 @@
 
 Tables of kernels know neither. Launches hide behind the GPU as long as they are shorter; a step that was captured whole
 has none, and no engine captures steps of more rows than its largest graph has. Work between steps hides where an engine
-schedules ahead. All constants were measured by others or are said to be assumed, none was measured on the results that ``tools/score_published_speeds.py`` scores:
+schedules ahead. All constants were measured by others or are said to be assumed, none was measured on the
+results that ``tools/score_published_speeds.py`` scores:
 
     launched one by one   0.40 ms a layer (GPT-2 on H200: 208 tokens/s, vLLM and SGLang alike, without graphs,
                           deepspeedai/DeepSpeed pull request 8352), 0.80 ms (Qwen2.5-Omni-7B on A800: 22 ms with 28
