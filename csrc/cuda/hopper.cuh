@@ -1,15 +1,10 @@
 // The PTX of compute capability 9.0 (sm_90a), each instruction in a function of a few lines with a host twin: barriers in
-// shared memory, copies of boxes of a tensor, products of warp groups.
+// shared memory, copies of boxes of a tensor, registers that warp groups give each other. Their products: warp_group.cuh.
 //
 // Shared memory has two readers. Threads and cp.async write by the ordinary way; boxes land, and products read, by the
 // asynchronous one, to which an ordinary write is known only after fence_async_proxy() and a barrier.
 //
-// A warp group is 128 threads, four warps from a multiple of four on. Thread 32 w + 4 g + t of it has of the sums of
-// [64, N] what it has of N / 8 tiles of mma.m16n8k16 (tensor_core.cuh) for the rows from 16 w on: sums[4 n + c], and
-// of A [64, 16], where that comes from registers, the same four.
-//
-// Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions" (fragments, descriptors, fences),
-// "cp.async.bulk.tensor", "mbarrier".
+// Sources: PTX ISA, "mbarrier", "cp.async.bulk.tensor", "setmaxnreg".
 #pragma once
 
 #include "tensor_core.cuh"
@@ -30,14 +25,6 @@ struct alignas(64) TensorMap {
 // Where 16 bytes lie that belong at `place` of a panel: their number in the row, exclusive-or the row's.
 KVPLAN_INLINE constexpr int swizzled_place(int place) { return place ^ (place >> 7 & 7) << 4; }
 
-// The matrix descriptor of a swizzled panel. leading_bytes: from 64 columns of a column-major matrix to the next 64,
-// else unused; from eight rows of 128 bytes to the next eight are always PANEL_ALIGNMENT bytes.
-KVPLAN_INLINE u64 panel_descriptor(u32 address, u32 leading_bytes) {
-    constexpr u64 swizzled_128 = 1;
-    return u64((address & 0x3FFFF) >> 4) | u64(leading_bytes >> 4) << 16 | u64(PANEL_ALIGNMENT >> 4) << 32 |
-           swizzled_128 << 62;
-}
-
 #if defined(KVPLAN_HOST)
 
 KVPLAN_INLINE u32 shared_address(const void* pointer) { return kvplan_host::shared_address(pointer); }
@@ -55,14 +42,6 @@ KVPLAN_INLINE void copy_box(u8* target, const TensorMap& map, int x, int y, int 
     kvplan_host::copy_box(target, &map, begin, barrier);
 }
 
-KVPLAN_INLINE void fence_registers() { kvplan_host::fence_registers(); }
-KVPLAN_INLINE void commit_products() { kvplan_host::commit_products(); }
-
-template <int GROUPS_LEFT>
-KVPLAN_INLINE void wait_products() {
-    kvplan_host::wait_products(GROUPS_LEFT);
-}
-
 template <int COUNT>
 KVPLAN_INLINE void take_registers() {
     kvplan_host::limit_registers(COUNT);
@@ -71,24 +50,6 @@ KVPLAN_INLINE void take_registers() {
 template <int COUNT>
 KVPLAN_INLINE void give_registers() {
     kvplan_host::limit_registers(COUNT);
-}
-
-template <int COUNT>
-KVPLAN_INLINE void settle(float (&)[COUNT]) {}
-
-template <typename T>
-float half_to_float(u16 bits) {
-    return to_float(T{bits});
-}
-
-template <typename T, int COLUMNS, bool ADDS>
-KVPLAN_INLINE void multiply_shared(float (&sums)[COLUMNS / 2], u64 a, u64 b) {
-    kvplan_host::multiply({nullptr, a, b, false, COLUMNS, ADDS, sums, half_to_float<T>});
-}
-
-template <typename T, int COLUMNS>
-KVPLAN_INLINE void multiply_registers(float (&sums)[COLUMNS / 2], const u32 (&a)[4], u64 b) {
-    kvplan_host::multiply({a, 0, b, true, COLUMNS, true, sums, half_to_float<T>});
 }
 
 #else
@@ -149,17 +110,7 @@ KVPLAN_INLINE void copy_box(u8* target, const TensorMap& map, int x, int y, int 
         : "memory");
 }
 
-// ---- products of warp groups
-
-// Before the first product, and after registers of one have been read or written.
-KVPLAN_INLINE void fence_registers() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-
-KVPLAN_INLINE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-template <int GROUPS_LEFT>
-KVPLAN_INLINE void wait_products() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS_LEFT) : "memory");
-}
+// ---- registers
 
 // COUNT registers a thread from here on, for all four warps of a group: more, once others have given them, or fewer.
 template <int COUNT>
@@ -170,77 +121,6 @@ KVPLAN_INLINE void take_registers() {
 template <int COUNT>
 KVPLAN_INLINE void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
-// Keeps the compiler from moving what reads or writes these registers across this line, as a wait alone does not.
-template <int COUNT>
-KVPLAN_INLINE void settle(float (&sums)[COUNT]) {
-    KVPLAN_UNROLL
-    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(sums[i])::"memory");
-}
-
-#define KVPLAN_8_SUMS(i)                                                                                           \
-    "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]), \
-        "+f"(sums[i + 6]), "+f"(sums[i + 7])
-#define KVPLAN_32_SUMS(i) KVPLAN_8_SUMS(i), KVPLAN_8_SUMS(i + 8), KVPLAN_8_SUMS(i + 16), KVPLAN_8_SUMS(i + 24)
-
-#define KVPLAN_32_NAMES   \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define KVPLAN_64_NAMES   \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-
-// Both kinds of product for one storage type and number of columns. a, b: as multiply_shared and multiply_registers say.
-template <typename T, int COLUMNS>
-struct GroupMultiply;
-
-#define KVPLAN_GROUP_MULTIPLY(Type, ptx_type, columns, NAMES, SUMS, a0, a1, a2, a3, a4)                              \
-    template <>                                                                                                      \
-    struct GroupMultiply<Type, columns> {                                                                            \
-        template <bool ADDS>                                                                                         \
-        KVPLAN_INLINE void shared(float (&sums)[columns / 2], u64 a, u64 b) {                                        \
-            asm volatile("{ .reg .pred adds; setp.ne.b32 adds, %" a2 ", 0; "                                         \
-                         "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." ptx_type "." ptx_type " {" NAMES    \
-                         "}, %" a0 ", %" a1 ", adds, 1, 1, 0, 0; }"                                                  \
-                         : SUMS                                                                                      \
-                         : "l"(a), "l"(b), "n"(int(ADDS)));                                                          \
-        }                                                                                                            \
-        KVPLAN_INLINE void registers(float (&sums)[columns / 2], const u32 (&a)[4], u64 b) {                         \
-            asm volatile("{ .reg .pred adds; setp.ne.b32 adds, 1, 0; "                                               \
-                         "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." ptx_type "." ptx_type " {" NAMES    \
-                         "}, {%" a0 ", %" a1 ", %" a2 ", %" a3 "}, %" a4 ", adds, 1, 1, 1; }"                        \
-                         : SUMS                                                                                      \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                      \
-        }                                                                                                            \
-    }
-#define KVPLAN_64_COLUMNS KVPLAN_32_SUMS(0)
-#define KVPLAN_128_COLUMNS KVPLAN_32_SUMS(0), KVPLAN_32_SUMS(32)
-KVPLAN_GROUP_MULTIPLY(float16, "f16", 64, KVPLAN_32_NAMES, KVPLAN_64_COLUMNS, "32", "33", "34", "35", "36");
-KVPLAN_GROUP_MULTIPLY(bfloat16, "bf16", 64, KVPLAN_32_NAMES, KVPLAN_64_COLUMNS, "32", "33", "34", "35", "36");
-KVPLAN_GROUP_MULTIPLY(float16, "f16", 128, KVPLAN_64_NAMES, KVPLAN_128_COLUMNS, "64", "65", "66", "67", "68");
-KVPLAN_GROUP_MULTIPLY(bfloat16, "bf16", 128, KVPLAN_64_NAMES, KVPLAN_128_COLUMNS, "64", "65", "66", "67", "68");
-#undef KVPLAN_GROUP_MULTIPLY
-#undef KVPLAN_64_COLUMNS
-#undef KVPLAN_128_COLUMNS
-#undef KVPLAN_32_NAMES
-#undef KVPLAN_64_NAMES
-#undef KVPLAN_32_SUMS
-#undef KVPLAN_8_SUMS
-
-// Begins sums (+)= A x B with A [64, 16] and B [16, COLUMNS] in shared memory, each row of A and each column of B
-// 16 neighbours.
-template <typename T, int COLUMNS, bool ADDS>
-KVPLAN_INLINE void multiply_shared(float (&sums)[COLUMNS / 2], u64 a, u64 b) {
-    GroupMultiply<T, COLUMNS>::template shared<ADDS>(sums, a, b);
-}
-
-// Begins sums += A x B with A in registers and B in shared memory, each row of B neighbours ("MN-major").
-template <typename T, int COLUMNS>
-KVPLAN_INLINE void multiply_registers(float (&sums)[COLUMNS / 2], const u32 (&a)[4], u64 b) {
-    GroupMultiply<T, COLUMNS>::registers(sums, a, b);
 }
 
 #endif

@@ -2,10 +2,10 @@
 // groups whose operands the copy engine brings.
 //
 // A block has a tile of 128 rows and one KV head, and a multiprocessor for itself. One warp, the producer, does nothing
-// but begin copies (its warp group gives its registers to the others): a page's 64
-// columns of its KV head are one box of the pool's tensor map, and lie in shared memory in a panel of 128-byte rows,
-// swizzled. Two warp groups of 64 rows each consume: S = Q K^T with both in shared memory, the softmax in registers,
-// O += P V with P in registers, where S has left it. K and V each pass through a ring of STAGES tiles of KV_TILE tokens:
+// but begin copies (its warp group gives its registers to the others): 64 columns of a page of its KV head are one box
+// of the pool's tensor map, and lie in shared memory in a panel of 128-byte rows, swizzled. Two warp groups of 64 rows
+// each consume: S = Q K^T with both in shared memory, the softmax in registers, O += P V with P in registers, where S
+// has left it. K and V each pass through a ring of STAGES tiles of KV_TILE tokens:
 //
 //     producer    waits until all warps have freed a stage, says how many bytes it expects, begins their copies
 //     consumers   wait until these have come, multiply, wait for the product, free the stage
@@ -15,152 +15,11 @@
 //
 // Pages without a visible token are not copied. Their rows of V, and those behind the last token, are made zero, so that
 // a weight of zero meets no NaN; rows of K may hold anything, since their scores are masked.
-#include "prefill.cuh"
-#include "../hopper.cuh"
+#include "prefill_producer.cuh"
+#include "../warp_group.cuh"
 
-constexpr int KV_TILE = KVPLAN_KV_TILE;
-constexpr int STAGES = KVPLAN_STAGES;
-constexpr int GROUPS = 2;  // of consumers
-constexpr int GROUP_ROWS = 64;
-constexpr int TILE_ROWS = GROUPS * GROUP_ROWS;
-constexpr int CONSUMERS = GROUPS * GROUP_THREADS;
-constexpr int PANEL_COLUMNS = 64;
-constexpr int PANELS = HEAD_SIZE / PANEL_COLUMNS;
-constexpr int QUERY_PANEL = TILE_ROWS * PANEL_ROW_BYTES;
-constexpr int KV_PANEL = KV_TILE * PANEL_ROW_BYTES;
-constexpr int STAGE_BYTES = PANELS * KV_PANEL;
-constexpr int PAGE_ROWS = smaller(BLOCK_SIZE, KV_TILE);  // of one box
-constexpr int PAGES = KV_TILE / PAGE_ROWS;               // of a tile
-constexpr int BOX_BYTES = PAGE_ROWS * PANEL_ROW_BYTES;
 constexpr int SCORES = KV_TILE / 2;  // of a thread: rows g and g + 8 of its warp's 16
 constexpr int SUMS = HEAD_SIZE / 2;
-
-constexpr int CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;  // a multiprocessor has 65,536
-
-static_assert(THREADS == CONSUMERS + GROUP_THREADS, "the producer's warp group has three idle warps");
-static_assert(CONSUMERS * CONSUMER_REGISTERS + GROUP_THREADS * PRODUCER_REGISTERS <= 65536);
-static_assert(sizeof(Scalar) == 2 && sizeof(Cache) == 2 && HEAD_SIZE % PANEL_COLUMNS == 0 && KV_TILE == 128);
-static_assert(KV_TILE % PAGE_ROWS == 0 && BLOCK_SIZE % PAGE_ROWS == 0 && PAGE_ROWS % 8 == 0 && PAGES <= WARP_LANES);
-static_assert(!HAS_SOFTCAP && !HAS_SINKS && !HAS_SLOPES, "prefill_mma has these");
-
-struct PrefillWgmmaParams {
-    // [num_blocks, KV heads, BLOCK_SIZE, HEAD_SIZE]  of the layer; boxes of PAGE_ROWS x 64, swizzled
-    TensorMap keys;
-    TensorMap values;
-    AttentionParams attention;
-};
-
-// The block's part of shared memory: Q, a ring of K, a ring of V, and for each stage of either two barriers.
-struct Shared {
-    u8* queries;  // [PANELS][TILE_ROWS][64]
-    u8* keys;     // [STAGES][PANELS][KV_TILE][64]
-    u8* values;   // the same
-    u64* keys_here;
-    u64* values_here;
-    u64* keys_free;
-    u64* values_free;
-};
-
-KVPLAN_INLINE Shared divide_shared(u8* memory) {
-    Shared shared;
-    shared.queries = memory + (PANEL_ALIGNMENT - shared_address(memory) % PANEL_ALIGNMENT) % PANEL_ALIGNMENT;
-    shared.keys = shared.queries + PANELS * QUERY_PANEL;
-    shared.values = shared.keys + STAGES * STAGE_BYTES;
-    shared.keys_here = reinterpret_cast<u64*>(shared.values + STAGES * STAGE_BYTES);
-    shared.values_here = shared.keys_here + STAGES;
-    shared.keys_free = shared.values_here + STAGES;
-    shared.values_free = shared.keys_free + STAGES;
-    return shared;
-}
-
-KVPLAN_INLINE void make_barriers(const Shared& shared) {
-    for (int stage = 0; stage < STAGES; ++stage) {
-        init_barrier(shared.keys_here + stage, 1);
-        init_barrier(shared.values_here + stage, 1);
-        init_barrier(shared.keys_free + stage, CONSUMERS / WARP_LANES);
-        init_barrier(shared.values_free + stage, CONSUMERS / WARP_LANES);
-    }
-    fence_barrier_init();
-}
-
-// Where in the rings a tile of KV is: its stage, and the parity of the phase in which it comes.
-struct Place {
-    int stage;
-    u32 parity;
-
-    KVPLAN_METHOD Place next() const {
-        return stage + 1 == STAGES ? Place{0, parity ^ 1} : Place{stage + 1, parity};
-    }
-};
-
-// The first position that the tile of KV from `begin` on must bring, and one past the last, relative to `begin`.
-KVPLAN_INLINE int first_needed(const PrefillTile& tile, int begin) { return larger(0, tile.kv_begin - begin); }
-KVPLAN_INLINE int end_needed(const PrefillTile& tile, int begin) { return smaller(KV_TILE, tile.kv_end - begin); }
-
-// ---- the producer
-
-// Whether this lane's page of the tile has visible tokens.
-KVPLAN_INLINE bool needs_page(const PrefillTile& tile, int begin, int lane) {
-    return lane < PAGES && lane * PAGE_ROWS < end_needed(tile, begin) &&
-           (lane + 1) * PAGE_ROWS > first_needed(tile, begin);
-}
-
-// The block in which this lane's page of the tile lies.
-KVPLAN_INLINE int block_of(const int* tables, const PrefillTile& tile, int begin, int lane,
-                           const AttentionParams& params) {
-    const int* table = tables + i64(tile.sequence) * params.table_stride;
-    return needs_page(tile, begin, lane) ? table[begin / BLOCK_SIZE + lane * PAGE_ROWS / BLOCK_SIZE] : 0;
-}
-
-// Begins the copies of a tile of K or V, a page by each lane that has one.
-KVPLAN_INLINE void copy_tile(u8* target, const TensorMap& map, const PrefillTile& tile, int begin, int block, int lane,
-                             u64* here) {
-    const int first = first_needed(tile, begin) / PAGE_ROWS;
-    const int end = ceil_divide(end_needed(tile, begin), PAGE_ROWS);
-    if (lane == 0) arrive_expecting(here, u32((end - first) * PANELS * BOX_BYTES));
-    __syncwarp();
-    if (!needs_page(tile, begin, lane)) return;
-    KVPLAN_UNROLL
-    for (int panel = 0; panel < PANELS; ++panel)
-        copy_box(target + panel * KV_PANEL + lane * BOX_BYTES, map, panel * PANEL_COLUMNS, begin % BLOCK_SIZE,
-                 tile.kv_head, block, here);
-}
-
-// One of the two rings as the producer fills it.
-struct Ring {
-    u8* stages;
-    u64* here;
-    u64* free;
-    const TensorMap& map;
-    const int* tables;
-};
-
-// Brings the tile of KV from `begin` on to its place, once that is free: at once, the first time around.
-KVPLAN_INLINE void bring_tile(const Ring& ring, Place place, const PrefillTile& tile, int begin, int lane,
-                              const AttentionParams& params) {
-    const int block = block_of(ring.tables, tile, begin, lane, params);  // read before the wait, which is the longer one
-    wait_phase(ring.free + place.stage, place.parity ^ 1);
-    copy_tile(ring.stages + place.stage * STAGE_BYTES, ring.map, tile, begin, block, lane, ring.here + place.stage);
-}
-
-// K of the next tile before V of this one, in the order in which the consumers take them.
-KVPLAN_INLINE void produce(const Shared& shared, const PrefillTile& tile, int lane, const PrefillWgmmaParams& params) {
-    const AttentionParams& attention = params.attention;
-    const Ring keys = {shared.keys, shared.keys_here, shared.keys_free, params.keys, attention.block_tables};
-    const Ring values = {shared.values, shared.values_here, shared.values_free, params.values,
-                         value_tables_of(attention)};
-    int begin = tile.kv_begin / KV_TILE * KV_TILE;
-    Place place = {0, 0};
-    bring_tile(keys, place, tile, begin, lane, attention);
-    for (; begin < tile.kv_end; begin += KV_TILE) {
-        const Place next = place.next();
-        if (begin + KV_TILE < tile.kv_end) bring_tile(keys, next, tile, begin + KV_TILE, lane, attention);
-        bring_tile(values, place, tile, begin, lane, attention);
-        place = next;
-    }
-}
-
-// ---- the consumers
 
 // A thread's place among the consumers.
 struct Consumer {
@@ -270,6 +129,9 @@ KVPLAN_INLINE void mask_scores(float (&scores)[SCORES], const PrefillTile& tile,
     }
 }
 
+// What a score is multiplied with for base 2.
+KVPLAN_INLINE float score_factor(const AttentionParams& params) { return params.scale * params.key_scale * LOG2_E; }
+
 // One online-softmax step; scores become weights. rescale: what the sums until now are to be multiplied with.
 KVPLAN_INLINE void update_softmax(RowState& state, float (&scores)[SCORES], float (&rescale)[2], float factor) {
     KVPLAN_UNROLL
@@ -321,7 +183,7 @@ KVPLAN_INLINE void free_stage(u64* barrier, const Consumer& own) {
 // O of the group's rows, not yet divided by the sums of weights.
 KVPLAN_INLINE void consume(RowState& state, const Shared& shared, const PrefillTile& tile, const Consumer& own,
                            const AttentionParams& params) {
-    const float factor = params.scale * params.key_scale * LOG2_E;
+    const float factor = score_factor(params);
     float scores[SCORES], rescale[2];
     int begin = tile.kv_begin / KV_TILE * KV_TILE;
     Place place = {0, 0};
@@ -363,13 +225,18 @@ KVPLAN_INLINE void consume(RowState& state, const Shared& shared, const PrefillT
 }
 
 // Divides by the sums of weights and leaves the warp's rows as Scalar where its queries were.
-KVPLAN_INLINE void stage_output(const RowState& state, u8* rows, const Consumer& own, const AttentionParams& params) {
+KVPLAN_INLINE void stage_output(const RowState& state, u8* rows, const PrefillTile& tile, const Consumer& own,
+                                const AttentionParams& params) {
     KVPLAN_UNROLL
     for (int half = 0; half < 2; ++half) {
         const int row = own.first_row() + half * 8 + own.lane / 4;
         float total = state.total[half];
         total += __shfl_xor_sync(FULL_WARP, total, 1);
         total += __shfl_xor_sync(FULL_WARP, total, 2);
+        if constexpr (HAS_SINKS) {
+            const float sink = params.sinks[row_head(tile, row)] * LOG2_E;
+            total += fast_exp2(sink - finite_or_zero(state.largest[half]) * score_factor(params));
+        }
         const float share = total > 0.0f ? params.value_scale * fast_reciprocal(total) : 0.0f;
         KVPLAN_UNROLL
         for (int n = 0; n < HEAD_SIZE / 8; ++n) {
@@ -400,7 +267,7 @@ KVPLAN_INLINE void attend_rows(const Shared& shared, const PrefillTile& tile, co
     state.largest[0] = state.largest[1] = minus_infinity();
     consume(state, shared, tile, own, params);
     own.sync_group();  // nobody reads the group's queries any more
-    stage_output(state, shared.queries, own, params);
+    stage_output(state, shared.queries, tile, own, params);
     __syncwarp();
     write_output(shared.queries, tile, own, params);
 }

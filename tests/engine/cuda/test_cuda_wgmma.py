@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cuda_cases import AttentionCase, attend, build_batch, largest_error, tolerance
+from cuda_cases import AttentionCase, attend, build_batch, largest_error, options_of, tolerance
 from kernel_matrix import LLAMA, properties_of
 from test_cuda_prefill import LENGTHS, SHUFFLED, prefill_case
 
+from kvplan_engine.attention.backend import AttentionInputs
 from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.attention.layer_cache import TablePlace, uniform_cache
 from kvplan_engine.kernels.cuda.attention import prefill_launch
 from kvplan_engine.kernels.cuda.emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
 
@@ -28,7 +30,7 @@ def wgmma_case(head_size: int, block_size: int, heads: int, kv_heads: int, **opt
 
 
 LLAMAS = wgmma_case(128, 16, 4, 1, scalar=BF16)
-SMALL = wgmma_case(64, 256, 3, 1, scalar=F16, window=150)  # a page has several tiles of KV
+SMALL = wgmma_case(64, 256, 3, 1, scalar=F16, window=150, sinks=True)  # a page has several tiles of KV
 
 
 class CountingRuntime(EmulatedRuntime):
@@ -51,6 +53,25 @@ def answer(case: AttentionCase, order: int = FORWARD) -> torch.Tensor:
     return batch.out
 
 
+def answer_apart(case: AttentionCase, order: int = FORWARD) -> None:
+    """The same with values in other blocks than the keys; blocks before a window are gone, entries lead nowhere."""
+    batch, runtime = build_batch(case), CountingRuntime(order)
+    num_blocks, tables = batch.kv.shape[0], batch.metadata.block_tables
+    moved = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(5)).int()
+    apart = batch.kv.clone()
+    apart[moved, :, 1] = batch.kv[:, :, 1]
+    given = tables.clone()
+    for sequence, (length, new) in enumerate(zip(case.seq_lens, case.query_lens, strict=True)):
+        given[sequence, : max(0, length - new + 1 - (case.window or length)) // case.block_size] = 2**30
+    value_tables = torch.where(given < num_blocks, moved[given.clamp(max=num_blocks - 1).long()], given)
+    metadata = replace(batch.metadata, block_tables=given, value_tables=value_tables)
+    cache = replace(uniform_cache(apart, case.layer), tables=TablePlace(value_slot=1))
+    inputs = AttentionInputs(batch.query, cache, metadata, batch.out, options_of(case, batch))
+    CudaBackend(runtime, wgmma=True).attend(inputs)
+    assert KERNEL in runtime.sources
+    assert largest_error(case, batch) < tolerance(case)
+
+
 def test_prefill_matches_the_reference_in_any_order_of_threads_and_copies() -> None:
     first = answer(LLAMAS)
     for order in (BACKWARD, SHUFFLED):
@@ -58,13 +79,13 @@ def test_prefill_matches_the_reference_in_any_order_of_threads_and_copies() -> N
 
 
 @pytest.mark.parametrize("window", [20, 150, None])
-def test_small_heads_large_pages_and_windows_match_the_reference(window: int | None) -> None:
-    answer(replace(SMALL, window=window), BACKWARD)
+def test_small_heads_large_pages_windows_and_sinks_match_the_reference(window: int | None) -> None:
+    answer_apart(replace(SMALL, window=window), BACKWARD)
 
 
 @pytest.mark.parametrize("rows", [63, 64, 65, 127, 128, 129])
 def test_tiles_of_rows_end_where_they_should(rows: int) -> None:
-    answer(replace(SMALL, seq_lens=(rows + 70,), query_lens=(rows,)), rows % 3)
+    answer_apart(replace(SMALL, seq_lens=(rows + 70,), query_lens=(rows,)), rows % 3)
 
 
 def test_what_the_kernel_lacks_others_have() -> None:
@@ -72,7 +93,7 @@ def test_what_the_kernel_lacks_others_have() -> None:
     hopper = properties_of((9, 0))
     assert prefill_launch(LLAMA, hopper, wgmma=True).variant.source == KERNEL
     assert prefill_launch(LLAMA, hopper, wgmma=True).variant.only_for == "sm_90a"
-    others = [replace(LLAMA, has_sinks=True), replace(LLAMA, has_softcap=True), replace(LLAMA, has_slopes=True)]
+    others = [replace(LLAMA, has_softcap=True), replace(LLAMA, has_slopes=True)]
     others += [replace(LLAMA, cache=FP8), replace(LLAMA, head_size=80), replace(LLAMA, block_size=8)]
     others += [replace(LLAMA, block_size=48), replace(LLAMA, scalar=torch.float32, cache=torch.float32)]
     for shape in others:

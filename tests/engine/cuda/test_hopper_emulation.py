@@ -21,7 +21,7 @@ SHARED_BYTES = 1024 + 2 * SIZE * 128 + 64
 
 # The threads bring A [64, 64] to shared memory, a box B [64, 64]; the sums are A x B^T, or with A in registers A x B.
 SOURCE = """
-#include "{cuda}/hopper.cuh"
+#include "{cuda}/warp_group.cuh"
 enum Fault {{
     NONE, FROM_REGISTERS, OTHER_BYTES, NO_WAIT_FOR_BOX, NO_PROXY_FENCE, NO_REGISTER_FENCE, READ_TOO_EARLY,
     BOX_OVER_OPERAND, WRITE_OVER_SUMS, WRITE_OVER_REGISTERS, OTHER_SWIZZLE, OTHER_STRIDE, NO_INIT, NO_SYNC_AFTER_INIT,
