@@ -12,6 +12,7 @@ step_inputs        the host's side of a step's index buffers
 group_tables       block tables, slots and lengths of each group of layers
 step_tables        what the layers of a group read of a step
 staging            inputs to the device and tokens from it, without waiting
+draws              how tokens are chosen on a device, where captured steps read it
 adapter_rows       which rows adapters correct, where captured steps read it
 graphs             decode steps captured as graphs
 output_processor   tokens to their sequences: appended, checked for an end, reported

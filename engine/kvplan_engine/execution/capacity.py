@@ -64,7 +64,7 @@ class CapacityCarver:
     def _needs(self, config: EngineConfig, part: ModelDescription, weight_bytes: int, max_model_len: int) -> Needs:
         dtype = self._model.dtype
         layout = kv_layout(config, part, dtype, max_model_len)
-        of_kernels = cuda_buffers(config, holds_few_bits=False) if self._device.kind == "cuda" else []
+        of_kernels = cuda_buffers(config, part, holds_few_bits=False) if self._device.kind == "cuda" else []
         buffers = step_buffers(part, dtype, config, layout, max_model_len, of_kernels=of_kernels)
         workspace_bytes = sum(buffer.num_bytes for buffer in buffers)
         return Needs(weight_bytes, workspace_bytes, self._device.overhead_bytes, layout.block_bytes)

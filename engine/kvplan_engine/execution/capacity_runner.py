@@ -33,9 +33,9 @@ class CapacityRunner:
     """Takes the place of ModelRunner: same calls, no tensors. seed: the engine's."""
 
     num_graph_replays = 0
+    counts_tokens = False
 
     def __init__(self, vocab_size: int, seed: int) -> None:
-        self.sampler = self
         self._vocab_size = vocab_size
         self._seed = seed
 
@@ -69,7 +69,11 @@ class CapacityRunner:
     def take_prompt_logprobs(self, plan: StepPlan) -> None:
         """Nothing was computed that could say something of a prompt."""
 
-    def choose_likeliest(self, _: StepPlan, plan: StepPlan) -> _Ready:
+    def can_choose_ahead(self, plan: StepPlan) -> bool:
+        """As the CPU does."""
+        return plan.is_plainly_greedy and not plan.needs_token_details
+
+    def choose_ahead(self, _: StepPlan, plan: StepPlan) -> _Ready:
         """The same for steps that run ahead of their tokens."""
         return _Ready(self.sample_step(plan, plan).array)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,11 +16,13 @@ from kvplan_engine.device.device import Device
 from kvplan_engine.execution.adapter_rows import StagedRows
 from kvplan_engine.execution.adapters import begin_step
 from kvplan_engine.execution.batch import BatchBuilder
+from kvplan_engine.execution.draws import DeviceDraws
 from kvplan_engine.execution.graphs import DecodeGraphs, PaddedBatches, ladder_of
 from kvplan_engine.execution.staging import InputStage, PendingTokens, TokenStage
 from kvplan_engine.execution.step_indices import StepIndices
 from kvplan_engine.execution.step_inputs import sampled_buffers
 from kvplan_engine.execution.step_tables import state_tables_name
+from kvplan_engine.kernels.cuda.sampling import StepTokens
 from kvplan_engine.layers.rope import fill_rope_table
 from kvplan_engine.memory.breakdown import rope_tables
 from kvplan_engine.memory.device_buffers import LORA_ROWS
@@ -33,7 +36,7 @@ from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.mover import BlockMover, Mover
 from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.sampling.prompt_logprobs import take_prompt_logprobs
-from kvplan_engine.sampling.sampler import Sampler
+from kvplan_engine.sampling.sampler import SampledTokens, Sampler
 from kvplan_engine.transformers_backend.model import RunnableModel
 
 
@@ -60,13 +63,15 @@ class ModelRunner:
         self._adapter_rows = self._place_adapter_rows(config)
         self._fill_tables()
         self.sampler = Sampler(self.workspace["sampler"], model.config.vocab_size, model.ops, engine_seed=config.seed)
+        self._draws = self._place_draws(config)
         self._places = places_of(layout, model.config)
         self._tokens = TokenStage(device, config.max_num_seqs)
         names = [spec.name for spec in step_index_buffers(config, layout, max_model_len)]
         self._batches = BatchBuilder(self.workspace, layout, names, self._places, self._make_stage(names))
         self.kv: KvPool | None = None
         self.graphs: DecodeGraphs | None = None
-        self._replayed = False  # whether the last step was a graph's replay, which chooses the likeliest tokens too
+        self._replayed = False  # whether the last step was a graph's replay, which chooses its tokens too
+        self._step_tokens: StepTokens | None = None  # of the last step
 
     def _make_stage(self, names: Sequence[str]) -> InputStage | None:
         """How the index buffers ``names`` get to the device; None where the host writes to them itself."""
@@ -90,6 +95,12 @@ class ModelRunner:
         )
         return staged
 
+    def _place_draws(self, config: EngineConfig) -> DeviceDraws | None:
+        """What chooses tokens on the device; None where only the sampler does."""
+        if self._model.draws is None:
+            return None
+        return DeviceDraws(self._model.draws, self.device, self.workspace, self._model.config.vocab_size, config.seed)
+
     def touch(self, num_blocks: int) -> None:
         """Write to the workspace and ``num_blocks`` blocks, so that physical memory backs them before a measurement."""
         assert self.kv is not None
@@ -97,6 +108,8 @@ class ModelRunner:
         self._fill_tables()
         if self._adapter_rows is not None:
             self._adapter_rows.reset()
+        if self._draws is not None:
+            self._draws.clear()
         self.kv.blocks[:num_blocks].zero_()
 
     def carve_pool(self, num_blocks: int, kv_dtype: str) -> None:
@@ -122,7 +135,9 @@ class ModelRunner:
     def prepare(self, plan: StepPlan, latest: np.ndarray | None = None, before: StepPlan | None = None) -> StepBatch:
         """The step's inputs: see BatchBuilder.build. before: the plan whose tokens are still pending, if any."""
         pending = None if before is None else self._tokens.pending(plan, before)
-        batch = self._batches.build(plan, latest, pending=pending, graph=self._graph_size(plan))
+        may_replay = self._draws is None or self._draws.prepare(plan)
+        graph = self._graph_size(plan) if may_replay else None
+        batch = self._batches.build(plan, latest, pending=pending, graph=graph)
         if self._model.adapters is not None:
             begin_step(self._model.adapters, plan)
         return batch
@@ -131,6 +146,7 @@ class ModelRunner:
         """Logits [len(batch.sampled), vocab_size] of one step; its K and V are in the pool afterwards."""
         assert self.kv is not None
         self._replayed = batch.graph is not None
+        self._step_tokens = StepTokens(batch.positions, batch.sampled_rows)
         if batch.graph is None:
             return self._model.decoder.forward(batch, self.kv, self.workspace)
         assert self.graphs is not None
@@ -145,17 +161,47 @@ class ModelRunner:
         """Logits of these rows of the last step, see Decoder.logits_of_rows."""
         return self._model.decoder.logits_of_rows(self.workspace, first, last)
 
-    def choose_likeliest(self, logits: torch.Tensor, plan: StepPlan) -> PendingTokens:
-        """The likeliest token for each of ``plan.sampled``, kept on the device and sent to the host."""
-        number = len(plan.sampled)
+    # ---- its tokens
+
+    @property
+    def counts_tokens(self) -> bool:
+        """See StepRunner.counts_tokens."""
+        return self._draws is not None
+
+    def can_choose_ahead(self, plan: StepPlan) -> bool:
+        """See StepRunner.can_choose_ahead."""
+        return not plan.needs_token_details and (plan.is_plainly_greedy or self._draws is not None)
+
+    def choose_ahead(self, logits: torch.Tensor, plan: StepPlan) -> PendingTokens:
+        """See StepRunner.choose_ahead: the tokens stay on the device and are sent to the host."""
+        chosen = self._tokens.chosen[: len(plan.sampled)]
+        if not self._replayed and self._draws is not None:
+            self._draw(logits, plan, self._draws, chosen)
+        elif not self._replayed:
+            self._take_likeliest(logits, plan, chosen)
+        return self._tokens.send(len(plan.sampled))
+
+    def sample_step(self, logits: torch.Tensor, plan: StepPlan) -> SampledTokens:
+        """See StepRunner.sample_step."""
+        if self._draws is None or not plan.sampled:
+            return self.sampler.sample_step(logits, plan)
+        token_ids = self.choose_ahead(logits, plan).wait()
+        if plan.needs_token_details:
+            return self.sampler.describe(logits, plan, token_ids)
+        return SampledTokens(token_ids.tolist(), token_ids)
+
+    def _draw(self, logits: torch.Tensor, plan: StepPlan, draws: DeviceDraws, chosen: torch.Tensor) -> None:
+        assert self._step_tokens is not None
+        draws.place_sampled(plan)
+        rows = None if plan.logits_rows is None else self.device.upload(np.array(plan.logits_rows))
+        draws.draw(logits, replace(self._step_tokens, logits_rows=rows), chosen)
+
+    def _take_likeliest(self, logits: torch.Tensor, plan: StepPlan, chosen: torch.Tensor) -> None:
         if plan.logits_rows is None:
-            if not self._replayed:
-                self._model.ops.argmax_rows(logits, self._tokens.chosen[:number])
+            self._model.ops.argmax_rows(logits, chosen)
         else:
-            best = self.sampler.likeliest(logits)
             rows = self.device.upload(np.array(plan.logits_rows))
-            torch.index_select(best, 0, rows, out=self._tokens.chosen[:number])
-        return self._tokens.send(number)
+            torch.index_select(self.sampler.likeliest(logits), 0, rows, out=chosen)
 
     # ---- for other ranks
 
@@ -189,6 +235,8 @@ class ModelRunner:
         """Capture the decode step at every size of the ladder; OutOfDeviceMemory(phase="graph_capture")."""
         assert self.kv is not None
         sizes = self.graph_sizes
+        if self._draws is not None:
+            self._draws.clear()  # of the step that was measured
         with allocating("graph_capture"):
             self._model.reserve_decode(self.kv, sizes[-1])
             padded = PaddedBatches(self.workspace, sizes[-1], self._places, state_tables_name(self._layout))
@@ -198,11 +246,15 @@ class ModelRunner:
         return graphs
 
     def _decode(self, batch: StepBatch) -> None:
-        """What is captured: the step and the likeliest token of each row."""
+        """What is captured: the step and the choice of each row's token."""
         assert self.kv is not None
         with self._corrections_of_graph(batch.num_seqs):
             logits = self._model.decoder.forward(batch, self.kv, self.workspace)
-        self._model.ops.argmax_rows(logits, self._tokens.chosen[: logits.shape[0]])
+        chosen = self._tokens.chosen[: logits.shape[0]]
+        if self._draws is None:
+            self._model.ops.argmax_rows(logits, chosen)
+        else:
+            self._draws.draw(logits, StepTokens(batch.positions), chosen)
 
     def _corrections_of_graph(self, num_rows: int) -> AbstractContextManager[None]:
         if self._adapter_rows is None or self._model.adapters is None:

@@ -14,7 +14,6 @@ from kvplan_engine.memory.breakdown import SAMPLER_ROWS, MemoryBreakdown
 from kvplan_engine.requests.request import Request, Sequence
 from kvplan_engine.requests.sampling_params import SamplingParams
 from kvplan_engine.requests.step_plan import StepPlan
-from kvplan_engine.sampling.sampler import Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +52,8 @@ def _run(runner: ModelRunner, plan: StepPlan) -> None:
     """The whole step, until its tokens are drawn."""
     batch = runner.prepare(plan)
     logits = runner.forward(batch)
-    # one group of rows: the others are sampled in the same memory
-    draws = [Draw(row, sequence) for row, sequence in enumerate(batch.sampled[:SAMPLER_ROWS])]
-    runner.sampler.sample(logits, draws, [frozenset()] * len(draws))
+    plan.sampled = batch.sampled[:SAMPLER_ROWS]  # the others are sampled in the same memory
+    runner.sample_step(logits, plan)
 
 
 def _largest_step(config: EngineConfig, pool: BlockPool, max_model_len: int) -> tuple[StepPlan, list[Sequence]]:

@@ -8,8 +8,8 @@ started while the device computes step n, and the device never waits for the hos
 
 The tokens of a step are read after the next step has been started. A sequence that turns out to have ended has computed
 one token too many, which is dropped. Its blocks are free at once: whoever gets them writes to them in a later step,
-which the device runs after this one. Steps that depend on values (beam search, penalties, log-probabilities, stop
-strings) cannot run ahead: while such a request runs, every step waits for its tokens.
+which the device runs after this one. Steps that depend on values (beam search, log-probabilities, stop strings, and
+penalties where the host counts tokens) cannot run ahead: while such a request runs, every step waits for its tokens.
 
 A call takes the tokens of one step at most. ``stats`` are those of the step whose tokens were taken last: its counts
 from when it was started, and its time, from its start or from when the tokens of the step before were there.
@@ -95,7 +95,7 @@ class StepLoop:
         """Start the next step, and process the tokens that are there: of the last step, of this one, or none yet."""
         began = time.perf_counter()
         self.observer.began()
-        if self._started is not None and (self._scheduler.needs_values or not self._started.tokens.is_pending):
+        if self._started is not None and (self._needs_values or not self._started.tokens.is_pending):
             return self._take()
         plan = self._scheduler.schedule()
         self.observer.planned(plan)
@@ -112,6 +112,12 @@ class StepLoop:
         before, outputs = self._started, self._take(is_followed=True)
         self._started = _Started(plan, tokens, began, counts)
         return outputs if tokens.is_pending or before is not None else self._take()
+
+    @property
+    def _needs_values(self) -> bool:
+        """Whether the next step cannot be decided or drawn before the tokens of the last one are known."""
+        scheduler = self._scheduler
+        return scheduler.needs_values or (scheduler.has_penalties and not self._runner.counts_tokens)
 
     def _start(self, plan: StepPlan) -> _Choice:
         """Queue the whole step, sampling included; waits only for sampling that is done on the host."""
@@ -130,10 +136,10 @@ class StepLoop:
 
     def _sample(self, plan: StepPlan, logits: Any) -> _Choice:
         runner = self._runner
-        if self.runs_ahead and plan.is_plainly_greedy and not plan.needs_token_details:
-            tokens = runner.choose_likeliest(logits, plan)
+        if self.runs_ahead and runner.can_choose_ahead(plan):
+            tokens = runner.choose_ahead(logits, plan)
             return _Choice(lambda: _read(tokens), is_pending=True)
-        sampled = runner.sampler.sample_step(logits, plan)
+        sampled = runner.sample_step(logits, plan)
         if plan.wants_prompt_logprobs:
             runner.take_prompt_logprobs(plan)
         return _Choice(lambda: sampled, is_pending=False)

@@ -20,22 +20,16 @@ class Waitable(Protocol):
         ...
 
 
-class StepSampler(Protocol):
-    """Chooses the tokens of a step on the host."""
-
-    def sample_step(self, logits: Any, plan: StepPlan) -> SampledTokens:
-        """A token for each of ``plan.sampled``."""
-        ...
-
-
 class StepRunner(Protocol):
     """Runs steps over one division of the memory. What ``prepare`` and ``forward`` return is between the two."""
 
     @property
-    def sampler(self) -> StepSampler: ...
+    def num_graph_replays(self) -> int: ...
 
     @property
-    def num_graph_replays(self) -> int: ...
+    def counts_tokens(self) -> bool:
+        """Whether penalties follow from tokens that the host does not know yet."""
+        ...
 
     def make_mover(self, num_host_slots: int, disk: DiskTier | None) -> Mover:
         """Who carries out transfers between the pool, ``num_host_slots`` slots of host memory, and files."""
@@ -46,7 +40,11 @@ class StepRunner(Protocol):
         ...
 
     def forward(self, batch: Any) -> Any:
-        """One step over ``batch``: what ``sampler`` and ``choose_likeliest`` choose from."""
+        """One step over ``batch``: what ``sample_step`` and ``choose_ahead`` choose from."""
+        ...
+
+    def sample_step(self, logits: Any, plan: StepPlan) -> SampledTokens:
+        """A token for each of ``plan.sampled``, with what the requests want to know of it."""
         ...
 
     def take_prompt_logprobs(self, plan: StepPlan) -> None:
@@ -56,6 +54,10 @@ class StepRunner(Protocol):
         """
         ...
 
-    def choose_likeliest(self, logits: Any, plan: StepPlan) -> Waitable:
-        """The likeliest token for each of ``plan.sampled``, not waited for."""
+    def can_choose_ahead(self, plan: StepPlan) -> bool:
+        """Whether ``choose_ahead`` chooses all that ``plan`` needs."""
+        ...
+
+    def choose_ahead(self, logits: Any, plan: StepPlan) -> Waitable:
+        """A token for each of ``plan.sampled``, not waited for."""
         ...

@@ -49,7 +49,7 @@ class BufferSpec:
 
     @property
     def num_bytes(self) -> int:
-        size = {"int64": 8, "int32": 4, "uint8": 1}.get(self.dtype) or DTYPE_BYTES[self.dtype]
+        size = {"int64": 8, "int32": 4, "int16": 2, "uint8": 1}.get(self.dtype) or DTYPE_BYTES[self.dtype]
         for extent in self.shape:
             size *= extent
         return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

@@ -29,7 +29,7 @@ def step_buffers(
     index_buffers = step_index_buffers(config, layout, max_model_len)
     if not is_native:
         seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
-        return sampling_buffers(model, dtype, max_num_seqs=seqs) + index_buffers
+        return sampling_buffers(model, dtype, max_num_seqs=seqs) + index_buffers + list(of_kernels)
     computing = workspace_buffers(
         model,
         dtype,

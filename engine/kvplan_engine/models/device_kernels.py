@@ -31,6 +31,7 @@ from kvplan_engine.kernels.cuda.driver import current_runtime
 from kvplan_engine.kernels.cuda.lora import CudaLora
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.sampling import CudaDraws
 from kvplan_engine.kernels.cuda.states import CudaStates
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.layers.cuda_mixture import CudaMixtures
@@ -67,7 +68,7 @@ class DeviceKernels(PartKernels):
     memory: by the names of ``memory.device_buffers``, what products need of the workspace. adapters: what corrects
     products in each step; None where nothing does. shards: where parts of divided logits come together, None without.
     takes_plain_weights: of those in few bits they take only such (``HeldWeights.plain``). overlap_launches: switches
-    ``EngineConfig.enable_pdl`` on or off.
+    ``EngineConfig.enable_pdl`` on or off. draws: chooses the tokens of a step; None where the sampler does.
     """
 
     make_layer_run: MakeLayerRun = _layer_by_layer
@@ -76,6 +77,7 @@ class DeviceKernels(PartKernels):
     takes_plain_weights: bool = False
     shards: ShardBuffer | None = None
     overlap_launches: Callable[[bool], None] = _one_after_the_other
+    draws: CudaDraws | None = None
 
     def divided(self, model: ModelDescription, collectives: Collectives) -> DeviceKernels:
         """The same kernels for a rank's part of a model, ``model``: products over a rank's inputs become sums."""
@@ -172,6 +174,7 @@ def cuda_kernels(runtime: CudaRuntime, dtype: torch.dtype, *, wgmma: bool = Fals
         memory=memory,
         takes_plain_weights=True,
         overlap_launches=partial(setattr, runtime, "overlaps_launches"),
+        draws=CudaDraws(runtime),
     )
 
 

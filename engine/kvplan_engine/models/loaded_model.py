@@ -79,6 +79,7 @@ class LoadedModel:
         self._kernel_memory, self._holds_few_bits = kernels.memory, bool(held.parameters)
         self._shards = kernels.shards
         self.ops, self.overlap_launches = kernels.ops, kernels.overlap_launches
+        self.draws = kernels.draws
         self.attention = kernels.attention
         parts = (self.config, self.weights, kernels, owners)
         if collectives is None or rank.num_stages == 1:
@@ -94,7 +95,9 @@ class LoadedModel:
 
     def kernel_buffers(self, config: EngineConfig) -> list[BufferSpec]:
         """What the kernels need of the workspace besides a step's own buffers."""
-        return cuda_buffers(config, holds_few_bits=self._holds_few_bits) if self._kernel_memory else []
+        if self.draws is None:
+            return []
+        return cuda_buffers(config, self.config, holds_few_bits=self._holds_few_bits)
 
     def use_workspace(self, workspace: Workspace) -> None:
         """Let the kernels find these buffers."""

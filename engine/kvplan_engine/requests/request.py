@@ -64,8 +64,8 @@ class Request:
 
     @property
     def needs_values(self) -> bool:
-        """Whether its next step cannot start before the tokens of the last one are known."""
-        return self.beams is not None or self.params.has_penalties or self.needs_token_details
+        """Whether its next step cannot be decided before the tokens of the last one are known."""
+        return self.beams is not None or self.needs_token_details
 
     @property
     def lacks_prompt_logprobs(self) -> bool:

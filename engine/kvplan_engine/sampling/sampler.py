@@ -7,8 +7,6 @@ with a seed gets the same tokens whatever else runs, and again after a preemptio
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +17,7 @@ from kvplan_engine.memory.breakdown import SAMPLER_ELEMENT_BYTES, SAMPLER_ROWS
 from kvplan_engine.requests.request import Sequence
 from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.sampling.logits import adjust_logits, adjusts_logits
+from kvplan_engine.sampling.seeds import random_bits
 from kvplan_engine.sampling.truncation import truncate_row, truncates
 
 _MOST_DRAWS = 8
@@ -91,6 +90,17 @@ class Sampler:
         details = self.sample(logits, draws, [sequence.request.stop_ids for sequence in plan.sampled]) if draws else []
         token_ids = [token.token_id for token in details]
         return SampledTokens(token_ids, np.array(token_ids, dtype=np.int64), details)
+
+    def describe(self, logits: torch.Tensor, plan: StepPlan, token_ids: np.ndarray) -> SampledTokens:
+        """``token_ids``, chosen elsewhere from logits [rows, vocab_size], with the log-probabilities asked for."""
+        details = [SampledToken(token) for token in token_ids.tolist()]
+        for index, sequence in enumerate(plan.sampled):
+            count = sequence.request.params.logprobs
+            if count is not None:
+                row = index if plan.logits_rows is None else plan.logits_rows[index]
+                logprobs = self.log_softmax(logits[row : row + 1])[0]
+                details[index] = _with_logprobs(details[index].token_id, logprobs, count)
+        return SampledTokens([token.token_id for token in details], token_ids, details)
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         """The likeliest token of each row of logits [rows, vocab_size], int64: all that greedy requests need."""
@@ -187,15 +197,8 @@ class Sampler:
         return int(arrivals.argmax())
 
     def _random_bits(self, sequence: Sequence, attempt: int = 0) -> int:
-        """64 bits from the position and the request's seed, or else the engine's seed and the sequence's number."""
-        seed = sequence.request.params.seed
-        origin = (
-            ("request", seed, sequence.index) if seed is not None else ("engine", self._engine_seed, sequence.number)
-        )
         again = (attempt,) if attempt else ()
-        text = repr((*origin, sequence.num_drawn_tokens, *again)).encode()
-        (number,) = struct.unpack("<Q", hashlib.blake2b(text, digest_size=8).digest())
-        return int(number)
+        return random_bits(sequence, self._engine_seed, sequence.num_drawn_tokens, *again)
 
 
 def _passed(cumulative: torch.Tensor, probabilities: torch.Tensor, bits: list[int]) -> list[int]:

@@ -21,9 +21,9 @@ class RunningSequences:
     decoding: those that compute one token per step; others: all the rest, in order. A sequence enters among the others.
     num_tokens: their computed tokens. shared_tails: those whose last block, or state, is shared: they need one of their
     own before they write to it. A sequence from which samples will fork keeps seats for them.
-    num_needing_details, num_not_plainly_greedy, num_needing_values: how many belong to a request with
-    ``needs_token_details``, without ``is_plainly_greedy``, with ``needs_values``. stop_ids: the tokens that may end one
-    of them.
+    num_needing_details, num_not_plainly_greedy, num_needing_values, num_penalised: how many belong to a request with
+    ``needs_token_details``, without ``is_plainly_greedy``, with ``needs_values``, with penalties. stop_ids: the tokens
+    that may end one of them.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -34,6 +34,7 @@ class RunningSequences:
         self.num_needing_details = 0
         self.num_not_plainly_greedy = 0
         self.num_needing_values = 0
+        self.num_penalised = 0
         self.stop_ids: frozenset[int] = frozenset()
         self._max_num_seqs = config.max_num_seqs
         self._max_loras = config.max_loras
@@ -87,6 +88,7 @@ class RunningSequences:
         self.num_needing_details += change * request.needs_token_details
         self.num_not_plainly_greedy += change * (not request.is_plainly_greedy)
         self.num_needing_values += change * request.needs_values
+        self.num_penalised += change * request.params.has_penalties
         if request.adapter is not None:
             self._count_adapter(request.adapter, change)
         number = self._stop_sets[request.stop_ids]
@@ -154,6 +156,7 @@ class RunningSequences:
         assert self.num_needing_details == sum(request.needs_token_details for request in requests), "needing details"
         assert self.num_not_plainly_greedy == sum(not r.is_plainly_greedy for r in requests), "not plainly greedy"
         assert self.num_needing_values == sum(request.needs_values for request in requests), "needing values"
+        assert self.num_penalised == sum(request.params.has_penalties for request in requests), "penalised"
         adapters = Counter(request.adapter for request in requests if request.adapter is not None)
         assert self._adapters == adapters and len(adapters) <= self._max_loras, "adapters of running sequences"
         assert self.stop_ids == frozenset().union(*(request.stop_ids for request in requests)), "stop tokens"

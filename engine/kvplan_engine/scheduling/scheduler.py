@@ -141,8 +141,13 @@ class Scheduler:
 
     @property
     def needs_values(self) -> bool:
-        """Whether the next step cannot be decided or drawn before the tokens of the last one are known."""
+        """Whether the next step cannot be decided before the tokens of the last one are known."""
         return self.running.num_needing_values > 0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether draws of the next step depend on the tokens of the last one."""
+        return self.running.num_penalised > 0
 
     # ---- one step
 

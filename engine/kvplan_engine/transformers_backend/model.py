@@ -16,8 +16,10 @@ from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import num_parameters
 from kvplan_engine.device.device import Device
+from kvplan_engine.kernels.cuda.sampling import CudaDraws
 from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.memory.breakdown import BufferSpec
+from kvplan_engine.memory.device_buffers import draw_buffers
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.device_kernels import select_kernels
 from kvplan_engine.models.kv_pool import KvPool
@@ -75,6 +77,7 @@ class TransformersModel:
         kernels = select_kernels(config.attention_backend, device.torch_device, scalar)
         self.ops: Ops = kernels.ops
         self.overlap_launches = kernels.overlap_launches
+        self.draws: CudaDraws | None = kernels.draws
         self.attention: AttentionBackend = kernels.attention
         self.split = SplitModel(model)
         self._own_attention = model.config._attn_implementation
@@ -100,8 +103,8 @@ class TransformersModel:
         """Nothing is captured."""
 
     def kernel_buffers(self, config: EngineConfig) -> list[BufferSpec]:
-        """None: the products are torch's."""
-        return []
+        """What choosing tokens takes: the products are torch's."""
+        return [] if self.draws is None else draw_buffers(config, self.config)
 
     def use_workspace(self, workspace: Workspace) -> None:
         """Its layers bring buffers of their own."""

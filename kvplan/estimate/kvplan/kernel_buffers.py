@@ -12,17 +12,27 @@ WIDENED_BYTES = 64 * MIB
 """Weights in few bits are widened so much at a time, where a step has many rows."""
 LORA_INNER_BYTES = 16 * MIB
 LORA_GROUP_ROWS = 8
+DRAW_BYTES = 64
+"""How the token of a sequence is chosen."""
+COUNT_BYTES = 2
+"""What a sequence whose logits change knows of a token: whether its prompt has it, how often its answer has it."""
 
 
 def kernel_buffers(spec: ModelSpec, settings: FilledSettings, device: EngineDevice) -> dict[str, int]:
-    """Bytes by name: room to widen weights in few bits, and what adapters add to products.
+    """Bytes by name: what choosing tokens takes, room to widen weights in few bits, what adapters add to products.
 
     An engine that only counts does not know which weights a checkpoint holds in few bits.
     """
     if device.kind != "cuda":
         return {}
     is_widened = not device.is_counted and holds_few_bits(spec, settings.quantization, settings.group_size)
-    buffers = {"widened": WIDENED_BYTES} if is_widened else {}
+    columns = -(-spec.vocab_size // 8) * 8
+    buffers = {
+        "draws": settings.max_num_seqs * DRAW_BYTES,
+        "token_counts": settings.max_num_seqs * columns * COUNT_BYTES,
+    }
+    if is_widened:
+        buffers["widened"] = WIDENED_BYTES
     if (slots := settings.lora_slots) is not None:
         rows = settings.max_num_batched_tokens
         groups = rows // LORA_GROUP_ROWS + min(slots.number, rows)  # each adapter's last group may be short

@@ -27,6 +27,7 @@ from kvplan_engine.kernels.cuda.mixture_launch import (
 )
 from kvplan_engine.kernels.cuda.quantised_launch import WeightShape, quantised_launch, widen_variant
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.sampling import sample_variant
 from kvplan_engine.kernels.cuda.state_launch import (
     convolution_variant,
     delta_variant,
@@ -105,6 +106,7 @@ def kernels_of_every_model(capability: tuple[int, int]) -> list[KernelVariant]:
     variants.append(variant("layers/norm.cu", "rms_norm", **norm))
     variants.append(variant("layers/activation.cu", "silu_and_mul", scalar=scalar, vectors=1))
     variants.append(variant("layers/argmax.cu", "argmax_rows", scalar=scalar, vectors=1))
+    variants.append(sample_variant(scalar, 128256, vectors=True))
     variants.append(variant("attention/copy_blocks.cu", "copy_blocks"))
     variants.append(variant("layers/copy_inputs.cu", "copy_inputs"))
     return variants
@@ -183,6 +185,7 @@ def every_shape() -> list[KernelVariant]:
         + every_product()
         + every_recurrence()
         + every_code()
+        + [sample_variant(BF16, 50257, vectors=False), sample_variant(F32, 384, vectors=True)]
     )
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from fake_gpu import FakeGpu, FakeGraph, RecordingRuntime, device_tensors
 from torch.overrides import TorchFunctionMode
@@ -128,6 +129,12 @@ class LateGpu(FakeGpu):
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._storages
+
+    def upload(self, values: np.ndarray) -> torch.Tensor:
+        """Taken in: a launch that is put off knows it by its address."""
+        uploaded = super().upload(values)
+        self.take_in(uploaded)
+        return uploaded
 
     def do(self, call: Callable[[], object]) -> None:
         if not self.is_late or self.is_working:

@@ -164,13 +164,13 @@ def test_the_host_waits_for_a_step_when_the_next_one_runs(gpt2: tuple[str, torch
 def test_a_replayed_step_launches_nothing_beside_its_graph(
     gpt2: tuple[str, torch.nn.Module], gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its likeliest tokens are chosen in the graph: choosing them again would read all logits twice."""
+    """Its tokens are chosen in the graph: choosing them again would read all logits twice."""
     llm = start(gpt2[0])
     launched: list[str] = []
     kernel_of = gpu.runtime.kernel
     monkeypatch.setattr(gpu.runtime, "kernel", lambda variant: launched.append(variant.kernel) or kernel_of(variant))
     answers(llm, prompts_of(4, 4), 8)
-    assert launched.count("argmax_rows") == 1, "the step of the prompts is the only one without a graph"
+    assert launched.count("sample_rows") == 1, "the step of the prompts is the only one without a graph"
 
 
 def test_kernels_may_begin_early_where_that_is_asked_for(gpt2: tuple[str, torch.nn.Module], gpu: FakeGpu) -> None:

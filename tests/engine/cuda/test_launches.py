@@ -85,3 +85,25 @@ def test_what_a_greedy_step_queues(kind: str, mode: str, tmp_path: Path, monkeyp
     found = {n: STEPS[kind](Counter(monkeypatch, tmp_path, n, eager=mode == "eager"), GREEDY) for n in (2, 3)}
     print(f"{kind} step, {mode}: {found[3]}, {found[3].queued} in all; of a layer {found[3] - found[2]}")
     assert (found[3], found[3] - found[2]) == EXPECTED[kind, mode]
+
+
+RANDOM = {
+    "temperature": {"temperature": 0.8},
+    "top-p and seed": {"temperature": 0.8, "top_p": 0.9, "seed": 3},
+    "penalties": {"temperature": 0.8, "presence_penalty": 0.5, "repetition_penalty": 1.1},
+}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("way", RANDOM)
+def test_a_random_step_queues_what_a_greedy_one_does(
+    kind: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for rows that come: how their tokens are chosen is sent, and what their penalties begin with."""
+    counter = Counter(monkeypatch, tmp_path, 2, eager=False)
+    found = STEPS[kind](counter, SamplingParams(max_tokens=30, ignore_eos=True, **RANDOM[way]))
+    greedy, of_layer = EXPECTED[kind, "graphs"]
+    extra = Launches()
+    if kind == "mixed":  # one of the two prompts is complete
+        extra = Launches(operations=2, uploads=4) if way == "penalties" else Launches(uploads=1)
+    assert found - extra == greedy - of_layer

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import subprocess
 
+import numpy as np
 import pytest
+import torch
 from kernel_matrix import every_kernel
 
 from kvplan_engine.kernels.build import find_compiler
+from kvplan_engine.kernels.cuda import draw_params, part_params, product_params
 from kvplan_engine.kernels.cuda import params as cuda_params
-from kvplan_engine.kernels.cuda import part_params, product_params
+from kvplan_engine.kernels.cuda.sampling import sample_variant
 from kvplan_engine.kernels.cuda.variants import KernelVariant
 from kvplan_engine.paths import source_dir
 
@@ -28,6 +31,7 @@ STRUCTURE_OF_SOURCE = {
     "layers/norm.cu": cuda_params.NormParams,
     "layers/activation.cu": cuda_params.ActivationParams,
     "layers/argmax.cu": cuda_params.ArgmaxParams,
+    "sampling/sample.cu": draw_params.SampleParams,
     "states/state_convolution.cu": part_params.ConvolutionParams,
     "states/state_delta.cu": part_params.DeltaParams,
     "states/state_mamba1.cu": part_params.Mamba1Params,
@@ -69,6 +73,17 @@ def compile_errors(variant: KernelVariant, claims: str) -> str:
 @pytest.mark.parametrize("variant", {one.source: one for one in every_kernel((9, 0))}.values(), ids=lambda v: v.source)
 def test_fields_lie_where_ctypes_puts_them(variant: KernelVariant) -> None:
     assert compile_errors(variant, layout_claims(STRUCTURE_OF_SOURCE[variant.source])) == ""
+
+
+@pytest.mark.parametrize("structure", [draw_params.DrawRow, draw_params.Listed])
+def test_what_lies_in_memory_is_read_as_it_was_written(structure: type[ctypes.Structure]) -> None:
+    """The host writes rows of these, which numpy lays out as ctypes does."""
+    chosen = sample_variant(torch.float32, 384, vectors=True)
+    assert compile_errors(chosen, layout_claims(structure)) == ""
+    types = np.dtype(structure)
+    assert {name: types.fields[name][1] for name in types.names} == {
+        name: getattr(structure, name).offset for name, _ in structure._fields_
+    }
 
 
 def test_a_field_in_another_place_is_found() -> None:

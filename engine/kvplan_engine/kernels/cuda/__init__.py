@@ -15,6 +15,7 @@ states      the operations of layers with a state; state_launch: how their kerne
 quantised   products with weights in few bits; quantised_launch: how they are compiled; float8: by torch
 lora        what adapters add to a product
 product_params  the argument structures of both; step_memory: what they need of the workspace
+sampling    a token for each sequence, as it asks for; draw_params: its structures
 attention_shape  what the attention kernels are specialised for
 attention   how they are compiled and launched; latent_launch: latent attention on tensor cores; wgmma_launch: prompts
             by products of warp groups
