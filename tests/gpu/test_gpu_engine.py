@@ -76,8 +76,11 @@ def test_tokens_are_transformers_tokens(name: str, tmp_path: Path) -> None:
             assert (stats["num_steps_ahead"] > 0) == ("async_scheduling" not in settings)
 
 
+@pytest.mark.parametrize("attention_backend", ["cuda", "cuda_wgmma"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_tokens_in_half_precision_are_nearly_all_transformers_tokens(name: str, tmp_path: Path) -> None:
+def test_tokens_in_half_precision_are_nearly_all_transformers_tokens(
+    name: str, attention_backend: str, tmp_path: Path
+) -> None:
     """Tensor-core kernels in an engine: prompts in chunks, then two decode steps. A rounding may turn a close call."""
     model = random_model(name, tmp_path)
     rng = np.random.default_rng(5)
@@ -85,7 +88,7 @@ def test_tokens_in_half_precision_are_nearly_all_transformers_tokens(name: str, 
     wanted = greedy(model, prompts, 3)
     sizes = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 512, "gpu_memory_utilization": 0.2}
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
-    with LLM(str(tmp_path), device="cuda", dtype="float16", **sizes) as llm:
+    with LLM(str(tmp_path), device="cuda", dtype="float16", attention_backend=attention_backend, **sizes) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
     agree = sum(output.outputs[0].token_ids == tokens for output, tokens in zip(outputs, wanted, strict=True))
     assert agree >= 0.75 * len(prompts)
