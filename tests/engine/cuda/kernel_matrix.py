@@ -239,7 +239,8 @@ class Resources:
 
 
 def parse_resources(log: str, kernel: str) -> Resources:
-    """The figures of ``kernel`` in a log of ptxas -v."""
+    """The figures of ``kernel`` in a log of ptxas -v, which must not say that the kernel is slower than it need be."""
+    assert "Potential Performance Loss" not in log, log
     section = log.split(f"entry function '{kernel}'", 1)[1].split("entry function '", 1)[0]
     registers = re.search(r"Used (\d+) registers", section)
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", section)

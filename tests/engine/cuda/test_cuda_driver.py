@@ -152,6 +152,12 @@ def test_a_warning_of_a_users_compiler_is_told_and_stops_nothing(caplog: pytest.
     assert "177-D" in caplog.text
 
 
+def test_products_that_run_one_by_one_are_a_warning() -> None:
+    line = "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to"
+    log = f"ptxas info    : Used 3 registers\n{line}\n"
+    assert CompiledKernel(b"", "sm_90a", log).warnings == (line,)
+
+
 @pytest.mark.parametrize(
     ("capability", "architecture"),
     [((9, 0), "sm_90"), ((8, 9), "sm_86"), ((8, 7), "sm_86"), ((12, 0), "compute_90"), ((7, 5), "sm_70")],

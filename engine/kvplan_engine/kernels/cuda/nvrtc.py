@@ -19,6 +19,7 @@ from kvplan_engine.paths import source_dir
 _SUCCESS = 0
 # Lines that NVRTC and ptxas always write, and the deprecation notice for Volta: everything else in a log is a warning.
 _HARMLESS = ("ptxas info", "ptxas         .", "Architectures prior to")
+_SLOW = "Potential Performance Loss"  # an "info" too: products of warp groups one by one, registers that stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,9 @@ class CompiledKernel:
     def warnings(self) -> tuple[str, ...]:
         """Lines of the log that are neither statistics nor a deprecation notice."""
         lines = (line.strip() for line in self.log.replace("\0", "").splitlines())
-        return tuple(line for line in lines if line and not any(known in line for known in _HARMLESS))
+        return tuple(
+            line for line in lines if line and (_SLOW in line or not any(known in line for known in _HARMLESS))
+        )
 
 
 class Nvrtc:
