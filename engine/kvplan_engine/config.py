@@ -29,6 +29,7 @@ PREEMPTION_MODES = ("auto", "recompute", "swap")
 SCHEDULINGS = ("continuous", "static")
 KV_RESERVATIONS = ("paged", "contiguous")
 KV_LOAD_POLICIES = ("auto", "always")
+CUDAGRAPH_MODES = ("full", "full_decode_only")
 
 T = TypeVar("T")
 
@@ -248,7 +249,15 @@ class EngineConfig:
         reconfigurable=True,
     )
     enforce_eager: bool = _knob(
-        False, "launch kernels one by one; otherwise a GPU replays decode steps as graphs", reconfigurable=True
+        False, "launch kernels one by one; otherwise a GPU replays steps as graphs", reconfigurable=True
+    )
+    cudagraph_mode: str = _knob(
+        "full",
+        "steps that a GPU replays as graphs; full: decode steps and, for dense models with plain attention, those with "
+        "prompts of up to 512 tokens in all; full_decode_only: decode steps",
+        choices=CUDAGRAPH_MODES,
+        in_vllm=False,
+        reconfigurable=True,
     )
     enable_pdl: bool = _knob(
         False,

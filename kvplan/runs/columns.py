@@ -353,7 +353,7 @@ class Row(TypedDict, total=False):
     ]
     overhead_bytes: Annotated[int | None, About("memory", "memory reserved for everything else", unit="bytes")]
     graph_bytes: Annotated[
-        int | None, About("memory", "memory reserved for captured CUDA graphs of decode steps", unit="bytes")
+        int | None, About("memory", "memory reserved for captured CUDA graphs of steps", unit="bytes")
     ]
     budget_bytes: Annotated[int | None, About("memory", "device_memory_bytes x gpu_memory_utilization", unit="bytes")]
     peak_loading_bytes: Annotated[

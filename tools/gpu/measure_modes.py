@@ -1,8 +1,21 @@
-"""Measurements of a decode step in other ways: launched, captured and one ahead, and with tokens drawn at random."""
+"""Measurements of steps in other ways: launched, captured and one ahead, with a prompt, with tokens drawn at random."""
 
 from __future__ import annotations
 
-from measure_engine import STEP_BATCHES, STEP_CONTEXT, STEP_COUNT, decode_steps, length_limit, make_engine
+import statistics
+import time
+
+from kvplan_engine import Engine, SamplingParams
+from measure_engine import (
+    GREEDY,
+    STEP_BATCHES,
+    STEP_CONTEXT,
+    STEP_COUNT,
+    add_sequences,
+    decode_steps,
+    length_limit,
+    make_engine,
+)
 from measure_support import Bench, Row
 
 RANDOM = {
@@ -18,6 +31,13 @@ LADDER_MODES = {
     "graphs, one step ahead": {"enforce_eager": False, "async_scheduling": True},
     "the same, kernels begin early": {"enforce_eager": False, "async_scheduling": True, "enable_pdl": True},
 }
+
+
+PROMPT_MODES = {
+    "eager": {"enforce_eager": True, "enable_pdl": False},
+    "graphs": {"enforce_eager": False},
+}
+PROMPT_LENGTHS, PROMPT_BATCH, PROMPT_STEPS = (32, 200, 440), 16, 20
 
 
 def measure_ladder(bench: Bench) -> None:
@@ -45,6 +65,50 @@ def measure_ladder(bench: Bench) -> None:
                         samples_seconds=measured.seconds,
                     )
                 )
+        measure_prompt_steps(bench, engine, name)
+
+
+def measure_prompt_steps(bench: Bench, engine: Engine, name: str) -> None:
+    """A step in which a prompt joins sequences that decode: launched, and as a graph."""
+    lengths, batch, steps = ((3, 9), 2, 2) if bench.dry else (PROMPT_LENGTHS, PROMPT_BATCH, PROMPT_STEPS)
+    eager: dict[int, float] = {}
+    for mode, settings in PROMPT_MODES.items():
+        engine.reconfigure(async_scheduling=False, **settings)
+        for length in lengths:
+            seconds = prompt_steps(engine, batch, length, steps)
+            median = statistics.median(seconds)
+            eager.setdefault(length, median)
+            bench.add(
+                Row(
+                    "engine",
+                    f"step with a prompt, {mode}",
+                    median * 1e3,
+                    "ms",
+                    {"model": name, "batch": batch, "prompt": length},
+                    share=eager[length] / median,
+                    reference="the eager step with the same prompt",
+                    median_seconds=median,
+                    samples_seconds=seconds,
+                )
+            )
+
+
+def prompt_steps(engine: Engine, batch: int, length: int, steps: int) -> list[float]:
+    """Seconds of ``steps`` steps, each of ``batch`` sequences that decode and one prompt of ``length`` tokens."""
+    add_sequences(engine, batch, 4, 2 * steps + 4, GREEDY)
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    for _ in range(2):
+        engine.step()
+    seconds = []
+    for number in range(steps):
+        prompt = [1 + (97 * number + place) % 500 for place in range(length)]  # none of them cached
+        engine.add_request(f"prompt-{length}-{number}", prompt, params)
+        started = time.perf_counter()
+        engine.step()
+        seconds.append(time.perf_counter() - started)
+    while engine.has_unfinished_requests():
+        engine.step()
+    return seconds
 
 
 def measure_random(bench: Bench) -> None:

@@ -34,7 +34,7 @@ _LOST_CONTEXT = (
 _WHAT_FAILED = {
     "weights": "the model's weights do not fit the device",
     "kv_init": "the workspace and the KV pool could not be allocated",
-    "graph_capture": "no room was left to capture the decode steps as graphs",
+    "graph_capture": "no room was left to capture steps as graphs",
     "kv_host": "the host memory for swapped and cached KV could not be allocated",
     "runtime": "an allocation failed while requests were running",
 }

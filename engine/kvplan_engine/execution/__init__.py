@@ -14,7 +14,8 @@ step_tables        what the layers of a group read of a step
 staging            inputs to the device and tokens from it, without waiting
 draws              how tokens are chosen on a device, where captured steps read it
 adapter_rows       which rows adapters correct, where captured steps read it
-graphs             decode steps captured as graphs
+graphs             steps captured as graphs
+graph_sizes        which sizes of them
 output_processor   tokens to their sequences: appended, checked for an end, reported
 carving            how the device's memory is divided once the weights are loaded
 profile_step       one step at the largest batch, to measure what a step takes

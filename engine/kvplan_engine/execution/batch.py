@@ -18,7 +18,7 @@ from kvplan_engine.execution.step_indices import StepIndices
 from kvplan_engine.execution.step_inputs import SAMPLED_ROWS, SAMPLED_STARTS, StepInputs
 from kvplan_engine.execution.step_tables import metadata_of, state_tables_name, states_of
 from kvplan_engine.memory.workspace import Workspace
-from kvplan_engine.models.step_batch import StepBatch
+from kvplan_engine.models.step_batch import GraphSize, StepBatch
 from kvplan_engine.requests.request import ScheduledSequence
 from kvplan_engine.requests.request import Sequence as SampledSequence
 from kvplan_engine.requests.step_plan import StepPlan
@@ -60,7 +60,7 @@ class BatchBuilder:
         latest: np.ndarray | None = None,
         *,
         pending: PendingInputs | None = None,
-        graph: int | None = None,
+        graph: GraphSize | None = None,
     ) -> StepBatch:
         """The step's tensors; valid until the next call, which must get the plan that follows this one.
 
@@ -82,6 +82,8 @@ class BatchBuilder:
         if plan.has_adapters and self._inputs.stage is not None:
             skips_rows = False  # the groups of sampled rows would have to be staged too
         of_sampled = {SAMPLED_ROWS: self._sampled_rows(plan)} if plan.chunks else {}
+        if graph is not None:
+            skips_rows = False  # a captured step with prompts computes all rows of its last layer
         if skips_rows:
             of_sampled[SAMPLED_STARTS] = self._sampled_starts(plan)
         sent = self._inputs.send(num_tokens, num_seqs, graph, of_sampled)

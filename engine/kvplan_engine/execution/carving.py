@@ -17,6 +17,7 @@ from kvplan_engine.execution.profile_step import measure_profile_step
 from kvplan_engine.execution.step_runner import StepRunner
 from kvplan_engine.memory.breakdown import MemoryBreakdown
 from kvplan_engine.memory.plan import kv_layout, plan_memory, resolve_max_model_len
+from kvplan_engine.models.step_batch import GraphSize
 from kvplan_engine.transformers_backend.model import RunnableModel
 
 
@@ -43,7 +44,7 @@ class MemoryCarver:
         self._device = device
         self._overhead_bytes = device.overhead_bytes
         self._profiled_step: tuple[int, int] = (0, 0)  # the largest step measured: tokens, sequences
-        self._graph_bytes: dict[tuple[int, ...], int] = {}  # by the batch sizes that are captured
+        self._graph_bytes: dict[tuple[GraphSize, ...], int] = {}  # by the steps that are captured
         self._activation_peak_bytes = 0
         self._seconds_per_token = 0.0
 

@@ -63,14 +63,12 @@ class DeviceDraws:
     def prepare(self, plan: StepPlan) -> bool:
         """Place the sequences of a step before it is started, so that it may be a graph's replay; whether that is done.
 
-        It is not where some sequence computes more than one token or none is chosen for it, or where samples will fork.
+        It is not where samples will fork.
         """
-        items = plan.chunks
-        self._is_placed = all(item.needs_sampling and item.num_new_tokens == 1 for item in items) and not any(
-            num_forks(item.sequence) for item in items
-        )
+        sampled = [item.sequence for item in plan.chunks if item.needs_sampling]
+        self._is_placed = not any(map(num_forks, sampled))
         if self._is_placed:
-            self._place(plan.decodes + [item.sequence for item in items], plan, num_pending=0)
+            self._place(plan.decodes + sampled, plan, num_pending=0)
         return self._is_placed
 
     def place_sampled(self, plan: StepPlan) -> None:

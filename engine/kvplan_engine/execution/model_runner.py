@@ -17,10 +17,11 @@ from kvplan_engine.execution.adapter_rows import StagedRows
 from kvplan_engine.execution.adapters import begin_step
 from kvplan_engine.execution.batch import BatchBuilder
 from kvplan_engine.execution.draws import DeviceDraws
-from kvplan_engine.execution.graphs import DecodeGraphs, PaddedBatches, ladder_of
+from kvplan_engine.execution.graph_sizes import captured_sizes
+from kvplan_engine.execution.graphs import PaddedBatches, StepGraphs
 from kvplan_engine.execution.staging import InputStage, PendingTokens, TokenStage
 from kvplan_engine.execution.step_indices import StepIndices
-from kvplan_engine.execution.step_inputs import sampled_buffers
+from kvplan_engine.execution.step_inputs import SAMPLED_ROWS, sampled_buffers
 from kvplan_engine.execution.step_tables import state_tables_name
 from kvplan_engine.kernels.cuda.sampling import StepTokens
 from kvplan_engine.layers.rope import fill_rope_table
@@ -31,7 +32,7 @@ from kvplan_engine.memory.kv_cache import allocate_kv_pool
 from kvplan_engine.memory.step_buffers import step_buffers, step_index_buffers
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.kv_pool import KvPool, places_of
-from kvplan_engine.models.step_batch import StepBatch
+from kvplan_engine.models.step_batch import GraphSize, StepBatch
 from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.mover import BlockMover, Mover
 from kvplan_engine.requests.step_plan import StepPlan
@@ -67,9 +68,10 @@ class ModelRunner:
         self._places = places_of(layout, model.config)
         self._tokens = TokenStage(device, config.max_num_seqs)
         names = [spec.name for spec in step_index_buffers(config, layout, max_model_len)]
-        self._batches = BatchBuilder(self.workspace, layout, names, self._places, self._make_stage(names))
+        self._stage = self._make_stage(names)
+        self._batches = BatchBuilder(self.workspace, layout, names, self._places, self._stage)
         self.kv: KvPool | None = None
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: StepGraphs | None = None
         self._replayed = False  # whether the last step was a graph's replay, which chooses its tokens too
         self._step_tokens: StepTokens | None = None  # of the last step
 
@@ -136,7 +138,7 @@ class ModelRunner:
         """The step's inputs: see BatchBuilder.build. before: the plan whose tokens are still pending, if any."""
         pending = None if before is None else self._tokens.pending(plan, before)
         may_replay = self._draws is None or self._draws.prepare(plan)
-        graph = self._graph_size(plan) if may_replay else None
+        graph = self._graph_of(plan) if may_replay else None
         batch = self._batches.build(plan, latest, pending=pending, graph=graph)
         if self._model.adapters is not None:
             begin_step(self._model.adapters, plan)
@@ -151,7 +153,7 @@ class ModelRunner:
             return self._model.decoder.forward(batch, self.kv, self.workspace)
         assert self.graphs is not None
         self.graphs.replay(batch.graph)
-        return self.workspace["logits"][: batch.num_seqs]
+        return self.workspace["logits"][: batch.sampled_rows.shape[0]]
 
     def take_prompt_logprobs(self, plan: StepPlan) -> None:
         """See StepRunner.take_prompt_logprobs."""
@@ -216,53 +218,56 @@ class ModelRunner:
     # ---- graphs
 
     @property
-    def graph_sizes(self) -> tuple[int, ...]:
-        """Sizes at which decode steps are captured: none without a GPU, with kernels that wait, or if enforce_eager."""
+    def graph_sizes(self) -> tuple[GraphSize, ...]:
+        """The steps that are captured: none without a GPU, with kernels that wait, or if enforce_eager."""
         if not self.device.is_asynchronous or not self._model.is_capturable or self._config.enforce_eager:
             return ()
-        if (
-            self._model.adapters is not None and self._adapter_rows is None
-        ):  # a graph would correct the same rows always
-            return ()
-        return ladder_of(self.workspace["logits"].shape[0])
+        if self._model.adapters is not None and self._adapter_rows is None:
+            return ()  # a graph would correct the same rows always
+        with_prompts = self._config.cudagraph_mode == "full" and self._model.captures_prompts
+        num_tokens, num_seqs = self._config.max_num_batched_tokens, self.workspace["logits"].shape[0]
+        return captured_sizes(num_seqs, num_tokens, with_prompts=with_prompts)
 
     @property
     def num_graph_replays(self) -> int:
         """Steps that ran as the replay of a graph."""
         return self.graphs.num_replays if self.graphs is not None else 0
 
-    def capture_graphs(self) -> DecodeGraphs:
-        """Capture the decode step at every size of the ladder; OutOfDeviceMemory(phase="graph_capture")."""
-        assert self.kv is not None
+    def capture_graphs(self) -> StepGraphs:
+        """Capture the step at every size; OutOfDeviceMemory(phase="graph_capture")."""
+        assert self.kv is not None and self._stage is not None
         sizes = self.graph_sizes
         if self._draws is not None:
             self._draws.clear()  # of the step that was measured
         with allocating("graph_capture"):
-            self._model.reserve_decode(self.kv, sizes[-1])
-            padded = PaddedBatches(self.workspace, sizes[-1], self._places, state_tables_name(self._layout))
-            graphs = DecodeGraphs(self.device, padded, sizes)
-            graphs.capture(self._decode)
+            self._model.reserve_decode(self.kv, max(size.num_seqs for size in sizes))
+            rows = self._stage.targets[SAMPLED_ROWS]
+            padded = PaddedBatches(self.workspace, self._places, rows, state_tables_name(self._layout))
+            graphs = StepGraphs(self.device, padded, sizes)
+            graphs.capture(self._step)
         self.graphs = graphs
         return graphs
 
-    def _decode(self, batch: StepBatch) -> None:
+    def _step(self, batch: StepBatch) -> None:
         """What is captured: the step and the choice of each row's token."""
         assert self.kv is not None
-        with self._corrections_of_graph(batch.num_seqs):
+        with self._corrections_of_graph(batch.num_tokens):
             logits = self._model.decoder.forward(batch, self.kv, self.workspace)
         chosen = self._tokens.chosen[: logits.shape[0]]
         if self._draws is None:
             self._model.ops.argmax_rows(logits, chosen)
         else:
-            self._draws.draw(logits, StepTokens(batch.positions), chosen)
+            self._draws.draw(logits, StepTokens(batch.positions, batch.sampled_rows), chosen)
 
     def _corrections_of_graph(self, num_rows: int) -> AbstractContextManager[None]:
         if self._adapter_rows is None or self._model.adapters is None:
             return nullcontext()
         return self._model.adapters.step.using(self._adapter_rows.of_graph(num_rows))
 
-    def _graph_size(self, plan: StepPlan) -> int | None:
-        """The graph's size for ``plan``; None where it is not a decode step: one new token for each sequence."""
-        if self.graphs is None or plan.num_tokens != plan.num_seqs:
+    def _graph_of(self, plan: StepPlan) -> GraphSize | None:
+        """The captured step for ``plan``; None where there is none."""
+        if self.graphs is None:
             return None
-        return self.graphs.size_for(plan.num_seqs) if all(item.needs_sampling for item in plan.chunks) else None
+        num_tokens, num_seqs = plan.num_tokens, plan.num_seqs
+        has_prompts = num_tokens != num_seqs or not all(item.needs_sampling for item in plan.chunks)
+        return self.graphs.size_for(num_tokens, num_seqs, has_prompts=has_prompts)

@@ -14,6 +14,7 @@ from kvplan_engine.execution.step_indices import lengths_of_tables
 from kvplan_engine.execution.step_tables import padding_values, state_tables_name
 from kvplan_engine.memory.index_buffers import TOKEN_BUFFERS
 from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.step_batch import GraphSize
 
 SAMPLED_ROWS, SAMPLED_STARTS = "sampled_rows", "sampled_starts"
 """What a step with prompts has beside its index buffers: see StepBatch, and the starts of its sampled_attention."""
@@ -69,24 +70,30 @@ class StepInputs:
         return found
 
     def send(
-        self, num_tokens: int, num_seqs: int, graph: int | None, of_sampled: Mapping[str, np.ndarray]
+        self, num_tokens: int, num_seqs: int, graph: GraphSize | None, of_sampled: Mapping[str, np.ndarray]
     ) -> dict[str, torch.Tensor]:
-        """Bring what the host has filled to the device; returns ``of_sampled`` there."""
+        """Bring what the host has filled to the device, padded to ``graph``; returns ``of_sampled`` there."""
         if self.stage is None:
             return {name: torch.from_numpy(values) for name, values in of_sampled.items()}
+        sent = dict(of_sampled)
         if graph is not None:
-            self._pad(num_seqs, graph)
-        filled = self.sizes(num_tokens, num_seqs) if graph is None else self.sizes(graph, graph)
+            self._pad(num_tokens, num_seqs, graph)
+            sent = {name: np.pad(values, (0, graph.num_seqs - len(values))) for name, values in of_sampled.items()}
+        filled = self.sizes(num_tokens, num_seqs) if graph is None else self.sizes(graph.num_tokens, graph.num_seqs)
         extents = {name: Extent(count, self._columns_read(name, num_seqs)) for name, count in filled.items()}
-        extents |= {name: Extent(len(values)) for name, values in of_sampled.items()}
-        self.stage.upload({**self.arrays, **of_sampled}, extents)
+        extents |= {name: Extent(len(values)) for name, values in sent.items()}
+        self.stage.upload({**self.arrays, **sent}, extents)
         return {name: self.stage.targets[name][: len(values)] for name, values in of_sampled.items()}
 
-    def _pad(self, num_seqs: int, size: int) -> None:
-        """Fill the rows of a decode step behind its last one, up to ``size``: one query each, of length 0."""
+    def _pad(self, num_tokens: int, num_seqs: int, size: GraphSize) -> None:
+        """Fill what lies behind a step's last token and sequence, up to ``size``: see ``graphs``."""
         for name, value in self._padding.items():
-            self.arrays[name][num_seqs:size] = value
-        self.arrays["query_starts"][num_seqs : size + 1] = self._starts[num_seqs : size + 1]
+            of_tokens = name in self.token_buffers
+            self.arrays[name][slice(num_tokens, size.num_tokens) if of_tokens else slice(num_seqs, size.num_seqs)] = (
+                value
+            )
+        behind = slice(num_seqs, size.num_seqs + 1)
+        self.arrays["query_starts"][behind] = num_tokens if size.has_prompts else self._starts[behind]
 
     def _columns_read(self, name: str, num_seqs: int) -> int | None:
         """How many columns a step reads: for 128k tokens block tables have thousands, most of them unused."""

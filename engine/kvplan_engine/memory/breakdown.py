@@ -5,7 +5,7 @@ settings alone. So the pool's size is known from the settings too, instead of de
 
     device total x gpu_memory_utilization = weights + workspace + overhead + graphs + KV pool
 
-Graphs, on a GPU only, are decode steps captured for replay: their memory is measured.
+Graphs, on a GPU only, are steps captured for replay: their memory is measured.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class MemoryBreakdown:
     """What an engine's memory is used for, in bytes.
 
     activation_bytes: the workspace. activation_peak_bytes: the workspace and what the profile step took on top,
-    measured. overhead_bytes: reserved for what is not a tensor. graph_bytes: reserved for decode steps captured as
+    measured. overhead_bytes: reserved for what is not a tensor. graph_bytes: reserved for steps captured as
     graphs, as measured when they were first captured; 0 without.
     """
 

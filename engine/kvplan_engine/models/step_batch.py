@@ -14,6 +14,18 @@ from kvplan_engine.requests.request import Sequence
 
 
 @dataclass(frozen=True, slots=True)
+class GraphSize:
+    """What one captured step computes, padding included.
+
+    has_prompts: a sequence may have several of the tokens; otherwise each has one, and is sampled.
+    """
+
+    num_tokens: int
+    num_seqs: int
+    has_prompts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """Views into the workspace for T tokens of S sequences.
 
@@ -33,8 +45,8 @@ class StepBatch:
     sampled_attention: AttentionMetadata | None = None
     """Of the tables of the last layer with attention."""
     states: StateStep | None = None
-    graph: int | None = None
-    """The size of the captured step that computes it, to which its inputs are padded; None: it is launched."""
+    graph: GraphSize | None = None
+    """The captured step that computes it, to which its inputs are padded; None: it is launched."""
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""What kvplan's own engine reserves on a GPU for CUDA graphs of decode steps. No run has measured it yet.
+"""What kvplan's own engine reserves on a GPU for CUDA graphs of steps. No run has measured it yet.
 
 A captured step allocates nothing that grows with the batch: every operation writes into the workspace. What is left is
 the driver's memory for each launch of each graph, and the workspace that cuBLAS takes for the stream of the capture.
@@ -25,6 +25,8 @@ LAUNCHES_PER_LAYER = 9
 product, addition with norm."""
 HEAD_NORM_LAUNCHES = 2
 """In each layer of a model that norms its queries and keys."""
+PROMPT_LAUNCHES = 1
+"""More in each layer of a step with prompts: attention of sequences with several new tokens."""
 OTHER_LAUNCHES = 6
 """Embedding, first norm, the attention's plan, the rows to choose for, head, choice."""
 LEARNED_POSITION_LAUNCHES = 2
@@ -34,6 +36,7 @@ CORRECTION_LAUNCHES = 2
 _SMALL_SIZES = (1, 2, 4, 8)
 _SIZE_STEP = 16
 _LARGEST_SIZE = 512
+_PROMPT_SIZES = (16, *range(32, 256, 32), *range(256, _LARGEST_SIZE + 1, 64))
 _BLAS_WORKSPACE_BYTES = 8320 * KIB
 _HOPPER_BLAS_WORKSPACE_BYTES = 32 * MIB
 _HOPPER = (9, 0)
@@ -45,30 +48,39 @@ class GraphMemory:
 
     num_sizes: int
     num_launches: int
-    """Of one step."""
+    """Of one decode step."""
+    num_prompt_sizes: int
+    """Of steps with prompts: 0 where these are not captured."""
+    num_prompt_launches: int
     workspace_bytes: int
 
     @property
     def num_bytes(self) -> int:
-        return self.num_sizes * self.num_launches * BYTES_PER_LAUNCH + self.workspace_bytes
+        launches = self.num_sizes * self.num_launches + self.num_prompt_sizes * self.num_prompt_launches
+        return launches * BYTES_PER_LAUNCH + self.workspace_bytes
 
     def sentence(self) -> str:
         """The figure, how it is made, and that it has not been measured."""
+        counts = f"{self.num_sizes} batch sizes x {self.num_launches} launches"
+        if self.num_prompt_sizes:
+            with_prompts = f"{self.num_prompt_sizes} sizes of steps with prompts x {self.num_prompt_launches}"
+            counts = f"({counts} + {with_prompts})"
         return (
-            f"CUDA graphs of decode steps take about {format_bytes(self.num_bytes, digits=0)} of the overhead. Not "
-            f"measured: {self.num_sizes} batch sizes x {self.num_launches} launches x {BYTES_PER_LAUNCH // KIB} KiB "
-            f"(from vLLM's logs) + {format_bytes(self.workspace_bytes, digits=0)} for cuBLAS."
+            f"CUDA graphs of steps take about {format_bytes(self.num_bytes, digits=0)} of the overhead. Not measured: "
+            f"{counts} x {BYTES_PER_LAUNCH // KIB} KiB (from vLLM's logs) + "
+            f"{format_bytes(self.workspace_bytes, digits=0)} for cuBLAS."
         )
 
 
 def graph_memory(
     spec: ModelSpec,
     max_num_seqs: int,
+    max_num_batched_tokens: int,
     compute_capability: tuple[int, int] | None = None,
     *,
     has_adapters: bool = False,
 ) -> GraphMemory:
-    """For steps of up to ``max_num_seqs`` sequences. compute_capability None: not known, the larger workspace.
+    """For steps of up to so many sequences and tokens. compute_capability None: not known, the larger workspace.
 
     Weights in few bits are counted as dense ones: a product of more than 16 rows takes a few launches more.
     """
@@ -76,6 +88,8 @@ def graph_memory(
     return GraphMemory(
         num_sizes=num_graph_sizes(max_num_seqs),
         num_launches=step_launches(spec, has_adapters=has_adapters),
+        num_prompt_sizes=num_prompt_sizes(max_num_batched_tokens) if captures_prompts(spec) else 0,
+        num_prompt_launches=step_launches(spec, has_adapters=has_adapters, has_prompts=True),
         workspace_bytes=_HOPPER_BLAS_WORKSPACE_BYTES if has_large_workspace else _BLAS_WORKSPACE_BYTES,
     )
 
@@ -87,10 +101,25 @@ def num_graph_sizes(max_num_seqs: int) -> int:
     return sum(1 for size in sizes if size <= largest)
 
 
-def step_launches(spec: ModelSpec, *, has_adapters: bool = False) -> int:
-    """Launches of one decode step."""
+def captures_prompts(spec: ModelSpec) -> bool:
+    """Whether steps with prompts are captured too: of models without experts and states, with ordinary attention."""
+    return not spec.is_mixture and all(
+        isinstance(layer.mixer, SoftmaxAttention) and layer.parallel_state is None and layer.cross_attention is None
+        for layer in spec.layers
+    )
+
+
+def num_prompt_sizes(max_num_batched_tokens: int) -> int:
+    """How many numbers of tokens: 16, every 32 up to 256, every 64 up to 512, and a step's most if that is less."""
+    largest = min(max_num_batched_tokens, _LARGEST_SIZE)
+    return len({size for size in _PROMPT_SIZES if size <= largest} | {largest})
+
+
+def step_launches(spec: ModelSpec, *, has_adapters: bool = False, has_prompts: bool = False) -> int:
+    """Launches of one decode step, or of a step with prompts."""
     layers = [layer.mixer for layer in spec.layers]
     normed = sum(1 for mixer in layers if isinstance(mixer, SoftmaxAttention) and mixer.qk_norm != "none")
     others = OTHER_LAUNCHES + (LEARNED_POSITION_LAUNCHES if spec.rope is None else 0)
     corrections = CORRECTION_LAUNCHES * num_engine_products(spec) if has_adapters else 0
-    return LAUNCHES_PER_LAYER * len(layers) + HEAD_NORM_LAUNCHES * normed + others + corrections
+    per_layer = LAUNCHES_PER_LAYER + (PROMPT_LAUNCHES if has_prompts else 0)
+    return per_layer * len(layers) + HEAD_NORM_LAUNCHES * normed + others + corrections

@@ -48,7 +48,7 @@ class EnginePrediction:
     overhead_bytes: int
     """Beside graphs."""
     graphs: GraphMemory | None
-    """Decode steps captured as graphs; None on a CPU, and where several ranks share every layer."""
+    """Steps captured as graphs; None on a CPU, with enforce_eager, and where several ranks share every layer."""
     kv_pool_bytes: int
     layout: KvLayout
     num_blocks: int
@@ -218,11 +218,12 @@ def _weight_bytes(spec: ModelSpec, settings: FilledSettings, device: EngineDevic
 def _graphs(spec: ModelSpec, resolved: ResolvedSettings) -> GraphMemory | None:
     settings = resolved.serving
     num_ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
-    if resolved.device.kind == "cpu" or resolved.device.is_counted or num_ranks > 1:
+    if resolved.device.kind == "cpu" or resolved.device.is_counted or num_ranks > 1 or settings.enforce_eager:
         return None
-    rows = min(resolved.serving.max_num_seqs, resolved.serving.max_num_batched_tokens)
-    has_adapters = resolved.serving.lora_slots is not None
-    return graph_memory(spec, rows, resolved.device.compute_capability, has_adapters=has_adapters)
+    tokens = settings.max_num_batched_tokens
+    rows = min(settings.max_num_seqs, tokens)
+    has_adapters = settings.lora_slots is not None
+    return graph_memory(spec, rows, tokens, resolved.device.compute_capability, has_adapters=has_adapters)
 
 
 def _outcome(

@@ -12,15 +12,23 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.deployments import place
-from kvplan.estimate.kvplan.graphs import BYTES_PER_LAUNCH, graph_memory, num_graph_sizes, step_launches
+from kvplan.estimate.kvplan.graphs import (
+    BYTES_PER_LAUNCH,
+    captures_prompts,
+    graph_memory,
+    num_graph_sizes,
+    num_prompt_sizes,
+    step_launches,
+)
 from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.settings import ServingSettings
 from kvplan_engine import Engine, EngineConfig
 from kvplan_engine.checkpoints.config_json import load_model_config
 from kvplan_engine.device.overhead import CUDA_OVERHEAD_BYTES
-from kvplan_engine.execution.graphs import ladder_of
+from kvplan_engine.execution.graph_sizes import ladder_of, prompt_ladder_of
 from kvplan_engine.memory.plan import kv_layout, plan_memory
+from kvplan_engine.models.loaded_model import can_be_padded
 
 GIB, MIB = 1024**3, 1024**2
 COMMON = {
@@ -64,10 +72,11 @@ def test_the_launches_of_a_captured_step_are_those_predicted(
     engine = Engine(EngineConfig(model=str(path), load_format="dummy", dtype="float32", enable_lora=adapters, **limits))
     graphs = engine._runner.graphs
     assert graphs is not None
-    assert len(graphs._graphs) == num_graph_sizes(5)
-    assert {len(graph.calls) for graph in graphs._graphs.values()} == {
-        step_launches(resolve_model(str(path)), has_adapters=adapters)
-    }
+    spec = resolve_model(str(path))
+    assert captures_prompts(spec)
+    launches = [(size.has_prompts, len(graph.calls)) for size, graph in graphs._graphs.items()]
+    decode, prompts = (step_launches(spec, has_adapters=adapters, has_prompts=which) for which in (False, True))
+    assert sorted(launches) == [(False, decode)] * num_graph_sizes(5) + [(True, prompts)] * num_prompt_sizes(32)
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 8, 15, 16, 17, 40, 256, 500, 512, 513, 4096])
@@ -75,11 +84,30 @@ def test_the_sizes_are_the_ladder(max_num_seqs: int) -> None:
     assert num_graph_sizes(max_num_seqs) == len(ladder_of(max_num_seqs))
 
 
+@pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 32, 100, 256, 300, 511, 512, 513, 8192])
+def test_the_sizes_of_steps_with_prompts_are_the_other_ladder(num_tokens: int) -> None:
+    assert num_prompt_sizes(num_tokens) == len(prompt_ladder_of(num_tokens))
+
+
+SHIPPED = ("llama-3.1-8b", "gemma-3-27b", "gpt-oss-20b", "deepseek-v3", "falcon-mamba-7b", "jamba-v0.1", "gemma-3n-e4b")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_whether_steps_with_prompts_are_captured_both_sides_say_alike(name: str) -> None:
+    layers = load_model_config(name).distinct_layers
+    parts = [part for layer in layers for part in (*layer.mixers, layer.feed_forward)]
+    assert captures_prompts(resolve_model(name)) == all(can_be_padded(part) for part in parts)
+
+
 @pytest.mark.parametrize(("capability", "workspace_mib"), [((8, 9), 8.125), ((9, 0), 32), ((12, 0), 32), (None, 32)])
 def test_the_terms(capability: tuple[int, int] | None, workspace_mib: float) -> None:
-    found = graph_memory(resolve_model("llama-3.1-8b"), 256, capability)
+    found = graph_memory(resolve_model("llama-3.1-8b"), 256, 2048, capability)
     assert (found.num_sizes, found.num_launches) == (20, 9 * 32 + 6)
-    assert found.num_bytes == 20 * 294 * BYTES_PER_LAUNCH + workspace_mib * MIB
+    assert (found.num_prompt_sizes, found.num_prompt_launches) == (13, 10 * 32 + 6)
+    assert found.num_bytes == (20 * 294 + 13 * 326) * BYTES_PER_LAUNCH + workspace_mib * MIB
+    latent = graph_memory(resolve_model("deepseek-v3"), 256, 2048, capability)
+    assert latent.num_prompt_sizes == 0
+    assert "with prompts" in found.sentence() and "with prompts" not in latent.sentence()
 
 
 def test_the_engine_given_these_bytes_has_the_predicted_blocks() -> None:
@@ -101,17 +129,21 @@ def test_the_engine_given_these_bytes_has_the_predicted_blocks() -> None:
     assert (memory.kv_pool_bytes, memory.num_blocks) == (predicted.kv_pool_bytes, predicted.num_blocks)
 
 
-def test_a_cpu_has_no_graphs() -> None:
+def test_a_cpu_has_no_graphs_and_neither_has_a_gpu_that_launches_everything() -> None:
     assert predict(resolve_model("gpt2"), ServingSettings(), EngineDevice(GIB)).graph_bytes == 0
+    gpu = EngineDevice(8 * GIB, kind="cuda", compute_capability=(9, 0))
+    assert predict(resolve_model("gpt2"), ServingSettings(), gpu).graph_bytes > 0
+    assert predict(resolve_model("gpt2"), ServingSettings(enforce_eager=True), gpu).graph_bytes == 0
 
 
 def test_an_estimate_says_the_figure_and_that_it_is_not_measured() -> None:
     settings = ServingSettings(max_model_len=8192)
     placement = place(resolve_model("llama-3.1-8b"), find_gpu("h100"), EngineChoice("kvplan"), settings)
-    assert placement.deployment.overhead_bytes == CUDA_OVERHEAD_BYTES + 20 * 294 * BYTES_PER_LAUNCH + 32 * MIB
+    launches = 20 * 294 + 13 * 326
+    assert placement.deployment.overhead_bytes == CUDA_OVERHEAD_BYTES + launches * BYTES_PER_LAUNCH + 32 * MIB
     assert placement.notes == (
-        "CUDA graphs of decode steps take about 164 MiB of the overhead. Not measured: 20 batch sizes x 294 launches x "
-        "23 KiB (from vLLM's logs) + 32 MiB for cuBLAS.",
+        "CUDA graphs of steps take about 259 MiB of the overhead. Not measured: (20 batch sizes x 294 launches + "
+        "13 sizes of steps with prompts x 326) x 23 KiB (from vLLM's logs) + 32 MiB for cuBLAS.",
         "640 MiB of the overhead is reserved for the driver and libraries. Not measured: the engine raises it at "
         "start-up where it finds more.",
     )

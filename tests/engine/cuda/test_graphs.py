@@ -13,9 +13,11 @@ from small_models import greedy
 
 from kvplan_engine import LLM, OutOfDeviceMemory, SamplingParams
 from kvplan_engine.attention.layer_cache import ONLY_TABLE
-from kvplan_engine.execution.graphs import DecodeGraphs, PaddedBatches, ladder_of
+from kvplan_engine.execution.graph_sizes import captured_sizes, ladder_of, prompt_ladder_of, smallest_size
+from kvplan_engine.execution.graphs import PaddedBatches, StepGraphs
 from kvplan_engine.memory.breakdown import BufferSpec
 from kvplan_engine.memory.workspace import Workspace
+from kvplan_engine.models.step_batch import GraphSize
 
 VOCABULARY = 384
 
@@ -76,6 +78,38 @@ def test_the_ladder_ends_at_512() -> None:
     assert len(ladder_of(512)) == 4 + 32
 
 
+def test_the_ladder_of_steps_with_prompts() -> None:
+    assert prompt_ladder_of(8192) == (16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+    assert prompt_ladder_of(100) == (16, 32, 64, 96, 100)
+    assert prompt_ladder_of(7) == (7,)
+
+
+def test_the_smallest_step_that_holds_tokens_and_sequences_is_taken() -> None:
+    sizes = captured_sizes(40, 8192, with_prompts=True)
+    found = [
+        smallest_size(sizes, num_tokens, num_seqs, has_prompts=has_prompts)
+        for num_tokens, num_seqs, has_prompts in [
+            (3, 3, False),
+            (40, 40, False),
+            (41, 41, False),
+            (17, 5, True),
+            (40, 40, True),
+            (512, 40, True),
+            (513, 1, True),
+        ]
+    ]
+    assert found == [
+        GraphSize(4, 4),
+        GraphSize(40, 40),
+        None,
+        GraphSize(32, 32, True),
+        GraphSize(64, 40, True),
+        GraphSize(512, 40, True),
+        None,
+    ]
+    assert smallest_size(captured_sizes(40, 8192, with_prompts=False), 17, 5, has_prompts=True) is None
+
+
 def small_workspace(rows: int) -> Workspace:
     specs = [BufferSpec(name, (rows,), "int64") for name in ("token_ids", "positions", "slots")]
     specs += [BufferSpec("block_tables", (rows, 3), "int32"), BufferSpec("seq_lens", (rows,), "int32")]
@@ -85,24 +119,36 @@ def small_workspace(rows: int) -> Workspace:
     return workspace
 
 
+def padded(workspace: Workspace) -> tuple[PaddedBatches, torch.Tensor]:
+    """With the rows that are sampled."""
+    rows = torch.full_like(workspace["token_ids"], 77)
+    return PaddedBatches(workspace, [ONLY_TABLE], rows), rows
+
+
 def test_padding_rows_read_and_write_nothing() -> None:
     workspace = small_workspace(8)
-    PaddedBatches(workspace, 8, [ONLY_TABLE]).fill(5)
+    batches, rows = padded(workspace)
+    batches.fill(GraphSize(5, 5))
     assert workspace["slots"].tolist() == [-1] * 5 + [77] * 3
     assert workspace["seq_lens"].tolist() == [0] * 5 + [77] * 3
     assert workspace["query_starts"].tolist() == [0, 1, 2, 3, 4, 5] + [77] * 3
     assert workspace["token_ids"].tolist() == workspace["positions"].tolist() == [0] * 5 + [77] * 3
+    assert rows.tolist() == [0] * 5 + [77] * 3
+    batches.fill(GraphSize(7, 4, has_prompts=True))
+    assert workspace["slots"].tolist() == [-1] * 7 + [77]
+    assert workspace["query_starts"].tolist() == [0] * 5 + [5] + [77] * 3, "no sequence has any token"
 
 
 def test_the_largest_is_captured_first_each_after_one_run_in_one_memory() -> None:
     device, ran = FakeGpu(graph_bytes=3 * MIB), []
-    batches = PaddedBatches(small_workspace(16), 16, [ONLY_TABLE])
-    graphs = DecodeGraphs(device, batches, ladder_of(16))
-    assert graphs.size_for(1) is None
-    graphs.capture(lambda batch: ran.append(batch.num_tokens))
-    assert ran == [16, 16, 8, 8, 4, 4, 2, 2, 1, 1]
-    assert graphs.num_bytes == 5 * 3 * MIB
-    assert [graphs.size_for(number) for number in (1, 3, 8, 9, 16, 17)] == [1, 4, 8, 16, 16, None]
+    batches, _ = padded(small_workspace(16))
+    graphs = StepGraphs(device, batches, captured_sizes(4, 16, with_prompts=True))
+    assert graphs.size_for(1, 1, has_prompts=False) is None
+    graphs.capture(lambda batch: ran.append((batch.num_tokens, batch.num_seqs)))
+    assert ran == [(16, 4)] * 2 + [(4, 4)] * 2 + [(2, 2)] * 2 + [(1, 1)] * 2
+    assert graphs.num_bytes == 4 * 3 * MIB
+    assert graphs.size_for(3, 3, has_prompts=False) == GraphSize(4, 4)
+    assert graphs.size_for(3, 2, has_prompts=True) == GraphSize(16, 4, has_prompts=True)
 
 
 class Stray:
@@ -126,7 +172,7 @@ def test_no_garbage_is_collected_while_a_graph_is_captured() -> None:
         lists.clear()
 
     Stray(log)
-    DecodeGraphs(FakeGpu(), PaddedBatches(small_workspace(2), 2, [ONLY_TABLE]), (1, 2)).capture(step)
+    StepGraphs(FakeGpu(), padded(small_workspace(2))[0], captured_sizes(2, 2, with_prompts=False)).capture(step)
     assert log == ["collected"] + 4 * ["step"]
     assert gc.isenabled()
     gc.collect()
@@ -158,7 +204,7 @@ def test_the_host_waits_for_a_step_when_the_next_one_runs(gpt2: tuple[str, torch
     replays = "".join(event[0] for event in gpu.events)
     assert "swswsw" in replays
     assert replays.count("w") == 8
-    assert replays.startswith("sw"), "the first decode step starts before the prefill's tokens are read"
+    assert replays.startswith("ssw"), "the first decode step starts before the prefill's tokens are read"
 
 
 def test_a_replayed_step_launches_nothing_beside_its_graph(
@@ -169,6 +215,10 @@ def test_a_replayed_step_launches_nothing_beside_its_graph(
     launched: list[str] = []
     kernel_of = gpu.runtime.kernel
     monkeypatch.setattr(gpu.runtime, "kernel", lambda variant: launched.append(variant.kernel) or kernel_of(variant))
+    answers(llm, prompts_of(4, 4), 8)
+    assert set(launched) == {"copy_inputs"}
+    llm.engine.reconfigure(cudagraph_mode="full_decode_only")
+    launched.clear()
     answers(llm, prompts_of(4, 4), 8)
     assert launched.count("sample_rows") == 1, "the step of the prompts is the only one without a graph"
 
@@ -186,16 +236,16 @@ def test_what_graphs_take_is_kept_back_before_the_pool_is_carved(
     with gpu.memory():
         llm = start(gpt2[0], gpu_memory_utilization=1.0)
         memory = llm.engine.memory
-        assert memory.graph_bytes == 4 * gpu.graph_bytes
+        assert memory.graph_bytes == 6 * gpu.graph_bytes  # four batch sizes, two numbers of tokens
         parts = memory.weight_bytes + memory.activation_bytes + memory.overhead_bytes + memory.graph_bytes
         assert memory.budget_bytes - parts == memory.kv_pool_bytes
         answers(llm, prompts_of(9, 30), 4)
         assert gpu.most_used_bytes <= gpu.total_bytes
         captures = gpu.num_captures
         llm.engine.reconfigure(gpu_memory_utilization=0.5)
-        assert gpu.num_captures == captures + 4, "known sizes are not measured again"
+        assert gpu.num_captures == captures + 6, "known sizes are not measured again"
         llm.engine.reconfigure(max_num_seqs=2)
-        assert llm.engine.memory.graph_bytes == 2 * gpu.graph_bytes
+        assert llm.engine.memory.graph_bytes == 4 * gpu.graph_bytes
 
 
 @pytest.mark.slow
@@ -205,9 +255,7 @@ def test_a_capture_that_finds_no_memory_is_classified_and_survived(
     gpu = take_gpu(monkeypatch, FakeGpu())
     llm = start(gpt2[0])
     gpu.refuses_graph = gpu.num_captures + 2
-    with pytest.raises(
-        OutOfDeviceMemory, match="capture the decode steps as graphs: CUDA error: out of memory"
-    ) as info:
+    with pytest.raises(OutOfDeviceMemory, match="capture steps as graphs: CUDA error: out of memory") as info:
         llm.engine.reconfigure(block_size=8)
     assert (info.value.phase, info.value.status) == ("graph_capture", "oom_kv_init")
     assert "enforce_eager" in (info.value.hint or "")

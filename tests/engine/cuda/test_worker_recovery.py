@@ -73,7 +73,7 @@ def test_memory_that_runs_out_is_a_row_and_the_sweep_goes_on(sweep: Sweep, monke
     sweep.gpu.refuses_graph = sweep.gpu.num_captures
     capture = sweep.trial()
     assert (capture.row["status"], capture.row["oom_phase"]) == ("oom_kv_init", "graph_capture")
-    assert "capture the decode steps as graphs" in capture.row["error"]
+    assert "capture steps as graphs" in capture.row["error"]
     assert capture.worker_usable
     sweep.gpu.refuses_graph = None
 
