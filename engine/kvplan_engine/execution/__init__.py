@@ -12,6 +12,7 @@ step_inputs        the host's side of a step's index buffers
 group_tables       block tables, slots and lengths of each group of layers
 step_tables        what the layers of a group read of a step
 staging            inputs to the device and tokens from it, without waiting
+choosing           which tokens a step gives
 draws              how tokens are chosen on a device, where captured steps read it
 adapter_rows       which rows adapters correct, where captured steps read it
 graphs             steps captured as graphs

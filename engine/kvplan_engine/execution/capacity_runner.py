@@ -36,6 +36,7 @@ class CapacityRunner:
     counts_tokens = False
 
     def __init__(self, vocab_size: int, seed: int) -> None:
+        self.chooser = self
         self._vocab_size = vocab_size
         self._seed = seed
 

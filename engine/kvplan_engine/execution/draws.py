@@ -63,7 +63,7 @@ class DeviceDraws:
     def prepare(self, plan: StepPlan) -> bool:
         """Place the sequences of a step before it is started, so that it may be a graph's replay; whether that is done.
 
-        It is not where samples will fork.
+        It is not where samples will fork, which they do when the step is committed.
         """
         sampled = [item.sequence for item in plan.chunks if item.needs_sampling]
         self._is_placed = not any(map(num_forks, sampled))
@@ -71,9 +71,9 @@ class DeviceDraws:
             self._place(plan.decodes + sampled, plan, num_pending=0)
         return self._is_placed
 
-    def place_sampled(self, plan: StepPlan) -> None:
-        """The same once the step has been committed, which is when samples fork; where ``prepare`` has not done it."""
-        if not self._is_placed and plan.sampled:
+    def place_forks(self, plan: StepPlan) -> None:
+        """Place the sequences of a committed step where ``prepare`` has not."""
+        if not self._is_placed:
             self._place(plan.sampled, plan, num_pending=1)
 
     def draw(self, logits: torch.Tensor, tokens: StepTokens, out: torch.Tensor) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,14 +15,14 @@ from kvplan_engine.device.device import Device
 from kvplan_engine.execution.adapter_rows import StagedRows
 from kvplan_engine.execution.adapters import begin_step
 from kvplan_engine.execution.batch import BatchBuilder
+from kvplan_engine.execution.choosing import TokenChooser
 from kvplan_engine.execution.draws import DeviceDraws
 from kvplan_engine.execution.graph_sizes import captured_sizes
 from kvplan_engine.execution.graphs import PaddedBatches, StepGraphs
-from kvplan_engine.execution.staging import InputStage, PendingTokens, TokenStage
+from kvplan_engine.execution.staging import InputStage
 from kvplan_engine.execution.step_indices import StepIndices
 from kvplan_engine.execution.step_inputs import SAMPLED_ROWS, sampled_buffers
 from kvplan_engine.execution.step_tables import state_tables_name
-from kvplan_engine.kernels.cuda.sampling import StepTokens
 from kvplan_engine.layers.rope import fill_rope_table
 from kvplan_engine.memory.breakdown import rope_tables
 from kvplan_engine.memory.device_buffers import LORA_ROWS
@@ -37,7 +36,7 @@ from kvplan_engine.offload.disk_tier import DiskTier
 from kvplan_engine.offload.mover import BlockMover, Mover
 from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.sampling.prompt_logprobs import take_prompt_logprobs
-from kvplan_engine.sampling.sampler import SampledTokens, Sampler
+from kvplan_engine.sampling.sampler import Sampler
 from kvplan_engine.transformers_backend.model import RunnableModel
 
 
@@ -64,16 +63,13 @@ class ModelRunner:
         self._adapter_rows = self._place_adapter_rows(config)
         self._fill_tables()
         self.sampler = Sampler(self.workspace["sampler"], model.config.vocab_size, model.ops, engine_seed=config.seed)
-        self._draws = self._place_draws(config)
+        self.chooser = TokenChooser(device, model.ops, self.sampler, self._place_draws(config), config.max_num_seqs)
         self._places = places_of(layout, model.config)
-        self._tokens = TokenStage(device, config.max_num_seqs)
         names = [spec.name for spec in step_index_buffers(config, layout, max_model_len)]
         self._stage = self._make_stage(names)
         self._batches = BatchBuilder(self.workspace, layout, names, self._places, self._stage)
         self.kv: KvPool | None = None
         self.graphs: StepGraphs | None = None
-        self._replayed = False  # whether the last step was a graph's replay, which chooses its tokens too
-        self._step_tokens: StepTokens | None = None  # of the last step
 
     def _make_stage(self, names: Sequence[str]) -> InputStage | None:
         """How the index buffers ``names`` get to the device; None where the host writes to them itself."""
@@ -81,7 +77,7 @@ class ModelRunner:
             return None
         targets = {name: self.workspace[name] for name in names}
         targets |= sampled_buffers(self._config.max_num_seqs, self.device.torch_device)
-        return InputStage(self.device, self._model.ops, targets, self._tokens.chosen)
+        return InputStage(self.device, self._model.ops, targets, self.chooser.tokens.chosen)
 
     def _fill_tables(self) -> None:
         for name, rope in rope_tables(self._model.config).items():
@@ -110,8 +106,7 @@ class ModelRunner:
         self._fill_tables()
         if self._adapter_rows is not None:
             self._adapter_rows.reset()
-        if self._draws is not None:
-            self._draws.clear()
+        self.chooser.clear()
         self.kv.blocks[:num_blocks].zero_()
 
     def carve_pool(self, num_blocks: int, kv_dtype: str) -> None:
@@ -136,9 +131,8 @@ class ModelRunner:
 
     def prepare(self, plan: StepPlan, latest: np.ndarray | None = None, before: StepPlan | None = None) -> StepBatch:
         """The step's inputs: see BatchBuilder.build. before: the plan whose tokens are still pending, if any."""
-        pending = None if before is None else self._tokens.pending(plan, before)
-        may_replay = self._draws is None or self._draws.prepare(plan)
-        graph = self._graph_of(plan) if may_replay else None
+        pending = None if before is None else self.chooser.tokens.pending(plan, before)
+        graph = self._graph_of(plan) if self.chooser.prepare(plan) else None
         batch = self._batches.build(plan, latest, pending=pending, graph=graph)
         if self._model.adapters is not None:
             begin_step(self._model.adapters, plan)
@@ -147,8 +141,7 @@ class ModelRunner:
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Logits [len(batch.sampled), vocab_size] of one step; its K and V are in the pool afterwards."""
         assert self.kv is not None
-        self._replayed = batch.graph is not None
-        self._step_tokens = StepTokens(batch.positions, batch.sampled_rows)
+        self.chooser.follow(batch)
         if batch.graph is None:
             return self._model.decoder.forward(batch, self.kv, self.workspace)
         assert self.graphs is not None
@@ -162,48 +155,6 @@ class ModelRunner:
     def logits_of_rows(self, first: int, last: int) -> torch.Tensor:
         """Logits of these rows of the last step, see Decoder.logits_of_rows."""
         return self._model.decoder.logits_of_rows(self.workspace, first, last)
-
-    # ---- its tokens
-
-    @property
-    def counts_tokens(self) -> bool:
-        """See StepRunner.counts_tokens."""
-        return self._draws is not None
-
-    def can_choose_ahead(self, plan: StepPlan) -> bool:
-        """See StepRunner.can_choose_ahead."""
-        return not plan.needs_token_details and (plan.is_plainly_greedy or self._draws is not None)
-
-    def choose_ahead(self, logits: torch.Tensor, plan: StepPlan) -> PendingTokens:
-        """See StepRunner.choose_ahead: the tokens stay on the device and are sent to the host."""
-        chosen = self._tokens.chosen[: len(plan.sampled)]
-        if not self._replayed and self._draws is not None:
-            self._draw(logits, plan, self._draws, chosen)
-        elif not self._replayed:
-            self._take_likeliest(logits, plan, chosen)
-        return self._tokens.send(len(plan.sampled))
-
-    def sample_step(self, logits: torch.Tensor, plan: StepPlan) -> SampledTokens:
-        """See StepRunner.sample_step."""
-        if self._draws is None or not plan.sampled:
-            return self.sampler.sample_step(logits, plan)
-        token_ids = self.choose_ahead(logits, plan).wait()
-        if plan.needs_token_details:
-            return self.sampler.describe(logits, plan, token_ids)
-        return SampledTokens(token_ids.tolist(), token_ids)
-
-    def _draw(self, logits: torch.Tensor, plan: StepPlan, draws: DeviceDraws, chosen: torch.Tensor) -> None:
-        assert self._step_tokens is not None
-        draws.place_sampled(plan)
-        rows = None if plan.logits_rows is None else self.device.upload(np.array(plan.logits_rows))
-        draws.draw(logits, replace(self._step_tokens, logits_rows=rows), chosen)
-
-    def _take_likeliest(self, logits: torch.Tensor, plan: StepPlan, chosen: torch.Tensor) -> None:
-        if plan.logits_rows is None:
-            self._model.ops.argmax_rows(logits, chosen)
-        else:
-            rows = self.device.upload(np.array(plan.logits_rows))
-            torch.index_select(self.sampler.likeliest(logits), 0, rows, out=chosen)
 
     # ---- for other ranks
 
@@ -237,8 +188,7 @@ class ModelRunner:
         """Capture the step at every size; OutOfDeviceMemory(phase="graph_capture")."""
         assert self.kv is not None and self._stage is not None
         sizes = self.graph_sizes
-        if self._draws is not None:
-            self._draws.clear()  # of the step that was measured
+        self.chooser.clear()  # of the step that was measured
         with allocating("graph_capture"):
             self._model.reserve_decode(self.kv, max(size.num_seqs for size in sizes))
             rows = self._stage.targets[SAMPLED_ROWS]
@@ -253,11 +203,7 @@ class ModelRunner:
         assert self.kv is not None
         with self._corrections_of_graph(batch.num_tokens):
             logits = self._model.decoder.forward(batch, self.kv, self.workspace)
-        chosen = self._tokens.chosen[: logits.shape[0]]
-        if self._draws is None:
-            self._model.ops.argmax_rows(logits, chosen)
-        else:
-            self._draws.draw(logits, StepTokens(batch.positions, batch.sampled_rows), chosen)
+        self.chooser.choose_in_graph(logits, batch)
 
     def _corrections_of_graph(self, num_rows: int) -> AbstractContextManager[None]:
         if self._adapter_rows is None or self._model.adapters is None:

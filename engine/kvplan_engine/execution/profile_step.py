@@ -53,7 +53,7 @@ def _run(runner: ModelRunner, plan: StepPlan) -> None:
     batch = runner.prepare(plan)
     logits = runner.forward(batch)
     plan.sampled = batch.sampled[:SAMPLER_ROWS]  # the others are sampled in the same memory
-    runner.sample_step(logits, plan)
+    runner.chooser.sample_step(logits, plan)
 
 
 def _largest_step(config: EngineConfig, pool: BlockPool, max_model_len: int) -> tuple[StepPlan, list[Sequence]]:

@@ -117,7 +117,7 @@ class StepLoop:
     def _needs_values(self) -> bool:
         """Whether the next step cannot be decided or drawn before the tokens of the last one are known."""
         scheduler = self._scheduler
-        return scheduler.needs_values or (scheduler.has_penalties and not self._runner.counts_tokens)
+        return scheduler.needs_values or (scheduler.has_penalties and not self._runner.chooser.counts_tokens)
 
     def _start(self, plan: StepPlan) -> _Choice:
         """Queue the whole step, sampling included; waits only for sampling that is done on the host."""
@@ -136,10 +136,10 @@ class StepLoop:
 
     def _sample(self, plan: StepPlan, logits: Any) -> _Choice:
         runner = self._runner
-        if self.runs_ahead and runner.can_choose_ahead(plan):
-            tokens = runner.choose_ahead(logits, plan)
+        if self.runs_ahead and runner.chooser.can_choose_ahead(plan):
+            tokens = runner.chooser.choose_ahead(logits, plan)
             return _Choice(lambda: _read(tokens), is_pending=True)
-        sampled = runner.sample_step(logits, plan)
+        sampled = runner.chooser.sample_step(logits, plan)
         if plan.wants_prompt_logprobs:
             runner.take_prompt_logprobs(plan)
         return _Choice(lambda: sampled, is_pending=False)

@@ -20,16 +20,35 @@ class Waitable(Protocol):
         ...
 
 
-class StepRunner(Protocol):
-    """Runs steps over one division of the memory. What ``prepare`` and ``forward`` return is between the two."""
-
-    @property
-    def num_graph_replays(self) -> int: ...
+class StepChooser(Protocol):
+    """Chooses the tokens of steps that have been committed."""
 
     @property
     def counts_tokens(self) -> bool:
         """Whether penalties follow from tokens that the host does not know yet."""
         ...
+
+    def sample_step(self, logits: Any, plan: StepPlan) -> SampledTokens:
+        """A token for each of ``plan.sampled``, with what the requests want to know of it."""
+        ...
+
+    def can_choose_ahead(self, plan: StepPlan) -> bool:
+        """Whether ``choose_ahead`` chooses all that ``plan`` needs."""
+        ...
+
+    def choose_ahead(self, logits: Any, plan: StepPlan) -> Waitable:
+        """A token for each of ``plan.sampled``, not waited for."""
+        ...
+
+
+class StepRunner(Protocol):
+    """Runs steps over one division of the memory. What ``prepare`` and ``forward`` return is between the two."""
+
+    @property
+    def chooser(self) -> StepChooser: ...
+
+    @property
+    def num_graph_replays(self) -> int: ...
 
     def make_mover(self, num_host_slots: int, disk: DiskTier | None) -> Mover:
         """Who carries out transfers between the pool, ``num_host_slots`` slots of host memory, and files."""
@@ -40,11 +59,7 @@ class StepRunner(Protocol):
         ...
 
     def forward(self, batch: Any) -> Any:
-        """One step over ``batch``: what ``sample_step`` and ``choose_ahead`` choose from."""
-        ...
-
-    def sample_step(self, logits: Any, plan: StepPlan) -> SampledTokens:
-        """A token for each of ``plan.sampled``, with what the requests want to know of it."""
+        """One step over ``batch``: what ``chooser`` chooses from."""
         ...
 
     def take_prompt_logprobs(self, plan: StepPlan) -> None:
@@ -52,12 +67,4 @@ class StepRunner(Protocol):
 
         For the step that has just been sampled, whose logits are lost.
         """
-        ...
-
-    def can_choose_ahead(self, plan: StepPlan) -> bool:
-        """Whether ``choose_ahead`` chooses all that ``plan`` needs."""
-        ...
-
-    def choose_ahead(self, logits: Any, plan: StepPlan) -> Waitable:
-        """A token for each of ``plan.sampled``, not waited for."""
         ...

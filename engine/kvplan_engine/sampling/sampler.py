@@ -7,6 +7,7 @@ with a seed gets the same tokens whatever else runs, and again after a preemptio
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,32 +92,26 @@ class Sampler:
         token_ids = [token.token_id for token in details]
         return SampledTokens(token_ids, np.array(token_ids, dtype=np.int64), details)
 
-    def describe(self, logits: torch.Tensor, plan: StepPlan, token_ids: np.ndarray) -> SampledTokens:
-        """``token_ids``, chosen elsewhere from logits [rows, vocab_size], with the log-probabilities asked for."""
-        details = [SampledToken(token) for token in token_ids.tolist()]
-        for index, sequence in enumerate(plan.sampled):
-            count = sequence.request.params.logprobs
-            if count is not None:
-                row = index if plan.logits_rows is None else plan.logits_rows[index]
-                logprobs = self.log_softmax(logits[row : row + 1])[0]
-                details[index] = _with_logprobs(details[index].token_id, logprobs, count)
-        return SampledTokens([token.token_id for token in details], token_ids, details)
-
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         """The likeliest token of each row of logits [rows, vocab_size], int64: all that greedy requests need."""
         best = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
         self._ops.argmax_rows(logits, best)
         return best
 
-    def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """Natural log-probabilities [rows, vocab_size] float32 of at most ``num_rows`` rows, until the next call."""
-        rows = self._logits[: logits.shape[0]].copy_(logits)
-        return torch.log_softmax(rows, dim=-1, out=self._raw_logprobs[: logits.shape[0]])
+    def log_softmax(self, logits: torch.Tensor, rows: Rows[int] | None = None) -> torch.Tensor:
+        """Natural log-probabilities [n, vocab_size] float32, until the next call.
+
+        rows: which of logits [rows, vocab_size], at most ``num_rows`` of them; None: all.
+        """
+        if rows is None:
+            rows = range(logits.shape[0])
+        loaded = self._load(logits, rows)
+        return torch.log_softmax(loaded, dim=-1, out=self._raw_logprobs[: len(rows)])
 
     def _sample_rows(
         self, logits: torch.Tensor, draws: list[Draw], stop_ids: list[frozenset[int]]
     ) -> list[SampledToken]:
-        rows = self._load(logits, draws)
+        rows = self._load(logits, [draw.row for draw in draws])
         reported = [i for i, draw in enumerate(draws) if draw.sequence.request.params.logprobs is not None]
         for index in reported:
             torch.log_softmax(rows[index], dim=-1, out=self._raw_logprobs[index])
@@ -133,13 +128,13 @@ class Sampler:
             sampled[index] = _with_logprobs(tokens[index], self._raw_logprobs[index], count)
         return sampled
 
-    def _load(self, logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
-        """The draws' rows, copied to float32."""
-        rows, first = self._logits[: len(draws)], draws[0].row
-        if all(draw.row == first + index for index, draw in enumerate(draws)):
-            return rows.copy_(logits[first : first + len(draws)])
-        for target, draw in zip(rows, draws, strict=True):
-            target.copy_(logits[draw.row])
+    def _load(self, logits: torch.Tensor, numbers: Rows[int]) -> torch.Tensor:
+        """These rows of the logits, copied to float32."""
+        rows, first = self._logits[: len(numbers)], numbers[0]
+        if all(number == first + index for index, number in enumerate(numbers)):
+            return rows.copy_(logits[first : first + len(numbers)])
+        for target, number in zip(rows, numbers, strict=True):
+            target.copy_(logits[number])
         return rows
 
     # ---- random tokens, all rows at once

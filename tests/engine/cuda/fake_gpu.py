@@ -233,7 +233,7 @@ def device_tensors(engine: Engine) -> list[torch.Tensor]:
     runner = engine._runner
     assert runner.kv is not None
     found = [runner.workspace["hidden"], runner.kv.blocks, *engine.model.weights.values()]
-    found += [runner._tokens.chosen, runner._batches._numbers]
+    found += [runner.chooser.tokens.chosen, runner._batches._numbers]
     stage = runner._batches._inputs.stage
     if stage is not None:
         found += stage.targets.values()
