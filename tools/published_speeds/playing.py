@@ -96,7 +96,7 @@ def pool_tokens(row: PublishedRow, found: Deployed, start: VllmPrediction, vllm_
             tokens = groups * predict_sglang(found.spec, gpu, found.settings).kv_cache_tokens
         elif found.engine == "TensorRT-LLM":
             tokens = groups * predict_trtllm(found.spec, gpu, found.settings).kv_cache_tokens
-    return max(tokens, vllm_tokens)
+    return tokens
 
 
 def engine_rules(found: Deployed, start: VllmPrediction, pool_tokens: float) -> SchedulingRules:
