@@ -38,7 +38,10 @@ the length before, and the server has the prefix cache of vLLM's default."""
 
 
 def _found_tokens(row: PublishedRow, replicas: int, pool: float) -> int:
-    """Of each prompt, in the prefix cache: those of the sweep's run before, where its prompts all fit the pool."""
+    """Of each prompt, in the prefix cache: those of the sweep's run before, where its prompts all fit the pool.
+
+    Data-parallel groups have a cache each, and which of them is sent a prompt has nothing to do with where it was before.
+    """
     longest = row.input_tokens + row.output_tokens
     if (
         row.source != "benchmaxxing"
@@ -46,7 +49,8 @@ def _found_tokens(row: PublishedRow, replicas: int, pool: float) -> int:
         or (row.num_prompts or 0) * longest > pool * replicas
     ):
         return 0
-    return max((each for each in _SWEPT_CONTEXTS if each < row.input_tokens), default=0)
+    before = max((each for each in _SWEPT_CONTEXTS if each < row.input_tokens), default=0)
+    return before // row.data_parallel_size
 
 
 def played_load(row: PublishedRow, replicas: int, pool: float) -> PlayedLoad:

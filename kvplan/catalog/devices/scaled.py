@@ -49,6 +49,7 @@ def scaled(profile: MeasuredProfile, to: GpuProfile) -> MeasuredProfile:
     factors = {
         "bandwidth": memory,
         "kv_bandwidth": memory,
+        "routed_bandwidth": memory,
         "flops": dense,
         "attention_flops": attention,
     }
