@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from kvplan.estimate.answer import Estimate, EstimateRequest, make_estimate
 from kvplan.estimate.document import speed_document
 from kvplan.estimate.picture import estimates_figure
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
+from kvplan.estimate.speed.host import NO_HOST, HostWork
+from kvplan.estimate.speed.step_terms import StepLoad
 from kvplan.planner.queues import explained_steps
 from kvplan.planner.request import ParallelSizes, PlanRequest
 from kvplan.planner.search import make_plan
@@ -84,13 +86,23 @@ def test_a_step_on_flash_attention_2_is_as_long_as_its_parts() -> None:
     assert mixed.seconds <= sum(astuple(mixed.terms))
 
 
+def test_what_the_host_adds_is_a_term_of_a_step() -> None:
+    speed = speed_of(answered())
+    load = StepLoad.decoding(1, 100).with_prompt(16)
+    hosted, bare = speed.model, replace(speed.model, engine_host=NO_HOST)
+    assert bare.step_terms(load).host == 0
+    assert hosted.step_terms(load).host == pytest.approx(hosted.step_seconds(load) - bare.step_seconds(load))
+    busy = replace(speed.model, engine_host=HostWork(step_seconds=0.5))
+    assert busy.step_terms(load).host == pytest.approx(0.5)
+
+
 def test_text_shows_percentiles_and_terms(capsys: pytest.CaptureFixture[str]) -> None:
     print_speeds(answered(), explain=True)
     shown = capsys.readouterr().out
     assert "h100-sxm, prompts of 512, answers of 128 (kernels measured on h100-sxm" in shown
     assert "intervals hold 9 in 10 of up to" in shown
     assert "    alone: TTFT p50 " in shown and "    24 at once: TTFT p50 " in shown
-    assert "launches ms" in shown and "collectives ms" in shown and "24 decode, a prompt of 512" in shown
+    assert "launches ms" in shown and "host ms" in shown and "24 decode, a prompt of 512" in shown
     print_speeds(answered(), explain=False)
     assert "launches ms" not in capsys.readouterr().out
 

@@ -169,6 +169,16 @@ def test_rules_of_engines() -> None:
     assert (two.max_num_seqs, two.max_num_batched_tokens, two.pool_tokens) == (512, 8192, 1e6)
 
 
+def test_a_group_reads_no_more_of_one_prompt_in_a_step_than_its_own_budget() -> None:
+    own = replace(ROOMY, max_num_batched_tokens=100)
+    groups, one = own.over_groups(4), replace(own, max_num_batched_tokens=400)
+    alone = PlayedLoad(Lengths(400), Lengths(1), 1)
+    assert play(alone, groups, Clock()).ttft.mean == pytest.approx(play(alone, own, Clock()).ttft.mean)
+    assert play(alone, one, Clock()).ttft.mean < play(alone, groups, Clock()).ttft.mean
+    many = PlayedLoad(Lengths(100), Lengths(1), 4)
+    assert play(many, one, Clock()).ttft.mean == pytest.approx(play(many, groups, Clock()).ttft.mean)
+
+
 def test_a_distribution() -> None:
     found = Distribution.of([float(value) for value in range(101)])
     assert (found.mean, found.median, found.p99) == (50, 50, 99)

@@ -57,7 +57,12 @@ def test_a_ttft_that_a_prefix_cache_served_is_not_scored(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("cells", "reason"), [({"input_len": ""}, "lengths"), ({"spec_decode": "MTP"}, "speculative decoding")]
+    ("cells", "reason"),
+    [
+        ({"input_len": ""}, "lengths"),
+        ({"spec_decode": "MTP"}, "speculative decoding"),
+        ({"notes": "the server was still warming up: later runs say so"}, "warming up"),
+    ],
 )
 def test_rows_that_lack_something_say_what(tmp_path: Path, cells: dict[str, str], reason: str) -> None:
     row = _row(tmp_path, **cells)
@@ -83,6 +88,43 @@ def test_attention_in_groups_makes_ranks_that_share_experts(tmp_path: Path) -> N
     cells = {"model": "deepseek-ai/DeepSeek-R1-0528", "gpu": "H200", "gpu_count": "8", "tp": "8", "dp": "8"}
     layout = deployed(_parsed(tmp_path, **cells, notes="dp-attention on")).choice.layout
     assert (layout.tensor_parallel_size, layout.data_parallel_size, layout.enable_expert_parallel) == (1, 8, True)
+
+
+@pytest.mark.parametrize(
+    ("cells", "groups", "replicas"),
+    [
+        ({"dp": "1", "notes": "dp-attention on"}, 1, 1),  # SGLang turns it off
+        ({"dp": "8", "notes": "dp-attention on"}, 8, 1),
+        ({"dp": "2", "tp": "4"}, 1, 2),
+    ],
+)
+def test_groups_of_sglang(tmp_path: Path, cells: dict[str, str], groups: int, replicas: int) -> None:
+    cells = {
+        "engine": "SGLang",
+        "model": "deepseek-ai/DeepSeek-R1-0528",
+        "gpu": "H200",
+        "gpu_count": "8",
+        "tp": "8",
+    } | cells
+    found = deployed(_parsed(tmp_path, **cells))
+    assert (found.choice.layout.data_parallel_size, found.replicas) == (groups, replicas)
+
+
+def test_a_fine_tune_in_16_bits_of_a_model_that_was_published_quantized(tmp_path: Path) -> None:
+    own, plain = (
+        deployed(_parsed(tmp_path, model="openai/gpt-oss-120b", quantization=each)) for each in ("mxfp4", "none (bf16)")
+    )
+    assert own.spec.quantization is not None
+    assert plain.spec.quantization is None
+
+
+def test_gpus_without_access_to_each_other_have_no_bridge(tmp_path: Path) -> None:
+    bridged, plain = (
+        deployed(_parsed(tmp_path, gpu="A100 80GB PCIe", notes=each)).choice.gpu
+        for each in ("", "the platform lacks GPU P2P capability")
+    )
+    assert bridged.nvlink_bytes_per_second is not None
+    assert plain.nvlink_bytes_per_second is None
 
 
 def _score(row: PublishedRow, measured: float) -> RowScore:
@@ -127,6 +169,7 @@ def test_a_rack_whose_users_one_instance_served_counts_as_that_instance(tmp_path
     ("cells", "pool", "found"),
     [
         ({"input_len": "8192"}, 1e6, 4096),
+        ({"input_len": "8192", "dp": "2"}, 1e6, 2048),
         ({"input_len": "1024"}, 1e6, 0),
         ({"input_len": "8192"}, 1e5, 0),  # evicted before it is asked for again
         ({"input_len": "8192", "engine": "SGLang"}, 1e6, 0),

@@ -40,7 +40,7 @@ the length before, and the server has the prefix cache of vLLM's default."""
 def _found_tokens(row: PublishedRow, replicas: int, pool: float) -> int:
     """Of each prompt, in the prefix cache: those of the sweep's run before, where its prompts all fit the pool.
 
-    Data-parallel groups have a cache each, and which of them is sent a prompt has nothing to do with where it was before.
+    Data-parallel groups have a cache each, and a prompt is sent to any of them.
     """
     longest = row.input_tokens + row.output_tokens
     if (

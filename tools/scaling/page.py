@@ -31,9 +31,9 @@ def _head(series: list[Series]) -> list[str]:
         *_wrapped(
             f"{len(series)} series of {sources} sources (`tools/published_speeds/speeds.csv`, all grades). "
             "Growth: throughput with the most GPUs over that with the fewest; its error is "
-            f"{error:.0f} % in the median. RTX 4090 without direct access to each other's memory gain nothing by "
-            "tensor parallelism, and are predicted to; the two A100 80GB of dennislee may have PCIe alone (their form "
-            "is not stated, and they are taken for SXM)."
+            f"{error:.0f} % in the median. GPUs without direct access to each other's memory gain less by tensor "
+            "parallelism than is predicted (two A100 of dennislee), or nothing (RTX 4090): their messages go through "
+            "the host's memory."
         ),
         "",
     ]
