@@ -18,8 +18,9 @@ from mixture_models import MixtureCheckpoint
 from rank_cases import CELLS, RANDOM, check_memory, load
 from small_models import Checkpoint, greedy
 
-from kvplan_engine import EngineError, SamplingParams
+from kvplan_engine import Engine, EngineError, SamplingParams
 from kvplan_engine.errors import RankDied
+from kvplan_engine.execution.ranks.group import RankGroup
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -89,10 +90,29 @@ def test_samples_that_fork_and_log_probabilities_are_those_of_one_process(divide
             assert own_row == pytest.approx(other_row, abs=1e-3)
 
 
-def test_a_rank_that_is_killed_is_named_and_the_others_end(divided: Divided) -> None:
-    """The last test of each model. A later step, and closing, are no worse than that."""
-    engine = divided.ranks.engine
-    pids = engine.ranks.pids
+def test_no_rank_is_left_when_one_is_gone(divided: Divided) -> None:
+    """The last test of each model: all ranks end, and leave nothing behind."""
+    ranks = divided.ranks.engine.ranks
+    assert ranks is not None
+    meeting = Path(ranks._meeting)
+    assert meeting.exists()
+    if ranks.num_ranks == 2 and divided.ranks.engine.config.pipeline_parallel_size == 2:
+        check_that_others_end_with_the_first(ranks)
+    else:
+        check_that_others_end_with_the_last(divided.ranks.engine, ranks)
+    assert not meeting.parent.exists()
+
+
+def check_that_others_end_with_the_first(ranks: RankGroup) -> None:
+    """They do so by themselves, and tidy up."""
+    (connection,), (process,) = ranks._connections, ranks._processes
+    connection.close()  # as the system does for a process that was killed
+    assert process.wait(60) == 0
+
+
+def check_that_others_end_with_the_last(engine: Engine, ranks: RankGroup) -> None:
+    """The one that was killed is named. A later step, and closing, are no worse than that."""
+    pids = ranks.pids
     add_greedy(engine, RANDOM.prompts, 12)
     engine.step()
     os.kill(pids[-1], signal.SIGKILL)
