@@ -267,8 +267,12 @@ class Engine:
         """Run a step; returns the new tokens, in the order of the batch's rows.
 
         With async scheduling these are the tokens of the step before. [] when there are none yet, or nothing to do.
+        RankDied where several ranks share every layer and one of them is lost.
         """
-        return self._loop.step()
+        outputs = self._loop.step()
+        if self.ranks is not None and self.device.is_asynchronous:
+            self.ranks.check()  # collectives on a GPU that were ended for its sake have left anything
+        return outputs
 
     def observe_steps(self, observer: StepObserver | None) -> None:
         """Tell ``observer`` of every step from now on, None to stop. A reconfigured engine has none."""

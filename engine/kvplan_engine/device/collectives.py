@@ -36,6 +36,11 @@ class Collectives:
         if rank.num_stages > 1:
             self._all = make(torch.distributed.PrefixStore("all", store), rank.number, num_ranks)
 
+    def abort(self) -> None:
+        """End all collectives under way on a GPU, from any thread. No others can follow."""
+        for group in {id(each): each for each in (self._group, self._all) if each is not None}.values():
+            group.abort()
+
     # ---- of the ranks that share a stage
 
     def sum_inplace(self, x: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from kvplan_engine.kernels.cuda.runtime import Kernel
 from kvplan_engine.kernels.cuda.variants import KernelVariant
 from kvplan_engine.models import loaded_model
 from kvplan_engine.models.device_kernels import cuda_kernels
+
+_PATIENCE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +72,48 @@ class _InTurn(RecordingRuntime):
         return launch
 
 
+class _Work:
+    """A collective that waits for a rank that is gone, as NCCL's do on a GPU; ``aborted`` ends it without a result."""
+
+    def __init__(self, inner: Any, aborted: threading.Event) -> None:
+        self._inner, self._aborted = inner, aborted
+
+    def wait(self) -> None:
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while not self._inner.is_completed() and not self._aborted.is_set():
+            assert time.monotonic() < until, "nobody ends a collective that waits for a lost rank"
+            time.sleep(0.0002)
+        try:
+            if not self._aborted.is_set():
+                self._inner.wait()
+        except RuntimeError:  # gloo has noticed; NCCL waits on
+            assert self._aborted.wait(_PATIENCE_SECONDS), "nobody ends a collective that waits for a lost rank"
+
+
 class _Group:
     """A process group of gloo that notes in ``calls`` what it is asked for."""
 
     def __init__(self, inner: Any, calls: list[Call]) -> None:
         self._inner, self._calls = inner, calls
+        self._aborted = threading.Event()
+
+    def abort(self) -> None:
+        self._aborted.set()
+
+    def close(self) -> None:
+        """As of a process that has ended: gloo's threads in others would wait for it, and ends of groups for them."""
+        self._inner = None
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             tensors = [each for argument in arguments for each in _tensors(argument)]
             shapes = tuple(tuple(each.shape) for each in tensors)
             self._calls.append(Call(name, shapes, frozenset(map(storage_of, tensors))))
-            return getattr(self._inner, name)(*arguments)
+            if self._aborted.is_set():
+                raise RuntimeError("NCCL communicator was aborted")
+            work = getattr(self._inner, name)(*arguments)
+            # gloo's sends and receipts are completed by whoever waits for them
+            return work if name in ("send", "recv") else _Work(work, self._aborted)
 
         return call
 
@@ -111,7 +144,10 @@ class _Thread(threading.Thread):
             self._ranks.following.append(rank)
             rank.run()
         except EOFError:
-            pass
+            own = [rank._collectives for rank in self._ranks.following if rank._connection is self._connection]
+            for collectives_of_rank in own:
+                collectives_of_rank._group.close()
+                collectives_of_rank._all.close()
         except BaseException:
             self.is_wrong = True
             raise

@@ -12,6 +12,7 @@ from fake_ranks import FakeRanks, storage_of
 from small_models import greedy
 
 from kvplan_engine import LLM, EngineError, SamplingParams
+from kvplan_engine.errors import RankDied
 
 NUM_TOKENS = 6
 SETTINGS = {"dtype": "float32", "max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 64}
@@ -77,6 +78,23 @@ def _check_all(fake: FakeRanks, total: int) -> None:
     """Token numbers go from the first rank's device to all others: they may never have been on the host."""
     sent = [[call.shapes for call in fake.calls[number, total] if call.name == "broadcast"] for number in range(total)]
     assert sent[0] and all(each == sent[0] for each in sent)
+
+
+@pytest.mark.parametrize("lost_in", ["sum_inplace", "gather"])
+def test_a_lost_rank_ends_what_waits_for_it_on_a_gpu(
+    gpt2: tuple[Path, torch.nn.Module], lost_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a step, where later collectives fail, and at its end, whose tokens are then no tokens."""
+    fake = FakeRanks(monkeypatch, 2)
+    with LLM(str(gpt2[0]), **SETTINGS, tensor_parallel_size=2) as llm:
+        (follower,) = fake.following
+
+        def end(*_: object) -> None:
+            raise EOFError
+
+        monkeypatch.setattr(follower._collectives, lost_in, end)
+        with pytest.raises(RankDied, match=r"^rank 1 of 2 ended with exit code 0\.$"):
+            llm.generate([{"prompt_token_ids": [3, 4, 5]}], SamplingParams(max_tokens=1, ignore_eos=True))
 
 
 def test_fewer_gpus_than_ranks_are_refused(gpt2: tuple[Path, torch.nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:

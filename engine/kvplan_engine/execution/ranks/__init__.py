@@ -6,6 +6,7 @@ the KV pool. A step reaches them as one message with its index arrays, and meets
 
     messages   what the first rank tells the others
     group      the first rank's end: starting the others, talking to them, how they die
+    loss       who has ended, and a watch for those who wait on a GPU meanwhile
     leading    a runner, a mover and a carver that take the others along
     __main__   the process of another rank
 """

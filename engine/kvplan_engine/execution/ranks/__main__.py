@@ -8,11 +8,17 @@ import os
 import shutil
 import signal
 import sys
+import time
+from functools import partial
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import NoReturn
 
+from kvplan_engine.execution.ranks.loss import LossWatch
 from kvplan_engine.execution.ranks.messages import LOST_PEER, Load, Refusal
+
+_SECONDS_TO_END = 2.0
+"""By itself, after the first rank has."""
 
 
 def main() -> int:
@@ -34,6 +40,7 @@ def main() -> int:
     from kvplan_engine.execution.ranks.following import FollowingRank
 
     gc.enable()
+    LossWatch([connection.fileno()], partial(_end_soon, order))
     try:
         FollowingRank(order, connection).run()
     except EngineError as problem:
@@ -48,6 +55,13 @@ def main() -> int:
         _tidy(order)
         return LOST_PEER  # the first rank, if it is not this one, says which it was
     return 0
+
+
+def _end_soon(order: Load) -> None:
+    """The first rank has ended. What the main thread waits for may not say so: NCCL waits for it on the GPU."""
+    time.sleep(_SECONDS_TO_END)
+    _tidy(order)
+    _exit_at_once(0)
 
 
 def _tidy(order: Load) -> None:

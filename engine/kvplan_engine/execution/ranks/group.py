@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -24,11 +24,10 @@ from kvplan_engine.description.division import Rank
 from kvplan_engine.device.allocation import is_out_of_memory
 from kvplan_engine.device.collectives import Collectives, open_store
 from kvplan_engine.errors import EngineError, RankDied
-from kvplan_engine.execution.ranks.messages import LOST_PEER, Joining, Load, Refusal
+from kvplan_engine.execution.ranks.loss import START_ANEW, Loss, LossWatch, end_others
+from kvplan_engine.execution.ranks.messages import Joining, Load, Refusal
 
 T = TypeVar("T")
-_SECONDS_TO_DIE = 5.0
-"""After a lost connection, until its process has ended and can be named."""
 
 
 class RankGroup:
@@ -44,7 +43,11 @@ class RankGroup:
         self._meeting = os.path.join(self._folder, "meeting")
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._end = weakref.finalize(self, _end, self._connections, self._processes, self._folder)
+        self._loss = Loss(self._processes)
+        self._watches: list[LossWatch] = []
+        self._noticed = threading.Event()
+        held = (self._noticed, self._watches, self._connections, self._processes, self._folder)
+        self._end = weakref.finalize(self, _end, *held)
         self.num_ranks = num_ranks
         self.num_threads = max(1, self._threads // num_ranks)
         for _ in range(1, num_ranks):
@@ -66,7 +69,11 @@ class RankGroup:
             for joining in self._answers():
                 assert isinstance(joining, Joining), joining
             store = open_store(self._meeting, self.num_ranks)
-            return Collectives(self._ranks[0], store, on_gpu=on_gpu)
+            collectives = Collectives(self._ranks[0], store, on_gpu=on_gpu)
+        if on_gpu:
+            on_loss = partial(end_others, self._loss, self._processes, collectives.abort, self._noticed)
+            self._watches.append(LossWatch(self.descriptors, on_loss))
+        return collectives
 
     def loaded(self) -> None:
         """Returns when all ranks have loaded their part. EngineError where one cannot."""
@@ -80,7 +87,7 @@ class RankGroup:
         EngineError where they have been ended before.
         """
         if self.has_ended:
-            raise EngineError("the other ranks of this engine have ended.", hint=_HINT)
+            raise EngineError("the other ranks of this engine have ended.", hint=START_ANEW)
         with self.watching():
             for connection in self._connections:
                 connection.send(message)
@@ -97,11 +104,14 @@ class RankGroup:
         return result, self._answers()
 
     def _answers(self) -> list[Any]:
-        with self.watching():
-            answers = [connection.recv() for connection in self._connections]
-        for answer in answers:
-            if isinstance(answer, Refusal):
-                raise answer.error
+        answers: list[Any] = []
+        try:
+            with self.watching():
+                answers.extend(connection.recv() for connection in self._connections)
+        except RankDied:  # as one does that refuses to load; the others are ended because of it
+            _raise_refusal(answers)
+            raise
+        _raise_refusal(answers)
         return answers
 
     # ---- death
@@ -129,7 +139,7 @@ class RankGroup:
             if is_out_of_memory(error):
                 self.close()
                 raise
-            lost = self._refusal() or self._death()
+            lost = self._refusal() or self._loss.name()
             self.close()
             raise lost from error
         except BaseException:
@@ -146,17 +156,6 @@ class RankGroup:
                         return answer.error
         return None
 
-    def _death(self) -> RankDied:
-        """Names the rank that ended first: others end because of it, with an exit code of their own."""
-        until = time.monotonic() + _SECONDS_TO_DIE
-        while time.monotonic() < until:
-            codes = {rank: process.poll() for rank, process in enumerate(self._processes, start=1)}
-            first = next((rank for rank, code in codes.items() if code not in (None, LOST_PEER)), None)
-            if first is not None:
-                return RankDied(f"rank {first} of {self.num_ranks} {_ending(codes[first])}.", rank=first, hint=_HINT)
-            time.sleep(0.02)
-        return RankDied(f"one of {self.num_ranks} ranks stopped answering.", rank=0, hint=_HINT)
-
     @property
     def has_ended(self) -> bool:
         """Whether the other ranks have been ended."""
@@ -169,13 +168,10 @@ class RankGroup:
             torch.set_num_threads(self._threads)
 
 
-_HINT = "start a new engine"
-
-
-def _ending(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
+def _raise_refusal(answers: Sequence[Any]) -> None:
+    for answer in answers:
+        if isinstance(answer, Refusal):
+            raise answer.error
 
 
 def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
@@ -192,7 +188,16 @@ def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
     return Connection(ours.detach()), process
 
 
-def _end(connections: Sequence[Connection], processes: Sequence[subprocess.Popen[bytes]], folder: str) -> None:
+def _end(
+    noticed: threading.Event,
+    watches: Sequence[LossWatch],
+    connections: Sequence[Connection],
+    processes: Sequence[subprocess.Popen[bytes]],
+    folder: str,
+) -> None:
+    noticed.set()
+    for watch in watches:
+        watch.close()
     for process in processes:
         process.kill()
     for connection, process in zip(connections, processes, strict=True):
