@@ -56,10 +56,19 @@ struct alignas(16) DecodeItem {
     int unused;       // 32 bytes, so that one item never spans two sectors
 };
 
-// One piece of prefill work: a tile of one sequence's (token, head of the group) rows.
-struct PrefillItem {
-    int sequence;  // -1: nothing to do
-    int tile;
+// One piece of prefill work: a tile of one sequence's (token, head of the group) rows, and the tokens that its rows see, or
+// a part of these. Parts of a tile lie side by side; each begins and ends at a multiple of 64 tokens, but for what the tile
+// itself begins and ends with, so that no tile of KV belongs to two. Where tiles stay whole (PrefillLaunch.target_items
+// is 0 in Python) num_parts is 1, and first_token and last_token are what follows from the tile.
+struct alignas(16) PrefillItem {
+    int sequence;     // -1: nothing to do
+    int tile;         // its rows begin at tile x (rows of a tile)
+    int first_token;  // first position that this item sees
+    int last_token;   // exclusive; its last row sees all of these
+    int part;         // number of this part of the tile
+    int num_parts;    // 1: the tile is whole
+    int first_slot;   // of the scratch memory: part i of the tile has slot first_slot + i. Not set for a whole tile
+    int first_position;  // of the tile's first row
 };
 
 struct AttentionParams {
@@ -81,11 +90,13 @@ struct AttentionParams {
     const float* sinks;
     // [num_query_heads]  float32: times a key's distance, added to its logit (ALiBi); null without slopes
     const float* slopes;
-    // [num_items, num_query_heads, VALUE_SIZE]  float32, decode only: sums of unfinished items
+    // [num_items, num_query_heads, VALUE_SIZE]  float32: sums of unfinished items of decode. Of prefill what the threads
+    // of a block hold, [slots, grid y, PART_FLOATS] (prefill_parts.cuh)
     float* partial_sums;
     // [num_items, num_query_heads, 2]  float32, decode only: largest logit (times log2 e), sum of exponentials
     float* partial_stats;
-    // [num_sequences, grid y]  int32, decode only: items finished; zero between launches
+    // [num_sequences, grid y]  int32: items of decode that are finished; of prefill [slots, grid y], see prefill_parts.cuh.
+    // Zero between launches
     int* finished;
     // [num_tokens, num_query_heads, VALUE_SIZE]  Scalar, rows out_stride elements apart
     void* out;
@@ -176,3 +187,13 @@ KVPLAN_INLINE float scale_at(const float* scales, int block, int position, const
 
 // e^(x - m) with the largest logit m of nothing at all taken as 0, so that -inf - -inf never appears.
 KVPLAN_INLINE float finite_or_zero(float logit) { return logit == minus_infinity() ? 0.0f : logit; }
+
+// Reads what another block wrote: past the first-level cache, which no one keeps coherent.
+template <typename T>
+KVPLAN_INLINE T load_from_l2(const T* address) {
+#if defined(KVPLAN_HOST)
+    return load_vector<T>(address);
+#else
+    return __ldcg(address);
+#endif
+}

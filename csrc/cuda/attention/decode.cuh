@@ -27,16 +27,6 @@ KVPLAN_INLINE void write_output(const AttentionParams& params, int token, int he
         from_float<Scalar>(value);
 }
 
-// Reads what another block wrote: past the first-level cache, which no one keeps coherent.
-template <typename T>
-KVPLAN_INLINE T load_from_l2(const T* address) {
-#if defined(KVPLAN_HOST)
-    return load_vector<T>(address);
-#else
-    return __ldcg(address);
-#endif
-}
-
 // The weight of each item of a sequence for one head, and what they come to; one warp, a lane per item.
 KVPLAN_INLINE void weigh_items(const AttentionParams& params, const DecodeItem& item, int head, int lane,
                                float* weights, float& largest, float& total) {

@@ -9,7 +9,7 @@
 //
 // So both warps of 16 rows have the same scores and keep the same largest logit and sum.
 #include "decode.cuh"
-#include "prefill.cuh"
+#include "prefill_parts.cuh"
 #include "../tensor_core.cuh"
 
 constexpr int ROWS = 64;
@@ -151,11 +151,16 @@ KVPLAN_INLINE void add_values(State& state, const u32 (&weights)[KV_TILE / 16][4
     }
 }
 
+KVPLAN_INLINE State nothing() {
+    State state = {};
+    state.largest[0] = state.largest[1] = minus_infinity();
+    return state;
+}
+
 // Attends to tokens [begin, end) of the tile's sequence. `total` is that of the whole rows afterwards.
 KVPLAN_INLINE State attend(const PrefillTile& tile, const Place& place, int begin, int end,
                            const AttentionParams& params) {
-    State state = {};
-    state.largest[0] = state.largest[1] = minus_infinity();
+    State state = nothing();
     const bool has_rows = place.row < tile.num_rows;
     copy_queries(place.queries, tile, params);
     copy_rows(place.stages[0], tile, begin, end, params);
@@ -261,6 +266,34 @@ KVPLAN_KERNEL(decode_attention, AttentionParams, THREADS) {
 
 #else
 
+constexpr int PART_FLOATS = THREADS * (COLUMN_TILES + 1) * 4;  // all of a block's State
+
+// Vector i of what this thread holds, in a slot.
+KVPLAN_INLINE float4* own_vector(float* slot, int i) {
+    return reinterpret_cast<float4*>(slot) + i * THREADS + int(threadIdx.x);
+}
+
+KVPLAN_INLINE void leave(const State& state, float* slot) {
+    *own_vector(slot, 0) = {state.largest[0], state.largest[1], state.total[0], state.total[1]};
+    KVPLAN_UNROLL
+    for (int n = 0; n < COLUMN_TILES; ++n)
+        *own_vector(slot, 1 + n) = {state.sums[n][0], state.sums[n][1], state.sums[n][2], state.sums[n][3]};
+}
+
+KVPLAN_INLINE void take_in(State& state, float* slot) {
+    const float4 row = load_from_l2(own_vector(slot, 0));
+    const Shares upper = shares_of(state.largest[0], row.x, 1.0f);
+    const Shares lower = shares_of(state.largest[1], row.y, 1.0f);
+    state.total[0] = merged(state.total[0], row.z, upper), state.total[1] = merged(state.total[1], row.w, lower);
+    KVPLAN_UNROLL
+    for (int n = 0; n < COLUMN_TILES; ++n) {
+        const float4 other = load_from_l2(own_vector(slot, 1 + n));
+        float (&sums)[4] = state.sums[n];
+        sums[0] = merged(sums[0], other.x, upper), sums[1] = merged(sums[1], other.y, upper);
+        sums[2] = merged(sums[2], other.z, lower), sums[3] = merged(sums[3], other.w, lower);
+    }
+}
+
 // grid (items, 1), block THREADS, dynamic shared memory of a Place.
 KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     KVPLAN_DYNAMIC_SHARED(shared);
@@ -268,7 +301,14 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     if (item.sequence < 0) return;
     const PrefillTile tile = tile_of(item, ROWS, params);
     const Place place = place_in(shared);
-    const State state = attend(tile, place, 0, tile.kv_end, params);
+    State state = attend(tile, place, tile.kv_begin / KV_TILE * KV_TILE, tile.kv_end, params);
+    if (item.num_parts > 1) {
+        leave(state, slot_of(item, item.part, PART_FLOATS, params));
+        if (!comes_last(item, reinterpret_cast<int*>(shared), params)) return;
+        state = nothing();
+        KVPLAN_UNROLL_BY(1)
+        for (int part = 0; part < item.num_parts; ++part) take_in(state, slot_of(item, part, PART_FLOATS, params));
+    }
     write_rows(state, tile, place, params);
 }
 

@@ -17,7 +17,7 @@ struct PrefillTile {
     int num_rows;        // in this tile
     int first_token;     // of the sequence, in the query tensor
     int first_position;  // of the sequence's first new token
-    int kv_begin;        // first position that any row sees
+    int kv_begin;        // first position that this block attends to
     int kv_end;          // one past the last
 };
 
@@ -30,8 +30,8 @@ KVPLAN_INLINE PrefillTile tile_of(const PrefillItem& item, int tile_rows, const 
     tile.first_row = item.tile * tile_rows;
     tile.num_rows = smaller(tile_rows, num_queries * GROUP - tile.first_row);
     tile.first_position = params.seq_lens[item.sequence] - num_queries;
-    tile.kv_begin = first_visible(tile.first_position + tile.first_row / GROUP, params);
-    tile.kv_end = tile.first_position + (tile.first_row + tile.num_rows - 1) / GROUP + 1;
+    tile.kv_begin = item.first_token;
+    tile.kv_end = item.last_token;
     return tile;
 }
 
@@ -50,8 +50,9 @@ KVPLAN_INLINE i64 row_start(const PrefillTile& tile, int row, i64 token_stride) 
     return (tile.first_token + (tile.first_row + row) / GROUP) * token_stride + row_head(tile, row) * SIZE;
 }
 
-// Whether every row of the tile sees every position of [begin, begin + count).
-KVPLAN_INLINE bool all_visible(const PrefillTile& tile, int begin, int count, const AttentionParams& params) {
-    const int first_position = tile.first_position + tile.first_row / GROUP, last_position = tile.kv_end - 1;
+// Whether every row of a tile, whose first one lies at first_position, sees every position of [begin, begin + count). May
+// say no where all do: the last row's position is taken as that of a full tile of tile_rows rows.
+KVPLAN_INLINE bool all_visible(int first_position, int begin, int count, int tile_rows, const AttentionParams& params) {
+    const int last_position = first_position + (tile_rows + GROUP - 2) / GROUP;
     return begin + count - 1 <= first_position && begin >= first_visible(last_position, params);
 }

@@ -8,7 +8,7 @@
 //
 // Registers: with heads of 128, a thread holds 128 sums, 64 scores and 8 numbers of its rows; 255 is all there are. What
 // is written here so that nothing spills says so; csrc/cuda/README.md has the figures.
-#include "prefill.cuh"
+#include "prefill_parts.cuh"
 #include "../tensor_core.cuh"
 
 constexpr int ROW_TILES = KVPLAN_ROW_TILES;  // of 16 rows, in each warp
@@ -19,14 +19,17 @@ constexpr int ROW_CHUNKS = HEAD_SIZE * 2 / 16;
 constexpr int PITCH = (ROW_CHUNKS | 1) * 16;  // odd in 16 bytes: eight rows of ldmatrix lie in eight bank groups
 constexpr int K_STEPS = HEAD_SIZE / 16;
 constexpr int SCORE_TILES = KV_TILE / 8;
+constexpr int PART_FLOATS = THREADS * ROW_TILES * (HEAD_SIZE / 2 + 4);  // all of a block's RowState
 
 static_assert(sizeof(Scalar) == 2 && KV_TILE % 16 == 0);
 
-struct RowState {
-    float largest[ROW_TILES][2];  // raw scores, rows g and g + 8
-    float total[ROW_TILES][2];    // this lane's share
-    float sums[ROW_TILES][HEAD_SIZE / 8][4];
+template <int TILES>
+struct RowsState {
+    float largest[TILES][2];  // raw scores, rows g and g + 8
+    float total[TILES][2];    // this lane's share
+    float sums[TILES][HEAD_SIZE / 8][4];
 };
+using RowState = RowsState<ROW_TILES>;
 
 KVPLAN_INLINE void copy_queries(u8* target, const PrefillTile& tile, const AttentionParams& params) {
     for (int piece = int(threadIdx.x); piece < TILE_ROWS * ROW_CHUNKS; piece += THREADS) {
@@ -47,9 +50,24 @@ KVPLAN_INLINE int computed_anew(int x) {
     return x;
 }
 
-// The tile of this block, from its item once more: what only few tiles of KV need is not kept in registers meanwhile.
+// This thread's number, from the register that has it.
+KVPLAN_INLINE int thread_anew() {
+#if defined(KVPLAN_HOST)
+    return int(threadIdx.x);
+#else
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+#endif
+}
+
+// The item of this block, and its tile, once more: what only few tiles of KV need is not kept in registers meanwhile.
+KVPLAN_INLINE const PrefillItem& item_anew(const AttentionParams& params) {
+    return static_cast<const PrefillItem*>(params.items)[computed_anew(int(blockIdx.x))];
+}
+
 KVPLAN_INLINE PrefillTile tile_anew(const AttentionParams& params) {
-    return tile_of(static_cast<const PrefillItem*>(params.items)[computed_anew(int(blockIdx.x))], TILE_ROWS, params);
+    return tile_of(item_anew(params), TILE_ROWS, params);
 }
 
 // Which 16 bytes of a tile's rows a thread copies: the same of rows COPY_ROWS apart, where that works out evenly with the
@@ -179,8 +197,8 @@ KVPLAN_INLINE void cap_and_mask(float (&scores)[ROW_TILES][SCORE_TILES][4], cons
         }
     }
     if constexpr (HAS_SLOPES) add_slopes(scores, tile, begin, first_row, lane, HAS_SOFTCAP ? 1.0f : scale, params);
-    if (all_visible(tile, begin, KV_TILE, params)) return;
-    const PrefillTile masked = HAS_SLOPES ? tile : tile_anew(params);
+    if (all_visible(item_anew(params).first_position, begin, KV_TILE, TILE_ROWS, params)) return;
+    const PrefillTile masked = tile_anew(params);
     KVPLAN_UNROLL
     for (int r = 0; r < ROW_TILES; ++r) {
         KVPLAN_UNROLL
@@ -262,11 +280,50 @@ KVPLAN_INLINE void multiply_values(RowState& state, const float (&weights)[ROW_T
     }
 }
 
-// Divides by the sums of weights and leaves the rows as Scalar in `rows`, this warp's part of the query buffer.
-KVPLAN_INLINE void stage_output(RowState& state, u8* rows, const PrefillTile& tile, int first_row, int lane,
-                                float factor, const AttentionParams& params) {
+// Numbers of one tile of rows in a slot that belong to this thread, THREADS apart. They come one by one: vectors would need
+// sums in four registers side by side throughout the loop.
+constexpr int PART_NUMBERS = HEAD_SIZE / 2 + 4;
+
+KVPLAN_INLINE float* own_numbers(float* slot, int row_tile) {
+    return slot + row_tile * PART_NUMBERS * THREADS + thread_anew();
+}
+
+KVPLAN_INLINE void leave(const RowState& state, float* slot) {
     KVPLAN_UNROLL
     for (int r = 0; r < ROW_TILES; ++r) {
+        float* numbers = own_numbers(slot, r);
+        KVPLAN_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            numbers[half * THREADS] = state.largest[r][half];
+            numbers[(2 + half) * THREADS] = state.total[r][half];
+        }
+        KVPLAN_UNROLL
+        for (int i = 0; i < HEAD_SIZE / 2; ++i) numbers[(4 + i) * THREADS] = state.sums[r][i / 4][i % 4];
+    }
+}
+
+// Merges what was left of one tile of rows.
+KVPLAN_INLINE void take_in(RowsState<1>& state, const float* numbers, float factor) {
+    Shares shares[2];
+    KVPLAN_UNROLL
+    for (int half = 0; half < 2; ++half) {
+        shares[half] = shares_of(state.largest[0][half], load_from_l2(numbers + half * THREADS), factor);
+        float& total = state.total[0][half];
+        total = merged(total, load_from_l2(numbers + (2 + half) * THREADS), shares[half]);
+    }
+    KVPLAN_UNROLL
+    for (int i = 0; i < HEAD_SIZE / 2; ++i) {
+        float& sum = state.sums[0][i / 4][i % 4];
+        sum = merged(sum, load_from_l2(numbers + (4 + i) * THREADS), shares[i % 4 / 2]);
+    }
+}
+
+// Divides by the sums of weights and leaves the rows as Scalar in `rows`, this warp's part of the query buffer.
+template <int TILES>
+KVPLAN_INLINE void stage_output(RowsState<TILES>& state, u8* rows, const PrefillTile& tile, int first_row, int lane,
+                                float factor, const AttentionParams& params) {
+    KVPLAN_UNROLL
+    for (int r = 0; r < TILES; ++r) {
         KVPLAN_UNROLL
         for (int half = 0; half < 2; ++half) {
             const int row = r * 16 + half * 8 + lane / 4;
@@ -285,6 +342,21 @@ KVPLAN_INLINE void stage_output(RowState& state, u8* rows, const PrefillTile& ti
                 store_vector<u32>(rows + row * PITCH + n * 16 + lane % 4 * 4, pair);
             }
         }
+    }
+}
+
+// The same from all parts of a tile, one tile of 16 rows after the other.
+KVPLAN_INLINE void stage_merged_output(u8* rows, const PrefillItem& item, const PrefillTile& tile, int first_row, int lane,
+                                       const AttentionParams& params) {
+    KVPLAN_UNROLL_BY(1)
+    for (int r = 0; r < ROW_TILES; ++r) {
+        if (first_row + r * 16 >= tile.num_rows) return;
+        RowsState<1> state = {};
+        state.largest[0][0] = state.largest[0][1] = minus_infinity();
+        KVPLAN_UNROLL_BY(1)
+        for (int part = 0; part < item.num_parts; ++part)
+            take_in(state, own_numbers(slot_of(item, part, PART_FLOATS, params), r), score_factor(params));
+        stage_output(state, rows + r * 16 * PITCH, tile, first_row + r * 16, lane, score_factor(params), params);
     }
 }
 
@@ -335,9 +407,16 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
         begin += KV_TILE;
     } while (begin < tile.kv_end);
     u8* rows = queries + first_row * PITCH;  // only this warp ever reads them
-    __syncwarp();
     const PrefillTile done = IS_EVEN ? tile_anew(params) : tile;  // as registers allow
-    stage_output(state, rows, done, first_row, lane, score_factor(params), params);
+    __syncwarp();
+    if (item_anew(params).num_parts == 1) {
+        stage_output(state, rows, done, first_row, lane, score_factor(params), params);
+    } else {
+        const PrefillItem& own = item_anew(params);
+        if (first_row < done.num_rows) leave(state, slot_of(own, own.part, PART_FLOATS, params));
+        if (!comes_last(own, reinterpret_cast<int*>(keys), params)) return;
+        stage_merged_output(rows, own, done, first_row, lane, params);
+    }
     __syncwarp();
     write_output(rows, done, first_row, lane, params);
 }

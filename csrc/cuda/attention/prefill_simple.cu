@@ -2,19 +2,27 @@
 //
 // A block owns a tile of rows and one KV head, a warp ROWS of the rows. K and V pass through shared memory as float32
 // in tiles of 32 tokens: for S a lane is a token, for O += P V a lane is every 32nd element of the head.
-#include "prefill.cuh"
+#include "prefill_parts.cuh"
 
 constexpr int ROWS = KVPLAN_ROWS_PER_WARP;
 constexpr int TILE_ROWS = WARPS * ROWS;
 constexpr int KV_TILE = WARP_LANES;
 constexpr int PITCH = larger(HEAD_SIZE, VALUE_SIZE) + 1;  // floats; lanes that read 32 rows at once hit 32 banks
 constexpr int OWN = ceil_divide(VALUE_SIZE, WARP_LANES);
+constexpr int PART_FLOATS = THREADS * ROWS * (OWN + 2);  // all of a block's RowState
 
 struct RowState {
     float largest[ROWS];
     float total[ROWS];
     float sums[ROWS][OWN];  // elements lane, lane + 32, ...
 };
+
+KVPLAN_INLINE RowState nothing() {
+    RowState state = {};
+    KVPLAN_UNROLL
+    for (int r = 0; r < ROWS; ++r) state.largest[r] = minus_infinity();
+    return state;
+}
 
 KVPLAN_INLINE void load_queries(float* target, const PrefillTile& tile, const AttentionParams& params) {
     for (int i = int(threadIdx.x); i < TILE_ROWS * HEAD_SIZE; i += THREADS) {
@@ -62,7 +70,7 @@ KVPLAN_INLINE void score_rows(float (&logits)[ROWS], const float* queries, const
     KVPLAN_UNROLL
     for (int r = 0; r < ROWS; ++r) {
         const int last = row_position(tile, first_row + r);
-        const bool seen = begin + lane <= last && begin + lane >= first_visible(last, params);
+        const bool seen = begin + lane <= smaller(last, tile.kv_end - 1) && begin + lane >= first_visible(last, params);
         logits[r] = seen ? base2_logit(products[r], slope_of(row_head(tile, first_row + r), params), begin + lane - last, params)
                          : minus_infinity();
     }
@@ -97,6 +105,29 @@ KVPLAN_INLINE void add_values(RowState& state, const float (&weights)[ROWS], con
             KVPLAN_UNROLL
             for (int r = 0; r < ROWS; ++r) state.sums[r][i] += weight[r] * value;
         }
+    }
+}
+
+// Number i of what this thread holds, in a slot.
+KVPLAN_INLINE float& cell(float* slot, int i) { return slot[i * THREADS + int(threadIdx.x)]; }
+
+KVPLAN_INLINE void leave(const RowState& state, float* slot) {
+    KVPLAN_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+        cell(slot, r) = state.largest[r], cell(slot, ROWS + r) = state.total[r];
+        KVPLAN_UNROLL
+        for (int i = 0; i < OWN; ++i) cell(slot, (2 + i) * ROWS + r) = state.sums[r][i];
+    }
+}
+
+KVPLAN_INLINE void take_in(RowState& state, float* slot) {
+    KVPLAN_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+        const Shares shares = shares_of(state.largest[r], load_from_l2(&cell(slot, r)), 1.0f);
+        state.total[r] = merged(state.total[r], load_from_l2(&cell(slot, ROWS + r)), shares);
+        KVPLAN_UNROLL
+        for (int i = 0; i < OWN; ++i)
+            state.sums[r][i] = merged(state.sums[r][i], load_from_l2(&cell(slot, (2 + i) * ROWS + r)), shares);
     }
 }
 
@@ -135,9 +166,7 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     const float* value_scales = value_scales_of(tile.kv_head, params);
 
     load_queries(queries, tile, params);
-    RowState state = {};
-    KVPLAN_UNROLL
-    for (int r = 0; r < ROWS; ++r) state.largest[r] = minus_infinity();
+    RowState state = nothing();
     for (int begin = tile.kv_begin; begin < tile.kv_end; begin += KV_TILE) {
         float weights[ROWS];
         load_kv<HEAD_SIZE, HEAD_SIZE>(kv_tile, keys, key_scales, params.block_tables, tile, begin, params);
@@ -149,6 +178,12 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
         __syncthreads();
         add_values(state, weights, kv_tile, lane);
         __syncthreads();
+    }
+    if (item.num_parts > 1) {
+        leave(state, slot_of(item, item.part, PART_FLOATS, params));
+        if (!comes_last(item, reinterpret_cast<int*>(shared), params)) return;
+        state = nothing();
+        for (int part = 0; part < item.num_parts; ++part) take_in(state, slot_of(item, part, PART_FLOATS, params));
     }
     write_rows(state, tile, first_row, lane, params);
 }

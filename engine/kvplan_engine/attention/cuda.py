@@ -20,6 +20,7 @@ from kvplan_engine.kernels.cuda.attention_shape import AttentionShape, PrefillLa
 from kvplan_engine.kernels.cuda.checks import check_heads, check_rotary_table
 from kvplan_engine.kernels.cuda.params import AttentionParams, PrefillWgmmaParams, TensorMap, WriteParams
 from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.cuda.tensor_map import BoxedTensor, boxed_pages
 from kvplan_engine.kernels.cuda.variants import write_variant
 
@@ -33,6 +34,7 @@ class CudaBackend:
     key_scale, value_scale: what a stored fp8 value is multiplied with to get the value back.
     decode_warps, decode_stages: the decode kernel's shape; None takes what suits the device.
     wgmma: prompts by the kernel of warp groups (prefill_wgmma.cu), where device and model have what it needs.
+    parts: the workspace's memory for parts of prefill tiles; while nothing is bound to it, the backend takes its own.
     """
 
     name = "cuda"
@@ -49,11 +51,12 @@ class CudaBackend:
         decode_warps: int = 4,
         decode_stages: int | None = None,
         wgmma: bool = False,
+        parts: StepMemory | None = None,
     ) -> None:
         self._runtime = runtime
         self._key_scale = key_scale
         self._value_scale = value_scale
-        self._planner = AttentionPlanner(runtime, decode_warps, decode_stages, wgmma)
+        self._planner = AttentionPlanner(runtime, decode_warps, decode_stages, wgmma, parts or StepMemory())
         self._maps: dict[BoxedTensor, TensorMap] = {}
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor | None, cache: LayerCache, slots: KvSlots) -> None:
@@ -118,13 +121,14 @@ class CudaBackend:
         shape = _shape_of(inputs.cache, query.dtype, query.shape[1], inputs.options, has_value_tables)
         launches = self._planner.launches_of(shape)
         plan = self._planner.plan_of(shape, inputs.options.window or 0, metadata, inputs.cache.layer, query.shape[0])
-        params = self._attention_params(inputs)
-        for launch, items, num_items in (
-            (launches.decode, plan.decode_items, plan.num_decode_items),
-            (launches.prefill, plan.prefill_items, plan.num_prefill_items),
+        params, buffers = self._attention_params(inputs), self._planner.buffers
+        for launch, items, num_items, sums, finished in (
+            (launches.decode, plan.decode_items, plan.num_decode_items, buffers.partial_sums, buffers.finished),
+            (launches.prefill, plan.prefill_items, plan.num_prefill_items, buffers.parts, buffers.finished_parts),
         ):
             if num_items > 0:
-                params.items = items.data_ptr()
+                params.items, params.partial_sums = items.data_ptr(), sums.data_ptr()
+                params.finished = finished.data_ptr()
                 grid = (num_items, launch.blocks_per_item)
                 given = params if launch is launches.decode else self._prefill_params(launches.prefill, params, inputs)
                 self._runtime.kernel(launch.variant)(grid, launch.threads, launch.shared_bytes, given)
@@ -162,7 +166,6 @@ class CudaBackend:
 
     def _attention_params(self, inputs: AttentionInputs) -> AttentionParams:
         query, cache, metadata, options = inputs.query, inputs.cache, inputs.metadata, inputs.options
-        buffers = self._planner.buffers
         return AttentionParams(
             query=query.data_ptr(),
             kv=cache.keys.data_ptr(),
@@ -172,9 +175,7 @@ class CudaBackend:
             query_starts=metadata.query_starts.data_ptr(),
             sinks=None if options.sinks is None else options.sinks.data_ptr(),
             slopes=None if options.slopes is None else options.slopes.data_ptr(),
-            partial_sums=buffers.partial_sums.data_ptr(),
-            partial_stats=buffers.partial_stats.data_ptr(),
-            finished=buffers.finished.data_ptr(),
+            partial_stats=self._planner.buffers.partial_stats.data_ptr(),
             out=inputs.out.data_ptr(),
             block_stride=cache.block_stride,
             value_offset=_value_offset(cache),

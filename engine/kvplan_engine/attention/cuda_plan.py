@@ -11,22 +11,25 @@ from dataclasses import dataclass, field
 import torch
 
 from kvplan_engine.attention.metadata import AttentionMetadata
+from kvplan_engine.kernels.attention_parts import PARTS_BYTES
 from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch
 from kvplan_engine.kernels.cuda.attention_shape import (
     CHUNK_MULTIPLE,
     MIN_CHUNK,
+    MIN_PART,
     AttentionShape,
     DecodeLaunch,
     PrefillLaunch,
 )
 from kvplan_engine.kernels.cuda.params import PlanParams
 from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.cuda.variants import KernelVariant
 
 _PLAN = KernelVariant("attention/plan.cu", "plan_attention")
 _PLAN_THREADS = 256
 _DECODE_ITEM_INTS = 8
-_PREFILL_ITEM_INTS = 2
+_PREFILL_ITEM_INTS = 8
 
 _PlanKey = tuple[AttentionShape, int]
 """A shape of kernels and a window, 0 for none: what one plan serves."""
@@ -47,7 +50,7 @@ class Plan:
     decode_items: torch.Tensor
     """[max items, 8] int32"""
     prefill_items: torch.Tensor
-    """[max items, 2] int32"""
+    """[max items, 8] int32"""
     num_decode_items: int
     num_prefill_items: int
 
@@ -65,6 +68,10 @@ class Buffers:
     """float32, room for [items, query heads, 2]"""
     finished: torch.Tensor
     """int32, room for [sequences, decode grid y]; all zero between launches"""
+    parts: torch.Tensor
+    """float32: what blocks leave of parts of prefill tiles; of the workspace"""
+    finished_parts: torch.Tensor
+    """int32, room for [parts, prefill grid y]; all zero between launches"""
     retired: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -81,10 +88,13 @@ class AttentionPlanner:
     """Launch sizes, plans and buffers on one device.
 
     decode_warps, decode_stages: the decode kernel's shape; None takes what suits the device. wgmma: prompts by
-    prefill_wgmma.cu where it has their shape.
+    prefill_wgmma.cu where it has their shape. parts: the memory for parts of prefill tiles, in which nothing need stay
+    between steps.
     """
 
-    def __init__(self, runtime: CudaRuntime, decode_warps: int, decode_stages: int | None, wgmma: bool) -> None:
+    def __init__(
+        self, runtime: CudaRuntime, decode_warps: int, decode_stages: int | None, wgmma: bool, parts: StepMemory
+    ) -> None:
         self._runtime = runtime
         self._wgmma = wgmma
         self._decode_warps = decode_warps
@@ -92,8 +102,9 @@ class AttentionPlanner:
         self._launches: dict[AttentionShape, Launches] = {}
         self._item_memory: dict[_PlanKey, tuple[torch.Tensor, torch.Tensor]] = {}
         self._step = _Step()
+        self._parts = parts
         empty = torch.empty(0, dtype=torch.float32, device=runtime.device)
-        self.buffers = Buffers(empty, empty, self._no_ints())
+        self.buffers = Buffers(empty, empty, self._no_ints(), empty, self._no_ints())
 
     def launches_of(self, shape: AttentionShape) -> Launches:
         """The kernels of ``shape``; CudaKernelError where there are none."""
@@ -144,9 +155,10 @@ class AttentionPlanner:
         launches = self.launches_of(shape)
         num_sequences = metadata.seq_lens.shape[0]
         decode_items = launches.decode.max_items(num_sequences)
-        prefill_items = 0
+        prefill_items = num_slots = 0
         if metadata.max_query_len > 1:
-            prefill_items = launches.prefill.max_items(num_sequences, num_tokens, shape.group)
+            num_slots = self._reserve_parts(launches.prefill)
+            prefill_items = launches.prefill.max_items(num_sequences, num_tokens, shape.group, num_slots)
         decode_memory, prefill_memory = self._items_of(key, decode_items, prefill_items)
         params = PlanParams(
             seq_lens=metadata.seq_lens.data_ptr(),
@@ -162,6 +174,9 @@ class AttentionPlanner:
             chunk_multiple=CHUNK_MULTIPLE,
             group=shape.group,
             tile_rows=launches.prefill.tile_rows,
+            target_tiles=launches.prefill.target_items,
+            num_slots=num_slots,
+            min_part=MIN_PART,
         )
         self._runtime.kernel(_PLAN)((1, 1), _PLAN_THREADS, 0, params)
         return Plan(decode_memory, prefill_memory, decode_items, prefill_items)
@@ -184,6 +199,16 @@ class AttentionPlanner:
             return tensor
         self.buffers.retired.append(tensor)
         return torch.zeros(count, dtype=tensor.dtype, device=tensor.device)
+
+    def _reserve_parts(self, launch: PrefillLaunch) -> int:
+        """Let the buffers have the workspace's memory for parts of tiles; how many fit it."""
+        buffers = self.buffers
+        if not self._parts.is_bound:
+            self._parts.bind(torch.empty(PARTS_BYTES, dtype=torch.uint8, device=self._runtime.device))
+        buffers.parts = self._parts.vector(torch.float32)
+        num_slots = launch.num_slots(buffers.parts.numel())
+        buffers.finished_parts = self._grown(buffers.finished_parts, num_slots * launch.blocks_per_item)
+        return num_slots
 
     def _grow_buffers(self, shape: AttentionShape, num_items: int, num_sequences: int) -> None:
         buffers = self.buffers

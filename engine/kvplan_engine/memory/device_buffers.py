@@ -6,12 +6,14 @@ lora_rows       numbers of the rows in each group of rows with one adapter
 lora_slots      the slot of each group
 draws           how the token of each sequence is chosen: a DrawRow of csrc/cuda/sampling for each
 token_counts    what the sequences whose logits change know of each token: 16 bits of it
+attention_parts what blocks of attention leave of parts of a tile of queries, where its tokens are cut
 """
 
 from __future__ import annotations
 
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.model import ModelDescription
+from kvplan_engine.kernels.attention_parts import PARTS_BYTES
 from kvplan_engine.kernels.lora_groups import ROWS_OF_A_GROUP, most_groups
 from kvplan_engine.memory.breakdown import BufferSpec
 
@@ -19,6 +21,7 @@ WIDENED, LORA_INNER, LORA_ROWS, LORA_SLOTS = "widened", "lora_inner", "lora_rows
 DRAWS, TOKEN_COUNTS = "draws", "token_counts"
 _DRAW_BYTES = 64
 _COUNTS_MULTIPLE = 8  # a row of counts is a multiple of 16 bytes
+ATTENTION_PARTS = "attention_parts"
 _WIDENED_BYTES = 64 * 1024**2
 _LORA_INNER_BYTES = 16 * 1024**2
 
@@ -34,7 +37,7 @@ def draw_buffers(config: EngineConfig, model: ModelDescription) -> list[BufferSp
 
 def cuda_buffers(config: EngineConfig, model: ModelDescription, *, holds_few_bits: bool) -> list[BufferSpec]:
     """For the largest step that ``config`` allows. holds_few_bits: some weight of ``model`` is."""
-    buffers = draw_buffers(config, model)
+    buffers = [BufferSpec(ATTENTION_PARTS, (PARTS_BYTES,), "uint8"), *draw_buffers(config, model)]
     if holds_few_bits:
         buffers.append(BufferSpec(WIDENED, (_WIDENED_BYTES,), "uint8"))
     if config.enable_lora:

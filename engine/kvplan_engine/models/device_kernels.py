@@ -44,7 +44,7 @@ from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.onednn import FewRowsLinear, OneDnnLinear
 from kvplan_engine.layers.panels import Panels
 from kvplan_engine.layers.quantised_linear import QuantisedPanels, WidenedRows
-from kvplan_engine.memory.device_buffers import LORA_INNER, WIDENED
+from kvplan_engine.memory.device_buffers import ATTENTION_PARTS, LORA_INNER, WIDENED
 from kvplan_engine.models.decoder_layer import DecoderLayer
 from kvplan_engine.models.one_call.cpu_layer_run import CpuLayerRun
 from kvplan_engine.models.one_call.layer_run import LayerRun
@@ -65,7 +65,7 @@ def _one_after_the_other(is_on: bool) -> None:
 class DeviceKernels(PartKernels):
     """What computes a model. make_layer_run: all its layers in one call, or None where they cannot be run so.
 
-    memory: by the names of ``memory.device_buffers``, what products need of the workspace. adapters: what corrects
+    memory: by the names of ``memory.device_buffers``, what kernels need of the workspace. adapters: what corrects
     products in each step; None where nothing does. shards: where parts of divided logits come together, None without.
     takes_plain_weights: of those in few bits they take only such (``HeldWeights.plain``). overlap_launches: switches
     ``EngineConfig.enable_pdl`` on or off. draws: chooses the tokens of a step; None where the sampler does.
@@ -163,9 +163,9 @@ def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
 
 def cuda_kernels(runtime: CudaRuntime, dtype: torch.dtype, *, wgmma: bool = False) -> DeviceKernels:
     """csrc/cuda on ``runtime``, with torch's products for weights in ``dtype``; ``wgmma``: see CudaBackend."""
-    memory = {name: StepMemory() for name in (WIDENED, LORA_INNER)}
+    memory = {name: StepMemory() for name in (WIDENED, LORA_INNER, ATTENTION_PARTS)}
     return DeviceKernels(
-        CudaBackend(runtime, wgmma=wgmma),
+        CudaBackend(runtime, wgmma=wgmma, parts=memory[ATTENTION_PARTS]),
         CudaOps(runtime),
         (CudaQuantisedWeights(runtime, memory[WIDENED], dtype), Linear),
         (CudaMixtures(runtime), TorchMixture),

@@ -10,6 +10,8 @@ from kvplan.units import MIB
 
 WIDENED_BYTES = 64 * MIB
 """Weights in few bits are widened so much at a time, where a step has many rows."""
+PARTS_BYTES = 32 * MIB
+"""What blocks of attention leave for one another where few queries stand behind a long prefix."""
 LORA_INNER_BYTES = 16 * MIB
 LORA_GROUP_ROWS = 8
 DRAW_BYTES = 64
@@ -19,7 +21,7 @@ COUNT_BYTES = 2
 
 
 def kernel_buffers(spec: ModelSpec, settings: FilledSettings, device: EngineDevice) -> dict[str, int]:
-    """Bytes by name: what choosing tokens takes, room to widen weights in few bits, what adapters add to products.
+    """Bytes by name: parts of attention's tiles, what choosing tokens takes, room to widen weights, what adapters add.
 
     An engine that only counts does not know which weights a checkpoint holds in few bits.
     """
@@ -28,6 +30,7 @@ def kernel_buffers(spec: ModelSpec, settings: FilledSettings, device: EngineDevi
     is_widened = not device.is_counted and holds_few_bits(spec, settings.quantization, settings.group_size)
     columns = -(-spec.vocab_size // 8) * 8
     buffers = {
+        "attention_parts": PARTS_BYTES,
         "draws": settings.max_num_seqs * DRAW_BYTES,
         "token_counts": settings.max_num_seqs * columns * COUNT_BYTES,
     }

@@ -8,8 +8,10 @@ import pytest
 import torch
 from cuda_cases import AttentionCase, attend, build_batch, largest_error, tolerance
 
+from kvplan_engine.attention import cuda_plan
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.kernels.cuda.emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
+from kvplan_engine.kernels.cuda.step_memory import StepMemory
 
 F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
 SHUFFLED = 5
@@ -89,6 +91,44 @@ def test_batches_of_any_lengths(scalar: torch.dtype, seed: int) -> None:
     seq_lens = tuple(prefix * (queries > 0) + queries for prefix, queries in zip(prefixes, new, strict=True))
     case = AttentionCase(64, 16, 2, 2, seq_lens, tuple(new), scalar=scalar)
     check(case, EmulatedRuntime(order=seed % 3))
+
+
+def cut_case(head_size: int, block_size: int, heads: int, **options) -> AttentionCase:
+    """Few new tokens behind prefixes, of which some end at a tile of keys; a whole prompt; a decode; nothing."""
+    return AttentionCase(head_size, block_size, heads, 1, (300, 130, 40, 0, 257), (5, 2, 40, 0, 1), **options)
+
+
+CUT_CASES = [  # of shapes that CASES compiles
+    cut_case(128, 16, 4, scalar=BF16),
+    cut_case(128, 3, 2, scalar=F16, window=200, softcap=3.0, sinks=True),
+    cut_case(80, 16, 2, scalar=BF16, cache=FP8),
+    cut_case(160, 16, 1, scalar=F16),
+    cut_case(64, 16, 3, scalar=BF16, slopes=True),
+    cut_case(64, 16, 3, slopes=True, softcap=3.0),
+]
+
+
+@pytest.fixture
+def short_parts(monkeypatch: pytest.MonkeyPatch) -> EmulatedRuntime:
+    """Tiles are cut into parts of 64 tokens and more, as far as they are worth it to a device of 16 places."""
+    monkeypatch.setattr(cuda_plan, "MIN_PART", 64)
+    return EmulatedRuntime(replace(EMULATED_PROPERTIES, num_multiprocessors=8))
+
+
+@pytest.mark.parametrize("case", CUT_CASES, ids=str)
+def test_parts_of_tiles_match_the_reference(case: AttentionCase, short_parts: EmulatedRuntime) -> None:
+    """In two steps: what counts the parts that are done is zero again; whichever block comes last, no bit changes."""
+    memory = torch.zeros(2 * 1024**2, dtype=torch.uint8)
+    backend, results = CudaBackend(short_parts, parts=StepMemory(memory)), []
+    for order in (FORWARD, BACKWARD):
+        short_parts.order = order
+        batch = build_batch(case)
+        attend(backend, case, batch)
+        assert largest_error(case, batch) < tolerance(case)
+        results.append(batch.out.clone())
+    assert torch.equal(*results)
+    assert (backend._planner.buffers.finished_parts == 0).all()
+    assert memory.any(), "nothing was cut"
 
 
 @pytest.mark.parametrize("rows", [63, 64, 65, 127, 128, 129, 257])

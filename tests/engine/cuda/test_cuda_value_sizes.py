@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from kernel_matrix import properties_of
 
+from kvplan_engine.attention import cuda_plan
 from kvplan_engine.attention.backend import AttentionInputs, AttentionOptions
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import LayerCache, latent_cache
@@ -15,8 +16,9 @@ from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch
 from kvplan_engine.kernels.cuda.attention_shape import AttentionShape
-from kvplan_engine.kernels.cuda.emulation import BACKWARD, EmulatedRuntime
+from kvplan_engine.kernels.cuda.emulation import BACKWARD, EMULATED_PROPERTIES, EmulatedRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
+from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.cuda.variants import CudaKernelError
 from kvplan_engine.kernels.torch_ops import rope_inplace
 
@@ -62,7 +64,9 @@ def filled_cache(sizes: Sizes, block_size: int, dtype: torch.dtype) -> tuple[Lay
     return LayerCache(keys, pool[:, columns:width].unflatten(1, (sizes.num_kv_heads, block_size, -1)), 0), tables
 
 
-def check(sizes: Sizes, block_size: int, dtype: torch.dtype, runtime: EmulatedRuntime) -> None:
+def check(
+    sizes: Sizes, block_size: int, dtype: torch.dtype, runtime: EmulatedRuntime, parts: StepMemory | None = None
+) -> None:
     cache, tables = filled_cache(sizes, block_size, dtype)
     new = torch.tensor([0, *(queries for queries, _ in LENGTHS)])
     num_tokens, starts = int(new.sum()), new.cumsum(0).to(torch.int32)
@@ -74,7 +78,7 @@ def check(sizes: Sizes, block_size: int, dtype: torch.dtype, runtime: EmulatedRu
     out = torch.full((num_tokens, sizes.num_heads, sizes.value), float("nan"), dtype=dtype)
     want = torch.zeros(out.shape, dtype=torch.float64)
     ReferenceBackend(torch.float64).attend(AttentionInputs(query, cache, metadata, want, options))
-    CudaBackend(runtime).attend(AttentionInputs(query, cache, metadata, out, options))
+    CudaBackend(runtime, parts=parts).attend(AttentionInputs(query, cache, metadata, out, options))
     bound = {F32: 4e-6, F16: 4e-3, BF16: 3e-2}[dtype]
     assert float((out.double() - want).abs().max()) < bound
 
@@ -91,6 +95,19 @@ APART = Sizes(4, 2, 32, 48)
 )
 def test_attention_is_as_defined(sizes: Sizes, block_size: int, dtype: torch.dtype) -> None:
     check(sizes, block_size, dtype, EmulatedRuntime(order=BACKWARD))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "block_size", "dtype"), [(LATENT, 16, BF16), (APART, 16, F32)], ids=["latent", "apart"]
+)
+def test_parts_of_tiles(monkeypatch: pytest.MonkeyPatch, sizes: Sizes, block_size: int, dtype: torch.dtype) -> None:
+    """Tokens behind a prefix are cut into parts of 64 and more on a device that has room for them."""
+    monkeypatch.setattr(cuda_plan, "MIN_PART", 64)
+    monkeypatch.setattr(f"{__name__}.LENGTHS", ((6, 330), (1, 40)))
+    memory = StepMemory(torch.zeros(2**19, dtype=torch.uint8))
+    runtime = EmulatedRuntime(replace(EMULATED_PROPERTIES, num_multiprocessors=8), BACKWARD)
+    check(sizes, block_size, dtype, runtime, memory)
+    assert memory.vector(torch.uint8).any(), "nothing was cut"
 
 
 @pytest.mark.slow

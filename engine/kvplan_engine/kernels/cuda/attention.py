@@ -15,6 +15,7 @@ from kvplan_engine.kernels.cuda.wgmma_launch import uses_wgmma_kernel, wgmma_pre
 
 _RESERVED_SHARED_BYTES = 1024  # what the hardware keeps of a block's shared memory
 _MAX_STAGES = 4
+_PREFILL_WARPS = 4
 
 
 def uses_tensor_cores(shape: AttentionShape, properties: DeviceProperties) -> bool:
@@ -99,14 +100,14 @@ def prefill_launch(shape: AttentionShape, properties: DeviceProperties, wgmma: b
     if wgmma and uses_wgmma_kernel(shape, properties):
         return wgmma_prefill(shape)
     if uses_latent_kernel(shape, properties):
-        return latent_prefill(shape)
+        return latent_prefill(shape, properties)
     if uses_tensor_cores(shape, properties):
-        return _prefill_mma(shape)
+        return _prefill_mma(shape, properties)
     return _prefill_simple(shape, properties)
 
 
-def _prefill_mma(shape: AttentionShape) -> PrefillLaunch:
-    warps = 4
+def _prefill_mma(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch:
+    warps = _PREFILL_WARPS
     row_tiles = 1 if shape.head_size > 128 else 2  # of 16 rows in each warp
     kv_tile = 32 if shape.head_size > 128 else 64
     tile_rows = warps * row_tiles * 16
@@ -119,12 +120,28 @@ def _prefill_mma(shape: AttentionShape) -> PrefillLaunch:
         row_tiles=row_tiles,
         kv_tile=kv_tile,
     )
-    return PrefillLaunch(chosen, warps * WARP_LANES, tile_rows, shape.num_kv_heads, pitch * (tile_rows + 2 * kv_tile))
+    part_floats = warps * WARP_LANES * row_tiles * (shape.head_size // 2 + 4)  # prefill_mma.cu: PART_FLOATS
+    shared_bytes = pitch * (tile_rows + 2 * kv_tile)
+    return _prefill_launch(shape, properties, chosen, tile_rows, shared_bytes, part_floats)
+
+
+def _prefill_launch(
+    shape: AttentionShape,
+    properties: DeviceProperties,
+    chosen: KernelVariant,
+    tile_rows: int,
+    shared_bytes: int,
+    part_floats: int,
+) -> PrefillLaunch:
+    blocks_at_once = _blocks_per_multiprocessor(shared_bytes, properties) * properties.num_multiprocessors
+    target_items = max(1, blocks_at_once // shape.num_kv_heads)
+    launch = (chosen, _PREFILL_WARPS * WARP_LANES, tile_rows, shape.num_kv_heads, shared_bytes)
+    return PrefillLaunch(*launch, target_items=target_items, part_floats=part_floats)
 
 
 def _prefill_simple(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch:
     """As many rows as let the queries lie beside a tile of keys. CudaKernelError where not even one does."""
-    warps = 4
+    warps = _PREFILL_WARPS
     pitch = 4 * (max(shape.head_size, shape.value_size) + 1)  # prefill_simple.cu: PITCH floats
     room = properties.shared_bytes_per_block - pitch * WARP_LANES
     rows_per_warp = min(4, room // (4 * shape.head_size * warps))
@@ -138,4 +155,6 @@ def _prefill_simple(shape: AttentionShape, properties: DeviceProperties) -> Pref
         "attention/prefill_simple.cu", "prefill_attention", **shape.defines(), warps=warps, rows_per_warp=rows_per_warp
     )
     shared_bytes = pitch * WARP_LANES + 4 * shape.head_size * tile_rows
-    return PrefillLaunch(chosen, warps * WARP_LANES, tile_rows, shape.num_kv_heads, shared_bytes)
+    own_values = -(-shape.value_size // WARP_LANES)
+    part_floats = tile_rows * WARP_LANES * (own_values + 2)  # prefill_simple.cu: PART_FLOATS
+    return _prefill_launch(shape, properties, chosen, tile_rows, shared_bytes, part_floats)

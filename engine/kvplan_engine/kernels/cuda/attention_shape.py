@@ -18,6 +18,8 @@ CHUNK_MULTIPLE = 64
 """Decode work is cut at multiples of this many tokens: four warps times a tile of 16."""
 MIN_CHUNK = 256
 """Fewer tokens than this are not worth a thread block."""
+MIN_PART = 512
+"""A tile of prefill rows is cut into parts of at least this many tokens; to merge one is taken to cost a 16th."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,15 @@ class PrefillLaunch:
     shared_bytes: int
     box_rows: int = 0
     """Tokens of a page that the copy engine brings at once; 0: the kernel's threads copy (``AttentionParams``)."""
+    target_items: int = 0
+    """Work items that fill the device once; 0: the kernel takes whole tiles only."""
+    part_floats: int = 0
+    """What a block leaves of a part of a tile for the other parts' blocks."""
 
-    def max_items(self, num_sequences: int, num_tokens: int, group: int) -> int:
-        """An upper bound on the tiles of so many sequences with so many new tokens in all."""
-        return num_sequences + num_tokens * group // self.tile_rows
+    def num_slots(self, num_floats: int) -> int:
+        """Parts of tiles that so much scratch memory has room for."""
+        return num_floats // (self.part_floats * self.blocks_per_item) if self.target_items else 0
+
+    def max_items(self, num_sequences: int, num_tokens: int, group: int, num_slots: int = 0) -> int:
+        """An upper bound on the tiles, and parts of tiles, of so many sequences with so many new tokens in all."""
+        return num_sequences + num_tokens * group // self.tile_rows + num_slots

@@ -34,9 +34,11 @@ def _latent_variant(shape: AttentionShape, *, is_decode: bool = False) -> Kernel
     return variant("attention/latent_mma.cu", name, **shape.defines(), warps=_THREADS // WARP_LANES, **optional)
 
 
-def latent_prefill(shape: AttentionShape) -> PrefillLaunch:
+def latent_prefill(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch:
     """The kernel of prompts."""
-    return PrefillLaunch(_latent_variant(shape), _THREADS, _ROWS, 1, latent_shared_bytes(shape))
+    part_floats = _THREADS * (shape.value_size // 4 + 4)  # latent_mma.cu: PART_FLOATS
+    launch = (_latent_variant(shape), _THREADS, _ROWS, 1, latent_shared_bytes(shape))
+    return PrefillLaunch(*launch, target_items=properties.num_multiprocessors, part_floats=part_floats)
 
 
 def latent_decode(shape: AttentionShape, properties: DeviceProperties) -> DecodeLaunch:

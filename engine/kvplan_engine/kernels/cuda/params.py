@@ -31,6 +31,9 @@ class PlanParams(ctypes.Structure):
         ("chunk_multiple", _INT32),
         ("group", _INT32),
         ("tile_rows", _INT32),
+        ("target_tiles", _INT32),
+        ("num_slots", _INT32),
+        ("min_part", _INT32),
     )
 
 

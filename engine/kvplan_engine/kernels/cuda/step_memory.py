@@ -17,6 +17,15 @@ class StepMemory:
         """Use ``buffer`` from now on."""
         self._buffer = buffer
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether there is a buffer."""
+        return self._buffer is not None
+
+    def vector(self, dtype: torch.dtype) -> torch.Tensor:
+        """All of it as a vector, but for what is no whole element."""
+        return self._bytes[: self._bytes.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+
     def matrix(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
         """Its beginning as a matrix [rows, columns]; ValueError where that does not fit."""
         count = rows * columns * dtype.itemsize
