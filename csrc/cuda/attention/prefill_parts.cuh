@@ -31,16 +31,21 @@ KVPLAN_INLINE float* slot_of(const PrefillItem& item, int part, i64 part_floats,
 }
 
 // Whether all parts of the tile are in their slots, which is so in one of its blocks. is_last: shared memory that nobody uses
-// any more, after a barrier.
-KVPLAN_INLINE bool comes_last(const PrefillItem& item, int* is_last, const AttentionParams& params) {
+// any more, after a barrier. sync: a barrier of the block's threads that are here, of which the first is one.
+template <typename Sync>
+KVPLAN_INLINE bool comes_last(const PrefillItem& item, int* is_last, const AttentionParams& params, const Sync& sync) {
     __threadfence();  // what this thread has left is visible before its block counts
-    __syncthreads();
+    sync();
     if (threadIdx.x == 0) {
         int* finished = params.finished + i64(item.first_slot) * gridDim.y + blockIdx.y;
         *is_last = atomicAdd(finished, 1) == item.num_parts - 1;
         if (*is_last) atomicAdd(finished, -item.num_parts);  // ready for the next layer
         __threadfence();
     }
-    __syncthreads();
+    sync();
     return *is_last;
+}
+
+KVPLAN_INLINE bool comes_last(const PrefillItem& item, int* is_last, const AttentionParams& params) {
+    return comes_last(item, is_last, params, [] { __syncthreads(); });
 }

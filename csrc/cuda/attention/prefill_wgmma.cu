@@ -15,11 +15,13 @@
 //
 // Pages without a visible token are not copied. Their rows of V, and those behind the last token, are made zero, so that
 // a weight of zero meets no NaN; rows of K may hold anything, since their scores are masked.
+#include "prefill_parts.cuh"
 #include "prefill_producer.cuh"
 #include "../warp_group.cuh"
 
 constexpr int SCORES = KV_TILE / 2;  // of a thread: rows g and g + 8 of its warp's 16
 constexpr int SUMS = HEAD_SIZE / 2;
+constexpr int PART_FLOATS = CONSUMERS * (SUMS + 4);  // what all consumers leave of a part
 
 // A thread's place among the consumers.
 struct Consumer {
@@ -224,6 +226,42 @@ KVPLAN_INLINE void consume(RowState& state, const Shared& shared, const PrefillT
     settle(state.sums);
 }
 
+// A thread's numbers in a slot lie CONSUMERS apart.
+KVPLAN_INLINE void leave(const RowState& state, float* slot) {
+    float* numbers = slot + threadIdx.x;
+    KVPLAN_UNROLL
+    for (int half = 0; half < 2; ++half) {
+        numbers[half * CONSUMERS] = state.largest[half];
+        numbers[(2 + half) * CONSUMERS] = state.total[half];
+    }
+    KVPLAN_UNROLL
+    for (int i = 0; i < SUMS; ++i) numbers[(4 + i) * CONSUMERS] = state.sums[i];
+}
+
+KVPLAN_INLINE void take_in(RowState& state, const float* slot, float factor) {
+    const float* numbers = slot + threadIdx.x;
+    Shares shares[2];
+    KVPLAN_UNROLL
+    for (int half = 0; half < 2; ++half) {
+        shares[half] = shares_of(state.largest[half], load_from_l2(numbers + half * CONSUMERS), factor);
+        state.total[half] = merged(state.total[half], load_from_l2(numbers + (2 + half) * CONSUMERS), shares[half]);
+    }
+    KVPLAN_UNROLL
+    for (int i = 0; i < SUMS; ++i)
+        state.sums[i] = merged(state.sums[i], load_from_l2(numbers + (4 + i) * CONSUMERS), shares[i / 2 % 2]);
+}
+
+// Leaves this block's part of a tile. Whether it was the last one, and `state` is now that of the whole tile.
+KVPLAN_INLINE bool merge_parts(RowState& state, const PrefillItem& item, int* is_last, const AttentionParams& params) {
+    leave(state, slot_of(item, item.part, PART_FLOATS, params));
+    if (!comes_last(item, is_last, params, [] { sync_some(ALL_CONSUMERS, CONSUMERS); })) return false;
+    state = {};
+    state.largest[0] = state.largest[1] = minus_infinity();
+    for (int part = 0; part < item.num_parts; ++part)
+        take_in(state, slot_of(item, part, PART_FLOATS, params), score_factor(params));
+    return true;
+}
+
 // Divides by the sums of weights and leaves the warp's rows as Scalar where its queries were.
 KVPLAN_INLINE void stage_output(const RowState& state, u8* rows, const PrefillTile& tile, const Consumer& own,
                                 const AttentionParams& params) {
@@ -260,12 +298,14 @@ KVPLAN_INLINE void write_output(const u8* rows, const PrefillTile& tile, const C
     }
 }
 
-KVPLAN_INLINE void attend_rows(const Shared& shared, const PrefillTile& tile, const Consumer& own,
-                               const AttentionParams& params) {
+KVPLAN_INLINE void attend_rows(const Shared& shared, const PrefillItem& item, const PrefillTile& tile,
+                               const Consumer& own, const AttentionParams& params) {
     copy_queries(shared.queries, tile, own, params);
     RowState state = {};
     state.largest[0] = state.largest[1] = minus_infinity();
     consume(state, shared, tile, own, params);
+    int* is_last = reinterpret_cast<int*>(shared.keys);
+    if (item.num_parts > 1 && !merge_parts(state, item, is_last, params)) return;
     own.sync_group();  // nobody reads the group's queries any more
     stage_output(state, shared.queries, tile, own, params);
     __syncwarp();
@@ -292,6 +332,6 @@ KVPLAN_LONE_KERNEL(prefill_attention, PrefillWgmmaParams, THREADS) {
         if (warp == CONSUMERS / WARP_LANES) produce(shared, tile, lane, params);
     } else {
         take_registers<CONSUMER_REGISTERS>();
-        attend_rows(shared, tile, {thread / GROUP_THREADS, warp % 4, lane}, params.attention);
+        attend_rows(shared, item, tile, {thread / GROUP_THREADS, warp % 4, lane}, params.attention);
     }
 }

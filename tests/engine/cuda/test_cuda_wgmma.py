@@ -8,13 +8,15 @@ import pytest
 import torch
 from cuda_cases import AttentionCase, attend, build_batch, largest_error, options_of, tolerance
 from kernel_matrix import LLAMA, properties_of
-from test_cuda_prefill import LENGTHS, SHUFFLED, prefill_case
+from test_cuda_prefill import LENGTHS, SHUFFLED, cut_case, prefill_case
 
+from kvplan_engine.attention import cuda_plan
 from kvplan_engine.attention.backend import AttentionInputs
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import TablePlace, uniform_cache
 from kvplan_engine.kernels.cuda.attention import prefill_launch
 from kvplan_engine.kernels.cuda.emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
+from kvplan_engine.kernels.cuda.step_memory import StepMemory
 
 F16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 KERNEL = "attention/prefill_wgmma.cu"
@@ -81,6 +83,24 @@ def test_prefill_matches_the_reference_in_any_order_of_threads_and_copies() -> N
 @pytest.mark.parametrize("window", [20, 150, None])
 def test_small_heads_large_pages_windows_and_sinks_match_the_reference(window: int | None) -> None:
     answer_apart(replace(SMALL, window=window), BACKWARD)
+
+
+def test_parts_of_tiles_match_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may begin and end within a tile of KV. Whichever block comes last, no bit changes."""
+    monkeypatch.setattr(cuda_plan, "MIN_PART", 64)
+    runtime = EmulatedRuntime(replace(EMULATED_PROPERTIES, num_multiprocessors=8))
+    memory = torch.zeros(2 * 1024**2, dtype=torch.uint8)
+    backend = CudaBackend(runtime, wgmma=True, parts=StepMemory(memory))
+    case, results = cut_case(128, 16, 4, scalar=BF16), []
+    for order in (FORWARD, BACKWARD):
+        runtime.order = order
+        batch = build_batch(case)
+        attend(backend, case, batch)
+        assert largest_error(case, batch) < tolerance(case)
+        results.append(batch.out)
+    assert torch.equal(*results)
+    assert (backend._planner.buffers.finished_parts == 0).all()
+    assert memory.any(), "nothing was cut"
 
 
 @pytest.mark.parametrize("rows", [63, 64, 65, 127, 128, 129])

@@ -98,7 +98,7 @@ def prefill_launch(shape: AttentionShape, properties: DeviceProperties, wgmma: b
     """Sizes of the prefill kernel; ``wgmma``: that of warp groups, where it has ``shape`` on the device."""
     shape.check()
     if wgmma and uses_wgmma_kernel(shape, properties):
-        return wgmma_prefill(shape)
+        return wgmma_prefill(shape, properties)
     if uses_latent_kernel(shape, properties):
         return latent_prefill(shape, properties)
     if uses_tensor_cores(shape, properties):

@@ -11,6 +11,7 @@ from kvplan_engine.kernels.cuda.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.variants import variant
 
 _WARPS = 12  # two warp groups of consumers and the producer's
+_CONSUMERS = 256
 _TILE_ROWS = 128
 _KV_TILE = 128
 _STAGES = 2
@@ -33,8 +34,8 @@ def uses_wgmma_kernel(shape: AttentionShape, properties: DeviceProperties) -> bo
     )
 
 
-def wgmma_prefill(shape: AttentionShape) -> PrefillLaunch:
-    """Sizes of the kernel."""
+def wgmma_prefill(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch:
+    """Sizes of the kernel, of which one block at a time is on a multiprocessor."""
     chosen = variant(
         "attention/prefill_wgmma.cu",
         "prefill_attention",
@@ -53,4 +54,6 @@ def wgmma_prefill(shape: AttentionShape) -> PrefillLaunch:
         blocks_per_item=shape.num_kv_heads,
         shared_bytes=_PANEL_ALIGNMENT + _TILE_ROWS * row_bytes + ring_bytes + barrier_bytes,
         box_rows=min(shape.block_size, _KV_TILE),
+        target_items=max(1, properties.num_multiprocessors // shape.num_kv_heads),
+        part_floats=_CONSUMERS * (shape.head_size // 2 + 4),  # prefill_wgmma.cu: PART_FLOATS
     )
