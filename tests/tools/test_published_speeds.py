@@ -118,6 +118,21 @@ def test_a_fine_tune_in_16_bits_of_a_model_that_was_published_quantized(tmp_path
     assert plain.spec.quantization is None
 
 
+def test_what_cannot_start_as_stated_is_not_scored(tmp_path: Path) -> None:
+    cells = {"model": "meta-llama/Llama-3.1-70B-Instruct", "gpu": "L4", "mean_tpot_ms": "50"}
+    result = score_row(_parsed(tmp_path, **cells), MeasuredProfiles())
+    assert isinstance(result, str) and "does not start" in result
+
+
+def test_deepseek_in_4_bits_is_the_checkpoint_that_was_served(tmp_path: Path) -> None:
+    cells = {"model": "deepseek-ai/DeepSeek-R1-0528", "gpu": "B200", "gpu_count": "4", "tp": "4"}
+    methods = []
+    for each in ("fp4 (nvfp4/mxfp4 checkpoint)", "fp8 (native)"):
+        quantization = deployed(_parsed(tmp_path, quantization=each, **cells)).spec.quantization
+        methods.append(quantization.method if quantization else None)
+    assert methods == ["nvfp4", "fp8"]
+
+
 def test_gpus_without_access_to_each_other_have_no_bridge(tmp_path: Path) -> None:
     bridged, plain = (
         deployed(_parsed(tmp_path, gpu="A100 80GB PCIe", notes=each)).choice.gpu

@@ -27,6 +27,9 @@ SAME_SHAPE: Final = {
 }
 """Ids without a profile of their own: a shipped model with the same layers, heads and experts."""
 
+FP4_CHECKPOINTS: Final = {"deepseek-ai/DeepSeek-R1-0528": "nvidia/DeepSeek-R1-0528-FP4"}
+"""What InferenceX serves in 4 bits (its README); AMD's own checkpoint of it has the same shape."""
+
 _GPUS: Final = {
     "a100 sxm": "a100-80gb-sxm",
     "a100 sxm 80gb": "a100-80gb-sxm",

@@ -60,11 +60,15 @@ _LEAST_POOL_OF_WEIGHTS: Final = 0.1
 
 
 def _check_pool(row: PublishedRow, start: VllmPrediction) -> None:
-    """UsageError where io.net's pool is not known: it sets gpu_memory_utilization "as needed", and states no value.
+    """UsageError where the pool is not known.
 
-    At vLLM's default these weights leave so little that nobody would leave it there (less than a tenth of them).
+    vLLM does not start with what is stated: something else was. io.net sets gpu_memory_utilization "as needed", and
+    states no value: at vLLM's default these weights leave so little that nobody would leave it there (less than a tenth
+    of them).
     """
     rank = start.rank
+    if row.text["engine"] == "vLLM" and not start.fits:
+        raise UsageError("vLLM does not start with what is stated: something else was")
     if row.source == "iog" and rank.available_kv_bytes < _LEAST_POOL_OF_WEIGHTS * rank.weight_bytes:
         raise UsageError("gpu_memory_utilization decides how many run, was raised as needed, and is not stated")
 

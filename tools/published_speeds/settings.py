@@ -15,7 +15,7 @@ from kvplan.planner.deployment import Choice
 from kvplan.planner.formats import WeightFormat, weight_formats
 from kvplan.planner.request import PlanRequest, Workload
 from kvplan.settings import ServingSettings
-from published_speeds.models import gpu_named, model_kind, model_named
+from published_speeds.models import FP4_CHECKPOINTS, gpu_named, model_kind, model_named
 from published_speeds.rows import PublishedRow
 
 ENGINES = {"vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM": "trtllm"}
@@ -82,9 +82,11 @@ def _gpu(row: PublishedRow) -> GpuProfile:
 def _weights(model: str, quantization: str) -> WeightFormat:
     """The checkpoint's own format, or the row's where the checkpoint is plain. One object for all rows of a model.
 
-    A fine-tune in 16 bits of a model that was published quantized says none.
+    A fine-tune in 16 bits of a model that was published quantized says none, one in 4 bits fp4.
     """
     spec = model_named(model)
+    if quantization.startswith("fp4"):
+        spec = model_named(FP4_CHECKPOINTS.get(model, model))
     if quantization.startswith("none"):
         return weight_formats(replace(spec, quantization=None, checkpoint=None), None)[0]
     wanted = next((name for word, name in _FORMATS if word in quantization), None)

@@ -39,8 +39,8 @@ def print_steps(name: str, steps: Sequence[ExplainedStep]) -> None:
     print()
     print_table(None, head, rows, text_columns=(0,))
     print_sentence(
-        "Weights (and activations) are read while products are computed, so a step may take less than its parts; "
-        "what the engine's host adds is in the whole alone."
+        "Weights (and activations) are read while products are computed, so a step may take less than its parts. "
+        "host: what launching and the engine itself add."
     )
 
 

@@ -35,7 +35,7 @@ def term_names() -> list[str]:
 def draw_steps(axes: Axes, names: Sequence[str], steps: Sequence[ExplainedStep]) -> None:
     """A bar for each step, its terms on each other, in milliseconds; a line across where the whole step ends.
 
-    Weights are read while products are computed, so the line may be below the end of the bar; above it is the host.
+    Weights are read while products are computed, so the line may be below the end of the bar.
     """
     places = range(len(steps))
     bottoms = [0.0] * len(steps)
