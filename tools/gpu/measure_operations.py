@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 from torch.nn.functional import linear
 
 from kvplan_engine.attention.backend import Rotation
 from kvplan_engine.attention.layer_cache import uniform_cache
 from kvplan_engine.attention.metadata import KvSlots
+from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, CudaDraws, StepTokens
 from kvplan_engine.memory.host_pool import HostPool
 from measure_attention import BLOCK_SIZE, DRY_HEADS, LLAMA
 from measure_support import Bench, Row
@@ -20,6 +23,14 @@ PRODUCTS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "d
 PRODUCTS |= {"head": (128256, 4096)}
 """Of llama-3.1-8b: outputs and inputs."""
 PRODUCT_ROWS = (1, 16, 64, 256)
+RANDOM = {"key": 7, "scale": 1.8, "max_distance": math.inf, "top_p": 1.0}
+DRAWS: dict[str, dict[str, float]] = {
+    "greedy": {},
+    "temperature": RANDOM,
+    "top-p": RANDOM | {"top_p": 0.95},
+    "top-k": RANDOM | {"top_k": 50},
+}
+"""What rows ask of csrc/cuda/sampling (DrawRow)."""
 WEIGHT_BYTES = 1 << 30
 """Weights are copied until they take this much, and used in turn: none is in the cache when it is read again."""
 
@@ -42,8 +53,25 @@ def measure_operations(bench: Bench) -> None:
     add("silu_and_mul", lambda: bench.ops.silu_and_mul(gate_up, active), gate_up.nbytes + active.nbytes)
     add("argmax_rows", lambda: bench.ops.argmax_rows(logits, best), logits.nbytes)
     add("argmax_rows of one row", lambda: bench.ops.argmax_rows(logits[:1], best[:1]), logits[:1].nbytes)
+    measure_draws(bench, logits, best, copy_rate)
     measure_write(bench, copy_rate)
     measure_host_copies(bench, copy_rate)
+
+
+def measure_draws(bench: Bench, logits: torch.Tensor, best: torch.Tensor, copy_rate: float) -> None:
+    """Tokens drawn as sequences ask, of all rows and of one: the logits' bytes over the time, however often read."""
+    kernel, columns = CudaDraws(bench.runtime), -(-logits.shape[1] // 8) * 8
+    counts = torch.zeros(1, columns, dtype=torch.int16, device=bench.device)
+    tokens = StepTokens(torch.arange(logits.shape[0], device=bench.device))
+    for way, fields in DRAWS.items():
+        asked = np.zeros(logits.shape[0], DRAW_ROW)
+        for name, value in fields.items():
+            asked[name] = value
+        rows = torch.from_numpy(asked.view(np.uint8).reshape(len(asked), -1)).to(bench.device)
+        for number in (logits.shape[0], 1):
+            name = f"sample_rows, {way}" + ("" if number > 1 else ", of one row")
+            work = partial(kernel, logits[:number], rows, counts, tokens, best[:number])
+            measure_operation(bench, name, work, logits[:number].nbytes, copy_rate)
 
 
 def measure_operation(bench: Bench, name: str, work: Callable[[], object], moved: int, copy_rate: float) -> None:

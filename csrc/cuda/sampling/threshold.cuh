@@ -77,9 +77,9 @@ KVPLAN_INLINE u64 sum_of_bucket(Tally tally) {
     return sum;
 }
 
-// The tallies of all THREADS threads together, in every thread.
+// The tallies of all THREADS threads together, until the next call.
 template <int THREADS>
-KVPLAN_INLINE Tally over_block(const Tally& tally) {
+KVPLAN_INLINE const Tally& over_block(const Tally& tally) {
     constexpr int WARPS_OF_BLOCK = THREADS / WARP_LANES;
     __shared__ u64 sums[WARPS_OF_BLOCK][BUCKETS];
     __shared__ u32 ends[WARPS_OF_BLOCK][2];
@@ -110,7 +110,7 @@ KVPLAN_INLINE Tally over_block(const Tally& tally) {
 }
 
 template <bool BY_SHARE, int THREADS>
-KVPLAN_INLINE Tally tally_row(const Row& row, float most, const Interval& interval, int shift) {
+KVPLAN_INLINE const Tally& tally_row(const Row& row, float most, const Interval& interval, int shift) {
     Tally tally = {{}, 0xFFFFFFFFu, 0};
     const float scale = row.asked->scale;
     for (int start = int(threadIdx.x) * UNIT; start < row.width; start += THREADS * UNIT) {
@@ -128,7 +128,7 @@ KVPLAN_INLINE float nearest(const Row& row, float most, float limit, double want
     u64 before = 0;  // the weights of the tokens that are nearer than the interval
     for (bool is_first = true;; is_first = false) {
         const int shift = bucket_shift(interval);
-        const Tally tally = tally_row<BY_SHARE, THREADS>(row, most, interval, shift);
+        const Tally& tally = tally_row<BY_SHARE, THREADS>(row, most, interval, shift);
         if (BY_SHARE && is_first) wanted *= double(tally.sums[BUCKETS - 1]);
         if (double(before + tally.sums[BUCKETS - 1]) < wanted) return limit;
         int bucket = 0;
