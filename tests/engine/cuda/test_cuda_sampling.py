@@ -25,6 +25,7 @@ from kvplan_engine.sampling.logits import adjust_logits
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 BLOCKS = BlockPool(1, uniform_layout(16))
 INF = math.inf
+SHUFFLED = 5  # an order of the threads of a block
 
 
 @pytest.fixture(params=[0, BACKWARD], ids=["forward", "backward"], scope="module")
@@ -71,7 +72,7 @@ def test_the_twins_generator_is_philox(key: int, counters: tuple[int, ...], word
     assert " ".join(f"{int(word):08x}" for word in philox(key, counters)) == words
 
 
-@pytest.mark.parametrize(("dtype", "width"), [(F32, 384), (BF16, 4104), (F16, 2051)])
+@pytest.mark.parametrize(("dtype", "width"), [(F32, 384), (BF16, 2056), (F16, 1027)])
 def test_the_winner_is_the_twins(kernel: CudaDraws, dtype: torch.dtype, width: int) -> None:
     logits = (torch.randn(width, generator=torch.Generator().manual_seed(width)) * 3).to(dtype)
     rows = rows_of(6, scale=1.3, key=np.array([0, 1, 2**32, 2**63, 2**64 - 1, 12345], np.uint64))
@@ -139,14 +140,14 @@ NARROWED = [
 
 @pytest.mark.parametrize(
     ("dtype", "width", "spread", "pad"),
-    [(F32, 4099, 3.0, 0), (F32, 384, 1e-4, 0), (BF16, 8200, 4.0, 8), (F16, 1536, 20.0, 0), (F32, 40, 1e6, 0)],
+    [(F32, 2051, 3.0, 0), (F32, 384, 1e-4, 0), (BF16, 4104, 4.0, 8), (F16, 1536, 20.0, 0), (F32, 40, 1e6, 0)],
 )
-def test_sets_are_those_of_a_sort(kernel: CudaDraws, dtype: torch.dtype, width: int, spread: float, pad: int) -> None:
+def test_sets_are_those_of_a_sort(dtype: torch.dtype, width: int, spread: float, pad: int) -> None:
     """Many ties in 16 bits, hardly any differences, huge ones, and rows that begin anywhere."""
     generator = torch.Generator().manual_seed(width)
     logits = (torch.randn(len(NARROWED), width + pad, generator=generator) * spread).to(dtype)[:, :width]
     rows = np.concatenate([rows_of(1, **fields) for fields in NARROWED])
-    drawer = Drawer(kernel, width)
+    drawer = Drawer(CudaDraws(EmulatedRuntime(order=SHUFFLED)), width)
     tokens = drawer.draw_rows(logits, rows, torch.arange(len(rows)))
     away = [distances(row, 1.0) for row in logits.float().numpy()]
     assert drawer.limits.tolist() == [limit(each, row) for each, row in zip(away, rows, strict=True)]
@@ -230,10 +231,10 @@ def test_counts_end_at_the_most_that_fits(kernel: CudaDraws) -> None:
 
 
 NUM_DRAWS = 500
-SLOW_CASES = ("cold", "top-k of one", "presence", "negative penalties", "frequency", "top-p of next to nothing")
+CASES_LEFT_OUT = ("cold", "top-k of one", "presence", "frequency", "top-p of next to nothing", "top-k, top-p")
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in SLOW_CASES])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in CASES_LEFT_OUT])
 def test_draws_follow_the_exact_distribution(case: str) -> None:
     """As the sampler's (test_sampling_distribution): a request's seed and the position make independent draws."""
     params, logits = SamplingParams(**CASES[case]), some_logits()

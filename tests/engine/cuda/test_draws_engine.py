@@ -17,6 +17,8 @@ VOCABULARY = 96
 LENGTHS = (1, 9, 30, 17, 5, 13, 26, 2, 11)
 LIMITS = {"max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 64, "block_size": 8}
 SYNCHRONOUS = {"enforce_eager": True, "async_scheduling": False}
+FEW_GRAPHS = {"cudagraph_mode": "full_decode_only"}
+MODES = [SYNCHRONOUS, FEW_GRAPHS | {"async_scheduling": False}, {"enforce_eager": True}, {}]
 
 
 def changed(**settings: object) -> SamplingParams:
@@ -84,7 +86,9 @@ def test_changed_logits_give_the_tokens_of_the_cpu(path: str, wanted: list[list[
     assert 6 <= len(wanted[-1][0]) < 14 and wanted[-1][0][-1] % 2 == 0
 
 
-@pytest.mark.parametrize("settings", [SYNCHRONOUS, {"async_scheduling": False}, {"enforce_eager": True}, {}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [SYNCHRONOUS, FEW_GRAPHS | {"async_scheduling": False}, {"enforce_eager": True}, {}], ids=str
+)
 def test_mixed_batches_draw_what_each_would_alone(
     path: str, wanted: list[list[list[int]]], settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +113,7 @@ def test_draws_on_a_late_device(path: str, wanted: list[list[list[int]]], monkey
 def test_preempted_sequences_draw_on(path: str, wanted: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Their rows and counts may be others' meanwhile."""
     take_gpu(monkeypatch, FakeGpu())
-    llm = start(path, max_num_seqs=6)
+    llm = start(path, max_num_seqs=6, **FEW_GRAPHS)
     memory = llm.engine.memory
     taken = memory.budget_bytes - memory.kv_pool_bytes
     llm.engine.reconfigure(gpu_memory_utilization=(taken + 9.5 * memory.block_bytes) / memory.device_total_bytes)
@@ -124,7 +128,7 @@ def test_log_probabilities_are_read_beside_the_draws(
 ) -> None:
     """A request that wants them draws the same tokens, and so do those beside it; only its steps are waited for."""
     take_gpu(monkeypatch, FakeGpu())
-    llm = start(path)
+    llm = start(path, **FEW_GRAPHS)
     params = [replace(one, logprobs=2) if index == 1 else one for index, one in enumerate(PARAMS)]
     outputs = llm.generate(prompts(), params)
     assert [[sample.token_ids for sample in output.outputs] for output in outputs] == wanted
