@@ -51,6 +51,7 @@ class BatchBuilder:
         self._state_tables = state_tables_name(layout)
         self._numbers = torch.arange(self._query_starts.shape[0], device=workspace["token_ids"].device)
         self._starts = np.arange(self._query_starts.shape[0], dtype=np.int32)
+        self._of_sampled: dict[str, np.ndarray] = {}  # of the last step: see StepInputs.send
         self._token_views: dict[int, dict[str, torch.Tensor]] = {}
         self._seq_views: dict[int, dict[str, torch.Tensor]] = {}
 
@@ -86,6 +87,7 @@ class BatchBuilder:
             skips_rows = False  # a captured step with prompts computes all rows of its last layer
         if skips_rows:
             of_sampled[SAMPLED_STARTS] = self._sampled_starts(plan)
+        self._of_sampled = of_sampled
         sent = self._inputs.send(num_tokens, num_seqs, graph, of_sampled)
         rows = sent.get(SAMPLED_ROWS, self._numbers[:num_decodes])
         batch = self._batch(num_tokens, num_seqs, max_query_len, rows, sent.get(SAMPLED_STARTS), sampled)
@@ -118,26 +120,28 @@ class BatchBuilder:
         )
 
     def indices_of(self, batch: StepBatch) -> StepIndices:
-        """What another rank's ``rebuild`` needs for ``batch``, the last that was built."""
-        number = batch.num_seqs
-        of_sampled = batch.sampled_attention
+        """What another rank's ``rebuild`` needs for ``batch``, the last that was built. Nothing is read back for it."""
+        number, of_sampled = batch.num_seqs, self._of_sampled
         return StepIndices(
             batch.num_tokens,
             number,
             next(iter(batch.attention.values())).max_query_len if batch.attention else 1,
             self._inputs.filled(batch.num_tokens, number),
-            batch.sampled_rows.cpu().numpy(),
-            None if of_sampled is None else of_sampled.query_starts.cpu().numpy(),
+            of_sampled.get(SAMPLED_ROWS, self._starts[:number].astype(np.int64)),
+            of_sampled.get(SAMPLED_STARTS),
         )
 
     def rebuild(self, indices: StepIndices) -> StepBatch:
         """The batch that another rank's builder made of its plan, without its sequences."""
         for name, filled in indices.buffers.items():
-            place = self._workspace[name][: filled.shape[0]]
-            (place if filled.ndim == 1 else place[:, : filled.shape[1]]).copy_(torch.from_numpy(filled))
-        rows, starts = self._sent(indices.sampled_rows), indices.sampled_starts
+            place = self._inputs.arrays[name][: filled.shape[0]]
+            (place if filled.ndim == 1 else place[:, : filled.shape[1]])[:] = filled
+        of_sampled = {SAMPLED_ROWS: indices.sampled_rows}
+        if indices.sampled_starts is not None:
+            of_sampled[SAMPLED_STARTS] = indices.sampled_starts
+        sent = self._inputs.send(indices.num_tokens, indices.num_seqs, None, of_sampled)
         counts = (indices.num_tokens, indices.num_seqs, indices.max_query_len)
-        return self._batch(*counts, rows, None if starts is None else self._sent(starts), [])
+        return self._batch(*counts, sent[SAMPLED_ROWS], sent.get(SAMPLED_STARTS), [])
 
     def _views_of_tokens(self, num_tokens: int) -> dict[str, torch.Tensor]:
         return self._views(self._token_views, self._inputs.token_buffers, num_tokens)
@@ -173,10 +177,6 @@ class BatchBuilder:
         starts[1 : number + 1] = 1
         starts[number + 1 :] = [item.needs_sampling for item in plan.chunks]
         return np.cumsum(starts, dtype=np.int32)
-
-    def _sent(self, values: np.ndarray) -> torch.Tensor:
-        """``values`` on the device, without waiting: that would wait for the previous step too."""
-        return torch.from_numpy(values) if self._inputs.stage is None else self._inputs.stage.device.upload(values)
 
     # ---- rows that decode
 
