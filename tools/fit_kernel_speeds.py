@@ -3,7 +3,7 @@
     python3.11 -m venv ENV && ENV/bin/pip install aiconfigurator-core==0.12.0
     ENV/bin/python tools/fit_kernel_speeds.py h100-sxm [GPU...]
 
-For each GPU, engine and format the tables are asked for the seconds of decode steps, prompts and mixed steps of eight
+For each GPU, engine and format the tables are asked for the seconds of decode steps, prompts and mixed steps of ten
 models at several tensor-parallel sizes. Only coefficients are kept, with their errors; kvplan needs no such package.
 
 A fit is dropped where its median error on dense models is above 8 %, or where what it calls the overhead of a layer
