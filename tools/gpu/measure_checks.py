@@ -13,7 +13,7 @@ from measure_support import ROOT, Bench, Row
 
 # By tool: the checker of shared memory's races is the slower one, and the attention kernels are who uses it.
 _SANITIZED_TESTS = {
-    "memcheck": "copied or operations or (attention and (d80 or d64) and not h12.12)",
+    "memcheck": "copied or operations or (attention and (d80 or d64) and not h12.12) or (warp_groups and bs256)",
     "racecheck": "operations or (attention and d80)",
 }
 _LAUNCHES = ("decode", "prefill")

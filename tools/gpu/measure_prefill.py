@@ -40,14 +40,28 @@ SHORT_SHAPES = [PrefillShape(1, 64, 32768), PrefillShape(16, 4, 8192), PrefillSh
 YARDSTICKS = {"flash attention": SDPBackend.FLASH_ATTENTION, "cuDNN attention": SDPBackend.CUDNN_ATTENTION}
 
 
+class Kernel(NamedTuple):
+    """What the rows call it, and who launches it."""
+
+    name: str
+    backend: CudaBackend
+
+
 def measure_prefill(bench: Bench) -> None:
     """Every shape; each row is written as it comes."""
     copy_rate = bench.copy_bytes_per_second()
     heads = DRY_HEADS if bench.dry else LLAMA
-    for shape in [PrefillShape(2, 20, 0), PrefillShape(2, 9, 30)] if bench.dry else SHAPES:
-        measure_shape(bench, heads, shape)
-    for shape in [PrefillShape(1, 3, 60)] if bench.dry else SHORT_SHAPES:
-        measure_short_shape(bench, heads, shape, copy_rate)
+    shapes = [PrefillShape(2, 20, 0), PrefillShape(2, 9, 30)] if bench.dry else SHAPES
+    short_shapes = [PrefillShape(1, 3, 60)] if bench.dry else SHORT_SHAPES
+    kernels = [Kernel("prefill attention", bench.backend)]
+    if bench.wgmma_backend is not None:  # last: no GPU has run it, and if it hung it would take what comes after it
+        kernels.append(Kernel("prefill attention of warp groups", bench.wgmma_backend))
+    their_seconds: dict[tuple[str, PrefillShape], float | None] = {}
+    for kernel in kernels:
+        for shape in shapes:
+            measure_shape(bench, heads, shape, kernel, their_seconds)
+        for shape in short_shapes:
+            measure_short_shape(bench, heads, shape, kernel, copy_rate)
 
 
 def seconds_of(bench: Bench, heads: Heads, shape: PrefillShape, backend: CudaBackend) -> tuple[float, list[float], int]:
@@ -57,46 +71,61 @@ def seconds_of(bench: Bench, heads: Heads, shape: PrefillShape, backend: CudaBac
     return statistics.median(samples) / pool.layers, samples, pool.kv_bytes
 
 
-def measure_shape(bench: Bench, heads: Heads, shape: PrefillShape) -> None:
-    """Floating-point operations over time, against each yardstick on the same tokens without a prefix."""
+def measure_shape(
+    bench: Bench,
+    heads: Heads,
+    shape: PrefillShape,
+    kernel: Kernel,
+    their_seconds: dict[tuple[str, PrefillShape], float | None],
+) -> None:
+    """Floating-point operations over time, against each yardstick on the same tokens without a prefix.
+
+    their_seconds: of yardsticks that have been measured; None for one that torch lacks.
+    """
+    seconds, samples, _ = seconds_of(bench, heads, shape, kernel.backend)
+    rate = 4 * heads.query * heads.size * shape.batch * shape.visible_pairs / seconds
     whole = PrefillShape(shape.batch, shape.prefix + shape.new_tokens, 0)
-    operations = 4 * heads.query * heads.size * shape.batch * shape.visible_pairs
-    where = {"model": heads.model, **shape._asdict()}
-    kernels = {"prefill attention": bench.backend, "prefill attention of warp groups": bench.wgmma_backend}
-    found = {kernel: seconds_of(bench, heads, shape, each) for kernel, each in kernels.items() if each is not None}
     for name, backend in YARDSTICKS.items():
-        theirs = yardstick_seconds(bench, heads, whole, backend)
+        if (name, whole) not in their_seconds:
+            their_seconds[name, whole] = measure_yardstick(bench, heads, whole, name)
+        theirs = their_seconds[name, whole]
         if theirs is None:
             continue
         their_rate = 4 * heads.query * heads.size * whole.batch * whole.visible_pairs / theirs
-        length = {"model": heads.model, "batch": whole.batch, "length": whole.new_tokens}
-        bench.add(Row("prefill", name, their_rate / 1e12, "TFLOP/s", length, median_seconds=theirs))
-        for kernel, (seconds, samples, _) in found.items():
-            rate = operations / seconds
-            bench.add(
-                Row(
-                    "prefill",
-                    kernel,
-                    rate / 1e12,
-                    "TFLOP/s",
-                    where,
-                    share=rate / their_rate,
-                    reference=f"{name}'s rate over the whole sequence" if shape.prefix else name,
-                    goal=GOAL if backend is SDPBackend.FLASH_ATTENTION else None,
-                    median_seconds=seconds,
-                    samples_seconds=samples,
-                    excluded="launch from Python (captured graph); masked pairs are not counted as work",
-                )
+        bench.add(
+            Row(
+                "prefill",
+                kernel.name,
+                rate / 1e12,
+                "TFLOP/s",
+                {"model": heads.model, **shape._asdict()},
+                share=rate / their_rate,
+                reference=f"{name}'s rate over the whole sequence" if shape.prefix else name,
+                goal=GOAL if backend is SDPBackend.FLASH_ATTENTION else None,
+                median_seconds=seconds,
+                samples_seconds=samples,
+                excluded="launch from Python (captured graph); masked pairs are not counted as work",
             )
+        )
 
 
-def measure_short_shape(bench: Bench, heads: Heads, shape: PrefillShape, copy_rate: float) -> None:
+def measure_yardstick(bench: Bench, heads: Heads, shape: PrefillShape, name: str) -> float | None:
+    """Seconds of one of torch's own attentions, with a row of its rate; None where torch lacks it."""
+    seconds = yardstick_seconds(bench, heads, shape, YARDSTICKS[name])
+    if seconds is not None:
+        rate = 4 * heads.query * heads.size * shape.batch * shape.visible_pairs / seconds
+        length = {"model": heads.model, "batch": shape.batch, "length": shape.new_tokens}
+        bench.add(Row("prefill", name, rate / 1e12, "TFLOP/s", length, median_seconds=seconds))
+    return seconds
+
+
+def measure_short_shape(bench: Bench, heads: Heads, shape: PrefillShape, kernel: Kernel, copy_rate: float) -> None:
     """Few queries read the KV of many tokens: bytes over time, as a decode step is measured."""
-    seconds, samples, kv_bytes = seconds_of(bench, heads, shape, bench.backend)
+    seconds, samples, kv_bytes = seconds_of(bench, heads, shape, kernel.backend)
     bench.add(
         Row(
             "prefill",
-            "few queries behind a long prefix",
+            f"{kernel.name}, few queries behind a long prefix",
             kv_bytes / seconds / 1e9,
             "GB/s",
             {"model": heads.model, **shape._asdict()},
