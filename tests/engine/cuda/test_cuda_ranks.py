@@ -82,6 +82,26 @@ def _check_all(fake: FakeRanks, total: int) -> None:
     assert sent[0] and all(each == sent[0] for each in sent)
 
 
+def test_whole_experts_on_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 over 2 ranks; prompts, whose choices are sorted in the first layer, and decoding tokens."""
+    torch.manual_seed(4)
+    config = transformers.Qwen2MoeConfig(
+        hidden_size=128, num_attention_heads=2, num_key_value_heads=2, num_hidden_layers=2, vocab_size=384,
+        max_position_embeddings=64, moe_intermediate_size=24, shared_expert_intermediate_size=48, num_experts=5,
+        num_experts_per_tok=2, initializer_range=0.2,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(tmp_path)
+    fake = FakeRanks(monkeypatch, 2)
+    prompts = [np.random.default_rng(3).integers(1, 384, length).tolist() for length in (5, 20)]
+    with LLM(str(tmp_path), **SETTINGS, tensor_parallel_size=2, enable_expert_parallel=True) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+        assert [output.outputs[0].token_ids for output in outputs] == greedy(model, prompts, 3)
+    for gpu in fake.gpus.values():
+        assert {"choose_experts", "sort_pairs", "expert_product", "sum_experts"} <= set(gpu.runtime.launched)
+
+
 @pytest.mark.parametrize("lost_in", ["sum_inplace", "gather"])
 def test_a_lost_rank_ends_what_waits_for_it_on_a_gpu(
     gpt2: tuple[Path, torch.nn.Module], lost_in: str, monkeypatch: pytest.MonkeyPatch
