@@ -14,7 +14,9 @@ from torch.nn.functional import linear
 from kvplan_engine.attention.backend import Rotation
 from kvplan_engine.attention.layer_cache import uniform_cache
 from kvplan_engine.attention.metadata import KvSlots
+from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, CudaDraws, StepTokens
+from kvplan_engine.kernels.input_rows import InputRows
 from kvplan_engine.memory.host_pool import HostPool
 from measure_attention import BLOCK_SIZE, DRY_HEADS, LLAMA
 from measure_support import Bench, Row
@@ -31,6 +33,8 @@ DRAWS: dict[str, dict[str, float]] = {
     "top-k": RANDOM | {"top_k": 50},
 }
 """What rows ask of csrc/cuda/sampling (DrawRow)."""
+INPUT_SHAPES = ((1, 64), (256, 64), (64, 256), (16, 8192))
+"""Sequences, and blocks that their tables have."""
 WEIGHT_BYTES = 1 << 30
 """Weights are copied until they take this much, and used in turn: none is in the cache when it is read again."""
 
@@ -119,6 +123,23 @@ def measure_host_copies(bench: Bench, copy_rate: float) -> None:
         measure_operation(bench, f"copy_blocks {name} pinned memory", copy, blocks.nbytes, copy_rate)
     bench.synchronize()
     host.close()
+    measure_inputs(bench, copy_rate)
+
+
+def measure_inputs(bench: Bench, copy_rate: float) -> None:
+    """A decode step's inputs from pinned memory: by our kernel, and by a copy for each buffer."""
+    for rows, columns in ((4, 3),) if bench.dry else INPUT_SHAPES:
+        int64, int32 = ((rows,), torch.int64), ((rows,), torch.int32)
+        shapes = [int64, int64, int64, int32, int32, ((rows, columns), torch.int32)]
+        inputs = []
+        for shape, dtype in shapes:
+            host = torch.ones(shape, dtype=dtype, pin_memory=not bench.dry)
+            on_device = torch.empty(shape, dtype=dtype, device=bench.device)
+            inputs.append(InputRows(host, on_device, rows, columns if len(shape) == 2 else None))
+        moved = sum(each.source.nbytes for each in inputs)
+        ways = {"inputs by copy_inputs": bench.ops.copy_inputs, "inputs by a copy each": torch_ops.copy_inputs}
+        for name, way in ways.items():
+            measure_operation(bench, f"{name}, {rows} x {columns}", partial(way, inputs, None), moved, copy_rate)
 
 
 def measure_products(bench: Bench) -> None:
