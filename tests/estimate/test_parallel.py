@@ -95,6 +95,11 @@ def test_more_groups_than_experts() -> None:
         predicted("mixtral-8x7b", data_parallel_size=16, enable_expert_parallel=True)
 
 
+def test_whole_experts_of_a_model_without_any() -> None:
+    with pytest.raises(UsageError, match=r"vLLM does not start meta-llama/.* with whole experts on each GPU"):
+        predicted("llama-3.1-8b", tensor_parallel_size=2, enable_expert_parallel=True)
+
+
 def speed(
     gpu: str, users: int, *sizes: int, model: str = "llama-3.1-70b", whole_experts: bool = False, context: int = 1088
 ) -> ServingSpeed:

@@ -15,6 +15,11 @@ from kvplan.settings import GROUP_SIZES
 
 def check_division(spec: ModelSpec, layout: ParallelLayout) -> None:
     """UsageError where heads, experts, the blocks of an 8-bit format or the groups of a 4-bit one do not divide."""
+    if layout.enable_expert_parallel and not spec.is_mixture:  # vllm/config/model.py, _verify_with_expert_parallelism
+        raise UsageError(
+            f"vLLM does not start {spec.id} with whole experts on each GPU: it has none.",
+            hint="leave --enable-expert-parallel out",
+        )
     _check_groups(spec, layout)
     seen: set[int] = set()  # layers share their parts: most models have one or two kinds
     for index, layer in enumerate(spec.layers):
