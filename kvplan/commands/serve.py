@@ -133,6 +133,21 @@ class EngineOptions:
             rich_help_panel=DEVICE_PANEL,
         ),
     ] = None
+    cudagraph_mode: Annotated[
+        str | None,
+        typer.Option(
+            help="Steps that a GPU replays as graphs: full, or full_decode_only without those with prompts.",
+            rich_help_panel=DEVICE_PANEL,
+        ),
+    ] = None
+    enable_pdl: Annotated[
+        bool | None,
+        typer.Option(
+            "--enable-pdl/--no-enable-pdl",
+            help="Programmatic dependent launch on new GPUs, where it has not been tried yet. Default: no.",
+            rich_help_panel=DEVICE_PANEL,
+        ),
+    ] = None
     scheduling: Annotated[
         str | None, typer.Option(help="continuous or static (a baseline).", rich_help_panel=DEVICE_PANEL)
     ] = None
