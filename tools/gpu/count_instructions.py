@@ -143,7 +143,7 @@ def main(architecture: str) -> None:
     import torch
     from kernel_matrix import LLAMA, properties_of
 
-    from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch
+    from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch, short_prefill_launch
     from kvplan_engine.kernels.cuda.nvrtc import load_nvrtc
 
     nvrtc = load_nvrtc()
@@ -153,8 +153,10 @@ def main(architecture: str) -> None:
     launches = {
         "prefill bfloat16": prefill_launch(LLAMA, properties),
         "prefill wgmma": prefill_launch(LLAMA, properties, wgmma=True),
+        "prefill, one warp": short_prefill_launch(LLAMA, properties),
         "decode bfloat16": decode_launch(LLAMA, properties),
         "decode fp8": decode_launch(float8, properties),
+        "decode, 16 heads": decode_launch(replace(LLAMA, num_query_heads=16 * LLAMA.num_kv_heads), properties),
     }
     for name, launch in launches.items():
         image = nvrtc.compile(launch.variant, launch.variant.only_for or architecture).image

@@ -8,6 +8,6 @@ The decoder calls it once or twice for each layer, through the protocol in ``bac
     reference    plain torch, the definition
     cpu          the compiled CPU kernels
     cuda         the CUDA kernels
-    cuda_plan    the CUDA kernels' work items and buffers, planned on the device once for each step
+    cuda_plan    the CUDA kernels' work items, planned on the device once for each step; cuda_buffers: what lies between
     cuda_scales  where the CUDA kernels want the scales of a cache in integers
 """

@@ -119,18 +119,18 @@ class CudaBackend:
             return
         has_value_tables = metadata.value_tables is not None
         shape = _shape_of(inputs.cache, query.dtype, query.shape[1], inputs.options, has_value_tables)
-        launches = self._planner.launches_of(shape)
+        decode = self._planner.launches_of(shape).decode
         plan = self._planner.plan_of(shape, inputs.options.window or 0, metadata, inputs.cache.layer, query.shape[0])
         params, buffers = self._attention_params(inputs), self._planner.buffers
         for launch, items, num_items, sums, finished in (
-            (launches.decode, plan.decode_items, plan.num_decode_items, buffers.partial_sums, buffers.finished),
-            (launches.prefill, plan.prefill_items, plan.num_prefill_items, buffers.parts, buffers.finished_parts),
+            (decode, plan.decode_items, plan.num_decode_items, buffers.partial_sums, buffers.finished),
+            (plan.prefill, plan.prefill_items, plan.num_prefill_items, buffers.parts, buffers.finished_parts),
         ):
             if num_items > 0:
                 params.items, params.partial_sums = items.data_ptr(), sums.data_ptr()
                 params.finished = finished.data_ptr()
                 grid = (num_items, launch.blocks_per_item)
-                given = params if launch is launches.decode else self._prefill_params(launches.prefill, params, inputs)
+                given = params if launch is decode else self._prefill_params(plan.prefill, params, inputs)
                 self._runtime.kernel(launch.variant)(grid, launch.threads, launch.shared_bytes, given)
 
     def _prefill_params(

@@ -1,4 +1,4 @@
-"""The CUDA attention kernels' work: how they are launched, their work items of a step, and the memory they share.
+"""The CUDA attention kernels' work: how they are launched, their work items of a step.
 
 The work items are planned on the device, once for each step: its first layer that needs a plan launches plan.cu, the
 layers behind it launch their kernels over the same items. Nothing is read back.
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kvplan_engine.attention.cuda_buffers import Buffers
 from kvplan_engine.attention.metadata import AttentionMetadata
-from kvplan_engine.kernels.attention_parts import PARTS_BYTES
-from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch
+from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch, short_prefill_launch
 from kvplan_engine.kernels.cuda.attention_shape import (
     CHUNK_MULTIPLE,
     MIN_CHUNK,
@@ -37,10 +37,15 @@ _PlanKey = tuple[AttentionShape, int]
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Both kernels of one shape, with their sizes."""
+    """The kernels of one shape, with their sizes. short: of prompts, where no sequence has more rows than its tile."""
 
     decode: DecodeLaunch
     prefill: PrefillLaunch
+    short: PrefillLaunch | None
+
+    def prefill_of(self, most_rows: int) -> PrefillLaunch:
+        """For a step in which no sequence has more than ``most_rows`` rows."""
+        return self.prefill if self.short is None or most_rows > self.short.tile_rows else self.short
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +58,8 @@ class Plan:
     """[max items, 8] int32"""
     num_decode_items: int
     num_prefill_items: int
-
-
-@dataclass(slots=True)
-class Buffers:
-    """Memory that only the kernels read and write; grows, never shrinks.
-
-    What is outgrown stays in ``retired``: a captured graph may still use it.
-    """
-
-    partial_sums: torch.Tensor
-    """float32, room for [items, query heads, value size]"""
-    partial_stats: torch.Tensor
-    """float32, room for [items, query heads, 2]"""
-    finished: torch.Tensor
-    """int32, room for [sequences, decode grid y]; all zero between launches"""
-    parts: torch.Tensor
-    """float32: what blocks leave of parts of prefill tiles; of the workspace"""
-    finished_parts: torch.Tensor
-    """int32, room for [parts, prefill grid y]; all zero between launches"""
-    retired: list[torch.Tensor] = field(default_factory=list)
+    prefill: PrefillLaunch
+    """The kernel that the prefill items are for."""
 
 
 @dataclass(slots=True)
@@ -102,9 +89,7 @@ class AttentionPlanner:
         self._launches: dict[AttentionShape, Launches] = {}
         self._item_memory: dict[_PlanKey, tuple[torch.Tensor, torch.Tensor]] = {}
         self._step = _Step()
-        self._parts = parts
-        empty = torch.empty(0, dtype=torch.float32, device=runtime.device)
-        self.buffers = Buffers(empty, empty, self._no_ints(), empty, self._no_ints())
+        self.buffers = Buffers(runtime.device, parts)
 
     def launches_of(self, shape: AttentionShape) -> Launches:
         """The kernels of ``shape``; CudaKernelError where there are none."""
@@ -113,7 +98,8 @@ class AttentionPlanner:
             properties = self._runtime.properties
             decode = decode_launch(shape, properties, self._decode_warps, self._decode_stages)
             prefill = prefill_launch(shape, properties, self._wgmma)
-            launches = self._launches[shape] = Launches(decode, prefill)
+            short = short_prefill_launch(shape, properties)
+            launches = self._launches[shape] = Launches(decode, prefill, short)
         return launches
 
     def plan_of(
@@ -123,7 +109,7 @@ class AttentionPlanner:
 
         A layer number that does not grow means a new step. Within one, groups of layers have metadata of their own.
         """
-        step = self._step
+        step, launches = self._step, self.launches_of(shape)
         if layer <= step.layer:
             step.plans = {}
         step.layer = layer
@@ -134,17 +120,18 @@ class AttentionPlanner:
         else:
             plan = self._make_plan(key, metadata, num_tokens)
             step.plans[key] = (metadata, plan)
-        self._grow_buffers(shape, plan.num_decode_items, metadata.seq_lens.shape[0])
+        self.buffers.reserve_decode(shape, launches.decode, plan.num_decode_items, metadata.seq_lens.shape[0])
         return plan
 
     def reserve_decode(self, shape: AttentionShape, window: int, max_num_seqs: int) -> None:
         """Compile the kernels, and make the buffers of decode steps of ``max_num_seqs`` sequences."""
         launches = self.launches_of(shape)
-        for chosen in (_PLAN, launches.decode.variant, launches.prefill.variant):
+        prefill = [launch.variant for launch in (launches.prefill, launches.short) if launch is not None]
+        for chosen in (_PLAN, launches.decode.variant, *prefill):
             self._runtime.kernel(chosen)
         num_items = launches.decode.max_items(max_num_seqs)
         self._items_of((shape, window), num_items, 0)
-        self._grow_buffers(shape, num_items, max_num_seqs)
+        self.buffers.reserve_decode(shape, launches.decode, num_items, max_num_seqs)
 
     def forget_retired(self) -> None:
         """Give outgrown buffers back: no graph captured until now is replayed any more."""
@@ -153,12 +140,13 @@ class AttentionPlanner:
     def _make_plan(self, key: _PlanKey, metadata: AttentionMetadata, num_tokens: int) -> Plan:
         shape, window = key
         launches = self.launches_of(shape)
+        prefill = launches.prefill_of(metadata.max_query_len * shape.group)
         num_sequences = metadata.seq_lens.shape[0]
         decode_items = launches.decode.max_items(num_sequences)
         prefill_items = num_slots = 0
         if metadata.max_query_len > 1:
-            num_slots = self._reserve_parts(launches.prefill)
-            prefill_items = launches.prefill.max_items(num_sequences, num_tokens, shape.group, num_slots)
+            num_slots = self.buffers.reserve_parts(prefill)
+            prefill_items = prefill.max_items(num_sequences, num_tokens, shape.group, num_slots)
         decode_memory, prefill_memory = self._items_of(key, decode_items, prefill_items)
         params = PlanParams(
             seq_lens=metadata.seq_lens.data_ptr(),
@@ -173,47 +161,18 @@ class AttentionPlanner:
             min_chunk=MIN_CHUNK,
             chunk_multiple=CHUNK_MULTIPLE,
             group=shape.group,
-            tile_rows=launches.prefill.tile_rows,
-            target_tiles=launches.prefill.target_items,
+            tile_rows=prefill.tile_rows,
+            target_tiles=prefill.target_items,
             num_slots=num_slots,
             min_part=MIN_PART,
         )
         self._runtime.kernel(_PLAN)((1, 1), _PLAN_THREADS, 0, params)
-        return Plan(decode_memory, prefill_memory, decode_items, prefill_items)
-
-    # ---- memory ----------------------------------------------------------------------------------------------------
-
-    def _no_ints(self) -> torch.Tensor:
-        return torch.zeros(0, dtype=torch.int32, device=self._runtime.device)
+        return Plan(decode_memory, prefill_memory, decode_items, prefill_items, prefill)
 
     def _items_of(self, key: _PlanKey, decode_items: int, prefill_items: int) -> tuple[torch.Tensor, torch.Tensor]:
-        decode, prefill = self._item_memory.get(key) or (self._no_ints(), self._no_ints())
-        decode = self._grown(decode, decode_items * _DECODE_ITEM_INTS)
-        prefill = self._grown(prefill, prefill_items * _PREFILL_ITEM_INTS)
+        none = self.buffers.no_ints
+        decode, prefill = self._item_memory.get(key) or (none, none)
+        decode = self.buffers.grown(decode, decode_items * _DECODE_ITEM_INTS)
+        prefill = self.buffers.grown(prefill, prefill_items * _PREFILL_ITEM_INTS)
         self._item_memory[key] = (decode, prefill)
         return decode, prefill
-
-    def _grown(self, tensor: torch.Tensor, count: int) -> torch.Tensor:
-        """``tensor`` if it has room for ``count`` elements, else a zeroed one that has."""
-        if tensor.numel() >= count:
-            return tensor
-        self.buffers.retired.append(tensor)
-        return torch.zeros(count, dtype=tensor.dtype, device=tensor.device)
-
-    def _reserve_parts(self, launch: PrefillLaunch) -> int:
-        """Let the buffers have the workspace's memory for parts of tiles; how many fit it."""
-        buffers = self.buffers
-        if not self._parts.is_bound:
-            self._parts.bind(torch.empty(PARTS_BYTES, dtype=torch.uint8, device=self._runtime.device))
-        buffers.parts = self._parts.vector(torch.float32)
-        num_slots = launch.num_slots(buffers.parts.numel())
-        buffers.finished_parts = self._grown(buffers.finished_parts, num_slots * launch.blocks_per_item)
-        return num_slots
-
-    def _grow_buffers(self, shape: AttentionShape, num_items: int, num_sequences: int) -> None:
-        buffers = self.buffers
-        rows = num_items * shape.num_query_heads
-        buffers.partial_sums = self._grown(buffers.partial_sums, rows * shape.value_size)
-        buffers.partial_stats = self._grown(buffers.partial_stats, rows * 2)
-        blocks_per_item = self.launches_of(shape).decode.blocks_per_item
-        buffers.finished = self._grown(buffers.finished, num_sequences * blocks_per_item)

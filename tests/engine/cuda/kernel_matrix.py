@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp
-from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch
+from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch, short_prefill_launch
 from kvplan_engine.kernels.cuda.attention_shape import HEAD_SIZES, AttentionShape
 from kvplan_engine.kernels.cuda.emulation import EMULATED_PROPERTIES
 from kvplan_engine.kernels.cuda.float8 import quantise_variant
@@ -93,6 +93,8 @@ def kernels_of_every_model(capability: tuple[int, int]) -> list[KernelVariant]:
     llama = replace(LLAMA, scalar=scalar, cache=scalar)
     capped = replace(llama, cache=FP8, has_softcap=True, has_sinks=True)
     variants = [KernelVariant("attention/plan.cu", "plan_attention")]
+    if short := short_prefill_launch(llama, properties):
+        variants.append(short.variant)
     apart = replace(llama, has_value_tables=True)
     scaled = replace(llama, cache=INT8)
     for shape in (llama, capped, apart, scaled, replace(llama, scalar=F32, cache=F32)):

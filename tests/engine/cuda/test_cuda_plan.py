@@ -9,6 +9,7 @@ import pytest
 import torch
 from kernel_matrix import BF16, CAPABILITIES, F16, F32, FP8, LLAMA, properties_of
 
+from kvplan_engine.attention.cuda_plan import AttentionPlanner
 from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch
 from kvplan_engine.kernels.cuda.attention_shape import (
     CHUNK_MULTIPLE,
@@ -19,6 +20,7 @@ from kvplan_engine.kernels.cuda.attention_shape import (
 )
 from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.params import PlanParams
+from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
 
 TILE_ROWS = 64
@@ -220,6 +222,18 @@ def test_two_decode_blocks_share_a_multiprocessor_of_the_large_chips() -> None:
     assert launch.shared_bytes * 2 + 2048 <= h100.shared_bytes_per_multiprocessor
     assert launch.target_chunks == 2 * h100.num_multiprocessors // LLAMA.num_kv_heads
     assert launch.blocks_per_item == LLAMA.num_kv_heads
+
+
+def test_few_rows_take_blocks_of_one_warp() -> None:
+    """As many as there are 16 rows of a sequence: 4 tokens of 4 heads, say. Not without tensor cores."""
+    planner = AttentionPlanner(EmulatedRuntime(properties_of((9, 0))), 4, None, False, StepMemory())
+    launches = planner.launches_of(LLAMA)
+    short = launches.prefill_of(16)
+    assert (short.threads, short.tile_rows) == (32, 16)
+    assert short.target_items == 80 * 5 // 8  # 5 blocks a multiprocessor, by shared memory
+    assert launches.prefill_of(17) is launches.prefill
+    plain = planner.launches_of(AttentionShape(F32, F32, 128, 16, 32, 8))
+    assert plain.prefill_of(1) is plain.prefill
 
 
 def test_shapes_without_kernels_say_so() -> None:

@@ -108,6 +108,12 @@ CUT_CASES = [  # of shapes that CASES compiles
 ]
 
 
+SHORT_CASES = [  # whose sequences have no more than 16 rows
+    AttentionCase(128, 16, 4, 1, (300, 130, 40, 0, 257), (4, 2, 3, 0, 1), scalar=BF16),
+    AttentionCase(64, 3, 2, 1, (300, 8, 40), (5, 8, 1), scalar=F16, window=130, softcap=3.0, sinks=True),
+]
+
+
 @pytest.fixture
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> EmulatedRuntime:
     """Tiles are cut into parts of 64 tokens and more, as far as they are worth it to a device of 16 places."""
@@ -115,7 +121,7 @@ def short_parts(monkeypatch: pytest.MonkeyPatch) -> EmulatedRuntime:
     return EmulatedRuntime(replace(EMULATED_PROPERTIES, num_multiprocessors=8))
 
 
-@pytest.mark.parametrize("case", CUT_CASES, ids=str)
+@pytest.mark.parametrize("case", CUT_CASES + SHORT_CASES, ids=str)
 def test_parts_of_tiles_match_the_reference(case: AttentionCase, short_parts: EmulatedRuntime) -> None:
     """In two steps: what counts the parts that are done is zero again; whichever block comes last, no bit changes."""
     memory = torch.zeros(2 * 1024**2, dtype=torch.uint8)

@@ -16,6 +16,7 @@ from kvplan_engine.kernels.cuda.wgmma_launch import uses_wgmma_kernel, wgmma_pre
 _RESERVED_SHARED_BYTES = 1024  # what the hardware keeps of a block's shared memory
 _MAX_STAGES = 4
 _PREFILL_WARPS = 4
+_WARPS_AT_ONCE = 8  # of 255 registers a thread, on a multiprocessor with 65,536
 
 
 def uses_tensor_cores(shape: AttentionShape, properties: DeviceProperties) -> bool:
@@ -89,9 +90,9 @@ def _decode_launch(
     return DecodeLaunch(chosen, warps * WARP_LANES, blocks_per_item, target_chunks, max(without_weights, weight_bytes))
 
 
-def _blocks_per_multiprocessor(shared_bytes: int, properties: DeviceProperties) -> int:
-    """How many blocks fit by shared memory; at most 2, because registers allow no more."""
-    return max(1, min(2, properties.shared_bytes_per_multiprocessor // (shared_bytes + _RESERVED_SHARED_BYTES)))
+def _blocks_per_multiprocessor(shared_bytes: int, properties: DeviceProperties, most: int = 2) -> int:
+    """How many blocks fit by shared memory; at most ``most``, because registers allow no more."""
+    return max(1, min(most, properties.shared_bytes_per_multiprocessor // (shared_bytes + _RESERVED_SHARED_BYTES)))
 
 
 def prefill_launch(shape: AttentionShape, properties: DeviceProperties, wgmma: bool = False) -> PrefillLaunch:
@@ -102,13 +103,20 @@ def prefill_launch(shape: AttentionShape, properties: DeviceProperties, wgmma: b
     if uses_latent_kernel(shape, properties):
         return latent_prefill(shape, properties)
     if uses_tensor_cores(shape, properties):
-        return _prefill_mma(shape, properties)
+        return _prefill_mma(shape, properties, _PREFILL_WARPS, row_tiles=1 if shape.head_size > 128 else 2)
     return _prefill_simple(shape, properties)
 
 
-def _prefill_mma(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch:
-    warps = _PREFILL_WARPS
-    row_tiles = 1 if shape.head_size > 128 else 2  # of 16 rows in each warp
+def short_prefill_launch(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch | None:
+    """For steps in which no sequence has more than 16 rows: blocks of one warp; None where there is no such kernel."""
+    shape.check()
+    if uses_latent_kernel(shape, properties) or not uses_tensor_cores(shape, properties):
+        return None
+    return _prefill_mma(shape, properties, warps=1, row_tiles=1)
+
+
+def _prefill_mma(shape: AttentionShape, properties: DeviceProperties, warps: int, row_tiles: int) -> PrefillLaunch:
+    """row_tiles: of 16 rows in each warp."""
     kv_tile = 32 if shape.head_size > 128 else 64
     tile_rows = warps * row_tiles * 16
     pitch = (shape.head_size * 2 // 16 | 1) * 16  # prefill_mma.cu: PITCH
@@ -122,20 +130,22 @@ def _prefill_mma(shape: AttentionShape, properties: DeviceProperties) -> Prefill
     )
     part_floats = warps * WARP_LANES * row_tiles * (shape.head_size // 2 + 4)  # prefill_mma.cu: PART_FLOATS
     shared_bytes = pitch * (tile_rows + 2 * kv_tile)
-    return _prefill_launch(shape, properties, chosen, tile_rows, shared_bytes, part_floats)
+    return _prefill_launch(shape, properties, chosen, warps, tile_rows, shared_bytes, part_floats)
 
 
 def _prefill_launch(
     shape: AttentionShape,
     properties: DeviceProperties,
     chosen: KernelVariant,
+    warps: int,
     tile_rows: int,
     shared_bytes: int,
     part_floats: int,
 ) -> PrefillLaunch:
-    blocks_at_once = _blocks_per_multiprocessor(shared_bytes, properties) * properties.num_multiprocessors
+    most = _WARPS_AT_ONCE // warps
+    blocks_at_once = _blocks_per_multiprocessor(shared_bytes, properties, most) * properties.num_multiprocessors
     target_items = max(1, blocks_at_once // shape.num_kv_heads)
-    launch = (chosen, _PREFILL_WARPS * WARP_LANES, tile_rows, shape.num_kv_heads, shared_bytes)
+    launch = (chosen, warps * WARP_LANES, tile_rows, shape.num_kv_heads, shared_bytes)
     return PrefillLaunch(*launch, target_items=target_items, part_floats=part_floats)
 
 
@@ -157,4 +167,4 @@ def _prefill_simple(shape: AttentionShape, properties: DeviceProperties) -> Pref
     shared_bytes = pitch * WARP_LANES + 4 * shape.head_size * tile_rows
     own_values = -(-shape.value_size // WARP_LANES)
     part_floats = tile_rows * WARP_LANES * (own_values + 2)  # prefill_simple.cu: PART_FLOATS
-    return _prefill_launch(shape, properties, chosen, tile_rows, shared_bytes, part_floats)
+    return _prefill_launch(shape, properties, chosen, warps, tile_rows, shared_bytes, part_floats)
