@@ -4,6 +4,7 @@
 
 Several weights of each format are used in turn, more than the caches hold. The formats take turns, and each figure is
 the median of the repetitions, or with --best the least, which a busy machine disturbs less. Run it on a quiet machine.
+With --rounded each format has a second column, in which x is rounded to 8 bits.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ FORMATS = {
 Product = Callable[[torch.Tensor, torch.Tensor], None]
 
 
-def _products(inputs: int, outputs: int, names: list[str]) -> dict[str, list[Product]]:
-    """Of each format as many weights as the caches do not hold."""
+def _products(inputs: int, outputs: int, names: list[str], *, rounded: bool) -> dict[str, list[Product]]:
+    """Of each format as many weights as the caches do not hold; rounded: and the same with x in 8 bits."""
     kernels = load_kernels()
     assert kernels is not None, "needs a compiler"
     made: dict[str, list[Product]] = {}
@@ -72,6 +73,9 @@ def _products(inputs: int, outputs: int, names: list[str]) -> dict[str, list[Pro
         weight = held.random(inputs, outputs)
         count = 1 + CACHE_BYTES // weight.num_bytes
         made[name] = [PackedQuantised(kernels, weight).multiply for _ in range(count)]
+        if rounded:
+            weight = replace(weight, rounds_inputs=True)
+            made[f"{name}, int8 x"] = [PackedQuantised(kernels, weight).multiply for _ in range(count)]
     return made
 
 
@@ -90,11 +94,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 512])
     parser.add_argument("--repeat", type=int, default=8)
     parser.add_argument("--format", action="append", choices=["bfloat16", *FORMATS])
+    parser.add_argument("--rounded", action="store_true")
     parser.add_argument("--best", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    made = _products(options.inputs, options.outputs, options.format or ["bfloat16", *FORMATS])
+    made = _products(options.inputs, options.outputs, options.format or ["bfloat16", *FORMATS], rounded=options.rounded)
     print(f"{'rows':>5}  " + "".join(f"{name:>22}" for name in made))
     for rows in options.rows:
         x = torch.randn(rows, options.inputs).bfloat16()

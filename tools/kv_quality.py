@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 from kvplan_engine import LLM, SamplingParams
 
@@ -55,18 +56,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(kv_cache_dtype: str, text: str, num_pieces: int, piece_tokens: int) -> Quality:
     """The losses of every piece with one format."""
-    llm = LLM(
-        str(smollm2_file()),
+    settings = {"dtype": "float32", "quantization": "none", "kv_cache_dtype": kv_cache_dtype}
+    llm = model_of(smollm2_file(), piece_tokens, **settings)
+    losses = losses_of(llm, text, num_pieces, piece_tokens)
+    memory = llm.engine.memory
+    llm.close()
+    gc.collect()
+    return Quality(kv_cache_dtype, memory.block_bytes / memory.block_size, losses)
+
+
+def model_of(file: Path, piece_tokens: int, **settings: Any) -> LLM:
+    """The model in ``file`` on the CPU, which computes one piece at a time."""
+    return LLM(
+        str(file),
         device="cpu",
-        dtype="float32",
-        quantization="none",
-        kv_cache_dtype=kv_cache_dtype,
         max_model_len=piece_tokens + 1,
         max_num_batched_tokens=CHUNK_TOKENS,
         max_num_seqs=1,
         device_memory="2GiB",
         enable_prefix_caching=False,
+        **settings,
     )
+
+
+def losses_of(llm: LLM, text: str, num_pieces: int, piece_tokens: int) -> tuple[float, ...]:
+    """Of each token of the first pieces of ``text`` but a piece's first, negative natural log-probabilities."""
     tokens = llm.tokenizer.encode(text)[: num_pieces * piece_tokens]
     pieces = [tokens[first : first + piece_tokens] for first in range(0, len(tokens), piece_tokens)]
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
@@ -76,10 +90,7 @@ def measure(kv_cache_dtype: str, text: str, num_pieces: int, piece_tokens: int) 
         assert output.prompt_logprobs is not None
         found = zip(piece[1:], output.prompt_logprobs[1:], strict=True)
         losses += [-logprobs[token] for token, logprobs in found if logprobs is not None]
-    memory = llm.engine.memory
-    llm.close()
-    gc.collect()
-    return Quality(kv_cache_dtype, memory.block_bytes / memory.block_size, tuple(losses))
+    return tuple(losses)
 
 
 def smollm2_file() -> Path:

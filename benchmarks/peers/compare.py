@@ -4,9 +4,10 @@
 
 MODELS is what models.py and quantise.py wrote. Each engine is a process in its own environment, loaded once for each
 model, type and prefix setting; then they run each scenario in turn, in an order that rotates with every round, after
-one run that is not counted. kvplan-bfloat16 is kvplan on the weights as they were before they were quantised. A run
-during which other processes took more than 4 % of the machine is repeated; where that stayed so, the table says how
-noisy the run was that was kept. Ratios are medians of the rounds' own ratios, since absolute speeds drift.
+one run that is not counted. kvplan-bfloat16 is kvplan on the weights as they were before they were quantised,
+kvplan-int8 with activations rounded to 8 bits. A run during which other processes took more than 4 % of the machine is
+repeated; where that stayed so, the table says how noisy the run was that was kept. Ratios are medians of the rounds'
+own ratios, since absolute speeds drift.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from models import DENSE
 from protocol import Order
 from workload import SCENARIO_NAMES, VOCAB_SIZES, scenario
 
+_OURS = ("kvplan", "kvplan-int8")
 QUIET_SHARE = 0.04
 MAX_REPEATS = 2
 
@@ -52,6 +54,8 @@ class _Loaded:
 
 
 def _order_of(engine: str, order: Order) -> Order:
+    if engine == "kvplan-int8":
+        return replace(order, rounds_activations=True)
     if engine != "kvplan-bfloat16":
         return order
     return replace(order, directory=order.directory.removesuffix(order.dtype) + "bfloat16", dtype="bfloat16")
@@ -114,16 +118,21 @@ def _quietest_run(engine: EngineProcess, name: str) -> Run:
     return best
 
 
+def _ratio(cell: Cell, ours: str, name: str) -> str:
+    """How many times as fast ``ours`` is, empty where it did not run."""
+    pairs = zip(cell.runs.get(ours, []), cell.runs[name], strict=False)
+    ratios = [other.seconds / own.seconds for own, other in pairs]
+    return f"{statistics.median(ratios):6.2f} x" if ratios and name != ours else " " * 8
+
+
 def _lines(cell: Cell) -> Iterator[str]:
     tokens = scenario(cell.scenario, cell.model).output_tokens
-    ours = cell.runs.get("kvplan", [])
     for name, runs in cell.runs.items():
         speed = tokens / statistics.median(run.seconds for run in runs)
-        ratios = [other.seconds / own.seconds for own, other in zip(ours, runs, strict=False)]
-        ratio = f"{statistics.median(ratios):6.2f} x" if ratios and name != "kvplan" else "        "
+        ratios = "  ".join(_ratio(cell, ours, name) for ours in _OURS)
         noise = max(run.noise for run in runs)
         yield (
-            f"{cell.model:<14} {cell.dtype:<9} {cell.scenario:<8} {name:<15} {speed:>9.1f}  {ratio}  "
+            f"{cell.model:<14} {cell.dtype:<9} {cell.scenario:<8} {name:<15} {speed:>9.1f}  {ratios}  "
             f"{noise:>6.1%}  {runs[0].crc}"
         )
     for name, failure in cell.failures.items():
@@ -153,8 +162,8 @@ def main() -> None:
     peers = {"kvplan": sys.executable, **_pairs(options.peer)}
     cells: list[Cell] = []
     print(
-        f"{'model':<14} {'dtype':<9} {'scenario':<8} {'engine':<15} {'tokens/s':>9} {'kvplan is':>9}   noise  "
-        "tokens' CRC"
+        f"{'model':<14} {'dtype':<9} {'scenario':<8} {'engine':<15} {'tokens/s':>9} {'kvplan is':>9} {'int8 is':>9}"
+        "   noise  tokens' CRC"
     )
     for model in options.model or list(DENSE):
         for dtype in options.dtype or ["float32", "bfloat16"]:

@@ -18,6 +18,7 @@ def load(order: Order) -> Loaded:
         model=gguf_path(order.directory) if order.dtype in QUANTISED else order.directory,
         device="cpu",
         dtype=computed_type(order.dtype),
+        activation_quantization="int8" if order.rounds_activations else "none",
         device_memory="6GiB",
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=MAX_NUM_SEQS,

@@ -19,8 +19,8 @@ ENVIRONMENT = {
     "vllm": {"OMP_NUM_THREADS": "{threads}"},
     "vllm-eager": {"OMP_NUM_THREADS": "{threads}", "VLLM_EAGER": "1"},
 }
-PEERS = ("vllm", "vllm-eager", "openvino", "transformers", "llamacpp", "kvplan-bfloat16")
-SCRIPTS = {"vllm-eager": "engine_vllm.py", "kvplan-bfloat16": "engine_kvplan.py"}
+PEERS = ("vllm", "vllm-eager", "openvino", "transformers", "llamacpp", "kvplan-bfloat16", "kvplan-int8")
+SCRIPTS = {"vllm-eager": "engine_vllm.py"} | dict.fromkeys(("kvplan-bfloat16", "kvplan-int8"), "engine_kvplan.py")
 
 
 @dataclass(frozen=True, slots=True)

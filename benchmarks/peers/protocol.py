@@ -17,13 +17,18 @@ from workload import Scenario, scenario
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to load. shares_prefixes: whether the engine shall look for cached prefixes."""
+    """What to load.
+
+    shares_prefixes: whether the engine shall look for cached prefixes. rounds_activations: whether kvplan rounds to 8
+    bits what weights in few bits are multiplied with, as its peers always do.
+    """
 
     model: str
     directory: str
     dtype: str
     num_threads: int
     shares_prefixes: bool
+    rounds_activations: bool = False
 
 
 Loaded = Callable[[Scenario], list[list[int]]]

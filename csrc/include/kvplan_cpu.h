@@ -245,6 +245,9 @@ typedef struct kvplan_weight_format {
   int32_t scale_storage;  // of scales and minimums
   int32_t has_minimum;
   int32_t block;          // of SCALED_INT8: inputs that share a float16, 2^n whole groups; 0 elsewhere
+  // x is rounded to integers of 8 bits, a group's by its largest magnitude / 127, and multiplied with the codes as they
+  // are; not with a code book. A row with a value that is not finite gives no numbers
+  int32_t rounds_inputs;
 } kvplan_weight_format;
 
 // One product with a packed weight: out = activation(x @ weight^T + bias + what adapters add).

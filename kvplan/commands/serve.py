@@ -107,6 +107,12 @@ class EngineOptions:
         str | None,
         typer.Option(help="auto, native, or transformers (its class there).", rich_help_panel=DEVICE_PANEL),
     ] = None
+    activation_quantization: Annotated[
+        str | None,
+        typer.Option(
+            help="int8: round what weights in few bits are multiplied with to 8 bits.", rich_help_panel=DEVICE_PANEL
+        ),
+    ] = None
     attention_backend: Annotated[
         str | None, typer.Option(help="auto, cpu, cuda, cuda_wgmma or reference.", rich_help_panel=DEVICE_PANEL)
     ] = None

@@ -107,6 +107,14 @@ class MachineOptions:
             rich_help_panel=MODEL_PANEL,
         ),
     ] = None
+    activation_quantization: Annotated[
+        str | None,
+        typer.Option(
+            help="int8: round what weights in few bits are multiplied with to 8 bits, which is faster on a CPU and "
+            "changes results. Default: none.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
     device: Annotated[
         str | None,
         typer.Option(help=f"auto, cpu or cuda. Default: {_DEFAULTS['device']}.", rich_help_panel=MODEL_PANEL),

@@ -39,6 +39,7 @@ CIRCUMSTANCES: Final = (
     "device_memory_bytes",
     "load_format",
     "model_impl",
+    "activation_quantization",
     "workload",
     "num_prompts",
     "seed",

@@ -90,6 +90,12 @@ class Row(TypedDict, total=False):
             "empty: nothing, or another engine",
         ),
     ]
+    activation_quantization: Annotated[
+        str | None,
+        About(
+            "identity", "int8: what weights in few bits are multiplied with was rounded to 8 bits; empty: it was not"
+        ),
+    ]
     seed: Annotated[int, About("identity", "seed of the workload and of random weights")]
     run_number: Annotated[int, About("identity", "repetition of the same settings, from 1")]
     rerun_of: Annotated[int | None, About("identity", "run_number of the outlier that this run repeats")]

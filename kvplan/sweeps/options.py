@@ -74,6 +74,7 @@ class SweepOptions:
     gpu: str | None = None
     dummy_layers: str = "full"
     model_impl: str = "auto"
+    activation_quantization: str = "none"
     engine: str = OWN_ENGINE
     engine_python: str | None = None
     engine_command: str | None = None
@@ -106,6 +107,7 @@ class SweepOptions:
             "--model-impl transformers computes whole models",
             "leave it out, or --load-format none and --dummy-layers shared",
         )
+        self._check_activations()
         formats = ("auto", "dummy", "none", "safetensors", "gguf")
         _check(self.load_format in formats, f"Unknown --load-format '{self.load_format}'", ", ".join(formats))
         for name in ("num_prompts", "max_concurrency", "num_runs", "num_prefixes"):
@@ -204,12 +206,31 @@ class SweepOptions:
             "--load-format none": self.is_counted,
             "--dummy-layers": self.shares_layers,
             "--model-impl": self.model_impl != "auto",
+            "--activation-quantization": self.rounds_activations,
         }
+
+    def _check_activations(self) -> None:
+        rounded = ("none", "int8")
+        _check(
+            self.activation_quantization in rounded,
+            f"Unknown --activation-quantization '{self.activation_quantization}'",
+            ", ".join(rounded),
+        )
+        _check(
+            not self.rounds_activations or self.model_impl != "transformers",
+            "--activation-quantization is for the engine's own decoder",
+            "leave out --model-impl transformers",
+        )
 
     @property
     def is_foreign(self) -> bool:
         """Whether an engine other than kvplan's own serves."""
         return self.engine != OWN_ENGINE
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether weights in few bits are multiplied with rounded activations."""
+        return self.activation_quantization != "none"
 
     @property
     def shares_layers(self) -> bool:

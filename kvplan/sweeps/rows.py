@@ -42,6 +42,7 @@ class SweepIdentity:
 
     shares_layers: equal layers use the same dummy weights. implementation: what is expected to compute the model, of
     what model_impl allows; None: nothing is computed.
+    rounded_activations: what weights in few bits are multiplied with is rounded to this; None: it is not.
     engine: what serves, None for kvplan's own.
     has_published_weights: where no format is asked for, the engine is told the size of the weights as they are
     published, which the planner predicts.
@@ -58,6 +59,7 @@ class SweepIdentity:
     shares_layers: bool = False
     implementation: str | None = None
     model_impl: str = "auto"
+    rounded_activations: str | None = None
     engine: str | None = None
 
     @property
@@ -92,6 +94,7 @@ def row_before(identity: SweepIdentity, prepared: PreparedTrial) -> Row:
         "weights_origin": identity.weights_origin(settings),
         "dummy_layers": "shared" if identity.shares_layers else None,
         "model_impl": identity.implementation,
+        "activation_quantization": identity.rounded_activations,
         "seed": workload.seed,
         "run_number": trial.run_number,
         "rerun_of": trial.rerun_of,

@@ -185,6 +185,7 @@ def _identity(plan: SweepPlan) -> SweepIdentity:
         shares_layers=plan.options.shares_layers,
         implementation=implementation_of(plan.options, plan.spec),
         model_impl=plan.options.model_impl,
+        rounded_activations=plan.options.activation_quantization if plan.options.rounds_activations else None,
         has_published_weights=plan.options.is_counted and plan.spec.quantization is not None,
         slo_seconds=plan.options.slo_seconds,
         usd_per_hour=price_per_hour(plan.device),

@@ -48,18 +48,20 @@ class EngineSource:
     vocab_size: int
     dummy_layers: str = "full"
     model_impl: str = "auto"
+    activation_quantization: str = "none"
 
 
 def engine_source(options: SweepOptions, spec: ModelSpec, load_format: str, directory: Path) -> EngineSource:
     """The weights' path; for dummy weights, or none, that of the config, which is written into the run directory."""
     weights = None if load_format in ("dummy", COUNTED_FORMAT) else weights_path(options)
+    chosen = {"model_impl": options.model_impl, "activation_quantization": options.activation_quantization}
     if weights is not None:
-        return EngineSource(str(weights), load_format, spec.vocab_size, model_impl=options.model_impl)
+        return EngineSource(str(weights), load_format, spec.vocab_size, **chosen)
     model_directory = (directory / MODEL).resolve()
     model_directory.mkdir(exist_ok=True)
     config = model_directory / "config.json"
     write_whole(config, json.dumps(dict(spec.raw_config), indent=2) + "\n")
-    return EngineSource(str(config), load_format, spec.vocab_size, options.dummy_layers, options.model_impl)
+    return EngineSource(str(config), load_format, spec.vocab_size, options.dummy_layers, **chosen)
 
 
 class WorkerHost:
@@ -173,7 +175,7 @@ def make_order(
     has_published_weights: bool = False,
 ) -> TrialOrder:
     """What a worker is told of a trial. has_published_weights: see SweepIdentity."""
-    seed = prepared.workload.seed
+    seed, rounded = prepared.workload.seed, source.activation_quantization
     weight_bytes = None
     if has_published_weights and prepared.trial.settings.quantization == "auto":
         weight_bytes = prepared.prediction.weight_bytes - prepared.prediction.adapter_bytes
@@ -186,6 +188,7 @@ def make_order(
             "load_format": source.load_format,
             **({} if source.dummy_layers == "full" else {"dummy_layers": source.dummy_layers}),
             **({} if source.model_impl == "auto" else {"model_impl": source.model_impl}),
+            **({} if rounded == "none" else {"activation_quantization": rounded}),
             "seed": seed,
             **({} if weight_bytes is None else {"weight_bytes": weight_bytes}),
         },

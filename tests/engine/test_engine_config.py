@@ -61,6 +61,7 @@ def test_what_a_loaded_engine_may_change() -> None:
         "max_cpu_loras",
         "quantization",
         "group_size",
+        "activation_quantization",
         "tensor_parallel_size",
         "pipeline_parallel_size",
         "enable_expert_parallel",

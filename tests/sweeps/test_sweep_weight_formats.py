@@ -171,3 +171,15 @@ def test_a_trial_without_the_new_axes_keeps_its_id() -> None:
     plain = TrialSettings(0.9, 4, 16, 256, 512)
     assert not {"quantization", "group_size", "max_loras", "max_lora_rank"} & set(plain.as_json())
     assert plain.engine_arguments() == plain.as_json()
+
+
+def test_rounded_activations_are_in_the_rows(tmp_path: Path) -> None:
+    outcome = run(tmp_path, {"quantization": "int4", "group_size": "32"}, load_format="dummy",
+                  activation_quantization="int8")  # fmt: skip
+    check(outcome)
+    (row,) = outcome.rows
+    assert (row["status"], row["activation_quantization"]) == ("ok", "int8")
+    with pytest.raises(UsageError, match="Unknown --activation-quantization 'int4'"):
+        SweepOptions(model="gpt2", activation_quantization="int4")
+    with pytest.raises(UsageError, match="--activation-quantization is for the engine's own decoder"):
+        SweepOptions(model="gpt2", activation_quantization="int8", model_impl="transformers")

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "mixture_rows.h"
-#include "../products/quantised_product.h"
+#include "../products/rounded_product.h"
 
 namespace kvplan {
 
@@ -89,12 +89,25 @@ void run_quantised_product(const ExpertWeight& weight, const TakenRows<T>& taken
   run_quantised_panels(product, begin, end, pairs, unit_sums(), finish);
 }
 
+// The same of rows that are rounded to 8 bits.
+template <class T, class Finish>
+void run_rounded_product(const ExpertWeight& weight, const TakenRows<T>& taken, int64_t begin, int64_t end, bool pairs,
+                         bool is_there, const Finish& finish) {
+  const CodeLayout layout(*weight.format, weight.inputs);
+  const RowRounding rounding(*weight.format, layout, weight.inputs, taken.rows);
+  for (int64_t i = 0; i < taken.rows && !is_there; ++i) rounding.round(i, taken.row(i), weight.order);
+  const RoundedProduct product{layout, weight.packed, rounding.rows(), taken.rows};
+  run_rounded_panels(product, begin, end, pairs, unit_sums(), finish);
+}
+
 // Panels [begin, end) of the product: finish(panel, rows, sums) for each, or for each pair of them. is_there: this
 // thread's last product was of the same rows.
 template <class T, class Finish>
 void run_product(const ExpertWeight& weight, const TakenRows<T>& taken, int64_t begin, int64_t end, bool pairs,
                  bool is_there, const Finish& finish) {
   if (weight.format != nullptr) {
+    if (weight.format->rounds_inputs != 0)
+      return run_rounded_product(weight, taken, begin, end, pairs, is_there, finish);
 #if KVPLAN_BFLOAT16_DOT
     if constexpr (sizeof(T) == sizeof(BFloat16)) {
       if (is_exact_in_bfloat16(*weight.format))

@@ -35,7 +35,7 @@ Input<T>* row_memory(int64_t elements) {
 }
 
 inline float* unit_sums() {
-  static thread_local std::vector<float> memory(kUnitSums);
+  static thread_local LineMemory<float> memory(kUnitSums);
   return memory.data();
 }
 

@@ -156,7 +156,7 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std:
     result(panel, rows, sums);
   };
   const auto multiply = [&](int64_t item) {
-    static thread_local std::vector<float> sums(kUnitSums);
+    static thread_local LineMemory<float> sums(kUnitSums);
     const int64_t end = units * (item + 1) / items * product.unit_panels;
     run_panels(product, units * item / items * product.unit_panels, end < panels ? end : panels, pairs, sums.data(),
                finish);

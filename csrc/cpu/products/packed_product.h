@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <vector>
 
 #include "../activation.h"
 #include "packed_tile.h"
@@ -21,6 +22,22 @@ using Input = typename Inner<T>::Input;
 inline int64_t divided_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
+
+// Memory that begins on a cache line: vectors of sums that straddle two are loaded and stored at half the speed.
+template <class T>
+class LineMemory {
+ public:
+  explicit LineMemory(size_t count) : memory_(count + kLine / sizeof(T)) {}
+
+  T* data() {
+    const uintptr_t past = reinterpret_cast<uintptr_t>(memory_.data()) % kLine;
+    return memory_.data() + (past == 0 ? 0 : (kLine - past) / sizeof(T));
+  }
+
+ private:
+  static constexpr size_t kLine = 64;
+  std::vector<T> memory_;
+};
 
 // Some rows of x and a packed weight.
 template <class T>
@@ -120,13 +137,14 @@ struct PanelResult {
   void operator()(int64_t panel, int64_t rows, const float* sums) const {
     const bool pair = is_gated(activation);
     const int64_t first = (pair ? panel / 2 : panel) * kPanelOutputs;
-    for (int v = 0; v < kPanelVectors; ++v) {
-      const int64_t column = first + v * kLanes;
-      if (column >= columns) return;
-      const int count = columns - column < kLanes ? static_cast<int>(columns - column) : kLanes;
-      const Floats own = load_bias(bias, column, count);
-      const Floats up_bias = pair ? load_bias(bias, columns + column, count) : Floats{};
-      for (int64_t r = 0; r < rows; ++r) {
+    // Row by row: where rows of out are a power of two apart, their lines take turns in one set of the first-level cache.
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int v = 0; v < kPanelVectors; ++v) {
+        const int64_t column = first + v * kLanes;
+        if (column >= columns) break;
+        const int count = columns - column < kLanes ? static_cast<int>(columns - column) : kLanes;
+        const Floats own = load_bias(bias, column, count);
+        const Floats up_bias = pair ? load_bias(bias, columns + column, count) : Floats{};
         const float* source = sums + r * kPanelOutputs + v * kLanes;
         Floats value = load(source) + own;
         if (pair) {

@@ -5,20 +5,18 @@
 // another type than the values.
 #include <vector>
 
-#include "../parallel.h"
-#include "lora_rows.h"
+#include "quantised_chunk.h"
 #include "quantised_product.h"
 #include "quantised_tile.h"
+#include "rounded_product.h"
 
 namespace kvplan {
 namespace {
 
-constexpr int64_t kItemPanels = 4;     // a thread takes about as many at a time
 constexpr int64_t kStepBytes = 20480;  // of widened values or of codes, a good half of the first-level cache
 // Tiles of rows that each take the values from the codes: for as many, keeping them costs more (measured with AVX-512).
 template <int kBits>
 constexpr int64_t kMostCodeTiles = kBits == 4 ? 3 : 1;
-constexpr int64_t kLeastGroup = 8, kMostGroup = 256;  // inputs
 
 template <class W, int kBits, bool kLinear>
 using CodeTile = void (*)(const GroupStep<W>&, const CodeLayout&, const Decoder<kBits, kLinear>&);
@@ -62,8 +60,8 @@ struct WideMemory {
 template <class W>
 WideMemory<W> wide_memory() {
   constexpr size_t kMostGroups = kStepBytes / (kLeastGroup * kPanelOutputs * sizeof(W)) + 1;
-  static thread_local std::vector<W> values(kMostGroup * kPanelOutputs + kStepBytes / sizeof(W));
-  static thread_local std::vector<float> scales(kMostGroups * kWideScales);
+  static thread_local LineMemory<W> values(kMostGroup * kPanelOutputs + kStepBytes / sizeof(W));
+  static thread_local LineMemory<float> scales(kMostGroups * kWideScales);
   return {values.data(), scales.data()};
 }
 
@@ -134,33 +132,16 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, int 
   const Input<W>* read = direct ? reinterpret_cast<const Input<W>*>(x) : copy;
   const QuantisedProduct<W> product{format, layout, static_cast<const uint8_t*>(args.packed), read, x_stride, rows,
                                     x_sums};
-  const bool pairs = is_gated(args.activation);
-  const PanelResult<T, T> result{static_cast<const T*>(args.bias),
-                                 static_cast<T*>(args.out) + row * args.out_stride,
-                                 args.out_stride,
-                                 pairs ? args.outputs / 2 : args.outputs,
-                                 args.activation,
-                                 0.0f};
-  const int64_t unit = pairs ? 2 : 1, units = num_panels(args.outputs, pairs) / unit;
-  const int64_t rounds = divided_up(units * unit, kItemPanels * threads);
-  const int64_t items = rounds * threads < units ? rounds * threads : units;
   const Decoder<kBits, kLinear> decoder(format);
-  const LoraRows<T> lora(args, row, row + rows);
   const int64_t prepared = direct && x_sums == nullptr ? 0 : rows;
   const auto prepare = [&](int64_t i) {
-    if (i >= prepared) return lora.narrow(i - prepared);
     if (!direct) copy_row_in_order(x + i * args.x_stride, format.input_order, args.inputs, filled, copy + i * x_stride);
     if (x_sums != nullptr) sum_groups(read + i * x_stride, layout, x_sums + i * layout.groups);
   };
-  const auto multiply = [&](int64_t item) {
-    static thread_local std::vector<float> sums(2 * kPanelSums);
-    for (int64_t i = units * item / items; i < units * (item + 1) / items; ++i) {
-      multiply_panels(product, decoder, i * unit, unit, sums.data());
-      lora.widen_panels(i * unit, sums.data());
-      result(i * unit, rows, sums.data());
-    }
+  const auto multiply = [&](int64_t panel, int64_t panels, float* sums) {
+    multiply_panels(product, decoder, panel, panels, sums);
   };
-  for_each_item_in_turn(prepared + lora.items(), prepare, items, multiply, threads);
+  run_panels_of_chunk<T>(args, row, rows, prepared, prepare, multiply, threads);
 }
 
 template <class T, class W, int kBits, bool kLinear>
@@ -213,6 +194,7 @@ template void multiply_quantised_panels(const QuantisedProduct<BFloat16>&, int64
 #endif
 
 void multiply_quantised(const kvplan_packed_linear& args, int threads) {
+  if (args.format->rounds_inputs != 0) return multiply_rounded(args, threads);
   if (args.storage != KVPLAN_BFLOAT16) return multiply<float, float>(args, threads);
 #if KVPLAN_BFLOAT16_DOT
   if (is_exact_in_bfloat16(*args.format)) return multiply<BFloat16, BFloat16>(args, threads);

@@ -18,6 +18,8 @@
 
 namespace kvplan {
 
+constexpr int64_t kLeastGroup = 8, kMostGroup = 256;  // inputs
+
 // How a format's codes lie in a panel.
 struct CodeLayout {
   int bits;

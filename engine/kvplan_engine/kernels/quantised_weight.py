@@ -23,7 +23,7 @@ class QuantisedWeight:
     [num_outputs, num_groups] float16, float32, uint8 for powers of two (E8M0), or int8; groups are equally long, a
     multiple of 8. minimums: as scales, or None; none beside powers of two. book: float32 [16], [64] or [256]. order:
     int32 [num_inputs], the input of x that belongs to each input of the weight; None: its own. rounds_inputs:
-    where a device multiplies codes like these, x may be rounded to them too. block_scales: beside int8, float16
+    where a device multiplies codes like these, x is rounded to such too. block_scales: beside int8, float16
     [num_outputs, num_blocks, 1, or 2 with minimums], what scales, and minimums, of equally many groups are multiplied
     with; None elsewhere.
     """
@@ -77,6 +77,11 @@ class QuantisedWeight:
             return values.float()
         groups = values.shape[1] // self.block_scales.shape[1]
         return values.float() * self.block_scales[:, :, kind].float().repeat_interleave(groups, dim=1)
+
+    @property
+    def multiplies_integers(self) -> bool:
+        """Whether x is rounded to integers of 8 bits, a scale for each group: where codes count evenly."""
+        return self.rounds_inputs and self.zero is not None
 
     @property
     def num_bytes(self) -> int:

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp, Scoring
-from kvplan_engine.kernels.mixture_weights import ExpertMatrices, ExpertWeights, MixtureWeights
+from kvplan_engine.kernels.mixture_weights import ExpertMatrices, ExpertWeights, MixtureWeights, QuantisedExperts
+from kvplan_engine.kernels.rounded_inputs import rounded_inputs
 from kvplan_engine.kernels.torch_ops import _upcast
 
 _NOTHING = float("-inf")
@@ -127,7 +128,8 @@ def _run_expert(x: torch.Tensor, mlp: Mlp, weights: ExpertWeights, index: int) -
 
 
 def _linear(x: torch.Tensor, weight: ExpertMatrices, bias: torch.Tensor | None, index: int) -> torch.Tensor:
-    product = x @ weight[index].to(x.dtype).t()
+    rounded = rounded_inputs(x, weight.expert(index)) if isinstance(weight, QuantisedExperts) else x
+    product = rounded.to(x.dtype) @ weight[index].to(x.dtype).t()
     return product if bias is None else product + bias[index].to(x.dtype)
 
 

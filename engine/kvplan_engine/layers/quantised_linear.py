@@ -10,6 +10,7 @@ from kvplan_engine.kernels.cpu.library import CpuKernels, PackedLinearArgs
 from kvplan_engine.kernels.cpu.packed import ACTIVATION_CODES, is_gated, packs_gated
 from kvplan_engine.kernels.cpu.quantised import PackedQuantised, stacked_args
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight
+from kvplan_engine.kernels.rounded_inputs import rounded_inputs
 from kvplan_engine.layers.projection import Projection, StoredWeight
 
 _WIDENED_BYTES = 16 * 1024**2
@@ -49,7 +50,7 @@ class WidenedRowsLinear:
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         count = max(1, _WIDENED_BYTES // (4 * self._weight.num_inputs))
-        wide_x = x.float()
+        wide_x = rounded_inputs(x, self._weight).float()
         for first in range(0, self._weight.num_outputs, count):
             last = min(first + count, self._weight.num_outputs)
             rows = self._weight.with_rows(lambda part, first=first, last=last: part[first:last])  # type: ignore[misc]

@@ -21,7 +21,7 @@ from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import model_parameters
 from kvplan_engine.device.collectives import Collectives
-from kvplan_engine.errors import EngineError
+from kvplan_engine.errors import EngineError, SettingsError
 from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cpu import lora
 from kvplan_engine.kernels.cpu import ops as cpu_ops
@@ -78,6 +78,14 @@ class DeviceKernels(PartKernels):
     shards: ShardBuffer | None = None
     overlap_launches: Callable[[bool], None] = _one_after_the_other
     draws: CudaDraws | None = None
+
+    def check_rounding(self) -> None:
+        """SettingsError where products with weights in few bits cannot round what they multiply."""
+        if self.takes_plain_weights:
+            raise SettingsError(
+                "activation_quantization 'int8' is for a CPU: the CUDA kernels do not round activations.",
+                hint="leave it out, or set device='cpu'",
+            )
 
     def divided(self, model: ModelDescription, collectives: Collectives) -> DeviceKernels:
         """The same kernels for a rank's part of a model, ``model``: products over a rank's inputs become sums."""

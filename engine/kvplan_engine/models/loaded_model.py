@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,6 +60,9 @@ class LoadedModel:
         kernels = select_kernels(config.attention_backend, device.torch_device, self._scalar)
         if collectives is not None and rank.count > 1:
             kernels = kernels.divided(self.config, collectives)
+        if config.rounds_activations:
+            held = replace(held, rounds_inputs=True)
+            kernels.check_rounding()
         held = held.plain if kernels.takes_plain_weights else held
         self.weights: Weights = allocate_weights(
             self.config, self._scalar, device.torch_device, owners, without=held.parameters

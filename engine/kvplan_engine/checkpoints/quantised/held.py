@@ -41,13 +41,15 @@ class HeldParameter:
 class HeldWeights:
     """parameters: by name. reader: of the checkpoint called ``where``; None where nothing is held.
 
-    is_plain: for kernels that know codes of 4 and 8 bits, and scales of one level.
+    is_plain: for kernels that know codes of 4 and 8 bits, and scales of one level. rounds_inputs: what they are
+    multiplied with is rounded too, wherever their codes count evenly.
     """
 
     parameters: Mapping[str, HeldParameter] = field(default_factory=dict)
     reader: QuantisedReader | None = None
     where: str = ""
     is_plain: bool = False
+    rounds_inputs: bool = False
 
     @property
     def plain(self) -> HeldWeights:
@@ -68,14 +70,26 @@ class HeldWeights:
         return sum(each.num_bytes for each in self.parameters.values())
 
     def fill(self, weights: dict[str, torch.Tensor], device: torch.device, skipped: Sequence[str] = ()) -> None:
-        """Read every parameter into ``weights``. skipped: beginnings of names that are left out."""
+        """Read every parameter into ``weights``. skipped: beginnings of names that are left out.
+
+        SettingsError where inputs are to be rounded and no weight's codes count evenly.
+        """
+        num_rounding = 0
         for name, parameter in self.parameters.items():
             if self.reader is None or name.startswith(tuple(skipped)):
                 continue
             parts = read_parts(parameter.stored, self.reader, self.where)
             parts = [part.plain for part in parts] if self.is_plain else parts
+            parts = [replace(part, rounds_inputs=True) for part in parts] if self.rounds_inputs else parts
+            num_rounding += sum(part.multiplies_integers for part in parts)
             named = as_tensors(name.removesuffix(".weight"), parts)
             weights |= {key: tensor.to(device) for key, tensor in named.items()}
+        if self.rounds_inputs and not num_rounding:
+            raise SettingsError(
+                "activation_quantization 'int8' is for weights in few bits whose codes count evenly, of which this "
+                "model has none.",
+                hint="leave it out, or set quantization to int8 or int4",
+            )
 
 
 def refuse_held(held: HeldWeights) -> None:

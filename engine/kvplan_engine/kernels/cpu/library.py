@@ -132,6 +132,7 @@ class WeightFormatArgs(ctypes.Structure):
         ("scale_storage", c_int32),
         ("has_minimum", c_int32),
         ("block", c_int32),
+        ("rounds_inputs", c_int32),
     )
 
 

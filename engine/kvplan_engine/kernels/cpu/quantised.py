@@ -36,6 +36,7 @@ class PanelFormat:
             scale_storage=SCALE_CODES[weight.scales.dtype],
             has_minimum=weight.minimums is not None,
             block=0 if weight.block_scales is None else weight.num_inputs // weight.block_scales.shape[1],
+            rounds_inputs=weight.multiplies_integers,
         )
 
 
