@@ -75,7 +75,7 @@ class AttentionPlanner:
     """Launch sizes, plans and buffers on one device.
 
     decode_warps, decode_stages: the decode kernel's shape; None takes what suits the device. wgmma: prompts by
-    prefill_wgmma.cu where it has their shape. parts: the memory for parts of prefill tiles, in which nothing need stay
+    prefill_wgmma.cu where it has their shape, short ones too. parts: the memory for parts of prefill tiles, in which nothing need stay
     between steps.
     """
 
@@ -98,7 +98,7 @@ class AttentionPlanner:
             properties = self._runtime.properties
             decode = decode_launch(shape, properties, self._decode_warps, self._decode_stages)
             prefill = prefill_launch(shape, properties, self._wgmma)
-            short = short_prefill_launch(shape, properties)
+            short = None if self._wgmma else short_prefill_launch(shape, properties)
             launches = self._launches[shape] = Launches(decode, prefill, short)
         return launches
 
