@@ -75,8 +75,8 @@ class AttentionPlanner:
     """Launch sizes, plans and buffers on one device.
 
     decode_warps, decode_stages: the decode kernel's shape; None takes what suits the device. wgmma: prompts by
-    prefill_wgmma.cu where it has their shape, short ones too. parts: the memory for parts of prefill tiles, in which nothing need stay
-    between steps.
+    prefill_wgmma.cu where it has their shape, short ones too. parts: the memory for parts of prefill tiles, in which
+    nothing need stay between steps.
     """
 
     def __init__(

@@ -10,6 +10,8 @@ from fake_gpu import FakeGpu, take_gpu
 from small_models import greedy
 
 from kvplan_engine import LLM, SamplingParams
+from kvplan_engine.attention import cuda_plan
+from kvplan_engine.memory.device_buffers import ATTENTION_PARTS
 
 MIXTURES = ("mixtral", "ernie4_5_moe")
 NAMES = ("gpt2", "mistral", "qwen3", "cohere", "olmo2", "glm4", *MIXTURES)
@@ -27,6 +29,8 @@ def _config(name: str) -> transformers.PretrainedConfig:
         return transformers.GPT2Config(n_embd=128, n_head=2, n_layer=2, vocab_size=384, n_positions=64)
     common = {"hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 384}
     common |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    if name == "long":
+        return transformers.Qwen3Config(**common | {"max_position_embeddings": 160}, head_dim=64)
     if name == "mistral":
         return transformers.MistralConfig(**common, sliding_window=12, tie_word_embeddings=False)
     if name == "cohere":  # attention and MLP side by side, a norm for each head, neighbours turn
@@ -47,7 +51,7 @@ def _config(name: str) -> transformers.PretrainedConfig:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, torch.nn.Module]]:
     folder = tmp_path_factory.mktemp("wide")
     made = {}
-    for name in NAMES:
+    for name in (*NAMES, "long"):
         torch.manual_seed(4)
         config = _config(name)
         config.initializer_range = 0.2
@@ -76,6 +80,24 @@ def test_greedy_tokens_are_transformers(
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
     assert [output.outputs[0].token_ids for output in outputs] == greedy(model, prompts, 10)
     assert ("choose_experts" in emulated_gpu.runtime.launched) == (name in MIXTURES)
+
+
+def test_the_end_of_a_long_prompt_is_cut_and_tokens_are_transformers(
+    models: dict[str, tuple[str, torch.nn.Module]],
+    emulated_gpu: FakeGpu,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five tokens behind 128 cached ones, in a replayed graph: two blocks for each KV head share what they see."""
+    monkeypatch.setattr(cuda_plan, "MIN_PART", 64)
+    path, model = models["long"]
+    prompt = np.random.default_rng(3).integers(1, 384, 133).tolist()
+    sizes = {"max_num_batched_tokens": 32, "max_num_seqs": 1, "max_model_len": 160}
+    llm = LLM(path, dtype="float32", **sizes)
+    parts = llm.engine._runner.workspace[ATTENTION_PARTS].zero_()
+    (output,) = llm.generate([{"prompt_token_ids": prompt}], SamplingParams(temperature=0.0, max_tokens=3))
+    assert output.outputs[0].token_ids == greedy(model, [prompt], 3)[0]
+    assert parts.any(), "nothing was cut"
+    assert llm.engine.get_stats()["num_graph_replays"] == llm.engine.get_stats()["num_steps"]
 
 
 def test_prompts_by_warp_groups_are_transformers(
