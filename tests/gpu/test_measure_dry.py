@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import measure
-import measure_processes
+from gpu_sections import processes
 
 PROVENANCE = {"device", "driver", "torch", "cuda", "commit", "uncommitted_changes", "date", "command", "dry_run"}
 
@@ -57,7 +57,7 @@ def test_an_unknown_section_is_a_usage_error(tmp_path: Path) -> None:
 
 def test_the_sections_fit_ten_minutes() -> None:
     """A part together, with a process that does not die; of speeds up to the last but four each may take its most."""
-    assert measure.TOTAL_SECONDS + measure_processes.SECONDS_TO_DIE <= 575
+    assert measure.TOTAL_SECONDS + processes.SECONDS_TO_DIE <= 575
     assert sum(list(measure.PARTS["speed"].values())[:-4]) <= measure.TOTAL_SECONDS
     assert sum(measure.PARTS["checks"].values()) <= measure.TOTAL_SECONDS
     assert measure.SECTION_SECONDS.keys() == measure.MEASURES.keys() | measure.TESTS.keys()
@@ -89,15 +89,15 @@ def test_a_process_that_does_not_die_is_left_behind(monkeypatch: pytest.MonkeyPa
             waited.append(timeout)
             raise subprocess.TimeoutExpired("section", timeout)
 
-    monkeypatch.setattr(measure_processes.os, "killpg", lambda *_: None)
+    monkeypatch.setattr(processes.os, "killpg", lambda *_: None)
     with (tmp_path / "log").open("wb") as log, monkeypatch.context() as patch:
         made: list[Undying] = []
-        patch.setattr(measure_processes.subprocess, "Popen", lambda *a, **b: made.append(Undying(*a, **b)) or made[-1])
-        outcome = measure_processes.outcome_of([sys.executable, "-c", "import time; time.sleep(60)"], 1, log)
+        patch.setattr(processes.subprocess, "Popen", lambda *a, **b: made.append(Undying(*a, **b)) or made[-1])
+        outcome = processes.outcome_of([sys.executable, "-c", "import time; time.sleep(60)"], 1, log)
     made[0].kill()
     super(Undying, made[0]).wait()
     assert outcome == "stopped after 1 s, and did not die"
-    assert waited == [1, measure_processes.SECONDS_TO_DIE]
+    assert waited == [1, processes.SECONDS_TO_DIE]
 
 
 def test_a_section_that_fails_says_why_in_the_log_and_the_outcome(

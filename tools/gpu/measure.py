@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from measure_processes import outcome_of
+from gpu_sections.processes import outcome_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # The most seconds of each, in the order of their worth: where time or a machine ends early, the last ones are lost.
@@ -53,21 +53,21 @@ TOTAL_SECONDS = 565
 TESTS = {"kernel_tests": "test_gpu_kernels.py", "engine_tests": "test_gpu_engine.py"}
 # Module and function that measure a section; a section's process imports its own alone.
 MEASURES = {
-    "decode": ("measure_attention", "measure_decode"),
-    "tuning": ("measure_attention", "measure_tuning"),
-    "prefill": ("measure_prefill", "measure_prefill"),
-    "operations": ("measure_operations", "measure_operations"),
-    "products": ("measure_operations", "measure_products"),
-    "step": ("measure_engine", "measure_decode_step"),
-    "throughput": ("measure_engine", "measure_throughput"),
-    "profile": ("measure_profile", "measure_profile"),
-    "ladder": ("measure_modes", "measure_ladder"),
-    "random": ("measure_modes", "measure_random"),
-    "baseline": ("measure_baseline", "measure_baseline"),
-    "memory": ("measure_memory", "measure_memory"),
-    "sweep": ("measure_sweep", "measure_sweep"),
-    "sanitizer": ("measure_checks", "measure_sanitizer"),
-    "ncu": ("measure_checks", "measure_ncu"),
+    "decode": ("attention", "measure_decode"),
+    "tuning": ("attention", "measure_tuning"),
+    "prefill": ("prefill", "measure_prefill"),
+    "operations": ("operations", "measure_operations"),
+    "products": ("operations", "measure_products"),
+    "step": ("engine", "measure_decode_step"),
+    "throughput": ("engine", "measure_throughput"),
+    "profile": ("profile", "measure_profile"),
+    "ladder": ("modes", "measure_ladder"),
+    "random": ("modes", "measure_random"),
+    "baseline": ("baseline", "measure_baseline"),
+    "memory": ("memory", "measure_memory"),
+    "sweep": ("sweep", "measure_sweep"),
+    "sanitizer": ("checks", "measure_sanitizer"),
+    "ncu": ("checks", "measure_ncu"),
 }
 _LINES_OF_A_FAILURE = 25
 
@@ -86,10 +86,10 @@ def arguments() -> argparse.Namespace:
 
 def measure_section(name: str, out: Path, dry: bool, seconds: float) -> None:
     """Measure one section in this process; each row is written as soon as it is there."""
-    from measure_support import Bench
+    from gpu_sections.support import Bench
 
     module, function = MEASURES[name]
-    getattr(importlib.import_module(module), function)(Bench(dry, out, seconds))
+    getattr(importlib.import_module(f"gpu_sections.{module}"), function)(Bench(dry, out, seconds))
 
 
 def command_of(name: str, options: argparse.Namespace) -> list[str]:

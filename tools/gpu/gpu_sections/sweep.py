@@ -11,9 +11,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from measure_engine import DRY_CONFIG
-from measure_processes import outcome_of
-from measure_support import ROOT, Bench, Row
+from gpu_sections.engine import DRY_CONFIG
+from gpu_sections.processes import outcome_of
+from gpu_sections.support import ROOT, Bench, Row
 
 WITHIN = 0.02
 _SECONDS_TO_SPARE = 6

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpu_sections.support import ROOT, Bench, Row
 from kvplan_engine import Engine, EngineConfig, SamplingParams
-from measure_support import ROOT, Bench, Row
 
 STEP_BATCHES = (1, 16, 64, 256)
 STEP_CONTEXT = 1024

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from gpu_sections.engine import GREEDY, STEP_CONTEXT, add_sequences, length_limit, make_engine
+from gpu_sections.support import Bench, Row
 from kvplan_engine import Engine
-from measure_engine import GREEDY, STEP_CONTEXT, add_sequences, length_limit, make_engine
-from measure_support import Bench, Row
 
 BATCHES = (1, 64, 256)
 STEPS = 4

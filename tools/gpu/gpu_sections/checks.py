@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from measure_processes import outcome_of
-from measure_support import ROOT, Bench, Row
+from gpu_sections.processes import outcome_of
+from gpu_sections.support import ROOT, Bench, Row
 
 # By tool: the checker of shared memory's races is the slower one, and the attention kernels are who uses it.
 _SANITIZED_TESTS = {
@@ -35,7 +35,7 @@ def measure_sanitizer(bench: Bench) -> None:
 
 def measure_ncu(bench: Bench) -> None:
     """ncu's full report of the third launch of each attention kernel, in the log and beside the rows."""
-    target = Path(__file__).with_name("one_launch.py")
+    target = ROOT / "tools" / "gpu" / "one_launch.py"
     for number, kernel in enumerate(_LAUNCHES):
         command = [sys.executable, str(target), kernel, *(["--dry-run"] if bench.dry else [])]
         if not bench.dry:

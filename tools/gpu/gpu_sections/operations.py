@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch.nn.functional import linear
 
+from gpu_sections.attention import BLOCK_SIZE, DRY_HEADS, LLAMA
+from gpu_sections.support import Bench, Row
 from kvplan_engine.attention.backend import Rotation
 from kvplan_engine.attention.layer_cache import uniform_cache
 from kvplan_engine.attention.metadata import KvSlots
@@ -18,8 +20,6 @@ from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, CudaDraws, StepTokens
 from kvplan_engine.kernels.input_rows import InputRows
 from kvplan_engine.memory.host_pool import HostPool
-from measure_attention import BLOCK_SIZE, DRY_HEADS, LLAMA
-from measure_support import Bench, Row
 
 PRODUCTS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 PRODUCTS |= {"head": (128256, 4096)}

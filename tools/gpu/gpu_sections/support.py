@@ -23,7 +23,7 @@ from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.runtime import CudaRuntime
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WARM_UPS, REPEATS = 3, 15
 _CLOCK_SECONDS = 0.5
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from kvplan_engine import Engine, SamplingParams
-from measure_engine import (
+from gpu_sections.engine import (
     GREEDY,
     STEP_BATCHES,
     STEP_CONTEXT,
@@ -16,7 +15,8 @@ from measure_engine import (
     length_limit,
     make_engine,
 )
-from measure_support import Bench, Row
+from gpu_sections.support import Bench, Row
+from kvplan_engine import Engine, SamplingParams
 
 RANDOM = {
     "temperature": {"temperature": 0.8},

@@ -1,0 +1,10 @@
+"""What ``measure.py`` measures, a module for each kind of section.
+
+attention, prefill      attention kernels alone
+operations              other kernels, products, copies
+engine, profile, modes  steps and throughput of the engine, where a step's time goes, ways to run one
+memory, sweep           the planner's figures and a sweep
+baseline                transformers and torch
+checks                  the tests, compute-sanitizer, ncu
+support, processes      rows and timing; sections as processes that end in time
+"""
