@@ -405,7 +405,7 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
         commit_copies();
         multiply_values(state, scores, values, lane);
         begin += KV_TILE;
-    } while (begin < tile.kv_end);
+    } while (begin < (HAS_SLOPES ? tile.kv_end : item_anew(params).last_token));  // as registers allow
     u8* rows = queries + first_row * PITCH;  // only this warp ever reads them
     const PrefillTile done = IS_EVEN ? tile_anew(params) : tile;  // as registers allow
     __syncwarp();
