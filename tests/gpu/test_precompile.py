@@ -20,8 +20,8 @@ def test_what_was_compiled_ahead_is_found_in_the_cache(monkeypatch: pytest.Monke
         pytest.skip("no NVRTC on this machine: pip install nvidia-cuda-nvrtc-cu12")
     monkeypatch.setenv("KVPLAN_CACHE_DIR", str(tmp_path))
     variants = [
-        KernelVariant("attention/plan.cu", "plan_attention"),
-        KernelVariant("attention/copy_blocks.cu", "copy_blocks"),
+        KernelVariant("attention/plan/plan.cu", "plan_attention"),
+        KernelVariant("attention/cache/copy_blocks.cu", "copy_blocks"),
     ]
     precompile([*variants, variants[0]], "sm_90")
     assert len(list(tmp_path.rglob("*.bin"))) == 2

@@ -8,8 +8,8 @@
 //     values   warp w: the same rows, all tokens, the half w / 4 of the value's elements
 //
 // So both warps of 16 rows have the same scores and keep the same largest logit and sum.
-#include "decode.cuh"
-#include "prefill_parts.cuh"
+#include "decode/decode.cuh"
+#include "prefill/prefill_parts.cuh"
 #include "../tensor_core.cuh"
 
 constexpr int ROWS = 64;

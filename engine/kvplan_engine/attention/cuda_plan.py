@@ -26,7 +26,7 @@ from kvplan_engine.kernels.cuda.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.cuda.variants import KernelVariant
 
-_PLAN = KernelVariant("attention/plan.cu", "plan_attention")
+_PLAN = KernelVariant("attention/plan/plan.cu", "plan_attention")
 _PLAN_THREADS = 256
 _DECODE_ITEM_INTS = 8
 _PREFILL_ITEM_INTS = 8

@@ -92,7 +92,7 @@ def kernels_of_every_model(capability: tuple[int, int]) -> list[KernelVariant]:
     scalar = BF16 if properties.has_tensor_kernels else F16
     llama = replace(LLAMA, scalar=scalar, cache=scalar)
     capped = replace(llama, cache=FP8, has_softcap=True, has_sinks=True)
-    variants = [KernelVariant("attention/plan.cu", "plan_attention")]
+    variants = [KernelVariant("attention/plan/plan.cu", "plan_attention")]
     if short := short_prefill_launch(llama, properties):
         variants.append(short.variant)
     apart = replace(llama, has_value_tables=True)
@@ -109,7 +109,7 @@ def kernels_of_every_model(capability: tuple[int, int]) -> list[KernelVariant]:
     variants.append(variant("layers/activation.cu", "silu_and_mul", scalar=scalar, vectors=1))
     variants.append(variant("layers/argmax.cu", "argmax_rows", scalar=scalar, vectors=1))
     variants.append(sample_variant(scalar, 128256, vectors=True))
-    variants.append(variant("attention/copy_blocks.cu", "copy_blocks"))
+    variants.append(variant("attention/cache/copy_blocks.cu", "copy_blocks"))
     variants.append(variant("layers/copy_inputs.cu", "copy_inputs"))
     return variants
 

@@ -27,7 +27,7 @@ from kvplan_engine.kernels.cuda.tensor_map import boxed_pages
 from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
 
 WGMMA_THREADS = 384
-COPY = KernelVariant("attention/copy_blocks.cu", "copy_blocks")
+COPY = KernelVariant("attention/cache/copy_blocks.cu", "copy_blocks")
 
 
 class FakeNvrtc(Nvrtc):

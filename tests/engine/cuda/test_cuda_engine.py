@@ -111,8 +111,8 @@ def test_prompts_by_warp_groups_are_transformers(
     llm = LLM(path, dtype="float16", attention_backend="cuda_wgmma", **settings)
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, prompt_logprobs=1)
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
-    assert "attention/prefill_wgmma.cu" in emulated_gpu.runtime.sources
-    assert "attention/prefill_mma.cu" not in emulated_gpu.runtime.sources
+    assert "attention/prefill/prefill_wgmma.cu" in emulated_gpu.runtime.sources
+    assert "attention/prefill/prefill_mma.cu" not in emulated_gpu.runtime.sources
     for prompt, output in zip(prompts, outputs, strict=True):
         with torch.no_grad():
             rows = torch.log_softmax(model(torch.tensor([prompt])).logits[0], -1)

@@ -71,7 +71,7 @@ def make_plan(
         num_slots=num_slots,
         min_part=MIN_PART,
     )
-    EmulatedRuntime().kernel(KernelVariant("attention/plan.cu", "plan_attention"))((1, 1), 256, 0, params)
+    EmulatedRuntime().kernel(KernelVariant("attention/plan/plan.cu", "plan_attention"))((1, 1), 256, 0, params)
     assert (prefill[-1] == 99).all(), "wrote past the last prefill item"
     used = [row for row in decode.tolist() if row[0] >= 0]
     assert all(row[5:7] == [int(starts[row[0]]), seq_lens[row[0]]] for row in used)

@@ -146,7 +146,7 @@ def test_the_last_part_of_each_head_turns() -> None:
 def test_what_has_no_room_is_refused() -> None:
     shape = AttentionShape(F16, F16, 576, 16, 16, 1, other_value_size=512, values_in_keys=True)
     assert prefill_launch(shape, properties_of((8, 0))).variant.source == "attention/latent_mma.cu"
-    assert decode_launch(shape, properties_of((8, 6))).variant.source == "attention/decode_simple.cu"
+    assert decode_launch(shape, properties_of((8, 6))).variant.source == "attention/decode/decode_simple.cu"
     assert prefill_launch(shape, properties_of((8, 6))).tile_rows == 4 * 2
     with pytest.raises(CudaKernelError, match="heads of 576 elements do not fit"):
         prefill_launch(shape, properties_of((7, 5)))

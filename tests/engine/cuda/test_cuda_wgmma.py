@@ -19,7 +19,7 @@ from kvplan_engine.kernels.cuda.emulation import BACKWARD, EMULATED_PROPERTIES, 
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 
 F16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
-KERNEL = "attention/prefill_wgmma.cu"
+KERNEL = "attention/prefill/prefill_wgmma.cu"
 # Rings that go around: six tiles of KV, of which the first rows see none of the last.
 SEVERAL_TILES = ((700, 130), *LENGTHS)
 
@@ -121,4 +121,4 @@ def test_what_the_kernel_lacks_others_have() -> None:
     for capability in ((8, 0), (8, 9), (10, 0), (12, 0)):
         device = replace(EMULATED_PROPERTIES, capability=capability)
         assert prefill_launch(LLAMA, device, wgmma=True) == prefill_launch(LLAMA, device)
-    assert prefill_launch(LLAMA, hopper).variant.source == "attention/prefill_mma.cu"
+    assert prefill_launch(LLAMA, hopper).variant.source == "attention/prefill/prefill_mma.cu"

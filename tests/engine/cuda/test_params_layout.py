@@ -18,15 +18,15 @@ from kvplan_engine.kernels.cuda.variants import KernelVariant
 from kvplan_engine.paths import source_dir
 
 STRUCTURE_OF_SOURCE = {
-    "attention/plan.cu": cuda_params.PlanParams,
-    "attention/decode_mma.cu": cuda_params.AttentionParams,
-    "attention/decode_simple.cu": cuda_params.AttentionParams,
-    "attention/prefill_mma.cu": cuda_params.AttentionParams,
-    "attention/prefill_simple.cu": cuda_params.AttentionParams,
-    "attention/prefill_wgmma.cu": cuda_params.PrefillWgmmaParams,
+    "attention/plan/plan.cu": cuda_params.PlanParams,
+    "attention/decode/decode_mma.cu": cuda_params.AttentionParams,
+    "attention/decode/decode_simple.cu": cuda_params.AttentionParams,
+    "attention/prefill/prefill_mma.cu": cuda_params.AttentionParams,
+    "attention/prefill/prefill_simple.cu": cuda_params.AttentionParams,
+    "attention/prefill/prefill_wgmma.cu": cuda_params.PrefillWgmmaParams,
     "attention/latent_mma.cu": cuda_params.AttentionParams,
-    "attention/write_kv.cu": cuda_params.WriteParams,
-    "attention/copy_blocks.cu": cuda_params.CopyParams,
+    "attention/cache/write_kv.cu": cuda_params.WriteParams,
+    "attention/cache/copy_blocks.cu": cuda_params.CopyParams,
     "layers/copy_inputs.cu": cuda_params.InputParams,
     "layers/norm.cu": cuda_params.NormParams,
     "layers/activation.cu": cuda_params.ActivationParams,
@@ -96,5 +96,5 @@ def test_a_field_in_another_place_is_found() -> None:
         )
 
     assert "CopyParams.target" in compile_errors(
-        KernelVariant("attention/copy_blocks.cu", "copy_blocks"), layout_claims(CopyParams)
+        KernelVariant("attention/cache/copy_blocks.cu", "copy_blocks"), layout_claims(CopyParams)
     )

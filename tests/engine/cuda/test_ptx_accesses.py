@@ -27,7 +27,7 @@ VARIANTS = [
     variant("layers/norm.cu", "layer_norm", scalar=F16, **NORM),
     variant("layers/activation.cu", "silu_and_mul", scalar=BF16, vectors=1),
     variant("layers/activation.cu", "gelu_tanh", scalar=F16, vectors=1),
-    variant("attention/copy_blocks.cu", "copy_blocks"),
+    variant("attention/cache/copy_blocks.cu", "copy_blocks"),
     write_variant(BF16, BF16, 128, 16, 128),
     write_variant(F16, F16, 64, 16, 0),
     prefill_launch(LLAMA, properties_of((9, 0))).variant,

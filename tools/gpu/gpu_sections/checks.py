@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import time
-from pathlib import Path
 
 from gpu_sections.processes import outcome_of
 from gpu_sections.support import ROOT, Bench, Row

@@ -49,7 +49,9 @@ def _decode_mma(shape: AttentionShape, properties: DeviceProperties, warps: int,
         half = properties.shared_bytes_per_multiprocessor // 2 - _RESERVED_SHARED_BYTES
         stages = max(2, min(_MAX_STAGES, half // (warps * stage_bytes)))
     heads = min(shape.group, 8 if shape.head_size > 128 else 16)  # decode_mma.cu: HEADS
-    chosen = variant("attention/decode_mma.cu", "decode_attention", **shape.defines(), warps=warps, stages=stages)
+    chosen = variant(
+        "attention/decode/decode_mma.cu", "decode_attention", **shape.defines(), warps=warps, stages=stages
+    )
     return _decode_launch(shape, properties, chosen, warps, heads, warps * stages * stage_bytes)
 
 
@@ -69,7 +71,7 @@ def _decode_simple(shape: AttentionShape, properties: DeviceProperties, warps: i
     row_vectors = shape.head_size // vector
     vectors = max(-(-row_vectors // WARP_LANES), -(-(shape.value_size // vector) // _decode_lanes(row_vectors)))
     heads = min(shape.group, max(1, 64 // (vector * vectors)))  # decode_simple.cu: HEADS
-    chosen = variant("attention/decode_simple.cu", "decode_attention", **shape.defines(), warps=warps)
+    chosen = variant("attention/decode/decode_simple.cu", "decode_attention", **shape.defines(), warps=warps)
     return _decode_launch(shape, properties, chosen, warps, heads, 0)
 
 
@@ -121,7 +123,7 @@ def _prefill_mma(shape: AttentionShape, properties: DeviceProperties, warps: int
     tile_rows = warps * row_tiles * 16
     pitch = (shape.head_size * 2 // 16 | 1) * 16  # prefill_mma.cu: PITCH
     chosen = variant(
-        "attention/prefill_mma.cu",
+        "attention/prefill/prefill_mma.cu",
         "prefill_attention",
         **shape.defines(),
         warps=warps,
@@ -162,7 +164,11 @@ def _prefill_simple(shape: AttentionShape, properties: DeviceProperties) -> Pref
         )
     tile_rows = warps * rows_per_warp
     chosen = variant(
-        "attention/prefill_simple.cu", "prefill_attention", **shape.defines(), warps=warps, rows_per_warp=rows_per_warp
+        "attention/prefill/prefill_simple.cu",
+        "prefill_attention",
+        **shape.defines(),
+        warps=warps,
+        rows_per_warp=rows_per_warp,
     )
     shared_bytes = pitch * WARP_LANES + 4 * shape.head_size * tile_rows
     own_values = -(-shape.value_size // WARP_LANES)

@@ -137,7 +137,7 @@ class CudaOps:
         blocks_per_pair = max(1, min(64, -(-vectors // (_COPY_THREADS * _COPY_IN_FLIGHT))))
         params = CopyParams(src_kv.data_ptr(), dst_kv.data_ptr(), on_device.data_ptr(), vectors)
         grid = (pairs.shape[0], blocks_per_pair)
-        self._runtime.kernel(variant("attention/copy_blocks.cu", "copy_blocks"))(grid, _COPY_THREADS, 0, params)
+        self._runtime.kernel(variant("attention/cache/copy_blocks.cu", "copy_blocks"))(grid, _COPY_THREADS, 0, params)
 
     def copy_inputs(self, inputs: Sequence[InputRows], chosen: torch.Tensor | None) -> None:
         """See Ops.copy_inputs."""

@@ -79,7 +79,7 @@ def write_variant(
             f"the CUDA write kernel does not support heads of {head_size} elements of which {rotary} rotate"
         )
     return variant(
-        "attention/write_kv.cu",
+        "attention/cache/write_kv.cu",
         kernel,
         scalar=scalar,
         cache=cache,

@@ -37,7 +37,7 @@ def uses_wgmma_kernel(shape: AttentionShape, properties: DeviceProperties) -> bo
 def wgmma_prefill(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch:
     """Sizes of the kernel, of which one block at a time is on a multiprocessor."""
     chosen = variant(
-        "attention/prefill_wgmma.cu",
+        "attention/prefill/prefill_wgmma.cu",
         "prefill_attention",
         **shape.defines(),
         warps=_WARPS,

@@ -8,7 +8,7 @@
 //     head       0        1        2        0        1     (within the group)
 #pragma once
 
-#include "attention.cuh"
+#include "../attention.cuh"
 
 struct PrefillTile {
     int sequence;

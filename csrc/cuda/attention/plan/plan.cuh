@@ -1,7 +1,7 @@
 // What both halves of the plan know: the arguments, what one sequence asks for, and sums over all threads.
 #pragma once
 
-#include "../platform.cuh"
+#include "../../platform.cuh"
 
 constexpr int THREADS = 256;
 

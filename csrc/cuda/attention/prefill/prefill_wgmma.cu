@@ -17,7 +17,7 @@
 // a weight of zero meets no NaN; rows of K may hold anything, since their scores are masked.
 #include "prefill_parts.cuh"
 #include "prefill_producer.cuh"
-#include "../warp_group.cuh"
+#include "../../warp_group.cuh"
 
 constexpr int SCORES = KV_TILE / 2;  // of a thread: rows g and g + 8 of its warp's 16
 constexpr int SUMS = HEAD_SIZE / 2;

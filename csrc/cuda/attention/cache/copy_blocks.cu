@@ -1,5 +1,5 @@
 // Copies whole KV blocks, all layers of each: copy-on-write inside a pool, or to and from pinned host memory.
-#include "../types.cuh"
+#include "../../types.cuh"
 
 constexpr int THREADS = 256;
 constexpr int IN_FLIGHT = 4;  // vectors that a thread reads before it writes any

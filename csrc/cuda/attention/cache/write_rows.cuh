@@ -3,7 +3,7 @@
 // Rotation pairs element i with i + ROTARY / 2 (NeoX halves):  (a, b) -> (a cos - b sin, b cos + a sin).
 #pragma once
 
-#include "../reduce.cuh"
+#include "../../reduce.cuh"
 
 using Scalar = KVPLAN_SCALAR;
 using Cache = KVPLAN_CACHE;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "prefill.cuh"
-#include "../hopper.cuh"
+#include "../../hopper.cuh"
 
 constexpr int KV_TILE = KVPLAN_KV_TILE;
 constexpr int STAGES = KVPLAN_STAGES;

@@ -6,7 +6,7 @@
 // the result does not depend on which one that was.
 #pragma once
 
-#include "attention.cuh"
+#include "../attention.cuh"
 
 // Shared memory of the merge, over the main loop's buffers.
 template <int HEADS>

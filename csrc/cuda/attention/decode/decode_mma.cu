@@ -12,7 +12,7 @@
 //     K:  lane (g, t) reads rows key_row(g) and key_row(g) + 8, elements 32 s + 8 t .. + 7   (two k steps)
 //     V:  lane (g, t) reads rows t, t + 4, t + 8, t + 12, elements 64 s + 8 g .. + 7         (four m tiles)
 #include "decode.cuh"
-#include "../tensor_core.cuh"
+#include "../../tensor_core.cuh"
 
 constexpr int STAGES = KVPLAN_STAGES;
 constexpr int TILE = 16;  // tokens

@@ -9,7 +9,7 @@
 // Registers: with heads of 128, a thread holds 128 sums, 64 scores and 8 numbers of its rows; 255 is all there are. What
 // is written here so that nothing spills says so; csrc/cuda/README.md has the figures.
 #include "prefill_parts.cuh"
-#include "../tensor_core.cuh"
+#include "../../tensor_core.cuh"
 
 constexpr int ROW_TILES = KVPLAN_ROW_TILES;  // of 16 rows, in each warp
 constexpr int KV_TILE = KVPLAN_KV_TILE;
