@@ -302,14 +302,15 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     const PrefillTile tile = tile_of(item, ROWS, params);
     const Place place = place_in(shared);
     State state = attend(tile, place, tile.kv_begin / KV_TILE * KV_TILE, tile.kv_end, params);
-    if (item.num_parts > 1) {
-        leave(state, slot_of(item, item.part, PART_FLOATS, params));
-        if (!comes_last(item, reinterpret_cast<int*>(shared), params)) return;
+    const PrefillItem& own = item_anew(params);
+    if (own.num_parts > 1) {
+        leave(state, slot_of(own, own.part, PART_FLOATS, params));
+        if (!comes_last(own, reinterpret_cast<int*>(shared), params)) return;
         state = nothing();
         KVPLAN_UNROLL_BY(1)
-        for (int part = 0; part < item.num_parts; ++part) take_in(state, slot_of(item, part, PART_FLOATS, params));
+        for (int part = 0; part < own.num_parts; ++part) take_in(state, slot_of(own, part, PART_FLOATS, params));
     }
-    write_rows(state, tile, place, params);
+    write_rows(state, tile_of(own, ROWS, params), place_in(shared), params);
 }
 
 #endif

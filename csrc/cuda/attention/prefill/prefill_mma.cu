@@ -41,15 +41,6 @@ KVPLAN_INLINE void copy_queries(u8* target, const PrefillTile& tile, const Atten
     }
 }
 
-// x, of which the compiler does not know that it is the same: what is derived from it is computed anew where it is
-// needed, and not kept in registers throughout the loop.
-KVPLAN_INLINE int computed_anew(int x) {
-#if !defined(KVPLAN_HOST)
-    asm volatile("" : "+r"(x));
-#endif
-    return x;
-}
-
 // This thread's number, from the register that has it.
 KVPLAN_INLINE int thread_anew() {
 #if defined(KVPLAN_HOST)
@@ -61,11 +52,7 @@ KVPLAN_INLINE int thread_anew() {
 #endif
 }
 
-// The item of this block, and its tile, once more: what only few tiles of KV need is not kept in registers meanwhile.
-KVPLAN_INLINE const PrefillItem& item_anew(const AttentionParams& params) {
-    return static_cast<const PrefillItem*>(params.items)[computed_anew(int(blockIdx.x))];
-}
-
+// The tile of item_anew.
 KVPLAN_INLINE PrefillTile tile_anew(const AttentionParams& params) {
     return tile_of(item_anew(params), TILE_ROWS, params);
 }

@@ -7,6 +7,20 @@
 
 #include "prefill.cuh"
 
+// x, of which the compiler does not know that it is the same: what is derived from it is computed anew where it is
+// needed, and not kept in registers throughout the loop.
+KVPLAN_INLINE int computed_anew(int x) {
+#if !defined(KVPLAN_HOST)
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
+// The item of this block once more: what only the end, or few tiles of KV, need is not kept in registers meanwhile.
+KVPLAN_INLINE const PrefillItem& item_anew(const AttentionParams& params) {
+    return static_cast<const PrefillItem*>(params.items)[computed_anew(int(blockIdx.x))];
+}
+
 // Two states of one row: what their sums are multiplied with before they are added.
 struct Shares {
     float own;
