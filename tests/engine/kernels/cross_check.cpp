@@ -5,6 +5,7 @@
 #include "cross_check_attention.h"
 #include "cross_check_lora.h"
 #include "cross_check_products.h"
+#include "cross_check_quantised.h"
 #include "cross_check_states.h"
 
 namespace {
@@ -227,6 +228,8 @@ int main() {
   for (int count : {1, 3}) {
     threads = count;
     for (int storage : kStorages) check_storage(storage);
+    for (int bits : {4, 6, 8})
+      for (bool rounds : {false, true}) check_quantised(bits, rounds);
     check_attentions();
   }
   std::printf("%d checks, %d wrong\n", checks, failures);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from test_layer_run import GPT2, LLAMA, make_engine
@@ -9,7 +11,6 @@ from test_layer_run import GPT2, LLAMA, make_engine
 from kvplan_engine import SamplingParams
 from kvplan_engine.execution.batch import BatchBuilder
 from kvplan_engine.models.step_batch import StepBatch
-from kvplan_engine.requests.step_plan import StepPlan
 
 
 def _run(
@@ -20,7 +21,7 @@ def _run(
     runner = engine._runner
     logits, rows = [], []
     if not narrowed:
-        monkeypatch.setattr(BatchBuilder, "_sampled_starts", _no_starts)
+        monkeypatch.setattr(BatchBuilder, "_batch", _of_all_rows)
 
     def forward(batch: StepBatch) -> torch.Tensor:
         result = type(runner).forward(runner, batch)
@@ -40,8 +41,12 @@ def _run(
     return logits, kv, rows
 
 
-def _no_starts(self: BatchBuilder, plan: StepPlan) -> None:
-    return None
+def _of_all_rows(self: BatchBuilder, *arguments: Any) -> StepBatch:
+    *before, _sampled_starts, sampled = arguments
+    return _BATCH(self, *before, None, sampled)
+
+
+_BATCH = BatchBuilder._batch
 
 
 @pytest.mark.parametrize("one_call", [True, False], ids=["one-call", "loop"])
