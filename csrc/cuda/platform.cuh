@@ -27,7 +27,7 @@ using i64 = long long;
     }                                                                                                         \
     static __device__ __forceinline__ void name##_body(const Params& params)
 #define KVPLAN_KERNEL(name, Params, max_threads) KVPLAN_BOUND_KERNEL(name, Params, max_threads)
-// The same for one block at a time on a multiprocessor, whose warp groups divide its registers (hopper.cuh).
+// The same for one block at a time on a multiprocessor: the only one, or one whose warp groups divide its registers.
 #define KVPLAN_LONE_KERNEL(name, Params, max_threads) KVPLAN_BOUND_KERNEL(name, Params, max_threads, 1)
 #define KVPLAN_UNROLL _Pragma("unroll")
 #define KVPLAN_PRAGMA(text) _Pragma(#text)

@@ -209,7 +209,8 @@ class EngineConfig:
     attention_backend: str = _knob(
         "auto",
         "attention kernels: cpu, cuda, reference (plain torch), or auto; cuda_wgmma: cuda, and prompts by warp groups "
-        "(compute capability 9.0, not yet run on a GPU) where the model has what that kernel needs",
+        "(compute capability 9.0, not yet run on a GPU) where the model has what that kernel needs; cuda_cascade: "
+        "cuda, and sequences that decode behind the same cached blocks read these once (not yet run on a GPU)",
     )
     preemption_mode: str = _knob(
         "auto",

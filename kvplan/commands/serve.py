@@ -114,7 +114,8 @@ class EngineOptions:
         ),
     ] = None
     attention_backend: Annotated[
-        str | None, typer.Option(help="auto, cpu, cuda, cuda_wgmma or reference.", rich_help_panel=DEVICE_PANEL)
+        str | None,
+        typer.Option(help="auto, cpu, cuda, cuda_wgmma, cuda_cascade or reference.", rich_help_panel=DEVICE_PANEL),
     ] = None
     seed: Annotated[
         int | None, typer.Option(help="Of random weights, and of requests without one.", rich_help_panel=DEVICE_PANEL)

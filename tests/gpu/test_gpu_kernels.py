@@ -15,8 +15,11 @@ from cuda_cases import AttentionCase, attend, build_batch, largest_error, option
 from precompile import precompile
 from test_cuda_decode import OLD_GPU_CASES, PLAIN_CASES, TENSOR_CORE_CASES
 from test_cuda_prefill import CASES as PREFILL_CASES
+from test_cuda_shared import CASES as SHARED_CASES
+from test_cuda_shared import Groups, share
 from test_cuda_wgmma import LLAMAS, SMALL
 
+from kvplan_engine.attention import cuda_shared
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import uniform_cache
 from kvplan_engine.kernels import torch_ops
@@ -135,6 +138,20 @@ def test_blocks_are_copied_to_and_from_pinned_host_memory() -> None:
     torch.cuda.synchronize()
     assert torch.equal(host[[0, 4]], pool[[3, 8]].cpu())
     assert torch.equal(pool[[5, 1]], pool[[3, 8]])
+
+
+@pytest.mark.parametrize(("case", "groups"), SHARED_CASES, ids=str)
+def test_shared_prefixes_match_the_reference(
+    case: AttentionCase, groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_shared, "MIN_SHARED", 64)
+    runtime = current_runtime()
+    if not runtime.properties.has_tensor_kernels:
+        pytest.skip("tensor cores of compute capability 8.0 and newer")
+    batch = share(build_batch(case, DEVICE), case, groups)
+    attend(CudaBackend(runtime, shares=True), case, batch)
+    torch.cuda.synchronize()
+    assert largest_error(case, batch) < max(tolerance(case), LEAST_TOLERANCE)
 
 
 # Last: no GPU has run this kernel yet, and if it hung it would take the tests behind it.

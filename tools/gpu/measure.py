@@ -42,6 +42,7 @@ PARTS = {
         "baseline": 80,
         "sweep": 65,
         "operations": 25,
+        "shared": 35,
         "tuning": 30,
     },
     "checks": {"sanitizer": 240, "ncu": 80},
@@ -54,6 +55,7 @@ TESTS = {"kernel_tests": "test_gpu_kernels.py", "engine_tests": "test_gpu_engine
 # Module and function that measure a section; a section's process imports its own alone.
 MEASURES = {
     "decode": ("attention", "measure_decode"),
+    "shared": ("attention", "measure_shared"),
     "tuning": ("attention", "measure_tuning"),
     "prefill": ("prefill", "measure_prefill"),
     "operations": ("operations", "measure_operations"),

@@ -53,7 +53,7 @@ struct alignas(16) DecodeItem {
     int num_items;    // how many items the sequence has
     int query_token;  // the sequence's row of the queries
     int length;       // its tokens in the cache, this step's included
-    int unused;       // 32 bytes, so that one item never spans two sectors
+    int num_shared;   // how many of these, the first ones, another kernel has done: a prefix that several sequences share
 };
 
 // One piece of prefill work: a tile of one sequence's (token, head of the group) rows, and the tokens that its rows see, or
@@ -68,7 +68,7 @@ struct alignas(16) PrefillItem {
     int part;         // number of this part of the tile
     int num_parts;    // 1: the tile is whole
     int first_slot;   // of the scratch memory: part i of the tile has slot first_slot + i. Not set for a whole tile
-    int first_position;  // of the tile's first row
+    int first_position;  // of the tile's first row; of a shared prefix the number of its sequences
 };
 
 struct AttentionParams {
@@ -98,7 +98,10 @@ struct AttentionParams {
     // [num_sequences, grid y]  int32: items of decode that are finished; of prefill [slots, grid y], see prefill_parts.cuh.
     // Zero between launches
     int* finished;
-    // [num_tokens, num_query_heads, VALUE_SIZE]  Scalar, rows out_stride elements apart
+    // [num_sequences]  each one's first item of decode; only where a shared prefix is attended to
+    const int* first_items;
+    // [num_tokens, num_query_heads, VALUE_SIZE]  Scalar, rows out_stride elements apart. Of a shared prefix decode's
+    // partial_sums (prefill_shared.cuh)
     void* out;
     i64 block_stride;  // elements from one block to the next
     i64 value_offset;  // elements from K to V; 0 where values are the beginnings of keys

@@ -9,5 +9,6 @@ The decoder calls it once or twice for each layer, through the protocol in ``bac
     cpu          the compiled CPU kernels
     cuda         the CUDA kernels
     cuda_plan    the CUDA kernels' work items, planned on the device once for each step; cuda_buffers: what lies between
+    cuda_shared  the same of prefixes that decoding sequences share
     cuda_scales  where the CUDA kernels want the scales of a cache in integers
 """

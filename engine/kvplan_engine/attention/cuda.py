@@ -12,6 +12,7 @@ from kvplan_engine.attention.backend import ALL_OPTIONS, AttentionInputs, Attent
 from kvplan_engine.attention.checks import check_attending_heads, check_metadata, check_written_heads
 from kvplan_engine.attention.cuda_plan import AttentionPlanner
 from kvplan_engine.attention.cuda_scales import check_scales
+from kvplan_engine.attention.cuda_shared import SharedWork
 from kvplan_engine.attention.layer_cache import LayerCache
 from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.errors import EngineError
@@ -34,6 +35,8 @@ class CudaBackend:
     key_scale, value_scale: what a stored fp8 value is multiplied with to get the value back.
     decode_warps, decode_stages: the decode kernel's shape; None takes what suits the device.
     wgmma: prompts by the kernel of warp groups (prefill_wgmma.cu), where device and model have what it needs.
+    shares: decoding sequences whose block tables begin alike attend together to what they share (prefill_shared.cuh):
+    on tensor cores, where there are no window, no slopes and no tables of the values' own.
     parts: the workspace's memory for parts of prefill tiles; while nothing is bound to it, the backend takes its own.
     """
 
@@ -51,12 +54,13 @@ class CudaBackend:
         decode_warps: int = 4,
         decode_stages: int | None = None,
         wgmma: bool = False,
+        shares: bool = False,
         parts: StepMemory | None = None,
     ) -> None:
         self._runtime = runtime
         self._key_scale = key_scale
         self._value_scale = value_scale
-        self._planner = AttentionPlanner(runtime, decode_warps, decode_stages, wgmma, parts or StepMemory())
+        self._planner = AttentionPlanner(runtime, decode_warps, decode_stages, wgmma, parts or StepMemory(), shares)
         self._maps: dict[BoxedTensor, TensorMap] = {}
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor | None, cache: LayerCache, slots: KvSlots) -> None:
@@ -122,6 +126,8 @@ class CudaBackend:
         decode = self._planner.launches_of(shape).decode
         plan = self._planner.plan_of(shape, inputs.options.window or 0, metadata, inputs.cache.layer, query.shape[0])
         params, buffers = self._attention_params(inputs), self._planner.buffers
+        if plan.shared is not None:
+            self._attend_shared(plan.shared, self._attention_params(inputs))
         for launch, items, num_items, sums, finished in (
             (decode, plan.decode_items, plan.num_decode_items, buffers.partial_sums, buffers.finished),
             (plan.prefill, plan.prefill_items, plan.num_prefill_items, buffers.parts, buffers.finished_parts),
@@ -132,6 +138,15 @@ class CudaBackend:
                 grid = (num_items, launch.blocks_per_item)
                 given = params if launch is decode else self._prefill_params(plan.prefill, params, inputs)
                 self._runtime.kernel(launch.variant)(grid, launch.threads, launch.shared_bytes, given)
+
+    def _attend_shared(self, work: SharedWork, params: AttentionParams) -> None:
+        """Leaves what sequences share in decode's partial results."""
+        buffers, launch = self._planner.buffers, work.launch
+        params.items, params.first_items = work.items.data_ptr(), work.first_items.data_ptr()
+        params.partial_sums, params.finished = buffers.parts.data_ptr(), buffers.finished_parts.data_ptr()
+        params.out = buffers.partial_sums.data_ptr()
+        grid = (work.num_items, launch.blocks_per_item)
+        self._runtime.kernel(launch.variant)(grid, launch.threads, launch.shared_bytes, params)
 
     def _prefill_params(
         self, launch: PrefillLaunch, params: AttentionParams, inputs: AttentionInputs

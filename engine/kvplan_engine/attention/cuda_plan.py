@@ -11,8 +11,14 @@ from dataclasses import dataclass, field
 import torch
 
 from kvplan_engine.attention.cuda_buffers import Buffers
+from kvplan_engine.attention.cuda_shared import PLAN_SHARED, PLAN_THREADS, SharedWork, plan_shared, shared_work
 from kvplan_engine.attention.metadata import AttentionMetadata
-from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch, short_prefill_launch
+from kvplan_engine.kernels.cuda.attention import (
+    decode_launch,
+    prefill_launch,
+    shared_prefill_launch,
+    short_prefill_launch,
+)
 from kvplan_engine.kernels.cuda.attention_shape import (
     CHUNK_MULTIPLE,
     MIN_CHUNK,
@@ -27,7 +33,6 @@ from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.cuda.variants import KernelVariant
 
 _PLAN = KernelVariant("attention/plan/plan.cu", "plan_attention")
-_PLAN_THREADS = 256
 _DECODE_ITEM_INTS = 8
 _PREFILL_ITEM_INTS = 8
 
@@ -37,11 +42,15 @@ _PlanKey = tuple[AttentionShape, int]
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """The kernels of one shape, with their sizes. short: of prompts, where no sequence has more rows than its tile."""
+    """The kernels of one shape, with their sizes. short: of prompts, where no sequence has more rows than its tile.
+
+    shared: of prefixes that decoding sequences share; None where they are not looked for.
+    """
 
     decode: DecodeLaunch
     prefill: PrefillLaunch
     short: PrefillLaunch | None
+    shared: PrefillLaunch | None
 
     def prefill_of(self, most_rows: int) -> PrefillLaunch:
         """For a step in which no sequence has more than ``most_rows`` rows."""
@@ -60,6 +69,8 @@ class Plan:
     num_prefill_items: int
     prefill: PrefillLaunch
     """The kernel that the prefill items are for."""
+    shared: SharedWork | None
+    """What decoding sequences share; None where that is not looked for."""
 
 
 @dataclass(slots=True)
@@ -75,19 +86,27 @@ class AttentionPlanner:
     """Launch sizes, plans and buffers on one device.
 
     decode_warps, decode_stages: the decode kernel's shape; None takes what suits the device. wgmma: prompts by
-    prefill_wgmma.cu where it has their shape, short ones too. parts: the memory for parts of prefill tiles, in which
-    nothing need stay between steps.
+    prefill_wgmma.cu where it has their shape, short ones too. shares: decoding sequences attend together to what
+    they share. parts: the memory for parts of prefill tiles, in which nothing need stay between steps.
     """
 
     def __init__(
-        self, runtime: CudaRuntime, decode_warps: int, decode_stages: int | None, wgmma: bool, parts: StepMemory
+        self,
+        runtime: CudaRuntime,
+        decode_warps: int,
+        decode_stages: int | None,
+        wgmma: bool,
+        parts: StepMemory,
+        shares: bool = False,
     ) -> None:
         self._runtime = runtime
         self._wgmma = wgmma
+        self._shares = shares
         self._decode_warps = decode_warps
         self._decode_stages = decode_stages
         self._launches: dict[AttentionShape, Launches] = {}
         self._item_memory: dict[_PlanKey, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._shared_memory: dict[_PlanKey, torch.Tensor] = {}
         self._step = _Step()
         self.buffers = Buffers(runtime.device, parts)
 
@@ -99,7 +118,8 @@ class AttentionPlanner:
             decode = decode_launch(shape, properties, self._decode_warps, self._decode_stages)
             prefill = prefill_launch(shape, properties, self._wgmma)
             short = None if self._wgmma else short_prefill_launch(shape, properties)
-            launches = self._launches[shape] = Launches(decode, prefill, short)
+            shared = shared_prefill_launch(shape, properties) if self._shares else None
+            launches = self._launches[shape] = Launches(decode, prefill, short, shared)
         return launches
 
     def plan_of(
@@ -126,10 +146,12 @@ class AttentionPlanner:
     def reserve_decode(self, shape: AttentionShape, window: int, max_num_seqs: int) -> None:
         """Compile the kernels, and make the buffers of decode steps of ``max_num_seqs`` sequences."""
         launches = self.launches_of(shape)
-        prefill = [launch.variant for launch in (launches.prefill, launches.short) if launch is not None]
-        for chosen in (_PLAN, launches.decode.variant, *prefill):
+        prefill = [launch for launch in (launches.prefill, launches.short, launches.shared) if launch is not None]
+        plans = (_PLAN,) if launches.shared is None else (_PLAN, PLAN_SHARED)
+        for chosen in (*plans, launches.decode.variant, *(launch.variant for launch in prefill)):
             self._runtime.kernel(chosen)
-        num_items = launches.decode.max_items(max_num_seqs)
+        work = self._shared_work((shape, window), max_num_seqs)
+        num_items = launches.decode.max_items(max_num_seqs, shares=work is not None)
         self._items_of((shape, window), num_items, 0)
         self.buffers.reserve_decode(shape, launches.decode, num_items, max_num_seqs)
 
@@ -142,7 +164,10 @@ class AttentionPlanner:
         launches = self.launches_of(shape)
         prefill = launches.prefill_of(metadata.max_query_len * shape.group)
         num_sequences = metadata.seq_lens.shape[0]
-        decode_items = launches.decode.max_items(num_sequences)
+        work = self._shared_work(key, num_sequences)
+        if work is not None:
+            plan_shared(self._runtime, work, shape, metadata)
+        decode_items = launches.decode.max_items(num_sequences, shares=work is not None)
         prefill_items = num_slots = 0
         if metadata.max_query_len > 1:
             num_slots = self.buffers.reserve_parts(prefill)
@@ -153,6 +178,8 @@ class AttentionPlanner:
             query_starts=metadata.query_starts.data_ptr(),
             decode_items=decode_memory.data_ptr(),
             prefill_items=prefill_memory.data_ptr(),
+            shared=None if work is None else work.shared.data_ptr(),
+            first_items=None if work is None else work.first_items.data_ptr(),
             num_sequences=num_sequences,
             max_decode_items=decode_items,
             max_prefill_items=prefill_items,
@@ -166,8 +193,18 @@ class AttentionPlanner:
             num_slots=num_slots,
             min_part=MIN_PART,
         )
-        self._runtime.kernel(_PLAN)((1, 1), _PLAN_THREADS, 0, params)
-        return Plan(decode_memory, prefill_memory, decode_items, prefill_items, prefill)
+        self._runtime.kernel(_PLAN)((1, 1), PLAN_THREADS, 0, params)
+        return Plan(decode_memory, prefill_memory, decode_items, prefill_items, prefill, work)
+
+    def _shared_work(self, key: _PlanKey, num_sequences: int) -> SharedWork | None:
+        """Memory for what so many sequences may share; None behind a window, which differs for each."""
+        shape, window = key
+        launch = self.launches_of(shape).shared
+        if launch is None or window > 0 or num_sequences < 2:
+            return None
+        memory = self._shared_memory.get(key, self.buffers.no_ints)
+        self._shared_memory[key], work = shared_work(memory, self.buffers, launch, shape, num_sequences)
+        return work
 
     def _items_of(self, key: _PlanKey, decode_items: int, prefill_items: int) -> tuple[torch.Tensor, torch.Tensor]:
         none = self.buffers.no_ints

@@ -137,10 +137,10 @@ def _cpu(device_type: str, dtype: torch.dtype) -> DeviceKernels:
     return compiled_cpu_kernels(load_kernels())
 
 
-def _cuda(device_type: str, dtype: torch.dtype, *, wgmma: bool = False) -> DeviceKernels:
+def _cuda(device_type: str, dtype: torch.dtype, *, wgmma: bool = False, shares: bool = False) -> DeviceKernels:
     if device_type != "cuda":
         raise EngineError(f"the cuda attention backend does not run on {device_type}.", hint="use a CUDA device")
-    return cuda_kernels(current_runtime(), dtype, wgmma=wgmma)
+    return cuda_kernels(current_runtime(), dtype, wgmma=wgmma, shares=shares)
 
 
 _KERNELS: dict[str, Callable[[str, torch.dtype], DeviceKernels]] = {
@@ -148,6 +148,7 @@ _KERNELS: dict[str, Callable[[str, torch.dtype], DeviceKernels]] = {
     "reference": lambda device_type, dtype: reference_kernels(),
     "cuda": _cuda,
     "cuda_wgmma": partial(_cuda, wgmma=True),
+    "cuda_cascade": partial(_cuda, shares=True),
 }
 
 
@@ -169,11 +170,13 @@ def compiled_cpu_kernels(kernels: CpuKernels) -> DeviceKernels:
     )
 
 
-def cuda_kernels(runtime: CudaRuntime, dtype: torch.dtype, *, wgmma: bool = False) -> DeviceKernels:
-    """csrc/cuda on ``runtime``, with torch's products for weights in ``dtype``; ``wgmma``: see CudaBackend."""
+def cuda_kernels(
+    runtime: CudaRuntime, dtype: torch.dtype, *, wgmma: bool = False, shares: bool = False
+) -> DeviceKernels:
+    """csrc/cuda on ``runtime``, with torch's products for weights in ``dtype``; wgmma, shares: see CudaBackend."""
     memory = {name: StepMemory() for name in (WIDENED, LORA_INNER, ATTENTION_PARTS)}
     return DeviceKernels(
-        CudaBackend(runtime, wgmma=wgmma, parts=memory[ATTENTION_PARTS]),
+        CudaBackend(runtime, wgmma=wgmma, shares=shares, parts=memory[ATTENTION_PARTS]),
         CudaOps(runtime),
         (CudaQuantisedWeights(runtime, memory[WIDENED], dtype), Linear),
         (CudaMixtures(runtime), TorchMixture),

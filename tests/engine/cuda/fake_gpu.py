@@ -222,7 +222,7 @@ def take_gpu(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
     monkeypatch.setattr(starting, "open_device", lambda *_: gpu)
 
     def kernels(name: str, _device: object, dtype: torch.dtype) -> DeviceKernels:
-        return cuda_kernels(gpu.runtime, dtype, wgmma=name == "cuda_wgmma")
+        return cuda_kernels(gpu.runtime, dtype, wgmma=name == "cuda_wgmma", shares=name == "cuda_cascade")
 
     monkeypatch.setattr(loaded_model, "select_kernels", kernels)
     return gpu

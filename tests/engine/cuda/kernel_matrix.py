@@ -12,7 +12,12 @@ from pathlib import Path
 import torch
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp
-from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch, short_prefill_launch
+from kvplan_engine.kernels.cuda.attention import (
+    decode_launch,
+    prefill_launch,
+    shared_prefill_launch,
+    short_prefill_launch,
+)
 from kvplan_engine.kernels.cuda.attention_shape import HEAD_SIZES, AttentionShape
 from kvplan_engine.kernels.cuda.emulation import EMULATED_PROPERTIES
 from kvplan_engine.kernels.cuda.float8 import quantise_variant
@@ -92,7 +97,13 @@ def kernels_of_every_model(capability: tuple[int, int]) -> list[KernelVariant]:
     scalar = BF16 if properties.has_tensor_kernels else F16
     llama = replace(LLAMA, scalar=scalar, cache=scalar)
     capped = replace(llama, cache=FP8, has_softcap=True, has_sinks=True)
-    variants = [KernelVariant("attention/plan/plan.cu", "plan_attention")]
+    variants = [
+        KernelVariant("attention/plan/plan.cu", "plan_attention"),
+        KernelVariant("attention/plan/shared_prefix.cu", "plan_shared_prefixes"),
+    ]
+    for shape in (llama, replace(llama, cache=FP8), replace(llama, head_size=256)):
+        if shared := shared_prefill_launch(shape, properties):
+            variants.append(shared.variant)
     if short := short_prefill_launch(llama, properties):
         variants.append(short.variant)
     apart = replace(llama, has_value_tables=True)

@@ -19,6 +19,7 @@ from kvplan_engine.paths import source_dir
 
 STRUCTURE_OF_SOURCE = {
     "attention/plan/plan.cu": cuda_params.PlanParams,
+    "attention/plan/shared_prefix.cu": cuda_params.PlanParams,
     "attention/decode/decode_mma.cu": cuda_params.AttentionParams,
     "attention/decode/decode_simple.cu": cuda_params.AttentionParams,
     "attention/prefill/prefill_mma.cu": cuda_params.AttentionParams,

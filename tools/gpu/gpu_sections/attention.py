@@ -34,6 +34,7 @@ class DecodeShape:
     """``batch`` sequences of ``context`` tokens, or of that many in the mean where they are uneven.
 
     goal: the least share of the copy bandwidth that the project wants. layers: None for as many as POOL_BYTES takes.
+    shared: tokens at the beginning, in whole blocks, that all sequences share.
     """
 
     heads: Heads
@@ -44,6 +45,7 @@ class DecodeShape:
     cache: torch.dtype = torch.bfloat16
     block_size: int = BLOCK_SIZE
     is_uneven: bool = False
+    shared: int = 0
 
     @property
     def lengths(self) -> list[int]:
@@ -69,6 +71,12 @@ DECODE_SHAPES = [
     DecodeShape(GPT2, 64, 1024, 0.80),
     DecodeShape(GPT2, 256, 1024, 0.80),
 ]
+SHARED_SHAPES = [
+    DecodeShape(LLAMA, 64, 4096, shared=3584),
+    DecodeShape(LLAMA, 8, 8192, shared=7680),
+    DecodeShape(LLAMA, 256, 1024),  # nothing to share: what looking for it costs
+]
+DRY_SHARED_SHAPES = [DecodeShape(DRY_HEADS, 3, 600, shared=512)]
 DRY_DECODE_SHAPES = [
     DecodeShape(DRY_HEADS, 2, 40),
     DecodeShape(DRY_HEADS, 3, 16, cache=torch.float8_e4m3fn, block_size=32, is_uneven=True),
@@ -130,9 +138,12 @@ def make_pool(
 
 def pool_of(bench: Bench, shape: DecodeShape) -> Pool:
     """The pool of a decode step."""
-    return make_pool(
+    pool = make_pool(
         *(bench, shape.heads, shape.lengths, 1), layers=shape.layers, cache=shape.cache, block_size=shape.block_size
     )
+    tables = pool.metadata.block_tables
+    tables[:, : shape.shared // shape.block_size] = tables[0, : shape.shared // shape.block_size].clone()
+    return pool
 
 
 def attend_all_layers(backend: CudaBackend, pool: Pool) -> None:
@@ -147,6 +158,16 @@ def measure_decode(bench: Bench) -> None:
     copy_rate = bench.copy_bytes_per_second()
     for shape in DRY_DECODE_SHAPES if bench.dry else DECODE_SHAPES:
         measure_decode_shape(bench, bench.backend, "decode attention", shape, copy_rate)
+        bench.release_memory()
+
+
+def measure_shared(bench: Bench) -> None:
+    """Decode behind a prefix that all share, one by one and together; rates count what each sequence sees."""
+    copy_rate = bench.copy_bytes_per_second()
+    for shape in DRY_SHARED_SHAPES if bench.dry else SHARED_SHAPES:
+        pool = pool_of(bench, shape)
+        for name, backend in (("", bench.backend), (" of shared prefixes", bench.cascade_backend)):
+            measure_decode_shape(bench, backend, f"decode attention{name}", shape, copy_rate, pool)
         bench.release_memory()
 
 
@@ -167,6 +188,7 @@ def measure_decode_shape(
                 "model": shape.heads.model,
                 "batch": shape.batch,
                 "context": f"uneven, {shape.context} in the mean" if shape.is_uneven else shape.context,
+                "shared": shape.shared,
                 "layers": pool.layers,
                 "block_size": shape.block_size,
                 "cache": str(shape.cache).removeprefix("torch."),

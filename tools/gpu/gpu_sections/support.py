@@ -105,6 +105,11 @@ class Bench:
         return CudaBackend(self.runtime)
 
     @cached_property
+    def cascade_backend(self) -> CudaBackend:
+        """One whose decoding sequences attend together to what they share."""
+        return CudaBackend(self.runtime, shares=True)
+
+    @cached_property
     def wgmma_backend(self) -> CudaBackend | None:
         """One whose prompts are for products of warp groups; None on a device without."""
         return CudaBackend(self.runtime, wgmma=True) if self.runtime.properties.capability == (9, 0) else None

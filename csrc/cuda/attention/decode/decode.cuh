@@ -111,7 +111,7 @@ KVPLAN_INLINE void finish_item(const AttentionParams& params, const DecodeItem& 
     __syncthreads();
     if (threadIdx.x == 0) {
         int* finished = params.finished + i64(item.sequence) * gridDim.y + blockIdx.y;
-        buffers.is_last = atomicAdd(finished, 1) == item.num_items - 1;
+        buffers.is_last = atomicAdd(finished, 1) == item.num_items - item.num_shared - 1;
         if (buffers.is_last) *finished = 0;  // ready for the next layer
         __threadfence();
     }

@@ -4,6 +4,11 @@
 #include "../../platform.cuh"
 
 constexpr int THREADS = 256;
+#ifdef KVPLAN_OF_GROUPS
+constexpr bool OF_GROUPS = true;  // prefill work is that of shared prefixes: a group of sequences takes the place of one
+#else
+constexpr bool OF_GROUPS = false;
+#endif
 
 struct PlanParams {
     // [num_sequences]  tokens in the cache, this step's included
@@ -11,11 +16,18 @@ struct PlanParams {
     // [num_sequences + 1]  first query token of each sequence
     const int* query_starts;
     // [max_decode_items, 8]  int32: sequence, first token, last token, first item, number of items, token of the
-    //   query, length, unused
+    //   query, length, number of shared items
     int* decode_items;
     // [max_prefill_items, 8]  int32: sequence, tile, first token, last token, part, number of parts, first slot,
     //   position of the first row
     int* prefill_items;
+    // [num_sequences, table_stride]  block numbers; read only to find shared prefixes
+    const int* block_tables;
+    // [3, num_sequences]  int32, null where prefixes are not shared: tokens of the prefix that a sequence shares with its
+    //   group, a multiple of chunk_multiple; sequences of the group, 0 but for its first one; scratch memory
+    int* shared;
+    // [num_sequences]  int32: each one's first item of decode; null where prefixes are not shared
+    int* first_items;
     int num_sequences;
     int max_decode_items;
     int max_prefill_items;
@@ -28,6 +40,9 @@ struct PlanParams {
     int target_tiles;  // prefill items that fill the device once
     int num_slots;     // parts of tiles that there is memory for; 0: all tiles stay whole
     int min_part;      // tokens; a multiple of chunk_multiple
+    int table_stride;
+    int block_size;
+    int min_shared;    // tokens; a shorter prefix is not shared
 };
 
 // What one sequence asks for.
@@ -49,16 +64,34 @@ KVPLAN_INLINE int round_down(int tokens, const PlanParams& params) {
     return tokens / params.chunk_multiple * params.chunk_multiple;
 }
 
-// One past the last sequence asks for nothing.
-KVPLAN_INLINE Range range_of(int sequence, const PlanParams& params) {
-    if (sequence >= params.num_sequences) return {};
+// What the group asks for that begins with this sequence: its members' only queries, one after the other, see all of the prefix.
+KVPLAN_INLINE Range group_of(int sequence, const PlanParams& params) {
+    const int tokens = params.shared[sequence], members = params.shared[params.num_sequences + sequence];
+    const int num_tiles = ceil_divide(members * params.group, params.tile_rows);
+    return {0, 0, false, num_tiles, params.query_starts[sequence], members, tokens};
+}
+
+KVPLAN_INLINE Range own_range(int sequence, const PlanParams& params) {
     const int length = params.seq_lens[sequence];
     const int query_token = params.query_starts[sequence];
     const int queries = params.query_starts[sequence + 1] - query_token;
-    const int first = round_down(params.window > 0 ? larger(0, length - params.window) : 0, params);
+    const int shared = params.shared ? params.shared[sequence] : 0;
+    const int first = shared > 0 ? shared : round_down(params.window > 0 ? larger(0, length - params.window) : 0, params);
     const bool is_decode = queries == 1;
     const int num_tiles = is_decode ? 0 : ceil_divide(queries * params.group, params.tile_rows);
-    return {first, is_decode ? larger(0, length - first) : 0, is_decode, num_tiles, query_token, queries, length};
+    const int num_tokens = is_decode ? larger(0, length - first) : 0;
+    return {first, num_tokens, is_decode, num_tiles, query_token, queries, length};
+}
+
+// One past the last sequence asks for nothing.
+KVPLAN_INLINE Range range_of(int sequence, const PlanParams& params) {
+    if (sequence >= params.num_sequences) return {};
+    return OF_GROUPS ? group_of(sequence, params) : own_range(sequence, params);
+}
+
+// How many of a decoding sequence's items another kernel does.
+KVPLAN_INLINE int num_shared_items(const Range& range, const PlanParams& params) {
+    return params.shared && range.first_token > 0 ? 1 : 0;  // no window: it begins with what it shares or at 0
 }
 
 // The sum over all threads before this one; `total` gets the sum over all.

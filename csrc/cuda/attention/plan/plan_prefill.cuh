@@ -31,11 +31,12 @@ struct TileTokens {
 };
 
 KVPLAN_INLINE TileTokens tokens_of(const Range& range, int tile, const PlanParams& params) {
+    if (OF_GROUPS) return {0, range.length};
     const int first_row = tile * params.tile_rows, num_rows = range.num_queries * params.group;
     const int last_row = smaller(first_row + params.tile_rows, num_rows) - 1;
     const int first_position = range.length - range.num_queries;
     const int visible = params.window > 0 ? first_position + first_row / params.group - params.window + 1 : 0;
-    return {larger(0, visible), first_position + last_row / params.group + 1};
+    return {OF_GROUPS ? 0 : larger(0, visible), OF_GROUPS ? range.length : first_position + last_row / params.group + 1};
 }
 
 // No tile of the sequence sees more tokens, from the multiple on in which they begin.
@@ -137,7 +138,8 @@ KVPLAN_INLINE void write_prefill_item(int* item, int start, int local, const Pla
     item[4] = part;
     item[5] = num_parts;
     item[6] = sequences.first_slot[owner] + number * most_parts;
-    item[7] = range.length - range.num_queries + tile * params.tile_rows / params.group;
+    const int first_position = range.length - range.num_queries + tile * params.tile_rows / params.group;
+    item[7] = OF_GROUPS ? range.num_queries : first_position;
 }
 
 // Where the next sequences' items and slots begin.

@@ -10,6 +10,12 @@
 
 #include "../attention.cuh"
 
+#ifdef KVPLAN_SHARED
+constexpr bool IS_SHARED = true;  // tiles are of a prefix that decoding sequences share: prefill_shared.cuh
+#else
+constexpr bool IS_SHARED = false;
+#endif
+
 struct PrefillTile {
     int sequence;
     int kv_head;
@@ -26,10 +32,11 @@ KVPLAN_INLINE PrefillTile tile_of(const PrefillItem& item, int tile_rows, const 
     tile.sequence = item.sequence;
     tile.kv_head = int(blockIdx.y);
     tile.first_token = params.query_starts[item.sequence];
-    const int num_queries = params.query_starts[item.sequence + 1] - tile.first_token;
+    const int num_queries =
+        IS_SHARED ? item.first_position : params.query_starts[item.sequence + 1] - tile.first_token;
     tile.first_row = item.tile * tile_rows;
     tile.num_rows = smaller(tile_rows, num_queries * GROUP - tile.first_row);
-    tile.first_position = params.seq_lens[item.sequence] - num_queries;
+    tile.first_position = IS_SHARED ? 0 : params.seq_lens[item.sequence] - num_queries;  // of a shared prefix not used
     tile.kv_begin = item.first_token;
     tile.kv_end = item.last_token;
     return tile;
@@ -51,8 +58,8 @@ KVPLAN_INLINE i64 row_start(const PrefillTile& tile, int row, i64 token_stride) 
 }
 
 // Whether every row of a tile, whose first one lies at first_position, sees every position of [begin, begin + count). May
-// say no where all do: the last row's position is taken as that of a full tile of tile_rows rows.
+// say no where all do: the last row's position is taken as that of a full tile of tile_rows rows. Of a shared prefix they do.
 KVPLAN_INLINE bool all_visible(int first_position, int begin, int count, int tile_rows, const AttentionParams& params) {
     const int last_position = first_position + (tile_rows + GROUP - 2) / GROUP;
-    return begin + count - 1 <= first_position && begin >= first_visible(last_position, params);
+    return IS_SHARED || (begin + count - 1 <= first_position && begin >= first_visible(last_position, params));
 }

@@ -8,7 +8,7 @@
 //
 // Registers: with heads of 128, a thread holds 128 sums, 64 scores and 8 numbers of its rows; 255 is all there are. What
 // is written here so that nothing spills says so; csrc/cuda/README.md has the figures.
-#include "prefill_parts.cuh"
+#include "prefill_shared.cuh"
 #include "../../tensor_core.cuh"
 
 constexpr int ROW_TILES = KVPLAN_ROW_TILES;  // of 16 rows, in each warp
@@ -332,8 +332,19 @@ KVPLAN_INLINE void stage_output(RowsState<TILES>& state, u8* rows, const Prefill
     }
 }
 
+// What becomes of finished rows: outputs staged in `rows`, or of a shared prefix what decode takes in.
+template <int TILES>
+KVPLAN_INLINE void hand_over(RowsState<TILES>& state, u8* rows, const PrefillTile& tile, int first_row, int lane,
+                             float factor, const AttentionParams& params) {
+    if constexpr (IS_SHARED) {
+        leave_to_decode<TILES>(state, tile, first_row, lane, factor, params);
+    } else {
+        stage_output(state, rows, tile, first_row, lane, factor, params);
+    }
+}
+
 // The same from all parts of a tile, one tile of 16 rows after the other.
-KVPLAN_INLINE void stage_merged_output(u8* rows, const PrefillItem& item, const PrefillTile& tile, int first_row, int lane,
+KVPLAN_INLINE void merge_parts(u8* rows, const PrefillItem& item, const PrefillTile& tile, int first_row, int lane,
                                        const AttentionParams& params) {
     KVPLAN_UNROLL_BY(1)
     for (int r = 0; r < ROW_TILES; ++r) {
@@ -343,7 +354,7 @@ KVPLAN_INLINE void stage_merged_output(u8* rows, const PrefillItem& item, const 
         KVPLAN_UNROLL_BY(1)
         for (int part = 0; part < item.num_parts; ++part)
             take_in(state, own_numbers(slot_of(item, part, PART_FLOATS, params), r), score_factor(params));
-        stage_output(state, rows + r * 16 * PITCH, tile, first_row + r * 16, lane, score_factor(params), params);
+        hand_over(state, rows + r * 16 * PITCH, tile, first_row + r * 16, lane, score_factor(params), params);
     }
 }
 
@@ -397,13 +408,13 @@ KVPLAN_KERNEL(prefill_attention, AttentionParams, THREADS) {
     const PrefillTile done = IS_EVEN ? tile_anew(params) : tile;  // as registers allow
     __syncwarp();
     if (item_anew(params).num_parts == 1) {
-        stage_output(state, rows, done, first_row, lane, score_factor(params), params);
+        hand_over(state, rows, done, first_row, lane, score_factor(params), params);
     } else {
         const PrefillItem& own = item_anew(params);
         if (first_row < done.num_rows) leave(state, slot_of(own, own.part, PART_FLOATS, params));
         if (!comes_last(own, reinterpret_cast<int*>(keys), params)) return;
-        stage_merged_output(rows, own, done, first_row, lane, params);
+        merge_parts(rows, own, done, first_row, lane, params);
     }
     __syncwarp();
-    write_output(rows, done, first_row, lane, params);
+    if constexpr (!IS_SHARED) write_output(rows, done, first_row, lane, params);
 }

@@ -88,7 +88,7 @@ def _decode_launch(
     without_weights = max(buffer_bytes, merge_bytes)
     blocks_at_once = _blocks_per_multiprocessor(without_weights, properties) * properties.num_multiprocessors
     target_chunks = max(1, blocks_at_once // blocks_per_item)
-    weight_bytes = 4 * heads * (target_chunks + 1 + 2)  # decode.cuh: merge_items
+    weight_bytes = 4 * heads * (target_chunks + 2 + 2)  # decode.cuh: merge_items
     return DecodeLaunch(chosen, warps * WARP_LANES, blocks_per_item, target_chunks, max(without_weights, weight_bytes))
 
 
@@ -117,8 +117,20 @@ def short_prefill_launch(shape: AttentionShape, properties: DeviceProperties) ->
     return _prefill_mma(shape, properties, warps=1, row_tiles=1)
 
 
-def _prefill_mma(shape: AttentionShape, properties: DeviceProperties, warps: int, row_tiles: int) -> PrefillLaunch:
-    """row_tiles: of 16 rows in each warp."""
+def shared_prefill_launch(shape: AttentionShape, properties: DeviceProperties) -> PrefillLaunch | None:
+    """For decoding sequences' shared prefixes; None where there is no such kernel (slopes: rows differ)."""
+    shape.check()
+    if uses_latent_kernel(shape, properties) or not uses_tensor_cores(shape, properties):
+        return None
+    if shape.has_slopes or shape.has_value_tables:
+        return None
+    return _prefill_mma(shape, properties, _PREFILL_WARPS, row_tiles=1, is_shared=True)
+
+
+def _prefill_mma(
+    shape: AttentionShape, properties: DeviceProperties, warps: int, row_tiles: int, *, is_shared: bool = False
+) -> PrefillLaunch:
+    """row_tiles: of 16 rows in each warp. is_shared: for the rows of several decoding sequences."""
     kv_tile = 32 if shape.head_size > 128 else 64
     tile_rows = warps * row_tiles * 16
     pitch = (shape.head_size * 2 // 16 | 1) * 16  # prefill_mma.cu: PITCH
@@ -129,6 +141,7 @@ def _prefill_mma(shape: AttentionShape, properties: DeviceProperties, warps: int
         warps=warps,
         row_tiles=row_tiles,
         kv_tile=kv_tile,
+        **({"shared": 1} if is_shared else {}),
     )
     part_floats = warps * WARP_LANES * row_tiles * (shape.head_size // 2 + 4)  # prefill_mma.cu: PART_FLOATS
     shared_bytes = pitch * (tile_rows + 2 * kv_tile)

@@ -20,6 +20,8 @@ MIN_CHUNK = 256
 """Fewer tokens than this are not worth a thread block."""
 MIN_PART = 512
 """A tile of prefill rows is cut into parts of at least this many tokens; to merge one is taken to cost a 16th."""
+MIN_SHARED = 512
+"""Decoding sequences attend together to a prefix of at least this many tokens: as for a part, a merge costs a 16th."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,12 @@ class DecodeLaunch:
     """Work items that fill the device once."""
     shared_bytes: int
 
-    def max_items(self, num_sequences: int) -> int:
-        """An upper bound on the work items that the plan makes for so many sequences, whatever their lengths."""
-        return num_sequences + self.target_chunks
+    def max_items(self, num_sequences: int, *, shares: bool = False) -> int:
+        """An upper bound on the work items that the plan makes for so many sequences, whatever their lengths.
+
+        shares: each may have one more, what is left of a prefix that it shares.
+        """
+        return num_sequences * (2 if shares else 1) + self.target_chunks
 
 
 @dataclass(frozen=True, slots=True)

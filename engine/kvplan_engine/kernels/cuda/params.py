@@ -15,13 +15,16 @@ _FLOAT = ctypes.c_float
 
 
 class PlanParams(ctypes.Structure):
-    """plan.cu: plan_attention."""
+    """plan.cu: plan_attention; shared_prefix.cu: plan_shared_prefixes."""
 
     _fields_ = (
         ("seq_lens", _POINTER),
         ("query_starts", _POINTER),
         ("decode_items", _POINTER),
         ("prefill_items", _POINTER),
+        ("block_tables", _POINTER),
+        ("shared", _POINTER),
+        ("first_items", _POINTER),
         ("num_sequences", _INT32),
         ("max_decode_items", _INT32),
         ("max_prefill_items", _INT32),
@@ -34,6 +37,9 @@ class PlanParams(ctypes.Structure):
         ("target_tiles", _INT32),
         ("num_slots", _INT32),
         ("min_part", _INT32),
+        ("table_stride", _INT32),
+        ("block_size", _INT32),
+        ("min_shared", _INT32),
     )
 
 
@@ -53,6 +59,7 @@ class AttentionParams(ctypes.Structure):
         ("partial_sums", _POINTER),
         ("partial_stats", _POINTER),
         ("finished", _POINTER),
+        ("first_items", _POINTER),
         ("out", _POINTER),
         ("block_stride", _INT64),
         ("value_offset", _INT64),

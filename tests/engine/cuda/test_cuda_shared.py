@@ -1,0 +1,192 @@
+"""Prefixes that decoding sequences share: found on the device, attended to once, and merged with what follows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from cuda_cases import AttentionCase, Batch, attend, build_batch, largest_error, tolerance
+from fake_gpu import FakeGpu, take_gpu
+
+from kvplan_engine import LLM, SamplingParams
+from kvplan_engine.attention import cuda_shared
+from kvplan_engine.attention.cuda import CudaBackend
+from kvplan_engine.kernels.cuda.emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
+
+F16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
+SHUFFLED = 7
+Groups = tuple[tuple[int, int, int], ...]
+"""First sequence, how many, and the tokens that they have in common, whole blocks."""
+
+
+@pytest.fixture(autouse=True)
+def short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefixes and parts of 64 tokens count."""
+    monkeypatch.setattr(cuda_shared, "MIN_SHARED", 64)
+    monkeypatch.setattr(cuda_shared, "MIN_PART", 64)
+
+
+def runtime_of(order: int = FORWARD) -> EmulatedRuntime:
+    """A device with room for more blocks than tiles, so that what is shared is cut into parts."""
+    return EmulatedRuntime(replace(EMULATED_PROPERTIES, num_multiprocessors=8), order)
+
+
+def share(batch: Batch, case: AttentionCase, groups: Groups) -> Batch:
+    """The members' tables begin as their first one's."""
+    for first, count, tokens in groups:
+        blocks = tokens // case.block_size
+        tables = batch.metadata.block_tables
+        tables[first : first + count, :blocks] = tables[first, :blocks].clone()
+    return batch
+
+
+def shared_case(head_size: int, block_size: int, heads: int, kv_heads: int, *lengths: int, **options) -> AttentionCase:
+    return AttentionCase(head_size, block_size, heads, kv_heads, lengths, (1,) * len(lengths), **options)
+
+
+CASES = [
+    # one alone, three that share, two that share less than is worth it, an empty one, two with a whole prefix in common
+    (
+        shared_case(64, 16, 6, 2, 90, 300, 161, 420, 70, 71, 0, 193, 200, scalar=BF16),
+        ((1, 3, 160), (4, 2, 48), (7, 2, 192)),
+    ),
+    # more rows than a tile has, and a prefix that ends between multiples of 64
+    (shared_case(64, 16, 4, 1, *range(150, 190), scalar=F16), ((0, 40, 144),)),
+    (shared_case(128, 5, 7, 1, 205, 300, scalar=F16, softcap=3.0, sinks=True), ((0, 2, 200),)),
+    (shared_case(128, 16, 4, 1, 130, 131, 132, scalar=BF16, cache=FP8), ((0, 3, 128),)),
+    (shared_case(256, 32, 2, 2, 97, 200, scalar=BF16), ((0, 2, 96),)),
+]
+
+
+def plan_in(backend: CudaBackend) -> tuple[list[list[int]], list[list[int]], list[int]]:
+    """Items of decode and of shared prefixes that have work, and each sequence's first item."""
+    ((_, plan),) = backend._planner._step.plans.values()
+    assert plan.shared is not None
+    decode = plan.decode_items.view(-1, 8)[: plan.num_decode_items].tolist()
+    shared = plan.shared.items.tolist()
+    used = [[row for row in rows if row[0] >= 0] for rows in (decode, shared)]
+    return used[0], used[1], plan.shared.first_items.tolist()
+
+
+@pytest.mark.parametrize(("case", "groups"), CASES, ids=str)
+def test_shared_prefixes_match_the_reference_in_any_order(case: AttentionCase, groups: Groups) -> None:
+    """Twice by one backend: what counts finished parts is zero again."""
+    runtime, results = runtime_of(), []
+    backend = CudaBackend(runtime, shares=True)
+    for order in (FORWARD, BACKWARD, SHUFFLED):
+        runtime.order = order
+        batch = share(build_batch(case), case, groups)
+        attend(backend, case, batch)
+        assert largest_error(case, batch) < tolerance(case)
+        results.append(batch.out.clone())
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+    buffers = backend._planner.buffers
+    assert (buffers.finished_parts == 0).all()
+    assert (buffers.finished == 0).all()
+
+
+@pytest.mark.parametrize(("case", "groups"), CASES[:2], ids=str)
+def test_each_token_of_a_shared_prefix_is_read_once_for_a_tile_of_rows(case: AttentionCase, groups: Groups) -> None:
+    """What the items name is read: a group's tokens once for each 64 rows, others once for each sequence."""
+    backend = CudaBackend(runtime_of(), shares=True)
+    attend(backend, case, share(build_batch(case), case, groups))
+    decode, shared, first_items = plan_in(backend)
+    prefixes = dict.fromkeys(range(len(case.seq_lens)), 0)
+    expected = 0
+    for first, count, tokens in groups:
+        if tokens < 64:
+            continue
+        prefix = tokens // 64 * 64
+        prefixes |= dict.fromkeys(range(first, first + count), prefix)
+        tiles = -(-count * (case.num_query_heads // case.num_kv_heads) // 64)
+        read = [row for row in shared if row[0] == first]
+        assert sum(row[3] - row[2] for row in read) == tiles * prefix
+        assert all(row[7] == count for row in read)
+        expected += len(read)
+    assert expected == len(shared) > len(groups), "some prefix is cut into parts"
+    for sequence, prefix in prefixes.items():
+        own = [row for row in decode if row[0] == sequence]
+        assert sum(row[2] - row[1] for row in own) == case.seq_lens[sequence] - prefix
+        assert {(row[3], row[4], row[7]) for row in own} == {
+            (first_items[sequence], len(own) + (prefix > 0), int(prefix > 0))
+        }
+        assert min(row[1] for row in own) == prefix
+
+
+def test_prompts_stand_beside_sequences_that_share() -> None:
+    case = AttentionCase(64, 16, 6, 2, (150, 170, 40, 160, 165), (1, 1, 17, 1, 1), scalar=BF16)
+    batch = share(build_batch(case), case, ((0, 2, 128), (3, 2, 144)))
+    backend = CudaBackend(runtime_of(), shares=True)
+    attend(backend, case, batch)
+    assert largest_error(case, batch) < tolerance(case)
+    assert {row[0] for row in plan_in(backend)[1]} == {0, 3}
+
+
+def test_tables_of_the_next_step_make_groups_of_their_own() -> None:
+    """As the replay of a graph does: the same memory, other tables."""
+    case, groups = CASES[0]
+    backend = CudaBackend(runtime_of(), shares=True)
+    for own in (groups, (), ((3, 2, 64),)):
+        batch = share(build_batch(case), case, own)
+        attend(backend, case, batch)
+        assert largest_error(case, batch) < tolerance(case)
+        assert {row[0] for row in plan_in(backend)[1]} == {first for first, _, tokens in own if tokens >= 64}
+
+
+@pytest.mark.parametrize("options", [{"window": 100}, {"slopes": True}, {"scalar": torch.float32}], ids=str)
+def test_what_the_kernel_has_not_is_attended_to_one_by_one(options: dict) -> None:
+    case = shared_case(64, 16, 6, 2, 150, 170, **{"scalar": BF16} | options)
+    batch = share(build_batch(case), case, ((0, 2, 128),))
+    backend = CudaBackend(runtime_of(), shares=True)
+    attend(backend, case, batch)
+    assert largest_error(case, batch) < tolerance(case)
+    ((_, plan),) = backend._planner._step.plans.values()
+    assert plan.shared is None
+
+
+def test_samples_behind_one_prompt_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight samples, and two requests behind the cached prefix, in replayed graphs; to float16's rounding."""
+    take_gpu(monkeypatch, FakeGpu())
+    torch.manual_seed(4)
+    config = transformers.Qwen3Config(
+        hidden_size=128,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        vocab_size=384,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=160,
+        initializer_range=0.2,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(tmp_path)
+    sizes = {
+        "max_num_batched_tokens": 160,
+        "max_num_seqs": 8,
+        "max_model_len": 160,
+        "cudagraph_mode": "full_decode_only",
+    }
+    llm = LLM(str(tmp_path), dtype="float16", attention_backend="cuda_cascade", **sizes)
+    prompt = np.random.default_rng(3).integers(1, 384, 133).tolist()
+    asked = SamplingParams(n=8, temperature=1.0, seed=5, max_tokens=3, ignore_eos=True, logprobs=0)
+    (samples,) = llm.generate([{"prompt_token_ids": prompt}], asked)
+    (found,) = llm.engine.model.attention._planner._shared_memory.values()
+    assert found[:8].tolist() == [128] * 8
+    others = [{"prompt_token_ids": [*prompt[:130], token]} for token in (7, 8)]
+    cached = llm.generate(others, replace(asked, n=1))
+    assert found[:2].tolist() == [128] * 2, "as the last step left it"
+    assert llm.engine.get_stats()["num_graph_replays"] >= 4, "steps that decode are replayed"
+    for output in (samples, *cached):
+        start = len(output.prompt_token_ids)
+        for sample in output.outputs:
+            tokens = torch.tensor([*output.prompt_token_ids, *sample.token_ids])
+            with torch.no_grad():
+                rows = torch.log_softmax(model(tokens[None]).logits[0], -1)
+            expected = rows[torch.arange(start - 1, len(tokens) - 1), tokens[start:]].sum()
+            assert sample.cumulative_logprob == pytest.approx(float(expected), abs=0.1)
