@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
+from kvplan.commands.printing.plans import UNSURE
 from published_speeds.playing import played_load
 from published_speeds.predictions import Figure
 from published_speeds.rows import PUBLISHED, Measured, PublishedRow, read_rows
@@ -206,3 +208,14 @@ def test_a_pool_that_the_source_does_not_tell_is_not_scored(tmp_path: Path) -> N
         results.append(score_row(row, MeasuredProfiles()))
     assert isinstance(results[0], str) and "gpu_memory_utilization" in results[0]
     assert isinstance(results[1], RowScore)
+
+
+def test_a_plan_says_of_its_ranges_what_the_scores_say() -> None:
+    """The figures that ``kvplan plan`` prints, and those of the page that the scores were last written to."""
+    accuracy = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text()
+    scored = re.search(
+        r"within 30 % of what is predicted: (\d+) % of TPOT, (\d+) % of throughput, (\d+) % of TTFT", accuracy
+    )
+    said = re.search(r"(\d+) % of TPOT, (\d+) % of tokens/s and (\d+) % of TTFT", UNSURE)
+    assert scored is not None and said is not None
+    assert said.groups() == scored.groups()

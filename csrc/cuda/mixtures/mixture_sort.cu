@@ -2,7 +2,7 @@
 //
 // Every block counts all experts' pairs, so none waits for another. An expert's pairs stay in their order, so the items
 // follow from the choices alone. Pairs whose expert is not here (-1) make no items.
-#include "../platform.cuh"
+#include "../scan.cuh"
 
 constexpr int EXPERTS = KVPLAN_EXPERTS;
 constexpr int ROWS = KVPLAN_ROWS;
@@ -19,23 +19,6 @@ struct SortParams {
     int max_items;
 };
 
-// The sum over all threads before this one; `total` gets the sum over all.
-KVPLAN_INLINE int scan_block(int value, int* scan, int& total) {
-    const int thread = int(threadIdx.x);
-    scan[thread] = value;
-    __syncthreads();
-    for (int step = 1; step < THREADS; step *= 2) {
-        const int before = thread >= step ? scan[thread - step] : 0;
-        __syncthreads();
-        scan[thread] += before;
-        __syncthreads();
-    }
-    total = scan[THREADS - 1];
-    const int result = scan[thread] - value;
-    __syncthreads();
-    return result;
-}
-
 KVPLAN_INLINE void count_pairs(int* counts, const SortParams& params) {
     for (int e = int(threadIdx.x); e < EXPERTS; e += THREADS) counts[e] = 0;
     __syncthreads();
@@ -51,7 +34,7 @@ KVPLAN_INLINE void place_pairs(int expert, int first, int* scan, const SortParam
     const int end = smaller(params.num_pairs, begin + share);
     int found = 0, total;
     for (int pair = begin; pair < end; ++pair) found += params.experts[pair] == expert;
-    int place = first + scan_block(found, scan, total);
+    int place = first + scan_block<THREADS>(found, scan, total);
     for (int pair = begin; pair < end; ++pair) {
         if (params.experts[pair] == expert) params.pairs[place++] = pair;
     }
@@ -67,8 +50,8 @@ KVPLAN_KERNEL(sort_pairs, SortParams, THREADS) {
         pairs_before += counts[e];
         items_before += ceil_divide(counts[e], ROWS);
     }
-    scan_block(pairs_before, scan, first);
-    scan_block(items_before, scan, first_item);
+    scan_block<THREADS>(pairs_before, scan, first);
+    scan_block<THREADS>(items_before, scan, first_item);
     if (expert == EXPERTS - 1) {
         const int num_items = first_item + ceil_divide(counts[expert], ROWS);
         for (int i = num_items + int(threadIdx.x); i < params.max_items; i += THREADS) params.items[4 * i] = -1;

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from fake_gpu import FakeGpu, FakeGraph, FakeMark, RecordingRuntime, device_tensors
+from fake_gpu import FakeGraph, FakeMark, RecordingRuntime, TrackedGpu, device_tensors
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -129,7 +129,7 @@ class _CountReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class CountedGpu(FakeGpu):
+class CountedGpu(TrackedGpu):
     """launches: since they were last set to none."""
 
     def __init__(self) -> None:
@@ -137,16 +137,6 @@ class CountedGpu(FakeGpu):
         self.runtime = _CountedRuntime(self)
         self.launches = Launches()
         self.is_working = False
-        self._storages: set[int] = set()
-        self._kept: list[torch.Tensor] = []  # an address must not be given to another tensor
-
-    def take_in(self, *tensors: torch.Tensor) -> None:
-        """These lie on the device."""
-        self._kept += tensors
-        self._storages |= {tensor.untyped_storage().data_ptr() for tensor in tensors}
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self._storages
 
     def upload(self, values: Any) -> torch.Tensor:
         self.launches.uploads += 1

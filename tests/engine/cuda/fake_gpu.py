@@ -190,6 +190,23 @@ class FakeGpu:
         return graph
 
 
+class TrackedGpu(FakeGpu):
+    """One that knows which tensors lie on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: set[int] = set()
+        self._kept: list[torch.Tensor] = []  # an address must not be given to another tensor
+
+    def take_in(self, *tensors: torch.Tensor) -> None:
+        """These lie on the device."""
+        self._kept += tensors
+        self._storages |= {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._storages
+
+
 class RecordingRuntime(EmulatedRuntime):
     """The emulation; while a graph is captured, launches are noted with a copy of their parameters, and not run.
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fake_gpu import FakeGpu, FakeGraph, RecordingRuntime, device_tensors
+from fake_gpu import FakeGraph, RecordingRuntime, TrackedGpu, device_tensors
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -110,7 +110,7 @@ def _without_values(arguments: Any) -> Any:
     return tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, arguments)
 
 
-class LateGpu(FakeGpu):
+class LateGpu(TrackedGpu):
     """most_queued: operations that were waiting at once, at most. num_unpinned_copies: see _WaitToRead."""
 
     def __init__(self) -> None:
@@ -119,16 +119,6 @@ class LateGpu(FakeGpu):
         self.is_late = self.is_working = False
         self.num_queued = self.num_done = self.most_queued = self.num_unpinned_copies = 0
         self._queue: list[Callable[[], object]] = []
-        self._storages: set[int] = set()
-        self._kept: list[torch.Tensor] = []  # an address must not be given to another tensor
-
-    def take_in(self, *tensors: torch.Tensor) -> None:
-        """These lie on the device."""
-        self._kept += tensors
-        self._storages |= {tensor.untyped_storage().data_ptr() for tensor in tensors}
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self._storages
 
     def upload(self, values: np.ndarray) -> torch.Tensor:
         """Taken in: a launch that is put off knows it by its address."""

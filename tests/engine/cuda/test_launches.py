@@ -9,23 +9,11 @@ import numpy as np
 import pytest
 from counted_gpu import CountedGpu, Launches
 from fake_gpu import take_gpu
+from test_graph_prediction import CONFIGS
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 384,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
+CONFIG = CONFIGS["llama"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 
 

@@ -10,7 +10,7 @@
 KVPLAN_INLINE int choose_chunk(const PlanParams& params, int* scan) {
     int tokens = 0, total;
     for (int s = int(threadIdx.x); s < params.num_sequences; s += THREADS) tokens += range_of(s, params).num_tokens;
-    scan_block(tokens, scan, total);
+    scan_block<THREADS>(tokens, scan, total);
     return larger(params.min_chunk, round_up(ceil_divide(total, params.target_chunks), params));
 }
 
@@ -49,7 +49,7 @@ KVPLAN_LONE_KERNEL(plan_attention, PlanParams, THREADS) {
         const int own_items = range.is_decode ? larger(1, ceil_divide(range.num_tokens, chunk)) : 0;
         const int num_items = own_items + num_shared_items(range, params);
         int decode_total;
-        const int decode_first = decode_base + scan_block(num_items, scan, decode_total);
+        const int decode_first = decode_base + scan_block<THREADS>(num_items, scan, decode_total);
         write_decode_items(params, sequence, range, decode_first, num_items);
         decode_base += decode_total;
         if (has_prefill) write_prefill_items(prefill, start, range, part, params, scan, sequences);

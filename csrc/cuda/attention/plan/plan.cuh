@@ -1,7 +1,7 @@
 // What both halves of the plan know: the arguments, what one sequence asks for, and sums over all threads.
 #pragma once
 
-#include "../../platform.cuh"
+#include "../../scan.cuh"
 
 constexpr int THREADS = 256;
 #ifdef KVPLAN_OF_GROUPS
@@ -92,23 +92,6 @@ KVPLAN_INLINE Range range_of(int sequence, const PlanParams& params) {
 // How many of a decoding sequence's items another kernel does.
 KVPLAN_INLINE int num_shared_items(const Range& range, const PlanParams& params) {
     return params.shared && range.first_token > 0 ? 1 : 0;  // no window: it begins with what it shares or at 0
-}
-
-// The sum over all threads before this one; `total` gets the sum over all.
-KVPLAN_INLINE int scan_block(int value, int* scan, int& total) {
-    const int thread = int(threadIdx.x);
-    scan[thread] = value;
-    __syncthreads();
-    for (int step = 1; step < THREADS; step *= 2) {
-        const int before = thread >= step ? scan[thread - step] : 0;
-        __syncthreads();
-        scan[thread] += before;
-        __syncthreads();
-    }
-    total = scan[THREADS - 1];
-    const int result = scan[thread] - value;
-    __syncthreads();
-    return result;
 }
 
 // The smallest over all threads.

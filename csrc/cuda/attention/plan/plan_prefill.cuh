@@ -56,8 +56,8 @@ KVPLAN_INLINE Load load_of_step(const PlanParams& params, int* scan) {
         own.work += range.num_tiles * ceil_divide(both, 2 * params.chunk_multiple);
         own.longest = larger(own.longest, most_tokens(range, params));
     }
-    scan_block(own.num_tiles, scan, load.num_tiles);
-    scan_block(own.work, scan, load.work);
+    scan_block<THREADS>(own.num_tiles, scan, load.num_tiles);
+    scan_block<THREADS>(own.work, scan, load.work);
     load.longest = int(~smallest_of_block(~u32(own.longest), scan));
     return load;
 }
@@ -156,8 +156,8 @@ KVPLAN_INLINE void write_prefill_items(PrefillPlace& place, int start, const Ran
     const int num_items = range.num_tiles * num_parts;
     int items_here, slots_here;
     sequences.num_parts[thread] = num_parts;
-    sequences.first_item[thread] = scan_block(num_items, scan, items_here);
-    sequences.first_slot[thread] = place.slot + scan_block(num_parts > 1 ? num_items : 0, scan, slots_here);
+    sequences.first_item[thread] = scan_block<THREADS>(num_items, scan, items_here);
+    sequences.first_slot[thread] = place.slot + scan_block<THREADS>(num_parts > 1 ? num_items : 0, scan, slots_here);
     __syncthreads();
     for (int i = thread; i < items_here && place.item + i < params.max_prefill_items; i += THREADS)
         write_prefill_item(params.prefill_items + i64(place.item + i) * 8, start, i, params, sequences);
