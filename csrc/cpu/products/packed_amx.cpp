@@ -36,6 +36,14 @@ KVPLAN_INLINE const BFloat16* quarter(const BFloat16* panel, int index) {
   return panel + index * 2 * kTileOutputs;
 }
 
+// The four tiles of sums, whichever way rows are taken.
+KVPLAN_INLINE void zero_sums() {
+  KVPLAN_TILE_ZERO(0);
+  KVPLAN_TILE_ZERO(1);
+  KVPLAN_TILE_ZERO(2);
+  KVPLAN_TILE_ZERO(3);
+}
+
 // Up to 16 rows: sums in tiles 0 to 3, x in 4, weights in 5 to 7 by turns, so that none is loaded while it is multiplied.
 struct OneTileOfRows {
   static void configure(int64_t rows) {
@@ -47,13 +55,7 @@ struct OneTileOfRows {
   }
 
   KVPLAN_INLINE static void begin(float* sums, int, int64_t, bool starts) {
-    if (starts) {
-      KVPLAN_TILE_ZERO(0);
-      KVPLAN_TILE_ZERO(1);
-      KVPLAN_TILE_ZERO(2);
-      KVPLAN_TILE_ZERO(3);
-      return;
-    }
+    if (starts) return zero_sums();
     settle(sums);
     KVPLAN_TILE_LOAD(0, sums, kSumsRowBytes);
     KVPLAN_TILE_LOAD(1, sums + kTileOutputs, kSumsRowBytes);
@@ -95,13 +97,7 @@ struct TwoTilesOfRows {
   }
 
   KVPLAN_INLINE static void begin(float* sums, int first, int64_t upper, bool starts) {
-    if (starts) {
-      KVPLAN_TILE_ZERO(0);
-      KVPLAN_TILE_ZERO(1);
-      KVPLAN_TILE_ZERO(2);
-      KVPLAN_TILE_ZERO(3);
-      return;
-    }
+    if (starts) return zero_sums();
     settle(sums);
     float* const one = sums + first * kTileOutputs;
     float* const other = one + upper * kPanelOutputs;
