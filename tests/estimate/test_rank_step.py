@@ -58,7 +58,7 @@ def test_every_term_is_counted_once() -> None:
 def test_vectors_routed_to_experts_and_the_sharpness_of_their_products() -> None:
     experts = ExpertSpeed(0.2, 80.0, 500.0)
     plain = step_seconds(KernelSpeed(BASE, experts), STEP)
-    routed = step_seconds(KernelSpeed(BASE, replace(experts, routed_bandwidth=50.0)), replace(STEP, routed_bytes=100.0))
+    routed = step_seconds(KernelSpeed(BASE, replace(experts, routed_bandwidth=50.0)), STEP._replace(routed_bytes=100.0))
     assert routed - plain == pytest.approx(100 / 50)
     sharp = step_seconds(KernelSpeed(BASE, replace(experts, sharpness=50.0)), STEP)
     assert plain - sharp == pytest.approx(min(400 / 80, 2000 / 500), rel=1e-3)
@@ -66,17 +66,17 @@ def test_vectors_routed_to_experts_and_the_sharpness_of_their_products() -> None
 
 def test_latent_attention_has_its_own_speeds() -> None:
     speed = KernelSpeed(BASE, latent=LatentSpeed(0.3, 30.0, 250.0))
-    plain, latent = step_seconds(speed, STEP), step_seconds(speed, replace(STEP, num_latent_layers=10))
+    plain, latent = step_seconds(speed, STEP), step_seconds(speed, STEP._replace(num_latent_layers=10))
     layers = (0.3 - BASE.layer_seconds) * 10
     assert latent - plain == pytest.approx(layers + 150 / 30 - 150 / 50 + 1000 / 250 - 1000 / 500)
     slower = KernelSpeed(BASE, latent=replace(speed.latent, token_seconds=0.01))  # type: ignore[type-var]
-    tokens = step_seconds(slower, replace(STEP, num_latent_layers=10, latent_tokens=40))
+    tokens = step_seconds(slower, STEP._replace(num_latent_layers=10, latent_tokens=40))
     assert tokens - latent == pytest.approx(0.01 * 40)
 
 
 def test_bytes_and_operations_hide_behind_each_other_where_the_device_overlaps_them() -> None:
     sharp = KernelSpeed(replace(BASE, sharpness=50.0))
-    nothing = replace(STEP, head_bytes=0.0, head_operations=0.0, expert_bytes=0.0, expert_operations=0.0)
+    nothing = STEP._replace(head_bytes=0.0, head_operations=0.0, expert_bytes=0.0, expert_operations=0.0)
     added = step_seconds(KernelSpeed(BASE), nothing) - step_seconds(sharp, nothing)
     assert added == pytest.approx(min(200 / 100, 3000 / 1000), rel=1e-3)
 

@@ -7,7 +7,7 @@ attention cost. The quantities of a step are those that predictions use (``rank_
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -45,7 +45,7 @@ class Sampled:
     def of(self, keep: Sequence[bool]) -> Sampled:
         """Those points alone."""
         kept = np.array(keep)
-        steps = RankStep(**{each.name: getattr(self.steps, each.name)[kept] for each in fields(RankStep)})
+        steps = RankStep(**{name: getattr(self.steps, name)[kept] for name in RankStep._fields})
         points = tuple(point for point, is_kept in zip(self.points, keep, strict=True) if is_kept)
         reduces = {ranks: counts[kept] for ranks, counts in self.all_reduces.items()}
         return Sampled(points, steps, reduces, self.link_seconds[kept], self.seconds[kept])
@@ -74,7 +74,7 @@ def sampled(points: Sequence[Point], gpu: GpuProfile, name: str) -> Sampled:
         cost = collective_cost(work, gpu, _PLAIN)
         counts.append(cost.fixed_seconds)
         links.append(point.tokens * cost.seconds_per_row)
-    arrays = {each.name: np.array([float(getattr(step, each.name)) for step in steps]) for each in fields(RankStep)}
+    arrays = {name: np.array([float(getattr(step, name)) for step in steps]) for name in RankStep._fields}
     sizes = np.array([point.tensor_parallel_size for point in points])
     reduces = {ranks: np.where(sizes == ranks, np.array(counts), 0.0) for ranks in _RANKS}
     seconds = np.array([point.seconds for point in points])

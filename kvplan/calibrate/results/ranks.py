@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -45,7 +45,7 @@ def rank_steps(of: Deployed, loads: Loads) -> RankStep:
         )
         for tokens, sequences, sampled, kv_tokens, pairs in zip(*(column.tolist() for column in columns), strict=True)
     ]
-    return RankStep(**{each.name: np.array([getattr(step, each.name) for step in steps]) for each in fields(RankStep)})
+    return RankStep(**{name: np.array([getattr(step, name) for step in steps]) for name in RankStep._fields})
 
 
 def rank_seconds(of: Deployed, steps: RankStep, speed: Speed, *, is_forward_only: bool) -> np.ndarray:

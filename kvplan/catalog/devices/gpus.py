@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -97,13 +97,13 @@ def load_gpus() -> tuple[GpuProfile, ...]:
         profiles.extend(_read_file(path))
     if not profiles:
         raise KvplanError("kvplan's GPU profiles are missing from this installation.", hint="reinstall kvplan")
-    _index(tuple(profiles))
+    _by_alias(profiles)
     return tuple(profiles)
 
 
 def find_gpu(name: str) -> GpuProfile:
     """The profile whose id, name or alias is exactly ``name``, ignoring case. UsageError with close matches."""
-    index = _index(load_gpus())
+    index = _index()
     profile = index.get(_key(name))
     if profile is not None:
         return profile
@@ -139,7 +139,7 @@ def parse_gpu_count(text: str) -> GpuCount:
 
     A profile's own name comes first: ``mi300x`` is one GPU.
     """
-    index, words = _index(load_gpus()), text.strip()
+    index, words = _index(), text.strip()
     first, last = _COUNT_FIRST.fullmatch(words), _COUNT_LAST.fullmatch(words)
     counted = [_Reading(int(first.group(1)), first.group(2))] if first else []
     counted += [_Reading(int(last.group(2)), last.group(1))] if last else []
@@ -158,14 +158,18 @@ def _key(name: str) -> str:
 
 
 @cache
-def _index(profiles: tuple[GpuProfile, ...]) -> Mapping[str, GpuProfile]:
+def _index() -> Mapping[str, GpuProfile]:
+    return MappingProxyType(_by_alias(load_gpus()))
+
+
+def _by_alias(profiles: Iterable[GpuProfile]) -> dict[str, GpuProfile]:
     index: dict[str, GpuProfile] = {}
     for profile in profiles:
         for alias in {_key(text) for text in (profile.id, profile.name, *profile.aliases)}:
             if alias in index:
                 raise KvplanError(f"GPU alias '{alias}' belongs to both {index[alias].id} and {profile.id}.")
             index[alias] = profile
-    return MappingProxyType(index)
+    return index
 
 
 def _read_file(path: Path) -> list[GpuProfile]:

@@ -182,11 +182,17 @@ class SpeedModel:
 
     @cached_property
     def _gpu_steps(self) -> StepClock:
-        context = self.input_tokens + self.output_tokens / 2
         if self.device_speed is not None:
-            return MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context)
+            return self._measured_clock
+        context = self.input_tokens + self.output_tokens / 2
         best, worst = (RooflineSteps(self._rooflines[end], self.kv_bytes / context) for end in _ENDS)
         return BetweenSteps(best, worst)
+
+    @cached_property
+    def _measured_clock(self) -> MeasuredClock:
+        assert self.device_speed is not None, "asked for where the device was measured"
+        context = self.input_tokens + self.output_tokens / 2
+        return MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context)
 
     def step_terms(self, load: StepLoad) -> StepTerms:
         """The parts of a step; of a roofline the geometric middle of both ends."""
@@ -203,9 +209,9 @@ class SpeedModel:
             self.mixed_tile_rows, load.num_tokens, load.num_sequences, load.num_kv_tokens, load.num_pairs
         )
         load = replace(load, num_pairs=padded)
-        context = self.input_tokens + self.output_tokens / 2
         if self.device_speed is not None:
-            return measured_terms(MeasuredClock(self.work, self.gpu, self.kv_bytes, self.device_speed, context), load)
+            return measured_terms(self._measured_clock, load)
+        context = self.input_tokens + self.output_tokens / 2
         best, worst = (roofline_terms(self._rooflines[end], self.kv_bytes / context, load) for end in _ENDS)
         return best.merged(worst, lambda one, other: (one * other) ** 0.5)
 
@@ -216,9 +222,7 @@ class SpeedModel:
         )
 
     def _measured(self, num_users: float, end: End, device: DeviceSpeed) -> SteadyState:
-        context = self.input_tokens + self.output_tokens / 2
-        clock = MeasuredClock(self.work, self.gpu, self.kv_bytes, device, context)
-        state = self._state(clock, clock.prefill_seconds(self.input_tokens, num_users), num_users)
+        state = self._predicted(num_users)
         slower = {"best": -1.0, "middle": 0.0, "worst": 1.0}[end]
 
         def at_end(name: str, seconds: float) -> float:
@@ -227,6 +231,19 @@ class SpeedModel:
         # A throughput is predicted too high where it is slower than predicted: measured = predicted / (1 + error).
         whole = state.e2el_seconds * (1 + slower * device.errors["output_throughput"])
         return SteadyState(num_users, at_end("ttft", state.ttft_seconds), at_end("tpot", state.tpot_seconds), whole)
+
+    def _predicted(self, num_users: float) -> SteadyState:
+        """By the measured coefficients alone: what both ends of the range begin with."""
+        if num_users not in self._predictions:
+            clock = self._measured_clock
+            prefill = clock.prefill_seconds(self.input_tokens, num_users)
+            self._predictions[num_users] = self._state(clock, prefill, num_users)
+        return self._predictions[num_users]
+
+    @cached_property
+    def _predictions(self) -> dict[float, SteadyState]:
+        """Found so far, by ``num_users``."""
+        return {}
 
     def _state(self, clock: Clock, prefill: float, num_users: float) -> SteadyState:
         host, work = self.host, self.work
