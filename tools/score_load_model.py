@@ -1,11 +1,11 @@
 """Predicts loads that a calibration has not seen, and compares with what kvplan's own engine measured under them.
 
-    python tools/score_load_model.py CALIBRATION_DIR LOAD_DIR...
+    python tools/score_load_model.py DIR...
 
-CALIBRATION_DIR is a directory of `kvplan sweep`; step times are fitted to its rows. Each LOAD_DIR is one of a sweep
-(requests are sent between steps: `batching`) or of `kvplan load` against `kvplan serve` (they come at any moment:
-`queueing`), on the same machine and model. Their requests (lengths, arrivals, in flight at most) are played with the
-settings of the run. Prints predicted / measured - 1 of each figure, and its median.
+Each DIR is one of `tools/measure_loads.py`, or a sweep whose trials have several loads. Step times are fitted to its
+trials with all requests at once, as `kvplan calibrate` does; the others, under a rate or with so many in flight, are
+played with their own requests (lengths, arrivals) and settings. Prints predicted / measured of each figure (medians of
+a load's runs), the median error over all of them, and how far apart two runs of one load in one directory are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,44 +24,53 @@ sys.path[:0] = [str(ROOT)]
 
 from kvplan.calibrate.peaks import expected_speed  # noqa: E402
 from kvplan.calibrate.scoring import fit_trials  # noqa: E402
-from kvplan.calibrate.trials import MeasuredTrial, read_trial_sets  # noqa: E402
+from kvplan.calibrate.trials import MeasuredTrial, TrialSet, read_trial_sets  # noqa: E402
 from kvplan.estimate.speed.batching import simulate_requests  # noqa: E402
 from kvplan.estimate.speed.queueing.figures import Distribution, PlayedRequest, played_figures  # noqa: E402
 from kvplan.estimate.speed.simulation import Simulation  # noqa: E402
 from kvplan.estimate.speed.step_time import Speed, StepTimes  # noqa: E402
 
-FIGURES: Final = ("throughput", "TPOT p50", "TTFT p50", "TTFT p99")
+FIGURES: Final = ("tokens/s", "TPOT p50, ms", "TTFT p50, ms", "TTFT p99, ms")
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One run: (predicted, measured) of each of FIGURES; tokens per second, and seconds."""
+    """One run of a load: of each of FIGURES what was predicted and measured."""
 
-    name: str
     load: str
-    pairs: tuple[tuple[float, float], ...]
+    predicted: tuple[float, ...]
+    measured: tuple[float, ...]
 
     @property
-    def errors(self) -> list[float]:
-        return [predicted / measured - 1 for predicted, measured in self.pairs]
+    def errors(self) -> tuple[float, ...]:
+        return tuple(told / seen - 1 for told, seen in zip(self.predicted, self.measured, strict=True))
 
 
-def score_trial(name: str, trial: MeasuredTrial, speed: Speed) -> Scored:
-    """A trial of a sweep."""
+def score_directory(found: TrialSet) -> list[Scored]:
+    """Every load of a directory, predicted by its other trials."""
+    calibrating = [trial for trial in found.trials if not is_load(trial)]
+    speed = fit_trials(calibrating, expected_speed(found.device, None))
+    return [score_trial(trial, speed) for trial in found.trials if is_load(trial)]
+
+
+def is_load(trial: MeasuredTrial) -> bool:
+    """Whether its requests come one after the other."""
+    return trial.arrives_over_time or trial.max_concurrency is not None
+
+
+def score_trial(trial: MeasuredTrial, speed: Speed) -> Scored:
+    """One trial, played with ``speed``."""
     times = StepTimes(trial.shape, speed)
     simulated = simulate_requests(trial.requests, trial.limits, times, max_concurrency=trial.max_concurrency)
     found = played_figures(_requests(simulated), simulated.num_preemptions, simulated.max_running)
-    row = trial.row
-    tpot = found.tpot or Distribution(0.0, 0.0, 0.0)
-    pairs = (
-        (simulated.output_throughput, row["output_throughput"]),
-        (tpot.median, row["median_tpot_ms"] / 1000),
-        (found.ttft.median, row["median_ttft_ms"] / 1000),
-        (found.ttft.p99, row["p99_ttft_ms"] / 1000),
+    row, tpot = trial.row, found.tpot or Distribution(0.0, 0.0, 0.0)
+    predicted = (
+        simulated.output_throughput,
+        *(1000 * each for each in (tpot.median, found.ttft.median, found.ttft.p99)),
     )
-    rate = row["request_rate"]
-    load = f"{rate} requests/s" if trial.arrives_over_time else f"at most {trial.max_concurrency or 'all'} in flight"
-    return Scored(name, f"{len(trial.requests)} requests, {load}, {row['max_num_seqs']} seats", pairs)
+    names = ("output_throughput", "median_tpot_ms", "median_ttft_ms", "p99_ttft_ms")
+    load = f"{row['request_rate']} requests/s" if trial.arrives_over_time else f"{trial.max_concurrency} in flight"
+    return Scored(load, predicted, tuple(float(row[name] or 0.0) for name in names))  # type: ignore[literal-required]
 
 
 def _requests(simulated: Simulation) -> list[PlayedRequest]:
@@ -77,30 +87,54 @@ def _requests(simulated: Simulation) -> list[PlayedRequest]:
     ]
 
 
-def print_scores(scores: Iterable[Scored]) -> None:
-    found = list(scores)
-    print(f"{'':50}" + "".join(f"{figure:>24}" for figure in FIGURES))
-    for score in found:
-        cells = (f"{_short(told)} / {_short(seen)} {100 * (told / seen - 1):+4.0f} %" for told, seen in score.pairs)
-        print(f"{score.name + ': ' + score.load:50}" + "".join(f"{cell:>24}" for cell in cells))
-    medians = [statistics.median(abs(score.errors[index]) for score in found) for index in range(len(FIGURES))]
-    print(f"{'median |error|':50}" + "".join(f"{100 * each:22.1f} %" for each in medians))
+def print_scores(directories: Sequence[Sequence[Scored]]) -> None:
+    """A table in Markdown: a line for each load, then the errors."""
+    by_load: dict[str, list[Scored]] = defaultdict(list)
+    for scored in directories:
+        for each in scored:
+            by_load[each.load].append(each)
+    everything = [each for scored in directories for each in scored]
+    apart = [pair for scored in directories for pair in _repeated(scored)]
+    _print_row("predicted / measured", (f"{figure}, error" for figure in FIGURES))
+    _print_row("---", ("---" for _ in FIGURES))
+    for load, runs in by_load.items():
+        _print_row(f"{load}, {len(runs)} runs", (_cell(runs, index) for index in range(len(FIGURES))))
+    _print_row(f"median error of {len(everything)} runs", _percents([each.errors for each in everything]))
+    _print_row(f"a load run twice, {len(apart)} pairs", _percents(apart))
 
 
-def _short(value: float) -> str:
-    return f"{value:,.1f}" if value >= 10 else f"{1000 * value:,.1f} ms"
+def _repeated(scored: Sequence[Scored]) -> list[tuple[float, ...]]:
+    """How far the second run of a load is from its first, of each figure."""
+    first: dict[str, Scored] = {}
+    return [
+        tuple(second / one - 1 for second, one in zip(each.measured, first[each.load].measured, strict=True))
+        for each in scored
+        if first.setdefault(each.load, each) is not each
+    ]
 
 
-def main() -> None:
+def _cell(runs: Sequence[Scored], index: int) -> str:
+    told = statistics.median(each.predicted[index] for each in runs)
+    seen = statistics.median(each.measured[index] for each in runs)
+    error = statistics.median(each.errors[index] for each in runs)
+    return f"{told:,.1f} / {seen:,.1f}, {100 * error:+.0f} %"
+
+
+def _percents(differences: Sequence[Sequence[float]]) -> list[str]:
+    if not differences:
+        return ["" for _ in FIGURES]
+    return [f"{100 * statistics.median(map(abs, column)):.1f} %" for column in zip(*differences, strict=True)]
+
+
+def _print_row(name: str, cells: Iterable[str]) -> None:
+    print(f"| {name} | {' | '.join(cells)} |")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("calibration", type=Path)
-    parser.add_argument("loads", type=Path, nargs="+")
-    arguments = parser.parse_args()
-    fitted = read_trial_sets([arguments.calibration])
-    speed = fit_trials(fitted.trials, expected_speed(fitted.device, None))
-    print_scores(
-        score_trial(path.name, trial, speed) for path in arguments.loads for trial in read_trial_sets([path]).trials
-    )
+    parser.add_argument("directories", type=Path, nargs="+")
+    given = parser.parse_args(arguments)
+    print_scores([score_directory(read_trial_sets([path])) for path in given.directories])
 
 
 if __name__ == "__main__":

@@ -153,6 +153,16 @@ class Engine:
             runs_ahead=runs_ahead,
         )
 
+    def touch_blocks(self, num_blocks: int) -> None:
+        """Write to the ``num_blocks`` blocks that the pool hands out first, before a measurement. Nothing may have run.
+
+        A CPU's memory is backed page by page as it is first written: without this the first steps measure the operating
+        system, on a virtual machine whose host backs memory so too up to 5 ms for 2 MiB. A GPU's is backed at once.
+        """
+        assert self._loop.num_steps == 0, "the prefix cache would find blocks that are empty"
+        if not self.device.is_asynchronous:
+            self._runner.touch(min(num_blocks, self.memory.num_blocks))
+
     # ---- requests
 
     def add_request(

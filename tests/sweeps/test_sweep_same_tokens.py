@@ -84,6 +84,18 @@ def test_same_requests_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert result.row["total_output_tokens"] == sum(request.num_output_tokens for request in order.requests)
 
 
+def test_blocks_that_a_trial_writes_to_are_touched_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request's own where prefixes are kept, else those of the four longest, which take the freed ones again."""
+    touched: list[int] = []
+    monkeypatch.setattr(Engine, "touch_blocks", lambda _, num_blocks: touched.append(num_blocks))
+    order = order_of(tmp_path)
+    for caches in (True, False):
+        order.engine["enable_prefix_caching"] = caches
+        EngineHost(is_limited=True).make_ready(order, lambda *_, **__: None)
+    each = sorted(-(-(one.num_prompt_tokens + one.num_output_tokens) // 4) for one in order.requests)
+    assert touched == [sum(each), sum(each[-4:])]
+
+
 @pytest.mark.slow
 def test_shared_prefixes_are_found_in_the_cache_and_the_row_and_the_series_say_so(tmp_path: Path) -> None:
     """Eight prompts of 64 shared tokens each, all but the first two of each prefix's kind find them."""

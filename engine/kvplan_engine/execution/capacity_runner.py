@@ -40,6 +40,9 @@ class CapacityRunner:
         self._vocab_size = vocab_size
         self._seed = seed
 
+    def touch(self, num_blocks: int) -> None:
+        """Blocks have no memory."""
+
     def make_mover(self, num_host_slots: int, disk: DiskTier | None) -> CountedMover:
         """Blocks and slots have no content."""
         assert disk is None, "EngineConfig refuses a disk tier"

@@ -50,6 +50,9 @@ class StepRunner(Protocol):
     @property
     def num_graph_replays(self) -> int: ...
 
+    def touch(self, num_blocks: int) -> None:
+        """Write to the workspace and to the first ``num_blocks`` blocks, whose content is lost."""
+
     def make_mover(self, num_host_slots: int, disk: DiskTier | None) -> Mover:
         """Who carries out transfers between the pool, ``num_host_slots`` slots of host memory, and files."""
         ...

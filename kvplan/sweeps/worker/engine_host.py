@@ -72,6 +72,11 @@ class EngineHost:
 
         Orders for other weights need a process of their own, but where memory is only counted.
         """
+        engine = self._loaded(order, send)
+        engine.touch_blocks(_blocks_to_write(engine, order))
+        return engine
+
+    def _loaded(self, order: TrialOrder, send: Send) -> Engine:
         settings = order.settings
         changes = {name: settings[name] for name in settings if knobs()[name].reconfigurable}
         loaded_for = order.engine | {name: settings[name] for name in settings if name not in changes}
@@ -128,6 +133,15 @@ class EngineHost:
             send(stage_message("warmup"))
             LoadGenerator(engine, [timed_request(_WARMUP, order, self.adapters)], max_concurrency=1).run()
             self.is_warm = True
+
+
+def _blocks_to_write(engine: Engine, order: TrialOrder) -> int:
+    """How many blocks the requests write to: each its own where prefixes are kept, else those that run at once."""
+    layout = engine.scheduler.pool.layout
+    lengths = sorted(each.num_prompt_tokens + each.num_output_tokens for each in order.requests)
+    if not engine.config.caches_prefixes:
+        lengths = lengths[-order.settings["max_num_seqs"] :]
+    return sum(layout.blocks_for(length) for length in lengths)
 
 
 def timed_request(request: RequestSpec, order: TrialOrder, adapters: Sequence[LoRARequest]) -> TimedRequest:

@@ -1,0 +1,33 @@
+"""Before a measurement the blocks that it will write to are backed by memory; what others hold stays."""
+
+from __future__ import annotations
+
+import pytest
+from small_models import Checkpoint
+
+from kvplan_engine import LLM, SamplingParams
+
+SETTINGS = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "max_model_len": 128}
+
+
+def test_the_first_blocks_are_written_before_anything_has_run(checkpoints: dict[str, Checkpoint]) -> None:
+    with LLM(str(checkpoints["llama"].path), dtype="float32", device="cpu", device_memory="192MiB", **SETTINGS) as llm:
+        engine = llm.engine
+        blocks = engine._runner.kv.blocks  # type: ignore[attr-defined]
+        blocks.fill_(255)
+        engine.touch_blocks(3)
+        assert not blocks[:3].any()
+        assert bool((blocks[3:] == 255).all())
+        engine.touch_blocks(engine.memory.num_blocks + 1)
+        assert not blocks.any()
+        llm.generate([{"prompt_token_ids": [1, 2, 3]}], SamplingParams(max_tokens=2))
+        with pytest.raises(AssertionError, match="prefix cache"):
+            engine.touch_blocks(1)
+
+
+def test_an_engine_that_only_counts_has_nothing_to_write_to(checkpoints: dict[str, Checkpoint]) -> None:
+    path = str(checkpoints["llama"].path)
+    with LLM(path, load_format="none", device="cpu", device_memory="192MiB", **SETTINGS) as llm:
+        llm.engine.touch_blocks(3)
+        (output,) = llm.generate([{"prompt_token_ids": [1, 2, 3]}], SamplingParams(max_tokens=2, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 2
