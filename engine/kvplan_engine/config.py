@@ -264,8 +264,8 @@ class EngineConfig:
     )
     cudagraph_mode: str = _knob(
         "full",
-        "steps that a GPU replays as graphs; full: decode steps and, for dense models with plain attention, those with "
-        "prompts of up to 512 tokens in all; full_decode_only: decode steps",
+        "steps that a GPU replays as graphs; full: decode steps and those with prompts of up to 512 tokens in all; "
+        "full_decode_only: decode steps",
         choices=CUDAGRAPH_MODES,
         in_vllm=False,
         reconfigurable=True,

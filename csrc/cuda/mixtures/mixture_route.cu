@@ -31,6 +31,8 @@ struct RouteParams {
     float* shares;
     // [rows]
     float* shared_shares;
+    // [1]  rows that are a sequence's token, which come first: those behind them choose nothing; null: all rows
+    const int* num_filled;
     i64 x_stride;
     int rows;
     int hidden;
@@ -159,12 +161,24 @@ KVPLAN_INLINE float shared_share(int row, int lane, const RouteParams& params) {
     return 1.0f / (1.0f + expf(-sum_over_warp(product)));
 }
 
+// A row that pads a captured step: no expert is read for it.
+KVPLAN_INLINE void choose_nothing(int row, int lane, const RouteParams& params) {
+    if (lane == 0) params.shared_shares[row] = 0.0f;
+    if (lane >= TOP_K) return;
+    params.ids[i64(row) * TOP_K + lane] = -1;
+    params.shares[i64(row) * TOP_K + lane] = 0.0f;
+}
+
 // grid (ceil(rows / WARPS)), block THREADS.
 KVPLAN_KERNEL(choose_experts, RouteParams, THREADS) {
     __shared__ float all_scores[WARPS][EXPERTS], all_choices[WARPS][EXPERTS];
     const int warp = int(threadIdx.x) / WARP_LANES, lane = int(threadIdx.x) % WARP_LANES;
     const int row = int(blockIdx.x) * WARPS + warp;
     if (row >= params.rows) return;
+    if (params.num_filled != nullptr && row >= *params.num_filled) {
+        choose_nothing(row, lane, params);
+        return;
+    }
     float *scores = all_scores[warp], *choice = all_choices[warp];
     for (int e = lane; e < EXPERTS; e += WARP_LANES) scores[e] = params.logits[i64(row) * EXPERTS + e];
     __syncwarp();

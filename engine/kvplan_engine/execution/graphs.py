@@ -2,14 +2,14 @@
 
 A step launches hundreds of kernels with the same arguments as any other of its size: all they read and write lies in
 the workspace and the pool, and lengths are read from there. So the step is captured once and replayed as a whole. A
-decode step is padded to the next batch size: rows without a sequence have length 0, slot -1 and a state in block -1,
-so they read and write no KV. A step with prompts is padded to the next number of tokens: those of no sequence have
-slot -1, and sequences without tokens begin and end where the last one ends.
+decode step is padded to the next batch size, a step with prompts to the next number of tokens: tokens of no sequence
+have slot -1; sequences without tokens have length 0, a state in block -1, and begin and end where the last one ends. So
+no KV or state is read or written for them, and the last start says how many tokens there are: no more choose experts.
 
     decode          batch of 19 -> graph of 32       with prompts    5 + 20 tokens of 2 -> 32 of 4 at most
     slots           s0 s1 ... s18 -1 -1 ... -1       slots           s0 ... s24 -1 ... -1
     seq_lens        l0 l1 ... l18  0  0 ...  0       seq_lens        l0 l1  0  0
-    query_starts     0  1 ...  18 19 20 ... 32       query_starts     0  5 25 25 25
+    query_starts     0  1 ...  18 19 19 ... 19       query_starts     0  5 25 25 25
 
 The host writes the padding with the step's inputs, and one launch brings both to the device before the replay.
 
@@ -50,7 +50,7 @@ class PaddedBatches:
         self._state_tables = state_tables
         self._sampled_rows = sampled_rows
         self._places = tuple(dict.fromkeys(places))
-        num_seqs = len(workspace["query_starts"])
+        num_seqs = len(workspace["query_starts"]) - 1
         self._row_numbers = torch.arange(num_seqs, dtype=torch.int64, device=workspace["token_ids"].device)
 
     def batch(self, size: GraphSize) -> StepBatch:
@@ -65,6 +65,7 @@ class PaddedBatches:
             sampled_rows=(self._sampled_rows if size.has_prompts else self._row_numbers)[: size.num_seqs],
             states=states_of(self._state_tables, tokens, seqs),
             graph=size,
+            num_filled=self._workspace["query_starts"][size.num_seqs : size.num_seqs + 1],
         )
 
     def _rows(self, number: int) -> dict[str, torch.Tensor]:
@@ -72,11 +73,10 @@ class PaddedBatches:
         return {name: space[name][:number] for name in space} | {"query_starts": space["query_starts"][: number + 1]}
 
     def fill(self, size: GraphSize) -> None:
-        """Make all rows of a step of ``size`` padding: of decode steps one of each sequence, else of none."""
+        """Make all rows of a step of ``size`` padding."""
         for name, value in padding_values(self._places, self._state_tables).items():
             self._workspace[name][: size.num_tokens].fill_(value)
-        starts = self._workspace["query_starts"][: size.num_seqs + 1]
-        starts.fill_(0) if size.has_prompts else starts.copy_(self._row_numbers[: size.num_seqs + 1])
+        self._workspace["query_starts"][: size.num_seqs + 1].fill_(0)
         self._sampled_rows[: size.num_seqs].fill_(0)
 
 

@@ -53,7 +53,6 @@ class StepInputs:
         self.seq_buffers = tuple(name for name in names if name not in self.token_buffers)
         self._lengths_of_tables = {name: lengths_of_tables(name) for name in names}
         self._padding = padding_values(places, state_tables_name(layout))
-        self._starts = np.arange(len(self.arrays["query_starts"]), dtype=np.int32)
         self._block_size = layout.block_size
 
     def sizes(self, num_tokens: int, num_seqs: int) -> dict[str, int]:
@@ -92,8 +91,7 @@ class StepInputs:
             self.arrays[name][slice(num_tokens, size.num_tokens) if of_tokens else slice(num_seqs, size.num_seqs)] = (
                 value
             )
-        behind = slice(num_seqs, size.num_seqs + 1)
-        self.arrays["query_starts"][behind] = num_tokens if size.has_prompts else self._starts[behind]
+        self.arrays["query_starts"][num_seqs : size.num_seqs + 1] = num_tokens
 
     def _columns_read(self, name: str, num_seqs: int) -> int | None:
         """How many columns a step reads: for 128k tokens block tables have thousands, most of them unused."""

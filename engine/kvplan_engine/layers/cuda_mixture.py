@@ -17,12 +17,13 @@ class CudaMixtureRun:
     """A MixtureRun: one layer's mixture on a CUDA device."""
 
     layer_args = None
+    launches_each_expert = False
 
     def __init__(self, kernels: CudaMixture) -> None:
         self._kernels = kernels
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor, room: MixtureRoom) -> None:
-        self._kernels.run(x, out, room.ids, room.shares, room.inner)
+        self._kernels.run(x, out, room.ids, room.shares, room.inner, room.num_filled)
 
 
 class CudaMixtures:

@@ -118,6 +118,7 @@ class SummedMixture:
 
     def __init__(self, inner: MixtureRun, collectives: Collectives) -> None:
         self._inner, self._collectives = inner, collectives
+        self.launches_each_expert = inner.launches_each_expert
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor, room: MixtureRoom) -> None:
         """See MixtureRun.__call__."""

@@ -27,22 +27,27 @@ class MixtureRoom:
     """A step's memory of one mixture for T rows.
 
     ids [T, top_k] int32 and shares [T, top_k] float32: what the router chose. inner [T x (top_k x F + shared F)]: what
-    lies between an expert's products.
+    lies between an expert's products. num_filled: see StepBatch; what becomes of the rows behind does not matter.
     """
 
     ids: torch.Tensor
     shares: torch.Tensor
     inner: torch.Tensor
+    num_filled: torch.Tensor | None = None
 
 
 class MixtureRun(Protocol):
     """One layer's mixture.
 
     layer_args: as the CPU kernels' call for all layers takes it, without its rows; None where they do not have it.
+    launches_each_expert: what it launches on a GPU grows with the experts.
     """
 
     @property
     def layer_args(self) -> MixtureArgs | None: ...
+
+    @property
+    def launches_each_expert(self) -> bool: ...
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor, room: MixtureRoom) -> None:
         """out [T, H] = the mixture of x [T, H]; not the same memory."""
@@ -74,6 +79,7 @@ class TorchMixture:
     """Plain torch over the weights as they were published. Takes every mixture, on any device."""
 
     layer_args = None
+    launches_each_expert = True
 
     def __init__(self, mixture: Mixture, weights: MixtureWeights) -> None:
         self._mixture, self._weights = mixture, weights
@@ -94,6 +100,8 @@ class TorchMixture:
 
 class PanelMixture:
     """Our own kernel over weights that were packed once (csrc/cpu/mixtures/mixture.cpp)."""
+
+    launches_each_expert = False
 
     def __init__(self, packed: PackedMixture) -> None:
         self._packed = packed

@@ -53,6 +53,12 @@ class Decoder:
         self.attention_parts: list[AttentionPart] = [part for part in attention if part is not None]
         self.layer_run = kernels.make_layer_run(self._layers, final_norm, kernels.adapters)
 
+    @property
+    def launches_each_expert(self) -> bool:
+        """Whether what a layer launches grows with its experts."""
+        parts = (layer.feed_forward for layer in self._layers)
+        return any(part.launches_each_expert for part in parts if part is not None)
+
     def forward(self, batch: StepBatch, kv: KvPool, workspace: Workspace) -> torch.Tensor:
         """Logits [len(batch.sampled), vocab_size] in the workspace; the step's K and V are in ``kv`` afterwards."""
         hidden, normed, delta = (workspace[name][: batch.num_tokens] for name in ("hidden", "normed", "delta"))
@@ -86,7 +92,7 @@ class Decoder:
                     return
             else:
                 layer.mix(stream, step)
-            layer.feed(stream, step.workspace, next_norm)
+            layer.feed(stream, step, next_norm)
 
     def _logits(self, batch: StepBatch, normed: torch.Tensor, workspace: Workspace) -> torch.Tensor:
         """normed: the last norm's output, of all rows or, with ``batch.sampled_attention``, of the sampled ones."""

@@ -13,7 +13,6 @@ from kvplan_engine.description.mixers import Mixer, Rope
 from kvplan_engine.description.model import Layer
 from kvplan_engine.description.parameters.norms import norm_parts
 from kvplan_engine.layers.norm import Norm
-from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.feed_forwards.apart_mixture_part import ApartMixturePart
 from kvplan_engine.models.feed_forwards.mixture_part import MixturePart
 from kvplan_engine.models.feed_forwards.mlp_part import MlpPart
@@ -85,27 +84,27 @@ class DecoderLayer:
                 stream.hidden += stream.delta
             mixer(stream.source, step, stream.delta)
 
-    def feed(self, stream: ResidualStream, workspace: Workspace, next_norm: Norm | None) -> None:
+    def feed(self, stream: ResidualStream, step: StepSpace, next_norm: Norm | None) -> None:
         """What follows the mixers: their output is added, and then the feed-forward's, up to the next layer's norm."""
         if self.feed_forward is None:
             self._finish(stream.delta, self.attention_post_norm)
         else:
             if self.mixers:
                 self._add_mixed(stream)
-            self._run_feed_forward(stream, workspace)
+            self._run_feed_forward(stream, step)
             self._finish(stream.delta, self.mlp_post_norm)
         if self.end is None:
             _add(stream, next_norm)
         else:
             stream.hidden += stream.delta
-            self.end(stream, workspace)
+            self.end(stream, step.workspace)
             _normalise(stream, next_norm)
 
-    def _run_feed_forward(self, stream: ResidualStream, workspace: Workspace) -> None:
+    def _run_feed_forward(self, stream: ResidualStream, step: StepSpace) -> None:
         if isinstance(self.feed_forward, ApartMixturePart):
-            self.feed_forward(stream, workspace)
+            self.feed_forward(stream, step)
         elif self.feed_forward is not None:
-            self.feed_forward(stream.source, workspace, stream.delta)
+            self.feed_forward(stream.source, step, stream.delta)
 
     def _add_mixed(self, stream: ResidualStream) -> None:
         """The mixers' output is added, and the feed-forward's norm applied."""

@@ -15,8 +15,6 @@ from kvplan_engine.checkpoints.shared_layers import weight_owners
 from kvplan_engine.checkpoints.weights import Weights, allocate_weights, unowned, weight_fingerprint
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.division import Rank, part_of
-from kvplan_engine.description.feed_forward import FeedForward, Mlp
-from kvplan_engine.description.mixers import Attention, Mixer
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import num_parameters
 from kvplan_engine.device.collectives import Collectives
@@ -101,9 +99,11 @@ class LoadedModel:
 
     @property
     def captures_prompts(self) -> bool:
-        """Whether steps with prompts may be captured too, and padded with tokens of no sequence."""
-        parts = [part for layer in self.config.distinct_layers for part in (*layer.mixers, layer.feed_forward)]
-        return self.is_capturable and all(map(can_be_padded, parts))
+        """Whether steps with prompts may be captured too.
+
+        Graphs of all their sizes hold too many launches where a layer launches something for each of its experts.
+        """
+        return self.is_capturable and not self.decoder.launches_each_expert
 
     def kernel_buffers(self, config: EngineConfig) -> list[BufferSpec]:
         """What the kernels need of the workspace besides a step's own buffers."""
@@ -127,15 +127,6 @@ class LoadedModel:
         for part in distinct.values():
             cache, heads = kv.of(part.index), part.description.num_heads
             self.attention.reserve_decode(cache, self._scalar, heads, max_num_seqs, part.options)
-
-
-def can_be_padded(part: Mixer | FeedForward | None) -> bool:
-    """Whether tokens of no sequence matter to no others in this part of a layer.
-
-    What attention leaves of them is from other steps, any number whatever. States would have to leave them out, and
-    experts would sort them among the others.
-    """
-    return part is None or isinstance(part, Attention | Mlp)
 
 
 def _make_slots(

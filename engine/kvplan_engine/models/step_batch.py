@@ -47,6 +47,8 @@ class StepBatch:
     states: StateStep | None = None
     graph: GraphSize | None = None
     """The captured step that computes it, to which its inputs are padded; None: it is launched."""
+    num_filled: torch.Tensor | None = None
+    """[1] int32: how many of the tokens are a sequence's, in a captured step; they come first. None: all are."""
 
     @property
     def num_tokens(self) -> int:

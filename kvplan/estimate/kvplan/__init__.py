@@ -8,5 +8,5 @@ scratch    what one part of a layer writes for each token
 layout     blocks in which layers of all kinds lie; ``parts``: what each layer has to lay down
 ranks      what each rank has of a model that several share; ``undivided``: what they cannot share
 settings   the engine's defaults and device (``ResolvedSettings``, ``EngineDevice``)
-graphs     what CUDA graphs of steps take
+graphs     what CUDA graphs of steps take; ``launches``: how many launches each holds
 """

@@ -118,6 +118,24 @@ def holds_few_bits(spec: ModelSpec, quantization: str, group_size: int | None = 
     return any(_held_tensors(spec, _as_held(spec, spec.quantization)))
 
 
+def holds_experts_in_few_bits(spec: ModelSpec, quantization: str, group_size: int | None = None) -> bool:
+    """Whether any expert's weight is. quantization, group_size: see ``held_weight_bytes``."""
+    recipe = named_format(quantization, group_size)
+    if quantization.casefold() == "auto" and spec.quantization is not None:
+        if spec.quantization.method == "gguf" and spec.checkpoint is not None:
+            names = (tensor.name.removesuffix(".weight") for tensor, _ in _held_in_file(spec.checkpoint))
+            return any(name.endswith(("exps", "shexp")) for name in names)
+        recipe = _as_held(spec, spec.quantization)
+    if recipe is None:
+        return False
+    return any(_is_of_experts(spec.layers[index], tensor) for index, tensor, _ in _held_tensors(spec, recipe))
+
+
+def _is_of_experts(layer: LayerSpec, tensor: Tensor) -> bool:
+    part = layer.feed_forward
+    return isinstance(part, MoeFeedForward) and tensor in part.tensors
+
+
 def _as_held(spec: ModelSpec, published: QuantizationSpec) -> QuantizationSpec:
     """GPTQ's checkpoints store zero points and each input's group always; they are held where the config uses them."""
     section = spec.raw_config.get("quantization_config")

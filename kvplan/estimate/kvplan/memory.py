@@ -17,6 +17,7 @@ from kvplan.estimate.kv_groups import STATE
 from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory
 from kvplan.estimate.kvplan.held_weights import held_weight_bytes
 from kvplan.estimate.kvplan.kernel_buffers import kernel_buffers
+from kvplan.estimate.kvplan.launches import launches_each_expert
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.estimate.kvplan.ranks import stage_specs
 from kvplan.estimate.kvplan.scratch import chosen_tokens, layer_input_elements, scratch_elements
@@ -223,7 +224,9 @@ def _graphs(spec: ModelSpec, resolved: ResolvedSettings) -> GraphMemory | None:
     tokens = settings.max_num_batched_tokens
     rows = min(settings.max_num_seqs, tokens)
     has_adapters = settings.lora_slots is not None
-    return graph_memory(spec, rows, tokens, resolved.device.compute_capability, has_adapters=has_adapters)
+    each_expert = launches_each_expert(spec, settings.quantization, settings.group_size)
+    capability = resolved.device.compute_capability
+    return graph_memory(spec, rows, tokens, capability, has_adapters=has_adapters, each_expert=each_expert)
 
 
 def _outcome(

@@ -75,8 +75,13 @@ def on_device(weights: Any, device: torch.device) -> Any:
     )
 
 
-def run(mixture: Mixture, weights: MixtureWeights, x: torch.Tensor, runtime: CudaRuntime) -> torch.Tensor:
-    """The kernels' [T, H], in memory that was full of something else, with rows further apart than they are wide."""
+def run(
+    mixture: Mixture, weights: MixtureWeights, x: torch.Tensor, runtime: CudaRuntime, num_filled: int | None = None
+) -> torch.Tensor:
+    """The kernels' [T, H], in memory that was full of something else, with rows further apart than they are wide.
+
+    num_filled: rows that are a sequence's, None where the step is not captured.
+    """
     num_rows, dtype, device = x.shape[0], x.dtype, runtime.device
     shared = 0 if mixture.shared is None else mixture.shared.size
     out = torch.full((num_rows, HIDDEN + 8), 768.0, dtype=dtype, device=device)
@@ -88,7 +93,8 @@ def run(mixture: Mixture, weights: MixtureWeights, x: torch.Tensor, runtime: Cud
     memory.take("sums", num_rows * (mixture.top_k + 1) * HIDDEN, torch.float32)
     memory._buffers["sums"].fill_(float("nan"))
     kernels = CudaMixture(runtime, memory, mixture, on_device(weights, device))
-    kernels.run(x.to(device), out[:, :HIDDEN], ids, shares, inner)
+    filled = None if num_filled is None else torch.tensor([num_filled], dtype=torch.int32, device=device)
+    kernels.run(x.to(device), out[:, :HIDDEN], ids, shares, inner, filled)
     assert (out[:, HIDDEN:] == 768.0).all(), "wrote beside the rows"
     return out[:, :HIDDEN].cpu()
 
@@ -153,6 +159,25 @@ def test_rows_of_nothing_choose_experts_that_exist() -> None:
     weights = weights_of(SHARED, F32)
     x = torch.full((3, HIDDEN), float("nan"))
     run(SHARED, weights, x, EmulatedRuntime())
+
+
+@pytest.mark.parametrize(("mixture", "num_rows", "filled"), [(PLAIN, 4, 2), (SHARED, 6, 1)], ids=["few", "sorted"])
+def test_rows_that_pad_a_step_read_no_expert(mixture: Mixture, num_rows: int, filled: int) -> None:
+    """Experts that no other row chose are not numbers, and neither is what the padding holds."""
+    weights = weights_of(mixture, F32)
+    x = some(torch.Generator().manual_seed(1), num_rows, HIDDEN)
+    expected = torch.zeros(filled, HIDDEN, dtype=torch.float64)
+    torch_mixture.run_mixture(x[:filled].double(), mixture, weights, expected)
+    logits = torch_mixture.router_logits(x[:filled], weights)
+    ids, _ = torch_mixture.route(logits, mixture, weights.correction)
+    unread = sorted(set(range(mixture.num_experts)) - set(ids.flatten().tolist()))
+    assert unread
+    weights.experts.up[unread] = float("nan")  # type: ignore[index]
+    x[filled:] = float("nan")
+    found = run(mixture, weights, x, EmulatedRuntime(), filled)
+    assert torch.allclose(found[:filled].double(), expected, atol=BOUND[F32], rtol=BOUND[F32])
+    if mixture.shared is None:
+        assert not found[filled:].any()
 
 
 def test_what_the_kernels_leave_to_torch() -> None:

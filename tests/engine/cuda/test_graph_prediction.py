@@ -12,14 +12,8 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.deployments import place
-from kvplan.estimate.kvplan.graphs import (
-    BYTES_PER_LAUNCH,
-    captures_prompts,
-    graph_memory,
-    num_graph_sizes,
-    num_prompt_sizes,
-    step_launches,
-)
+from kvplan.estimate.kvplan.graphs import BYTES_PER_LAUNCH, graph_memory, graph_sizes, prompt_sizes
+from kvplan.estimate.kvplan.launches import launches_each_expert, step_launches
 from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.settings import ServingSettings
@@ -27,10 +21,12 @@ from kvplan_engine import Engine, EngineConfig
 from kvplan_engine.checkpoints.config_json import load_model_config
 from kvplan_engine.device.overhead import CUDA_OVERHEAD_BYTES
 from kvplan_engine.execution.graph_sizes import ladder_of, prompt_ladder_of
+from kvplan_engine.kernels.cuda.mixture_launch import slice_outputs
 from kvplan_engine.memory.plan import kv_layout, plan_memory
-from kvplan_engine.models.loaded_model import can_be_padded
+from kvplan_engine.models.step_batch import GraphSize
 
 GIB, MIB = 1024**3, 1024**2
+TOKENS = 8
 COMMON = {
     "hidden_size": 256,
     "intermediate_size": 96,
@@ -61,53 +57,105 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize(("name", "adapters"), [*((name, False) for name in CONFIGS), ("qwen2", True), ("gpt2", True)])
+_EXPERTS = {"num_local_experts": 6, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 24}
+_LATENT = {"num_key_value_heads": 4, "q_lora_rank": 40, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "v_head_dim": 16}
+_DEEPSEEK = {"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+OTHERS = {
+    "qwen3_next": COMMON
+    | _EXPERTS
+    | _DELTA
+    | {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "linear_value_head_dim": 12}
+    | {"head_dim": 64, "shared_expert_intermediate_size": 40, "full_attention_interval": 3},
+    "deepseek_v3": COMMON
+    | _EXPERTS
+    | _LATENT
+    | _DEEPSEEK
+    | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "qk_rope_head_dim": 16},
+    "falcon_mamba": COMMON
+    | {"architectures": ["FalconMambaForCausalLM"], "model_type": "falcon_mamba", "state_size": 12, "expand": 2},
+    "lfm2": COMMON
+    | {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]},
+}
+"""Mixtures of experts, latent attention, layers with a state."""
+
+
+@pytest.mark.parametrize(
+    ("name", "adapters"),
+    [*((name, False) for name in CONFIGS | OTHERS), ("qwen2", True), ("gpt2", True)],
+)
 def test_the_launches_of_a_captured_step_are_those_predicted(
     name: str, adapters: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
+    path.write_text(json.dumps((CONFIGS | OTHERS)[name]), encoding="utf-8")
     take_gpu(monkeypatch, FakeGpu())
-    limits = {"max_num_batched_tokens": 32, "max_num_seqs": 5, "max_model_len": 64}
+    limits = {"max_num_batched_tokens": TOKENS, "max_num_seqs": 5, "max_model_len": 48}
     engine = Engine(EngineConfig(model=str(path), load_format="dummy", dtype="float32", enable_lora=adapters, **limits))
     graphs = engine._runner.graphs
     assert graphs is not None
     spec = resolve_model(str(path))
-    assert captures_prompts(spec)
-    launches = [(size.has_prompts, len(graph.calls)) for size, graph in graphs._graphs.items()]
-    decode, prompts = (step_launches(spec, has_adapters=adapters, has_prompts=which) for which in (False, True))
-    assert sorted(launches) == [(False, decode)] * num_graph_sizes(5) + [(True, prompts)] * num_prompt_sizes(32)
+    launches = {(size.num_tokens, size.has_prompts): len(graph.calls) for size, graph in graphs._graphs.items()}
+    expected = {(size, False) for size in graph_sizes(5)} | {(size, True) for size in prompt_sizes(TOKENS)}
+    assert launches == {
+        (size, has_prompts): step_launches(spec, size, has_adapters=adapters, has_prompts=has_prompts)
+        for size, has_prompts in expected
+    }
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 8, 15, 16, 17, 40, 256, 500, 512, 513, 4096])
 def test_the_sizes_are_the_ladder(max_num_seqs: int) -> None:
-    assert num_graph_sizes(max_num_seqs) == len(ladder_of(max_num_seqs))
+    assert graph_sizes(max_num_seqs) == ladder_of(max_num_seqs)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 32, 100, 256, 300, 511, 512, 513, 8192])
 def test_the_sizes_of_steps_with_prompts_are_the_other_ladder(num_tokens: int) -> None:
-    assert num_prompt_sizes(num_tokens) == len(prompt_ladder_of(num_tokens))
+    assert prompt_sizes(num_tokens) == prompt_ladder_of(num_tokens)
 
 
-SHIPPED = ("llama-3.1-8b", "gemma-3-27b", "gpt-oss-20b", "deepseek-v3", "falcon-mamba-7b", "jamba-v0.1", "gemma-3n-e4b")
+@pytest.mark.parametrize(
+    ("name", "quantization", "each_expert"),
+    [
+        ("mixtral-8x7b", "none", False),
+        ("mixtral-8x7b", "int4", True),
+        ("gpt-oss-20b", "auto", True),
+        ("gpt-oss-20b", "none", False),
+        ("llama-3.1-8b", "int4", False),
+    ],
+)
+def test_experts_in_few_bits_are_launched_one_by_one(name: str, quantization: str, each_expert: bool) -> None:
+    assert launches_each_expert(resolve_model(name), quantization) == each_expert
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_whether_steps_with_prompts_are_captured_both_sides_say_alike(name: str) -> None:
-    layers = load_model_config(name).distinct_layers
-    parts = [part for layer in layers for part in (*layer.mixers, layer.feed_forward)]
-    assert captures_prompts(resolve_model(name)) == all(can_be_padded(part) for part in parts)
+def test_steps_with_prompts_are_not_captured_where_experts_are_launched_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config.json"
+    values = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_hidden_layers": 1}
+    path.write_text(json.dumps(COMMON | _EXPERTS | values), encoding="utf-8")
+    take_gpu(monkeypatch, FakeGpu())
+    limits = {"max_num_batched_tokens": 4, "max_num_seqs": 1, "max_model_len": 16}
+    engine = Engine(EngineConfig(model=str(path), load_format="dummy", dtype="float32", quantization="int8", **limits))
+    assert engine._runner.graph_sizes == (GraphSize(1, 1),)
+    assert launches_each_expert(resolve_model(str(path)), "int8")
+
+
+def test_a_large_mixture_adds_its_outputs_in_slices() -> None:
+    """512 rows of eight experts and the shared one: 3,584 of DeepSeek V3's 7,168 outputs fit the sums' memory."""
+    spec = resolve_model("deepseek-v3")
+    assert slice_outputs(512 * (8 + 1), spec.hidden_size) == 3584
+    assert step_launches(spec, 512) - step_launches(spec, 8) == 58 * 3
 
 
 @pytest.mark.parametrize(("capability", "workspace_mib"), [((8, 9), 8.125), ((9, 0), 32), ((12, 0), 32), (None, 32)])
 def test_the_terms(capability: tuple[int, int] | None, workspace_mib: float) -> None:
     found = graph_memory(resolve_model("llama-3.1-8b"), 256, 2048, capability)
-    assert (found.num_sizes, found.num_launches) == (20, 9 * 32 + 6)
-    assert (found.num_prompt_sizes, found.num_prompt_launches) == (13, 10 * 32 + 6)
+    assert (found.num_sizes, found.num_launches) == (20, 20 * (9 * 32 + 6))
+    assert (found.num_prompt_sizes, found.num_prompt_launches) == (13, 13 * (10 * 32 + 6))
     assert found.num_bytes == (20 * 294 + 13 * 326) * BYTES_PER_LAUNCH + workspace_mib * MIB
-    latent = graph_memory(resolve_model("deepseek-v3"), 256, 2048, capability)
-    assert latent.num_prompt_sizes == 0
-    assert "with prompts" in found.sentence() and "with prompts" not in latent.sentence()
+    apart = graph_memory(resolve_model("gpt-oss-20b"), 256, 2048, capability, each_expert=True)
+    assert (apart.num_prompt_sizes, apart.num_prompt_launches) == (0, 0)
+    assert "with prompts" in found.sentence() and "with prompts" not in apart.sentence()
 
 
 def test_the_engine_given_these_bytes_has_the_predicted_blocks() -> None:
@@ -142,8 +190,8 @@ def test_an_estimate_says_the_figure_and_that_it_is_not_measured() -> None:
     launches = 20 * 294 + 13 * 326
     assert placement.deployment.overhead_bytes == CUDA_OVERHEAD_BYTES + launches * BYTES_PER_LAUNCH + 32 * MIB
     assert placement.notes == (
-        "CUDA graphs of steps take about 259 MiB of the overhead. Not measured: (20 batch sizes x 294 launches + "
-        "13 sizes of steps with prompts x 326) x 23 KiB (from vLLM's logs) + 32 MiB for cuBLAS.",
+        "CUDA graphs of steps take about 259 MiB of the overhead. Not measured: (5,880 launches of 20 batch sizes + "
+        "4,238 of 13 sizes of steps with prompts) x 23 KiB (from vLLM's logs) + 32 MiB for cuBLAS.",
         "640 MiB of the overhead is reserved for the driver and libraries. Not measured: the engine raises it at "
         "start-up where it finds more.",
     )

@@ -131,12 +131,13 @@ def test_padding_rows_read_and_write_nothing() -> None:
     batches.fill(GraphSize(5, 5))
     assert workspace["slots"].tolist() == [-1] * 5 + [77] * 3
     assert workspace["seq_lens"].tolist() == [0] * 5 + [77] * 3
-    assert workspace["query_starts"].tolist() == [0, 1, 2, 3, 4, 5] + [77] * 3
+    assert workspace["query_starts"].tolist() == [0] * 6 + [77] * 3, "no sequence has any token"
     assert workspace["token_ids"].tolist() == workspace["positions"].tolist() == [0] * 5 + [77] * 3
     assert rows.tolist() == [0] * 5 + [77] * 3
     batches.fill(GraphSize(7, 4, has_prompts=True))
     assert workspace["slots"].tolist() == [-1] * 7 + [77]
-    assert workspace["query_starts"].tolist() == [0] * 5 + [5] + [77] * 3, "no sequence has any token"
+    assert workspace["query_starts"].tolist() == [0] * 6 + [77] * 3
+    assert batches.batch(GraphSize(7, 4, has_prompts=True)).num_filled.tolist() == [0]
 
 
 def test_the_largest_is_captured_first_each_after_one_run_in_one_memory() -> None:

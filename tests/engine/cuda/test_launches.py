@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from counted_gpu import CountedGpu, Launches
 from fake_gpu import take_gpu
-from test_graph_prediction import CONFIGS
+from test_graph_prediction import CONFIGS, OTHERS
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
 
@@ -20,12 +20,23 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 class Counter:
     """An engine of ``num_layers`` layers on a counted GPU, and steps of it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, num_layers: int, *, eager: bool) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        folder: Path,
+        num_layers: int,
+        *,
+        eager: bool,
+        model: dict[str, object] = CONFIG,
+        num_tokens: int = 32,
+        num_seqs: int = 8,
+    ) -> None:
         self._gpu = CountedGpu()
         take_gpu(monkeypatch, self._gpu)
         path = folder / "config.json"
-        path.write_text(json.dumps(CONFIG | {"num_hidden_layers": num_layers}), encoding="utf-8")
-        sizes = {"max_num_batched_tokens": 48, "max_num_seqs": 8, "max_model_len": 64, "enable_prefix_caching": False}
+        path.write_text(json.dumps(model | {"num_hidden_layers": num_layers}), encoding="utf-8")
+        sizes = {"max_num_batched_tokens": num_tokens, "max_num_seqs": num_seqs, "max_model_len": 64}
+        sizes |= {"enable_prefix_caching": False}
         self._engine = Engine(
             EngineConfig(model=str(path), load_format="dummy", dtype="float32", enforce_eager=eager, **sizes)
         )
@@ -74,6 +85,16 @@ def test_what_a_greedy_step_queues(kind: str, mode: str, tmp_path: Path, monkeyp
     found = {n: STEPS[kind](Counter(monkeypatch, tmp_path, n, eager=mode == "eager"), GREEDY) for n in (2, 3)}
     print(f"{kind} step, {mode}: {found[3]}, {found[3].queued} in all; of a layer {found[3] - found[2]}")
     assert (found[3], found[3] - found[2]) == EXPECTED[kind, mode]
+
+
+def test_a_mixed_step_with_states_and_experts_is_one_graph_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two layers with a delta rule and one with attention, all with experts."""
+    sizes = {"model": OTHERS["qwen3_next"], "num_tokens": 8, "num_seqs": 4}
+    found = {
+        is_eager: mixed_step(Counter(monkeypatch, tmp_path, 3, eager=is_eager, **sizes), GREEDY)
+        for is_eager in (False, True)
+    }
+    assert found == {False: EXPECTED["mixed", "graphs"][0], True: Launches(43, 10, 6, 0, 1, 0, 1)}
 
 
 RANDOM = {

@@ -1,7 +1,7 @@
 """A mixture of experts on a CUDA device (csrc/cuda/mixture_*.cu): nothing waits, nothing is read back.
 
 logits      the router's product, float32
-choose      each row's experts and their weights
+choose      each row's experts and their weights; rows that pad a captured step choose none
 sort        pairs of (row, expert) by expert, in items of some rows; few rows need none
 up          the first product of each pair, with its activation
 down        the second one, for as many outputs at a time as there is room for, then their weighted sum
@@ -64,9 +64,15 @@ class CudaMixture:
             raise ValueError(f"a hidden size of {self._hidden} is not made of whole vectors")
 
     def run(
-        self, x: torch.Tensor, out: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor, inner: torch.Tensor
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        ids: torch.Tensor,
+        shares: torch.Tensor,
+        inner: torch.Tensor,
+        num_filled: torch.Tensor | None = None,
     ) -> None:
-        """out [T, H] = the mixture of x [T, H]; ids, shares [T, top_k] and inner as in MixtureRoom."""
+        """out [T, H] = the mixture of x [T, H]; ids, shares [T, top_k], inner and num_filled as in MixtureRoom."""
         check_mixture_rows(x, out, self._hidden, self._scalar)
         if not rows_are_aligned(x):
             raise ValueError("x's rows do not start at multiples of 16 bytes")
@@ -74,7 +80,7 @@ class CudaMixture:
         if num_rows == 0:
             return
         choice = _Choice(ids, shares, self.memory.take("shared_shares", num_rows, torch.float32))
-        self._route(x, choice)
+        self._route(x, choice, num_filled)
         work = self._sort(choice, num_rows)
         self._first_products(x, inner, work)
         self._second_products(out, inner, work, choice)
@@ -94,7 +100,7 @@ class CudaMixture:
 
     # ---- routing
 
-    def _route(self, x: torch.Tensor, choice: _Choice) -> None:
+    def _route(self, x: torch.Tensor, choice: _Choice, num_filled: torch.Tensor | None) -> None:
         num_rows, experts = x.shape[0], self.mixture.num_experts
         logits = self.memory.take("logits", num_rows * experts, torch.float32)
         router = Matrix(self.weights.router, self.weights.router_bias, experts, self._sums)
@@ -109,6 +115,7 @@ class CudaMixture:
             ids=choice.ids.data_ptr(),
             shares=choice.shares.data_ptr(),
             shared_shares=choice.shared_shares,
+            num_filled=None if num_filled is None else num_filled.data_ptr(),
             x_stride=x.stride(0),
             rows=num_rows,
             hidden=self._hidden,

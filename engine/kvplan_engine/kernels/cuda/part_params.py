@@ -47,6 +47,7 @@ class RouteParams(ctypes.Structure):
         ("ids", _POINTER),
         ("shares", _POINTER),
         ("shared_shares", _POINTER),
+        ("num_filled", _POINTER),
         ("x_stride", _INT64),
         ("rows", _INT32),
         ("hidden", _INT32),

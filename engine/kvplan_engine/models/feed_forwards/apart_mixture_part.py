@@ -8,11 +8,11 @@ from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.norms import Norms
 from kvplan_engine.layers.norm import Norm
-from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.feed_forwards.mixture_part import MixturePart
 from kvplan_engine.models.feed_forwards.mlp_part import MlpPart
 from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.residual_stream import ResidualStream
+from kvplan_engine.models.step_space import StepSpace
 
 _LEAST_WEIGHT = 2.0**-20
 
@@ -26,17 +26,18 @@ class ApartMixturePart:
         _fold_scales(weights, name, mixture.held_experts)
         self._mlp = MlpPart(mixture.shared, weights, index, kernels, name=f"{name}.shared")
         self._experts = MixturePart(replace(mixture, shared=None, apart=False), weights, index, kernels)
+        self.launches_each_expert = self._experts.launches_each_expert
         self._before, self._after, self._after_mlp = (
             Norm(weights, f"{name}.{part}", "rms", norms.eps, kernels.ops)
             for part in ("experts_norm", "experts_post_norm", "shared_post_norm")
         )
 
-    def __call__(self, stream: ResidualStream, workspace: Workspace) -> None:
+    def __call__(self, stream: ResidualStream, step: StepSpace) -> None:
         """From ``stream`` into ``stream.delta``; ``stream.normed`` is overwritten."""
-        self._mlp(stream.source, workspace, stream.delta)
+        self._mlp(stream.source, step, stream.delta)
         self._after_mlp(stream.delta, stream.delta)
         self._before(stream.hidden, stream.normed)
-        self._experts(stream.normed, workspace, stream.normed)
+        self._experts(stream.normed, step, stream.normed)
         self._after(stream.normed, stream.normed)
         stream.delta.add_(stream.normed)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from kvplan_engine.checkpoints.weights import Weights
@@ -10,6 +12,7 @@ from kvplan_engine.kernels.cpu.mixture_args import MixtureArgs
 from kvplan_engine.layers.mixture import MixtureRoom, make_mixture
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.part_kernels import PartKernels
+from kvplan_engine.models.step_space import StepSpace
 
 _ALIGNMENT_BYTES = 64
 _CHOICE_BYTES = 8
@@ -22,15 +25,17 @@ class MixturePart:
     def __init__(self, mixture: Mixture, weights: Weights, index: int, kernels: PartKernels) -> None:
         self._mixture = mixture
         self._run = make_mixture(kernels.mixtures, mixture, weights, index)
+        self.launches_each_expert = self._run.launches_each_expert
 
     @property
     def layer_args(self) -> MixtureArgs | None:
         """See MixtureRun.layer_args."""
         return self._run.layer_args
 
-    def __call__(self, normed: torch.Tensor, workspace: Workspace, delta: torch.Tensor) -> None:
+    def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
         """From ``normed`` [T, H] into ``delta`` [T, H], by way of the scratch buffer."""
-        self._run(normed, delta, self.room(normed.shape[0], workspace))
+        room = self.room(normed.shape[0], step.workspace)
+        self._run(normed, delta, replace(room, num_filled=step.batch.num_filled))
 
     def room(self, rows: int, workspace: Workspace) -> MixtureRoom:
         """The scratch buffer cut up for so many rows.

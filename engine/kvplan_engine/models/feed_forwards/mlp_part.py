@@ -8,12 +8,14 @@ from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.description.feed_forward import Mlp
 from kvplan_engine.layers.activation import MlpActivation
 from kvplan_engine.layers.projection import StoredWeight, make_projection
-from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.part_kernels import PartKernels
+from kvplan_engine.models.step_space import StepSpace
 
 
 class MlpPart:
     """Up (and gate), activation, down, of layer ``index``; name: what its parameters begin with, None: the layer's."""
+
+    launches_each_expert = False
 
     def __init__(
         self, mlp: Mlp, weights: Weights, index: int, kernels: PartKernels, *, name: str | None = None
@@ -27,8 +29,8 @@ class MlpPart:
         is_halved = mlp.gated and self.up.activation is not None
         self._columns = mlp.size * (2 if mlp.gated and not is_halved else 1)
 
-    def __call__(self, normed: torch.Tensor, workspace: Workspace, delta: torch.Tensor) -> None:
+    def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
         """From ``normed`` [T, H] into ``delta`` [T, H], by way of the scratch buffer."""
-        (inner,) = workspace.scratch((normed.shape[0], self._columns))
+        (inner,) = step.workspace.scratch((normed.shape[0], self._columns))
         self.up(normed, inner)
         self.down(inner if self.up.activation is not None else self._activation(inner), delta)
