@@ -152,6 +152,9 @@ class Miss:
         return instance_name(self.replicas * layout.num_gpus, self.choice.gpu, layout)
 
     @property
-    def nearness(self) -> tuple[int, float]:
-        """What lacks speed is nearer than what lacks room, and that nearer than what does not even load."""
-        return _NEARNESS[self.kind], self.shortfall
+    def nearness(self) -> tuple[int, bool, float]:
+        """What lacks speed is nearer than what lacks room, and that nearer than what does not even load.
+
+        Of what lacks speed, what would be fast enough for one request alone is nearer than what would not.
+        """
+        return _NEARNESS[self.kind], self.is_final, self.shortfall

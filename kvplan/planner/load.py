@@ -24,11 +24,13 @@ class Served:
     """One replica under its share of the load.
 
     ``num_users``: requests in progress, at the middle of the predicted speeds; infinite where the queue grows.
+    ``most_users``: the same at the slowest of them.
     ``middle``: None in that case. ``supply``: requests per second that the replica can answer, None for a closed load.
     ``share``: how much of the range of speeds keeps up with the load, from 0 to 1.
     """
 
     num_users: float
+    most_users: float
     speed: ServingSpeed
     middle: SteadyState | None
     supply: Range | None = None
@@ -41,7 +43,7 @@ class Served:
 
 def serve_users(model: SpeedModel, num_users: int) -> Served:
     """``num_users`` requests in progress at all times."""
-    return Served(num_users, model.speed(num_users), model.steady(num_users, "middle"))
+    return Served(num_users, num_users, model.speed(num_users), model.steady(num_users, "middle"))
 
 
 def serve_rate(model: SpeedModel, requests_per_second: float, room: int) -> Served:
@@ -57,7 +59,8 @@ def serve_rate(model: SpeedModel, requests_per_second: float, room: int) -> Serv
     num_users = math.inf if middle is None else middle.num_users
     speed = model.between(best or model.steady(room, "best"), worst, room if middle is None else num_users)
     share = 1.0 if worst is not None else 1.0 - share_within(supply, requests_per_second)
-    return Served(num_users, speed, middle, supply, share)
+    most_users = math.inf if worst is None else worst.num_users
+    return Served(num_users, most_users, speed, middle, supply, share)
 
 
 def share_within(found: Range, bound: float) -> float:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvplan.catalog.engines import EngineChoice
 from kvplan.estimate.speed.engine_speed import engine_rules
 from kvplan.estimate.speed.queueing.loads import PlayedLoad, steady_rate, steady_users
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.queues import ExplainedStep, Queues, decode_step, mixed_step, play_queues
 from kvplan.planner.deployment import Deployment
+from kvplan.planner.load import Served
 from kvplan.planner.request import Workload
 
 
@@ -16,8 +19,21 @@ def queues_of(deployment: Deployment, workload: Workload) -> Queues | None:
     middle = deployment.served.middle
     if middle is None:
         return None
-    load, rules = _load(deployment, workload), _rules(deployment, workload)
-    return play_queues(deployment.speed_model, load, rules, middle.requests_per_second)
+    load, rules, model = _load(deployment, workload), _rules(deployment, workload), deployment.speed_model
+    if workload.requests_per_second is None:
+        return play_queues(model, load, rules, middle.requests_per_second)
+    rate = workload.requests_per_second / deployment.replicas
+    found = play_queues(model, load, rules, rate)
+    return None if found is None else _as_they_come(found, deployment.served, rate)
+
+
+def _as_they_come(found: Queues, served: Served, rate: float) -> Queues:
+    """Of requests at a ``rate`` no more are answered than come, and fewer only where the replica can answer so few."""
+    interval = found.intervals["throughput"]
+    if interval is None or served.supply is None:
+        return found
+    low = min(served.supply.middle * interval.low / rate, 1.0)
+    return replace(found, intervals=found.intervals | {"throughput": replace(interval, low=low, high=1.0)})
 
 
 def explained_steps(deployment: Deployment, workload: Workload) -> list[ExplainedStep]:

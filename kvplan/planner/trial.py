@@ -138,9 +138,10 @@ def _with_replicas(trial: Trial, choice: Choice, replicas: int) -> Deployment | 
     capacity = capacity_of(trial, choice, prediction)
     served = replica_load(trial.workload, replicas, model, min(_room(trial, capacity), seats))
     if trial.workload.requests_per_second is not None and served.keeps_up:
-        # Fewer seats than at first: less for the sampler, more for the pool. Requests come in bunches, so more than
+        # Fewer seats than at first: less for the sampler, more for the pool. As many as are in progress at the slowest
+        # speed: too few make requests wait that could run, and more cost little. Requests come in bunches, so more than
         # there are on average: arrivals at random have a standard deviation of the square root of their mean.
-        seats_used = served.num_users / groups
+        seats_used = min(served.most_users, _room(trial, capacity), seats) / groups
         smaller = _predict(trial, choice, seats_used + _BUNCHED * seats_used**0.5)
         prediction, capacity = smaller, capacity_of(trial, choice, smaller)
     room = min(_room(trial, capacity), seats)

@@ -117,6 +117,14 @@ def test_nothing_fits_names_the_nearest_miss_and_a_fix() -> None:
     assert fix is not None and "--" in fix.sentence
 
 
+def test_what_is_fast_enough_for_one_request_is_nearer_than_what_is_not() -> None:
+    """Two L40S miss 15 ms by a little for one request, and by far under the load; two H100 only under it."""
+    asked = {"num_users": 100, "average_context": 4096, "longest_context": 4096}
+    found = plan("h100-sxm", "l40s", **asked, slo=parse_slo(["ttft:300", "tpot:15"]), max_gpus=2)
+    miss = found.nearest_miss
+    assert miss is not None and miss.choice.gpu.id == "h100-sxm" and "in progress" in miss.sentence
+
+
 def test_capacity_miss_counts_what_would_be_needed() -> None:
     found = plan("rtx-4090", num_users=500, max_gpus=1)
     miss = found.nearest_miss

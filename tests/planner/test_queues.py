@@ -51,7 +51,30 @@ def test_a_rate_has_seats_for_bunched_arrivals() -> None:
     assert seats >= best.served.num_users + 3 * best.served.num_users**0.5
     found = queues_of(best, plan.workload)
     assert found is not None
-    assert found.output_throughput == pytest.approx(4 * 200, rel=0.05)
+    assert found.output_throughput == 4 * 200
+
+
+def test_seats_suffice_where_steps_with_prompts_are_slower_than_on_average() -> None:
+    """At 14 requests/s twice as many as on average run at times: with seats for 48, 1 in 2 waited for one."""
+    plan = planned(num_users=None, requests_per_second=14.0)
+    best = plan.deployments[0]
+    found = queues_of(best, plan.workload)
+    assert found is not None
+    assert best.served.num_users < found.figures.max_running < best.prediction.settings.serving.max_num_seqs
+    assert found.figures.ttft.p99 < 4 * best.served.speed.ttft_seconds.high
+
+
+def test_no_more_is_served_than_comes_and_less_only_near_the_capacity() -> None:
+    """One request in two seconds is answered even by a far slower server; the highest rate that a plan takes is not."""
+    lows = []
+    for rate in (0.5, 20.0):
+        plan = planned(num_users=None, requests_per_second=rate)
+        document = queues_document(queues_of(plan.deployments[0], plan.workload))
+        assert document is not None
+        low, middle, high = document["output_throughput"]
+        assert low <= middle == high == rate * 200
+        lows.append(low / middle)
+    assert lows[0] == 1.0 > lows[1]
 
 
 def test_the_document_has_intervals() -> None:

@@ -55,8 +55,9 @@ def _percentiles(found: Distribution, interval: ErrorInterval | None) -> str:
 
 
 def _within(value: float, interval: ErrorInterval | None) -> str:
-    """``45 (30-80)``; the value alone where nothing was ever compared."""
+    """``45 (30-80)``; the value alone where nothing was ever compared, or nothing else is likely."""
     if interval is None:
         return format(value, ",.3g") if value < 10 else format(value, ",.0f")
     form = ",.1f" if value < 10 else ",.0f"
-    return f"{value:{form}} ({span(value * interval.low, value * interval.high, form)})"
+    text, between = f"{value:{form}}", span(value * interval.low, value * interval.high, form)
+    return text if text == between else f"{text} ({between})"
