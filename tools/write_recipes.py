@@ -94,9 +94,9 @@ RECIPES = (
         "kvplan plan qwen3-14b --users 8 --ctx-avg 8k --gpu rtx-4090 rtx-5090 --max-gpus 2 --quantization "
         "published fp8",
         rows(4),
-        "At these prices the two cost as much as the one, hold twice as many sequences and answer each a little "
-        "sooner, since the weights are read from two memories; and they do it without changing the weights' "
-        "format.",
+        "At these prices the two cost as much as the one and hold twice as many sequences, but take twice as long to "
+        "read a prompt and a little longer for each token; they do it without changing the weights' format too, where "
+        "the one needs 8 bits.",
     ),
     Recipe(
         "How do I serve a large mixture of experts on two nodes?",
