@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from small_models import VOCAB_SIZE
 
@@ -9,6 +12,37 @@ from kvplan_engine import LLM, SamplingParams
 
 NUM_TOKENS = 20
 PROMPT_LENGTHS = (1, 5, 17, 33, 64, 40)  # ragged, a single token, longer than a chunk
+
+
+class ByteTokenizer:
+    """Token i is byte i mod 256, as in a byte-level vocabulary; counts what it is asked to decode."""
+
+    def __init__(self) -> None:
+        self.num_decoded = 0
+
+    def decode(self, token_ids: list[int], **options: Any) -> str:
+        self.num_decoded += len(token_ids)
+        return bytes(token % 256 for token in token_ids).decode("utf-8", errors="replace")
+
+
+def answers_with_text(llm: LLM, prompts: list[list[int]], params: Sequence[SamplingParams]) -> list[tuple[Any, ...]]:
+    """Of each prompt's first sample: tokens, why and with what it ended, text, log-probabilities.
+
+    With a tokenizer put into an engine whose checkpoint has none.
+    """
+    llm.engine._stops._tokenizer = ByteTokenizer()
+    requests = [
+        llm.engine.add_request(f"r{i}", prompt, own)
+        for i, (prompt, own) in enumerate(zip(prompts, params, strict=True))
+    ]
+    while llm.engine.has_unfinished_requests():
+        llm.engine.step()
+    found = []
+    for request in requests:
+        one = request.sequences[0]
+        text = None if one.detokenizer is None else one.detokenizer.text
+        found.append((one.output_token_ids, one.finish_reason, one.stop_match, text, one.logprobs))
+    return found
 
 
 def ragged_prompts() -> list[list[int]]:

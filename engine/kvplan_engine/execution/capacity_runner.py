@@ -79,7 +79,7 @@ class CapacityRunner:
 
     def choose_ahead(self, _: StepPlan, plan: StepPlan) -> _Ready:
         """The same for steps that run ahead of their tokens."""
-        return _Ready(self.sample_step(plan, plan).array)
+        return _Ready(self.sample_step(plan, plan))
 
     def _origin(self, sequence: Sequence) -> int:
         params = sequence.request.params
@@ -93,10 +93,10 @@ class CapacityRunner:
 class _Ready:
     """Tokens that need not be waited for."""
 
-    def __init__(self, tokens: np.ndarray) -> None:
+    def __init__(self, tokens: SampledTokens) -> None:
         self._tokens = tokens
 
-    def wait(self) -> np.ndarray:
+    def wait(self) -> SampledTokens:
         return self._tokens
 
 

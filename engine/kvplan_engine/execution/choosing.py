@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,7 +15,22 @@ from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.models.step_batch import StepBatch
 from kvplan_engine.requests.step_plan import StepPlan
 from kvplan_engine.sampling.sampler import SampledTokens, Sampler
-from kvplan_engine.sampling.token_logprobs import with_logprobs
+from kvplan_engine.sampling.token_logprobs import PendingLogprobs, queue_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTokens:
+    """A step's tokens on their way to the host; described: what is said of them, None where nobody asks."""
+
+    tokens: PendingTokens
+    described: PendingLogprobs | None
+
+    def wait(self) -> SampledTokens:
+        """See Waitable.wait."""
+        array = self.tokens.wait()
+        token_ids: list[int] = array.tolist()
+        details = None if self.described is None else self.described.details(token_ids)
+        return SampledTokens(token_ids, array, details)
 
 
 class TokenChooser:
@@ -36,22 +51,24 @@ class TokenChooser:
 
     def can_choose_ahead(self, plan: StepPlan) -> bool:
         """See StepChooser.can_choose_ahead."""
-        return not plan.needs_token_details and (plan.is_plainly_greedy or self._draws is not None)
+        if self._draws is not None:
+            return not plan.wants_prompt_logprobs
+        return plan.is_plainly_greedy and not plan.needs_token_details
 
-    def choose_ahead(self, logits: torch.Tensor, plan: StepPlan) -> PendingTokens:
+    def choose_ahead(self, logits: torch.Tensor, plan: StepPlan) -> ChosenTokens:
         """See StepChooser.choose_ahead: the tokens stay on the device and are sent to the host."""
+        chosen, described = self.tokens.chosen[: len(plan.sampled)], None
         if not self._is_chosen:
-            self._choose(logits, plan, self.tokens.chosen[: len(plan.sampled)])
-        return self.tokens.send(len(plan.sampled))
+            self._choose(logits, plan, chosen)
+        if plan.needs_token_details:
+            described = queue_logprobs(self._sampler, self._device, logits, plan, chosen)
+        return ChosenTokens(self.tokens.send(len(plan.sampled)), described)
 
     def sample_step(self, logits: torch.Tensor, plan: StepPlan) -> SampledTokens:
         """See StepChooser.sample_step."""
         if self._draws is None or not plan.sampled:
             return self._sampler.sample_step(logits, plan)
-        token_ids = self.choose_ahead(logits, plan).wait()
-        if plan.needs_token_details:
-            return with_logprobs(self._sampler, logits, plan, token_ids)
-        return SampledTokens(token_ids.tolist(), token_ids)
+        return self.choose_ahead(logits, plan).wait()
 
     # ---- around a step
 

@@ -61,17 +61,22 @@ class OutputProcessor:
                 self._take_one(sequence, token)
                 for sequence, token in zip(arrived.sequences, arrived.details, strict=True)
             ]
-        return self._take_all(arrived, plan.stop_ids)
+        return self._take_all(arrived, plan)
 
-    def _take_all(self, arrived: _Arrived, stop_ids: frozenset[int]) -> PlainOutputs:
-        """For steps in which only a stop token or the length ends a sequence, found without looking at each one."""
-        token_ids = arrived.token_ids
+    def _take_all(self, arrived: _Arrived, plan: StepPlan) -> PlainOutputs:
+        """For steps in which nothing is said of tokens: those that may end a sequence are found without a look at each.
+
+        With stop strings that may be any token.
+        """
+        token_ids, stop_ids = arrived.token_ids, plan.stop_ids
         deque(map(list.append, arrived.known, token_ids), maxlen=0)
-        ending = arrived.ending
+        ending = set(arrived.ending)
         if stop_ids and not stop_ids.isdisjoint(token_ids):
-            ending = sorted({*ending, *(row for row, token in enumerate(token_ids) if token in stop_ids)})
+            ending.update(row for row, token in enumerate(token_ids) if token in stop_ids)
+        if plan.has_stop_strings:
+            ending.update(row for row, each in enumerate(arrived.sequences) if each.request.has_stop_strings)
         reasons: dict[int, str] = {}
-        for row in ending:
+        for row in sorted(ending):
             reason = self._end(arrived.sequences[row])
             if reason is not None:
                 reasons[row] = reason

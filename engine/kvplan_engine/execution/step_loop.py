@@ -8,8 +8,9 @@ started while the device computes step n, and the device never waits for the hos
 
 The tokens of a step are read after the next step has been started. A sequence that turns out to have ended has computed
 one token too many, which is dropped. Its blocks are free at once: whoever gets them writes to them in a later step,
-which the device runs after this one. Steps that depend on values (beam search, log-probabilities, stop strings, and
-penalties where the host counts tokens) cannot run ahead: while such a request runs, every step waits for its tokens.
+which the device runs after this one. So a stop string ends its sequence a step late, as a stop token does. Steps that
+depend on values (beam search, and penalties where the host counts tokens) cannot run ahead: while such a request runs,
+every step waits for its tokens. Tokens that the host draws itself, or describes, are waited for in their own step.
 
 A call takes the tokens of one step at most. ``stats`` are those of the step whose tokens were taken last: its counts
 from when it was started, and its time, from its start or from when the tokens of the step before were there.
@@ -28,7 +29,7 @@ import numpy as np
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.execution.output_processor import OutputProcessor
 from kvplan_engine.execution.step_observer import UNOBSERVED, StepObserver
-from kvplan_engine.execution.step_runner import StepRunner, Waitable
+from kvplan_engine.execution.step_runner import StepRunner
 from kvplan_engine.offload.mover import Mover
 from kvplan_engine.requests.outputs import StepOutput
 from kvplan_engine.requests.stats import StepStats
@@ -137,8 +138,7 @@ class StepLoop:
     def _sample(self, plan: StepPlan, logits: Any) -> _Choice:
         runner = self._runner
         if self.runs_ahead and runner.chooser.can_choose_ahead(plan):
-            tokens = runner.chooser.choose_ahead(logits, plan)
-            return _Choice(lambda: _read(tokens), is_pending=True)
+            return _Choice(runner.chooser.choose_ahead(logits, plan).wait, is_pending=True)
         sampled = runner.chooser.sample_step(logits, plan)
         if plan.wants_prompt_logprobs:
             runner.take_prompt_logprobs(plan)
@@ -165,8 +165,3 @@ class StepLoop:
         )
         self._took = now
         return outputs
-
-
-def _read(tokens: Waitable) -> SampledTokens:
-    array = tokens.wait()
-    return SampledTokens(array.tolist(), array)

@@ -15,8 +15,8 @@ from kvplan_engine.sampling.sampler import SampledTokens
 class Waitable(Protocol):
     """Tokens on their way to the host."""
 
-    def wait(self) -> np.ndarray:
-        """The tokens, int64; waits until their step is done."""
+    def wait(self) -> SampledTokens:
+        """The tokens, with what the requests want to know of each; waits until their step is done."""
         ...
 
 
@@ -37,7 +37,7 @@ class StepChooser(Protocol):
         ...
 
     def choose_ahead(self, logits: Any, plan: StepPlan) -> Waitable:
-        """A token for each of ``plan.sampled``, not waited for."""
+        """The same, not waited for."""
         ...
 
 

@@ -41,12 +41,11 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.stop_ids: frozenset[int] = frozenset()  # the tokens that end it
-        # each of its tokens is looked at by itself: for log-probabilities or stop strings
         self.prompt_logprobs: PromptLogprobs | None = None
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = PromptLogprobs(len(prompt_token_ids), params.prompt_logprobs)
-        wants_logprobs = params.logprobs is not None or self.prompt_logprobs is not None
-        self.needs_token_details = wants_logprobs or bool(params.stop_strings)
+        self.needs_token_details = params.logprobs is not None or self.prompt_logprobs is not None
+        self.has_stop_strings = bool(params.stop_strings)
         self.sequences: list[Sequence] = []
         self.beams: BeamGroup[Sequence] | None = None  # the sequences are beams of a search
 
@@ -65,7 +64,7 @@ class Request:
     @property
     def needs_values(self) -> bool:
         """Whether its next step cannot be decided before the tokens of the last one are known."""
-        return self.beams is not None or self.needs_token_details
+        return self.beams is not None
 
     @property
     def lacks_prompt_logprobs(self) -> bool:

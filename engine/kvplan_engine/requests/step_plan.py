@@ -27,8 +27,8 @@ class StepPlan:
     Filled in by ``Scheduler.commit``, which also forks the samples of completed prompts:
     sampled: the sequences that get a token. logits_rows: the row of the logits that each of them draws from; None if
     it is their own. ending: the rows of ``sampled`` whose token is their last, by length. stop_ids: the tokens that
-    may end one of them. needs_token_details: some report log-probabilities or look for stop strings. is_plainly_greedy:
-    all of them get their likeliest token and nothing else.
+    may end one of them. has_stop_strings: so may the text of some. needs_token_details: some report log-probabilities.
+    is_plainly_greedy: all of them get their likeliest token and nothing else.
     """
 
     decodes: list[Sequence] = field(default_factory=list)
@@ -45,6 +45,7 @@ class StepPlan:
     logits_rows: list[int] | None = None
     ending: list[int] = field(default_factory=list)
     stop_ids: frozenset[int] = frozenset()
+    has_stop_strings: bool = False
     needs_token_details: bool = False
     is_plainly_greedy: bool = False
 

@@ -1,38 +1,76 @@
-"""What a step says of tokens that have been chosen: log-probabilities for those who ask, some rows at a time."""
+"""What a step says of tokens that were chosen on the device: log-probabilities for those who ask, some rows at a time.
+
+All of it is queued behind the choice, copies to the host included, and nothing waits: a step that runs ahead of its
+tokens has them too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from kvplan_engine.device.device import Device
 from kvplan_engine.requests.step_plan import StepPlan
-from kvplan_engine.sampling.sampler import SampledToken, SampledTokens, Sampler
+from kvplan_engine.sampling.sampler import SampledToken, Sampler
 
 
-def with_logprobs(sampler: Sampler, logits: torch.Tensor, plan: StepPlan, token_ids: np.ndarray) -> SampledTokens:
-    """``token_ids`` [n] int64 of ``plan.sampled``, chosen elsewhere from logits [rows, vocab_size]."""
-    details = [SampledToken(token) for token in token_ids.tolist()]
-    wanted = [place for place, each in enumerate(plan.sampled) if each.request.params.logprobs is not None]
-    for start in range(0, len(wanted), sampler.num_rows):
-        places = wanted[start : start + sampler.num_rows]
-        tokens = [details[place].token_id for place in places]
-        counts = [plan.sampled[place].request.params.logprobs or 0 for place in places]
-        rows = places if plan.logits_rows is None else [plan.logits_rows[place] for place in places]
-        described = _of_tokens(sampler.log_softmax(logits, rows), tokens, counts)
-        for place, token in zip(places, described, strict=True):
-            details[place] = token
-    return SampledTokens([token.token_id for token in details], token_ids, details)
+@dataclass(frozen=True, slots=True)
+class PendingLogprobs:
+    """Log-probabilities on their way to the host, where ``own``, ``values`` and ``indices`` lie.
+
+    places: of ``plan.sampled``, those who ask; counts: how many of the likeliest tokens each asks for. own [n, 1]: of
+    their tokens. values, indices [n, most of counts]: of the likeliest, best first.
+    """
+
+    places: list[int]
+    counts: list[int]
+    own: torch.Tensor
+    values: torch.Tensor
+    indices: torch.Tensor
+
+    def details(self, token_ids: list[int]) -> list[SampledToken]:
+        """``token_ids`` of ``plan.sampled``, described; once the copies are done."""
+        details = [SampledToken(token) for token in token_ids]
+        own, values, indices = self.own[:, 0].tolist(), self.values.tolist(), self.indices.tolist()
+        for row, (place, count) in enumerate(zip(self.places, self.counts, strict=True)):
+            token, top = token_ids[place], dict(zip(indices[row][:count], values[row][:count], strict=True))
+            details[place] = SampledToken(token, own[row], {**top, token: top.get(token, own[row])})
+        return details
 
 
-def _of_tokens(logprobs: torch.Tensor, tokens: Rows[int], counts: Rows[int]) -> list[SampledToken]:
-    """logprobs [n, vocab_size]. counts: how many of the likeliest each token is reported beside. Waits three times."""
-    chosen = torch.tensor(tokens, device=logprobs.device).unsqueeze(1)
-    own = logprobs.gather(1, chosen).squeeze(1).tolist()
-    values, indices = (each.tolist() for each in logprobs.topk(max(counts)))
-    found = []
-    for row, (token, count) in enumerate(zip(tokens, counts, strict=True)):
-        top = dict(zip(indices[row][:count], values[row][:count], strict=True))
-        found.append(SampledToken(token, own[row], {**top, token: top.get(token, own[row])}))
-    return found
+def queue_logprobs(
+    sampler: Sampler, device: Device, logits: torch.Tensor, plan: StepPlan, chosen: torch.Tensor
+) -> PendingLogprobs:
+    """Of ``chosen`` [n] int64, the tokens of ``plan.sampled``, chosen from logits [rows, vocab_size]."""
+    asked = [(place, each.request.params.logprobs) for place, each in enumerate(plan.sampled)]
+    wanted = [(place, count) for place, count in asked if count is not None]
+    places, counts = [place for place, _ in wanted], [count for _, count in wanted]
+    number, most = len(wanted), max(counts, default=0)
+    own = logits.new_empty((number, 1), dtype=torch.float32)
+    values = logits.new_empty((number, most), dtype=torch.float32)
+    indices = logits.new_empty((number, most), dtype=torch.int64)
+    for start in range(0, number, sampler.num_rows):
+        some = places[start : start + sampler.num_rows]
+        rows = some if plan.logits_rows is None else [plan.logits_rows[place] for place in some]
+        logprobs, part = sampler.log_softmax(logits, rows), slice(start, start + len(some))
+        own[part] = logprobs.gather(1, _at(chosen, some, device).unsqueeze(1))
+        values[part], indices[part] = logprobs.topk(most)
+    return PendingLogprobs(places, counts, *(_send(each, device) for each in (own, values, indices)))
+
+
+def _at(chosen: torch.Tensor, places: Rows[int], device: Device) -> torch.Tensor:
+    """``chosen`` at ``places``, which grow."""
+    first, last = places[0], places[-1]
+    if last - first + 1 == len(places):
+        return chosen[first : last + 1]
+    return chosen.index_select(0, device.upload(np.array(places)))
+
+
+def _send(tensor: torch.Tensor, device: Device) -> torch.Tensor:
+    buffer = device.host_buffer(tensor)
+    if tensor.numel():
+        buffer.copy_(tensor, non_blocking=True)
+    return buffer

@@ -21,9 +21,9 @@ class RunningSequences:
     decoding: those that compute one token per step; others: all the rest, in order. A sequence enters among the others.
     num_tokens: their computed tokens. shared_tails: those whose last block, or state, is shared: they need one of their
     own before they write to it. A sequence from which samples will fork keeps seats for them.
-    num_needing_details, num_not_plainly_greedy, num_needing_values, num_penalised: how many belong to a request with
-    ``needs_token_details``, without ``is_plainly_greedy``, with ``needs_values``, with penalties. stop_ids: the tokens
-    that may end one of them.
+    num_needing_details, num_with_stop_strings, num_not_plainly_greedy, num_needing_values, num_penalised: how many
+    belong to a request with ``needs_token_details``, with stop strings, without ``is_plainly_greedy``, with
+    ``needs_values``, with penalties. stop_ids: the tokens that may end one of them.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -32,6 +32,7 @@ class RunningSequences:
         self.num_tokens = 0
         self.shared_tails: set[Sequence] = set()
         self.num_needing_details = 0
+        self.num_with_stop_strings = 0
         self.num_not_plainly_greedy = 0
         self.num_needing_values = 0
         self.num_penalised = 0
@@ -86,6 +87,7 @@ class RunningSequences:
 
     def _count(self, request: Request, change: int) -> None:
         self.num_needing_details += change * request.needs_token_details
+        self.num_with_stop_strings += change * request.has_stop_strings
         self.num_not_plainly_greedy += change * (not request.is_plainly_greedy)
         self.num_needing_values += change * request.needs_values
         self.num_penalised += change * request.params.has_penalties
@@ -154,6 +156,7 @@ class RunningSequences:
         assert len(self.decoding) + len(self.others) == len(self), "a sequence decodes and is among the others"
         requests = [sequence.request for sequence in self]
         assert self.num_needing_details == sum(request.needs_token_details for request in requests), "needing details"
+        assert self.num_with_stop_strings == sum(request.has_stop_strings for request in requests), "stop strings"
         assert self.num_not_plainly_greedy == sum(not r.is_plainly_greedy for r in requests), "not plainly greedy"
         assert self.num_needing_values == sum(request.needs_values for request in requests), "needing values"
         assert self.num_penalised == sum(request.params.has_penalties for request in requests), "penalised"

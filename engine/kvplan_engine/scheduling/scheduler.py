@@ -295,6 +295,7 @@ class Scheduler:
         if plan.chunks:
             self._commit_chunks(plan)
         plan.stop_ids = running.stop_ids
+        plan.has_stop_strings = running.num_with_stop_strings > 0
         plan.needs_token_details = running.num_needing_details > 0
         plan.is_plainly_greedy = not running.num_not_plainly_greedy
 

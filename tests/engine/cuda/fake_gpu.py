@@ -164,7 +164,7 @@ class FakeGpu:
     # ---- the queue
 
     def host_buffer(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(like)
+        return torch.empty(like.shape, dtype=like.dtype)
 
     def upload(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values.copy())

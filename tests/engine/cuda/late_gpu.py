@@ -78,9 +78,10 @@ class _PutOff(TorchDispatchMode):
             return kwargs.get("out", args[0])
         if any(alias is not None for alias in returned):  # a view
             return call()
-        result = torch.empty_like(func(*_without_values(args), **_without_values(kwargs)), device="cpu")
-        self._gpu.take_in(result)
-        self._gpu.do(lambda: result.copy_(call()))
+        shapes = func(*_without_values(args), **_without_values(kwargs))
+        result = tree_map(lambda shape: torch.empty_like(shape, device="cpu"), shapes)
+        self._gpu.take_in(*tree_leaves(result))
+        self._gpu.do(lambda: _copy_each(tree_leaves(call()), tree_leaves(result)))
         return result
 
 
@@ -103,6 +104,11 @@ class _WaitToRead(TorchFunctionMode):
         if func is torch.Tensor.to and (kwargs or {}).get("non_blocking"):
             self._gpu.num_unpinned_copies += 1
         return func(*args, **(kwargs or {}))
+
+
+def _copy_each(values: list[torch.Tensor], into: list[torch.Tensor]) -> None:
+    for value, tensor in zip(values, into, strict=True):
+        tensor.copy_(value)
 
 
 def _without_values(arguments: Any) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from engine_answers import ByteTokenizer, answers_with_text
 from fake_gpu import FakeGpu, take_gpu
 from late_gpu import LateGpu
 
@@ -126,15 +127,46 @@ def test_preempted_sequences_draw_on(path: str, wanted: list[list[list[int]]], m
 def test_log_probabilities_are_read_beside_the_draws(
     path: str, wanted: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request that wants them draws the same tokens, and so do those beside it; only its steps are waited for."""
-    take_gpu(monkeypatch, FakeGpu())
+    """Requests that want them draw the same tokens, and so do those beside them; on a late device, a step ahead."""
+    gpu = take_gpu(monkeypatch, LateGpu())
     llm = start(path, **FEW_GRAPHS)
-    params = [replace(one, logprobs=2) if index == 1 else one for index, one in enumerate(PARAMS)]
-    outputs = llm.generate(prompts(), params)
+    asking = {1: 2, 3: 0, 6: 4}
+    params = [replace(one, logprobs=asking.get(index)) for index, one in enumerate(PARAMS)]
+    with gpu.late(llm.engine):
+        outputs = llm.generate(prompts(), params)
     assert [[sample.token_ids for sample in output.outputs] for output in outputs] == wanted
-    assert 0 < llm.get_stats()["num_steps_ahead"] < llm.get_stats()["num_steps"] - 12
+    assert llm.get_stats()["num_steps_ahead"] == llm.get_stats()["num_steps"] - 1
+    llm.engine.reconfigure(**SYNCHRONOUS)
+    again = llm.generate(prompts(), params)
+    for one, other in zip(outputs, again, strict=True):
+        for ahead, waited in zip(one.outputs, other.outputs, strict=True):
+            assert ahead.logprobs == (waited.logprobs and [pytest.approx(each, abs=1e-4) for each in waited.logprobs])
     sample = outputs[1].outputs[0]
     assert sample.logprobs is not None and all(len(each) in (2, 3) for each in sample.logprobs)
     chosen = [of_token[token] for of_token, token in zip(sample.logprobs, sample.token_ids, strict=True)]
     assert sample.cumulative_logprob == pytest.approx(sum(chosen))
     assert all(value <= 0 for value in chosen) and len(set(chosen)) > 6
+
+
+def test_stop_strings_end_random_answers_on_a_late_device(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them with log-probabilities, of which none is that of a token that was computed too far."""
+    gpu = take_gpu(monkeypatch, LateGpu())
+    llm = start(path, **FEW_GRAPHS, async_scheduling=False)
+    some = [prompt["prompt_token_ids"] for prompt in prompts()[:3]]
+    free = [replace(one, max_tokens=12, n=1) for one in PARAMS[1:4]]
+    tokens = [answer[0] for answer in answers_with_text(llm, some, free)]
+    stops = [ByteTokenizer().decode(one[4:6]) for one in tokens]
+    params = [replace(one, stop=stop) for one, stop in zip(free, stops, strict=True)]
+    params[1] = replace(params[1], logprobs=1)
+    wanted = answers_with_text(llm, some, params)
+    assert all(len(answer[0]) <= 6 and answer[2] == stop for answer, stop in zip(wanted, stops, strict=True))
+    llm.engine.reconfigure(async_scheduling=None)
+    with gpu.late(llm.engine):
+        found = answers_with_text(llm, some, params)
+    assert [answer[:4] for answer in found] == [answer[:4] for answer in wanted]
+    assert found[1][4] == [pytest.approx(each, abs=1e-4) for each in wanted[1][4]] and len(found[1][4]) == len(
+        found[1][0]
+    )
+    stats = llm.get_stats()
+    assert stats["num_steps_ahead"] == stats["num_steps"] - 1
+    assert stats["num_free_blocks"] == stats["num_blocks"]

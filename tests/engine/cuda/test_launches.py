@@ -114,9 +114,7 @@ def test_a_random_step_queues_what_a_greedy_one_does(way: str, tmp_path: Path, m
     assert counter.step() - extra == greedy["mixed"]
 
 
-def test_log_probabilities_of_all_sequences_are_waited_for_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_probabilities_are_waited_for_with_the_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counter = Counter(monkeypatch, tmp_path, 2, eager=False)
     found = decode_step(counter, SamplingParams(temperature=0.8, logprobs=2, max_tokens=30))
-    assert (found.waits, found.graphs) == (4, 1), "tokens; their values, the likeliest, and the values of these"
+    assert (found.waits, found.graphs, found.downloads) == (1, 1, 4), "tokens; their values, the likeliest, and theirs"

@@ -6,10 +6,11 @@ Inputs whose values the host has not processed yet come from where the step befo
 from __future__ import annotations
 
 import pytest
-from engine_answers import NUM_TOKENS, answer, ragged_prompts, shrink_pool
+from engine_answers import NUM_TOKENS, ByteTokenizer, answer, answers_with_text, ragged_prompts, shrink_pool
 from small_models import ARCHITECTURES, Checkpoint
 
 from kvplan_engine import LLM, BeamSearchParams, SamplingParams
+from kvplan_engine.requests.detokenizer import answer_text
 
 
 def start(checkpoint: Checkpoint, **settings: object) -> LLM:
@@ -81,6 +82,33 @@ def test_a_stop_token_ends_an_answer_although_one_token_more_was_computed(
     stats = llm.get_stats()
     assert stats["num_free_blocks"] == stats["num_blocks"]
     assert stats["num_steps_ahead"] > 0
+
+
+@pytest.mark.parametrize(("pool_tokens", "what_happens"), [(128, "num_preemptions"), (512, "prefix_cache_hits")])
+def test_a_stop_string_cuts_an_answer_although_one_token_more_was_computed(
+    checkpoints: dict[str, Checkpoint],
+    expected_tokens: dict[str, list[list[int]]],
+    pool_tokens: int,
+    what_happens: str,
+) -> None:
+    """Twice: with cached blocks, or in a pool so small that sequences are preempted. Every step runs ahead."""
+    prompts, tokenizer, params = ragged_prompts(), ByteTokenizer(), []
+    for prompt, tokens in zip(prompts, expected_tokens["llama"], strict=True):
+        text = answer_text(tokenizer, prompt, tokens)
+        params.append(greedy_params(stop=["never there", text[7:10]]))
+    waiting = start(checkpoints["llama"], async_scheduling=False)
+    wanted = answers_with_text(waiting, prompts, params)
+    assert {answer[1].value for answer in wanted} == {"stop"}
+    assert all(len(answer[0]) < NUM_TOKENS for answer in wanted)
+    llm = start(checkpoints["llama"], enable_prefix_caching=True, max_model_len=96)
+    shrink_pool(llm, num_tokens=pool_tokens)
+    for _ in range(2):
+        assert answers_with_text(llm, prompts, params) == wanted
+    stats = llm.get_stats()
+    assert stats["num_free_blocks"] == stats["num_blocks"]
+    assert stats[what_happens] > 0
+    assert stats["num_steps_ahead"] >= stats["num_steps"] - 2 > 20
+    assert waiting.get_stats()["num_steps_ahead"] == 0
 
 
 @pytest.mark.slow

@@ -7,23 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_answers import ByteTokenizer
 from small_models import Checkpoint
 
 from kvplan_engine import LLM, EngineError, RequestOutput, SamplingParams
 from kvplan_engine.requests.detokenizer import Detokenizer, answer_text
 
 VOCAB = 384
-
-
-class ByteTokenizer:
-    """Token i is byte i mod 256, as in a byte-level vocabulary; counts what it is asked to decode."""
-
-    def __init__(self) -> None:
-        self.num_decoded = 0
-
-    def decode(self, token_ids: list[int], **options: Any) -> str:
-        self.num_decoded += len(token_ids)
-        return bytes(token % 256 for token in token_ids).decode("utf-8", errors="replace")
 
 
 def make_llm(checkpoint: Checkpoint, **settings: Any) -> LLM:
