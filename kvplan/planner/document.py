@@ -12,8 +12,11 @@ from kvplan.planner.fixes import Fix
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
 from kvplan.planner.queues import queues_of
+from kvplan.planner.request import Workload
 from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.planner.search import Plan
+from kvplan.planner.slo import Slo
+from kvplan.planner.slo_check import missed_by_tail
 from kvplan.units import plural
 
 SCHEMA = "kvplan.plan/1"
@@ -57,7 +60,7 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
         },
         "deployments": [
             deployment_document(each, plan.spec.id, plan.rule)
-            | {"queueing": queues_document(queues_of(each, workload)) if rank < MOST_PLAYED else None}
+            | {"queueing": _queueing(each, workload, slo) if rank < MOST_PLAYED else None}
             for rank, each in enumerate(plan.deployments)
         ],
         "alternatives": [
@@ -77,6 +80,15 @@ USERS_ASSUMPTION = "Every user always has a request in progress, and no prompt s
 
 
 RATE_ASSUMPTION = "Requests arrive independently of each other, and no prompt shares a prefix with another."
+
+
+def _queueing(deployment: Deployment, workload: Workload, slo: Slo) -> dict[str, Any] | None:
+    """With the names of the bounds that 1 request in 100 is beyond, by the middle of the prediction."""
+    found = queues_of(deployment, workload)
+    document = queues_document(found)
+    if found is None or document is None:
+        return None
+    return document | {"p99_beyond_slo": [each.name for each in missed_by_tail(slo, found.figures)]}
 
 
 def load_assumption(plan: Plan) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kvplan.estimate.speed.latency import Range
+from kvplan.estimate.speed.queueing.figures import PlayedFigures
 from kvplan.planner.load import Served, share_within
 from kvplan.planner.slo import SLO_FIELDS, Slo
 
@@ -42,6 +44,25 @@ def check_slo(slo: Slo, served: Served) -> SloCheck:
             excess, broken = middle / bound - 1, name
     bounds = sum(getattr(slo, field) is not None for field in SLO_FIELDS.values())
     return SloCheck(broken is None and served.keeps_up, share >= 1.0, broken, excess, bounds, share)
+
+
+class TailMiss(NamedTuple):
+    """A bound that the 99th percentile of a played load is beyond. Seconds."""
+
+    name: str
+    p99_seconds: float
+    bound_seconds: float
+
+
+def missed_by_tail(slo: Slo, figures: PlayedFigures) -> tuple[TailMiss, ...]:
+    """``check_slo`` compares averages; of a load with queues 1 request in 100 sees more than these."""
+    played = {"ttft": figures.ttft, "tpot": figures.tpot, "e2el": figures.e2el}
+    found = []
+    for name, field in SLO_FIELDS.items():
+        bound, seen = getattr(slo, field), played[name]
+        if bound is not None and seen is not None and seen.p99 > bound:
+            found.append(TailMiss(name, seen.p99, bound))
+    return tuple(found)
 
 
 def within_pool(check: SloCheck, share: float) -> SloCheck:

@@ -13,6 +13,8 @@ from kvplan.estimate.speed.queues import queues_document
 from kvplan.planner.queues import explained_steps, queues_of
 from kvplan.planner.request import ParallelSizes, PlanRequest
 from kvplan.planner.search import Plan, make_plan
+from kvplan.planner.slo import Slo
+from kvplan.planner.slo_check import missed_by_tail
 
 SPEC = resolve_model("llama-3.1-8b")
 REQUEST = PlanRequest(
@@ -75,6 +77,16 @@ def test_no_more_is_served_than_comes_and_less_only_near_the_capacity() -> None:
         assert low <= middle == high == rate * 200
         lows.append(low / middle)
     assert lows[0] == 1.0 > lows[1]
+
+
+def test_a_service_level_that_averages_keep_and_one_in_a_hundred_does_not() -> None:
+    figures = queues_of(planned().deployments[0], planned().workload)
+    assert figures is not None and figures.figures.tpot is not None
+    ttft, tpot = figures.figures.ttft, figures.figures.tpot
+    between = Slo(ttft_seconds=(ttft.median + ttft.p99) / 2, tpot_seconds=1.01 * tpot.p99)
+    (missed,) = missed_by_tail(between, figures.figures)
+    assert (missed.name, missed.p99_seconds, missed.bound_seconds) == ("ttft", ttft.p99, between.ttft_seconds)
+    assert missed_by_tail(Slo(), figures.figures) == ()
 
 
 def test_the_document_has_intervals() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, span
+from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, span, tail_text
 from kvplan.commands.printing.render import print_csv, print_json, print_sentence, print_table
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.latency import Range
@@ -25,6 +25,7 @@ from kvplan.planner.launch.replicas import balancer_command, vllm_processes
 from kvplan.planner.queues import explained_steps, queues_of
 from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.planner.search import Alternative, Plan
+from kvplan.planner.slo_check import missed_by_tail
 from kvplan.units import format_bytes, format_gib, plural
 
 _SHOWN = 10
@@ -176,6 +177,9 @@ def _print_best(best: Deployment, plan: Plan) -> None:
     queues = queues_of(best, plan.workload)
     if queues is not None:
         print_sentence(f"with queues, each replica: {queues_text(queues)}{intervals_text(queues)}")
+        beyond = missed_by_tail(plan.request.slo, queues.figures)
+        if beyond:
+            print_sentence(f"--slo is compared with averages; beyond it {tail_text(beyond)}")
     price = best.choice.gpu.price
     if price is not None:
         print_sentence(f"price: {price.source}")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from kvplan.catalog.published_errors import ErrorInterval
 from kvplan.commands.printing.render import print_sentence, print_table
 from kvplan.estimate.speed.queueing.figures import Distribution
 from kvplan.estimate.speed.queues import ExplainedStep, Queues
 from kvplan.estimate.speed.step_terms import StepTerms
+
+if TYPE_CHECKING:
+    from kvplan.planner.slo_check import TailMiss
 
 
 def queues_text(queues: Queues) -> str:
@@ -26,6 +30,14 @@ def intervals_text(queues: Queues) -> str:
     """What the intervals were learned from; "" where no published measurement was."""
     rows = max(0 if each is None else each.num_rows for each in queues.intervals.values())
     return f"; intervals hold 9 in 10 of up to {rows:,} published measurements" if rows else ""
+
+
+def tail_text(beyond: Sequence[TailMiss]) -> str:
+    """``TTFT p99 190 ms (100 asked for)``, for each bound that is missed."""
+    return ", ".join(
+        f"{each.name.upper()} p99 {1000 * each.p99_seconds:,.0f} ms ({1000 * each.bound_seconds:,.0f} asked for)"
+        for each in beyond
+    )
 
 
 def print_steps(name: str, steps: Sequence[ExplainedStep]) -> None:
