@@ -32,6 +32,7 @@ PREEMPTION_MODES = ("auto", "recompute", "swap")
 SCHEDULINGS = ("continuous", "static")
 KV_RESERVATIONS = ("paged", "contiguous")
 KV_LOAD_POLICIES = ("auto", "always")
+LINEAR_BACKENDS = ("auto", "cuda_skinny")
 CUDAGRAPH_MODES = ("full", "full_decode_only")
 
 T = TypeVar("T")
@@ -212,6 +213,12 @@ class EngineConfig:
         "(compute capability 9.0, not yet run on a GPU) where the model has what that kernel needs; cuda_cascade: "
         "cuda, and sequences that decode behind the same cached blocks read these once (not yet run on a GPU)",
     )
+    linear_backend: str = _knob(
+        "auto",
+        "products with dense weights; auto: cuBLAS on a GPU; cuda_skinny: up to 16 rows of 16-bit weights by a kernel "
+        "of ours, activation and residual included (compute capability 8.0 and newer, not yet run on a GPU)",
+        choices=LINEAR_BACKENDS,
+    )
     preemption_mode: str = _knob(
         "auto",
         "what becomes of a preempted sequence's KV; auto: swap while swap_space has room and copying is cheaper "
@@ -386,6 +393,7 @@ class EngineConfig:
             "enable_lora": self.enable_lora,
             "quantization": self.quantization is not None,
             "activation_quantization": self.rounds_activations,
+            "linear_backend": self.linear_backend != "auto",
         }
         return next((name for name, is_on in in_use.items() if is_on), None)
 

@@ -117,6 +117,13 @@ class EngineOptions:
         str | None,
         typer.Option(help="auto, cpu, cuda, cuda_wgmma, cuda_cascade or reference.", rich_help_panel=DEVICE_PANEL),
     ] = None
+    linear_backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Dense products on a GPU: auto, or cuda_skinny for few rows (not tried yet).",
+            rich_help_panel=DEVICE_PANEL,
+        ),
+    ] = None
     seed: Annotated[
         int | None, typer.Option(help="Of random weights, and of requests without one.", rich_help_panel=DEVICE_PANEL)
     ] = None

@@ -66,6 +66,7 @@ def test_what_a_loaded_engine_may_change() -> None:
         "pipeline_parallel_size",
         "enable_expert_parallel",
         "attention_backend",
+        "linear_backend",
     }
 
 

@@ -7,6 +7,7 @@ projection   what a product with a weight offers, and how one is chosen for each
 linear       the weight as published, by torch
 head_products   products of each head with a weight of its own, and how their kernels are chosen
 mixture      a mixture of experts, and how its kernels are chosen
+cuda_skinny  few rows by the CUDA kernels, with what follows the product
 cuda_mixture a mixture by the CUDA kernels
 quantised_linear  weights in few bits: by the CPU kernels, and in plain torch; cuda_quantised: by the CUDA kernels
 panels       the weight packed for our own CPU product

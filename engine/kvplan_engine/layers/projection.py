@@ -7,6 +7,7 @@ add-a-weight-format.md`` walks through adding one.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -39,6 +40,46 @@ class Projection(Protocol):
     def rows(self, indices: torch.Tensor, out: torch.Tensor) -> None:
         """out [T, num_inputs] = weight[indices] for indices [T] int64; only if the weight is the embedding too."""
         ...
+
+
+class FusedProjection(ABC):
+    """A ``Projection`` that can also do in the same launch what follows a product of few rows.
+
+    Its ``activation`` is None: whether one follows is decided anew in every step. follows: the activation that
+    ``activated`` applies, None where there is none.
+    """
+
+    follows: str | None
+
+    @abstractmethod
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """See Projection.__call__."""
+
+    @abstractmethod
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether ``x`` may be given to ``activated`` and ``added``."""
+
+    @abstractmethod
+    def activated(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """out [T, num_outputs], half of these where it is gated, = ``follows`` of the product."""
+
+    @abstractmethod
+    def added(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+        """residual [T, num_outputs] += the product."""
+
+
+def add_or_store(
+    projection: Projection | FusedProjection, x: torch.Tensor, delta: torch.Tensor, residual: torch.Tensor | None
+) -> bool:
+    """The product of ``x``, added to ``residual`` where that takes no launch of its own, else into ``delta``.
+
+    Whether it was added; residual: None where it may not be.
+    """
+    if residual is not None and isinstance(projection, FusedProjection) and projection.takes(x):
+        projection.added(x, residual)
+        return True
+    projection(x, delta)
+    return False
 
 
 class StoredWeight:

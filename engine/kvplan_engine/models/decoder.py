@@ -179,7 +179,8 @@ def _mix_for_sampled(layer: DecoderLayer, step: StepSpace, stream: ResidualStrea
     if number:
         query, attended = _take_queries(rows, query, attended)
         stream.take_rows(rows, room, with_delta=False)
-        mixer.attend(query, attended, metadata, step, stream.delta, stream.source)
+        residual = layer.residual_of_mixed(stream)
+        stream.is_added = mixer.attend(query, attended, metadata, step, stream.delta, stream.source, residual)
 
 
 def _take_queries(rows: torch.Tensor, query: torch.Tensor, attended: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -58,6 +58,10 @@ class DecoderLayer:
 
         self.attention_norm, self.mlp_norm = norm("attention_norm"), norm("mlp_norm")
         self.attention_post_norm, self.mlp_post_norm = norm("attention_post_norm"), norm("mlp_post_norm")
+        is_plain = layer.residual_scale == 1.0
+        is_first = len(self.mixers) == 1 and not layer.norms.places.startswith("parallel")
+        self._adds_mixed = is_plain and is_first and self.attention_post_norm is None
+        self._adds_fed = is_plain and self.mlp_post_norm is None
 
     def at(self, index: int) -> DecoderLayer:
         """The same layer, weights and all, with the KV of layer ``index``."""
@@ -77,12 +81,20 @@ class DecoderLayer:
         return next((mixer for mixer in self.mixers if isinstance(mixer, AttentionPart)), None)
 
     def mix(self, stream: ResidualStream, step: StepSpace) -> None:
-        """The mixers of ``stream.source``: the last one's output is left in ``stream.delta``, others' are added."""
+        """The mixers of ``stream.source``: the last one's output may be left in ``stream.delta``, others' are added."""
+        residual = self.residual_of_mixed(stream)
         for mixer in self.mixers:
             if mixer is not self.mixers[0]:
                 self._finish(stream.delta, self.attention_post_norm)
-                stream.hidden += stream.delta
-            mixer(stream.source, step, stream.delta)
+                stream.add_delta()
+            if isinstance(mixer, AttentionPart):
+                stream.is_added = mixer.add_or_store(stream.source, step, stream.delta, residual)
+            else:
+                mixer(stream.source, step, stream.delta)
+
+    def residual_of_mixed(self, stream: ResidualStream) -> torch.Tensor | None:
+        """What the mixers' output may be added to at once; None where something comes between."""
+        return stream.hidden if self._adds_mixed else None
 
     def feed(self, stream: ResidualStream, step: StepSpace, next_norm: Norm | None) -> None:
         """What follows the mixers: their output is added, and then the feed-forward's, up to the next layer's norm."""
@@ -96,13 +108,16 @@ class DecoderLayer:
         if self.end is None:
             _add(stream, next_norm)
         else:
-            stream.hidden += stream.delta
+            stream.add_delta()
             self.end(stream, step.workspace)
             _normalise(stream, next_norm)
 
     def _run_feed_forward(self, stream: ResidualStream, step: StepSpace) -> None:
         if isinstance(self.feed_forward, ApartMixturePart):
             self.feed_forward(stream, step)
+        elif isinstance(self.feed_forward, MlpPart):
+            residual = stream.hidden if self._adds_fed else None
+            stream.is_added = self.feed_forward(stream.source, step, stream.delta, residual)
         elif self.feed_forward is not None:
             self.feed_forward(stream.source, step, stream.delta)
 
@@ -114,7 +129,7 @@ class DecoderLayer:
             return
         if self.mlp_norm is not None:
             self.mlp_norm(stream.hidden, stream.normed)
-        stream.hidden += stream.delta
+        stream.add_delta()
         stream.source = stream.normed
 
     def _finish(self, delta: torch.Tensor, post_norm: Norm | None) -> None:
@@ -156,9 +171,9 @@ def _make_feed_forward(
 
 def _add(stream: ResidualStream, norm: Norm | None) -> None:
     """``hidden += delta``, and ``norm`` of it into ``normed``."""
-    if norm is None:
-        stream.hidden += stream.delta
-        stream.source = stream.hidden
+    if norm is None or stream.is_added:
+        stream.add_delta()
+        _normalise(stream, norm)
     else:
         norm.after_adding(stream.delta, stream.hidden, stream.normed)
         stream.source = stream.normed

@@ -36,6 +36,7 @@ from kvplan_engine.kernels.cuda.states import CudaStates
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.layers.cuda_mixture import CudaMixtures
 from kvplan_engine.layers.cuda_quantised import CudaQuantisedWeights
+from kvplan_engine.layers.cuda_skinny import SkinnyWeights
 from kvplan_engine.layers.divided import DividedMixtures, DividedProjections, ShardBuffer
 from kvplan_engine.layers.head_products import PanelHeads, TorchHeads
 from kvplan_engine.layers.linear import Linear
@@ -43,6 +44,7 @@ from kvplan_engine.layers.mixture import PanelMixtures, TorchMixture
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.onednn import FewRowsLinear, OneDnnLinear
 from kvplan_engine.layers.panels import Panels
+from kvplan_engine.layers.projection import ProjectionKind
 from kvplan_engine.layers.quantised_linear import QuantisedPanels, WidenedRows
 from kvplan_engine.memory.device_buffers import ATTENTION_PARTS, LORA_INNER, WIDENED
 from kvplan_engine.models.decoder_layer import DecoderLayer
@@ -68,7 +70,8 @@ class DeviceKernels(PartKernels):
     memory: by the names of ``memory.device_buffers``, what kernels need of the workspace. adapters: what corrects
     products in each step; None where nothing does. shards: where parts of divided logits come together, None without.
     takes_plain_weights: of those in few bits they take only such (``HeldWeights.plain``). overlap_launches: switches
-    ``EngineConfig.enable_pdl`` on or off. draws: chooses the tokens of a step; None where the sampler does.
+    ``EngineConfig.enable_pdl`` on or off. draws: chooses the tokens of a step; None where the sampler does. few_rows:
+    stands before the last of ``projections`` where ``EngineConfig.linear_backend`` asks for it.
     """
 
     make_layer_run: MakeLayerRun = _layer_by_layer
@@ -78,6 +81,7 @@ class DeviceKernels(PartKernels):
     shards: ShardBuffer | None = None
     overlap_launches: Callable[[bool], None] = _one_after_the_other
     draws: CudaDraws | None = None
+    few_rows: ProjectionKind | None = None
 
     def check_rounding(self) -> None:
         """SettingsError where products with weights in few bits cannot round what they multiply."""
@@ -86,6 +90,17 @@ class DeviceKernels(PartKernels):
                 "activation_quantization 'int8' is for a CPU: the CUDA kernels do not round activations.",
                 hint="leave it out, or set device='cpu'",
             )
+
+    def with_linears(self, name: str) -> DeviceKernels:
+        """The same kernels, dense products by ``EngineConfig.linear_backend``; SettingsError where they lack them."""
+        if name == "auto":
+            return self
+        if self.few_rows is None:
+            raise SettingsError(
+                f"linear_backend '{name}' is for a GPU.",
+                hint="leave it out: a CPU has such products of its own",
+            )
+        return replace(self, projections=(*self.projections[:-1], self.few_rows, self.projections[-1]))
 
     def divided(self, model: ModelDescription, collectives: Collectives) -> DeviceKernels:
         """The same kernels for a rank's part of a model, ``model``: products over a rank's inputs become sums."""
@@ -186,6 +201,7 @@ def cuda_kernels(
         takes_plain_weights=True,
         overlap_launches=partial(setattr, runtime, "overlaps_launches"),
         draws=CudaDraws(runtime),
+        few_rows=SkinnyWeights(runtime),
     )
 
 

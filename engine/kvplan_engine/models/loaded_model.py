@@ -56,6 +56,7 @@ class LoadedModel:
         loading = (whole, source, config.load_format)
         held = plan_held_weights(*loading, config.quantization, config.seed, config.group_size)
         kernels = select_kernels(config.attention_backend, device.torch_device, self._scalar)
+        kernels = kernels.with_linears(config.linear_backend)
         if collectives is not None and rank.count > 1:
             kernels = kernels.divided(self.config, collectives)
         if config.rounds_activations:

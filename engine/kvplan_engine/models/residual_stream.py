@@ -13,7 +13,8 @@ class ResidualStream:
 
     hidden: the residual stream. normed: its normalised copy. delta: the output of a block, added to hidden in the next
     norm. source: what the next block reads, ``normed``, or ``hidden`` where no norm stands before the block. rows: of
-    the step's tokens those that are left, None for all.
+    the step's tokens those that are left, None for all. is_added: whether a block has added its output to hidden
+    itself, so that delta means nothing.
     """
 
     hidden: torch.Tensor
@@ -21,6 +22,13 @@ class ResidualStream:
     delta: torch.Tensor
     source: torch.Tensor
     rows: torch.Tensor | None = None
+    is_added: bool = False
+
+    def add_delta(self) -> None:
+        """The block's output is part of ``hidden`` from here on."""
+        if not self.is_added:
+            self.hidden += self.delta
+        self.is_added = False
 
     def take_rows(self, rows: torch.Tensor, room: torch.Tensor, *, with_delta: bool) -> None:
         """Go on with ``rows`` alone, which are at most half of all; ``room`` [len(rows), H] is for hidden.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,17 +29,16 @@ class Counter:
         *,
         eager: bool,
         model: dict[str, object] = CONFIG,
-        num_tokens: int = 32,
-        num_seqs: int = 8,
+        **settings: Any,
     ) -> None:
         self._gpu = CountedGpu()
         take_gpu(monkeypatch, self._gpu)
         path = folder / "config.json"
         path.write_text(json.dumps(model | {"num_hidden_layers": num_layers}), encoding="utf-8")
-        sizes = {"max_num_batched_tokens": num_tokens, "max_num_seqs": num_seqs, "max_model_len": 64}
-        sizes |= {"enable_prefix_caching": False}
+        usual = {"max_num_batched_tokens": 32, "max_num_seqs": 8, "max_model_len": 64, "dtype": "float32"}
+        usual |= {"enable_prefix_caching": False}
         self._engine = Engine(
-            EngineConfig(model=str(path), load_format="dummy", dtype="float32", enforce_eager=eager, **sizes)
+            EngineConfig(model=str(path), load_format="dummy", enforce_eager=eager, **(usual | settings))
         )
         self._number = 0
 
@@ -89,12 +89,22 @@ def test_what_a_greedy_step_queues(kind: str, mode: str, tmp_path: Path, monkeyp
 
 def test_a_mixed_step_with_states_and_experts_is_one_graph_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two layers with a delta rule and one with attention, all with experts."""
-    sizes = {"model": OTHERS["qwen3_next"], "num_tokens": 8, "num_seqs": 4}
+    sizes = {"model": OTHERS["qwen3_next"], "max_num_batched_tokens": 8, "max_num_seqs": 4}
     found = {
         is_eager: mixed_step(Counter(monkeypatch, tmp_path, 3, eager=is_eager, **sizes), GREEDY)
         for is_eager in (False, True)
     }
     assert found == {False: EXPECTED["mixed", "graphs"][0], True: Launches(43, 10, 6, 0, 1, 0, 1)}
+
+
+def test_a_decode_step_with_skinny_products_is_made_of_our_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight for each layer instead of nine, none of them torch's."""
+    skinny = {"linear_backend": "cuda_skinny", "dtype": "float16"}
+    found = {n: decode_step(Counter(monkeypatch, tmp_path, n, eager=True, **skinny), GREEDY) for n in (2, 3)}
+    assert found[3] == Launches(kernels=29, operations=2, downloads=1, waits=1)
+    assert found[3] - found[2] == Launches(kernels=8)
 
 
 RANDOM = {

@@ -1,4 +1,4 @@
-"""The argument structures of the products' kernels: quantised weights and adapters.
+"""The argument structures of the products' kernels: quantised weights, adapters, and few rows.
 
 As ``params``, field by field as csrc/cuda declares them.
 """
@@ -84,4 +84,26 @@ class LoraParams(ctypes.Structure):
         ("rank", _INT32),
         ("stacked", _INT32),
         ("ends", _INT32 * MOST_STACKED),
+    )
+
+
+class SkinnyParams(ctypes.Structure):
+    """skinny_mma.cu: skinny_product."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("weight", _POINTER),
+        ("bias", _POINTER),
+        ("residual", _POINTER),
+        ("out", _POINTER),
+        ("parts", _POINTER),
+        ("finished", _POINTER),
+        ("x_stride", _INT64),
+        ("residual_stride", _INT64),
+        ("out_stride", _INT64),
+        ("inputs", _INT32),
+        ("outputs", _INT32),
+        ("rows", _INT32),
+        ("spans", _INT32),
+        ("is_early", _INT32),
     )

@@ -11,7 +11,7 @@ from kvplan_engine.attention.metadata import AttentionMetadata
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.norms import NormKind
 from kvplan_engine.layers.norm import Norm
-from kvplan_engine.layers.projection import StoredWeight, make_projection
+from kvplan_engine.layers.projection import StoredWeight, add_or_store, make_projection
 from kvplan_engine.models.mixers.attention_gate import make_gate
 from kvplan_engine.models.mixers.mixer_part import MixerSource
 from kvplan_engine.models.part_kernels import PartKernels
@@ -56,8 +56,14 @@ class AttentionPart:
 
     def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
         """See MixerPart.__call__."""
+        self.add_or_store(normed, step, delta, None)
+
+    def add_or_store(
+        self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor, residual: torch.Tensor | None
+    ) -> bool:
+        """As ``__call__``; ``delta``, ``residual`` [T, H]: see layers.projection.add_or_store."""
         query, attended = self.project(normed, step)
-        self.attend(query, attended, self.metadata(step), step, delta, normed)
+        return self.attend(query, attended, self.metadata(step), step, delta, normed, residual)
 
     def metadata(self, step: StepSpace) -> AttentionMetadata:
         """Where this layer's tokens lie in the step."""
@@ -85,16 +91,17 @@ class AttentionPart:
         step: StepSpace,
         delta: torch.Tensor,
         normed: torch.Tensor,
-    ) -> None:
-        """Attention of ``query`` over the pool, into ``attended``, and its output projection into ``delta`` [T, H].
+        residual: torch.Tensor | None,
+    ) -> bool:
+        """Attention of ``query`` over the pool, into ``attended``, and its output projection.
 
-        normed: the layer's input of the same rows, which a gate is made of.
+        normed: the layer's input of the same rows, which a gate is made of. delta, residual: see ``add_or_store``.
         """
         out = attended.view(*query.shape[:2], self.description.value_size)
         self._backend.attend(AttentionInputs(query, step.kv.of(self.index), metadata, out, self.options))
         if self._gate is not None:
             self._gate(normed, attended, step)
-        self.output(attended, delta)
+        return add_or_store(self.output, attended, delta, residual)
 
     def _project_heads(self, normed: torch.Tensor, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Queries and keys [T, hq + hkv, d] side by side, and values [T, hkv, value_size], in the memory of ``qkv``.
