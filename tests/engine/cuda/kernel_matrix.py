@@ -33,6 +33,7 @@ from kvplan_engine.kernels.cuda.mixture_launch import (
 from kvplan_engine.kernels.cuda.quantised_launch import WeightShape, quantised_launch, widen_variant
 from kvplan_engine.kernels.cuda.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.sampling import sample_variant
+from kvplan_engine.kernels.cuda.skinny_launch import SkinnyShape, skinny_launch
 from kvplan_engine.kernels.cuda.state_launch import (
     convolution_variant,
     delta_variant,
@@ -88,7 +89,8 @@ def kernels_of_some_models(capability: tuple[int, int]) -> list[KernelVariant]:
     properties = properties_of(capability)
     scalar = BF16 if properties.has_tensor_kernels else F16
     of_layers = latent_kernels(properties) + mixture_kernels(properties) + state_kernels(scalar)
-    return of_layers + quantised_kernels(scalar, properties) + adapter_kernels(scalar)
+    of_products = quantised_kernels(scalar, properties) + adapter_kernels(scalar)
+    return of_layers + of_products + (skinny_kernels(properties) if properties.has_tensor_kernels else [])
 
 
 def kernels_of_every_model(capability: tuple[int, int]) -> list[KernelVariant]:
@@ -176,6 +178,22 @@ def adapter_kernels(scalar: torch.dtype) -> list[KernelVariant]:
     return [*shrink, expand_variant(scalar, True), expand_variant(scalar, False)]
 
 
+LLAMA_GATED = SkinnyShape(BF16, 14336, 4096, "silu_and_mul")
+LLAMA_PLAIN = SkinnyShape(BF16, 4096, 4096)
+
+
+def skinny_kernels(properties: DeviceProperties) -> list[KernelVariant]:
+    """A gated product of up to 8 rows, and a plain one of up to 16."""
+    return [skinny_launch(shape, rows, properties).variant for shape, rows in ((LLAMA_GATED, 8), (LLAMA_PLAIN, 16))]
+
+
+def every_skinny_product() -> list[KernelVariant]:
+    """What ``skinny_kernels`` has not: the other numbers of rows, and what needs most registers of activations."""
+    properties = properties_of(SHAPE_CAPABILITY)
+    shapes = ((LLAMA_GATED, 16), (LLAMA_PLAIN, 8), (SkinnyShape(F16, 3072, 768, "gelu"), 16))
+    return [skinny_launch(shape, rows, properties).variant for shape, rows in shapes]
+
+
 def every_shape() -> list[KernelVariant]:
     """The attention kernels over head sizes, storage types and group sizes, on SHAPE_CAPABILITY.
 
@@ -198,6 +216,7 @@ def every_shape() -> list[KernelVariant]:
         + every_product()
         + every_recurrence()
         + every_code()
+        + every_skinny_product()
         + [sample_variant(BF16, 50257, vectors=False), sample_variant(F32, 384, vectors=True)]
     )
 

@@ -47,6 +47,7 @@ STRUCTURE_OF_SOURCE = {
     "products/quantised_mma.cu": product_params.QuantisedParams,
     "products/quantised_widen.cu": product_params.WidenParams,
     "products/quantise_rows.cu": product_params.QuantiseParams,
+    "products/skinny_mma.cu": product_params.SkinnyParams,
     "products/lora_shrink.cu": product_params.LoraParams,
     "products/lora_expand.cu": product_params.LoraParams,
 }

@@ -1,6 +1,6 @@
 """Kernels that move rows 16 bytes at a time do so in the compiler's output too, which may take vectors apart.
 
-And none of them touches global memory before it has waited for the kernel before it.
+And none of them touches global memory before it has waited for the kernel before it, but for weights of products.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import re
 
 import pytest
 import torch
-from kernel_matrix import LLAMA, properties_of
+from kernel_matrix import LLAMA, LLAMA_GATED, LLAMA_PLAIN, properties_of
 
 from kvplan_engine.kernels.cuda.attention import prefill_launch
 from kvplan_engine.kernels.cuda.nvrtc import load_nvrtc
+from kvplan_engine.kernels.cuda.skinny_launch import SkinnyShape, skinny_launch
 from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, variant, write_variant
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -34,14 +35,18 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("chosen", VARIANTS, ids=KernelVariant.label)
-def test_rows_move_16_bytes_at_a_time(chosen: KernelVariant) -> None:
+def ptx_of(chosen: KernelVariant) -> str:
     try:
         nvrtc = load_nvrtc()
     except CudaKernelError:
         pytest.skip("no NVRTC on this machine: pip install nvidia-cuda-nvrtc-cu12")
-    ptx = nvrtc.compile(chosen, "compute_90").image.decode()
+    return nvrtc.compile(chosen, "compute_90").image.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", VARIANTS, ids=KernelVariant.label)
+def test_rows_move_16_bytes_at_a_time(chosen: KernelVariant) -> None:
+    ptx = ptx_of(chosen)
     first_access = re.search(r"(ld|st|red|atom|prefetch)\.global|cp\.async", ptx)
     assert first_access is not None
     assert 0 < ptx.find("griddepcontrol.wait;") < first_access.start()
@@ -50,3 +55,17 @@ def test_rows_move_16_bytes_at_a_time(chosen: KernelVariant) -> None:
     assert any(_VECTOR.fullmatch(access) for access in accesses if access.startswith("st"))
     smaller = _INDEX_READS | (_OF_PARTS if chosen.kernel == "prefill_attention" else set())
     assert {access for access in accesses if not _VECTOR.fullmatch(access)} <= smaller
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "rows"), [(LLAMA_GATED, 8), (LLAMA_PLAIN, 16)], ids=["gated", "plain"])
+def test_a_product_asks_for_weights_alone_before_it_waits(shape: SkinnyShape, rows: int) -> None:
+    """All of them 16 bytes at a time, or a row's beginning into the second-level cache."""
+    ptx = ptx_of(skinny_launch(shape, rows, properties_of((9, 0))).variant)
+    before, after = ptx.split("griddepcontrol.wait;")
+    copies = re.compile(r"cp\.async\.(?!commit|wait)\S+")
+    assert set(copies.findall(before)) == {"cp.async.cg.shared.global.L2::128B", "cp.async.bulk.prefetch.L2.global"}
+    assert re.search(r"\b(ld|st|red|atom)\.global", before) is None
+    assert set(copies.findall(after)) == {"cp.async.cg.shared.global.L2::128B"}
+    assert "griddepcontrol.launch_dependents;" in after
+    assert re.search(r"ld\.global\.v4\.[buf]32", after) is not None, "rows of x"
