@@ -1,9 +1,10 @@
-"""Products with quantised weights, and what adapters add to one, on a real device: against their definitions."""
+"""Products with quantised weights, what adapters add to one, and those of few rows, on a real device."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "cuda"))
 
 import test_cuda_lora
 import test_cuda_quantised
+import test_cuda_skinny
 from quantised_cases import KINDS, Kind
 
 from kvplan_engine.kernels.cuda.driver import current_runtime
@@ -46,3 +48,16 @@ def test_adapters(dtype: torch.dtype, counts: list[int]) -> None:
     weights = test_cuda_lora.weights_of(4096, (4096, 1024, 1024), dtype)
     rows = test_cuda_lora.groups_of([0, -1, 2], counts)
     test_cuda_lora.check(weights, rows, sum(counts), runtime=current_runtime())
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("num_rows", [1, 8, 9, 16])
+@pytest.mark.parametrize("follows", [{}, {"activation": "silu_and_mul"}, {"has_residual": True}], ids=str)
+def test_products_of_few_rows(dtype: torch.dtype, num_rows: int, follows: dict[str, Any]) -> None:
+    """One whose inputs blocks share, and one of Llama's size."""
+    runtime = current_runtime()
+    if not runtime.properties.has_tensor_kernels:
+        pytest.skip("needs compute capability 8.0")
+    for outputs, inputs in ((1001, 8192), (4096, 4096)):
+        case = test_cuda_skinny.Case(num_rows, outputs, inputs, dtype, has_bias=True, **follows)
+        test_cuda_skinny.check(case, runtime)

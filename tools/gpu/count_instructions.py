@@ -1,10 +1,11 @@
-"""Counts the instructions that a warp issues in each round of an attention kernel's main loop, from its disassembly:
+"""Counts the instructions that a warp issues in each round of a kernel's main loop, from its disassembly:
 
     python tools/gpu/count_instructions.py [sm_90]
 
-A round is a tile of KV that every row sees whole: of the ways through the loop the one with all copies and products and
-the fewest other instructions. Loops within it count as often as they run to make the copies of a tile. Needs NVRTC
-(package nvidia-cuda-nvrtc-cu12) and nvdisasm (package nvidia-cuda-nvdisasm, or a toolkit); no GPU.
+In attention a round is a tile of KV that every row sees whole: of the ways through the loop the one with all copies
+and products and the fewest other instructions. Loops within it count as often as they run to make the copies of a tile.
+In a product of few rows it is a step, or two. Bytes are those that a warp copies in a round. Needs NVRTC (package
+nvidia-cuda-nvrtc-cu12) and nvdisasm (package nvidia-cuda-nvdisasm, or a toolkit); no GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _LABEL = re.compile(r"^(\.L_\w+):")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);")
 _TARGET = re.compile(r"`\((\.L_\w+)\)")
 _PRODUCTS = ("HMMA", "HGMMA")
+_COPIED_BYTES = 32 * 16  # by an LDGSTS of a warp
 _WORK = (*_PRODUCTS, "LDGSTS")
 """What every tile has: the path of a round takes all of it."""
 
@@ -134,17 +136,18 @@ def disassemble(image: bytes) -> list[str]:
 
 
 def main(architecture: str) -> None:
-    """A row for each attention kernel on tensor cores of Llama's shape; decode with a cache of fp8 too.
+    """A row for each kernel of attention and of few rows on tensor cores of Llama's shape; decode with fp8 too.
 
     Prefill copies fp8 without LDGSTS, so that the rounds of its inner loops would not be known.
     """
     root = Path(__file__).resolve().parents[2]
     sys.path[:0] = [str(root), str(root / "engine"), str(root / "tests" / "engine" / "cuda")]
     import torch
-    from kernel_matrix import LLAMA, properties_of
+    from kernel_matrix import LLAMA, LLAMA_GATED, LLAMA_PLAIN, properties_of
 
     from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch, short_prefill_launch
     from kvplan_engine.kernels.cuda.nvrtc import load_nvrtc
+    from kvplan_engine.kernels.cuda.skinny_launch import skinny_launch
 
     nvrtc = load_nvrtc()
     number = int(architecture.removeprefix("sm_").rstrip("a"))
@@ -157,12 +160,16 @@ def main(architecture: str) -> None:
         "decode bfloat16": decode_launch(LLAMA, properties),
         "decode fp8": decode_launch(float8, properties),
         "decode, 16 heads": decode_launch(replace(LLAMA, num_query_heads=16 * LLAMA.num_kv_heads), properties),
+        "product, 8 rows": skinny_launch(LLAMA_PLAIN, 8, properties),
+        "product, 16 rows": skinny_launch(LLAMA_PLAIN, 16, properties),
+        "gated, 8 rows": skinny_launch(LLAMA_GATED, 8, properties),
     }
     for name, launch in launches.items():
         image = nvrtc.compile(launch.variant, launch.variant.only_for or architecture).image
         counts = round_of(parse(disassemble(image)), copies=8)
         common = ", ".join(f"{count} {operation}" for operation, count in counts.most_common(12))
-        print(f"{name:18s} {counts.total():5d}   {common}")
+        copied = counts["LDGSTS"] * _COPIED_BYTES
+        print(f"{name:18s} {counts.total():5d}   {copied:6,d} bytes   {common}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What ``measure.py`` measures, a module for each kind of section.
 
 attention, prefill      attention kernels alone
-operations              other kernels, products, copies
+operations, products    other kernels and copies; matrix products, by cuBLAS and by our own kernel
 engine, profile, modes  steps and throughput of the engine, where a step's time goes, ways to run one
 memory, sweep           the planner's figures and a sweep
 baseline                transformers and torch

@@ -46,8 +46,8 @@ def model_config(bench: Bench, name: str) -> dict[str, Any]:
     return config
 
 
-def make_engine(bench: Bench, name: str, max_num_seqs: int, max_model_len: int) -> Engine:
-    """The engine with dummy weights, no prefix caching."""
+def make_engine(bench: Bench, name: str, max_num_seqs: int, max_model_len: int, linear_backend: str = "auto") -> Engine:
+    """The engine with dummy weights, no prefix caching; a dry run has no GPU whose products could be other ones."""
     return Engine(
         EngineConfig(
             model=model_config(bench, name),
@@ -58,6 +58,7 @@ def make_engine(bench: Bench, name: str, max_num_seqs: int, max_model_len: int) 
             max_model_len=max_model_len,
             max_num_batched_tokens=64 if bench.dry else 8192,
             enable_prefix_caching=False,
+            linear_backend="auto" if bench.dry else linear_backend,
         )
     )
 

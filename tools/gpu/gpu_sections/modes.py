@@ -17,6 +17,7 @@ from gpu_sections.engine import (
 )
 from gpu_sections.support import Bench, Row
 from kvplan_engine import Engine, SamplingParams
+from kvplan_engine.kernels.cuda.skinny_launch import MOST_ROWS
 
 RANDOM = {
     "temperature": {"temperature": 0.8},
@@ -31,8 +32,10 @@ LADDER_MODES = {
     "graphs, one step ahead": {"enforce_eager": False, "async_scheduling": True},
     "the same, kernels begin early": {"enforce_eager": False, "async_scheduling": True, "enable_pdl": True},
 }
-
-
+SKINNY_MODES = {
+    "skinny products": {"enforce_eager": False, "async_scheduling": True, "enable_pdl": False},
+    "skinny products, kernels begin early": {"enforce_eager": False, "async_scheduling": True, "enable_pdl": True},
+}
 PROMPT_MODES = {
     "eager": {"enforce_eager": True, "enable_pdl": False},
     "graphs": {"enforce_eager": False},
@@ -45,8 +48,10 @@ def measure_ladder(bench: Bench) -> None:
     name, context, steps = ("tiny", 20, 3) if bench.dry else ("qwen3-0.6b", STEP_CONTEXT, STEP_COUNT)
     batches = (2,) if bench.dry else STEP_BATCHES
     eager: dict[int, float] = {}
-    with make_engine(bench, name, max(batches), length_limit(bench, batches, context, steps)) as engine:
-        for mode, settings in LADDER_MODES.items():
+    longest = length_limit(bench, batches, context, steps)
+
+    def measure_modes(engine: Engine, modes: dict[str, dict[str, bool]], batches: tuple[int, ...]) -> None:
+        for mode, settings in modes.items():
             engine.reconfigure(**settings)
             for batch in batches:
                 measured = decode_steps(engine, batch, context, steps)
@@ -65,7 +70,13 @@ def measure_ladder(bench: Bench) -> None:
                         samples_seconds=measured.seconds,
                     )
                 )
+
+    with make_engine(bench, name, max(batches), longest) as engine:
+        measure_modes(engine, LADDER_MODES, batches)
         measure_prompt_steps(bench, engine, name)
+    few = tuple(batch for batch in batches if batch <= MOST_ROWS)
+    with make_engine(bench, name, max(few), longest, linear_backend="cuda_skinny") as engine:
+        measure_modes(engine, SKINNY_MODES, few)
 
 
 def measure_prompt_steps(bench: Bench, engine: Engine, name: str) -> None:

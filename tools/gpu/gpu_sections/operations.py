@@ -1,4 +1,4 @@
-"""Measurements of the other kernels, of copies of blocks, and of cuBLAS alone on a decode step's products."""
+"""Measurements of the other kernels, and of copies of blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch.nn.functional import linear
 
 from gpu_sections.attention import BLOCK_SIZE, DRY_HEADS, LLAMA
 from gpu_sections.support import Bench, Row
@@ -21,10 +20,6 @@ from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, CudaDraws, StepTokens
 from kvplan_engine.kernels.input_rows import InputRows
 from kvplan_engine.memory.host_pool import HostPool
 
-PRODUCTS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
-PRODUCTS |= {"head": (128256, 4096)}
-"""Of llama-3.1-8b: outputs and inputs."""
-PRODUCT_ROWS = (1, 16, 64, 256)
 RANDOM = {"key": 7, "scale": 1.8, "max_distance": math.inf, "top_p": 1.0}
 DRAWS: dict[str, dict[str, float]] = {
     "greedy": {},
@@ -35,8 +30,6 @@ DRAWS: dict[str, dict[str, float]] = {
 """What rows ask of csrc/cuda/sampling (DrawRow)."""
 INPUT_SHAPES = ((1, 64), (256, 64), (64, 256), (16, 8192))
 """Sequences, and blocks that their tables have."""
-WEIGHT_BYTES = 1 << 30
-"""Weights are copied until they take this much, and used in turn: none is in the cache when it is read again."""
 
 
 def measure_operations(bench: Bench) -> None:
@@ -140,34 +133,3 @@ def measure_inputs(bench: Bench, copy_rate: float) -> None:
         ways = {"inputs by copy_inputs": bench.ops.copy_inputs, "inputs by a copy each": torch_ops.copy_inputs}
         for name, way in ways.items():
             measure_operation(bench, f"{name}, {rows} x {columns}", partial(way, inputs, None), moved, copy_rate)
-
-
-def measure_products(bench: Bench) -> None:
-    """cuBLAS alone on the products of a decode step: bytes of the weight over time."""
-    rate = max(bench.copy_bytes_per_second(), bench.read_bytes_per_second())
-    shapes = {"qkv": (96, 64)} if bench.dry else PRODUCTS
-    for name, (outputs, inputs) in shapes.items():
-        count = 2 if bench.dry else max(2, WEIGHT_BYTES // (2 * outputs * inputs))
-        weights = [
-            torch.randn(outputs, inputs, device=bench.device, dtype=torch.bfloat16).mul_(0.02) for _ in range(count)
-        ]
-        for rows in (2,) if bench.dry else PRODUCT_ROWS:
-            x = torch.randn(rows, inputs, device=bench.device).to(torch.bfloat16)
-            samples = bench.time(lambda x=x, weights=weights: [linear(x, weight) for weight in weights])
-            seconds = statistics.median(samples) / count
-            bench.add(
-                Row(
-                    "products",
-                    "cuBLAS alone",
-                    weights[0].nbytes / seconds / 1e9,
-                    "GB/s",
-                    {"product": name, "outputs": outputs, "inputs": inputs, "rows": rows},
-                    share=weights[0].nbytes / seconds / rate,
-                    reference="the best bandwidth",
-                    median_seconds=seconds,
-                    samples_seconds=samples,
-                    excluded="bytes of inputs and outputs are not counted",
-                )
-            )
-        del weights
-        bench.release_memory()
