@@ -41,6 +41,9 @@ def test_users_wait_for_each_other() -> None:
     assert found.figures.ttft.median < found.figures.ttft.p99
     # the closed form of the table and the play are of one mind about the pace
     assert found.figures.tpot.mean == pytest.approx(best.served.middle.tpot_seconds, rel=0.25)
+    # and throughput is what the play's own latencies leave to 24 users
+    assert found.output_throughput < 24 / found.figures.tpot.mean
+    assert found.output_throughput == pytest.approx(24 * 200 / found.figures.e2el.mean)
     alone = queues_of(planned(num_users=1).deployments[0], plan.workload)
     assert alone is not None
     assert alone.figures.ttft.p99 < found.figures.ttft.p99

@@ -37,7 +37,10 @@ class ExplainedStep(NamedTuple):
 def play_queues(
     model: SpeedModel, load: PlayedLoad, rules: SchedulingRules, requests_per_second: float
 ) -> Queues | None:
-    """Percentiles of ``load``; throughput is that of the steady ``requests_per_second``.
+    """Percentiles of ``load``, of which ``requests_per_second`` come, by the steady state in a closed loop.
+
+    Throughput is what comes, or what the play of a closed loop answers: as many as are in flight, by the time that each
+    takes (Little's law).
 
     None where the server's own work on so many requests leaves its event loop next to no time: the instance would wait
     for its server then, which neither the steady state nor published measurements tell how long.
@@ -45,6 +48,8 @@ def play_queues(
     if requests_per_second * rules.front_end.seconds(model.input_tokens) > _BUSIEST_FRONT_END:
         return None
     figures = play(load, rules, model.steps)
+    if load.max_concurrency is not None:
+        requests_per_second = load.max_concurrency / figures.e2el.mean
     intervals = {name: model.error_interval(name) for name in FIGURES}
     return Queues(figures, requests_per_second * model.output_tokens, intervals)
 
