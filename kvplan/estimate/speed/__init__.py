@@ -10,6 +10,7 @@ speculation         what a drafter's tokens gain and cost
 device_speed        the same for an estimate's deployments
 engine_speed        one instance under an engine and its release: steps, and how it composes them
 release_kernels     mixtures of older releases than the tables'
+widened_weights     weights in few bits that Marlin widens on A100
 queues              percentiles of a load with their intervals, and the steps that serve it
 step_picture        those steps drawn
 step_terms          what a step's time consists of, for people

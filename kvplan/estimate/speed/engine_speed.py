@@ -11,6 +11,7 @@ from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.speed.queueing.rules import SchedulingRules, kvplan_rules, vllm_rules
 from kvplan.estimate.speed.queueing.steps import mixed_tile_rows
 from kvplan.estimate.speed.release_kernels import of_release
+from kvplan.estimate.speed.widened_weights import with_widened_weights
 from kvplan.estimate.speed.work import ModelWork
 from kvplan.settings import FilledSettings
 
@@ -32,6 +33,8 @@ def engine_speed_model(
         if engine.name == "vllm":
             tile_rows = mixed_tile_rows(release, gpu.compute_capability)
             device_speed = None if device_speed is None else of_release(device_speed, work, release)
+        if device_speed is not None:
+            device_speed = with_widened_weights(device_speed, work, gpu, engine.name)
     return SpeedModel(
         work, gpu, input_tokens, output_tokens, kv_bytes, device_speed, engine.name, host, mixed_tile_rows=tile_rows
     )

@@ -23,7 +23,8 @@ class ModelWork:
     ``compute_dtype``: what matrices are multiplied in; ``speed_format``: the same as measured speeds are sorted by.
     ``head_bytes``: of the dense bytes, those of the output head on one rank. ``step_activation_bytes``: written and
     read per token, all layers together; ``whole_activation_bytes`` of them on every rank of a group.
-    ``multiplies_weights_as_stored``: not widened to the activations' format first.
+    ``multiplies_weights_as_stored``: not widened to the activations' format first. ``widens_weights``: activations stay
+    in 16 bits beside weights in fewer.
     """
 
     layout: ParallelLayout
@@ -47,6 +48,7 @@ class ModelWork:
     num_latent_layers: int = 0
     expert_intermediate_size: int = 0
     multiplies_weights_as_stored: bool = True
+    widens_weights: bool = False
 
     def touched_experts(self, tokens: float) -> float:
         """Share of the experts that at least one of ``tokens`` tokens is routed to, when they choose at random."""
@@ -141,6 +143,7 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
         num_latent_layers=sum(isinstance(layer.mixer, LatentAttention) for layer in spec.layers),
         expert_intermediate_size=experts.intermediate_size,
         multiplies_weights_as_stored=spec.quantization is None or compute_dtype(spec.quantization, dtype) != dtype,
+        widens_weights=spec.quantization is not None and _widens(spec.quantization, dtype),
     )
 
 
@@ -158,6 +161,12 @@ def compute_dtype(quantization: QuantizationSpec | None, dtype: str) -> str:
         return "fp4"
     eight_bit_floats = ("fp8", "fbgemm_fp8", "modelopt")
     return "fp8" if quantization.method in eight_bit_floats and quantization.bits == 8 else dtype
+
+
+def _widens(quantization: QuantizationSpec, dtype: str) -> bool:
+    """8-bit integers of compressed-tensors have activations in 8 bits; other integers are widened to 16."""
+    is_eight_by_eight = quantization.method == "compressed-tensors" and quantization.bits == 8
+    return compute_dtype(quantization, dtype) == dtype and not is_eight_by_eight
 
 
 def speed_format(quantization: QuantizationSpec | None, dtype: str) -> str:
