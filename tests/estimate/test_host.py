@@ -81,3 +81,13 @@ def test_a_gpu_without_tables_is_scaled_from_one_of_its_capability() -> None:
     assert pcie.note is not None and pcie.note.endswith("scaled to h100-pcie by the data sheets")
     assert profiles.for_gpu(find_gpu("mi300x"), "bfloat16", "vllm") is None
     assert profiles.for_gpu(find_gpu("v100-32gb"), "float16", "vllm") is None
+
+
+def test_multipliers_that_are_few_beside_memory_are_kept_busy() -> None:
+    """An H20 has 0.15 of an H100's and more of its bandwidth: attention reaches 0.85 of the data sheet, not 0.42."""
+    profiles, h20, h100 = MeasuredProfiles(read_kernel_tables()), find_gpu("h20"), find_gpu("h100-sxm")
+    few, many = (profiles.for_gpu(gpu, "bfloat16", "vllm") for gpu in (h20, h100))
+    assert few is not None and many is not None
+    for name in ("flops", "attention_flops"):
+        assert few.coefficients[name] == pytest.approx(0.85 * h20.flops("bfloat16"))
+        assert many.coefficients[name] < 0.85 * h100.flops("bfloat16")
