@@ -139,7 +139,7 @@ def _played(row: PublishedRow, found: Deployed, measured: Any, handle: Any) -> d
     tokens = capacity_of(trial, found.choice, start).average_sequences * found.workload.average_context
     pool = pool_tokens(row, found, start, tokens)
     load = played_load(row, found.replicas, pool)
-    played = play(load, engine_rules(found, start, pool), TableSteps(handle))
+    played = play(load, engine_rules(row, found, start, pool), TableSteps(handle))
     told = {
         "throughput": found.replicas * played.output_throughput,
         "ttft": 1000 * float(getattr(played.ttft, row.measured.ttft_kind)),

@@ -117,11 +117,11 @@ def test_requests_longer_than_the_context_are_not_played(capsys: pytest.CaptureF
 
 
 def test_more_requests_than_a_server_can_take_are_not_played(capsys: pytest.CaptureFixture[str]) -> None:
-    """8 H200 would answer hundreds of such requests a second, and vLLM's server spends 5 ms on each."""
+    """8 H200 would answer hundreds of such requests a second, and vLLM's server spends 7 ms on each."""
     settings = ServingSettings(tensor_parallel_size=8)
     answer = make_estimate(SPEC, EstimateRequest(8192, (find_gpu("h200"),), settings=settings), load_measured())
     speed = speed_of(answer)
-    assert speed.full.requests_per_second.middle * 0.005 > 0.9
+    assert speed.full.requests_per_second.middle * 0.007 > 0.9
     assert speed.queues(speed.num_users) is None and speed.queues(1) is not None
     print_speeds(answer, explain=False)
     shown = capsys.readouterr().out

@@ -147,6 +147,15 @@ def test_lengths_have_the_mean_they_were_asked_for() -> None:
     assert median(Lengths(200, "exponential").draw(2000, 0)) == pytest.approx(200 * math.log(2), rel=0.02)
 
 
+def test_lengths_between_stated_quantiles() -> None:
+    quantiles = ((0.0, 10.0), (0.5, 100.0), (0.9, 500.0))
+    drawn = Lengths(0.0, "quantiles", quantiles=quantiles, longest=300).draw(1000, 0)
+    ordered = sorted(drawn)
+    assert (ordered[250], ordered[500], ordered[600]) == (55, 100, pytest.approx(200, abs=1))
+    assert max(drawn) == 300 and drawn.count(300) == pytest.approx(300, abs=2)
+    assert set(Lengths(0.0, "quantiles", quantiles=((0.0, 256.0),)).draw(50, 0)) == {256}
+
+
 def test_rules_of_engines() -> None:
     filled = FilledSettings.of(
         ServingSettings(),

@@ -11,8 +11,9 @@ import pytest
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.commands.printing.plans import UNSURE
-from published_speeds.playing import played_load
-from published_speeds.predictions import Figure
+from kvplan.estimate.speed.queueing.rules import NO_FRONT_END, VLLM_FRONT_END
+from published_speeds.playing import engine_rules, played_load
+from published_speeds.predictions import Figure, start_of
 from published_speeds.rows import PUBLISHED, Measured, PublishedRow, read_rows
 from published_speeds.scores import Compared, RowScore, score_row, summarize
 from published_speeds.settings import deployed
@@ -198,6 +199,38 @@ def test_a_sweep_over_lengths_finds_the_prompts_of_the_run_before(
 ) -> None:
     row = _parsed(tmp_path, **({"id": "benchmaxxing-1"} | cells))
     assert played_load(row, 1, pool).cached_tokens == found
+
+
+def _accelmark(tmp_path: Path, suite: str, **cells: str) -> PublishedRow:
+    cells = {"id": "accelmark-1", "source_url": f"results/verified/a_suite_{suite}_b/result.json"} | cells
+    return _parsed(tmp_path, engine_version="0.7.3", **cells)
+
+
+def test_accelmark_reads_prompts_of_its_suite_in_the_engines_own_process(tmp_path: Path) -> None:
+    row = _accelmark(tmp_path, "D", request_rate="0.5", num_prompts="200")
+    found, load = deployed(row), played_load(row, 1, 1e6)
+    assert (found.settings.max_model_len, found.states_longest) == (30208, True)
+    assert load.num_requests == 100
+    assert {answer for _, answer in load.lengths} == {256}
+    assert all(28245 <= prompt <= 29932 for prompt, _ in load.lengths)
+    start = start_of(found)
+    assert not start.settings.serving.max_num_batched_tokens < start.settings.serving.max_model_len
+    assert engine_rules(row, found, start, 1e6).front_end == NO_FRONT_END
+    assert engine_rules(_parsed(tmp_path), found, start, 1e6).front_end == VLLM_FRONT_END
+
+
+def test_accelmarks_chats_are_cut_off(tmp_path: Path) -> None:
+    load = played_load(_accelmark(tmp_path, "A", num_prompts="300"), 1, 1e6)
+    prompts, answers = (sorted(each) for each in zip(*load.lengths, strict=True))
+    assert (prompts[150], prompts[-1], answers[-1]) == (pytest.approx(198, abs=2), pytest.approx(592, abs=3), 512)
+    assert load.num_requests == 300
+
+
+def test_answers_that_models_end_are_as_long_as_was_asked_for_at_most(tmp_path: Path) -> None:
+    cells = {"output_len": "450", "notes": "requested output 600 but no ignore-eos", "num_prompts": "100"}
+    answers = [answer for _, answer in played_load(_parsed(tmp_path, **cells), 1, 1e6).lengths]
+    assert (min(answers), max(answers)) == (pytest.approx(300, abs=3), pytest.approx(600, abs=3))
+    assert sum(answers) / 100 == pytest.approx(450, abs=1)
 
 
 def test_a_pool_that_the_source_does_not_tell_is_not_scored(tmp_path: Path) -> None:

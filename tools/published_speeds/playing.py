@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import replace
 from typing import Final
 
 from kvplan.catalog.engines import vllm_release
@@ -12,6 +13,7 @@ from kvplan.errors import KvplanError
 from kvplan.estimate.sglang import predict_sglang
 from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
 from kvplan.estimate.speed.queueing.rules import (
+    NO_FRONT_END,
     SGLANG_MOST_RUNNING,
     SchedulingRules,
     sglang_rules,
@@ -21,16 +23,14 @@ from kvplan.estimate.speed.queueing.rules import (
 from kvplan.estimate.trtllm import predict_trtllm
 from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.units import GIB
+from published_speeds.accelmark import SOURCE as ACCELMARK
+from published_speeds.accelmark import suite_of
 from published_speeds.rows import PublishedRow
 from published_speeds.settings import Deployed
 
 _CLOSED_ROUNDS: Final = 10
 """Requests per user where a row does not say how many were sent: InferenceX sends ten."""
 _MOST_REQUESTS: Final = 4096
-_LEAST: Final = 1 / 3
-"""AccelMark's lengths are medians: taken to spread evenly from half of it to one and a half times it."""
-
-
 _SWEPT_CONTEXTS: Final = (1024, 2048, 4096, 8192, 15000)
 """llm-benchmaxxing sends prompts of these lengths to one vLLM server, one length after the other (its server.py and
 benchmark.py). ``vllm bench serve`` makes its random prompts of one seed, so that each begins with the same prompt of
@@ -56,17 +56,24 @@ def _found_tokens(row: PublishedRow, replicas: int, pool: float) -> int:
 def played_load(row: PublishedRow, replicas: int, pool: float) -> PlayedLoad:
     """What one of ``replicas`` is sent; each has ``pool`` tokens."""
     concurrency = None if row.max_concurrency is None else max(round(row.max_concurrency / replicas), 1)
-    number = row.num_prompts or _CLOSED_ROUNDS * (row.max_concurrency or 100)
+    number = _num_requests(row)
     rate = None if row.request_rate is None else row.request_rate / replicas
     prompts, answers = _lengths(row)
     count = min(max(round(number / replicas), 1), _MOST_REQUESTS)
     return PlayedLoad(prompts, answers, count, rate, concurrency, _found_tokens(row, replicas, pool))
 
 
+def _num_requests(row: PublishedRow) -> int:
+    suite = suite_of(row)
+    if suite and suite.num_online and row.request_rate:
+        return suite.num_online
+    return row.num_prompts or _CLOSED_ROUNDS * (row.max_concurrency or 100)
+
+
 def _lengths(row: PublishedRow) -> tuple[Lengths, Lengths]:
+    if suite := suite_of(row):
+        return suite.lengths()
     words = f"{row.text['prefix_cache_or_random']} {row.notes}".casefold()
-    if "suite's stated medians" in words:
-        return Lengths(row.input_tokens, "uniform", _LEAST), Lengths(row.output_tokens, "uniform", _LEAST)
     if "sharegpt" in words:
         return Lengths(row.input_tokens, "exponential"), Lengths(row.output_tokens, "exponential")
     ratio = re.search(r"range[_ ]ratio[ =]*(\d\.\d+)", words)
@@ -80,7 +87,18 @@ def _lengths(row: PublishedRow) -> tuple[Lengths, Lengths]:
             Lengths(row.input_tokens * middle, "uniform", least),
             Lengths(row.output_tokens * middle, "uniform", least),
         )
-    return Lengths(row.input_tokens), Lengths(row.output_tokens)
+    return Lengths(row.input_tokens), _ended_early(row)
+
+
+_AT_MOST: Final = re.compile(r"requested output (\d+) but no ignore-eos")
+
+
+def _ended_early(row: PublishedRow) -> Lengths:
+    """Answers; those that a model ends by itself spread evenly around their mean, up to what was asked for."""
+    mean, asked = row.output_tokens, _AT_MOST.search(row.notes)
+    if asked is None or float(asked.group(1)) <= mean:
+        return Lengths(mean)
+    return Lengths(mean, "uniform", max(2 * mean / float(asked.group(1)) - 1, 0.0))
 
 
 _STATED_POOL: Final = re.compile(r"KV cache ([\d.]+) GiB per GPU")
@@ -103,8 +121,9 @@ def pool_tokens(row: PublishedRow, found: Deployed, start: VllmPrediction, vllm_
     return tokens
 
 
-def engine_rules(found: Deployed, start: VllmPrediction, pool_tokens: float) -> SchedulingRules:
+def engine_rules(row: PublishedRow, found: Deployed, start: VllmPrediction, pool_tokens: float) -> SchedulingRules:
     """Of the row's engine."""
+
     layout, asked = found.choice.layout, found.settings
     if found.engine == "SGLang":
         chunk = asked.max_num_batched_tokens or chunked_prefill_tokens(found.choice.gpu.memory_bytes)
@@ -115,4 +134,6 @@ def engine_rules(found: Deployed, start: VllmPrediction, pool_tokens: float) -> 
         rules = trtllm_rules(pool_tokens, asked.max_num_seqs, asked.max_num_batched_tokens)
     else:
         rules = vllm_rules(start.settings.serving, vllm_release(found.version), pool_tokens)
+    if row.source == ACCELMARK:
+        rules = replace(rules, front_end=NO_FRONT_END)
     return rules.over_groups(layout.data_parallel_size, layout.pipeline_parallel_size)

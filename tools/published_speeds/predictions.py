@@ -52,7 +52,7 @@ def predict(row: PublishedRow, found: Deployed, measured: MeasuredProfiles) -> P
     model = speed_model(trial, found.choice, start)
     tokens = capacity_of(trial, found.choice, start).average_sequences * found.workload.average_context
     pool = pool_tokens(row, found, start, tokens)
-    played = play(played_load(row, found.replicas, pool), engine_rules(found, start, pool), model.steps)
+    played = play(played_load(row, found.replicas, pool), engine_rules(row, found, start, pool), model.steps)
     return _figures(row, played, found, model.origin)
 
 
@@ -74,12 +74,13 @@ def _check_pool(row: PublishedRow, start: VllmPrediction) -> None:
 
 
 def start_of(found: Deployed) -> VllmPrediction:
-    """vLLM's start with the row's lengths; of its first engine with the model's own longest one where that fits.
+    """vLLM's start with the row's lengths; of its first engine with the model's own longest one where that fits and
+    no other was set.
 
     That engine chunks prompts by itself where requests may be longer than 32,768 tokens.
     """
     spec, gpu, settings, version = found.spec, found.choice.gpu, found.settings, found.version
-    if found.engine == "vLLM" and not vllm_release(version).v1:
+    if found.engine == "vLLM" and not found.states_longest and not vllm_release(version).v1:
         with contextlib.suppress(KvplanError):
             start = predict_vllm(spec, gpu, replace(settings, max_model_len=None), version, memo=_MEMO)
             if start.fits:

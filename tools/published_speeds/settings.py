@@ -15,6 +15,7 @@ from kvplan.planner.deployment import Choice
 from kvplan.planner.formats import WeightFormat, weight_formats
 from kvplan.planner.request import PlanRequest, Workload
 from kvplan.settings import ServingSettings
+from published_speeds.accelmark import suite_of
 from published_speeds.models import FP4_CHECKPOINTS, gpu_named, model_kind, model_named
 from published_speeds.rows import PublishedRow
 
@@ -28,7 +29,8 @@ _FORMATS = (("awq", "awq"), ("gptq", "gptq"), ("nvfp4", "nvfp4"), ("int8", "int8
 class Deployed:
     """A row's deployment: ``replicas`` instances of ``choice``, each with its share of ``workload``.
 
-    ``workload``: of one replica; its ``num_users`` are requests sent at once, or in flight at most.
+    ``workload``: of one replica; its ``num_users`` are requests sent at once, or in flight at most. ``states_longest``:
+    max_model_len is what was set, not a guess.
     """
 
     engine: str
@@ -37,6 +39,7 @@ class Deployed:
     replicas: int
     settings: ServingSettings
     workload: Workload
+    states_longest: bool = False
 
     @property
     def spec(self) -> ModelSpec:
@@ -63,6 +66,7 @@ def deployed(row: PublishedRow) -> Deployed:
         replicas=replicas,
         settings=_settings(row, layout, kv_cache_dtype),
         workload=_workload(row, replicas),
+        states_longest=suite_of(row) is not None,
     )
 
 
@@ -154,7 +158,9 @@ def _batched_tokens(row: PublishedRow) -> int | None:
 
 
 def _longest(row: PublishedRow) -> int:
-    """Prompt and answer, rounded up to what somebody may have set."""
+    """What was set; else prompt and answer, rounded up to what somebody may have set."""
+    if suite := suite_of(row):
+        return suite.max_model_len
     tokens = round(row.input_tokens) + round(row.output_tokens)
     return -(-tokens // 1024) * 1024
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
 
-Spread = Literal["fixed", "uniform", "exponential"]
+Spread = Literal["fixed", "uniform", "exponential", "quantiles"]
+Quantiles = tuple[tuple[float, float], ...]
+"""(share of the requests, tokens that these have at most), in order; the first share is 0."""
 _GOLDEN: Final = (5**0.5 - 1) / 2
 
 
@@ -18,11 +20,15 @@ class Lengths:
     """Tokens of prompts or answers: ``mean``, and how they spread around it.
 
     uniform: from ``least`` x the longest to the longest; exponential: as chats do, many short and few long ones.
+    quantiles: interpolated between those stated, and not beyond the first and the last; ``mean`` does not count.
+    longest: where they are cut off.
     """
 
     mean: float
     spread: Spread = "fixed"
     least: float = 1.0
+    quantiles: Quantiles = ()
+    longest: float = math.inf
 
     def draw(self, count: int, seed: int) -> list[int]:
         """``count`` lengths of at least 1: shares of the distribution that are evenly spaced, in mixed order."""
@@ -30,13 +36,23 @@ class Lengths:
             return [max(round(self.mean), 1)] * count
         shares = [(index + 0.5) / count for index in range(count)]
         random.Random(seed).shuffle(shares)
-        return [max(round(self._at(share)), 1) for share in shares]
+        return [max(round(min(self._at(share), self.longest)), 1) for share in shares]
 
     def _at(self, share: float) -> float:
         if self.spread == "uniform":
             longest = 2 * self.mean / (1 + self.least)
             return longest * (self.least + (1 - self.least) * share)
+        if self.spread == "quantiles":
+            return self._between(share)
         return -self.mean * math.log(1 - share)
+
+    def _between(self, share: float) -> float:
+        below = self.quantiles[0]
+        for above in self.quantiles[1:]:
+            if share <= above[0]:
+                return below[1] + (above[1] - below[1]) * (share - below[0]) / (above[0] - below[0])
+            below = above
+        return below[1]
 
 
 @dataclass(frozen=True)

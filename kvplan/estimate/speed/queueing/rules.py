@@ -41,11 +41,14 @@ class FrontEnd:
 
 
 NO_FRONT_END: Final = FrontEnd()
-VLLM_FRONT_END: Final = FrontEnd(0.005)
-"""Chosen on 8 of gpustack's published bursts of 1,000 short prompts to vLLM 0.11 on A100 and H200, among the rows that
-``tools/score_published_speeds.py`` scores: these are not held out for it. What it changes: docs/accuracy.md."""
+VLLM_FRONT_END: Final = FrontEnd(0.007)
+"""Pull request 18566 of vllm-project/vllm (May 2025): 1,000 chats at once to Llama-3.1-8B have a median TTFT of 9.46 s,
+which is what a play on H100 SXM says with 7 ms (7.49 s with 5, 12.49 s with 10). The request does not name the GPU, but
+its 30.9 s in all are those of no slower one. A request costs one server 13 ms with all tokens of its answer (pull
+request 17546). Neither is among the rows that ``tools/score_published_speeds.py`` scores."""
 SGLANG_FRONT_END: Final = FrontEnd(0.001)
-"""A rough choice on 12 of gpustack's bursts of ShareGPT to SGLang 0.5, likewise not held out. TensorRT-LLM has none."""
+"""A rough choice on 12 of gpustack's bursts of ShareGPT to SGLang 0.5, among the rows that
+``tools/score_published_speeds.py`` scores: these are not held out for it. TensorRT-LLM has none."""
 
 
 @dataclass(frozen=True, slots=True)
