@@ -134,18 +134,25 @@ struct Sums {
     float values[TILES][ROW_TILES][4];
 };
 
-KVPLAN_INLINE void load_x(Piece (&x)[CHUNKS][ROW_TILES], const Source& source) {
+// A lane's part of a step of x; zeros behind the last step.
+struct Inputs {
+    Piece pieces[CHUNKS][ROW_TILES];
+};
+
+KVPLAN_INLINE Inputs load_inputs(const Source& source) {
+    Inputs x;
     KVPLAN_UNROLL
     for (int c = 0; c < CHUNKS; ++c) {
         KVPLAN_UNROLL
         for (int r = 0; r < ROW_TILES; ++r) {
-            x[c][r].vector = {0, 0, 0, 0};
-            if (c * CHUNK < source.left) x[c][r].vector = load_vector<uint4>(source.x[r] + c * CHUNK);
+            x.pieces[c][r].vector = {0, 0, 0, 0};
+            if (c * CHUNK < source.left) x.pieces[c][r].vector = load_vector<uint4>(source.x[r] + c * CHUNK);
         }
     }
+    return x;
 }
 
-KVPLAN_INLINE void multiply(Sums& sums, const Stage& stage, const Piece (&x)[CHUNKS][ROW_TILES], int lane) {
+KVPLAN_INLINE void multiply(Sums& sums, const Stage& stage, const Inputs& x, int lane) {
     KVPLAN_UNROLL
     for (int c = 0; c < CHUNKS; ++c) {
         KVPLAN_UNROLL
@@ -157,7 +164,7 @@ KVPLAN_INLINE void multiply(Sums& sums, const Stage& stage, const Piece (&x)[CHU
                 const u32 a[4] = {low.pairs[i], high.pairs[i], low.pairs[i + 1], high.pairs[i + 1]};
                 KVPLAN_UNROLL
                 for (int r = 0; r < ROW_TILES; ++r) {
-                    const u32 b[2] = {x[c][r].pairs[i], x[c][r].pairs[i + 1]};
+                    const u32 b[2] = {x.pieces[c][r].pairs[i], x.pieces[c][r].pairs[i + 1]};
                     multiply_accumulate<Scalar>(sums.values[tile][r], a, b);
                 }
             }
@@ -243,16 +250,17 @@ KVPLAN_INLINE Sums sums_of_warp(const SkinnyParams& params, Stage* ring, int war
     if (params.is_early) prefetch_rows(params);
     wait_for_predecessor();
     Sums sums = {};
+    Inputs x = load_inputs(source);
     for (int number = 0; number < steps; ++number) {
-        Piece x[CHUNKS][ROW_TILES];
-        load_x(x, source);
         advance(source, inputs_to_next(number));
+        const Inputs next = load_inputs(source);
         wait_copies<STAGES - 1>();
         Stage& stage = ring[number % STAGES];
         multiply(sums, stage, x, lane);
         if (number + STAGES < steps) begin_weights(stage, begun, lane);
         commit_copies();
         advance(begun, inputs_to_next(number + STAGES));
+        x = next;
     }
     return sums;
 }

@@ -119,6 +119,14 @@ def test_a_gate_with_two_tiles() -> None:
     check(Case(13, 43, 136, F16, "silu_and_mul", has_bias=True))
 
 
+def test_products_that_begin_early() -> None:
+    """The beginnings of rows are asked for: a row's inputs, or the part of them that a block has."""
+    runtime = EmulatedRuntime()
+    runtime.overlaps_launches = True
+    check(Case(3, 21, 264, F16), runtime)
+    check(Case(9, 5, 2200, F16, "silu_and_mul"), runtime)
+
+
 @pytest.mark.parametrize("rows", [5, 12])
 def test_a_residual_is_added(rows: int) -> None:
     """Beside the output, and in its place."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 
 from gpu_sections.engine import (
     GREEDY,
@@ -47,36 +48,47 @@ def measure_ladder(bench: Bench) -> None:
     """What graphs, overlap and early launches each bring to a step of a small model, where launching costs most."""
     name, context, steps = ("tiny", 20, 3) if bench.dry else ("qwen3-0.6b", STEP_CONTEXT, STEP_COUNT)
     batches = (2,) if bench.dry else STEP_BATCHES
-    eager: dict[int, float] = {}
-    longest = length_limit(bench, batches, context, steps)
-
-    def measure_modes(engine: Engine, modes: dict[str, dict[str, bool]], batches: tuple[int, ...]) -> None:
-        for mode, settings in modes.items():
-            engine.reconfigure(**settings)
-            for batch in batches:
-                measured = decode_steps(engine, batch, context, steps)
-                median = measured.median_seconds
-                eager.setdefault(batch, median)
-                bench.add(
-                    Row(
-                        "engine",
-                        f"decode step, {mode}",
-                        median * 1e3,
-                        "ms",
-                        {"model": name, "batch": batch, "context": context, "graph_bytes": engine.memory.graph_bytes},
-                        share=eager[batch] / median,
-                        reference="the eager step of the same batch",
-                        median_seconds=median,
-                        samples_seconds=measured.seconds,
-                    )
-                )
-
+    longest, eager = length_limit(bench, batches, context, steps), dict[int, float]()
+    measure = partial(_measure_modes, bench, name=name, context=context, steps=steps, eager=eager)
     with make_engine(bench, name, max(batches), longest) as engine:
-        measure_modes(engine, LADDER_MODES, batches)
+        measure(engine, LADDER_MODES, batches)
         measure_prompt_steps(bench, engine, name)
     few = tuple(batch for batch in batches if batch <= MOST_ROWS)
     with make_engine(bench, name, max(few), longest, linear_backend="cuda_skinny") as engine:
-        measure_modes(engine, SKINNY_MODES, few)
+        measure(engine, SKINNY_MODES, few)
+
+
+def _measure_modes(
+    bench: Bench,
+    engine: Engine,
+    modes: dict[str, dict[str, bool]],
+    batches: tuple[int, ...],
+    *,
+    name: str,
+    context: int,
+    steps: int,
+    eager: dict[int, float],
+) -> None:
+    """A row for each mode and batch. eager: seconds of the first mode's step by batch, which others are held to."""
+    for mode, settings in modes.items():
+        engine.reconfigure(**settings)
+        for batch in batches:
+            measured = decode_steps(engine, batch, context, steps)
+            median = measured.median_seconds
+            eager.setdefault(batch, median)
+            bench.add(
+                Row(
+                    "engine",
+                    f"decode step, {mode}",
+                    median * 1e3,
+                    "ms",
+                    {"model": name, "batch": batch, "context": context, "graph_bytes": engine.memory.graph_bytes},
+                    share=eager[batch] / median,
+                    reference="the eager step of the same batch",
+                    median_seconds=median,
+                    samples_seconds=measured.seconds,
+                )
+            )
 
 
 def measure_prompt_steps(bench: Bench, engine: Engine, name: str) -> None:
