@@ -5,7 +5,8 @@
 Each DIR is one of `tools/measure_loads.py`, or a sweep whose trials have several loads. Step times are fitted to its
 trials with all requests at once, as `kvplan calibrate` does; the others, under a rate or with so many in flight, are
 played with their own requests (lengths, arrivals) and settings. Prints predicted / measured of each figure (medians of
-a load's runs), the median error over all of them, and how far apart two runs of one load in one directory are.
+a load's runs), the median error over all of them, and how far apart two runs of one load in one directory are. Trials
+on a busy machine are left out and counted.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from kvplan.estimate.speed.queueing.figures import Distribution, PlayedRequest, 
 from kvplan.estimate.speed.simulation import Simulation  # noqa: E402
 from kvplan.estimate.speed.step_time import Speed, StepTimes  # noqa: E402
 
+MOST_OTHER_CPU_PCT: Final = 10
+"""A trial during which other processes used more of the CPU than this is left out, here and of the fit."""
 FIGURES: Final = ("tokens/s", "TPOT p50, ms", "TTFT p50, ms", "TTFT p99, ms")
 
 
@@ -48,9 +51,13 @@ class Scored:
 
 def score_directory(found: TrialSet) -> list[Scored]:
     """Every load of a directory, predicted by its other trials."""
-    calibrating = [trial for trial in found.trials if not is_load(trial)]
-    speed = fit_trials(calibrating, expected_speed(found.device, None))
-    return [score_trial(trial, speed) for trial in found.trials if is_load(trial)]
+    undisturbed = [trial for trial in found.trials if not is_disturbed(trial)]
+    speed = fit_trials([each for each in undisturbed if not is_load(each)], expected_speed(found.device, None))
+    return [score_trial(each, speed) for each in undisturbed if is_load(each)]
+
+
+def is_disturbed(trial: MeasuredTrial) -> bool:
+    return (trial.row["other_cpu_pct"] or 0) > MOST_OTHER_CPU_PCT
 
 
 def is_load(trial: MeasuredTrial) -> bool:
@@ -134,7 +141,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directories", type=Path, nargs="+")
     given = parser.parse_args(arguments)
-    print_scores([score_directory(read_trial_sets([path])) for path in given.directories])
+    sets = [read_trial_sets([path]) for path in given.directories]
+    print_scores([score_directory(found) for found in sets])
+    disturbed = sum(is_disturbed(trial) for found in sets for trial in found.trials)
+    print(f"\n{disturbed} trials left out: other processes used more than {MOST_OTHER_CPU_PCT} % of the CPU")
 
 
 if __name__ == "__main__":

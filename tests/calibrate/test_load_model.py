@@ -14,7 +14,7 @@ from kvplan.calibrate.trials import read_trial_sets
 from kvplan.runs.trials import SWEEP_LOAD
 from kvplan.sweeps.plan import make_plan
 from measure_loads import LOADS, REPEATED, SEATS, in_turn, is_load, options
-from score_load_model import Scored, print_scores, score_directory
+from score_load_model import Scored, main, print_scores, score_directory
 
 
 def with_loads(directory: Path, loads: Sequence[dict[str, float]], slower: float = 1.0) -> Path:
@@ -50,6 +50,18 @@ def test_a_slower_device_shows_as_error_and_as_difference(tmp_path: Path, capsys
     print_scores([[first, second]])
     apart = capsys.readouterr().out.splitlines()[-1]
     assert f"{100 * (second.measured[1] / first.measured[1] - 1):.1f} %" in apart
+
+
+def test_what_ran_on_a_busy_machine_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = with_loads(tmp_path / "a", [{"max_concurrency": 3}] * 2, slower=2.0)
+    path = directory / "trials.jsonl"
+    *others, last = path.read_text(encoding="utf-8").splitlines()
+    disturbed = json.loads(last)
+    disturbed["row"]["other_cpu_pct"] = 11.0
+    path.write_text("\n".join([*others, json.dumps(disturbed)]) + "\n", encoding="utf-8")
+    main([str(directory)])
+    printed = capsys.readouterr().out
+    assert "3 in flight, 1 runs" in printed and printed.rstrip().splitlines()[-1].startswith("1 trials left out")
 
 
 def test_medians_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
