@@ -170,12 +170,12 @@ class ModelRunner:
 
     @property
     def graph_sizes(self) -> tuple[GraphSize, ...]:
-        """The steps that are captured: none without a GPU, with kernels that wait, or if enforce_eager."""
+        """The steps that are captured: none without a GPU, if enforce_eager, or if the model is not."""
         if not self.device.is_asynchronous or not self._model.is_capturable or self._config.enforce_eager:
             return ()
         if self._model.adapters is not None and self._adapter_rows is None:
             return ()  # a graph would correct the same rows always
-        with_prompts = self._config.cudagraph_mode == "full" and self._model.captures_prompts
+        with_prompts = self._config.cudagraph_mode == "full"
         num_tokens, num_seqs = self._config.max_num_batched_tokens, self.workspace["logits"].shape[0]
         return captured_sizes(num_seqs, num_tokens, with_prompts=with_prompts)
 

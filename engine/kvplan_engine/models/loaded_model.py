@@ -95,16 +95,12 @@ class LoadedModel:
 
     @property
     def is_capturable(self) -> bool:
-        """Whether decode steps may be captured as graphs."""
-        return self.attention.is_capturable and self._is_whole
+        """Whether steps may be captured as graphs.
 
-    @property
-    def captures_prompts(self) -> bool:
-        """Whether steps with prompts may be captured too.
-
-        Graphs of all their sizes hold too many launches where a layer launches something for each of its experts.
+        Not where a layer launches something for each of its experts: a graph takes memory for each launch, and to widen
+        all experts takes longer than to launch that.
         """
-        return self.is_capturable and not self.decoder.launches_each_expert
+        return self.attention.is_capturable and self._is_whole and not self.decoder.launches_each_expert
 
     def kernel_buffers(self, config: EngineConfig) -> list[BufferSpec]:
         """What the kernels need of the workspace besides a step's own buffers."""

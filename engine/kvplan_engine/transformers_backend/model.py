@@ -65,7 +65,7 @@ class TransformersModel:
     implementation = "transformers"
     adapters: Any = None  # corrections are the decoder's
     adapter_bytes = 0
-    is_capturable = captures_prompts = False  # nobody knows what a class does on the host
+    is_capturable = False  # nobody knows what a class does on the host
 
     def __init__(self, config: EngineConfig, source: Any, device: Device, dtype_of: Callable[[str], str]) -> None:
         self.config: ModelDescription = read_config(source)

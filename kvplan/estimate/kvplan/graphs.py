@@ -37,7 +37,7 @@ class GraphMemory:
     num_launches: int
     """Of decode steps of all these sizes together."""
     num_prompt_sizes: int
-    """Of steps with prompts: 0 where these are not captured."""
+    """Of steps with prompts."""
     num_prompt_launches: int
     workspace_bytes: int
 
@@ -47,14 +47,11 @@ class GraphMemory:
 
     def sentence(self) -> str:
         """The figure, how it is made, and that it has not been measured."""
-        counts = f"{self.num_launches:,} launches of {self.num_sizes} batch sizes"
-        if self.num_prompt_sizes:
-            with_prompts = f"{self.num_prompt_launches:,} of {self.num_prompt_sizes} sizes of steps with prompts"
-            counts = f"({counts} + {with_prompts})"
         return (
             f"CUDA graphs of steps take about {format_bytes(self.num_bytes, digits=0)} of the overhead. Not measured: "
-            f"{counts} x {BYTES_PER_LAUNCH // KIB} KiB (from vLLM's logs) + "
-            f"{format_bytes(self.workspace_bytes, digits=0)} for cuBLAS."
+            f"({self.num_launches:,} launches of {self.num_sizes} batch sizes + {self.num_prompt_launches:,} of "
+            f"{self.num_prompt_sizes} sizes of steps with prompts) x {BYTES_PER_LAUNCH // KIB} KiB (from vLLM's logs) "
+            f"+ {format_bytes(self.workspace_bytes, digits=0)} for cuBLAS."
         )
 
 
@@ -65,15 +62,13 @@ def graph_memory(
     compute_capability: tuple[int, int] | None = None,
     *,
     has_adapters: bool = False,
-    each_expert: bool = False,
 ) -> GraphMemory:
     """For steps of up to so many sequences and tokens. compute_capability None: not known, the larger workspace.
 
-    each_expert: see ``launches_each_expert``. Its decode steps are counted as those of other mixtures: too few. Weights
-    in few bits are counted as dense ones: a product of more than 16 rows takes a few launches more.
+    Weights in few bits are counted as dense ones: a product of more than 16 rows takes a few launches more.
     """
     sizes = graph_sizes(max_num_seqs)
-    with_prompts = () if each_expert else prompt_sizes(max_num_batched_tokens)
+    with_prompts = prompt_sizes(max_num_batched_tokens)
     has_large_workspace = compute_capability is None or compute_capability >= _HOPPER
     return GraphMemory(
         num_sizes=len(sizes),

@@ -20,6 +20,7 @@ from kvplan.catalog.spec import (
 )
 from kvplan.errors import unhandled_kind
 from kvplan.estimate.adapters import num_engine_products
+from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan.held_weights import holds_experts_in_few_bits
 from kvplan.units import MIB
 
@@ -59,6 +60,10 @@ _EXPERTS_DOWN = 2
 _SUM_BYTES = 64 * MIB
 """What the experts give is kept in float32 for as many outputs at a time as this holds, in multiples of 128."""
 _OUTPUT_MULTIPLE = 128
+_MOST_EXPERTS, _MOST_CHOICES = 1024, 32
+"""That the routing kernel takes."""
+_VECTOR_BYTES = 16
+"""Of which an expert's inner values are made."""
 
 
 def step_launches(spec: ModelSpec, num_rows: int, *, has_adapters: bool = False, has_prompts: bool = False) -> int:
@@ -72,14 +77,24 @@ def step_launches(spec: ModelSpec, num_rows: int, *, has_adapters: bool = False,
     return ends + _num_plans(spec) + corrections + layers
 
 
-def launches_each_expert(spec: ModelSpec, quantization: str, group_size: int | None = None) -> bool:
-    """Whether the engine computes one expert after the other on a GPU: in few bits, or behind a latent of their own.
+def launches_each_expert(spec: ModelSpec, dtype: str, quantization: str, group_size: int | None = None) -> bool:
+    """Whether the engine computes one expert after the other on a GPU, and captures no step then.
 
-    quantization, group_size: see ``held_weights.held_weight_bytes``.
+    Those in few bits, behind a latent of their own, or of sizes that its kernels do not take. quantization, group_size:
+    see ``held_weights.held_weight_bytes``.
     """
-    mixtures = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, MoeFeedForward)]
-    have_latents = any(tensor.name.endswith("latent_proj") for each in mixtures for tensor in each.tensors)
-    return have_latents or holds_experts_in_few_bits(spec, quantization, group_size)
+    parts = (layer.feed_forward for layer, _ in spec.distinct_layers())
+    mixtures = [each for each in parts if isinstance(each, MoeFeedForward)]
+    if any(_is_left_to_torch(each, element_bytes(dtype)) for each in mixtures):
+        return True
+    return bool(mixtures) and holds_experts_in_few_bits(spec, quantization, group_size)
+
+
+def _is_left_to_torch(mixture: MoeFeedForward, itemsize: int) -> bool:
+    has_latent = any(tensor.name.endswith("latent_proj") for tensor in mixture.tensors)
+    sizes = (mixture.expert_intermediate_size, mixture.shared_intermediate_size)
+    is_large = mixture.num_experts > _MOST_EXPERTS or mixture.experts_per_token > _MOST_CHOICES
+    return has_latent or is_large or any(size * itemsize % _VECTOR_BYTES for size in sizes)
 
 
 def _num_plans(spec: ModelSpec) -> int:

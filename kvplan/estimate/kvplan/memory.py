@@ -49,7 +49,8 @@ class EnginePrediction:
     overhead_bytes: int
     """Beside graphs."""
     graphs: GraphMemory | None
-    """Steps captured as graphs; None on a CPU, with enforce_eager, and where several ranks share every layer."""
+    """Steps captured as graphs; None on a CPU, with enforce_eager, where several ranks share every layer, and where
+    experts run one after the other."""
     kv_pool_bytes: int
     layout: KvLayout
     num_blocks: int
@@ -221,12 +222,12 @@ def _graphs(spec: ModelSpec, resolved: ResolvedSettings) -> GraphMemory | None:
     num_ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
     if resolved.device.kind == "cpu" or resolved.device.is_counted or num_ranks > 1 or settings.enforce_eager:
         return None
+    if launches_each_expert(spec, settings.dtype, settings.quantization, settings.group_size):
+        return None
     tokens = settings.max_num_batched_tokens
     rows = min(settings.max_num_seqs, tokens)
     has_adapters = settings.lora_slots is not None
-    each_expert = launches_each_expert(spec, settings.quantization, settings.group_size)
-    capability = resolved.device.compute_capability
-    return graph_memory(spec, rows, tokens, capability, has_adapters=has_adapters, each_expert=each_expert)
+    return graph_memory(spec, rows, tokens, resolved.device.compute_capability, has_adapters=has_adapters)
 
 
 def _outcome(

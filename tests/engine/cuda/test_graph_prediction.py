@@ -23,7 +23,6 @@ from kvplan_engine.device.overhead import CUDA_OVERHEAD_BYTES
 from kvplan_engine.execution.graph_sizes import ladder_of, prompt_ladder_of
 from kvplan_engine.kernels.cuda.mixture_launch import slice_outputs
 from kvplan_engine.memory.plan import kv_layout, plan_memory
-from kvplan_engine.models.step_batch import GraphSize
 
 GIB, MIB = 1024**3, 1024**2
 TOKENS = 8
@@ -124,20 +123,27 @@ def test_the_sizes_of_steps_with_prompts_are_the_other_ladder(num_tokens: int) -
     ],
 )
 def test_experts_in_few_bits_are_launched_one_by_one(name: str, quantization: str, each_expert: bool) -> None:
-    assert launches_each_expert(resolve_model(name), quantization) == each_expert
+    spec = resolve_model(name)
+    assert launches_each_expert(spec, "bfloat16", quantization) == each_expert
+    settings, device = ServingSettings(quantization=quantization), EngineDevice(140 * GIB, "cuda", (9, 0))
+    assert (predict(spec, settings, device).graphs is None) == each_expert
 
 
-def test_steps_with_prompts_are_not_captured_where_experts_are_launched_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("size", "quantization"), [(96, "int8"), (22, "none")])
+def test_no_step_is_captured_where_experts_are_launched_one_by_one(
+    size: int, quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In few bits, or of a size that the kernels do not take."""
     path = tmp_path / "config.json"
     values = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_hidden_layers": 1}
+    values |= {"intermediate_size": size, "moe_intermediate_size": size}
     path.write_text(json.dumps(COMMON | _EXPERTS | values), encoding="utf-8")
     take_gpu(monkeypatch, FakeGpu())
     limits = {"max_num_batched_tokens": 4, "max_num_seqs": 1, "max_model_len": 16}
-    engine = Engine(EngineConfig(model=str(path), load_format="dummy", dtype="float32", quantization="int8", **limits))
-    assert engine._runner.graph_sizes == (GraphSize(1, 1),)
-    assert launches_each_expert(resolve_model(str(path)), "int8")
+    own = {"load_format": "dummy", "dtype": "float32", "quantization": quantization}
+    engine = Engine(EngineConfig(model=str(path), **own, **limits))
+    assert engine._runner.graph_sizes == ()
+    assert launches_each_expert(resolve_model(str(path)), "float32", quantization)
 
 
 def test_a_large_mixture_adds_its_outputs_in_slices() -> None:
@@ -153,9 +159,6 @@ def test_the_terms(capability: tuple[int, int] | None, workspace_mib: float) -> 
     assert (found.num_sizes, found.num_launches) == (20, 20 * (9 * 32 + 6))
     assert (found.num_prompt_sizes, found.num_prompt_launches) == (13, 13 * (10 * 32 + 6))
     assert found.num_bytes == (20 * 294 + 13 * 326) * BYTES_PER_LAUNCH + workspace_mib * MIB
-    apart = graph_memory(resolve_model("gpt-oss-20b"), 256, 2048, capability, each_expert=True)
-    assert (apart.num_prompt_sizes, apart.num_prompt_launches) == (0, 0)
-    assert "with prompts" in found.sentence() and "with prompts" not in apart.sentence()
 
 
 def test_the_engine_given_these_bytes_has_the_predicted_blocks() -> None:
