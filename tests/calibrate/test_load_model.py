@@ -73,7 +73,7 @@ def test_medians_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_setting_and_load_runs_in_an_order_of_the_seed() -> None:
-    plan = make_plan(options("smollm2-135m", 3))
+    plan = make_plan(replace(options("smollm2-135m", 3), device_memory="768MiB"))
     orders = [[(each.settings, each.load) for each in in_turn(plan, seed).trials] for seed in (3, 4)]
     assert orders[0] != orders[1] and sorted(map(str, orders[0])) == sorted(map(str, orders[1]))
     mixed = in_turn(plan, 3).trials
