@@ -11,7 +11,7 @@ from kvplan.planner.deployment import Deployment, Miss
 from kvplan.planner.fixes import Fix
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
-from kvplan.planner.queues import queues_of
+from kvplan.planner.queues import MOST_PLAYED, queues_of
 from kvplan.planner.request import Workload
 from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.planner.search import Plan
@@ -20,8 +20,6 @@ from kvplan.planner.slo_check import missed_by_tail
 from kvplan.units import plural
 
 SCHEMA = "kvplan.plan/1"
-MOST_PLAYED = 20
-"""Deployments, the best first, whose queues are played."""
 
 
 def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:

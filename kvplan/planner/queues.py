@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from kvplan.catalog.engines import EngineChoice
 from kvplan.estimate.speed.engine_speed import engine_rules
@@ -12,6 +14,11 @@ from kvplan.estimate.speed.queues import ExplainedStep, Queues, decode_step, mix
 from kvplan.planner.deployment import Deployment
 from kvplan.planner.load import Served
 from kvplan.planner.request import Workload
+from kvplan.planner.slo import Slo
+from kvplan.planner.slo_check import missed_by_tail
+
+MOST_PLAYED: Final = 20
+"""Deployments, the best first, whose queues are played."""
 
 
 def queues_of(deployment: Deployment, workload: Workload) -> Queues | None:
@@ -34,6 +41,15 @@ def _as_they_come(found: Queues, served: Served, rate: float) -> Queues:
         return found
     low = min(served.supply.middle * interval.low / rate, 1.0)
     return replace(found, intervals=found.intervals | {"throughput": replace(interval, low=low, high=1.0)})
+
+
+def first_within_tails(deployments: Sequence[Deployment], workload: Workload, slo: Slo) -> Deployment | None:
+    """The first that keeps ``slo`` for 99 in 100 requests, by the middle of the prediction; None of those played."""
+    for each in deployments[:MOST_PLAYED]:
+        found = queues_of(each, workload)
+        if found is not None and not missed_by_tail(slo, found.figures):
+            return each
+    return None
 
 
 def explained_steps(deployment: Deployment, workload: Workload) -> list[ExplainedStep]:

@@ -22,7 +22,7 @@ from kvplan.planner.fixes import Fix
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
-from kvplan.planner.queues import explained_steps, queues_of
+from kvplan.planner.queues import explained_steps, first_within_tails, queues_of
 from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.planner.search import Alternative, Plan
 from kvplan.planner.slo_check import missed_by_tail
@@ -179,7 +179,9 @@ def _print_best(best: Deployment, plan: Plan) -> None:
         print_sentence(f"with queues, each replica: {queues_text(queues)}{intervals_text(queues)}")
         beyond = missed_by_tail(plan.request.slo, queues.figures)
         if beyond:
-            print_sentence(f"--slo is compared with averages; beyond it {tail_text(beyond)}")
+            keeps = first_within_tails(plan.deployments, plan.workload, plan.request.slo)
+            instead = "" if keeps is None else f"; {keeps.name} keeps it for 99 in 100 requests"
+            print_sentence(f"--slo is compared with averages; beyond it {tail_text(beyond)}{instead}")
     price = best.choice.gpu.price
     if price is not None:
         print_sentence(f"price: {price.source}")
