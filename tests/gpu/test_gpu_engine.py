@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_tokens_are_transformers_tokens(name: str, tmp_path: Path) -> None:
             assert (stats["num_steps_ahead"] > 0) == ("async_scheduling" not in settings)
 
 
-def check_half_precision(name: str, attention_backend: str, tmp_path: Path) -> None:
+def check_half_precision(name: str, tmp_path: Path, **settings: Any) -> None:
     """Prompts in chunks, then two decode steps. A rounding may turn a close call."""
     model = random_model(name, tmp_path)
     rng = np.random.default_rng(5)
@@ -84,7 +85,7 @@ def check_half_precision(name: str, attention_backend: str, tmp_path: Path) -> N
     wanted = greedy(model, prompts, 3)
     sizes = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 512, "gpu_memory_utilization": 0.2}
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
-    with LLM(str(tmp_path), device="cuda", dtype="float16", attention_backend=attention_backend, **sizes) as llm:
+    with LLM(str(tmp_path), device="cuda", dtype="float16", **sizes, **settings) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
     agree = sum(output.outputs[0].token_ids == tokens for output, tokens in zip(outputs, wanted, strict=True))
     assert agree >= 0.75 * len(prompts)
@@ -93,7 +94,12 @@ def check_half_precision(name: str, attention_backend: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_tokens_in_half_precision_are_nearly_all_transformers_tokens(name: str, tmp_path: Path) -> None:
     """Tensor-core kernels in an engine."""
-    check_half_precision(name, "cuda", tmp_path)
+    check_half_precision(name, tmp_path, attention_backend="cuda")
+
+
+def test_so_they_are_with_skinny_products(tmp_path: Path) -> None:
+    """In decode steps, whose weights are asked for early."""
+    check_half_precision("llama", tmp_path, linear_backend="cuda_skinny", enable_pdl=True)
 
 
 def test_the_whole_device_is_accounted_for() -> None:
@@ -153,4 +159,4 @@ def test_random_tokens_behind_a_prompt_in_pieces_do_not_depend_on_waiting() -> N
 # Last: no GPU has run this kernel yet, and if it hung it would take the tests behind it.
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_tokens_of_prompts_by_warp_groups_are_nearly_all_transformers_tokens(name: str, tmp_path: Path) -> None:
-    check_half_precision(name, "cuda_wgmma", tmp_path)
+    check_half_precision(name, tmp_path, attention_backend="cuda_wgmma")

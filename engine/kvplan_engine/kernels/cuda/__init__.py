@@ -13,8 +13,9 @@ mixture     a mixture of experts, step by step; mixture_product: one product of 
 mixture_launch  how its kernels are compiled and launched
 states      the operations of layers with a state; state_launch: how their kernels are compiled
 quantised   products with weights in few bits; quantised_launch: how they are compiled; float8: by torch
+skinny      products of few rows with weights as published; skinny_launch: how they are compiled
 lora        what adapters add to a product
-product_params  the argument structures of both; step_memory: what they need of the workspace
+product_params  the argument structures of these; step_memory: what they need of the workspace
 sampling    a token for each sequence, as it asks for; draw_params: its structures
 attention_shape  what the attention kernels are specialised for
 attention   how they are compiled and launched; latent_launch: latent attention on tensor cores; wgmma_launch: prompts
