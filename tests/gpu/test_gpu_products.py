@@ -54,10 +54,10 @@ def test_adapters(dtype: torch.dtype, counts: list[int]) -> None:
 @pytest.mark.parametrize("num_rows", [1, 8, 9, 16])
 @pytest.mark.parametrize("follows", [{}, {"activation": "silu_and_mul"}, {"has_residual": True}], ids=str)
 def test_products_of_few_rows(dtype: torch.dtype, num_rows: int, follows: dict[str, Any]) -> None:
-    """One whose inputs blocks share, and one of Llama's size."""
+    """One whose inputs blocks share, and one of Llama's size. Tensor cores add without rounding to nearest."""
     runtime = current_runtime()
     if not runtime.properties.has_tensor_kernels:
         pytest.skip("needs compute capability 8.0")
     for outputs, inputs in ((1001, 8192), (4096, 4096)):
         case = test_cuda_skinny.Case(num_rows, outputs, inputs, dtype, has_bias=True, **follows)
-        test_cuda_skinny.check(case, runtime)
+        test_cuda_skinny.check(case, runtime, slack=2e-3)
