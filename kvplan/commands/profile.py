@@ -14,7 +14,10 @@ import typer
 
 from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.commands.options.shared import Model
-from kvplan.commands.sweep import FLAG_OPTIONS, OUTPUT_PANEL, SETTINGS_PANEL, MachineOptions, WorkloadOptions
+from kvplan.commands.options.sweep.axes import FLAG_OPTIONS
+from kvplan.commands.options.sweep.model import MachineOptions
+from kvplan.commands.options.sweep.panels import OUTPUT_PANEL, SETTINGS_PANEL
+from kvplan.commands.options.sweep.workload import WorkloadOptions
 from kvplan.settings import KNOBS
 from kvplan.sweeps.axes import OWN_AXES, Axis
 from kvplan.sweeps.options import SweepOptions, with_absolute_paths

@@ -2,7 +2,7 @@
 
 A sweep writes one row per trial; reports, calibration and a resumed sweep read them. Nothing here runs a trial.
 
-    columns         Row: every column's name, type, unit, group and description
+    columns/        Row: every column's name, type, unit, group and description
     rows            questions about a row: cells by name, settings, whether it was measured
     setting_text    settings and loads in words and cells: what a line or a table shows of them
     trials          TrialSettings, Load and Trial: what a row was measured for, with its id

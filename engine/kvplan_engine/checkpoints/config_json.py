@@ -59,7 +59,7 @@ def read_config_json(source: str | Path) -> dict[str, Any]:
 def find_profile(name: str) -> dict[str, Any] | None:
     """A shipped profile by short name, id or alias. The engine reads the data files, never the planner's code."""
     for folder in model_profile_folders():
-        for file in sorted(folder.glob("*.json")):
+        for file in sorted(folder.glob("*.json"), key=lambda file: (file.stem != name.lower(), file.name)):
             profile: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             names = {file.stem, profile.get("id", ""), *profile.get("aliases", [])}
             if name.lower() in {known.lower() for known in names}:

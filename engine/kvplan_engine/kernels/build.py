@@ -71,8 +71,8 @@ NATIVE = BuildVariant("native", ("-march=native",))
 _STRICT = ("-Wall", "-Wextra", "-Werror")
 WIDE = BuildVariant("wide", ("-march=native", *_STRICT), lanes=16)
 """AVX-512's shape of every kernel, on whatever this machine has. Tests build it, and the next, without a warning."""
-GENERIC = BuildVariant("generic", _STRICT, lanes=4)
-"""No instruction beyond the compiler's default for the machine."""
+GENERIC = BuildVariant("generic", (*_STRICT, "-O1"), lanes=4)
+"""No instruction beyond the compiler's default for the machine; little optimised, for tests are all that run it."""
 
 
 def build_library(variant: BuildVariant = NATIVE, cache_dir: Path | None = None) -> Path:
@@ -145,14 +145,23 @@ def _compile_into(library: Path, sources: Path, flags: tuple[str, ...], compiler
     units = sorted((sources / "cpu").rglob("*.cpp"))
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as folder:
         objects = [Path(folder) / f"{unit.stem}.o" for unit in units]
+        with_prefix = [*compiler, *flags, "-include", str(_precompile_prefix(Path(folder), sources, flags, compiler))]
         commands = [
-            [*compiler, *flags, "-c", str(unit), "-o", str(target)] for unit, target in zip(units, objects, strict=True)
+            [*with_prefix, "-c", str(unit), "-o", str(target)] for unit, target in zip(units, objects, strict=True)
         ]
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             list(pool.map(_run_compiler, commands))
         linked = Path(folder) / library.name
         _run_compiler([*compiler, "-shared", *(str(path) for path in objects), "-o", str(linked)])
         linked.replace(library)
+
+
+def _precompile_prefix(folder: Path, sources: Path, flags: tuple[str, ...], compiler: tuple[str, ...]) -> Path:
+    """The header to begin each source with. Beside it lies what GCC and clang read instead, in a fifth of the time."""
+    header = folder / "prefix.h"
+    header.write_text(f'#include "{sources / "cpu" / "prefix.h"}"\n')
+    _run_compiler([*compiler, *flags, "-x", "c++-header", str(header), "-o", f"{header}.gch"])
+    return header
 
 
 def _run_compiler(command: list[str]) -> None:

@@ -4,6 +4,7 @@ groups           a command's options as dataclasses
 settings         options made from the declared settings
 shared           arguments and options that several commands have
 plans            the options of `plan` in groups, and the question that they ask
+sweep/           the options of `sweep`, by what they set
 estimate_lists   several models, contexts and formats in one `estimate`
 extras           a hint where a command's packages are not installed
 """

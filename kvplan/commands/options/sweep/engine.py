@@ -1,0 +1,82 @@
+"""Who serves: kvplan's own engine, or another as a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvplan.commands.options.extras import LOAD_PACKAGES, need_packages
+from kvplan.commands.options.groups import given_options
+from kvplan.commands.options.sweep.panels import MODEL_PANEL
+from kvplan.sweeps.engine_names import OTHER_ENGINES
+from kvplan.sweeps.options import SweepOptions
+
+if TYPE_CHECKING:
+    from kvplan.sweeps.hosts import SweptEngine
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Who serves."""
+
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help=f"kvplan (the default), or another engine: {', '.join(OTHER_ENGINES)}.", rich_help_panel=MODEL_PANEL
+        ),
+    ] = None
+    engine_python: Annotated[
+        str | None,
+        typer.Option(help="The Python that has the engine, such as ~/vllm/bin/python.", rich_help_panel=MODEL_PANEL),
+    ] = None
+    engine_command: Annotated[
+        str | None, typer.Option(help="What starts its server, if not that Python.", rich_help_panel=MODEL_PANEL)
+    ] = None
+    engine_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="An option of the engine's own, such as enforce-eager or max-loras=4; repeatable.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
+    url: Annotated[
+        str | None,
+        typer.Option(help="With --engine openai: a server that runs already.", rich_help_panel=MODEL_PANEL),
+    ] = None
+    reuse_server: Annotated[
+        bool | None,
+        typer.Option(
+            "--reuse-server",
+            help="Lower max_num_seqs and max_num_batched_tokens of a running vLLM instead of starting another.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
+    preload: Annotated[
+        bool | None,
+        typer.Option(
+            "--preload/--no-preload",
+            help="Import vLLM once and fork servers from there, or let each import it. Default: fork on a CPU.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
+
+
+def given_engine(engine: EngineOptions) -> dict[str, Any]:
+    """The engine as SweepOptions has it: its own options as a tuple."""
+    given = dict(given_options(engine))
+    if "engine_arg" in given:
+        given["engine_args"] = tuple(given.pop("engine_arg"))
+    return given
+
+
+def swept_engine(options: SweepOptions) -> SweptEngine | None:
+    """The engine that the options name; None for kvplan's own, which needs none of the packages of a load over HTTP."""
+    if not options.is_foreign:
+        return None
+    need_packages("sweep --engine", "load", LOAD_PACKAGES)
+    from kvplan.engines import registry
+
+    return registry.swept_engine(options)

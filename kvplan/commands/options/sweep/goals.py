@@ -1,0 +1,81 @@
+"""What a sweep is to look for, and how carefully."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from kvplan.commands.options.groups import given_options
+from kvplan.commands.options.sweep.panels import GOAL_PANEL
+from kvplan.sweeps.options import SEARCH_RUNS
+
+
+@dataclass(frozen=True)
+class GoalOptions:
+    """What to look for, and how carefully."""
+
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Service level in ms, such as 'ttft:500 tpot:50' or mlperf:llama3.1-8b.", rich_help_panel=GOAL_PANEL
+        ),
+    ] = None
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="Find the largest max_concurrency or request_rate within --slo; with values to choose from: "
+            "max_concurrency=1..64.",
+            rich_help_panel=GOAL_PANEL,
+        ),
+    ] = None
+    boundary: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Find where max_model_len, gpu_memory_utilization or max_num_seqs stops working: one, a list, "
+            "or a pair such as max_model_len*gpu_memory_utilization.",
+            rich_help_panel=GOAL_PANEL,
+        ),
+    ] = None
+    num_runs: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Repetitions of every setting. Default: 1, or {SEARCH_RUNS} with --search.",
+            rich_help_panel=GOAL_PANEL,
+        ),
+    ] = None
+    rerun: Annotated[
+        bool | None,
+        typer.Option(
+            "--rerun/--no-rerun",
+            help="Run outliers again: those on a busy machine, or far from the other runs.",
+            rich_help_panel=GOAL_PANEL,
+        ),
+    ] = None
+    trial_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Maximum time to serve one trial, in seconds. Default: from its prediction.",
+            rich_help_panel=GOAL_PANEL,
+        ),
+    ] = None
+
+
+def given_goals(goals: GoalOptions) -> dict[str, Any]:
+    """The goals as SweepOptions has them: bounds in seconds by name, axes as a tuple."""
+    given = dict(given_options(goals))
+    if "slo" in given:
+        given["slo_seconds"] = _slo_seconds(given.pop("slo"))
+    if "boundary" in given:
+        given["boundary"] = tuple(name.strip() for text in given["boundary"] for name in text.split(","))
+    return given
+
+
+def _slo_seconds(texts: list[str]) -> dict[str, float]:
+    """``["ttft:500 tpot:50"]`` -> bounds in seconds by name."""
+    from kvplan.planner.slo import parse_slo
+
+    slo = parse_slo([word for text in texts for word in text.replace(",", " ").split()])
+    bounds = {"ttft": slo.ttft_seconds, "tpot": slo.tpot_seconds, "e2el": slo.e2el_seconds}
+    return {name: seconds for name, seconds in bounds.items() if seconds is not None}

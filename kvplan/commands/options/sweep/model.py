@@ -1,0 +1,71 @@
+"""What runs, and where: the model, its weights, the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from kvplan.commands.options.sweep.panels import DEFAULTS, MODEL_PANEL
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What runs."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Short name, Hugging Face id, directory, config.json or .gguf file.", rich_help_panel=MODEL_PANEL
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """Where it runs, and with which weights."""
+
+    load_format: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, dummy (random weights), none (count blocks and bytes, compute nothing), safetensors or gguf. "
+            f"Default: {DEFAULTS['load_format']}.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="With --load-format none: the GPU to count on, here or not.", rich_help_panel=MODEL_PANEL),
+    ] = None
+    dummy_layers: Annotated[
+        str | None,
+        typer.Option(
+            help="With --load-format dummy: full, or shared, so that equal layers use one copy of their weights.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
+    model_impl: Annotated[
+        str | None,
+        typer.Option(
+            help="What computes the model: native (the engine's decoder), transformers (its class there, over the same "
+            "pool), or auto: native wherever it can.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
+    activation_quantization: Annotated[
+        str | None,
+        typer.Option(
+            help="int8: round what weights in few bits are multiplied with to 8 bits, which is faster on a CPU and "
+            "changes results. Default: none.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(help=f"auto, cpu or cuda. Default: {DEFAULTS['device']}.", rich_help_panel=MODEL_PANEL),
+    ] = None
+    device_memory: Annotated[
+        str | None,
+        typer.Option(help="Total memory of the device, such as 4GiB.", rich_help_panel=MODEL_PANEL),
+    ] = None

@@ -1,0 +1,62 @@
+"""Running the trials on several machines: over a Ray cluster, or a part of the plan on each."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvplan.commands.options.extras import CLUSTER_PACKAGES, need_packages
+from kvplan.commands.options.sweep.panels import SPREAD_PANEL
+from kvplan.errors import UsageError
+from kvplan.sweeps.options import SweepOptions
+
+if TYPE_CHECKING:
+    from kvplan.sweeps.cluster.connection import Cluster
+
+
+@dataclass(frozen=True)
+class SpreadOptions:
+    """Several machines."""
+
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|HOST:PORT",
+            help="Run the trials on the workers of a Ray cluster.",
+            rich_help_panel=SPREAD_PANEL,
+        ),
+    ] = None
+    accelerator_type: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="With --ray: the GPUs to use, as Ray names them, such as L4 or H100.",
+            rich_help_panel=SPREAD_PANEL,
+        ),
+    ] = None
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K/N",
+            help="Run the K-th of N parts of the plan; `kvplan merge` joins the parts.",
+            rich_help_panel=SPREAD_PANEL,
+        ),
+    ] = None
+
+
+def spread_over(spread: SpreadOptions, options: SweepOptions) -> AbstractContextManager[Cluster | None]:
+    """The cluster to run on; None for this machine. KvplanError where Ray is not installed, or nothing answers."""
+    if spread.ray is None:
+        if spread.accelerator_type is not None:
+            raise UsageError("--accelerator-type is for --ray.", hint="leave it out")
+        return nullcontext()
+    from kvplan.sweeps.session import refuse_searches
+
+    refuse_searches(options)
+    need_packages("sweep --ray", "cluster", CLUSTER_PACKAGES)
+    from kvplan.sweeps.cluster.connection import connected
+
+    return connected(spread.ray, spread.accelerator_type)

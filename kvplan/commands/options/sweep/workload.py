@@ -1,0 +1,66 @@
+"""The requests of each trial, and how they arrive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from kvplan.commands.options.sweep.panels import DEFAULTS, WORKLOAD_PANEL
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """The requests, and how they arrive."""
+
+    num_prompts: Annotated[int | None, typer.Option(help="Requests per trial.", rich_help_panel=WORKLOAD_PANEL)] = None
+    input_len: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompt tokens: 128, 96..288, or lognormal:MEDIAN:SIGMA[:FIRST..LAST].", rich_help_panel=WORKLOAD_PANEL
+        ),
+    ] = None
+    output_len: Annotated[
+        str | None,
+        typer.Option(help="Generated tokens, in the same notation.", rich_help_panel=WORKLOAD_PANEL),
+    ] = None
+    num_prefixes: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of shared prefixes that prompts start with. Default: 1.", rich_help_panel=WORKLOAD_PANEL
+        ),
+    ] = None
+    prefix_len: Annotated[
+        str | None,
+        typer.Option(help="Tokens per shared prefix, in addition to --input-len.", rich_help_panel=WORKLOAD_PANEL),
+    ] = None
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            help="File with requests: JSON lines, ShareGPT, or a CSV trace (Azure, BurstGPT).",
+            rich_help_panel=WORKLOAD_PANEL,
+        ),
+    ] = None
+    request_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Arrivals per second; a trace is rescaled to it. Default: all at once.", rich_help_panel=WORKLOAD_PANEL
+        ),
+    ] = None
+    burstiness: Annotated[
+        float | None,
+        typer.Option(
+            help=f"1 is a Poisson process, less is burstier. Default: {DEFAULTS['burstiness']:g}.",
+            rich_help_panel=WORKLOAD_PANEL,
+        ),
+    ] = None
+    max_concurrency: Annotated[
+        int | None, typer.Option(help="Maximum number of requests in flight.", rich_help_panel=WORKLOAD_PANEL)
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Seed of requests and random weights. Default: {DEFAULTS['seed']}.", rich_help_panel=WORKLOAD_PANEL
+        ),
+    ] = None

@@ -1,0 +1,77 @@
+"""The columns of a sweep's rows: one declaration of every column's name, type, unit, group and description.
+
+``Row`` has them all. results.csv, the manifest, the documentation and the reports take names, units and descriptions
+from it, and mypy checks the keys and types of every row against it. A stored row has all columns, with None where a
+figure does not exist; a part of a row, such as the one a worker measures, has some of them.
+
+    about        what stands beside a type: group, description, unit
+    identity     which trial it is
+    asked        the engine's settings; the workload
+    outcome      how it ended; the service level; the time it took
+    speed        throughput; latencies
+    over_http    client and server of a load over HTTP
+    memory       the KV cache's blocks; weights, activations and peaks
+    prediction   what was expected
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, get_type_hints
+
+from kvplan.runs.columns.asked import SettingColumns, WorkloadColumns
+from kvplan.runs.columns.identity import IdentityColumns
+from kvplan.runs.columns.memory import KvColumns, MemoryColumns
+from kvplan.runs.columns.outcome import SloColumns, StatusColumns, TimeColumns
+from kvplan.runs.columns.over_http import ClientColumns, ServerColumns
+from kvplan.runs.columns.prediction import PredictionColumns
+from kvplan.runs.columns.speed import LatencyColumns, ThroughputColumns
+
+
+class Row(
+    IdentityColumns,
+    SettingColumns,
+    WorkloadColumns,
+    StatusColumns,
+    ThroughputColumns,
+    LatencyColumns,
+    ClientColumns,
+    ServerColumns,
+    KvColumns,
+    MemoryColumns,
+    PredictionColumns,
+    SloColumns,
+    TimeColumns,
+    total=False,
+):
+    """One trial, its columns in this order. A new one is a line more in a group; docs/how-to/add-a-report-column.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name (vLLM's where vLLM has one), unit, group and description."""
+
+    name: str
+    unit: str
+    group: str
+    description: str
+
+
+def _columns() -> tuple[Column, ...]:
+    columns = []
+    for name, hint in get_type_hints(Row, include_extras=True).items():
+        (about,) = hint.__metadata__
+        columns.append(Column(name, about.unit, about.group, about.description))
+    return tuple(columns)
+
+
+COLUMNS: Final[tuple[Column, ...]] = _columns()
+COLUMN_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in COLUMNS)
+
+
+def columns_as_json() -> list[dict[str, str]]:
+    """The list for the manifest."""
+    return [
+        {"name": column.name, "unit": column.unit, "group": column.group, "description": column.description}
+        for column in COLUMNS
+    ]

@@ -1,0 +1,14 @@
+"""What is said of each column beside its type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What stands beside a column's type: the group it is shown in, its description, and its unit ('' for none)."""
+
+    group: str
+    description: str
+    unit: str = ""

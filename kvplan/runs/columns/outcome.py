@@ -1,0 +1,70 @@
+"""How a trial ended, whether it met the service level, and the time it took."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypedDict
+
+from kvplan.runs.columns.about import About
+
+
+class StatusColumns(TypedDict, total=False):
+    """Group ``status``."""
+
+    status: Annotated[str, About("status", "how the trial ended")]
+    error: Annotated[
+        str | None, About("status", "the reason in one sentence, for a trial that did not serve its requests")
+    ]
+    oom_phase: Annotated[str | None, About("status", "weights, kv_init, kv_host, graph_capture or runtime")]
+    oom_requested_bytes: Annotated[int | None, About("status", "size of the allocation that failed", unit="bytes")]
+    oom_free_bytes: Annotated[int | None, About("status", "memory free at that moment", unit="bytes")]
+    largest_max_model_len: Annotated[
+        int | None,
+        About(
+            "status",
+            "the largest max_model_len this pool would accept, where the requested one was rejected",
+            unit="tokens",
+        ),
+    ]
+    num_restarts: Annotated[
+        int | None, About("status", "times the trial was restarted because something else killed its worker")
+    ]
+    num_lost_workers: Annotated[
+        int | None,
+        About("status", "times the trial went to another worker of the cluster because its own, or its node, was lost"),
+    ]
+
+
+class SloColumns(TypedDict, total=False):
+    """Group ``slo``."""
+
+    request_goodput: Annotated[
+        float | None, About("slo", "requests that met every objective / duration", unit="requests/s")
+    ]
+    goodput_pct: Annotated[float | None, About("slo", "share of requests that met every objective", unit="%")]
+    slo_pass: Annotated[
+        bool | None, About("slo", "true if the p99 of every objective is within its bound and no request failed")
+    ]
+    usd_per_mtok_out: Annotated[
+        float | None,
+        About("slo", "price of a million output tokens at this throughput, if the device's price is known", unit="USD"),
+    ]
+
+
+class TimeColumns(TypedDict, total=False):
+    """Group ``time``."""
+
+    setup_seconds: Annotated[
+        float | None,
+        About("time", "time to set up workspace and pool (and to load the weights, where needed)", unit="s"),
+    ]
+    trial_seconds: Annotated[float, About("time", "the whole trial, measured by the parent process", unit="s")]
+    num_steps: Annotated[int | None, About("time", "engine steps while serving", unit="steps")]
+    other_cpu_pct: Annotated[
+        float | None,
+        About("time", "share of the machine's CPU time used by other processes during the trial", unit="%"),
+    ]
+    gpu_clock_mean_mhz: Annotated[
+        float | None, About("time", "mean GPU clock during the trial, sampled a few times per second", unit="MHz")
+    ]
+    gpu_clock_min_mhz: Annotated[float | None, About("time", "lowest of these readings", unit="MHz")]
+    gpu_clock_pct: Annotated[float | None, About("time", "mean GPU clock in percent of its maximum clock", unit="%")]

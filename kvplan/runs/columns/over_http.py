@@ -1,0 +1,60 @@
+"""A load over HTTP: what its client could not keep up with, and what the server said of itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypedDict
+
+from kvplan.runs.columns.about import About
+
+
+class ClientColumns(TypedDict, total=False):
+    """Group ``client``."""
+
+    client_bound: Annotated[bool | None, About("client", "whether the load's client was the limit, not the server")]
+    dispatch_delay_p99_ms: Annotated[
+        float | None, About("client", "how late the client began requests, 99th percentile", unit="ms")
+    ]
+    loop_lag_p99_ms: Annotated[
+        float | None, About("client", "how late the client's event loop woke, 99th percentile", unit="ms")
+    ]
+    client_cpu_pct: Annotated[float | None, About("client", "CPU time of the client / duration, of one core", unit="%")]
+    client_ceiling: Annotated[
+        float | None,
+        About("client", "tokens it reads from a server that answers at once", unit="tokens/s"),
+    ]
+    token_source: Annotated[
+        str | None, About("client", "what told the number of tokens: continuous_usage, token_ids or usage (at the end)")
+    ]
+    chunks_per_token: Annotated[
+        float | None, About("client", "chunks with output / output tokens; below 0.95 there is no ITL")
+    ]
+
+
+class ServerColumns(TypedDict, total=False):
+    """Group ``server``."""
+
+    bound_by: Annotated[str | None, About("server", "what bound the run: kv, seats, compute, load or client")]
+    queue_p95: Annotated[
+        float | None,
+        About("server", "95th percentile of the time in the server's queue, from its histogram", unit="s"),
+    ]
+    server_mean_queue_ms: Annotated[float | None, About("server", "mean time in its queue", unit="ms")]
+    server_mean_ttft_ms: Annotated[float | None, About("server", "mean time to first token by its clock", unit="ms")]
+    server_mean_itl_ms: Annotated[float | None, About("server", "mean inter-token latency by its clock", unit="ms")]
+    server_mean_e2el_ms: Annotated[float | None, About("server", "mean end-to-end latency by its clock", unit="ms")]
+    kv_cache_tokens: Annotated[int | None, About("server", "tokens its KV pool holds, as it says", unit="tokens")]
+    kv_cache_tokens_predicted: Annotated[
+        int | None,
+        About("server", "kv_cache_tokens predicted before the start", unit="tokens"),
+    ]
+    start_seconds: Annotated[
+        float | None,
+        About("server", "from its command, or its fork, to its first answer; empty: it ran already", unit="s"),
+    ]
+    reused_server: Annotated[
+        bool | None, About("server", "true if the server of the trial before served this one too; empty: no server")
+    ]
+    preloaded_server: Annotated[
+        bool | None,
+        About("server", "true if it was forked from a process with the engine's imports, not in start_seconds"),
+    ]

@@ -1,0 +1,83 @@
+"""How fast it served: throughput, and latencies as the client saw them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypedDict
+
+from kvplan.runs.columns.about import About
+
+_LATENCIES: Final = {
+    "ttft": "time to first token: first token minus the request's arrival",
+    "tpot": "time per output token of one request: (latency - TTFT) / (output tokens - 1)",
+    "itl": "inter-token latency: all gaps between consecutive tokens, pooled over requests",
+    "e2el": "end-to-end latency: last token minus the request's arrival",
+}
+_STATISTICS: Final = {
+    "mean": "mean",
+    "median": "median",
+    "std": "standard deviation",
+    "p90": "90th percentile",
+    "p99": "99th percentile",
+}
+
+
+def _latency(statistic: str, latency: str) -> About:
+    return About("latency", f"{_STATISTICS[statistic]} of {_LATENCIES[latency]}", unit="ms")
+
+
+class ThroughputColumns(TypedDict, total=False):
+    """Group ``throughput``."""
+
+    duration: Annotated[float | None, About("throughput", "first arrival to last token", unit="s")]
+    completed: Annotated[int | None, About("throughput", "requests served to completion", unit="requests")]
+    failed: Annotated[int | None, About("throughput", "requests refused or aborted", unit="requests")]
+    total_input_tokens: Annotated[
+        int | None, About("throughput", "prompt tokens of the completed requests", unit="tokens")
+    ]
+    total_output_tokens: Annotated[
+        int | None, About("throughput", "generated tokens of the completed requests", unit="tokens")
+    ]
+    request_throughput: Annotated[float | None, About("throughput", "completed / duration", unit="requests/s")]
+    output_throughput: Annotated[
+        float | None,
+        About(
+            "throughput",
+            "total_output_tokens / duration; after warm-up requests: all tokens that came within it / duration",
+            unit="tokens/s",
+        ),
+    ]
+    total_token_throughput: Annotated[
+        float | None, About("throughput", "(total_input_tokens + total_output_tokens) / duration", unit="tokens/s")
+    ]
+    max_concurrent_requests: Annotated[
+        int | None, About("throughput", "peak number of requests in flight", unit="requests")
+    ]
+
+
+class LatencyColumns(TypedDict, total=False):
+    """Group ``latency``."""
+
+    mean_ttft_ms: Annotated[float | None, _latency("mean", "ttft")]
+    median_ttft_ms: Annotated[float | None, _latency("median", "ttft")]
+    std_ttft_ms: Annotated[float | None, _latency("std", "ttft")]
+    p90_ttft_ms: Annotated[float | None, _latency("p90", "ttft")]
+    p99_ttft_ms: Annotated[float | None, _latency("p99", "ttft")]
+    mean_tpot_ms: Annotated[float | None, _latency("mean", "tpot")]
+    median_tpot_ms: Annotated[float | None, _latency("median", "tpot")]
+    std_tpot_ms: Annotated[float | None, _latency("std", "tpot")]
+    p90_tpot_ms: Annotated[float | None, _latency("p90", "tpot")]
+    p99_tpot_ms: Annotated[float | None, _latency("p99", "tpot")]
+    mean_itl_ms: Annotated[float | None, _latency("mean", "itl")]
+    median_itl_ms: Annotated[float | None, _latency("median", "itl")]
+    std_itl_ms: Annotated[float | None, _latency("std", "itl")]
+    p90_itl_ms: Annotated[float | None, _latency("p90", "itl")]
+    p99_itl_ms: Annotated[float | None, _latency("p99", "itl")]
+    mean_e2el_ms: Annotated[float | None, _latency("mean", "e2el")]
+    median_e2el_ms: Annotated[float | None, _latency("median", "e2el")]
+    std_e2el_ms: Annotated[float | None, _latency("std", "e2el")]
+    p90_e2el_ms: Annotated[float | None, _latency("p90", "e2el")]
+    p99_e2el_ms: Annotated[float | None, _latency("p99", "e2el")]
+    mean_sent_ttft_ms: Annotated[
+        float | None, About("latency", "mean time to first token from sending, not from the schedule", unit="ms")
+    ]
+    p99_sent_ttft_ms: Annotated[float | None, About("latency", "99th percentile of the same", unit="ms")]
