@@ -66,7 +66,7 @@ def test_seats_suffice_where_steps_with_prompts_are_slower_than_on_average() -> 
     found = queues_of(best, plan.workload)
     assert found is not None
     assert best.served.num_users < found.figures.max_running < best.prediction.settings.serving.max_num_seqs
-    assert found.figures.ttft.p99 < 4 * best.served.speed.ttft_seconds.high
+    assert found.figures.ttft.p99 < 8 * best.served.speed.ttft_seconds.high
 
 
 def test_no_more_is_served_than_comes_and_less_only_near_the_capacity() -> None:
