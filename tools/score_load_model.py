@@ -53,7 +53,12 @@ def score_directory(found: TrialSet) -> list[Scored]:
     """Every load of a directory, predicted by its other trials."""
     undisturbed = [trial for trial in found.trials if not is_disturbed(trial)]
     speed = fit_trials([each for each in undisturbed if not is_load(each)], expected_speed(found.device, None))
-    return [score_trial(each, speed) for each in undisturbed if is_load(each)]
+    return [score_trial(each, speed) for each in sorted(filter(is_load, undisturbed), key=_size)]
+
+
+def _size(trial: MeasuredTrial) -> tuple[int, float]:
+    """Rates first, then closed loops, each by size."""
+    return trial.max_concurrency or 0, float(trial.row["request_rate"] or 0.0)
 
 
 def is_disturbed(trial: MeasuredTrial) -> bool:
