@@ -22,7 +22,8 @@ CONFIGS = {
     "gpt2": transformers.GPT2Config(n_embd=128, n_head=2, n_layer=2, vocab_size=384, n_positions=64),
     # attention beside the MLP: only the MLP's output can be added at once
     "cohere": transformers.CohereConfig(**COMMON, logit_scale=0.5, pad_token_id=0),
-    # norms behind the blocks: nothing can
+    # norms behind the blocks, or a factor: nothing can
+    "granite": transformers.GraniteConfig(**COMMON, residual_multiplier=0.5, attention_multiplier=0.125),
     "olmo2": transformers.Olmo2Config(**COMMON, tie_word_embeddings=False),
 }
 LIMITS: dict[str, Any] = {"max_num_batched_tokens": 24, "max_num_seqs": 4, "max_model_len": 64, "dtype": "float16"}
