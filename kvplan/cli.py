@@ -32,7 +32,7 @@ COMMANDS: dict[str, Listing] = {
     "estimate": Listing("Plan", "Size a model: weights, KV cache, and how many sequences fit on which GPU."),
     "plan": Listing("Plan", "Find the GPUs and settings for a given load."),
     "explain": Listing("Plan", "Read an engine's start-up log: where the memory went, and what to change."),
-    "sweep": Listing("Measure", "Measure throughput, block occupancy and memory limits with kvplan's own engine."),
+    "sweep": Listing("Measure", "Measure throughput, occupancy and memory limits with kvplan's own engine or another."),
     "merge": Listing("Measure", "Join the shards of a sweep into one run directory."),
     "profile": Listing("Measure", "Profile one setting: memory, batches, and where a step's time goes."),
     "bench": Listing("Measure", "Benchmark paging against what it replaces."),

@@ -5,6 +5,7 @@ Typer would draw boxes with Rich, which takes twice the time that the whole of `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,8 @@ Entry = tuple[str, str]
 
 _ALL_OF_IT = 1000
 """Characters of a command's summary: it is wrapped, never cut off."""
+_PYTHON_TYPE = re.compile(r"<(?:list\[(\w+)]|(\w+) range)>")
+"""How Typer writes the types of options that may be given again, and of numbers within bounds."""
 
 
 class SectionedCommand(TyperCommand):
@@ -46,8 +49,9 @@ def _write_parameters(parameters: Iterable[Any], ctx: Any, formatter: Any) -> No
     entries: list[tuple[str, Entry]] = []
     loose: list[tuple[str, Entry]] = []
     for parameter in parameters:
-        if (entry := parameter.get_help_record(ctx)) is None:
+        if (record := parameter.get_help_record(ctx)) is None:
             continue
+        entry = (_PYTHON_TYPE.sub(_type_of_one, record[0]), record[1])
         if parameter.param_type_name == "argument":
             entries.insert(sum(title == "Arguments" for title, _ in entries), ("Arguments", entry))
         elif panel := getattr(parameter, "rich_help_panel", None):
@@ -55,6 +59,11 @@ def _write_parameters(parameters: Iterable[Any], ctx: Any, formatter: Any) -> No
         else:
             loose.append(("Options", entry))
     _write_sections(entries + loose, formatter)
+
+
+def _type_of_one(found: re.Match[str]) -> str:
+    """``<list[Path]>`` -> ``<path>``, ``<int range>`` -> ``<int>``."""
+    return f"<{(found[1] or found[2]).lower()}>"
 
 
 def _write_sections(entries: Iterable[tuple[str, Entry]], formatter: Any) -> None:

@@ -20,7 +20,7 @@ Paths = Annotated[
     typer.Argument(
         help="Directories of `kvplan sweep` or `vllm bench sweep serve`, or JSON that `vllm bench serve`, "
         "`vllm bench forward`, `kvplan load`, GuideLLM or AIPerf saved.",
-        metavar="PATH...",
+        metavar="PATH",
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="File to write instead of one in your profile folder; - writes none.")]

@@ -25,7 +25,7 @@ def report(
     others: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[DIR2...]",
+            metavar="DIR2",
             help="Directories to compare with the first: another sweep, or sweeps of other engines or devices.",
             show_default=False,
         ),

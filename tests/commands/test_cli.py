@@ -61,6 +61,15 @@ def test_options_stand_in_panels_each_once(capsys: pytest.CaptureFixture[str]) -
     assert all(text.count(f"  {option} ") == 1 for option in ("--ctx", "--gpu", "--block-size", "--json"))
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_take_values_not_pythons_types(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "list[" not in text
+    assert " range>" not in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
 def test_help_needs_none_of_the_large_packages() -> None:
     code = (
         "import sys; from kvplan.cli import main; main(['--help']); main(['estimate', '--help']);"

@@ -180,3 +180,7 @@ def _first_error(output: str) -> str:
 
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
+
+
+if __name__ == "__main__":  # for the Makefile, before any package is installed
+    print(build_library())

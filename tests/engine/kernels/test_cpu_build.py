@@ -76,6 +76,13 @@ def test_second_build_is_the_cached_file(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert build_library(NATIVE) == first
 
 
+def test_no_package_is_needed() -> None:
+    """The Makefile compiles while pip installs them."""
+    command = [sys.executable, "-S", "-m", build.__name__]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": ENGINE}, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(build_library())
+
+
 @pytest.mark.parametrize("what", ["sources", "flags", "compiler", "cpu"])
 def test_whatever_decides_the_contents_changes_the_name(
     what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
