@@ -13,6 +13,23 @@
 template <typename T>
 struct Pair;
 
+// Byte i of the result is the byte of x that nibble i of `selector` names, lowest first; 4 names a zero.
+KVPLAN_INLINE u32 pick_bytes(u32 x, u32 selector) {
+#if defined(KVPLAN_HOST)
+    u32 result = 0;
+    for (int i = 0; i < 4; ++i) {
+        const u32 nibble = selector >> 4 * i & 7u;
+        result |= (nibble < 4 ? x >> 8 * nibble & 0xFFu : 0u) << 8 * i;
+    }
+    return result;
+#else
+    return __byte_perm(x, 0, selector);
+#endif
+}
+
+// Bytes `first` (0 or 2) and the one behind it as the high bytes of two halves: a sign is where it belongs.
+KVPLAN_INLINE u32 high_bytes(u32 four, int first) { return pick_bytes(four, first == 0 ? 0x1404u : 0x3424u); }
+
 template <>
 struct Pair<float16> {
     KVPLAN_INLINE u32 pack(float low, float high) {
@@ -25,10 +42,9 @@ struct Pair<float16> {
 #endif
     }
 
-    // Two e4m3 values (the low 16 bits): exponent bias 7 becomes 15 by a multiplication with 2^8.
-    KVPLAN_INLINE u32 from_float8(u32 two) {
-        const u32 spread = (two & 0xFFu) | (two & 0xFF00u) << 8;
-        const u32 raw = (spread & 0x00800080u) << 8 | (spread & 0x007F007Fu) << 7;
+    // Two e4m3 values of four, from byte `first` on: exponent bias 7 becomes 15 by a multiplication with 2^8.
+    KVPLAN_INLINE u32 from_float8(u32 four, int first) {
+        const u32 high = high_bytes(four, first), raw = (high & 0x80008000u) | (high >> 1 & 0x3F803F80u);
 #if defined(KVPLAN_HOST)
         return pack(to_float(float16{u16(raw)}) * 256.0f, to_float(float16{u16(raw >> 16)}) * 256.0f);
 #else
@@ -51,10 +67,9 @@ struct Pair<bfloat16> {
 #endif
     }
 
-    // Two e4m3 values (the low 16 bits): exponent bias 7 becomes 127 by a multiplication with 2^120.
-    KVPLAN_INLINE u32 from_float8(u32 two) {
-        const u32 spread = (two & 0xFFu) | (two & 0xFF00u) << 8;
-        const u32 raw = (spread & 0x00800080u) << 8 | (spread & 0x007F007Fu) << 4;
+    // Two e4m3 values of four, from byte `first` on: exponent bias 7 becomes 127 by a multiplication with 2^120.
+    KVPLAN_INLINE u32 from_float8(u32 four, int first) {
+        const u32 high = high_bytes(four, first), raw = (high & 0x80008000u) | (high >> 4 & 0x07F007F0u);
 #if defined(KVPLAN_HOST)
         const float scale = float_from_bits(0x7B800000u);
         return pack(to_float(bfloat16{u16(raw)}) * scale, to_float(bfloat16{u16(raw >> 16)}) * scale);

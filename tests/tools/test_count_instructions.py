@@ -49,3 +49,9 @@ def test_a_wait_that_lies_behind_the_loop_and_goes_back_into_it_is_no_loop_aroun
     before = waiting.replace("LDC R1, c[0x0][0x28] ;", "LDC R1, c[0x0][0x28] ;\n.L_x_9:\n   /*0008*/  NOP ;")
     before = before.replace("BRA `(.L_x_2);", "BRA `(.L_x_9);")
     assert count_instructions.round_of(count_instructions.parse(before.splitlines()), copies=8) == counts
+
+
+def test_a_branch_of_threads_that_have_parted_goes_on_where_they_have_not() -> None:
+    parted = LISTING.replace("@P2  BRA `(.L_x_4) ;", "BRA.DIV ~URZ, `(.L_x_4) ;")
+    counts = count_instructions.round_of(count_instructions.parse(parted.splitlines()), copies=8)
+    assert counts == {"HMMA": 2, "MUFU": 1, "LDGSTS": 8, "IADD3": 8, "BRA": 2 + 8 + 1}

@@ -59,7 +59,7 @@ def parse(listing: Iterable[str]) -> list[Block]:
             if is_branch:
                 pending.append((len(blocks) - 1, target[1]))
             if is_branch or name == "EXIT":
-                if predicate or (is_branch and operands.strip().startswith(("U", "P", "!"))):
+                if predicate or (is_branch and operands.strip().startswith(("U", "P", "!", "~"))):
                     blocks[-1].targets.append(len(blocks))
                 blocks.append(Block())
     for number, target in pending:

@@ -12,7 +12,7 @@ from engine_answers import ByteTokenizer, answers_with_text
 from fake_gpu import FakeGpu, take_gpu
 from late_gpu import LateGpu
 
-from kvplan_engine import LLM, SamplingParams
+from kvplan_engine import LLM, BeamSearchParams, SamplingParams
 
 VOCABULARY = 96
 LENGTHS = (1, 9, 30, 17, 5, 13, 26, 2, 11)
@@ -170,3 +170,25 @@ def test_stop_strings_end_random_answers_on_a_late_device(path: str, monkeypatch
     stats = llm.get_stats()
     assert stats["num_steps_ahead"] == stats["num_steps"] - 1
     assert stats["num_free_blocks"] == stats["num_blocks"]
+
+
+def test_beams_and_log_probabilities_of_prompts_wait_on_a_late_device(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both depend on values that another step would overwrite; the answers are the CPU's."""
+    beams = BeamSearchParams(beam_width=3, max_tokens=4)
+    asking = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2, prompt_logprobs=1, ignore_eos=True)
+    some = prompts()[1:3]
+    cpu = start(path, device="cpu", device_memory="512MiB")
+    wanted = [[found.tokens for found in each.sequences] for each in cpu.beam_search(some, beams)]
+    described = cpu.generate(some, asking)
+    gpu = take_gpu(monkeypatch, LateGpu())
+    llm = start(path, **FEW_GRAPHS)
+    with gpu.late(llm.engine):
+        assert [[found.tokens for found in each.sequences] for each in llm.beam_search(some, beams)] == wanted
+        outputs = llm.generate(some, asking)
+    for one, other in zip(outputs, described, strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
+        assert one.outputs[0].logprobs == [pytest.approx(each, abs=1e-4) for each in other.outputs[0].logprobs or []]
+        assert one.prompt_logprobs is not None and other.prompt_logprobs is not None
+        assert one.prompt_logprobs[1:] == [pytest.approx(each, abs=1e-4) for each in other.prompt_logprobs[1:]]

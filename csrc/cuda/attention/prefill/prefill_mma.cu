@@ -100,8 +100,8 @@ KVPLAN_INLINE void copy_rows(u8* target, const Cache* heads, const int* tables, 
             copy_async_16(cell, source, wanted);
         } else {
             const uint2 raw = wanted ? load_vector<uint2>(source) : uint2{0, 0};
-            store_vector<uint4>(cell, uint4{Pair<Scalar>::from_float8(raw.x), Pair<Scalar>::from_float8(raw.x >> 16),
-                                            Pair<Scalar>::from_float8(raw.y), Pair<Scalar>::from_float8(raw.y >> 16)});
+            store_vector<uint4>(cell, uint4{Pair<Scalar>::from_float8(raw.x, 0), Pair<Scalar>::from_float8(raw.x, 2),
+                                            Pair<Scalar>::from_float8(raw.y, 0), Pair<Scalar>::from_float8(raw.y, 2)});
         }
     }
 }
