@@ -38,6 +38,11 @@ class Choice:
         """(weights, KV cache)."""
         return self.weights.name, self.kv_cache_dtype
 
+    @property
+    def key(self) -> tuple[str, ParallelLayout, str, str]:
+        """Equal for equal choices of one plan."""
+        return (self.gpu.id, self.layout, *self.formats)
+
 
 def instance_name(num_gpus: int, gpu: GpuProfile, layout: ParallelLayout) -> str:
     """``b200``, or ``4 x h100-sxm, tp 2`` for two replicas of two GPUs each."""

@@ -46,6 +46,8 @@ class Trial:
     works: dict[tuple[object, ...], tuple[ModelWork, int]] = field(default_factory=dict)
     speeds: dict[tuple[str, str], DeviceSpeed | None] = field(default_factory=dict)
     refusals: list[KvplanError] = field(default_factory=list)
+    predictions: dict[tuple[object, ...], VllmPrediction] = field(default_factory=dict)
+    models: dict[tuple[object, ...], SpeedModel] = field(default_factory=dict)
     tried_layouts: dict[tuple[object, ...], tuple[ParallelLayout, ...]] = field(default_factory=dict)
 
     def device_speed(self, choice: Choice, speed_format: str) -> DeviceSpeed | None:
@@ -179,6 +181,13 @@ def _first_guess(trial: Trial, replicas: int) -> float:
 def _predict(trial: Trial, choice: Choice, users: float) -> VllmPrediction:
     """vLLM's start-up with seats for ``users`` requests in each data-parallel group."""
     rows = min(max(math.ceil(users / _SEQUENCE_STEP) * _SEQUENCE_STEP, _SEQUENCE_STEP), MOST_SEQUENCES)
+    key = (choice.key, rows)
+    if key not in trial.predictions:
+        trial.predictions[key] = _predict_rows(trial, choice, rows)
+    return trial.predictions[key]
+
+
+def _predict_rows(trial: Trial, choice: Choice, rows: int) -> VllmPrediction:
     layout, asked, spec = choice.layout, trial.request.settings, choice.weights.spec
     version = trial.request.engine.version
     settings = replace(
@@ -196,7 +205,17 @@ def _predict(trial: Trial, choice: Choice, users: float) -> VllmPrediction:
 
 
 def speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> SpeedModel:
-    """The speeds of one replica under the workload's lengths."""
+    """The speeds of one replica under the workload's lengths: one model for any number of replicas.
+
+    It keeps the steady states that it has found, which their searches share.
+    """
+    key = (choice.key, prediction.settings.serving.dtype)
+    if key not in trial.models:
+        trial.models[key] = _speed_model(trial, choice, prediction)
+    return trial.models[key]
+
+
+def _speed_model(trial: Trial, choice: Choice, prediction: VllmPrediction) -> SpeedModel:
     work, kv_bytes = _work(trial, choice, prediction)
     workload = trial.workload
     measured = trial.device_speed(choice, work.speed_format)
