@@ -17,6 +17,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -30,6 +31,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import aiconfigurator_core  # noqa: E402
 
+from kernel_speeds.all_reduces import links_alone  # noqa: E402
 from kernel_speeds.errors import errors, model_left_out, of_kind  # noqa: E402
 from kernel_speeds.fitting import Sampled, fit_dense, fit_experts, fit_latent, sampled  # noqa: E402
 from kernel_speeds.models import FORMATS, MODELS  # noqa: E402
@@ -131,7 +133,7 @@ def _fit(gpu: GpuProfile, engine: str, name: str, work: Path) -> dict[str, Any] 
         "dtype": name,
         "models": list(dict.fromkeys(point.model.tables for point in data.points)),
         "points": len(data.points),
-        **_coefficients(speed),
+        **_coefficients(replace(speed, links=speed.links or links_alone(gpu, SYSTEMS[gpu.id]))),
         "errors": found | {"model_left_out": {kind: error for kind, error in left_out.items() if error}},
     }
 
@@ -162,13 +164,18 @@ def _coefficients(speed: KernelSpeed) -> dict[str, Any]:
         if group is not None:
             found[name] = _rounded({each: getattr(group, each) for each in group.__slots__})
     if speed.links is not None:
-        seconds = _rounded({str(ranks): value for ranks, value in speed.links.all_reduce_seconds.items()})
-        found["links"] = {"all_reduce_seconds": seconds, "share": _digits(speed.links.share)}
+        share = speed.links.share
+        shares = _by_ranks(share) if isinstance(share, Mapping) else _digits(share)
+        found["links"] = {"all_reduce_seconds": _by_ranks(speed.links.all_reduce_seconds), "share": shares}
     return found
 
 
 def _rounded(values: dict[str, float]) -> dict[str, float]:
     return {name: _digits(value) for name, value in values.items()}
+
+
+def _by_ranks(values: Mapping[int, float]) -> dict[str, float]:
+    return _rounded({str(ranks): value for ranks, value in values.items()})
 
 
 def _digits(value: float) -> float:

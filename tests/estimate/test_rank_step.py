@@ -84,6 +84,19 @@ def test_bytes_and_operations_hide_behind_each_other_where_the_device_overlaps_t
 def test_small_all_reduces_take_what_was_measured_for_as_many_ranks_or_the_next_fewer() -> None:
     links = LinkSpeed({2: 1e-6, 8: 3e-6}, 0.5)
     assert [links.seconds(ranks) for ranks in (2, 4, 8, 16)] == [1e-6, 1e-6, 3e-6, 3e-6]
+    assert {links.share_of(ranks) for ranks in (2, 4, 8)} == {0.5}
+
+
+def test_without_nvlink_more_ranks_reach_less_of_the_link() -> None:
+    """L40S's tables of all-reduces: 16, 8 and 5 GB/s of PCIe's 32 over 2, 4 and 8 ranks; RTX 4090 takes them over."""
+    profiles = MeasuredProfiles(read_kernel_tables())
+    for name in ("l40s", "rtx-4090"):
+        profile = profiles.for_gpu(find_gpu(name), "bfloat16", "vllm")
+        assert profile is not None
+        links = KernelSpeed.from_json(profile.speeds).links
+        assert links is not None
+        shares = [links.share_of(ranks) for ranks in (2, 4, 8, 16)]
+        assert shares == pytest.approx([0.51, 0.25, 0.15, 0.15], rel=0.02)
 
 
 def _work(name: str, tensor_parallel_size: int = 1) -> ModelWork:

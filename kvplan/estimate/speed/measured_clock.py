@@ -105,7 +105,7 @@ def link_efficiency(speed: KernelSpeed, work: ModelWork) -> LinkEfficiency:
         return USUAL.links
     layout = work.layout
     ranks = layout.expert_ranks if layout.exchanges_tokens else layout.tensor_parallel_size
-    return LinkEfficiency(speed.links.share, speed.links.seconds(ranks), sends_to_chosen=False)
+    return LinkEfficiency(speed.links.share_of(ranks), speed.links.seconds(ranks), sends_to_chosen=False)
 
 
 def rank_step(

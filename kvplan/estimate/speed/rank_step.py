@@ -54,15 +54,26 @@ class LatentSpeed:
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """All-reduces: seconds of a small one by number of ranks, and the share of the link that large ones reach."""
+    """All-reduces: seconds of a small one by number of ranks, and the share of the link that large ones reach.
+
+    share: one for all, or by number of ranks, where messages go through the host's memory.
+    """
 
     all_reduce_seconds: Mapping[int, float]
-    share: float
+    share: float | Mapping[int, float]
 
     def seconds(self, num_ranks: int) -> float:
         """Of a small all-reduce; of as many ranks as were measured at most, else of the next fewer."""
-        known = [ranks for ranks in sorted(self.all_reduce_seconds) if ranks <= num_ranks]
-        return self.all_reduce_seconds[known[-1] if known else min(self.all_reduce_seconds)]
+        return _of_ranks(self.all_reduce_seconds, num_ranks)
+
+    def share_of(self, num_ranks: int) -> float:
+        """That which ``num_ranks`` reach; as for ``seconds``."""
+        return _of_ranks(self.share, num_ranks) if isinstance(self.share, Mapping) else self.share
+
+
+def _of_ranks(values: Mapping[int, float], num_ranks: int) -> float:
+    known = [ranks for ranks in sorted(values) if ranks <= num_ranks]
+    return values[known[-1] if known else min(values)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +98,14 @@ class KernelSpeed:
 
 
 def _links(record: Mapping[str, Any]) -> LinkSpeed:
-    seconds = {int(ranks): float(value) for ranks, value in record["all_reduce_seconds"].items()}
-    return LinkSpeed(seconds, float(record["share"]))
+    share = record["share"]
+    return LinkSpeed(
+        _by_ranks(record["all_reduce_seconds"]), _by_ranks(share) if isinstance(share, Mapping) else float(share)
+    )
+
+
+def _by_ranks(values: Mapping[str, Any]) -> dict[int, float]:
+    return {int(ranks): float(value) for ranks, value in values.items()}
 
 
 class RankStep(NamedTuple):
