@@ -89,7 +89,9 @@ void multiply_unit(const PackedProduct<T>& product, int64_t panel, int64_t panel
   step.x_stride = product.x_stride;
   step.panel_stride = inputs * kPanelOutputs;
   step.sums_stride = kPanelSums;
-  const bool together = panels == product.unit_panels && panels > 1 && product.rows <= 3 && !by_tiles;
+  const bool pair_of_one_row = product.rows == 1 && panels == 2;
+  const bool together =
+      (panels == product.unit_panels || pair_of_one_row) && panels > 1 && product.rows <= 3 && !by_tiles;
   for (int64_t c = 0; c < (together ? 1 : panels); ++c)
     for (int64_t i = 0; i < steps; ++i) {
       const int64_t begin = groups * i / steps * grain;
@@ -101,7 +103,9 @@ void multiply_unit(const PackedProduct<T>& product, int64_t panel, int64_t panel
       step.starts = i == 0;
       if (together) {
         step.ahead = reinterpret_cast<const char*>(step.panel);
-        if (product.rows == 1) {
+        if (pair_of_one_row) {
+          run_tile<T, 1, 2, Cache::kSecondLevel, 1>(step);
+        } else if (product.rows == 1) {
           run_tile<T, 1, 4, Cache::kSecondLevel, 1>(step);
         } else {
           const Tile<T> tile = product.rows == 2 ? run_tile<T, 2, 2, Cache::kSecondLevel, 1>
@@ -141,7 +145,9 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std:
                                  0.0f};
   const LoraRows<T> lora(args, row, row + rows);
   const int64_t panels = num_panels(args.outputs, pairs);
-  const int64_t units = divided_up(panels, product.unit_panels);
+  // One row's weights are shared out by pairs of panels: of 12 in units of four one thread would read twice as many.
+  const int64_t unit = rows == 1 ? 2 : product.unit_panels;
+  const int64_t units = divided_up(panels, unit);
   const int64_t rounds = divided_up(panels, kItemPanels * threads);
   const int64_t items = rounds * threads < units ? rounds * threads : units;
   const int64_t copies = direct ? 0 : rows;
@@ -157,9 +163,8 @@ void run_chunk(const kvplan_packed_linear& args, int64_t row, int64_t rows, std:
   };
   const auto multiply = [&](int64_t item) {
     static thread_local LineMemory<float> sums(kUnitSums);
-    const int64_t end = units * (item + 1) / items * product.unit_panels;
-    run_panels(product, units * item / items * product.unit_panels, end < panels ? end : panels, pairs, sums.data(),
-               finish);
+    const int64_t end = units * (item + 1) / items * unit;
+    run_panels(product, units * item / items * unit, end < panels ? end : panels, pairs, sums.data(), finish);
   };
   for_each_item_in_turn(copies + lora.items(), prepare, items, multiply, threads);
 }

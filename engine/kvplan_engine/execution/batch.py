@@ -18,7 +18,7 @@ from kvplan_engine.execution.step_indices import StepIndices
 from kvplan_engine.execution.step_inputs import SAMPLED_ROWS, SAMPLED_STARTS, StepInputs
 from kvplan_engine.execution.step_tables import metadata_of, state_tables_name, states_of
 from kvplan_engine.memory.workspace import Workspace
-from kvplan_engine.models.step_batch import GraphSize, StepBatch
+from kvplan_engine.models.step_batch import GraphSize, KeptViews, StepBatch
 from kvplan_engine.requests.request import ScheduledSequence
 from kvplan_engine.requests.request import Sequence as SampledSequence
 from kvplan_engine.requests.step_plan import StepPlan
@@ -52,8 +52,7 @@ class BatchBuilder:
         self._numbers = torch.arange(self._query_starts.shape[0], device=workspace["token_ids"].device)
         self._starts = np.arange(self._query_starts.shape[0], dtype=np.int32)
         self._of_sampled: dict[str, np.ndarray] = {}  # of the last step: see StepInputs.send
-        self._token_views: dict[int, dict[str, torch.Tensor]] = {}
-        self._seq_views: dict[int, dict[str, torch.Tensor]] = {}
+        self._kept: dict[int, KeptViews] = {}
 
     def build(
         self,
@@ -103,20 +102,21 @@ class BatchBuilder:
         sampled: list[SampledSequence],
     ) -> StepBatch:
         """Views of the buffers as they are filled now. sampled_starts: where a step skips rows of the last layer."""
-        tokens, seqs = self._views_of_tokens(num_tokens), self._views_of_seqs(num_seqs)
-        attention = {place: metadata_of(place, tokens, seqs, max_query_len) for place in self._places}
-        last = attention[self._last_place] if self._last_place is not None else None
+        is_kept = num_tokens == num_seqs and max_query_len == 1
+        views = self._kept_views(num_seqs) if is_kept else self._make_views(num_tokens, num_seqs, max_query_len)
+        last = views.attention[self._last_place] if self._last_place is not None else None
         of_sampled = None
         if last is not None and sampled_starts is not None:
             of_sampled = replace(last, query_starts=sampled_starts, max_query_len=1)
         return StepBatch(
-            token_ids=tokens["token_ids"],
-            positions=tokens["positions"],
-            attention=attention,
+            token_ids=views.token_ids,
+            positions=views.positions,
+            attention=views.attention,
             sampled=sampled,
             sampled_rows=sampled_rows,
             sampled_attention=of_sampled,
-            states=states_of(self._state_tables, tokens, seqs),
+            states=views.states,
+            views=views if is_kept else None,
         )
 
     def indices_of(self, batch: StepBatch) -> StepIndices:
@@ -143,26 +143,23 @@ class BatchBuilder:
         counts = (indices.num_tokens, indices.num_seqs, indices.max_query_len)
         return self._batch(*counts, sent[SAMPLED_ROWS], sent.get(SAMPLED_STARTS), [])
 
-    def _views_of_tokens(self, num_tokens: int) -> dict[str, torch.Tensor]:
-        return self._views(self._token_views, self._inputs.token_buffers, num_tokens)
+    def _kept_views(self, num_seqs: int) -> KeptViews:
+        """Views for steps in which each of so many sequences has one token, which are repeated."""
+        kept = self._kept.get(num_seqs)
+        if kept is None:
+            kept = self._kept[num_seqs] = self._make_views(num_seqs, num_seqs, 1)
+        return kept
 
-    def _views_of_seqs(self, num_seqs: int) -> dict[str, torch.Tensor]:
-        return self._views(self._seq_views, self._inputs.seq_buffers, num_seqs)
-
-    def _views(
-        self, known: dict[int, dict[str, torch.Tensor]], names: tuple[str, ...], number: int
-    ) -> dict[str, torch.Tensor]:
-        """The parts of buffers that a step of so many tokens or sequences fills.
-
-        Kept for each number of sequences, which decode steps repeat; not for each number of tokens in prompts.
-        """
-        views = known.get(number)
-        if views is None:
-            sizes = self._inputs.sizes(number, number)
-            views = {name: self._workspace[name][: sizes[name]] for name in names}
-            if number < len(self._starts):
-                known[number] = views
-        return views
+    def _make_views(self, num_tokens: int, num_seqs: int, max_query_len: int) -> KeptViews:
+        """The parts of the buffers that a step of so many tokens and sequences fills."""
+        sizes = self._inputs.sizes(num_tokens, num_seqs)
+        views = {name: self._workspace[name][:size] for name, size in sizes.items()}
+        return KeptViews(
+            views["token_ids"],
+            views["positions"],
+            {place: metadata_of(place, views, views, max_query_len) for place in self._places},
+            states_of(self._state_tables, views, views),
+        )
 
     def _sampled_rows(self, plan: StepPlan) -> np.ndarray:
         """Rows of the hidden states: each decoding sequence's only row, and the last row of each completed prompt."""

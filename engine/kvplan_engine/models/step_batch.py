@@ -25,6 +25,20 @@ class GraphSize:
     has_prompts: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class KeptViews:
+    """Views of the index buffers for steps in which each of so many sequences has one token.
+
+    Who builds batches keeps one for each number of sequences and hands it out with every such step, so what follows
+    from the buffers' addresses alone can be kept for as long as this is the same object.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    attention: Mapping[TablePlace, AttentionMetadata]
+    states: StateStep | None
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """Views into the workspace for T tokens of S sequences.
@@ -49,6 +63,8 @@ class StepBatch:
     """The captured step that computes it, to which its inputs are padded; None: it is launched."""
     num_filled: torch.Tensor | None = None
     """[1] int32: how many of the tokens are a sequence's, in a captured step; they come first. None: all are."""
+    views: KeptViews | None = None
+    """The kept views that this batch has; None: its own."""
 
     @property
     def num_tokens(self) -> int:

@@ -67,6 +67,7 @@ class Sampler:
         ]
         self._logits, self._raw_logprobs, self._probabilities, self._ranked, self._cumulative, self._noise = matrices
         self.mask = self._noise.view(torch.bool)[:, :vocab_size]
+        self._best = torch.empty(0, dtype=torch.int64, device=memory.device)
 
     def sample(self, logits: torch.Tensor, draws: list[Draw], stop_ids: list[frozenset[int]]) -> list[SampledToken]:
         """A token for each draw from logits [rows, vocab_size]; ``stop_ids[i]`` are excluded before min_tokens."""
@@ -84,7 +85,7 @@ class Sampler:
         if not plan.sampled:
             return SampledTokens([], np.empty(0, dtype=np.int64))
         if plan.is_plainly_greedy and not plan.needs_token_details and plan.logits_rows is None:
-            best = self.likeliest(logits).cpu().numpy()
+            best = self.likeliest(logits).cpu().numpy().copy()
             return SampledTokens(best.tolist(), best)
         rows = range(len(plan.sampled)) if plan.logits_rows is None else plan.logits_rows
         draws = [Draw(row, sequence) for row, sequence in zip(rows, plan.sampled, strict=True)]
@@ -93,8 +94,13 @@ class Sampler:
         return SampledTokens(token_ids, np.array(token_ids, dtype=np.int64), details)
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
-        """The likeliest token of each row of logits [rows, vocab_size], int64: all that greedy requests need."""
-        best = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+        """The likeliest token of each row of logits [rows, vocab_size], int64: all that greedy requests need.
+
+        Until the next call.
+        """
+        if self._best.shape[0] < logits.shape[0]:
+            self._best = self._best.new_empty(logits.shape[0])
+        best = self._best[: logits.shape[0]]
         self._ops.argmax_rows(logits, best)
         return best
 

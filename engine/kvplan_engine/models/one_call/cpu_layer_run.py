@@ -27,7 +27,7 @@ from kvplan_engine.models.kv_pool import KvPool
 from kvplan_engine.models.mixers.attention_part import AttentionPart
 from kvplan_engine.models.one_call.layer_args import all_layer_args
 from kvplan_engine.models.one_call.places import LayerPlace, set_places
-from kvplan_engine.models.step_batch import StepBatch
+from kvplan_engine.models.step_batch import KeptViews, StepBatch
 from kvplan_engine.models.step_space import StepSpace
 
 
@@ -52,6 +52,7 @@ class CpuLayerRun:
         )  # not kept: its memory is given back before a new one is had
         self._places: list[LayerPlace] = []
         self._seconds: Array[c_double] | None = None
+        self._repeated: tuple[weakref.ref[KeptViews], LayersArgs] | None = None
 
     @classmethod
     def of(
@@ -73,7 +74,23 @@ class CpuLayerRun:
         """See LayerRun.__call__."""
         if kv is not self._pool():
             self._pool, self._places = weakref.ref(kv), set_places(self._layers, self._parts, kv)
-        step = StepSpace(batch, kv, workspace)
+            self._repeated = None
+        args = self._step_args(StepSpace(batch, kv, workspace))
+        status = self._kernels.run_layers(byref(args), torch.get_num_threads())
+        if status != STATUS_OK:
+            raise_for(status, kv.of(0).num_blocks)
+
+    def _step_args(self, step: StepSpace) -> LayersArgs:
+        """The call's arguments, those of the step before where it had the same buffers and as many rows."""
+        views = step.batch.views
+        if views is None or step.batch.sampled_attention is not None or self._adapters is not None:
+            return self._make_args(step)
+        if self._repeated is None or self._repeated[0]() is not views:
+            self._repeated = weakref.ref(views), self._make_args(step)
+        return self._repeated[1]
+
+    def _make_args(self, step: StepSpace) -> LayersArgs:
+        batch, workspace = step.batch, step.workspace
         scratch = workspace["scratch"].data_ptr()
         args = LayersArgs(
             layers=cast(self._layers, POINTER(LayerArgs)),
@@ -96,9 +113,7 @@ class CpuLayerRun:
         if sampled is not None:
             args.last_attention = pointer(sampled)
             args.last_rows, args.last_hidden = batch.sampled_rows.data_ptr(), workspace["last_hidden"].data_ptr()
-        status = self._kernels.run_layers(byref(args), torch.get_num_threads())
-        if status != STATUS_OK:
-            raise_for(status, kv.of(0).num_blocks)
+        return args
 
     def _step_places(self, step: StepSpace) -> Array[LayerPlaceArgs]:
         args = (place.args(step, self._attention) for place in self._places)
@@ -106,7 +121,7 @@ class CpuLayerRun:
 
     def time_operations(self) -> None:
         """See LayerRun.time_operations."""
-        self._seconds = (c_double * len(LAYER_OPERATIONS))()
+        self._seconds, self._repeated = (c_double * len(LAYER_OPERATIONS))(), None
 
     def operation_seconds(self) -> Mapping[str, float]:
         """See LayerRun.operation_seconds."""
