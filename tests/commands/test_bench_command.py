@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kvplan import cli
+from kvplan.bench import session
 from kvplan.bench.figures import Experiment, compare
 from kvplan.bench.latency_experiments import drop_from_page_cache, measure_arrival
 from kvplan.bench.memory_experiments import measure_sharing
@@ -86,15 +87,6 @@ def test_json_of_all_experiments(config_path: Path, capsys: pytest.CaptureFixtur
     assert int(loaded[2]) in (0, 896)  # in a model this small computing may be the cheaper way
 
 
-def test_table(config_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "--model", str(config_path), "--quick", "--device", "cpu", "--only", "sharing"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "n=8 samples of one prompt"
-    (row,) = [line for line in lines if line.strip().startswith("blocks that hold")]
-    assert row.split("blocks  ")[-1].split() == ["456", "57", "8.00", "x", "(-87.5", "%)"]
-    assert any("one round" in line for line in lines)
-
-
 @pytest.mark.parametrize(("num_tokens", "num_steps"), [(208, 1), (48, 5)], ids=["whole", "in chunks"])
 def test_a_long_prompt_among_running_answers(monkeypatch: pytest.MonkeyPatch, num_tokens: int, num_steps: int) -> None:
     """Beside eight decoding sequences the prompt of 200 tokens takes one step, or five with room for 40 of it each."""
@@ -123,18 +115,35 @@ def test_a_long_prompt_among_running_answers(monkeypatch: pytest.MonkeyPatch, nu
     assert not llm.engine.has_unfinished_requests()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("output_format", ["csv", "md"])
-def test_formats(config_path: Path, capsys: pytest.CaptureFixture[str], output_format: str) -> None:
-    options = ["--quick", "--device", "cpu", "--only", "sharing", "--format", output_format]
-    assert cli.main(["bench", "--model", str(config_path), *options]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    if output_format == "csv":
-        (row,) = csv.DictReader(lines)
-        assert (row["experiment"], row["baseline_value"], row["measured_value"]) == ("sharing", "456", "57")
-    else:
-        assert lines[0] == "### n=8 samples of one prompt"
-        assert lines[2] == "|  | 8 requests | n=8 | gain |"
+def test_formats(config_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run of the command; what it measured is shown in the other format too."""
+    outcomes: list[session.BenchOutcome] = []
+    run = session.run_bench
+
+    def run_once(plan: session.BenchPlan, on_start: Any, on_result: Any) -> session.BenchOutcome:
+        if not outcomes:
+            outcomes.append(run(plan, on_start, on_result))
+        else:
+            for experiment in outcomes[0].experiments:
+                on_result(experiment)
+        return outcomes[0]
+
+    def lines_of(output_format: str) -> list[str]:
+        options = ["--quick", "--device", "cpu", "--only", "sharing", "--format", output_format]
+        assert cli.main(["bench", "--model", str(config_path), *options]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    monkeypatch.setattr(session, "run_bench", run_once)
+    (row,) = csv.DictReader(lines_of("csv"))
+    assert (row["experiment"], row["baseline_value"], row["measured_value"]) == ("sharing", "456", "57")
+    markdown = lines_of("md")
+    assert markdown[0] == "### n=8 samples of one prompt"
+    assert markdown[2] == "|  | 8 requests | n=8 | gain |"
+    table = lines_of("table")
+    assert table[0] == "n=8 samples of one prompt"
+    (cells,) = [line for line in table if line.strip().startswith("blocks that hold")]
+    assert cells.split("blocks  ")[-1].split() == ["456", "57", "8.00", "x", "(-87.5", "%)"]
+    assert any("one round" in line for line in table)
 
 
 def test_files_can_be_dropped_from_the_page_cache(tmp_path: Path) -> None:

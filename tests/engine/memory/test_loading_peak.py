@@ -12,14 +12,14 @@ from kvplan_engine.checkpoints.quantised import rounding
 from kvplan_engine.description.quantization import RECIPES
 from kvplan_engine.device.process_memory import PeakMemory
 
-HIDDEN, INNER = 1024, 2816
+HIDDEN, INNER = 768, 2304
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": HIDDEN,
     "intermediate_size": INNER,
     "num_hidden_layers": 10,
-    "num_attention_heads": 8,
+    "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "vocab_size": 1024,
     "max_position_embeddings": 128,
