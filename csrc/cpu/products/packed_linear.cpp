@@ -13,28 +13,44 @@
 namespace kvplan {
 namespace {
 
-constexpr int64_t kStepBytes = 20480;     // of a panel, a good half of the first-level cache
-constexpr int64_t kItemPanels = 8;        // a thread takes about as many at a time
-constexpr int64_t kMostWaitingTiles = 3;  // tiles of rows that wait for a step of weights rather than work on it
+constexpr int64_t kStepBytes = 20480;          // of a panel, a good half of the first-level cache
+constexpr int64_t kStreamedStepBytes = 10240;  // the same where the next step comes into that cache meanwhile
+constexpr int64_t kItemPanels = 8;             // a thread takes about as many at a time
+constexpr int64_t kMostWaitingTiles = 3;       // tiles of rows that wait for a step of weights rather than work on it
 
 template <class T>
 using Tile = void (*)(const TileStep<T>&);
 
+template <class T, int kRows, Cache kAhead, int kAheadLines>
+constexpr Tile<T> kSingleTile = run_tile<T, kRows, 1, kPanelVectors, kAhead, kAheadLines>;
+
 template <class T, Cache kAhead, int kAheadLines>
 Tile<T> single_panel_tile(int64_t rows) {
   static constexpr Tile<T> kTiles[kPanelTileRows] = {
-      run_tile<T, 1, 1, kAhead, kAheadLines>, run_tile<T, 2, 1, kAhead, kAheadLines>,
-      run_tile<T, 3, 1, kAhead, kAheadLines>, run_tile<T, 4, 1, kAhead, kAheadLines>,
-      run_tile<T, 5, 1, kAhead, kAheadLines>, run_tile<T, 6, 1, kAhead, kAheadLines>};
+      kSingleTile<T, 1, kAhead, kAheadLines>, kSingleTile<T, 2, kAhead, kAheadLines>,
+      kSingleTile<T, 3, kAhead, kAheadLines>, kSingleTile<T, 4, kAhead, kAheadLines>,
+      kSingleTile<T, 5, kAhead, kAheadLines>, kSingleTile<T, 6, kAhead, kAheadLines>};
   return kTiles[rows - 1];
 }
 
+template <class T, int kRows>
+constexpr Tile<T> kTallTile = run_tile<T, kRows, 1, kPanelVectors / 2, Cache::kFirstLevel, 2>;
+
+// Of all rows of a product of up to kTallTileRows: then each line of weights is read once, from the first-level cache,
+// where the step before has brought it. A second tile of rows would find its weights there, while the first one waits for
+// all of them.
+template <class T>
+Tile<T> streaming_tile(int64_t rows) {
+  static constexpr Tile<T> kTiles[kTallTileRows - kPanelTileRows] = {kTallTile<T, 7>, kTallTile<T, 8>, kTallTile<T, 9>,
+                                                                     kTallTile<T, 10>};
+  if (rows <= kPanelTileRows) return single_panel_tile<T, Cache::kFirstLevel, 4>(rows);
+  return kTiles[rows - kPanelTileRows - 1];
+}
+
 // The fewer tiles pass over a step of weights, the more lines of the next step each of them has to ask for, and the more
-// of them are under way at a time: the second-level cache takes more requests than the first (measured:
-// benchmarks/README.md).
+// of them are under way at a time (measured: benchmarks/README.md).
 template <class T>
 Tile<T> tile_of(int64_t rows, int64_t tiles) {
-  if (tiles == 1) return single_panel_tile<T, Cache::kSecondLevel, 4>(rows);
   if (tiles <= kMostWaitingTiles) return single_panel_tile<T, Cache::kSecondLevel, 2>(rows);
   return single_panel_tile<T, Cache::kFirstLevel, 1>(rows);
 }
@@ -42,6 +58,11 @@ Tile<T> tile_of(int64_t rows, int64_t tiles) {
 // One step of one panel for all rows, in tiles of nearly equal height.
 template <class T>
 void run_rows(const PackedProduct<T>& product, TileStep<T> step, int64_t ahead_bytes) {
+  if (product.rows <= kTallTileRows) {
+    const int64_t passes = product.rows <= kPanelTileRows ? 1 : 2;
+    step.ahead_bytes = divided_up(ahead_bytes * Inner<T>::kInputs, passes * step.depth);
+    return streaming_tile<T>(product.rows)(step);
+  }
   const int64_t tiles = divided_up(product.rows, kPanelTileRows);
   const Input<T>* x = step.x;
   float* sums = step.sums;
@@ -83,15 +104,17 @@ void multiply_unit(const PackedProduct<T>& product, int64_t panel, int64_t panel
   // inputs that belong together: where a step ends within a tile of weights, the tile is filled up with zeros
   const int64_t grain = by_tiles ? kTileInputs : Inner<T>::kInputs;
   const int64_t inputs = packed_inputs<T>(product.inputs), groups = divided_up(inputs, grain);
-  const int64_t steps = divided_up(inputs * kPanelOutputs * int64_t{sizeof(T)}, kStepBytes);
+  const bool pair_of_one_row = product.rows == 1 && panels == 2;
+  const bool together =
+      (panels == product.unit_panels || pair_of_one_row) && panels > 1 && product.rows <= 2 && !by_tiles;
+  const bool streams = product.rows <= kTallTileRows && !together && !by_tiles;
+  const int64_t step_bytes = streams ? kStreamedStepBytes : kStepBytes;
+  const int64_t steps = divided_up(inputs * kPanelOutputs * int64_t{sizeof(T)}, step_bytes);
   const T* weights = product.packed + panel * inputs * kPanelOutputs;
   TileStep<T> step{};
   step.x_stride = product.x_stride;
   step.panel_stride = inputs * kPanelOutputs;
   step.sums_stride = kPanelSums;
-  const bool pair_of_one_row = product.rows == 1 && panels == 2;
-  const bool together =
-      (panels == product.unit_panels || pair_of_one_row) && panels > 1 && product.rows <= 3 && !by_tiles;
   for (int64_t c = 0; c < (together ? 1 : panels); ++c)
     for (int64_t i = 0; i < steps; ++i) {
       const int64_t begin = groups * i / steps * grain;
@@ -104,13 +127,11 @@ void multiply_unit(const PackedProduct<T>& product, int64_t panel, int64_t panel
       if (together) {
         step.ahead = reinterpret_cast<const char*>(step.panel);
         if (pair_of_one_row) {
-          run_tile<T, 1, 2, Cache::kSecondLevel, 1>(step);
+          run_tile<T, 1, 2, kPanelVectors, Cache::kSecondLevel, 1>(step);
         } else if (product.rows == 1) {
-          run_tile<T, 1, 4, Cache::kSecondLevel, 1>(step);
+          run_tile<T, 1, 4, kPanelVectors, Cache::kSecondLevel, 1>(step);
         } else {
-          const Tile<T> tile = product.rows == 2 ? run_tile<T, 2, 2, Cache::kSecondLevel, 1>
-                                                 : run_tile<T, 3, 2, Cache::kSecondLevel, 1>;
-          tile(step);
+          run_tile<T, 2, 2, kPanelVectors, Cache::kSecondLevel, 1>(step);
         }
         continue;
       }

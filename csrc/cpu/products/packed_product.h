@@ -53,7 +53,7 @@ struct PackedProduct {
 // Panels computed in one unit: so many that few rows still keep the multipliers busy, and pairs where gate meets up.
 inline int unit_panels(bool gated, int64_t rows) {
   if (rows == 1) return 4;
-  return rows <= 3 || gated ? 2 : 1;
+  return rows == 2 || gated ? 2 : 1;
 }
 
 // Sums of `panels` (at most the unit's) panels from `panel` on, over all inputs: [panels, kMostChunkRows, kPanelOutputs].

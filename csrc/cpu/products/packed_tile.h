@@ -19,6 +19,8 @@ namespace kvplan {
 constexpr int kPanelVectors = kLanes == 8 ? 2 : 4;
 constexpr int kPanelOutputs = kPanelVectors * kLanes;
 constexpr int kPanelTileRows = 6;
+// A tall tile has more rows, and half of the vectors at a time: 10 of AVX2's registers, 20 of AVX-512's or NEON's.
+constexpr int kTallTileRows = 10;
 
 // What a kind of weight is multiplied with: the type of x, and how many inputs one step of the inner loop takes.
 template <class T>
@@ -66,25 +68,25 @@ struct TileStep {
   int64_t ahead_bytes;   // from one group of inputs to the next
 };
 
-template <int kRows, int kPanels>
-using TileSums = Floats[kRows][kPanels][kPanelVectors];
+template <int kRows, int kPanels, int kVectors = kPanelVectors>
+using TileSums = Floats[kRows][kPanels][kVectors];
 
 // sums += x * weights for one input.
-template <int kRows, int kPanels>
-KVPLAN_INLINE void add_inputs(TileSums<kRows, kPanels>& sums, const float* x, int64_t x_stride, const float* panel,
-                              int64_t panel_stride) {
-  Floats weights[kPanels][kPanelVectors];
+template <int kRows, int kPanels, int kVectors = kPanelVectors>
+KVPLAN_INLINE void add_inputs(TileSums<kRows, kPanels, kVectors>& sums, const float* x, int64_t x_stride,
+                              const float* panel, int64_t panel_stride) {
+  Floats weights[kPanels][kVectors];
 #pragma GCC unroll 4
   for (int c = 0; c < kPanels; ++c)
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanelVectors; ++v) weights[c][v] = load(panel + c * panel_stride + v * kLanes);
-#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) weights[c][v] = load(panel + c * panel_stride + v * kLanes);
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
     const Floats value = splat(x[r * x_stride]);
 #pragma GCC unroll 4
     for (int c = 0; c < kPanels; ++c)
 #pragma GCC unroll 4
-      for (int v = 0; v < kPanelVectors; ++v) sums[r][c][v] += value * weights[c][v];
+      for (int v = 0; v < kVectors; ++v) sums[r][c][v] += value * weights[c][v];
   }
 }
 
@@ -95,47 +97,47 @@ KVPLAN_INLINE Words load_words(const BFloat16* source) {
 }
 
 // The same for a pair of inputs, one after the other, widened.
-template <int kRows, int kPanels>
-KVPLAN_INLINE void add_inputs(TileSums<kRows, kPanels>& sums, const float* x, int64_t x_stride, const BFloat16* panel,
-                              int64_t panel_stride) {
+template <int kRows, int kPanels, int kVectors = kPanelVectors>
+KVPLAN_INLINE void add_inputs(TileSums<kRows, kPanels, kVectors>& sums, const float* x, int64_t x_stride,
+                              const BFloat16* panel, int64_t panel_stride) {
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
-    Floats weights[kPanels][kPanelVectors];
+    Floats weights[kPanels][kVectors];
 #pragma GCC unroll 4
     for (int c = 0; c < kPanels; ++c)
 #pragma GCC unroll 4
-      for (int v = 0; v < kPanelVectors; ++v) {
+      for (int v = 0; v < kVectors; ++v) {
         const Words words = load_words(panel + c * panel_stride + v * 2 * kLanes);
         weights[c][v] = reinterpret_cast<Floats>(half == 0 ? words << 16 : words & 0xffff0000u);
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const Floats value = splat(x[r * x_stride + half]);
 #pragma GCC unroll 4
       for (int c = 0; c < kPanels; ++c)
 #pragma GCC unroll 4
-        for (int v = 0; v < kPanelVectors; ++v) sums[r][c][v] += value * weights[c][v];
+        for (int v = 0; v < kVectors; ++v) sums[r][c][v] += value * weights[c][v];
     }
   }
 }
 
 #if KVPLAN_PAIR_DOT
 // The same by the processor's dot products of pairs, x in bfloat16 too.
-template <int kRows, int kPanels>
-KVPLAN_INLINE void add_inputs(TileSums<kRows, kPanels>& sums, const BFloat16* x, int64_t x_stride,
+template <int kRows, int kPanels, int kVectors = kPanelVectors>
+KVPLAN_INLINE void add_inputs(TileSums<kRows, kPanels, kVectors>& sums, const BFloat16* x, int64_t x_stride,
                               const BFloat16* panel, int64_t panel_stride) {
-  Pairs weights[kPanels][kPanelVectors];
+  Pairs weights[kPanels][kVectors];
 #pragma GCC unroll 4
   for (int c = 0; c < kPanels; ++c)
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanelVectors; ++v) weights[c][v] = load_pairs(panel + c * panel_stride + v * 2 * kLanes);
-#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) weights[c][v] = load_pairs(panel + c * panel_stride + v * 2 * kLanes);
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
     const Pairs value = splat_pair(x + r * x_stride);
 #pragma GCC unroll 4
     for (int c = 0; c < kPanels; ++c)
 #pragma GCC unroll 4
-      for (int v = 0; v < kPanelVectors; ++v) sums[r][c][v] = add_pairs(sums[r][c][v], value, weights[c][v]);
+      for (int v = 0; v < kVectors; ++v) sums[r][c][v] = add_pairs(sums[r][c][v], value, weights[c][v]);
   }
 }
 #endif
@@ -143,38 +145,43 @@ KVPLAN_INLINE void add_inputs(TileSums<kRows, kPanels>& sums, const BFloat16* x,
 // Where memory that is needed soon goes: the numbers of __builtin_prefetch.
 enum class Cache { kSecondLevel = 2, kFirstLevel = 3 };
 
-// sums[c][r] (+)= x[r] . panel[c]. The order of additions along the inputs is the same for every kRows and kPanels, so a
-// row's result does not depend on the batch it is computed in. With every group of inputs kAheadLines cache lines are
-// prefetched: a line that nobody asks for in time is waited for, which no other row's work hides.
-template <class T, int kRows, int kPanels, Cache kAhead, int kAheadLines>
+// sums[c][r] (+)= x[r] . panel[c], some kVectors of the panel's vectors after the others. The order of additions along the
+// inputs is the same for every kRows, kPanels and kVectors, so a row's result does not depend on the batch it is computed
+// in. With every group of inputs kAheadLines cache lines are prefetched: a line that nobody asks for in time is waited for,
+// which no other row's work hides.
+template <class T, int kRows, int kPanels, int kVectors, Cache kAhead, int kAheadLines>
 void run_tile(const TileStep<T>& step) {
   constexpr int kInputs = Inner<T>::kInputs;
-  TileSums<kRows, kPanels> sums;
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-    for (int c = 0; c < kPanels; ++c)
-#pragma GCC unroll 4
-      for (int v = 0; v < kPanelVectors; ++v)
-        sums[r][c][v] = step.starts ? Floats{} : load(step.sums + c * step.sums_stride + r * kPanelOutputs + v * kLanes);
-  const typename Inner<T>::Input* x = step.x;
-  const T* panel = step.panel;
   const char* ahead = step.ahead;
-  for (int64_t k = 0; k < step.depth; k += kInputs) {
+  // one loop for all vectors: the processor's own prefetching knows a run of memory by the instruction that reads it
+  for (int first = 0; first < kPanelVectors; first += kVectors) {
+    TileSums<kRows, kPanels, kVectors> sums;
+    float* target = step.sums + first * kLanes;
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-    for (int line = 0; line < kAheadLines; ++line) __builtin_prefetch(ahead + line * 64, 0, static_cast<int>(kAhead));
-    add_inputs<kRows, kPanels>(sums, x, step.x_stride, panel, step.panel_stride);
-    x += kInputs;
-    panel += kInputs * kPanelOutputs;
-    ahead += step.ahead_bytes;
+      for (int c = 0; c < kPanels; ++c)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v)
+          sums[r][c][v] = step.starts ? Floats{} : load(target + c * step.sums_stride + r * kPanelOutputs + v * kLanes);
+    const typename Inner<T>::Input* x = step.x;
+    const T* panel = step.panel + first * kLanes * kInputs;
+    for (int64_t k = 0; k < step.depth; k += kInputs) {
+#pragma GCC unroll 4
+      for (int line = 0; line < kAheadLines; ++line) __builtin_prefetch(ahead + line * 64, 0, static_cast<int>(kAhead));
+      add_inputs<kRows, kPanels, kVectors>(sums, x, step.x_stride, panel, step.panel_stride);
+      x += kInputs;
+      panel += kInputs * kPanelOutputs;
+      ahead += step.ahead_bytes;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+      for (int c = 0; c < kPanels; ++c)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v)
+          store(target + c * step.sums_stride + r * kPanelOutputs + v * kLanes, sums[r][c][v]);
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-    for (int c = 0; c < kPanels; ++c)
-#pragma GCC unroll 4
-      for (int v = 0; v < kPanelVectors; ++v)
-        store(step.sums + c * step.sums_stride + r * kPanelOutputs + v * kLanes, sums[r][c][v]);
 }
 
 }  // namespace kvplan

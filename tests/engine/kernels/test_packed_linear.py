@@ -53,7 +53,7 @@ def _result(packed: PackedWeight, x: torch.Tensor) -> torch.Tensor:
 def test_equals_the_definition(
     kernels: CpuKernels, inputs: int, outputs: int, activation: str | None, dtype: torch.dtype
 ) -> None:
-    for rows in (1, 2, 3, 4, 5, 6, 7, 13, 70):
+    for rows in (1, 2, 3, 4, 5, 6, 7, 10, 13, 70):
         x, weight, bias = _operands(rows, inputs, outputs, dtype)
         result = _result(PackedWeight(kernels, weight, bias, activation), x)
         want = _definition(x, weight, bias, activation)
@@ -79,7 +79,7 @@ def test_a_row_does_not_depend_on_its_batch(kernels: CpuKernels, inputs: int, ou
     x, weight, bias = _operands(401, inputs, outputs, dtype)
     packed = PackedWeight(kernels, weight, bias, "gelu_new")
     all_rows = _result(packed, x)
-    for count in (1, 2, 3, 5, 8, 64, 200):
+    for count in (1, 2, 3, 5, 7, 8, 10, 11, 64, 200):
         assert torch.equal(_result(packed, x[401 - count :]), all_rows[401 - count :]), count
 
 
