@@ -140,6 +140,7 @@ def test_explain_shows_every_formula_and_every_assumption(capsys):
         "Assumptions:",
     ):
         assert line in text, line
+    assert "\n\n\n" not in text
 
 
 @pytest.mark.parametrize("form", ["csv", "md", "table", "json"])

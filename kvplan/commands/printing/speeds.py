@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text
+from kvplan.commands.printing.render import print_sentence
 from kvplan.estimate.answer import Estimate
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
 from kvplan.estimate.speed.latency import Range, ServingSpeed
@@ -11,14 +12,15 @@ from kvplan.estimate.speed.queues import Queues
 
 def print_speeds(answer: Estimate, *, explain: bool) -> None:
     """Of devices that were measured; with ``explain`` also those by data sheet, and what their steps consist of."""
-    for speed in answer.speeds:
-        if speed is None or not (explain or speed.note is not None):
-            continue
+    shown = [speed for speed in answer.speeds if speed is not None and (explain or speed.note is not None)]
+    for number, speed in enumerate(shown):
+        if explain and number > 0:
+            print()
         for line in _lines(speed):
-            print(line)
+            text = line.lstrip()
+            print_sentence(text, indent=" " * (len(line) - len(text)))
         if explain:
             print_steps(speed.gpu, speed.explained_steps())
-            print()
 
 
 def _lines(speed: DeploymentSpeed) -> list[str]:
