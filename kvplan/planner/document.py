@@ -11,6 +11,7 @@ from kvplan.planner.deployment import Deployment, Miss
 from kvplan.planner.fixes import Fix
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
+from kvplan.planner.left_out import left_out
 from kvplan.planner.queues import MOST_PLAYED, queues_of
 from kvplan.planner.request import Workload
 from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
@@ -65,6 +66,7 @@ def plan_document(plan: Plan, fix: Fix | None = None) -> dict[str, Any]:
             deployment_document(each.deployment, plan.spec.id, plan.rule) | {"caveats": list(each.caveats)}
             for each in plan.alternatives
         ],
+        "left_out": dict(left_out(plan)),
         "nearest_miss": None if plan.nearest_miss is None else miss_document(plan.nearest_miss),
         "fix": None
         if fix is None

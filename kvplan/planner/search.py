@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplan.catalog.devices.gpus import GpuProfile
@@ -37,7 +37,8 @@ class Alternative:
 class Plan:
     """The answer: deployments best first, in the formats asked for; ``alternatives`` in others.
 
-    ``too_dear``: the cheapest that serves, where none does within the budget.
+    ``too_dear``: the cheapest that serves, where none does within the budget. ``over_budget``: ids of GPUs that would
+    serve it for more. ``refusals``: by GPU id, why the engine does not run there.
     """
 
     spec: ModelSpec
@@ -47,6 +48,8 @@ class Plan:
     alternatives: tuple[Alternative, ...]
     misses: tuple[Miss, ...]
     too_dear: Deployment | None
+    over_budget: frozenset[str]
+    refusals: Mapping[str, KvplanError]
     rule: RuleOfThumb | None
     num_tried: int
 
@@ -65,7 +68,7 @@ def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles 
     found = search(trial, asked, budget=None)
     if not found.deployments and not found.misses:
         raise (
-            trial.refusals[0]
+            next(iter(trial.refusals.values()))
             if trial.refusals
             else KvplanError(
                 f"{spec.id} cannot be divided over the GPUs of this plan.", hint="allow other GPUs, or raise --max-gpus"
@@ -81,6 +84,8 @@ def make_plan(spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles 
         alternatives=_alternatives(spec, affordable, in_others.deployments, others),
         misses=found.misses,
         too_dear=_cheapest(found.deployments) if not affordable else None,
+        over_budget=frozenset(each.choice.gpu.id for each in found.deployments),
+        refusals=trial.refusals,
         rule=rule_of_thumb(spec, request, trial.workload),
         num_tried=found.num_tried + in_others.num_tried,
     )

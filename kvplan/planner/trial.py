@@ -45,7 +45,8 @@ class Trial:
     memo: Memo = field(default_factory=dict)
     works: dict[tuple[object, ...], tuple[ModelWork, int]] = field(default_factory=dict)
     speeds: dict[tuple[str, str], DeviceSpeed | None] = field(default_factory=dict)
-    refusals: list[KvplanError] = field(default_factory=list)
+    refusals: dict[str, KvplanError] = field(default_factory=dict)
+    """The first of each GPU, by its id."""
     predictions: dict[tuple[object, ...], VllmPrediction] = field(default_factory=dict)
     models: dict[tuple[object, ...], SpeedModel] = field(default_factory=dict)
     tried_layouts: dict[tuple[object, ...], tuple[ParallelLayout, ...]] = field(default_factory=dict)
@@ -72,7 +73,7 @@ class Trial:
         try:
             check_kernels(formats, gpu, self.request.engine.version)
         except KvplanError as error:
-            self.refusals.append(error)
+            self.refusals.setdefault(gpu.id, error)
             return True
         return False
 
@@ -105,7 +106,7 @@ def try_choice(trial: Trial, choice: Choice) -> list[Deployment] | Miss | None:
             return first
         fewest = _fewest(most, lambda count: isinstance(attempt(count), Deployment))
     except KvplanError as error:
-        trial.refusals.append(error)
+        trial.refusals.setdefault(choice.gpu.id, error)
         return None
     if fewest is None:
         last = attempt(most)

@@ -373,3 +373,15 @@ def test_a_pool_that_only_just_holds_the_load_is_not_sure() -> None:
     assert not best.slo.sure and 0.4 < best.slo.share < 0.95
     less = plan("h100", num_users=round(0.9 * most), max_gpus=1)
     assert less.deployments[0].slo.sure
+
+
+def test_a_gpu_without_a_deployment_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "plan llama-3.1-8b --users 40 --ctx-avg 8k --gpu l4 h100-sxm v100-32gb --max-gpus 1 --quantization fp8"
+    code, out, _ = run(asked, capsys)
+    assert code == 0
+    assert "not on l4: nearest l4. 1 instance of l4 holds 11 sequences of 8,192 tokens at once; 40 are needed." in out
+    assert "not on v100-32gb: vLLM has no kernels for fp8 weights" in out and "not on h100-sxm" not in out
+    document = json.loads(run(f"{asked} --json", capsys)[1])
+    assert list(document["left_out"]) == ["l4", "v100-32gb"]
+    _, cheap, _ = run("plan llama-3.1-8b --users 4 --ctx-avg 8k --gpu l40s b200 --budget 3", capsys)
+    assert "not on b200: what serves the load costs more than $3.00 per hour" in cheap

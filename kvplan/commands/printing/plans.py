@@ -22,6 +22,7 @@ from kvplan.planner.fixes import Fix
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
+from kvplan.planner.left_out import left_out
 from kvplan.planner.queues import explained_steps, first_within_tails, queues_of
 from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.planner.search import Alternative, Plan
@@ -30,6 +31,8 @@ from kvplan.units import format_bytes, format_gib, plural
 
 _SHOWN = 10
 _MOST_PROCESSES = 8
+_MOST_NAMED = 6
+"""GPUs that somebody names, of each of which the answer says what became of it."""
 
 
 def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | None, *, explain: bool = False) -> None:
@@ -111,6 +114,9 @@ def _print_plan(found: Plan) -> None:
     _print_alternatives(found.alternatives, found.rule, bool(found.deployments))
     if not found.deployments:
         return
+    if len(found.request.gpus) <= _MOST_NAMED:
+        for gpu_id, sentence in left_out(found).items():
+            print_sentence(f"not on {gpu_id}: {sentence}")
     shown = [*_shown(found), *(each.deployment for each in found.alternatives)]
     print()
     print_sentence(f"{_origin_sentence(shown)} {load_assumption(found)}")

@@ -1,0 +1,25 @@
+"""Why a GPU that was asked for is in none of a plan's deployments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.planner.search import Plan, nearest
+
+
+def left_out(plan: Plan) -> Mapping[str, str]:
+    """By GPU id, a sentence for each GPU of the request without a deployment in the formats that were asked for."""
+    served = {deployment.choice.gpu.id for deployment in plan.deployments}
+    return {gpu.id: _why(plan, gpu) for gpu in plan.request.gpus if gpu.id not in served}
+
+
+def _why(plan: Plan, gpu: GpuProfile) -> str:
+    if gpu.id in plan.over_budget:
+        return f"what serves the load costs more than ${plan.request.usd_per_hour:,.2f} per hour, or has no price."
+    misses = [miss for miss in plan.misses if miss.choice.gpu.id == gpu.id]
+    if misses:
+        miss = nearest(misses)
+        return f"nearest {miss.name}. {miss.sentence}"
+    refusal = plan.refusals.get(gpu.id)
+    return str(refusal) if refusal is not None else "the model cannot be divided over so few of them."
