@@ -8,9 +8,9 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from multiprocessing import get_context
 
-from kvplan_engine.kernels.cuda.cache import cached_image, image_path
-from kvplan_engine.kernels.cuda.nvrtc import Nvrtc, load_nvrtc
-from kvplan_engine.kernels.cuda.variants import KernelVariant
+from kvplan_engine.kernels.cuda.launching.cache import cached_image, image_path
+from kvplan_engine.kernels.cuda.launching.nvrtc import Nvrtc, load_nvrtc
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
 
 _MOST_PROCESSES = 8
 

@@ -23,12 +23,12 @@ from kvplan_engine.attention import cuda_shared
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import uniform_cache
 from kvplan_engine.kernels import torch_ops
-from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch
-from kvplan_engine.kernels.cuda.attention_shape import AttentionShape
-from kvplan_engine.kernels.cuda.driver import current_runtime, torch_cuda_major
+from kvplan_engine.kernels.cuda.attention.launches import decode_launch, prefill_launch
+from kvplan_engine.kernels.cuda.attention.shape import AttentionShape
+from kvplan_engine.kernels.cuda.launching.driver import current_runtime, torch_cuda_major
+from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
 from kvplan_engine.kernels.cuda.ops import CudaOps
-from kvplan_engine.kernels.cuda.runtime import DeviceProperties
-from kvplan_engine.kernels.cuda.variants import KernelVariant
 
 pytestmark = [
     pytest.mark.gpu,

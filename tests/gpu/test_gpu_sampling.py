@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine" / "cuda"))
 from draw_twin import distances, limit, waits, winner
 from test_cuda_sampling import EXACT_CASES, NARROWED, rows_of, weighted
 
-from kvplan_engine.kernels.cuda.driver import current_runtime
+from kvplan_engine.kernels.cuda.launching.driver import current_runtime
 from kvplan_engine.kernels.cuda.sampling import CudaDraws, StepTokens
 
 pytestmark = [

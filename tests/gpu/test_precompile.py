@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from precompile import precompile
 
-from kvplan_engine.kernels.cuda.cache import cached_image
-from kvplan_engine.kernels.cuda.nvrtc import load_nvrtc
-from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
+from kvplan_engine.kernels.cuda.launching.cache import cached_image
+from kvplan_engine.kernels.cuda.launching.nvrtc import load_nvrtc
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
 
 
 @pytest.mark.slow

@@ -145,9 +145,9 @@ def main(architecture: str) -> None:
     import torch
     from kernel_matrix import LLAMA, LLAMA_GATED, LLAMA_PLAIN, properties_of
 
-    from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch, short_prefill_launch
-    from kvplan_engine.kernels.cuda.nvrtc import load_nvrtc
-    from kvplan_engine.kernels.cuda.skinny_launch import skinny_launch
+    from kvplan_engine.kernels.cuda.attention.launches import decode_launch, prefill_launch, short_prefill_launch
+    from kvplan_engine.kernels.cuda.launching.nvrtc import load_nvrtc
+    from kvplan_engine.kernels.cuda.products.skinny_launch import skinny_launch
 
     nvrtc = load_nvrtc()
     number = int(architecture.removeprefix("sm_").rstrip("a"))

@@ -17,13 +17,13 @@ from kvplan_engine.attention.layer_cache import LayerCache
 from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.arguments import check_rotation, check_vector
-from kvplan_engine.kernels.cuda.attention_shape import AttentionShape, PrefillLaunch
+from kvplan_engine.kernels.cuda.attention.shape import AttentionShape, PrefillLaunch
 from kvplan_engine.kernels.cuda.checks import check_heads, check_rotary_table
-from kvplan_engine.kernels.cuda.params import AttentionParams, PrefillWgmmaParams, TensorMap, WriteParams
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.launching.tensor_map import BoxedTensor, boxed_pages
+from kvplan_engine.kernels.cuda.launching.variants import write_variant
+from kvplan_engine.kernels.cuda.params.common import AttentionParams, PrefillWgmmaParams, TensorMap, WriteParams
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
-from kvplan_engine.kernels.cuda.tensor_map import BoxedTensor, boxed_pages
-from kvplan_engine.kernels.cuda.variants import write_variant
 
 _WRITE_THREADS = 128
 _MOST_MAPS = 4096  # of keys and values: more than any model has layers

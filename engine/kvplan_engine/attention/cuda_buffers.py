@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvplan_engine.kernels.attention_parts import PARTS_BYTES
-from kvplan_engine.kernels.cuda.attention_shape import AttentionShape, DecodeLaunch, PrefillLaunch
+from kvplan_engine.kernels.cuda.attention.shape import AttentionShape, DecodeLaunch, PrefillLaunch
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 
 

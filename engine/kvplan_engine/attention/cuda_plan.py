@@ -13,13 +13,13 @@ import torch
 from kvplan_engine.attention.cuda_buffers import Buffers
 from kvplan_engine.attention.cuda_shared import PLAN_SHARED, PLAN_THREADS, SharedWork, plan_shared, shared_work
 from kvplan_engine.attention.metadata import AttentionMetadata
-from kvplan_engine.kernels.cuda.attention import (
+from kvplan_engine.kernels.cuda.attention.launches import (
     decode_launch,
     prefill_launch,
     shared_prefill_launch,
     short_prefill_launch,
 )
-from kvplan_engine.kernels.cuda.attention_shape import (
+from kvplan_engine.kernels.cuda.attention.shape import (
     CHUNK_MULTIPLE,
     MIN_CHUNK,
     MIN_PART,
@@ -27,10 +27,10 @@ from kvplan_engine.kernels.cuda.attention_shape import (
     DecodeLaunch,
     PrefillLaunch,
 )
-from kvplan_engine.kernels.cuda.params import PlanParams
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
+from kvplan_engine.kernels.cuda.params.common import PlanParams
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
-from kvplan_engine.kernels.cuda.variants import KernelVariant
 
 _PLAN = KernelVariant("attention/plan/plan.cu", "plan_attention")
 _DECODE_ITEM_INTS = 8

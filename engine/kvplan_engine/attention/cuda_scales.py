@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvplan_engine.attention.layer_cache import LayerCache
 from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES
-from kvplan_engine.kernels.cuda.variants import CudaKernelError
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError
 
 
 def check_scales(cache: LayerCache) -> None:

@@ -8,16 +8,16 @@ import torch
 
 from kvplan_engine.attention.cuda_buffers import Buffers
 from kvplan_engine.attention.metadata import AttentionMetadata
-from kvplan_engine.kernels.cuda.attention_shape import (
+from kvplan_engine.kernels.cuda.attention.shape import (
     CHUNK_MULTIPLE,
     MIN_PART,
     MIN_SHARED,
     AttentionShape,
     PrefillLaunch,
 )
-from kvplan_engine.kernels.cuda.params import PlanParams
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
-from kvplan_engine.kernels.cuda.variants import KernelVariant
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
+from kvplan_engine.kernels.cuda.params.common import PlanParams
 
 PLAN_SHARED = KernelVariant("attention/plan/shared_prefix.cu", "plan_shared_prefixes")
 PLAN_THREADS = 256

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from kvplan_engine.errors import EngineError
-from kvplan_engine.kernels.cuda.driver import current_runtime, load_driver
-from kvplan_engine.kernels.cuda.variants import CudaKernelError
+from kvplan_engine.kernels.cuda.launching.driver import current_runtime, load_driver
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import torch
 
 from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.description.feed_forward import Mixture
-from kvplan_engine.kernels.cuda.mixture import CudaMixture
-from kvplan_engine.kernels.cuda.mixture_launch import computes_mixture
-from kvplan_engine.kernels.cuda.mixture_memory import MixtureMemory
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.mixtures.launch import computes_mixture
+from kvplan_engine.kernels.cuda.mixtures.memory import MixtureMemory
+from kvplan_engine.kernels.cuda.mixtures.mixture import CudaMixture
 from kvplan_engine.layers.mixture import MixtureRoom, mixture_weights
 
 

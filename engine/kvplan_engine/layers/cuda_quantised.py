@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kvplan_engine.kernels.cuda.quantised import CudaQuantised
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.products.quantised import CudaQuantised
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.layers.projection import Projection, StoredWeight
 from kvplan_engine.layers.quantised_linear import StackedLinear, WidenedRowsLinear, with_biases

@@ -27,12 +27,12 @@ from kvplan_engine.kernels.cpu import lora
 from kvplan_engine.kernels.cpu import ops as cpu_ops
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, CpuKernels, cpu_kernels, load_kernels
 from kvplan_engine.kernels.cpu.states import CpuStates
-from kvplan_engine.kernels.cuda.driver import current_runtime
-from kvplan_engine.kernels.cuda.lora import CudaLora
+from kvplan_engine.kernels.cuda.launching.driver import current_runtime
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.products.lora import CudaLora
 from kvplan_engine.kernels.cuda.sampling import CudaDraws
-from kvplan_engine.kernels.cuda.states import CudaStates
+from kvplan_engine.kernels.cuda.states.ops import CudaStates
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.layers.cuda_mixture import CudaMixtures
 from kvplan_engine.layers.cuda_quantised import CudaQuantisedWeights

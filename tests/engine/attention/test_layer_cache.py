@@ -15,7 +15,7 @@ from kvplan_engine.attention.layer_cache import LayerCache, TablePlace, uniform_
 from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels.cpu.library import load_kernels
-from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
 
 LENGTHS = [(1, 200), (1, 17), (5, 40), (30, 30), (1, 1)]
 

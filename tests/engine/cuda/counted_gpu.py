@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kvplan_engine import Engine
-from kvplan_engine.kernels.cuda.runtime import Kernel
-from kvplan_engine.kernels.cuda.variants import KernelVariant
+from kvplan_engine.kernels.cuda.launching.runtime import Kernel
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")
 _READS = frozenset({torch.Tensor.tolist, torch.Tensor.cpu})

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvplan_engine import Engine
 from kvplan_engine.execution import starting
-from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
-from kvplan_engine.kernels.cuda.runtime import Kernel
-from kvplan_engine.kernels.cuda.variants import KernelVariant
+from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.runtime import Kernel
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
 from kvplan_engine.models import loaded_model
 from kvplan_engine.models.device_kernels import DeviceKernels, cuda_kernels
 

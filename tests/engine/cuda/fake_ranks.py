@@ -24,8 +24,8 @@ from kvplan_engine.device import collectives
 from kvplan_engine.execution import starting
 from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.execution.ranks import following, group
-from kvplan_engine.kernels.cuda.runtime import Kernel
-from kvplan_engine.kernels.cuda.variants import KernelVariant
+from kvplan_engine.kernels.cuda.launching.runtime import Kernel
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
 from kvplan_engine.models import loaded_model
 from kvplan_engine.models.device_kernels import cuda_kernels
 

@@ -12,17 +12,17 @@ from pathlib import Path
 import torch
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp
-from kvplan_engine.kernels.cuda.attention import (
+from kvplan_engine.kernels.cuda.attention.launches import (
     decode_launch,
     prefill_launch,
     shared_prefill_launch,
     short_prefill_launch,
 )
-from kvplan_engine.kernels.cuda.attention_shape import HEAD_SIZES, AttentionShape
-from kvplan_engine.kernels.cuda.emulation import EMULATED_PROPERTIES
-from kvplan_engine.kernels.cuda.float8 import quantise_variant
-from kvplan_engine.kernels.cuda.lora import expand_variant, shrink_variant
-from kvplan_engine.kernels.cuda.mixture_launch import (
+from kvplan_engine.kernels.cuda.attention.shape import HEAD_SIZES, AttentionShape
+from kvplan_engine.kernels.cuda.launching.emulation import EMULATED_PROPERTIES
+from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant, variant, write_variant
+from kvplan_engine.kernels.cuda.mixtures.launch import (
     ProductShape,
     product_launch,
     product_rows,
@@ -30,18 +30,18 @@ from kvplan_engine.kernels.cuda.mixture_launch import (
     sort_variant,
     sum_variant,
 )
-from kvplan_engine.kernels.cuda.quantised_launch import WeightShape, quantised_launch, widen_variant
-from kvplan_engine.kernels.cuda.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.products.float8 import quantise_variant
+from kvplan_engine.kernels.cuda.products.lora import expand_variant, shrink_variant
+from kvplan_engine.kernels.cuda.products.quantised_launch import WeightShape, quantised_launch, widen_variant
+from kvplan_engine.kernels.cuda.products.skinny_launch import SkinnyShape, skinny_launch
 from kvplan_engine.kernels.cuda.sampling import sample_variant
-from kvplan_engine.kernels.cuda.skinny_launch import SkinnyShape, skinny_launch
-from kvplan_engine.kernels.cuda.state_launch import (
+from kvplan_engine.kernels.cuda.states.launch import (
     convolution_variant,
     delta_variant,
     gate_variant,
     mamba1_variant,
     mamba2_variant,
 )
-from kvplan_engine.kernels.cuda.variants import KernelVariant, variant, write_variant
 from kvplan_engine.kernels.states.delta import DeltaRule
 from kvplan_engine.kernels.states.gating import Gating
 from kvplan_engine.paths import source_dir

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kvplan_engine import Engine
-from kvplan_engine.kernels.cuda.runtime import Kernel
-from kvplan_engine.kernels.cuda.variants import KernelVariant
+from kvplan_engine.kernels.cuda.launching.runtime import Kernel
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
 
 
 class _LateRuntime(RecordingRuntime):

@@ -16,7 +16,7 @@ from kvplan_engine.device import device as device_module
 from kvplan_engine.device.cuda import open_cuda
 from kvplan_engine.device.cuda_absence import refuse_unusable_gpu, why_no_gpu
 from kvplan_engine.device.device import open_device
-from kvplan_engine.kernels.cuda.variants import CudaKernelError
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError
 
 
 class Machine:

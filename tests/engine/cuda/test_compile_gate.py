@@ -28,8 +28,8 @@ from kernel_matrix import (
     parse_resources,
 )
 
-from kvplan_engine.kernels.cuda.nvrtc import Nvrtc, load_nvrtc
-from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
+from kvplan_engine.kernels.cuda.launching.nvrtc import Nvrtc, load_nvrtc
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
 from kvplan_engine.paths import source_dir
 
 RECORD = source_dir() / "cuda" / "resources.json"

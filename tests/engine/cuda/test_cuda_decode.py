@@ -9,7 +9,7 @@ import torch
 from cuda_cases import SENTINEL, AttentionCase, attend, build_batch, largest_error, tolerance
 
 from kvplan_engine.attention.cuda import CudaBackend
-from kvplan_engine.kernels.cuda.emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
 
 F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
 SHUFFLED = 7

@@ -13,8 +13,8 @@ from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import LayerCache
 from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
-from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
-from kvplan_engine.kernels.cuda.variants import CudaKernelError
+from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import torch
 
 from kvplan_engine.adapters.step_rows import StepRows
 from kvplan_engine.kernels import lora
-from kvplan_engine.kernels.cuda.emulation import BACKWARD, EmulatedRuntime
-from kvplan_engine.kernels.cuda.lora import CudaLora
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.products.lora import CudaLora
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.lora import LoraRows, LoraWeights
 

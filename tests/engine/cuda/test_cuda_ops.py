@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvplan_engine.kernels import torch_ops
-from kvplan_engine.kernels.cuda.emulation import BACKWARD, EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EmulatedRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.input_rows import InputRows
 

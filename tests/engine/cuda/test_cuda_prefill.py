@@ -10,7 +10,7 @@ from cuda_cases import AttentionCase, attend, build_batch, largest_error, tolera
 
 from kvplan_engine.attention import cuda_plan
 from kvplan_engine.attention.cuda import CudaBackend
-from kvplan_engine.kernels.cuda.emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 
 F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn

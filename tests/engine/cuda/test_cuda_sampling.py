@@ -15,7 +15,7 @@ from sampling_cases import ANSWER, CASES, PROMPT, VOCAB, exact, misfit, some_log
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.block_table import BlockTable
 from kvplan_engine.blocks.layout import uniform_layout
-from kvplan_engine.kernels.cuda.emulation import BACKWARD, EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EmulatedRuntime
 from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, MOST_TIMES, CudaDraws, StepTokens
 from kvplan_engine.requests.request import Request, Sequence
 from kvplan_engine.requests.sampling_params import SamplingParams

@@ -15,7 +15,7 @@ from fake_gpu import FakeGpu, take_gpu
 from kvplan_engine import LLM, SamplingParams
 from kvplan_engine.attention import cuda_shared
 from kvplan_engine.attention.cuda import CudaBackend
-from kvplan_engine.kernels.cuda.emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
 
 F16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 SHUFFLED = 7

@@ -10,10 +10,10 @@ from kernel_matrix import properties_of
 from torch.nn import functional
 
 from kvplan_engine.checkpoints.weights import Weights
-from kvplan_engine.kernels.cuda.emulation import BACKWARD, EMULATED_PROPERTIES, EmulatedRuntime
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
-from kvplan_engine.kernels.cuda.skinny import CudaSkinny
-from kvplan_engine.kernels.cuda.skinny_launch import ACTIVATIONS, MOST_ROWS, SkinnyShape, skinny_launch
+from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EMULATED_PROPERTIES, EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.products.skinny import CudaSkinny
+from kvplan_engine.kernels.cuda.products.skinny_launch import ACTIVATIONS, MOST_ROWS, SkinnyShape, skinny_launch
 from kvplan_engine.layers.cuda_skinny import SkinnyWeights
 from kvplan_engine.layers.projection import StoredWeight
 

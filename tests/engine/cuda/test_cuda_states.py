@@ -8,9 +8,9 @@ import pytest
 import torch
 from state_cases import LENGTHS, StateCase, assert_only_rows_changed, random_rows, rows_of_sequences, state_case
 
-from kvplan_engine.kernels.cuda.emulation import BACKWARD, EmulatedRuntime
-from kvplan_engine.kernels.cuda.states import CudaStates
-from kvplan_engine.kernels.cuda.variants import CudaKernelError
+from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError
+from kvplan_engine.kernels.cuda.states.ops import CudaStates
 from kvplan_engine.kernels.states.convolution import make_convolution
 from kvplan_engine.kernels.states.delta import DeltaRule, DeltaTokens
 from kvplan_engine.kernels.states.gating import Gating

@@ -14,12 +14,12 @@ from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import LayerCache, latent_cache
 from kvplan_engine.attention.metadata import AttentionMetadata, KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
-from kvplan_engine.kernels.cuda.attention import decode_launch, prefill_launch
-from kvplan_engine.kernels.cuda.attention_shape import AttentionShape
-from kvplan_engine.kernels.cuda.emulation import BACKWARD, EMULATED_PROPERTIES, EmulatedRuntime
+from kvplan_engine.kernels.cuda.attention.launches import decode_launch, prefill_launch
+from kvplan_engine.kernels.cuda.attention.shape import AttentionShape
+from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EMULATED_PROPERTIES, EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
-from kvplan_engine.kernels.cuda.variants import CudaKernelError
 from kvplan_engine.kernels.torch_ops import rope_inplace
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16

@@ -11,7 +11,7 @@ from kvplan_engine.attention.layer_cache import uniform_cache
 from kvplan_engine.attention.metadata import KvSlots
 from kvplan_engine.attention.reference import ReferenceBackend
 from kvplan_engine.kernels import torch_ops
-from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
 
 F32, F16, BF16, FP8 = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn
 NUM_BLOCKS, NUM_LAYERS, NUM_TOKENS, MAX_POSITION = 6, 3, 9, 40

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvplan_engine.kernels.cuda.emulation import BACKWARD, FORWARD, EmulatedRuntime
-from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
+from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, FORWARD, EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
 from kvplan_engine.paths import source_dir
 
 FAULTY = """

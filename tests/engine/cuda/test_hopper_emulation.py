@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvplan_engine.kernels.cuda.emulation import BACKWARD, FORWARD, EmulatedRuntime
-from kvplan_engine.kernels.cuda.params import TensorMap
-from kvplan_engine.kernels.cuda.tensor_map import boxed_pages
-from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
+from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, FORWARD, EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.tensor_map import boxed_pages
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
+from kvplan_engine.kernels.cuda.params.common import TensorMap
 from kvplan_engine.paths import source_dir
 
 BF16 = torch.bfloat16

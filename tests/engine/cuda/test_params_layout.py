@@ -11,10 +11,12 @@ import torch
 from kernel_matrix import every_kernel
 
 from kvplan_engine.kernels.build import find_compiler
-from kvplan_engine.kernels.cuda import draw_params, part_params, product_params
-from kvplan_engine.kernels.cuda import params as cuda_params
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
+from kvplan_engine.kernels.cuda.params import common as cuda_params
+from kvplan_engine.kernels.cuda.params import draws as draw_params
+from kvplan_engine.kernels.cuda.params import parts as part_params
+from kvplan_engine.kernels.cuda.params import products as product_params
 from kvplan_engine.kernels.cuda.sampling import sample_variant
-from kvplan_engine.kernels.cuda.variants import KernelVariant
 from kvplan_engine.paths import source_dir
 
 STRUCTURE_OF_SOURCE = {

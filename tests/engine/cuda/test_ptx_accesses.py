@@ -11,10 +11,10 @@ import pytest
 import torch
 from kernel_matrix import LLAMA, LLAMA_GATED, LLAMA_PLAIN, properties_of
 
-from kvplan_engine.kernels.cuda.attention import prefill_launch
-from kvplan_engine.kernels.cuda.nvrtc import load_nvrtc
-from kvplan_engine.kernels.cuda.skinny_launch import SkinnyShape, skinny_launch
-from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, variant, write_variant
+from kvplan_engine.kernels.cuda.attention.launches import prefill_launch
+from kvplan_engine.kernels.cuda.launching.nvrtc import load_nvrtc
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant, variant, write_variant
+from kvplan_engine.kernels.cuda.products.skinny_launch import SkinnyShape, skinny_launch
 
 BF16, F16 = torch.bfloat16, torch.float16
 NORM = {"width": 4096, "threads": 512, "delta": 1, "vectors": 1}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvplan_engine.kernels.build import find_compiler
-from kvplan_engine.kernels.cuda.variants import source_digest, with_includes
+from kvplan_engine.kernels.cuda.launching.variants import source_digest, with_includes
 from kvplan_engine.paths import source_dir
 
 SOURCES = sorted((source_dir() / "cuda").rglob("*.cu"))

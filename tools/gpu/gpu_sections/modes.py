@@ -18,7 +18,7 @@ from gpu_sections.engine import (
 )
 from gpu_sections.support import Bench, Row
 from kvplan_engine import Engine, SamplingParams
-from kvplan_engine.kernels.cuda.skinny_launch import MOST_ROWS
+from kvplan_engine.kernels.cuda.products.skinny_launch import MOST_ROWS
 
 RANDOM = {
     "temperature": {"temperature": 0.8},

@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import linear
 
 from gpu_sections.support import Bench, Row
-from kvplan_engine.kernels.cuda.skinny import CudaSkinny
-from kvplan_engine.kernels.cuda.skinny_launch import ACTIVATIONS, MOST_ROWS, multiplies_few_rows
+from kvplan_engine.kernels.cuda.products.skinny import CudaSkinny
+from kvplan_engine.kernels.cuda.products.skinny_launch import ACTIVATIONS, MOST_ROWS, multiplies_few_rows
 
 PRODUCTS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 PRODUCTS |= {"head": (128256, 4096)}

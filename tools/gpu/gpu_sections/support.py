@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from kvplan_engine.attention.cuda import CudaBackend
-from kvplan_engine.kernels.cuda.emulation import EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.ops import CudaOps
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
 
 ROOT = Path(__file__).resolve().parents[3]
 WARM_UPS, REPEATS = 3, 15
@@ -96,7 +96,7 @@ class Bench:
     def runtime(self) -> CudaRuntime:
         if self.dry:
             return EmulatedRuntime()
-        from kvplan_engine.kernels.cuda.driver import current_runtime
+        from kvplan_engine.kernels.cuda.launching.driver import current_runtime
 
         return current_runtime()
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kvplan_engine.kernels.cuda.params import MOST_INPUTS, InputParams, InputRowsParams
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
-from kvplan_engine.kernels.cuda.variants import KernelVariant
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
+from kvplan_engine.kernels.cuda.params.common import MOST_INPUTS, InputParams, InputRowsParams
 from kvplan_engine.kernels.input_rows import InputRows, check_inputs
 
 _COPY_INPUTS = KernelVariant("layers/copy_inputs.cu", "copy_inputs")

@@ -20,9 +20,9 @@ from kvplan_engine.kernels.arguments import (
 )
 from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES, check_heads, check_rotary_table, rows_are_aligned
 from kvplan_engine.kernels.cuda.inputs import copy_inputs
-from kvplan_engine.kernels.cuda.params import ActivationParams, ArgmaxParams, CopyParams, NormParams, WriteParams
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
-from kvplan_engine.kernels.cuda.variants import variant, write_variant
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.launching.variants import variant, write_variant
+from kvplan_engine.kernels.cuda.params.common import ActivationParams, ArgmaxParams, CopyParams, NormParams, WriteParams
 from kvplan_engine.kernels.input_rows import InputRows
 
 _ACTIVATION_THREADS = 256

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import torch
 
-from kvplan_engine.kernels.cuda.params import TensorMap
-from kvplan_engine.kernels.cuda.tensor_map import BoxedTensor
-from kvplan_engine.kernels.cuda.variants import KernelVariant
+from kvplan_engine.kernels.cuda.launching.tensor_map import BoxedTensor
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
+from kvplan_engine.kernels.cuda.params.common import TensorMap
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ import torch
 
 from kvplan_engine.kernels.arguments import check_rows
 from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES, rows_are_aligned
-from kvplan_engine.kernels.cuda.product_params import MOST_STACKED, LoraParams
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant, variant
+from kvplan_engine.kernels.cuda.params.products import MOST_STACKED, LoraParams
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
-from kvplan_engine.kernels.cuda.variants import KernelVariant, variant
 from kvplan_engine.kernels.lora import LoraRows, LoraWeights
 from kvplan_engine.kernels.lora_groups import ROWS_OF_A_GROUP
 

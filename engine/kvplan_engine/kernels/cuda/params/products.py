@@ -1,6 +1,6 @@
 """The argument structures of the products' kernels: quantised weights, adapters, and few rows.
 
-As ``params``, field by field as csrc/cuda declares them.
+As ``common``, field by field as csrc/cuda declares them.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import torch
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES
-from kvplan_engine.kernels.cuda.runtime import DeviceProperties
-from kvplan_engine.kernels.cuda.variants import SCALAR_NAMES, KernelVariant, variant
+from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.launching.variants import SCALAR_NAMES, KernelVariant, variant
 
 FEW_ROWS = 4
 """Up to so many rows, each pair of a row and an expert is a work item of its own, and nothing is sorted."""

@@ -1,4 +1,4 @@
-"""A mixture of experts on a CUDA device (csrc/cuda/mixture_*.cu): nothing waits, nothing is read back.
+"""A mixture of experts on a CUDA device (csrc/cuda/mixtures): nothing waits, nothing is read back.
 
 logits      the router's product, float32
 choose      each row's experts and their weights; rows that pad a captured step choose none
@@ -15,7 +15,8 @@ import torch
 
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES, rows_are_aligned
-from kvplan_engine.kernels.cuda.mixture_launch import (
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.mixtures.launch import (
     ProductShape,
     max_sorted_items,
     product_rows,
@@ -25,10 +26,9 @@ from kvplan_engine.kernels.cuda.mixture_launch import (
     sort_variant,
     sum_variant,
 )
-from kvplan_engine.kernels.cuda.mixture_memory import MixtureMemory
-from kvplan_engine.kernels.cuda.mixture_product import Matrix, Rows, Work, run_product
-from kvplan_engine.kernels.cuda.part_params import RouteParams, SortParams, SumParams
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.mixtures.memory import MixtureMemory
+from kvplan_engine.kernels.cuda.mixtures.product import Matrix, Rows, Work, run_product
+from kvplan_engine.kernels.cuda.params.parts import RouteParams, SortParams, SumParams
 from kvplan_engine.kernels.mixture_weights import MixtureWeights, check_mixture_rows, check_weights, dense_matrices
 
 _SORT_THREADS = 256

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from kvplan_engine.kernels.cuda.attention_shape import WARP_LANES, AttentionShape, PrefillLaunch
-from kvplan_engine.kernels.cuda.runtime import DeviceProperties
-from kvplan_engine.kernels.cuda.variants import variant
+from kvplan_engine.kernels.cuda.attention.shape import WARP_LANES, AttentionShape, PrefillLaunch
+from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.launching.variants import variant
 
 _WARPS = 12  # two warp groups of consumers and the producer's
 _CONSUMERS = 256

@@ -1,4 +1,4 @@
-"""The operations of ``StateOps`` on CUDA (csrc/cuda/state_*.cu): float32, float16 and bfloat16 tokens and states.
+"""The operations of ``StateOps`` on CUDA (csrc/cuda/states): float32, float16 and bfloat16 tokens and states.
 
 Nothing waits for the device and nothing is read back, so the numbers of blocks are not checked.
 """
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kvplan_engine.kernels.arguments import check_rows, check_vector
-from kvplan_engine.kernels.cuda.part_params import (
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.params.parts import (
     ConvolutionParams,
     DeltaParams,
     GateParams,
@@ -17,8 +18,7 @@ from kvplan_engine.kernels.cuda.part_params import (
     Mamba2Params,
     StatePlace,
 )
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
-from kvplan_engine.kernels.cuda.state_launch import (
+from kvplan_engine.kernels.cuda.states.launch import (
     convolution_variant,
     delta_variant,
     gate_variant,

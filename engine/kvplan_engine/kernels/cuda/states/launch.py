@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, variant
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant, variant
 from kvplan_engine.kernels.states.delta import DeltaRule
 from kvplan_engine.kernels.states.gating import Gating
 

@@ -10,10 +10,10 @@ import torch
 
 from kvplan_engine.kernels.arguments import check_rows
 from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES, rows_are_aligned
-from kvplan_engine.kernels.cuda.float8 import Float8Product, multiplies_float8
-from kvplan_engine.kernels.cuda.product_params import QuantisedParams, WidenParams
-from kvplan_engine.kernels.cuda.quantised_launch import FEW_ROWS, WeightShape, quantised_launch, widen_variant
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.params.products import QuantisedParams, WidenParams
+from kvplan_engine.kernels.cuda.products.float8 import Float8Product, multiplies_float8
+from kvplan_engine.kernels.cuda.products.quantised_launch import FEW_ROWS, WeightShape, quantised_launch, widen_variant
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight
 

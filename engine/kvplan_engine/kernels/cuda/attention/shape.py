@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
 
 HEAD_SIZES = (64, 80, 96, 128, 256)
 """The common ones, which tests compile and measure; any multiple of HEAD_MULTIPLE up to the largest works."""

@@ -8,8 +8,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from kvplan_engine.kernels.cuda.nvrtc import CompiledKernel, Nvrtc
-from kvplan_engine.kernels.cuda.variants import KernelVariant, source_digest
+from kvplan_engine.kernels.cuda.launching.nvrtc import CompiledKernel, Nvrtc
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant, source_digest
 from kvplan_engine.paths import kernel_cache_dir
 
 logger = logging.getLogger("kvplan_engine")

@@ -6,9 +6,9 @@ import torch
 
 from kvplan_engine.kernels.arguments import check_rows, check_vector
 from kvplan_engine.kernels.cuda.checks import rows_are_aligned
-from kvplan_engine.kernels.cuda.product_params import SkinnyParams
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
-from kvplan_engine.kernels.cuda.skinny_launch import (
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.params.products import SkinnyParams
+from kvplan_engine.kernels.cuda.products.skinny_launch import (
     MOST_ROWS,
     SkinnyShape,
     multiplies_few_rows,

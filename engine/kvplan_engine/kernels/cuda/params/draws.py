@@ -1,4 +1,4 @@
-"""The structures of csrc/cuda/sampling, field by field as the sources declare them: see ``params``."""
+"""The structures of csrc/cuda/sampling, field by field as the sources declare them: see ``common``."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from kvplan_engine.errors import CudaOutOfMemory
-from kvplan_engine.kernels.cuda.cache import cached_image
-from kvplan_engine.kernels.cuda.launch_config import LaunchConfig, early_launch
-from kvplan_engine.kernels.cuda.nvrtc import Nvrtc, load_nvrtc
-from kvplan_engine.kernels.cuda.params import TensorMap
-from kvplan_engine.kernels.cuda.runtime import DeviceProperties, Kernel
-from kvplan_engine.kernels.cuda.tensor_map import BoxedTensor, encode_tensor_map
-from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
+from kvplan_engine.kernels.cuda.launching.cache import cached_image
+from kvplan_engine.kernels.cuda.launching.launch_config import LaunchConfig, early_launch
+from kvplan_engine.kernels.cuda.launching.nvrtc import Nvrtc, load_nvrtc
+from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties, Kernel
+from kvplan_engine.kernels.cuda.launching.tensor_map import BoxedTensor, encode_tensor_map
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
+from kvplan_engine.kernels.cuda.params.common import TensorMap
 
 OLDEST_CAPABILITY = (7, 0)
 _SUCCESS = 0

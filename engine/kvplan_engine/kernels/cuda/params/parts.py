@@ -1,6 +1,6 @@
 """The argument structures of the kernels that only some models need: mixtures of experts and layers with a state.
 
-As ``params``, field by field as csrc/cuda declares them.
+As ``common``, field by field as csrc/cuda declares them.
 """
 
 from __future__ import annotations

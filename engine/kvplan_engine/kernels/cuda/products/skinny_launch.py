@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES
-from kvplan_engine.kernels.cuda.runtime import DeviceProperties
-from kvplan_engine.kernels.cuda.variants import KernelVariant, variant
+from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant, variant
 
 MOST_ROWS = 16
 """skinny_mma.cu: columns of two tiles of its products."""

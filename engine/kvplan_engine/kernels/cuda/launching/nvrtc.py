@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
 from kvplan_engine.paths import source_dir
 
 _SUCCESS = 0

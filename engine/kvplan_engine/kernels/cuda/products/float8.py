@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 
 from kvplan_engine.kernels.cuda.checks import rows_are_aligned
-from kvplan_engine.kernels.cuda.product_params import QuantiseParams
-from kvplan_engine.kernels.cuda.quantised_launch import book_kind
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime, DeviceProperties
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime, DeviceProperties
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant, variant
+from kvplan_engine.kernels.cuda.params.products import QuantiseParams
+from kvplan_engine.kernels.cuda.products.quantised_launch import book_kind
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
-from kvplan_engine.kernels.cuda.variants import KernelVariant, variant
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight
 
 _CAPABILITY = (8, 9)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from kvplan_engine.kernels.cuda.attention_shape import WARP_LANES, AttentionShape, DecodeLaunch, PrefillLaunch
-from kvplan_engine.kernels.cuda.runtime import DeviceProperties
-from kvplan_engine.kernels.cuda.variants import KernelVariant, variant
+from kvplan_engine.kernels.cuda.attention.shape import WARP_LANES, AttentionShape, DecodeLaunch, PrefillLaunch
+from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.launching.variants import KernelVariant, variant
 
 _ROWS = 64  # latent_mma.cu: ROWS
 _TOKENS = 32  # latent_mma.cu: KV_TILE

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import torch
 
-from kvplan_engine.kernels.cuda.attention_shape import WARP_LANES, AttentionShape, DecodeLaunch, PrefillLaunch
-from kvplan_engine.kernels.cuda.latent_launch import latent_decode, latent_prefill, uses_latent_kernel
-from kvplan_engine.kernels.cuda.runtime import DeviceProperties
-from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, variant
-from kvplan_engine.kernels.cuda.wgmma_launch import uses_wgmma_kernel, wgmma_prefill
+from kvplan_engine.kernels.cuda.attention.latent_launch import latent_decode, latent_prefill, uses_latent_kernel
+from kvplan_engine.kernels.cuda.attention.shape import WARP_LANES, AttentionShape, DecodeLaunch, PrefillLaunch
+from kvplan_engine.kernels.cuda.attention.wgmma_launch import uses_wgmma_kernel, wgmma_prefill
+from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant, variant
 
 _RESERVED_SHARED_BYTES = 1024  # what the hardware keeps of a block's shared memory
 _MAX_STAGES = 4

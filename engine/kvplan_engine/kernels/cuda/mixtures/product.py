@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kvplan_engine.kernels.cuda.mixture_launch import ProductShape, product_launch
-from kvplan_engine.kernels.cuda.part_params import ProductParams
-from kvplan_engine.kernels.cuda.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.mixtures.launch import ProductShape, product_launch
+from kvplan_engine.kernels.cuda.params.parts import ProductParams
 
 
 @dataclass(frozen=True, slots=True)

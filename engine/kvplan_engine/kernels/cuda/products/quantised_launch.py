@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kvplan_engine.kernels.cuda.runtime import DeviceProperties
-from kvplan_engine.kernels.cuda.variants import CudaKernelError, KernelVariant, variant
+from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
+from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant, variant
 from kvplan_engine.kernels.quantised_weight import LARGEST_GROUP, QuantisedWeight
 
 FEW_ROWS = 16

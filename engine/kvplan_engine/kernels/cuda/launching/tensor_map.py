@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kvplan_engine.kernels.cuda.params import TensorMap
+from kvplan_engine.kernels.cuda.params.common import TensorMap
 
 BOX_RANK = 4
 PANEL_COLUMNS = 64
