@@ -14,9 +14,9 @@ from kvplan.catalog.models import provenance_note, resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.commands.printing.render import print_json, print_notes, print_table
 from kvplan.errors import KvplanError
-from kvplan.planner.explaining.document import explanation_document
-from kvplan.planner.explaining.explanation import Explanation, difference_gib, explain_log
-from kvplan.planner.explaining.startup_log import parse_startup_log
+from kvplan.explaining.document import explanation_document
+from kvplan.explaining.explanation import Explanation, difference_gib, explain_log
+from kvplan.explaining.startup_log import parse_startup_log
 from kvplan.units import format_gib
 
 _LARGEST_LOG_BYTES = 200 * 1024**2

@@ -24,8 +24,8 @@ from kvplan.commands.options.shared import (
 )
 from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.printing.render import print_notes
-from kvplan.planner.fixes import cheapest_fix
-from kvplan.planner.search import make_plan
+from kvplan.planner.search.fixes import cheapest_fix
+from kvplan.planner.search.plan import make_plan
 from kvplan.settings import ServingSettings
 
 __all__ = ["LIST_OPTIONS", "plan"]

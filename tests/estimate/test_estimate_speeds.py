@@ -21,9 +21,9 @@ from kvplan.estimate.picture import estimates_figure
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
 from kvplan.estimate.speed.host import NO_HOST, HostWork
 from kvplan.estimate.speed.step_terms import StepLoad
-from kvplan.planner.queues import explained_steps
-from kvplan.planner.request import ParallelSizes, PlanRequest
-from kvplan.planner.search import make_plan
+from kvplan.planner.answer.queues import explained_steps
+from kvplan.planner.question.request import ParallelSizes, PlanRequest
+from kvplan.planner.search.plan import make_plan
 from kvplan.settings import ServingSettings
 
 SPEC = resolve_model("llama-3.1-8b")

@@ -19,14 +19,14 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import decode_step_seconds, prefill_seconds, serving_speed
 from kvplan.estimate.speed.work import model_work
-from kvplan.planner.document import deployment_document, plan_document
-from kvplan.planner.fixes import cheapest_fix
-from kvplan.planner.formats import weight_formats
+from kvplan.planner.answer.document import deployment_document, plan_document
+from kvplan.planner.answer.picture import concurrency_curve, memory_parts
+from kvplan.planner.choices.formats import weight_formats
 from kvplan.planner.launch.engines import ENGINES, launch_commands
-from kvplan.planner.picture import concurrency_curve, memory_parts
-from kvplan.planner.request import PlanRequest, complete
-from kvplan.planner.search import Plan, make_plan
-from kvplan.planner.slo import MLPERF, parse_slo
+from kvplan.planner.question.request import PlanRequest, complete
+from kvplan.planner.question.slo import MLPERF, parse_slo
+from kvplan.planner.search.fixes import cheapest_fix
+from kvplan.planner.search.plan import Plan, make_plan
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 

@@ -17,16 +17,16 @@ from kvplan.cli import main
 from kvplan.errors import UsageError
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import Range
-from kvplan.planner.deployment import Deployment
-from kvplan.planner.fixes import cheapest_fix
+from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_node
+from kvplan.planner.choices.load import share_within
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
-from kvplan.planner.layouts import layouts_across_nodes, layouts_in_a_node
-from kvplan.planner.load import share_within
-from kvplan.planner.prices import parse_prices, with_prices
-from kvplan.planner.request import ParallelSizes, PlanRequest
-from kvplan.planner.search import Plan, make_plan
-from kvplan.planner.slo import parse_slo
+from kvplan.planner.question.prices import parse_prices, with_prices
+from kvplan.planner.question.request import ParallelSizes, PlanRequest
+from kvplan.planner.question.slo import parse_slo
+from kvplan.planner.search.fixes import cheapest_fix
+from kvplan.planner.search.plan import Plan, make_plan
 
 LLAMA = resolve_model("llama-3.1-8b")
 SERVERS = tuple(gpu for gpu in load_gpus() if not gpu.is_cpu)

@@ -8,9 +8,9 @@ import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
-from kvplan.planner.picture import plan_figure
-from kvplan.planner.queues import explained_steps
-from kvplan.planner.search import Plan, PlanRequest, make_plan
+from kvplan.planner.answer.picture import plan_figure
+from kvplan.planner.answer.queues import explained_steps
+from kvplan.planner.search.plan import Plan, PlanRequest, make_plan
 
 
 def plan(num_users: int) -> Plan:

@@ -10,11 +10,11 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.speed.queues import queues_document
-from kvplan.planner.queues import explained_steps, first_within_tails, queues_of
-from kvplan.planner.request import ParallelSizes, PlanRequest
-from kvplan.planner.search import Plan, make_plan
-from kvplan.planner.slo import Slo
-from kvplan.planner.slo_check import missed_by_tail
+from kvplan.planner.answer.queues import explained_steps, first_within_tails, queues_of
+from kvplan.planner.choices.slo_check import missed_by_tail
+from kvplan.planner.question.request import ParallelSizes, PlanRequest
+from kvplan.planner.question.slo import Slo
+from kvplan.planner.search.plan import Plan, make_plan
 
 SPEC = resolve_model("llama-3.1-8b")
 REQUEST = PlanRequest(

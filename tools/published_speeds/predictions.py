@@ -13,7 +13,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.speed.queueing.figures import PlayedFigures
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.vllm.prediction import Memo, VllmPrediction, predict_vllm
-from kvplan.planner.trial import Trial, capacity_of, speed_model
+from kvplan.planner.choices.trial import Trial, capacity_of, speed_model
 from published_speeds.models import model_kind
 from published_speeds.playing import engine_rules, played_load, pool_tokens
 from published_speeds.rows import PublishedRow

@@ -11,9 +11,9 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.planner.deployment import Choice
-from kvplan.planner.formats import WeightFormat, weight_formats
-from kvplan.planner.request import PlanRequest, Workload
+from kvplan.planner.choices.deployment import Choice
+from kvplan.planner.choices.formats import WeightFormat, weight_formats
+from kvplan.planner.question.request import PlanRequest, Workload
 from kvplan.settings import ServingSettings
 from published_speeds.accelmark import suite_of
 from published_speeds.models import FP4_CHECKPOINTS, gpu_named, model_kind, model_named

@@ -15,10 +15,10 @@ from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import vllm_rules
 from kvplan.estimate.vllm.prediction import predict_vllm
-from kvplan.planner.deployment import Choice
-from kvplan.planner.formats import weight_formats
-from kvplan.planner.request import PlanRequest, Workload
-from kvplan.planner.trial import Trial, capacity_of, speed_model
+from kvplan.planner.choices.deployment import Choice
+from kvplan.planner.choices.formats import weight_formats
+from kvplan.planner.choices.trial import Trial, capacity_of, speed_model
+from kvplan.planner.question.request import PlanRequest, Workload
 from kvplan.settings import ServingSettings
 
 PROMPT_TOKENS: Final = 1024

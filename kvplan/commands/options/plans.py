@@ -15,10 +15,10 @@ from kvplan.commands.options.shared import (
     split_list,
 )
 from kvplan.errors import UsageError
-from kvplan.planner.formats import FORMAT_NAMES
-from kvplan.planner.prices import parse_prices, with_prices
-from kvplan.planner.request import ParallelSizes, PlanRequest
-from kvplan.planner.slo import parse_slo
+from kvplan.planner.choices.formats import FORMAT_NAMES
+from kvplan.planner.question.prices import parse_prices, with_prices
+from kvplan.planner.question.request import ParallelSizes, PlanRequest
+from kvplan.planner.question.slo import parse_slo
 from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, MODEL_PANEL, ServingSettings
 from kvplan.units import parse_tokens
 

@@ -9,8 +9,7 @@ from kvplan.commands.printing.queues import intervals_text, print_steps, queues_
 from kvplan.commands.printing.render import print_csv, print_json, print_sentence, print_table
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.latency import Range
-from kvplan.planner.deployment import Deployment
-from kvplan.planner.document import (
+from kvplan.planner.answer.document import (
     adapter_notes,
     calibration_notes,
     load_assumption,
@@ -18,15 +17,16 @@ from kvplan.planner.document import (
     plan_document,
     plan_row,
 )
-from kvplan.planner.fixes import Fix
+from kvplan.planner.answer.queues import explained_steps, first_within_tails, queues_of
+from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.slo_check import missed_by_tail
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
-from kvplan.planner.left_out import left_out
-from kvplan.planner.queues import explained_steps, first_within_tails, queues_of
-from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
-from kvplan.planner.search import Alternative, Plan
-from kvplan.planner.slo_check import missed_by_tail
+from kvplan.planner.search.fixes import Fix
+from kvplan.planner.search.left_out import left_out
+from kvplan.planner.search.plan import Alternative, Plan
+from kvplan.planner.search.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.units import format_bytes, format_gib, plural
 
 _SHOWN = 10
@@ -48,7 +48,7 @@ def print_answer(found: Plan, fix: Fix | None, output_format: str, plot: Path | 
         if explain and found.deployments:
             print_steps(found.deployments[0].choice.name, explained_steps(found.deployments[0], found.workload))
     if plot is not None and found.deployments:
-        from kvplan.planner.picture import draw_plan
+        from kvplan.planner.answer.picture import draw_plan
 
         draw_plan(found, plot)
     if not found.deployments:

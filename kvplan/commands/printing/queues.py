@@ -13,7 +13,7 @@ from kvplan.estimate.speed.queues import ExplainedStep, Queues
 from kvplan.estimate.speed.step_terms import StepTerms
 
 if TYPE_CHECKING:
-    from kvplan.planner.slo_check import TailMiss
+    from kvplan.planner.choices.slo_check import TailMiss
 
 
 def queues_text(queues: Queues) -> str:

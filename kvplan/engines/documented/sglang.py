@@ -17,9 +17,9 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.documented.models import GpuModel, sglang_pool
 from kvplan.engines.documented.package import package_version
 from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder
+from kvplan.explaining.startup_log import StartupLog, parse_startup_log
 from kvplan.machine.device import Device
 from kvplan.metrics.reading import EngineName, ServerReading
-from kvplan.planner.explaining.startup_log import StartupLog, parse_startup_log
 from kvplan.runs.statuses import Status
 from kvplan.sweeps.forecast.pool import EngineModel
 

@@ -10,8 +10,8 @@ import re
 from typing import Final
 
 from kvplan.engines.interface import Ending, Failure
-from kvplan.planner.explaining.explanation import explain_log
-from kvplan.planner.explaining.startup_log import Phase, StartupLog, parse_startup_log
+from kvplan.explaining.explanation import explain_log
+from kvplan.explaining.startup_log import Phase, StartupLog, parse_startup_log
 from kvplan.runs.statuses import Status
 
 _CONTEXT: Final = re.compile(r"max seq len|larger than the maximum number of tokens")

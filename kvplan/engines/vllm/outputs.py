@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvplan.engines.interface import StartedEngine
+from kvplan.explaining.startup_log import parse_startup_log
 from kvplan.metrics.reading import ServerReading
-from kvplan.planner.explaining.startup_log import parse_startup_log
 
 
 def read_start(log: str, reading: ServerReading | None) -> StartedEngine:

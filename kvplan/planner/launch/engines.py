@@ -14,7 +14,7 @@ from kvplan.catalog.native import KVPLAN_ARCHITECTURES
 from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.settings import default_block_size
-from kvplan.planner.deployment import Deployment
+from kvplan.planner.choices.deployment import Deployment
 from kvplan.settings import ServingSettings
 
 ENGINES = ("kvplan", "vllm", "sglang", "tensorrt-llm", "tgi", "llama.cpp")

@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 from kvplan.errors import KvplanError
-from kvplan.planner.deployment import Deployment
+from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.launch.engines import checkpoint_name, vllm_command
 from kvplan.planner.launch.replicas import FIRST_PORT, vllm_processes
 

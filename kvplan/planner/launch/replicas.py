@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from kvplan.planner.deployment import Deployment
+from kvplan.planner.choices.deployment import Deployment
 from kvplan.planner.launch.engines import checkpoint_name, vllm_command
 
 FIRST_PORT = 8000

@@ -74,7 +74,7 @@ def given_goals(goals: GoalOptions) -> dict[str, Any]:
 
 def _slo_seconds(texts: list[str]) -> dict[str, float]:
     """``["ttft:500 tpot:50"]`` -> bounds in seconds by name."""
-    from kvplan.planner.slo import parse_slo
+    from kvplan.planner.question.slo import parse_slo
 
     slo = parse_slo([word for text in texts for word in text.replace(",", " ").split()])
     bounds = {"ttft": slo.ttft_seconds, "tpot": slo.tpot_seconds, "e2el": slo.e2el_seconds}

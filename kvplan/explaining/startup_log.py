@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from kvplan.planner.explaining import patterns
+from kvplan.explaining import patterns
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB, KIB, MIB
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.weights import size_weights
-from kvplan.planner.deployment import Deployment
-from kvplan.planner.request import PlanRequest, Workload
+from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.question.request import PlanRequest, Workload
 
 BYTES_PER_USER = 1_200_000_000
 BUFFER_BYTES = 5_000_000_000

@@ -9,10 +9,10 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.vllm.prediction import VllmPrediction
-from kvplan.planner.formats import WeightFormat
-from kvplan.planner.layouts import num_nodes
-from kvplan.planner.load import Served
-from kvplan.planner.slo_check import SloCheck
+from kvplan.planner.choices.formats import WeightFormat
+from kvplan.planner.choices.layouts import num_nodes
+from kvplan.planner.choices.load import Served
+from kvplan.planner.choices.slo_check import SloCheck
 
 
 @dataclass(frozen=True, slots=True)

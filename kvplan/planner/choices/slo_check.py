@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queueing.figures import PlayedFigures
-from kvplan.planner.load import Served, share_within
-from kvplan.planner.slo import SLO_FIELDS, Slo
+from kvplan.planner.choices.load import Served, share_within
+from kvplan.planner.question.slo import SLO_FIELDS, Slo
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import pytest
 
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
-from kvplan.planner.explaining.explanation import Explanation, explain_log
-from kvplan.planner.explaining.startup_log import parse_startup_log
+from kvplan.explaining.explanation import Explanation, explain_log
+from kvplan.explaining.startup_log import parse_startup_log
 from kvplan.units import GIB
 
 LOGS = Path(__file__).resolve().parents[1] / "data" / "startup_logs"

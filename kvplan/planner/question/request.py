@@ -9,7 +9,7 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
-from kvplan.planner.slo import Slo
+from kvplan.planner.question.slo import Slo
 from kvplan.settings import ServingSettings
 
 _DEFAULT_OUTPUT_TOKENS = 256

@@ -13,10 +13,10 @@ from kvplan.errors import KvplanError
 from kvplan.estimate.speed.step_picture import draw_steps, save_picture
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.prediction import request_shape
-from kvplan.planner.deployment import Deployment
-from kvplan.planner.document import memory_document
-from kvplan.planner.queues import explained_steps
-from kvplan.planner.search import Plan
+from kvplan.planner.answer.document import memory_document
+from kvplan.planner.answer.queues import explained_steps
+from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.search.plan import Plan
 from kvplan.units import GIB, format_tokens, plural
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.planner.explaining.startup_log import LogMemory, Phase, StartupLog
+from kvplan.explaining.startup_log import LogMemory, Phase, StartupLog
 from kvplan.units import GIB, format_bytes
 
 _OTHERS_FROM_BYTES: Final = GIB

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.gpus import load_gpus
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.planner.deployment import Deployment, Miss
-from kvplan.planner.request import PlanRequest
-from kvplan.planner.search import Plan, first_deployment
-from kvplan.planner.slo import SLO_FIELDS, Slo
+from kvplan.planner.choices.deployment import Deployment, Miss
+from kvplan.planner.question.request import PlanRequest
+from kvplan.planner.question.slo import SLO_FIELDS, Slo
+from kvplan.planner.search.plan import Plan, first_deployment
 
 _SLACK = (1.0, 1.25, 1.6, 2.5, 5.0)
 MOST_GPUS = 4096

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan.planner.explaining.explanation import Explanation
+from kvplan.explaining.explanation import Explanation
 
 SCHEMA = "kvplan.explain/1"
 

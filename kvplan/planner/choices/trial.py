@@ -20,13 +20,13 @@ from kvplan.estimate.speed.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.prediction import Memo, VllmPrediction, cache_settings, predict_vllm, request_shape
 from kvplan.estimate.vllm.ranges import kv_pool_low_bytes
-from kvplan.planner import misses
-from kvplan.planner.deployment import Capacity, Choice, Deployment, Miss
-from kvplan.planner.formats import FormatPair, WeightFormat, check_kernels
-from kvplan.planner.layouts import layouts_across_nodes, layouts_in_a_node
-from kvplan.planner.load import Served, replica_load, serve_users
-from kvplan.planner.request import PlanRequest, Workload
-from kvplan.planner.slo_check import check_slo, within_pool
+from kvplan.planner.choices import misses
+from kvplan.planner.choices.deployment import Capacity, Choice, Deployment, Miss
+from kvplan.planner.choices.formats import FormatPair, WeightFormat, check_kernels
+from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_node
+from kvplan.planner.choices.load import Served, replica_load, serve_users
+from kvplan.planner.choices.slo_check import check_slo, within_pool
+from kvplan.planner.question.request import PlanRequest, Workload
 
 _SEQUENCE_STEP = 8
 _BUNCHED = 3.0

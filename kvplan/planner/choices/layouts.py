@@ -15,7 +15,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.division import check_division
-from kvplan.planner.request import ParallelSizes
+from kvplan.planner.question.request import ParallelSizes
 
 _TENSOR = (1, 2, 4, 8, 16)
 _PIPELINE = (1, 2, 4)

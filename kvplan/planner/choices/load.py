@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvplan.estimate.speed.latency import End, Range, ServingSpeed, SpeedModel, SteadyState, middle_state
-from kvplan.planner.request import Workload
+from kvplan.planner.question.request import Workload
 
 _WORST_FIRST: Final[tuple[End, End]] = ("worst", "best")
 _PRECISION = 1.05

@@ -9,11 +9,11 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.planner.deployment import Choice, Deployment, Miss
-from kvplan.planner.formats import FormatPair, format_pairs
-from kvplan.planner.request import PlanRequest, Workload, complete
-from kvplan.planner.rule_of_thumb import RuleOfThumb, rule_of_thumb
-from kvplan.planner.trial import Trial, try_choice
+from kvplan.planner.choices.deployment import Choice, Deployment, Miss
+from kvplan.planner.choices.formats import FormatPair, format_pairs
+from kvplan.planner.choices.trial import Trial, try_choice
+from kvplan.planner.question.request import PlanRequest, Workload, complete
+from kvplan.planner.search.rule_of_thumb import RuleOfThumb, rule_of_thumb
 
 
 @dataclass(frozen=True, slots=True)

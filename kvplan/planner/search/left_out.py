@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.planner.search import Plan, nearest
+from kvplan.planner.search.plan import Plan, nearest
 
 
 def left_out(plan: Plan) -> Mapping[str, str]:

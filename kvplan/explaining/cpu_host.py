@@ -14,8 +14,8 @@ from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, KvCacheSize, size_sequence
 from kvplan.estimate.weights import size_weights
-from kvplan.planner.explaining.startup_log import StartupLog
-from kvplan.planner.explaining.ways_out import Change
+from kvplan.explaining.startup_log import StartupLog
+from kvplan.explaining.ways_out import Change
 from kvplan.units import GIB, format_bytes
 
 

@@ -11,11 +11,11 @@ from kvplan.estimate.speed.engine_speed import engine_rules
 from kvplan.estimate.speed.queueing.loads import PlayedLoad, steady_rate, steady_users
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.queues import ExplainedStep, Queues, decode_step, mixed_step, play_queues
-from kvplan.planner.deployment import Deployment
-from kvplan.planner.load import Served
-from kvplan.planner.request import Workload
-from kvplan.planner.slo import Slo
-from kvplan.planner.slo_check import missed_by_tail
+from kvplan.planner.choices.deployment import Deployment
+from kvplan.planner.choices.load import Served
+from kvplan.planner.choices.slo_check import missed_by_tail
+from kvplan.planner.question.request import Workload
+from kvplan.planner.question.slo import Slo
 
 MOST_PLAYED: Final = 20
 """Deployments, the best first, whose queues are played."""

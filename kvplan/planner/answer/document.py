@@ -7,17 +7,17 @@ from typing import Any
 
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queues import queues_document
-from kvplan.planner.deployment import Deployment, Miss
-from kvplan.planner.fixes import Fix
+from kvplan.planner.answer.queues import MOST_PLAYED, queues_of
+from kvplan.planner.choices.deployment import Deployment, Miss
+from kvplan.planner.choices.slo_check import missed_by_tail
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
-from kvplan.planner.left_out import left_out
-from kvplan.planner.queues import MOST_PLAYED, queues_of
-from kvplan.planner.request import Workload
-from kvplan.planner.rule_of_thumb import RuleOfThumb, users_by_rule
-from kvplan.planner.search import Plan
-from kvplan.planner.slo import Slo
-from kvplan.planner.slo_check import missed_by_tail
+from kvplan.planner.question.request import Workload
+from kvplan.planner.question.slo import Slo
+from kvplan.planner.search.fixes import Fix
+from kvplan.planner.search.left_out import left_out
+from kvplan.planner.search.plan import Plan
+from kvplan.planner.search.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.units import plural
 
 SCHEMA = "kvplan.plan/1"

@@ -14,8 +14,8 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.estimate.sglang import CONTEXT_BYTES, default_static_fraction, predict_sglang
-from kvplan.planner.explaining.explanation import difference_gib, explain_log
-from kvplan.planner.explaining.startup_log import parse_startup_log
+from kvplan.explaining.explanation import difference_gib, explain_log
+from kvplan.explaining.startup_log import parse_startup_log
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB, MIB
 

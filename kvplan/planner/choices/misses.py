@@ -6,11 +6,11 @@ import math
 
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.vllm.prediction import VllmPrediction
-from kvplan.planner.deployment import Capacity, Choice, Miss
-from kvplan.planner.load import Served
-from kvplan.planner.request import Workload
-from kvplan.planner.slo import SLO_FIELDS
-from kvplan.planner.slo_check import SloCheck
+from kvplan.planner.choices.deployment import Capacity, Choice, Miss
+from kvplan.planner.choices.load import Served
+from kvplan.planner.choices.slo_check import SloCheck
+from kvplan.planner.question.request import Workload
+from kvplan.planner.question.slo import SLO_FIELDS
 from kvplan.units import format_bytes, plural
 
 

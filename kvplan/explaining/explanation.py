@@ -12,9 +12,9 @@ from kvplan.errors import KvplanError
 from kvplan.estimate.answer import with_quantization
 from kvplan.estimate.sglang import CONTEXT_BYTES, SglangPrediction, predict_sglang
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
-from kvplan.planner.explaining.cpu_host import cpu_changes, pool_tokens, sequence_size, weight_bytes
-from kvplan.planner.explaining.startup_log import StartupLog
-from kvplan.planner.explaining.ways_out import Change, in_words_of, ways_out
+from kvplan.explaining.cpu_host import cpu_changes, pool_tokens, sequence_size, weight_bytes
+from kvplan.explaining.startup_log import StartupLog
+from kvplan.explaining.ways_out import Change, in_words_of, ways_out
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB, format_bytes
 
