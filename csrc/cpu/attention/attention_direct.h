@@ -84,8 +84,13 @@ KVPLAN_INLINE void score_head(const Call& call, const TileRows<T>& tile, int64_t
   score_rows<T, kDirectRows>(call, tile, offset, scratch.query + first_row * call.padded_head, rows, scores, ahead);
 }
 
-// A step is one head's keys of a tile, or its values: all heads' keys come first. How far steps are prefetched.
+// A step is one head's keys of a tile, or its values: all heads' keys come first. How far steps are prefetched: not
+// beyond the next tile, which with one head has two.
 constexpr int kStepsAhead = 3;
+
+inline int steps_ahead(int heads) {
+  return 2 * heads < kStepsAhead ? 2 * heads : kStepsAhead;
+}
 
 // Where the bytes of a step lie that follows `tile`'s first by `step`, in it or in `next`; null beyond (no next).
 template <class T>
@@ -112,7 +117,8 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
   int current = 0;
   find_rows(call, item, item.kv_begin, tile_tokens - item.kv_begin % tile_tokens, tiles[0]);
   const int64_t step_bytes = int64_t{tile_tokens} * head_size * int64_t{sizeof(T)};
-  for (int step = 0; step < kStepsAhead && step < 2 * item.num_heads; ++step)
+  const int far = steps_ahead(item.num_heads);
+  for (int step = 0; step < far; ++step)
     prefetch_bytes(step_start(tiles[0], static_cast<TileRows<T>*>(nullptr), step, item.num_heads, key_step, value_step),
                    step_bytes);
   for (int first = item.kv_begin; first < item.kv_end; first += tiles[1 - current].tokens) {
@@ -126,7 +132,7 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
       next = nullptr;
     }
     for (int head = 0; head < item.num_heads; ++head) {
-      const T* ahead = step_start(tile, next, head + kStepsAhead, item.num_heads, key_step, value_step);
+      const T* ahead = step_start(tile, next, head + far, item.num_heads, key_step, value_step);
       score_head(call, tile, head * key_step, head * rows, rows, scratch, ahead);
       if constexpr (kHasScales<T>)
         multiply_scales(tile.key_scales, head * call.args.block_size, rows, tile.tokens,
@@ -140,7 +146,7 @@ void attend_directly(const Call& call, const Item& item, Scratch& scratch) {
                          scratch.scores + row * kTileTokens, scratch.partial);
     }
     for (int head = 0; head < item.num_heads; ++head) {
-      const int following = item.num_heads + head + kStepsAhead;
+      const int following = item.num_heads + head + far;
       const T* ahead = step_start(tile, next, following, item.num_heads, key_step, value_step);
       if constexpr (kHasScales<T>)
         multiply_scales(tile.value_scales, head * call.args.block_size, rows, tile.tokens,

@@ -131,10 +131,17 @@ bool chooses_seen_tokens(const kvplan_attention& args, int64_t sequence) {
   return true;
 }
 
-// KV heads of a direct item: all where there are sequences enough for the threads, fewer where there are not.
+// KV heads of a direct item: all where sequences, and parts of them, are enough for the threads, fewer where they are not.
+// Parts are the better cut: a block's keys of several heads are one long run of addresses.
 int64_t heads_per_item(const kvplan_attention& args, int64_t rows_per_head, int threads) {
   const int64_t in_cache = most(1, kDirectItemFloats / (rows_per_head * most(args.head_size, args.value_size)));
-  const int64_t cuts = threads > 1 ? divided_up(kItemsPerThread * threads, most(1, args.num_sequences)) : 1;
+  if (threads <= 1) return least(in_cache, args.num_kv_heads);
+  int64_t parts = 0;
+  for (int64_t s = 0; s < args.num_sequences; ++s) {
+    const Span span = visible_span(args, s, 0, query_length(args, s));
+    parts += most(1, (span.end - span.begin) / kMinPartTokens);
+  }
+  const int64_t cuts = divided_up(kItemsPerThread * threads, most(1, parts));
   return least(in_cache, divided_up(args.num_kv_heads, cuts));
 }
 
