@@ -14,11 +14,11 @@ from kvplan_engine.blocks.layout_waste import layout_waste_pct
 from kvplan_engine.blocks.prefix_cache import PrefixCache
 from kvplan_engine.config import EngineConfig, knobs
 from kvplan_engine.errors import EngineError
-from kvplan_engine.execution.capacity import refuse_beams, refuse_what_needs_logits
-from kvplan_engine.execution.output_processor import OutputProcessor
+from kvplan_engine.execution.capacity.account import refuse_beams, refuse_what_needs_logits
+from kvplan_engine.execution.loop.output_processor import OutputProcessor
+from kvplan_engine.execution.loop.step_loop import StepLoop
+from kvplan_engine.execution.loop.step_observer import UNOBSERVED, StepObserver
 from kvplan_engine.execution.starting import start
-from kvplan_engine.execution.step_loop import StepLoop
-from kvplan_engine.execution.step_observer import UNOBSERVED, StepObserver
 from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.offload.assembly import make_offload

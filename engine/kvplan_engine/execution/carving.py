@@ -12,9 +12,9 @@ from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device
+from kvplan_engine.execution.loop.step_runner import StepRunner
 from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.execution.profile_step import measure_profile_step
-from kvplan_engine.execution.step_runner import StepRunner
 from kvplan_engine.memory.breakdown import MemoryBreakdown
 from kvplan_engine.memory.plan import kv_layout, plan_memory, resolve_max_model_len
 from kvplan_engine.models.step_batch import GraphSize

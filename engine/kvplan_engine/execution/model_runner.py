@@ -12,17 +12,17 @@ from kvplan_engine.blocks.layout import KvLayout
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device
-from kvplan_engine.execution.adapter_rows import StagedRows
-from kvplan_engine.execution.adapters import begin_step
-from kvplan_engine.execution.batch import BatchBuilder
-from kvplan_engine.execution.choosing import TokenChooser
-from kvplan_engine.execution.draws import DeviceDraws
-from kvplan_engine.execution.graph_sizes import captured_sizes
-from kvplan_engine.execution.graphs import PaddedBatches, StepGraphs
-from kvplan_engine.execution.staging import InputStage
-from kvplan_engine.execution.step_indices import StepIndices
-from kvplan_engine.execution.step_inputs import SAMPLED_ROWS, sampled_buffers
-from kvplan_engine.execution.step_tables import state_tables_name
+from kvplan_engine.execution.choosing.chooser import TokenChooser
+from kvplan_engine.execution.choosing.draws import DeviceDraws
+from kvplan_engine.execution.graphs.sizes import captured_sizes
+from kvplan_engine.execution.graphs.step_graphs import PaddedBatches, StepGraphs
+from kvplan_engine.execution.inputs.adapter_rows import StagedRows
+from kvplan_engine.execution.inputs.adapters import begin_step
+from kvplan_engine.execution.inputs.batch import BatchBuilder
+from kvplan_engine.execution.inputs.staging import InputStage
+from kvplan_engine.execution.inputs.step_indices import StepIndices
+from kvplan_engine.execution.inputs.step_inputs import SAMPLED_ROWS, sampled_buffers
+from kvplan_engine.execution.inputs.step_tables import state_tables_name
 from kvplan_engine.layers.rope import fill_rope_table
 from kvplan_engine.memory.breakdown import rope_tables
 from kvplan_engine.memory.device_buffers import LORA_ROWS

@@ -16,7 +16,7 @@ from kvplan_engine.device.allocation import loading_weights
 from kvplan_engine.device.counted import count_device
 from kvplan_engine.device.device import CpuDevice, Device, open_device, resolve_dtype
 from kvplan_engine.errors import EngineError
-from kvplan_engine.execution.capacity import CapacityCarver
+from kvplan_engine.execution.capacity.account import CapacityCarver
 from kvplan_engine.execution.carving import Carving, MemoryCarver
 from kvplan_engine.execution.ranks.group import RankGroup
 from kvplan_engine.execution.ranks.leading import LeadingCarver

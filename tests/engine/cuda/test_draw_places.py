@@ -10,7 +10,7 @@ from fake_gpu import FakeGpu
 from kvplan_engine.blocks.block_pool import BlockPool
 from kvplan_engine.blocks.block_table import BlockTable
 from kvplan_engine.blocks.layout import uniform_layout
-from kvplan_engine.execution.draws import DeviceDraws
+from kvplan_engine.execution.choosing.draws import DeviceDraws
 from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, IN_PROMPT, CudaDraws
 from kvplan_engine.memory.breakdown import BufferSpec

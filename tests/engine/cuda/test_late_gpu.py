@@ -13,7 +13,7 @@ from late_gpu import LateGpu
 from small_models import greedy
 
 from kvplan_engine import LLM, SamplingParams
-from kvplan_engine.execution import staging
+from kvplan_engine.execution.inputs import staging
 
 VOCABULARY = 384
 

@@ -9,7 +9,7 @@ import torch
 from test_layer_run import GPT2, LLAMA, make_engine
 
 from kvplan_engine import SamplingParams
-from kvplan_engine.execution.batch import BatchBuilder
+from kvplan_engine.execution.inputs.batch import BatchBuilder
 from kvplan_engine.models.step_batch import StepBatch
 
 

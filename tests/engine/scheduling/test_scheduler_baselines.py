@@ -144,7 +144,7 @@ def test_stats_tell_used_tokens_from_held_slots(checkpoints: dict[str, Checkpoin
 def test_the_longest_stall_spans_the_steps_in_which_a_sequence_got_no_token(
     checkpoints: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import kvplan_engine.execution.step_loop as overlap
+    import kvplan_engine.execution.loop.step_loop as overlap
 
     llm = LLM(
         str(checkpoints["gpt2"].path),

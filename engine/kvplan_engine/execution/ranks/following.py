@@ -16,6 +16,7 @@ from kvplan_engine.device.collectives import Collectives, open_store
 from kvplan_engine.device.cuda import open_cuda
 from kvplan_engine.device.device import CpuDevice, Device, PeakMeter, resolve_dtype
 from kvplan_engine.errors import EngineError
+from kvplan_engine.execution.inputs.step_indices import StepIndices
 from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.execution.ranks.messages import (
     Carve,
@@ -30,7 +31,6 @@ from kvplan_engine.execution.ranks.messages import (
     Refusal,
     Touch,
 )
-from kvplan_engine.execution.step_indices import StepIndices
 from kvplan_engine.memory.plan import kv_layout, resolve_max_model_len
 from kvplan_engine.memory.ranks import Needs
 from kvplan_engine.models.loaded_model import LoadedModel

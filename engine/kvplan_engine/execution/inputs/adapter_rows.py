@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from kvplan_engine.device.device import Device
-from kvplan_engine.execution.staging import Extent, InputStage
+from kvplan_engine.execution.inputs.staging import Extent, InputStage
 from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.kernels.lora import LoraRows
 from kvplan_engine.kernels.lora_groups import most_groups

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from kvplan_engine.device.allocation import allocating
-from kvplan_engine.execution.output_processor import OutputProcessor
-from kvplan_engine.execution.step_observer import UNOBSERVED, StepObserver
-from kvplan_engine.execution.step_runner import StepRunner
+from kvplan_engine.execution.loop.output_processor import OutputProcessor
+from kvplan_engine.execution.loop.step_observer import UNOBSERVED, StepObserver
+from kvplan_engine.execution.loop.step_runner import StepRunner
 from kvplan_engine.offload.mover import Mover
 from kvplan_engine.requests.outputs import StepOutput
 from kvplan_engine.requests.stats import StepStats

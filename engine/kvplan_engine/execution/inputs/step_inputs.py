@@ -9,9 +9,9 @@ import torch
 
 from kvplan_engine.attention.layer_cache import TablePlace
 from kvplan_engine.blocks.layout import KvLayout
-from kvplan_engine.execution.staging import Extent, InputStage
-from kvplan_engine.execution.step_indices import lengths_of_tables
-from kvplan_engine.execution.step_tables import padding_values, state_tables_name
+from kvplan_engine.execution.inputs.staging import Extent, InputStage
+from kvplan_engine.execution.inputs.step_indices import lengths_of_tables
+from kvplan_engine.execution.inputs.step_tables import padding_values, state_tables_name
 from kvplan_engine.memory.index_buffers import TOKEN_BUFFERS
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.step_batch import GraphSize

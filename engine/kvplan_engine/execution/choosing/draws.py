@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from kvplan_engine.device.device import Device
-from kvplan_engine.execution.staging import InTurn
+from kvplan_engine.execution.inputs.staging import InTurn
 from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, CudaDraws, StepTokens
 from kvplan_engine.memory.device_buffers import DRAWS, TOKEN_COUNTS
 from kvplan_engine.memory.workspace import Workspace

@@ -27,8 +27,8 @@ import torch
 from kvplan_engine.attention.layer_cache import TablePlace
 from kvplan_engine.device.allocation import allocating
 from kvplan_engine.device.device import Device, Graph
-from kvplan_engine.execution.graph_sizes import smallest_size
-from kvplan_engine.execution.step_tables import metadata_of, padding_values, states_of
+from kvplan_engine.execution.graphs.sizes import smallest_size
+from kvplan_engine.execution.inputs.step_tables import metadata_of, padding_values, states_of
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.step_batch import GraphSize, StepBatch
 

@@ -16,7 +16,7 @@ from kvplan_engine.config import EngineConfig
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.device.counted import CountedDevice
 from kvplan_engine.errors import EngineError
-from kvplan_engine.execution.capacity_runner import CapacityRunner
+from kvplan_engine.execution.capacity.runner import CapacityRunner
 from kvplan_engine.execution.carving import Carving
 from kvplan_engine.memory.device_buffers import cuda_buffers
 from kvplan_engine.memory.plan import kv_layout, resolve_max_model_len

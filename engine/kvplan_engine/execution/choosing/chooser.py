@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from kvplan_engine.device.device import Device
-from kvplan_engine.execution.draws import DeviceDraws
-from kvplan_engine.execution.staging import PendingTokens, TokenStage
+from kvplan_engine.execution.choosing.draws import DeviceDraws
+from kvplan_engine.execution.inputs.staging import PendingTokens, TokenStage
 from kvplan_engine.kernels.cuda.sampling import StepTokens
 from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.models.step_batch import StepBatch
