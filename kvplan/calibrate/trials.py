@@ -18,8 +18,8 @@ from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import cache_dtype, element_bytes
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kvplan.layout import plan_layout
-from kvplan.estimate.speed.simulation import BatchLimits
-from kvplan.estimate.speed.step_time import StepShape, step_shape
+from kvplan.estimate.speed.simulation.interface import BatchLimits
+from kvplan.estimate.speed.steps.step_time import StepShape, step_shape
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MANIFEST, TRIALS, Manifest, Series, TrialRecord, read_sweep_manifest, read_trials
 from kvplan.runs.rows import cell, is_counted

@@ -19,7 +19,7 @@ from kvplan.estimate.speed.speculation import (
     expected_tokens,
     speculative_speedup,
 )
-from kvplan.estimate.speed.work import ModelWork, kv_read_bytes, model_work
+from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.drafters import cached_layers, drafter_weight_bytes
 
 

@@ -11,8 +11,8 @@ from small_configs import small_configs
 from kvplan.catalog.reader import read_config
 from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.settings import EngineDevice
-from kvplan.estimate.speed.batching import simulate_requests
-from kvplan.estimate.speed.simulation import BatchLimits
+from kvplan.estimate.speed.simulation.batching import simulate_requests
+from kvplan.estimate.speed.simulation.interface import BatchLimits
 from kvplan.settings import ServingSettings
 from kvplan.sweeps.worker.load_generator import LoadGenerator, TimedRequest
 from kvplan.workload.requests import RequestSpec, prompt_token_ids

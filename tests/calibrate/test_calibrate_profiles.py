@@ -17,13 +17,13 @@ from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.batching import simulate_requests
-from kvplan.estimate.speed.clocks import DeviceSpeed
 from kvplan.estimate.speed.latency import serving_speed
-from kvplan.estimate.speed.simulated_figures import simulated_figures
-from kvplan.estimate.speed.simulation import BatchLimits
-from kvplan.estimate.speed.step_time import Speed, StepTimes, step_shape
-from kvplan.estimate.speed.work import model_work
+from kvplan.estimate.speed.simulation.batching import simulate_requests
+from kvplan.estimate.speed.simulation.figures import simulated_figures
+from kvplan.estimate.speed.simulation.interface import BatchLimits
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.step_time import Speed, StepTimes, step_shape
+from kvplan.estimate.speed.steps.work import model_work
 from kvplan.machine.host import cpu_name
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import make_plan

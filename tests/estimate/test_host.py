@@ -8,8 +8,8 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.kernel_tables import read_kernel_tables
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import vllm_release
-from kvplan.estimate.speed.host import NO_HOST, HostWork, Launches, host_work, sglang_host, vllm_host
 from kvplan.estimate.speed.queueing.steps import HostedSteps, mixed_tile_rows
+from kvplan.estimate.speed.steps.host import NO_HOST, HostWork, Launches, host_work, sglang_host, vllm_host
 
 LAYERS, MIXTURES = 32, 16
 

@@ -17,8 +17,8 @@ from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.estimate.mixers import activation_width, attention_spans, merged_spans
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import prefill_seconds
-from kvplan.estimate.speed.step_time import step_shape
-from kvplan.estimate.speed.work import model_work
+from kvplan.estimate.speed.steps.step_time import step_shape
+from kvplan.estimate.speed.steps.work import model_work
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB

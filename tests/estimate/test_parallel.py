@@ -11,9 +11,9 @@ from kvplan.errors import UsageError
 from kvplan.estimate.deployments import place
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.collectives import link_between
 from kvplan.estimate.speed.latency import ServingSpeed, serving_speed
-from kvplan.estimate.speed.work import kv_read_bytes, model_work
+from kvplan.estimate.speed.steps.collectives import link_between
+from kvplan.estimate.speed.steps.work import kv_read_bytes, model_work
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.settings import ServingSettings
 

@@ -11,13 +11,13 @@ from statistics import mean, median
 import pytest
 
 from kvplan.catalog.engines import vllm_release
-from kvplan.estimate.speed.batching import simulate_requests
 from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures
 from kvplan.estimate.speed.queueing.loads import Lengths, PlayedLoad, users
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import FrontEnd, SchedulingRules, sglang_rules, trtllm_rules, vllm_rules
-from kvplan.estimate.speed.simulated_figures import simulated_figures
-from kvplan.estimate.speed.simulation import BatchLimits
+from kvplan.estimate.speed.simulation.batching import simulate_requests
+from kvplan.estimate.speed.simulation.figures import simulated_figures
+from kvplan.estimate.speed.simulation.interface import BatchLimits
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.workload.requests import RequestSpec
 

@@ -13,12 +13,19 @@ from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.devices.measured_profile import MeasuredProfile
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.clocks import BEST, DeviceSpeed, Roofline
 from kvplan.estimate.speed.latency import SpeedModel
-from kvplan.estimate.speed.measured_clock import MeasuredClock, rank_step
-from kvplan.estimate.speed.rank_step import ExpertSpeed, KernelSpeed, LatentSpeed, LinkSpeed, RankStep, step_seconds
-from kvplan.estimate.speed.step_time import Speed
-from kvplan.estimate.speed.work import ModelWork, model_work, speed_format
+from kvplan.estimate.speed.steps.clocks import BEST, DeviceSpeed, Roofline
+from kvplan.estimate.speed.steps.measured_clock import MeasuredClock, rank_step
+from kvplan.estimate.speed.steps.rank_step import (
+    ExpertSpeed,
+    KernelSpeed,
+    LatentSpeed,
+    LinkSpeed,
+    RankStep,
+    step_seconds,
+)
+from kvplan.estimate.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.work import ModelWork, model_work, speed_format
 from kvplan.estimate.weights import named_format
 
 BASE = Speed(

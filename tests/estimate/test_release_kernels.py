@@ -7,11 +7,11 @@ import pytest
 from kvplan.catalog.engines import vllm_release
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.clocks import DeviceSpeed
-from kvplan.estimate.speed.rank_step import ExpertSpeed, KernelSpeed
-from kvplan.estimate.speed.release_kernels import of_release
-from kvplan.estimate.speed.step_time import Speed
-from kvplan.estimate.speed.work import ModelWork, model_work
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.rank_step import ExpertSpeed, KernelSpeed
+from kvplan.estimate.speed.steps.release_kernels import of_release
+from kvplan.estimate.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.work import ModelWork, model_work
 
 EXPERTS = ExpertSpeed(1e-5, 4e12, 8e14)
 

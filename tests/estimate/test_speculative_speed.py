@@ -19,7 +19,7 @@ from kvplan.estimate.speed.speculation import (
     speculative_speedup,
     speculative_step_seconds,
 )
-from kvplan.estimate.speed.work import ModelWork, model_work
+from kvplan.estimate.speed.steps.work import ModelWork, model_work
 from kvplan.settings import ServingSettings
 
 H100 = find_gpu("h100-sxm")

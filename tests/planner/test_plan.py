@@ -18,7 +18,7 @@ from kvplan.commands.sweep import sweep
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import decode_step_seconds, prefill_seconds, serving_speed
-from kvplan.estimate.speed.work import model_work
+from kvplan.estimate.speed.steps.work import model_work
 from kvplan.planner.answer.document import deployment_document, plan_document
 from kvplan.planner.answer.picture import concurrency_curve, memory_parts
 from kvplan.planner.choices.formats import weight_formats

@@ -8,7 +8,7 @@ import pytest
 from sweep_helpers import tiny_plan
 
 from kvplan.errors import UsageError
-from kvplan.estimate.speed.step_time import Speed, StepShape, StepTimes
+from kvplan.estimate.speed.steps.step_time import Speed, StepShape, StepTimes
 from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.forecast.trial_forecast import forecast_trial
 from kvplan.sweeps.options import SweepOptions

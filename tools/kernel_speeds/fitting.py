@@ -17,11 +17,18 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.collectives import LinkEfficiency, collective_cost
-from kvplan.estimate.speed.measured_clock import rank_step
-from kvplan.estimate.speed.rank_step import ExpertSpeed, KernelSpeed, LatentSpeed, LinkSpeed, RankStep, step_seconds
-from kvplan.estimate.speed.step_time import Speed
-from kvplan.estimate.speed.work import ModelWork, kv_read_bytes, model_work
+from kvplan.estimate.speed.steps.collectives import LinkEfficiency, collective_cost
+from kvplan.estimate.speed.steps.measured_clock import rank_step
+from kvplan.estimate.speed.steps.rank_step import (
+    ExpertSpeed,
+    KernelSpeed,
+    LatentSpeed,
+    LinkSpeed,
+    RankStep,
+    step_seconds,
+)
+from kvplan.estimate.speed.steps.step_time import Speed
+from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.estimate.weights import named_format
 from kvplan.settings import ServingSettings

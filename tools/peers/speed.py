@@ -16,7 +16,7 @@ from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import Range, decode_step_seconds, prefill_seconds
-from kvplan.estimate.speed.work import kv_read_bytes, model_work
+from kvplan.estimate.speed.steps.work import kv_read_bytes, model_work
 from kvplan.estimate.weights import size_weights
 from kvplan.settings import ServingSettings
 from peers.asking import ask

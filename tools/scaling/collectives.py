@@ -7,9 +7,9 @@ from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.estimate.speed.clocks import BEST, USUAL
-from kvplan.estimate.speed.collectives import LinkEfficiency, link_between
-from kvplan.estimate.speed.rank_step import KernelSpeed
+from kvplan.estimate.speed.steps.clocks import BEST, USUAL
+from kvplan.estimate.speed.steps.collectives import LinkEfficiency, link_between
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed
 
 _LARGE: Final = 1 << 30
 

@@ -18,9 +18,9 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.rank_step import KernelSpeed
-from kvplan.estimate.speed.simulation import BatchLimits
-from kvplan.estimate.speed.work import ModelWork, kv_read_bytes, model_work
+from kvplan.estimate.speed.simulation.interface import BatchLimits
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed
+from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.prediction import VllmPrediction, cache_settings, predict_vllm
 from kvplan.machine.host import cpu_name
 from kvplan.settings import ServingSettings

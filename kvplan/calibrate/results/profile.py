@@ -11,7 +11,7 @@ from kvplan.calibrate.calibration import user_profile_path
 from kvplan.calibrate.results.calibration import ResultCalibration
 from kvplan.calibrate.results.matching import Matched
 from kvplan.catalog.devices.measured import SCHEMA
-from kvplan.estimate.speed.step_time import SPEED_UNITS
+from kvplan.estimate.speed.steps.step_time import SPEED_UNITS
 
 
 def learned_document(calibration: ResultCalibration) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """What one rank of a deployment does in each step, in the coefficients that plans use too.
 
-``estimate.speed.measured_clock`` and ``rank_step`` define both; here the steps of a whole load stand in arrays.
+``estimate.speed.steps.measured_clock`` and ``rank_step`` define both; here the steps of a whole load stand in arrays.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 
 from kvplan.calibrate.observations import Loads
 from kvplan.calibrate.results.deployment import Deployed
-from kvplan.estimate.speed.clocks import DeviceSpeed
-from kvplan.estimate.speed.collectives import collective_cost
-from kvplan.estimate.speed.measured_clock import MeasuredClock, link_efficiency, rank_step
-from kvplan.estimate.speed.rank_step import KernelSpeed, RankStep, step_seconds
-from kvplan.estimate.speed.step_time import Speed, padded_rows
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.collectives import collective_cost
+from kvplan.estimate.speed.steps.measured_clock import MeasuredClock, link_efficiency, rank_step
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed, RankStep, step_seconds
+from kvplan.estimate.speed.steps.step_time import Speed, padded_rows
 
 _CONTEXT: Final = 1.0
 """K and V are counted by the token."""

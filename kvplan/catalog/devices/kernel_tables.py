@@ -4,7 +4,7 @@
     source     where the tables come from: package, version, licence, who measured
     fits       one per engine and format: ``engine`` (name and version of the tables), ``dtype`` (bfloat16, fp8,
                fp8-block: a scale per block, fp4), ``points`` and ``models`` of the fit, its coefficients
-               (``coefficients``, ``experts``, ``latent``, ``links``: estimate.speed.rank_step) and its ``errors``
+               (``coefficients``, ``experts``, ``latent``, ``links``: estimate.speed.steps.rank_step) and its ``errors``
 
 ``tools/fit_kernel_speeds.py`` writes them.
 """

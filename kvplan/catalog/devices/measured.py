@@ -1,4 +1,4 @@
-"""Measured profiles: what a device reached, in the coefficients of kvplan.estimate.speed.step_time and rank_step.
+"""Measured profiles: what a device reached, in the coefficients of kvplan.estimate.speed.steps.step_time and rank_step.
 
 One JSON file per profile (schema kvplan.measured/1), written by ``kvplan calibrate``: shipped ones under
 profiles/measured/, the user's own under ``user_profiles_dir()``/measured/. Beside them stand those fitted to tables of
@@ -40,7 +40,7 @@ COEFFICIENTS: Final = (
     "sharpness",
     "row_step",
 )
-"""The fields of a profile, those of ``estimate.speed.step_time.Speed``. All that are not times must be above 0."""
+"""The fields of a profile, those of ``Speed`` in ``estimate.speed.steps.step_time``. All but times must be above 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class MeasuredProfile:
     """A device's coefficients with where they come from. ``errors``: output_throughput, tpot and ttft.
 
     ``num_cores`` of a CPU, else None. ``model_ids`` are the models of the rows it was fitted to. ``experts``,
-    ``latent`` and ``links`` are further coefficients (``estimate.speed.rank_step``), None where they were not fitted.
+    ``latent`` and ``links`` are further coefficients (``estimate.speed.steps.rank_step``), None where not fitted.
     engine_version: of the engine whose kernels were measured; None for sweeps.
     """
 

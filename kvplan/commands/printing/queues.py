@@ -10,7 +10,7 @@ from kvplan.catalog.published_errors import ErrorInterval
 from kvplan.commands.printing.render import print_sentence, print_table
 from kvplan.estimate.speed.queueing.figures import Distribution
 from kvplan.estimate.speed.queues import ExplainedStep, Queues
-from kvplan.estimate.speed.step_terms import StepTerms
+from kvplan.estimate.speed.steps.step_terms import StepTerms
 
 if TYPE_CHECKING:
     from kvplan.planner.choices.slo_check import TailMiss

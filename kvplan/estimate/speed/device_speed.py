@@ -14,13 +14,13 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.deployments import Deployment
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.clocks import DeviceSpeed
 from kvplan.estimate.speed.engine_speed import engine_rules, engine_speed_model
 from kvplan.estimate.speed.latency import ServingSpeed, SpeedModel
 from kvplan.estimate.speed.queueing.loads import steady_users
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.queues import ExplainedStep, Queues, decode_step, mixed_step, play_queues
-from kvplan.estimate.speed.work import kv_read_bytes, model_work
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.work import kv_read_bytes, model_work
 
 PROMPT_TOKENS: Final = 512
 ANSWER_TOKENS: Final = 128

@@ -5,14 +5,14 @@ from __future__ import annotations
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice, vllm_release
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.clocks import DeviceSpeed
-from kvplan.estimate.speed.host import NO_HOST, host_work
 from kvplan.estimate.speed.latency import SpeedModel
 from kvplan.estimate.speed.queueing.rules import SchedulingRules, kvplan_rules, vllm_rules
 from kvplan.estimate.speed.queueing.steps import mixed_tile_rows
-from kvplan.estimate.speed.release_kernels import of_release
-from kvplan.estimate.speed.widened_weights import with_widened_weights
-from kvplan.estimate.speed.work import ModelWork
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.host import NO_HOST, host_work
+from kvplan.estimate.speed.steps.release_kernels import of_release
+from kvplan.estimate.speed.steps.widened_weights import with_widened_weights
+from kvplan.estimate.speed.steps.work import ModelWork
 from kvplan.settings import FilledSettings
 
 

@@ -18,7 +18,9 @@ from typing import Final, Literal
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.catalog.published_errors import ErrorInterval, FigureName, error_group, published_errors
-from kvplan.estimate.speed.clocks import (
+from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, padded_pairs
+from kvplan.estimate.speed.simulation.interface import StepClock
+from kvplan.estimate.speed.steps.clocks import (
     BEST,
     DATA_SHEET,
     USUAL,
@@ -27,12 +29,10 @@ from kvplan.estimate.speed.clocks import (
     Efficiency,
     Roofline,
 )
-from kvplan.estimate.speed.host import NO_HOST, HostWork
-from kvplan.estimate.speed.measured_clock import MeasuredClock
-from kvplan.estimate.speed.queueing.steps import BetweenSteps, HostedSteps, RooflineSteps, padded_pairs
-from kvplan.estimate.speed.simulation import StepClock
-from kvplan.estimate.speed.step_terms import StepLoad, StepTerms, measured_terms, roofline_terms
-from kvplan.estimate.speed.work import ModelWork
+from kvplan.estimate.speed.steps.host import NO_HOST, HostWork
+from kvplan.estimate.speed.steps.measured_clock import MeasuredClock
+from kvplan.estimate.speed.steps.step_terms import StepLoad, StepTerms, measured_terms, roofline_terms
+from kvplan.estimate.speed.steps.work import ModelWork
 
 End = Literal["best", "middle", "worst"]
 """Which end of the ranges a steady state is at."""

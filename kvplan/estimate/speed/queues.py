@@ -11,7 +11,7 @@ from kvplan.estimate.speed.queueing.figures import Distribution, PlayedFigures
 from kvplan.estimate.speed.queueing.loads import PlayedLoad
 from kvplan.estimate.speed.queueing.play import play
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
-from kvplan.estimate.speed.step_terms import StepLoad, StepTerms
+from kvplan.estimate.speed.steps.step_terms import StepLoad, StepTerms
 
 _BUSIEST_FRONT_END: Final = 0.8
 """Share of its time that a server works on requests at most for the load to be played."""

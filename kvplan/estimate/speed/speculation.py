@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.estimate.speed.clocks import BEST, USUAL, Efficiency, Roofline
 from kvplan.estimate.speed.latency import Range
-from kvplan.estimate.speed.work import ModelWork
+from kvplan.estimate.speed.steps.clocks import BEST, USUAL, Efficiency, Roofline
+from kvplan.estimate.speed.steps.work import ModelWork
 
 USUAL_ACCEPTANCE_RATES = (0.5, 0.7, 0.9)
 """Shown where none is given: a rate depends on drafter, task and temperature, and only a run tells it."""

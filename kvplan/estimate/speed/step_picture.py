@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.queues import ExplainedStep
-from kvplan.estimate.speed.step_terms import StepTerms
+from kvplan.estimate.speed.steps.step_terms import StepTerms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

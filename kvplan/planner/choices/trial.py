@@ -13,10 +13,10 @@ from kvplan.catalog.engines import EngineChoice, vllm_release
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.clocks import DeviceSpeed
 from kvplan.estimate.speed.engine_speed import engine_speed_model
 from kvplan.estimate.speed.latency import SpeedModel
-from kvplan.estimate.speed.work import ModelWork, kv_read_bytes, model_work
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.prediction import Memo, VllmPrediction, cache_settings, predict_vllm, request_shape
 from kvplan.estimate.vllm.ranges import kv_pool_low_bytes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvplan.estimate.kv_groups import KvGroup
-from kvplan.estimate.speed.simulation import UNIFORM
+from kvplan.estimate.speed.simulation.interface import UNIFORM
 from kvplan.runs.trials import TrialSettings
 from kvplan.workload.requests import RequestSpec
 

@@ -11,9 +11,9 @@ from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan.memory import EnginePrediction, predict
 from kvplan.estimate.kvplan.settings import EngineDevice, engine_dtype
-from kvplan.estimate.speed.simulated_figures import SimulatedFigures, simulated_figures
-from kvplan.estimate.speed.simulation import StepClock
-from kvplan.estimate.speed.step_time import Speed, StepTimes, step_shape
+from kvplan.estimate.speed.simulation.figures import SimulatedFigures, simulated_figures
+from kvplan.estimate.speed.simulation.interface import StepClock
+from kvplan.estimate.speed.steps.step_time import Speed, StepTimes, step_shape
 from kvplan.estimate.vllm.settings import compute_capability
 from kvplan.machine.device import Device
 from kvplan.machine.host import has_bfloat16_units

@@ -9,7 +9,7 @@ import os
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.estimate.speed.step_time import Speed
+from kvplan.estimate.speed.steps.step_time import Speed
 
 # Sustained, not peak. One core with AVX2 at about 3 GHz peaks at 96 GFLOP/s in float32; small matrices reach two thirds
 # of that. Memory bandwidth of a small virtual machine: 10 to 25 GB/s.

@@ -15,7 +15,7 @@ from kvplan.estimate.speed.queueing.figures import PlayedFigures, played_figures
 from kvplan.estimate.speed.queueing.instance import Instance
 from kvplan.estimate.speed.queueing.loads import PlayedLoad
 from kvplan.estimate.speed.queueing.rules import SchedulingRules
-from kvplan.estimate.speed.simulation import StepClock
+from kvplan.estimate.speed.simulation.interface import StepClock
 
 
 class _Play:

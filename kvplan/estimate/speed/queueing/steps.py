@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvplan.catalog.engines import VllmRelease
-from kvplan.estimate.speed.clocks import Roofline
-from kvplan.estimate.speed.host import HostWork
-from kvplan.estimate.speed.simulation import StepClock
-from kvplan.estimate.speed.work import ModelWork
+from kvplan.estimate.speed.simulation.interface import StepClock
+from kvplan.estimate.speed.steps.clocks import Roofline
+from kvplan.estimate.speed.steps.host import HostWork
+from kvplan.estimate.speed.steps.work import ModelWork
 
 
 def _ranks_beside(work: ModelWork) -> int:

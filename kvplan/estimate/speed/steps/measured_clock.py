@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.estimate.speed.clocks import USUAL, DeviceSpeed
-from kvplan.estimate.speed.collectives import CollectiveCost, LinkEfficiency, collective_cost
-from kvplan.estimate.speed.rank_step import KernelSpeed, RankStep, step_seconds
-from kvplan.estimate.speed.step_time import padded_rows
-from kvplan.estimate.speed.work import ModelWork
+from kvplan.estimate.speed.steps.clocks import USUAL, DeviceSpeed
+from kvplan.estimate.speed.steps.collectives import CollectiveCost, LinkEfficiency, collective_cost
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed, RankStep, step_seconds
+from kvplan.estimate.speed.steps.step_time import padded_rows
+from kvplan.estimate.speed.steps.work import ModelWork
 
 
 @dataclass(frozen=True)

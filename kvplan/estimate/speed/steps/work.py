@@ -10,7 +10,7 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
 from kvplan.estimate.mixers import AttentionSpan, merged_spans
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.speed.step_time import step_shape, whole_activation_bytes
+from kvplan.estimate.speed.steps.step_time import step_shape, whole_activation_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.measured_profile import MeasuredProfile, Origin
-from kvplan.estimate.speed.collectives import CollectiveCost, LinkEfficiency, collective_cost
-from kvplan.estimate.speed.rank_step import KernelSpeed
-from kvplan.estimate.speed.work import ModelWork
+from kvplan.estimate.speed.steps.collectives import CollectiveCost, LinkEfficiency, collective_cost
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed
+from kvplan.estimate.speed.steps.work import ModelWork
 
 # Half of a range, where a profile has no held-out error; and how much wider the range gets for a model
 # that the profile was not fitted to (gpt2's coefficients on SmolLM2: 1.0 to 1.5 times the error on gpt2 itself).

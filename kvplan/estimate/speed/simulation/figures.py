@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from kvplan.estimate.speed.simulation import SimulatedRequest, Simulation
+from kvplan.estimate.speed.simulation.interface import SimulatedRequest, Simulation
 
 
 @dataclass(frozen=True, slots=True)

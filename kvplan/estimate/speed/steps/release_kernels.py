@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Final
 
 from kvplan.catalog.engines import VllmRelease, vllm_release
-from kvplan.estimate.speed.clocks import DeviceSpeed
-from kvplan.estimate.speed.work import ModelWork
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.work import ModelWork
 
 _BETTER_TILES: Final = (0, 17, 0)
 _OLD_FLOPS: Final = 0.5

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from kvplan.estimate.speed.clocks import Roofline
-from kvplan.estimate.speed.measured_clock import MeasuredClock, rank_step
-from kvplan.estimate.speed.rank_step import KernelSpeed, RankStep
-from kvplan.estimate.speed.step_time import padded_rows
-from kvplan.estimate.speed.work import ModelWork
+from kvplan.estimate.speed.steps.clocks import Roofline
+from kvplan.estimate.speed.steps.measured_clock import MeasuredClock, rank_step
+from kvplan.estimate.speed.steps.rank_step import KernelSpeed, RankStep
+from kvplan.estimate.speed.steps.step_time import padded_rows
+from kvplan.estimate.speed.steps.work import ModelWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kvplan.estimate.speed.step_time import Speed
+from kvplan.estimate.speed.steps.step_time import Speed
 
 
 @dataclass(frozen=True, slots=True)

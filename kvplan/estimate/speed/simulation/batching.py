@@ -4,7 +4,7 @@ The rules are those of the engine's scheduler (and of vLLM's): running sequences
 each, then prompts in chunks of what is left of the token budget, oldest first; then waiting ones in order of arrival
 while the budget, max_num_seqs and the free blocks allow. When blocks run out the newest running sequence loses its own
 and waits at the front to be computed again, and nobody is admitted in that step. Requests are sent between steps, at
-most ``max_concurrency`` in flight, and count as arrived when they are sent. Blocks are ``simulated_pool``'s.
+most ``max_concurrency`` in flight, and count as arrived when they are sent. Blocks are ``pool``'s.
 
     num_known     tokens of the sequence: prompt and what was generated
     num_computed  tokens whose K and V lie in the pool; num_known - num_computed are still to compute
@@ -24,8 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvplan.estimate.speed.simulated_pool import Holding, Prefix, SimulatedPool
-from kvplan.estimate.speed.simulation import (
+from kvplan.estimate.speed.simulation.interface import (
     BatchLimits,
     RequestLengths,
     SimulatedRequest,
@@ -33,6 +32,7 @@ from kvplan.estimate.speed.simulation import (
     StepClock,
     StepLoads,
 )
+from kvplan.estimate.speed.simulation.pool import Holding, Prefix, SimulatedPool
 
 
 @dataclass(slots=True, eq=False)

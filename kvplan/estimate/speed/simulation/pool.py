@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvplan.estimate.kv_groups import STATE
-from kvplan.estimate.speed.simulation import BatchLimits
+from kvplan.estimate.speed.simulation.interface import BatchLimits
 
 # Share of the pool that stays free when a sequence is admitted beside running ones.
 _WATERMARK = 0.01

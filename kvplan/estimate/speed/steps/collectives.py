@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.estimate.speed.work import ModelWork
+from kvplan.estimate.speed.steps.work import ModelWork
 
 _NETWORK_LATENCIES = 3.0
 _NO_LINK_SHARE = 1 / 20

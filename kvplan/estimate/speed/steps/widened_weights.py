@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.estimate.speed.clocks import DeviceSpeed
-from kvplan.estimate.speed.work import ModelWork
+from kvplan.estimate.speed.steps.clocks import DeviceSpeed
+from kvplan.estimate.speed.steps.work import ModelWork
 
 _MARLIN_ENGINES: Final = ("vllm", "sglang")
 _DATA_CENTRE_AMPERE: Final = "8.0"
