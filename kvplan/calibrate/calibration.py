@@ -23,7 +23,7 @@ from kvplan.catalog.devices.measured import FOLDER, SCHEMA, HeldOutError
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.steps.step_time import SPEED_UNITS, Speed
 from kvplan.paths import user_profiles_dir
-from kvplan.runs.files import write_whole
+from kvplan.runs.storage.files import write_whole
 from kvplan.sweeps.engine_names import OWN_ENGINE
 
 

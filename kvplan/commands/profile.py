@@ -93,7 +93,7 @@ def profile(
 def _directory(plan: ProfilePlan, out: Path | None) -> Path:
     """An empty directory. KvplanError if it cannot be made, or holds something already."""
     from kvplan.profiling.session import new_directory
-    from kvplan.runs.store import free_directory
+    from kvplan.runs.storage.store import free_directory
 
     return (
         new_directory(out) if out else free_directory(Path(f"{plan.directory_name}-{time.strftime('%Y%m%d-%H%M%S')}"))
@@ -151,7 +151,7 @@ def _print(outcome: ProfileOutcome) -> None:
 def _print_figures(outcome: ProfileOutcome) -> None:
     from kvplan.commands.printing.render import print_notes
     from kvplan.profiling.session import describe
-    from kvplan.runs.outliers import NOISY_CPU_PCT
+    from kvplan.runs.answers.outliers import NOISY_CPU_PCT
     from kvplan.units import format_bytes, plural
 
     recording, row = outcome.recording, outcome.row

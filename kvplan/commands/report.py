@@ -52,7 +52,7 @@ def report(
     """
     from kvplan.catalog.devices.prices import parse_price
     from kvplan.reports.writing import report_text, write_png_files
-    from kvplan.runs.files import write_whole
+    from kvplan.runs.storage.files import write_whole
 
     prices = dict(map(parse_price, price or ()))
     if output_format is ReportFormat.png:

@@ -86,7 +86,7 @@ def _new(
     as_json: bool,
 ) -> int:
     from kvplan.commands.printing import sweeps as sweep_output
-    from kvplan.runs.store import free_directory
+    from kvplan.runs.storage.store import free_directory
     from kvplan.sweeps.plan import make_plan
     from kvplan.sweeps.session import run_new_sweep
 

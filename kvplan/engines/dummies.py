@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvplan.catalog.spec import ModelSpec
 from kvplan.runs.directory import MODEL
-from kvplan.runs.files import write_whole
+from kvplan.runs.storage.files import write_whole
 
 
 def write_dummy_model(spec: ModelSpec, directory: Path) -> Path:

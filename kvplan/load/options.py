@@ -13,7 +13,7 @@ from kvplan.errors import UsageError
 from kvplan.load.client.body import Endpoint
 from kvplan.load.traffic.arrivals import UNLIMITED, Rate
 from kvplan.load.traffic.plan import TrafficPlan
-from kvplan.runs.slo_result import LoadVariable
+from kvplan.runs.answers.slo_result import LoadVariable
 from kvplan.runs.trials import Load
 from kvplan.sweeps.axes import parse_values
 from kvplan.sweeps.schedules.slo_search import LOAD_AXES

@@ -25,11 +25,11 @@ from kvplan.load.target import Target, find_model, probe_target
 from kvplan.load.traffic.plan import TrafficPlan
 from kvplan.machine.commit import checkout_commit
 from kvplan.metrics.http import ServerAddress
+from kvplan.runs.answers.summary import Summary
 from kvplan.runs.columns import Row, columns_as_json
 from kvplan.runs.directory import MANIFEST_SCHEMA, Manifest, TrialRecord
 from kvplan.runs.statuses import STATUS_MEANING
-from kvplan.runs.store import SweepStore, free_directory
-from kvplan.runs.summary import Summary
+from kvplan.runs.storage.store import SweepStore, free_directory
 from kvplan.runs.trials import Load
 from kvplan.sweeps.schedules.slo_search import LoadLine
 

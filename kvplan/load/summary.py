@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from kvplan.load.observed.engines import EngineFigures
 from kvplan.load.options import SearchRange
+from kvplan.runs.answers.slo_result import SloResult, line_result, slo_summary
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import cell
-from kvplan.runs.slo_result import SloResult, line_result, slo_summary
 from kvplan.runs.trials import LOAD_NAMES
 
 LOAD_SCHEMA: Final = "kvplan.load/1"

@@ -20,8 +20,8 @@ from kvplan.profiling.timeline import draw_timeline
 from kvplan.profiling.trace import trace_document
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import WORKER_LOG
-from kvplan.runs.files import write_whole
 from kvplan.runs.statuses import STATUS_MEANING
+from kvplan.runs.storage.files import write_whole
 from kvplan.sweeps.feasibility import refuse_architecture
 from kvplan.sweeps.forecast.timing import TrialTimes
 from kvplan.sweeps.forecast.under_load import UnderLoad

@@ -4,7 +4,7 @@
     write_reports(Path("runs/gpt2"))      # -> the files it wrote next to the rows
 
 ``kvplan sweep`` calls ``write_reports`` when it is done, ``kvplan report`` calls ``reports.writing``. Nothing here runs
-anything: all of it is made from ``kvplan.runs.reader.Run``, with as many of the directory's files as there are.
+anything: all of it is made from ``kvplan.runs.storage.reader.Run``, with as many of the directory's files as there are.
 
 writing.py     files and text: the entry point of the commands
 selection.py   which trials a picture shows: slices and lines near the best trial, the worst, medians, the Pareto front

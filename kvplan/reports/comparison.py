@@ -10,8 +10,8 @@ import pandas as pd
 
 from kvplan.errors import KvplanError
 from kvplan.reports.wording import cell, plural
-from kvplan.runs.reader import WHOLE_COLUMNS, Run
 from kvplan.runs.statuses import worst_of
+from kvplan.runs.storage.reader import WHOLE_COLUMNS, Run
 
 COMPARISON_SCHEMA: Final = "kvplan.comparison/1"
 COMPARED_COLUMNS: Final = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "kv_usage_max", "num_blocks_total")

@@ -9,9 +9,9 @@ from typing import Final, cast
 
 from kvplan.reports.selection import AXIS_COLUMNS, best_trial, listed_trials
 from kvplan.reports.wording import plural, setting, short_number
-from kvplan.runs.deploy import Deployment, deployment_of
-from kvplan.runs.reader import Document, Run, Trial
+from kvplan.runs.answers.deploy import Deployment, deployment_of
 from kvplan.runs.statuses import STATUS_BRIEF, best_to_worst
+from kvplan.runs.storage.reader import Document, Run, Trial
 from kvplan.runs.trials import SETTING_NAMES
 from kvplan.settings import KNOBS
 

@@ -17,7 +17,7 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.errors import UsageError
 from kvplan.reports.comparison import MATCHED_SETTINGS
 from kvplan.reports.wording import plural, short_number
-from kvplan.runs.reader import Run, Trial, trial_frame
+from kvplan.runs.storage.reader import Run, Trial, trial_frame
 from kvplan.units import GIB
 
 _FIGURES = ("output_throughput", "median_tpot_ms", "p99_ttft_ms", "max_running")

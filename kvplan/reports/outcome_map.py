@@ -13,8 +13,8 @@ import pandas as pd
 
 from kvplan.reports.selection import best_trial, slices, varied_columns
 from kvplan.reports.wording import fixed_phrase, plural
-from kvplan.runs.reader import Document, Run
 from kvplan.runs.statuses import MEASURED_STATUSES, OUT_OF_MEMORY_STATUSES, worst_of
+from kvplan.runs.storage.reader import Document, Run
 
 # What a map may run over, the horizontal one first. Memory decides between the first two.
 _MAP_COLUMNS: Final = (

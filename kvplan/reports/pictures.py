@@ -24,7 +24,7 @@ from kvplan.reports.plots import comparison as comparison_plot
 from kvplan.reports.plots import side_by_side as side_by_side_plot
 from kvplan.reports.plots.canvas import NARROW_INCHES, drawing, new_figure, png_bytes
 from kvplan.reports.side_by_side import SideBySide
-from kvplan.runs.reader import Run
+from kvplan.runs.storage.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

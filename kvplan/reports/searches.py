@@ -9,7 +9,7 @@ from typing import Final, cast
 import pandas as pd
 
 from kvplan.reports.wording import short_number
-from kvplan.runs.reader import Document, Run, objects_in
+from kvplan.runs.storage.reader import Document, Run, objects_in
 
 # What is searched over -> its unit.
 LOAD_UNITS: Final = {"max_concurrency": "requests in flight", "request_rate": "requests/s"}

@@ -11,7 +11,7 @@ from typing import Final
 
 import pandas as pd
 
-from kvplan.runs.reader import Run, Trial
+from kvplan.runs.storage.reader import Run, Trial
 
 SETTING_COLUMNS: Final = (
     "gpu_memory_utilization",

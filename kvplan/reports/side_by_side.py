@@ -17,8 +17,8 @@ from kvplan.errors import KvplanError
 from kvplan.reports.comparison import CIRCUMSTANCES, MATCHED_SETTINGS
 from kvplan.reports.fleet import DeviceFigures, device_of, fleet_of, fleet_sentences, is_fleet
 from kvplan.reports.wording import cell, plural
-from kvplan.runs.reader import Run
 from kvplan.runs.statuses import MEASURED_STATUSES, worst_of
+from kvplan.runs.storage.reader import Run
 
 SIDE_BY_SIDE_SCHEMA: Final = "kvplan.side_by_side/1"
 FIGURES: Final = (

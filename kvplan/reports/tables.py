@@ -28,7 +28,7 @@ from kvplan.reports.searches import searches
 from kvplan.reports.selection import listed_trials, with_varied
 from kvplan.reports.side_by_side import SideBySide, side_sentences
 from kvplan.reports.wording import cell, named_cell, plural, run_phrase, short_number
-from kvplan.runs.reader import Run
+from kvplan.runs.storage.reader import Run
 
 REPORT_SCHEMA: Final = "kvplan.report/1"
 _MARKDOWN_COLUMNS: Final = (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from kvplan.reports.selection import AXIS_COLUMNS, SETTING_COLUMNS, Curves, varied_columns
-from kvplan.runs.reader import Run, Trial
+from kvplan.runs.storage.reader import Run, Trial
 from kvplan.settings import KNOBS
 from kvplan.units import format_bytes, plural
 

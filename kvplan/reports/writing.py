@@ -27,8 +27,8 @@ from kvplan.reports.tables import (
     side_by_side_frame,
     side_by_side_markdown,
 )
-from kvplan.runs.files import write_whole
-from kvplan.runs.reader import Run, load_run
+from kvplan.runs.storage.files import write_whole
+from kvplan.runs.storage.reader import Run, load_run
 
 PAGE_FILE: Final = "report.html"
 COMPARISON_FILE: Final = "comparison.html"

@@ -8,12 +8,6 @@ A sweep writes one row per trial; reports, calibration and a resumed sweep read 
     trials          TrialSettings, Load and Trial: what a row was measured for, with its id
     statuses        how a trial can end
     directory       file names, the types of what they hold, and strict reading
-    files, store    writing: appended rows that survive a crash, files replaced as a whole
-    reader          tolerant reading, for reports of damaged or unfinished directories
-    outliers        runs that were noisy or far from their siblings, and what medians leave out
-    points, boundaries, violations   where an axis starts, holds and fails, and what contradicts that
-    slo_result      the largest load within a service level
-    best_settings   the best setting for each goal
-    deploy          the commands that deploy a setting
-    summary         summary.json: all of these answers
+    answers/        what the rows answer: boundaries, the largest load, the best settings, outliers; the summary
+    storage/        writing that survives a crash, and tolerant reading
 """

@@ -5,12 +5,12 @@ JSON is UTF-8; a missing figure is ``null`` in JSON and an empty cell in the CSV
 ``trials.jsonl``   one ``TrialRecord`` per line and finished trial, in the order in which they ended
 ``results.csv``    the rows alone, one column per entry of ``Row``, in the same order
 ``manifest.json``  ``Manifest``: settings, versions, device, planes, and the list of columns
-``summary.json``   ``Summary`` of kvplan.runs.summary: best settings, boundaries, KV waste, prediction errors
+``summary.json``   ``Summary`` of kvplan.runs.answers.summary: best settings, boundaries, KV waste, prediction errors
 ``worker.log``     what the worker processes wrote to stderr
 ``model/``         the config.json that random weights were made from
 
-A sweep that continues reads its directory here and refuses damage. A report reads it through ``kvplan.runs.reader``,
-which works with whatever is left.
+A sweep that continues reads its directory here and refuses damage. A report reads it through
+``kvplan.runs.storage.reader``, which works with whatever is left.
 """
 
 from __future__ import annotations

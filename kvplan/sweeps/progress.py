@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TextIO
 
+from kvplan.runs.answers.outliers import noise_reason
 from kvplan.runs.columns import Row
-from kvplan.runs.outliers import noise_reason
 from kvplan.runs.rows import is_counted, throughput_of
 from kvplan.runs.setting_text import ALWAYS_SHOWN, as_phrase, row_text, values_of
 from kvplan.runs.statuses import MEASURED_STATUSES

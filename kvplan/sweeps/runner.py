@@ -11,7 +11,7 @@ from typing import Final
 
 from kvplan.runs.columns import Row
 from kvplan.runs.setting_text import ALWAYS_SHOWN
-from kvplan.runs.store import SweepStore
+from kvplan.runs.storage.store import SweepStore
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.forecast.timing import TrialTimes

@@ -12,11 +12,11 @@ from types import FrameType
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.errors import KvplanError, UsageError
 from kvplan.machine.device import Device
+from kvplan.runs.answers.summary import Summary, summarize
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import WORKER_LOG, read_manifest
 from kvplan.runs.setting_text import ALWAYS_SHOWN
-from kvplan.runs.store import SweepStore
-from kvplan.runs.summary import Summary, summarize
+from kvplan.runs.storage.store import SweepStore
 from kvplan.sweeps.hosts import SweptEngine, TrialHost
 from kvplan.sweeps.manifest import DeviceOf, manifest_of, plan_from_manifest
 from kvplan.sweeps.options import SweepOptions

@@ -19,7 +19,7 @@ from kvplan.machine.device import Device
 from kvplan.machine.gpu_clock import ClockReadings, GpuClockMeter
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MODEL
-from kvplan.runs.files import write_whole
+from kvplan.runs.storage.files import write_whole
 from kvplan.runs.trials import LoadKey, Trial
 from kvplan.sweeps.feasibility import refuse_architecture
 from kvplan.sweeps.forecast.under_load import PreparedTrial

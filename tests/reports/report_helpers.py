@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pandas as pd
 
-from kvplan.runs.reader import Run, Trial, load_run, trial_frame
+from kvplan.runs.storage.reader import Run, Trial, load_run, trial_frame
 
 MEASURED = ("ok", "queued", "preempted")
 

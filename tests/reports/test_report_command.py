@@ -13,7 +13,7 @@ from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.reports.comparison import compare_runs, verdicts
 from kvplan.reports.pictures import draw_comparison
-from kvplan.runs.reader import load_run
+from kvplan.runs.storage.reader import load_run
 
 
 def faster_directory(directory, factor: float = 1.25):

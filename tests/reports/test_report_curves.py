@@ -17,7 +17,7 @@ from kvplan.reports.plots.labels import place_labels
 from kvplan.reports.selection import curves, slices
 from kvplan.reports.tables import markdown_text
 from kvplan.reports.wording import load_phrase
-from kvplan.runs.reader import Run, load_run
+from kvplan.runs.storage.reader import Run, load_run
 
 
 def run_of(directory: Path, *cells: dict[str, Any]) -> Run:

@@ -15,7 +15,7 @@ from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.reports.pictures import draw_side_by_side
 from kvplan.reports.side_by_side import SideBySide, set_side_by_side, side_by_side_document, side_sentences
-from kvplan.runs.reader import load_run
+from kvplan.runs.storage.reader import load_run
 
 
 def record(number: int, seats: int, throughput: float | None, **cells: Any) -> dict[str, Any]:

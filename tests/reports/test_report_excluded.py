@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "sweeps"))
 from sample_rows import _manifest, sample_records
 
 from kvplan.reports.outcome_map import outcome_map
-from kvplan.runs.reader import load_run
-from kvplan.runs.summary import summarize
+from kvplan.runs.answers.summary import summarize
+from kvplan.runs.storage.reader import load_run
 
 
 def test_a_cell_of_the_outcome_map_leaves_replaced_runs_out_of_its_throughput(tmp_path: Path) -> None:

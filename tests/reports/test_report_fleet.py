@@ -17,7 +17,7 @@ from kvplan.reports.fleet import by_device, fleet_sentences
 from kvplan.reports.pictures import draw_fleet
 from kvplan.reports.plots.side_by_side import _num_legend_columns
 from kvplan.reports.side_by_side import SideBySide, set_side_by_side, side_by_side_document
-from kvplan.runs.reader import load_run
+from kvplan.runs.storage.reader import load_run
 
 L4 = {"device": "cuda", "device_name": "NVIDIA L4", "device_memory_bytes": 24 << 30}
 H100 = {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3", "device_memory_bytes": 80 << 30}

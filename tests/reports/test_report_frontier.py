@@ -17,9 +17,9 @@ from kvplan.reports.pictures import draw_pictures
 from kvplan.reports.plots import outcomes
 from kvplan.reports.plots.canvas import NARROW_INCHES, drawing, new_figure
 from kvplan.reports.tables import csv_text, markdown_text
-from kvplan.runs.boundaries import find_boundaries
-from kvplan.runs.reader import Run, load_run
+from kvplan.runs.answers.boundaries import find_boundaries
 from kvplan.runs.rows import empty_row
+from kvplan.runs.storage.reader import Run, load_run
 
 # Utilization -> largest context that starts, of those tried.
 FRONTIER = {0.15: None, 0.16: 128, 0.17: 384, 0.18: 512}

@@ -16,7 +16,7 @@ from kvplan.reports.outcome_map import violations
 from kvplan.reports.pictures import draw_pictures
 from kvplan.reports.searches import searches
 from kvplan.reports.tables import markdown_text
-from kvplan.runs.reader import Run, load_run
+from kvplan.runs.storage.reader import Run, load_run
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from kvplan.reports.html.page import report_page
 from kvplan.reports.html.rendering import breakable, data_uri, render
 from kvplan.reports.pictures import PICTURES, Picture, draw_pictures
 from kvplan.reports.plots.canvas import NARROW_DOTS_PER_INCH, NARROW_INCHES
-from kvplan.runs.reader import Run, load_run
+from kvplan.runs.storage.reader import Run, load_run
 
 VOID = {"br", "img", "meta", "source", "wbr"}
 FETCHING = {"src", "href", "srcset", "data", "action", "poster", "background"}

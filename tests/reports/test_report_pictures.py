@@ -19,7 +19,7 @@ from kvplan.reports.comparison import compare_runs
 from kvplan.reports.pictures import PICTURES, Picture, draw_comparison, draw_pictures
 from kvplan.reports.plots import canvas, outcomes, predictions
 from kvplan.reports.plots.canvas import drawing, new_figure
-from kvplan.runs.reader import load_run
+from kvplan.runs.storage.reader import load_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -162,7 +162,7 @@ def test_writing_reports_says_nothing_on_stderr(tmp_path):
 
 
 def test_reading_a_run_imports_no_matplotlib():
-    modules = "kvplan.runs.reader, kvplan.reports.pictures, kvplan.commands.report"
+    modules = "kvplan.runs.storage.reader, kvplan.reports.pictures, kvplan.commands.report"
     script = f"import sys, {modules}; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n"

@@ -8,7 +8,7 @@ import pytest
 from report_helpers import records, sample_directory, sample_run, trial, write_trials
 
 from kvplan.errors import KvplanError
-from kvplan.runs.reader import load_run, trial_frame
+from kvplan.runs.storage.reader import load_run, trial_frame
 
 
 def test_every_trial_and_column_is_read(tmp_path):

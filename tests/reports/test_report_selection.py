@@ -23,8 +23,8 @@ from kvplan.reports.selection import (
     user_points,
 )
 from kvplan.reports.wording import cell, setting, short_number
-from kvplan.runs.reader import load_run
 from kvplan.runs.statuses import STATUS_BRIEF, best_to_worst
+from kvplan.runs.storage.reader import load_run
 
 
 def test_slices_hold_everything_else_fixed_and_the_one_nearest_to_the_best_trial_comes_first():

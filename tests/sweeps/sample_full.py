@@ -12,8 +12,8 @@ from pathlib import Path
 
 from sample_rows import _manifest, sample_records
 
+from kvplan.runs.answers.summary import summarize
 from kvplan.runs.directory import TRIAL_SCHEMA
-from kvplan.runs.summary import summarize
 
 LEVEL = {"ttft": 1500.0, "tpot": 60.0}
 _BASE = {"gpu_memory_utilization": 0.9, "max_num_seqs": 16, "block_size": 16, "max_model_len": 1024}

@@ -12,9 +12,9 @@ from test_sweep_slo_search import BASE, LEVEL, row_of, search_of
 
 from kvplan.catalog.engines import vllm_refusal, vllm_release
 from kvplan.cli import main
-from kvplan.runs.best_settings import best_settings
-from kvplan.runs.deploy import deployment_of, model_to_deploy
-from kvplan.runs.slo_result import search_results
+from kvplan.runs.answers.best_settings import best_settings
+from kvplan.runs.answers.deploy import deployment_of, model_to_deploy
+from kvplan.runs.answers.slo_result import search_results
 from kvplan.runs.trials import Load
 from kvplan.settings import ServingSettings
 from kvplan.sweeps.schedules.schedule import simulate

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan.runs.best_settings import best_settings
-from kvplan.runs.boundaries import find_boundaries
+from kvplan.runs.answers.best_settings import best_settings
+from kvplan.runs.answers.boundaries import find_boundaries
+from kvplan.runs.answers.summary import kv_waste, prediction_errors
+from kvplan.runs.answers.violations import find_violations
 from kvplan.runs.rows import empty_row
-from kvplan.runs.summary import kv_waste, prediction_errors
-from kvplan.runs.violations import find_violations
 
 
 def row(status: str = "ok", **values: Any) -> dict[str, Any]:

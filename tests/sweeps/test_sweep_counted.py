@@ -14,7 +14,7 @@ from kvplan.reports import write_reports
 from kvplan.reports.plots.occupancy import chosen_trials
 from kvplan.reports.wording import run_phrase
 from kvplan.runs.columns import COLUMNS, Row
-from kvplan.runs.reader import load_run
+from kvplan.runs.storage.reader import load_run
 from kvplan.sweeps.forecast.under_load import UnderLoad
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_plan

@@ -7,8 +7,8 @@ import pytest
 from kvplan.catalog.native import KVPLAN_ARCHITECTURES
 from kvplan.catalog.through_transformers import THROUGH_TRANSFORMERS
 from kvplan.errors import KvplanError, UsageError
+from kvplan.runs.answers.summary import prediction_errors
 from kvplan.runs.rows import empty_row
-from kvplan.runs.summary import prediction_errors
 from kvplan.sweeps.feasibility import expected_implementation, refuse_architecture
 from kvplan.sweeps.options import SweepOptions
 

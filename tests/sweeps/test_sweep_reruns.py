@@ -13,9 +13,9 @@ import pytest
 from sweep_helpers import tiny_plan
 
 from kvplan.machine.gpu_clock import ClockReadings, GpuClockMeter
-from kvplan.runs.outliers import excluded_runs, noise_reason, without_excluded
+from kvplan.runs.answers.outliers import excluded_runs, noise_reason, without_excluded
+from kvplan.runs.answers.summary import summarize
 from kvplan.runs.rows import empty_row
-from kvplan.runs.summary import summarize
 from kvplan.runs.trials import SETTING_NAMES, Trial, TrialSettings
 from kvplan.sweeps.schedules.lines import make_search
 from kvplan.sweeps.schedules.reruns import WithReruns

@@ -14,11 +14,11 @@ import pytest
 from sweep_helpers import FAKE_WORKER, tiny_plan
 
 from kvplan.errors import UsageError
-from kvplan.runs.boundaries import find_boundaries
+from kvplan.runs.answers.boundaries import find_boundaries
+from kvplan.runs.answers.violations import find_violations
 from kvplan.runs.directory import read_trials
 from kvplan.runs.rows import empty_row
 from kvplan.runs.trials import SETTING_NAMES, TrialSettings
-from kvplan.runs.violations import find_violations
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.schedules.lines import make_search
 from kvplan.sweeps.schedules.schedule import Step, simulate

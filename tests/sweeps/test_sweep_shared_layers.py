@@ -10,7 +10,7 @@ from sweep_helpers import tiny_plan
 from kvplan.calibrate.trials import read_trial_sets
 from kvplan.errors import KvplanError, UsageError
 from kvplan.reports.findings import shared_sentence
-from kvplan.runs.reader import load_run
+from kvplan.runs.storage.reader import load_run
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SHARED_NOTICE, make_plan
 from kvplan.sweeps.progress import SilentProgress

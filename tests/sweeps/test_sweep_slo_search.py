@@ -13,9 +13,9 @@ import pytest
 from sweep_helpers import FAKE_WORKER, tiny_plan
 
 from kvplan.errors import UsageError
+from kvplan.runs.answers.slo_result import ShareInterval, slo_results
 from kvplan.runs.directory import read_trials
 from kvplan.runs.rows import empty_row
-from kvplan.runs.slo_result import ShareInterval, slo_results
 from kvplan.runs.trials import SETTING_NAMES, Load, TrialSettings, rate_as_json
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.progress import SilentProgress

@@ -15,9 +15,9 @@ import pytest
 from kvplan.errors import KvplanError
 from kvplan.runs.columns import COLUMN_NAMES
 from kvplan.runs.directory import TRIAL_SCHEMA, read_trials
-from kvplan.runs.files import write_whole
 from kvplan.runs.rows import empty_row
-from kvplan.runs.store import SweepStore
+from kvplan.runs.storage.files import write_whole
+from kvplan.runs.storage.store import SweepStore
 
 MANIFEST = {"schema": "kvplan.manifest/1", "run_id": "test"}
 
@@ -92,7 +92,7 @@ def test_one_writer_at_a_time_and_a_dead_one_leaves_no_lock(tmp_path: Path) -> N
         [
             sys.executable,
             "-c",
-            "import sys, time; from pathlib import Path; from kvplan.runs.store import SweepStore\n"
+            "import sys, time; from pathlib import Path; from kvplan.runs.storage.store import SweepStore\n"
             f"store = SweepStore.reopen(Path({str(directory)!r})); print('held', flush=True); time.sleep(60)",
         ],
         stdout=subprocess.PIPE,

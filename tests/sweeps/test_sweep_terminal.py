@@ -19,7 +19,7 @@ from kvplan.commands.sweep import _finish
 from kvplan.errors import KvplanError
 from kvplan.runs.rows import empty_row
 from kvplan.runs.setting_text import settings_text, shown_settings
-from kvplan.runs.store import free_directory
+from kvplan.runs.storage.store import free_directory
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.feasibility import quantization_notice
 from kvplan.sweeps.progress import PlainProgress, line_of

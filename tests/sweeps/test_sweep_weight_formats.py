@@ -10,8 +10,8 @@ import pytest
 
 from kvplan.calibrate.trials import read_trial_sets
 from kvplan.errors import KvplanError, UsageError
+from kvplan.runs.answers.deploy import deployment_of
 from kvplan.runs.columns import Row
-from kvplan.runs.deploy import deployment_of
 from kvplan.runs.rows import empty_row, settings_of
 from kvplan.runs.trials import TrialSettings
 from kvplan.settings import WEIGHT_FORMATS

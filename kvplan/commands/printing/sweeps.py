@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.commands.printing.render import print_json, print_table
-from kvplan.runs.best_settings import BestSetting
+from kvplan.runs.answers.best_settings import BestSetting
+from kvplan.runs.answers.outliers import noise_reason
+from kvplan.runs.answers.summary import KvWaste, PredictionErrors
 from kvplan.runs.columns import Row
-from kvplan.runs.outliers import noise_reason
 from kvplan.runs.rows import is_measured
 from kvplan.runs.setting_text import cells, heads, setting_values, text_columns, values_of
 from kvplan.runs.statuses import STATUS_BRIEF
-from kvplan.runs.summary import KvWaste, PredictionErrors
 from kvplan.runs.trials import Trial, TrialSettings
 from kvplan.sweeps.capacity import COUNTED_NOTICE
 from kvplan.sweeps.forecast.prediction import TrialPrediction

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from kvplan.runs.files import write_whole
+from kvplan.runs.storage.files import write_whole
 from kvplan.runs.trials import TrialSettings
 
 LOWERED: Final = frozenset({"max_num_seqs", "max_num_batched_tokens"})

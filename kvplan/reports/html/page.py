@@ -25,8 +25,8 @@ from kvplan.reports.pictures import PICTURES, SEARCH_PICTURE, Picture
 from kvplan.reports.searches import searches
 from kvplan.reports.tables import csv_text
 from kvplan.reports.wording import cell, load_phrase, plural
-from kvplan.runs.reader import Document, Run
 from kvplan.runs.statuses import STATUS_BRIEF
+from kvplan.runs.storage.reader import Document, Run
 
 # Long lists in the manifest that the page shows elsewhere or not at all.
 _NOT_ENVIRONMENT: Final = frozenset({"columns", "planes", "trials", "schema", "statuses"})

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvplan.reports.selection import listed_trials, with_varied
 from kvplan.reports.wording import named_cell, plural
-from kvplan.runs.reader import ReportColumn, Run, Trial
+from kvplan.runs.storage.reader import ReportColumn, Run, Trial
 
 # What a reader looks up first; the other columns follow by group.
 MAIN_COLUMNS: Final = (

@@ -10,7 +10,7 @@ from kvplan.reports.looks import BLUE, ORANGE
 from kvplan.reports.plots.canvas import finish, from_zero, panels
 from kvplan.reports.selection import best_trial, slices, spreads
 from kvplan.reports.wording import fixed_phrase, short_number
-from kvplan.runs.reader import Run
+from kvplan.runs.storage.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

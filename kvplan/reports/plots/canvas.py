@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.reports.wording import axis_title, exclusion_phrase, run_phrase, setting, short_number
-from kvplan.runs.reader import Run
+from kvplan.runs.storage.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

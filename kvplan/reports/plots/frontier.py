@@ -15,8 +15,8 @@ from kvplan.reports.outcome_map import OutcomeMap, caption, prediction_verdict
 from kvplan.reports.plots.canvas import finish, is_narrow, outer_legend, single_row, thousands
 from kvplan.reports.plots.labels import place_labels
 from kvplan.reports.wording import axis_title, plural, setting
-from kvplan.runs.reader import Run
 from kvplan.runs.statuses import MEASURED_STATUSES, best_to_worst
+from kvplan.runs.storage.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from kvplan.reports.looks import BLUE, VERMILION
 from kvplan.reports.plots.canvas import finish, from_zero, panels, setting_axis
 from kvplan.reports.selection import curves, spreads
 from kvplan.reports.wording import curves_phrase, setting, short_number
-from kvplan.runs.reader import Run
+from kvplan.runs.storage.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from kvplan.reports.looks import BLUE, GREY, ORANGE, PURPLE, SKY_BLUE
 from kvplan.reports.plots.canvas import INK, finish, is_narrow
 from kvplan.reports.selection import best_trial, varied_columns
 from kvplan.reports.wording import setting
-from kvplan.runs.reader import Run, Trial
+from kvplan.runs.storage.reader import Run, Trial
 from kvplan.units import GIB, format_bytes
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from kvplan.reports.selection import (
     slowest_trial,
 )
 from kvplan.reports.wording import plural, settings_phrase, short_number
-from kvplan.runs.reader import Run, Trial
+from kvplan.runs.storage.reader import Run, Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

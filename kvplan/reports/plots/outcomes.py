@@ -17,8 +17,8 @@ from kvplan.reports.outcome_map import OutcomeMap, caption, outcome_map, predict
 from kvplan.reports.plots import frontier
 from kvplan.reports.plots.canvas import INK, axis_text, finish, is_narrow, single_row
 from kvplan.reports.wording import plural, setting, short_number
-from kvplan.runs.reader import Run
 from kvplan.runs.statuses import MEASURED_STATUSES, STATUS_BRIEF, best_to_worst
+from kvplan.runs.storage.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

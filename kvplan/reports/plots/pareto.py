@@ -15,7 +15,7 @@ from kvplan.reports.plots.labels import place_labels
 from kvplan.reports.plots.throughput import LINE_LOOKS
 from kvplan.reports.selection import SETTING_COLUMNS, pareto_front, user_points
 from kvplan.reports.wording import plural, setting, short_number
-from kvplan.runs.reader import Run
+from kvplan.runs.storage.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ import pandas as pd
 from kvplan.reports.looks import look_of
 from kvplan.reports.plots.canvas import FAINT, finish, is_narrow, thousands
 from kvplan.reports.wording import plural, short_number
-from kvplan.runs.reader import WHOLE_COLUMNS, Run
+from kvplan.runs.storage.reader import WHOLE_COLUMNS, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

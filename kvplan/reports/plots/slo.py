@@ -13,7 +13,7 @@ from kvplan.reports.plots.canvas import FAINT, finish, from_zero, panels, thousa
 from kvplan.reports.plots.throughput import LINE_LOOKS
 from kvplan.reports.searches import LOAD_UNITS, Search, objectives_phrase, searches
 from kvplan.reports.wording import plural, setting, short_number
-from kvplan.runs.reader import Run
+from kvplan.runs.storage.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from kvplan.reports.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY_BLUE, V
 from kvplan.reports.plots.canvas import finish, from_zero, is_narrow, outer_legend, setting_axis
 from kvplan.reports.selection import ROOM_COLUMNS, Curves, Slice, curves, knee, spreads
 from kvplan.reports.wording import curves_phrase, setting, short_number
-from kvplan.runs.reader import Run
+from kvplan.runs.storage.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from typing import Any, Final
 from kvplan.errors import KvplanError
 from kvplan.runs.columns import Row
 from kvplan.runs.setting_text import ALWAYS_SHOWN
-from kvplan.runs.store import SweepStore
+from kvplan.runs.storage.store import SweepStore
 from kvplan.runs.trials import LoadKey, Trial
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.forecast.timing import TrialTimes

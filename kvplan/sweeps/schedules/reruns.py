@@ -7,8 +7,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from kvplan.runs.answers.outliers import noise_reason, spread_reason
 from kvplan.runs.columns import Row
-from kvplan.runs.outliers import noise_reason, spread_reason
 from kvplan.runs.rows import is_measured
 from kvplan.runs.trials import Load, Trial, TrialSettings
 from kvplan.sweeps.schedules.schedule import Schedule, Step, Steps

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
-from kvplan.runs.boundaries import SAME_THROUGHPUT
+from kvplan.runs.answers.boundaries import SAME_THROUGHPUT
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import has_speed, is_measured, throughput_of
 from kvplan.runs.setting_text import settings_text, shown_settings

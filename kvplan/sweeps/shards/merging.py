@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import cast
 
 from kvplan.errors import UsageError
+from kvplan.runs.answers.outliers import setting_key
+from kvplan.runs.answers.summary import Summary, summarize
 from kvplan.runs.directory import MODEL, Manifest, TrialRecord
-from kvplan.runs.outliers import setting_key
-from kvplan.runs.store import SweepStore
-from kvplan.runs.summary import Summary, summarize
+from kvplan.runs.storage.store import SweepStore
 from kvplan.sweeps.shards.checks import Part, read_part, refuse_unfit, whole_plan
 
 

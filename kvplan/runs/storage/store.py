@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.errors import KvplanError
+from kvplan.runs.answers.summary import Summary
 from kvplan.runs.columns import COLUMN_NAMES, Row
 from kvplan.runs.directory import (
     MANIFEST,
@@ -35,8 +36,7 @@ from kvplan.runs.directory import (
     read_manifest,
     read_trials,
 )
-from kvplan.runs.files import sync_directory, write_all, write_whole
-from kvplan.runs.summary import Summary
+from kvplan.runs.storage.files import sync_directory, write_all, write_whole
 
 _LOCK: Final = ".lock"
 

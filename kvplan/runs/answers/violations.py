@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
+from kvplan.runs.answers.points import BoundaryAxis, Point, lines_along, points_of
 from kvplan.runs.columns import Row
-from kvplan.runs.points import BoundaryAxis, Point, lines_along, points_of
 
 
 class Violation(TypedDict):

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
+from kvplan.runs.answers.outliers import excluded_runs, noise_reason
 from kvplan.runs.columns import Row
-from kvplan.runs.outliers import excluded_runs, noise_reason
 from kvplan.runs.rows import has_speed, is_measured, settings_of, throughput_of
 from kvplan.runs.statuses import MEASURED_STATUSES, OUT_OF_MEMORY_STATUSES
 from kvplan.runs.trials import TrialSettings

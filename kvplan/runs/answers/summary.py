@@ -8,15 +8,15 @@ from dataclasses import asdict
 from statistics import median
 from typing import Final, TypedDict
 
-from kvplan.runs.best_settings import BestSetting, best_settings
-from kvplan.runs.boundaries import find_boundaries
+from kvplan.runs.answers.best_settings import BestSetting, best_settings
+from kvplan.runs.answers.boundaries import find_boundaries
+from kvplan.runs.answers.deploy import model_to_deploy
+from kvplan.runs.answers.outliers import NOISY_CPU_PCT, excluded_runs, noise_reason
+from kvplan.runs.answers.slo_result import SloSummary, search_results, slo_results
+from kvplan.runs.answers.violations import Violation, find_violations
 from kvplan.runs.columns import Row
-from kvplan.runs.deploy import model_to_deploy
 from kvplan.runs.directory import SUMMARY_SCHEMA, Manifest
-from kvplan.runs.outliers import NOISY_CPU_PCT, excluded_runs, noise_reason
 from kvplan.runs.rows import has_speed, is_counted, is_measured
-from kvplan.runs.slo_result import SloSummary, search_results, slo_results
-from kvplan.runs.violations import Violation, find_violations
 
 DEFAULT_BLOCK_SIZE: Final = 16
 

@@ -1,7 +1,7 @@
 """The boundaries in a sweep's rows: where the engine starts, where it holds its load, where more stops helping.
 
-What "starts", "holds" and "fails" mean is defined in kvplan.runs.points. A search over a pair of axes leaves one
-boundary for every value of the second: together they are the frontier.
+What "starts", "holds" and "fails" mean is defined in kvplan.runs.answers.points. A search over a pair of axes leaves
+one boundary for every value of the second: together they are the frontier.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from kvplan.runs.answers.points import BoundaryAxis, Point, lines_along, points_of
 from kvplan.runs.columns import Row
-from kvplan.runs.points import BoundaryAxis, Point, lines_along, points_of
 from kvplan.runs.setting_text import ALWAYS_SHOWN, settings_text, shown_settings, varied_settings
 from kvplan.units import plural
 

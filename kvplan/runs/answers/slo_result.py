@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Final, Literal, TypedDict
 
+from kvplan.runs.answers.outliers import excluded_runs
 from kvplan.runs.columns import Row
-from kvplan.runs.outliers import excluded_runs
 from kvplan.runs.rows import is_measured, settings_of
 from kvplan.runs.setting_text import settings_text, shown_settings, varied_settings
 from kvplan.runs.trials import TrialSettings

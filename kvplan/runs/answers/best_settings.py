@@ -15,11 +15,11 @@ from statistics import median
 from typing import Final, TypedDict
 
 from kvplan.catalog.engines import KVPLAN_DEFAULTS
+from kvplan.runs.answers.deploy import deployment_of
+from kvplan.runs.answers.outliers import FAR_SHARE, noise_reason, runs_by_setting, without_excluded
+from kvplan.runs.answers.slo_result import SloResult
 from kvplan.runs.columns import Row
-from kvplan.runs.deploy import deployment_of
-from kvplan.runs.outliers import FAR_SHARE, noise_reason, runs_by_setting, without_excluded
 from kvplan.runs.rows import Cell, cell, is_counted, is_measured, number, settings_of, throughput_of
-from kvplan.runs.slo_result import SloResult
 from kvplan.runs.trials import LOAD_NAMES, SETTING_NAMES
 from kvplan.units import plural
 

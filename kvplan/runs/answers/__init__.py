@@ -1,0 +1,11 @@
+"""What the rows of a run answer: where it starts and fails, the best settings, and what medians leave out.
+
+outliers        runs that were noisy or far from their siblings, and what medians leave out
+points          runs along an axis, one point for each of its values
+boundaries      where an axis starts, holds and fails
+violations      what contradicts that
+slo_result      the largest load within a service level
+best_settings   the best setting for each goal
+deploy          the commands that deploy a setting
+summary         summary.json: all of these answers
+"""
