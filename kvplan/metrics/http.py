@@ -1,6 +1,6 @@
 """One kept HTTP connection to a server, and what goes wrong with an address in one sentence.
 
-For readings and questions, one at a time; the load itself has a client of its own (kvplan.load.http).
+For readings and questions, one at a time; the load itself has a client of its own (kvplan.load.client).
 """
 
 from __future__ import annotations
