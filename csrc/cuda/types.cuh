@@ -150,6 +150,16 @@ KVPLAN_INLINE Vector load_vector(const void* address) {
     return *static_cast<const Vector*>(address);
 }
 
+// Reads what another block wrote: past the first-level cache, which no one keeps coherent.
+template <typename T>
+KVPLAN_INLINE T load_from_l2(const T* address) {
+#if defined(KVPLAN_HOST)
+    return load_vector<T>(address);
+#else
+    return __ldcg(address);
+#endif
+}
+
 template <typename Vector>
 KVPLAN_INLINE void store_vector(void* address, Vector value) {
 #if defined(KVPLAN_HOST)

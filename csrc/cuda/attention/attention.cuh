@@ -190,13 +190,3 @@ KVPLAN_INLINE float scale_at(const float* scales, int block, int position, const
 
 // e^(x - m) with the largest logit m of nothing at all taken as 0, so that -inf - -inf never appears.
 KVPLAN_INLINE float finite_or_zero(float logit) { return logit == minus_infinity() ? 0.0f : logit; }
-
-// Reads what another block wrote: past the first-level cache, which no one keeps coherent.
-template <typename T>
-KVPLAN_INLINE T load_from_l2(const T* address) {
-#if defined(KVPLAN_HOST)
-    return load_vector<T>(address);
-#else
-    return __ldcg(address);
-#endif
-}

@@ -16,9 +16,6 @@ KVPLAN_INLINE void prefetch_weight(const void* address, u32 bytes) {
     if (!is_aligned(address, 16) || bytes % 16 != 0) kvplan_host::fail("a prefetch of bytes that are no whole vectors");
 }
 
-// Reads what another block wrote: past the first-level cache, which no one keeps coherent.
-KVPLAN_INLINE float load_from_l2(const float* address) { return *address; }
-
 #else
 
 #define KVPLAN_EARLY_KERNEL(name, Params, ...)                                                                \
@@ -34,7 +31,5 @@ KVPLAN_INLINE void prefetch_weight(const void* address, u32 bytes) {
                  : "memory");
 #endif
 }
-
-KVPLAN_INLINE float load_from_l2(const float* address) { return __ldcg(address); }
 
 #endif
