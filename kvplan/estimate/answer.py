@@ -42,8 +42,8 @@ class Estimate:
     """The answer. ``assumptions``: every default that was taken, one sentence each.
 
     ``pages`` is None where the engine cannot hold this mixture of caches; ``in_flight_tokens`` is what its admission
-    figure assumes, and ``most_pages`` is for the GPU with the most of them. ``extra_weight_bytes`` are towers beside
-    the language model.
+    figure assumes, in ``in_flight_batches`` steps, and ``most_pages`` is for the GPU with the most of them.
+    ``extra_weight_bytes`` are towers beside the language model.
     """
 
     spec: ModelSpec
@@ -55,6 +55,7 @@ class Estimate:
     cache: KvCacheSize
     pages: SequencePages | None
     in_flight_tokens: int
+    in_flight_batches: int
     most_pages: SequencePages | None
     most_in_flight_tokens: int
     deployments: tuple[Deployment, ...]
@@ -77,7 +78,8 @@ def make_estimate(
     cache = _cache_settings(spec, asked, dtype, notes)
     settings = replace(asked, max_model_len=context_tokens, dtype=dtype, encoder_tokens=cache.encoder_tokens)
     placements = [place(spec, gpu, request.engine, settings) for gpu in request.gpus]
-    in_flight = _in_flight_tokens(request, asked, placements)
+    batches = vllm_release(request.engine.version).in_flight_batches if request.engine.name == "vllm" else 1
+    in_flight = _in_flight_tokens(batches, asked, placements)
     pages, most_pages = (_pages(spec, request, cache, context_tokens, tokens, notes) for tokens in in_flight)
     _note_dtypes(model, asked, dtype, notes)
     notes.extend(_gathered(placements))
@@ -93,6 +95,7 @@ def make_estimate(
         cache=size_sequence(spec, context_tokens, cache),
         pages=pages,
         in_flight_tokens=in_flight[0],
+        in_flight_batches=batches,
         most_pages=most_pages,
         most_in_flight_tokens=in_flight[1],
         deployments=deployments,
@@ -102,11 +105,8 @@ def make_estimate(
     )
 
 
-def _in_flight_tokens(
-    request: EstimateRequest, asked: ServingSettings, placements: Sequence[Placement]
-) -> tuple[int, int]:
-    """(fewest, most) tokens of one request that vLLM lets be in flight on the GPUs asked for: windows hold them too."""
-    batches = vllm_release(request.engine.version).in_flight_batches if request.engine.name == "vllm" else 1
+def _in_flight_tokens(batches: int, asked: ServingSettings, placements: Sequence[Placement]) -> tuple[int, int]:
+    """(fewest, most) tokens of one request that ``batches`` at once have in flight on the GPUs asked for."""
     steps = [placement.deployment.settings.max_num_batched_tokens for placement in placements]
     steps = steps or [asked.max_num_batched_tokens or DEFAULT_IN_FLIGHT_TOKENS]
     return batches * min(steps), batches * max(steps)

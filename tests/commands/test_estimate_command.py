@@ -135,12 +135,22 @@ def test_explain_shows_every_formula_and_every_assumption(capsys):
     for line in (
         "81,920 B per token = 10 layers x 2 (K, V) x 16 KV heads x 128 x 2 B",
         "425,984 B per token up to 1,024 tokens = 52 layers x 2 (K, V) x 16 KV heads x 128 x 2 B",
-        "admission: 3,206 blocks in 7 groups x 1,310,720 B = 4,202,168,320 B (with 2,048 tokens in flight)",
+        "admission: 3,206 blocks in 7 groups x 1,310,720 B = 4,202,168,320 B "
+        "(with 2,048 tokens in flight: 2 batches of 1,024)",
         "in addition, vision tower: 416,866,032 parameters",
         "Assumptions:",
     ):
         assert line in text, line
     assert "\n\n\n" not in text
+
+
+def test_tokens_in_flight_are_said_where_a_window_holds_them(capsys):
+    assert main(["estimate", "llama-3.1-8b", "--ctx", "16k", "--gpu", "h100-sxm", "l4", "--explain"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("admission: 1,024 blocks x 2,097,152 B = 2,147,483,648 B\n") == 1 and "in flight" not in text
+    words = "estimate gemma-3-27b --ctx 32k --gpu h100-sxm --engine vllm@0.25 --explain"
+    assert main(words.split()) == 0
+    assert "(with 8,192 tokens in flight)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("form", ["csv", "md", "table", "json"])

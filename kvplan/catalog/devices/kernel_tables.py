@@ -63,9 +63,9 @@ def _profiles(path: Path, document: Mapping[str, Any]) -> Iterator[MeasuredProfi
             latent=fit.get("latent"),
             links=fit.get("links"),
             engine_version=str(engine["version"]),
-            note=(
-                f"kernels measured on {device} with {engine['title']} {engine['version']} in {fit['dtype']} "
-                f"({source['package']} {source['version']}; {fit['points']:,} steps, median error of the fit "
-                f"{errors['median_pct']:.1f} %)"
+            note=f"kernels measured on {device} with {engine['title']} {engine['version']} in {fit['dtype']}",
+            details=(
+                f"{source['package']} {source['version']}; {fit['points']:,} steps, median error of the fit "
+                f"{errors['median_pct']:.1f} %"
             ),
         )

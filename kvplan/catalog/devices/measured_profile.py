@@ -40,7 +40,8 @@ class MeasuredProfile:
 
     ``num_cores`` of a CPU, else None. ``model_ids`` are the models of the rows it was fitted to. ``experts``,
     ``latent`` and ``links`` are further coefficients (``estimate.speed.steps.rank_step``), None where not fitted.
-    engine_version: of the engine whose kernels were measured; None for sweeps.
+    engine_version: of the engine whose kernels were measured; None for sweeps. note: where those of kernels come from,
+    in a few words; ``details``: from which data, and how well they fit.
     """
 
     path: Path
@@ -59,6 +60,7 @@ class MeasuredProfile:
     latent: Mapping[str, float] | None = None
     links: Mapping[str, Any] | None = None
     note: str | None = None
+    details: str | None = None
     engine_version: str | None = None
 
     @property
@@ -72,13 +74,19 @@ class MeasuredProfile:
             return self.source
         return "measured" if model_id in self.model_ids and dtype == self.dtype else "calibrated"
 
+    @property
+    def short_text(self) -> str:
+        """``calibrated on AMD EPYC, 2 cores``"""
+        if self.note is not None:
+            return self.note
+        return f"calibrated on {self.device_name}" + (f", {plural(self.num_cores, 'core')}" if self.num_cores else "")
+
     def as_text(self) -> str:
         """``calibrated on AMD EPYC, 2 cores (2026-11-21, 30 rows of gpt2); held-out error ...``"""
         if self.note is not None:
-            return self.note
-        cores = f", {plural(self.num_cores, 'core')}" if self.num_cores else ""
+            return self.note if self.details is None else f"{self.note} ({self.details})"
         models = ", ".join(model.rsplit("/", 1)[-1] for model in self.model_ids)
-        text = f"calibrated on {self.device_name}{cores} ({self.created}, {plural(self.num_rows, 'row')} of {models})"
+        text = f"{self.short_text} ({self.created}, {plural(self.num_rows, 'row')} of {models})"
         words = {"output_throughput": "throughput", "tpot": "TPOT", "ttft": "TTFT"}
         parts = [f"{word} {self.errors[name].median_pct:.1f} %" for name, word in words.items() if name in self.errors]
         return f"{text}; median held-out error: {', '.join(parts)}" if parts else text

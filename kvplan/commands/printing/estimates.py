@@ -149,15 +149,24 @@ def _print_cache(answer: Estimate, *, explain: bool) -> None:
         print(f"            paged: {pages.paged_formula} = {pages.paged_bytes:,} B{_over(answer, pages)}")
         for line in layout_lines(pages.layout, answer.context_tokens) if pages.layout else ():
             print(f"              {line}")
-        for each, tokens in _admissions(answer):
-            in_flight = f" (with {tokens:,} tokens in flight)"
-            print(f"            admission: {each.admission_formula} = {each.admission_bytes:,} B{in_flight}")
+        for line in dict.fromkeys(_admission_line(answer, *each) for each in _admissions(answer)):
+            print(line)
 
 
 def _over(answer: Estimate, pages: SequencePages) -> str:
     """How much of the blocks the architecture does not need."""
     needed = answer.cache.logical_bytes
     return f", {100 * (pages.paged_bytes / needed - 1):.1f} % over logical" if needed else ""
+
+
+def _admission_line(answer: Estimate, pages: SequencePages, tokens: int) -> str:
+    """The formula, and the tokens in flight where they add to the blocks of a sequence that decodes."""
+    line = f"            admission: {pages.admission_formula} = {pages.admission_bytes:,} B"
+    if pages.admission_blocks == pages.paged_blocks:
+        return line
+    batches = answer.in_flight_batches
+    each = f": {batches} batches of {tokens // batches:,}" if batches > 1 else ""
+    return f"{line} (with {tokens:,} tokens in flight{each})"
 
 
 def _admissions(answer: Estimate) -> list[tuple[SequencePages, int]]:

@@ -16,21 +16,21 @@ def print_speeds(answer: Estimate, *, explain: bool) -> None:
     for number, speed in enumerate(shown):
         if explain and number > 0:
             print()
-        for line in _lines(speed):
+        for line in _lines(speed, explain=explain):
             text = line.lstrip()
             print_sentence(text, indent=" " * (len(line) - len(text)))
         if explain:
             print_steps(speed.gpu, speed.explained_steps())
 
 
-def _lines(speed: DeploymentSpeed) -> list[str]:
+def _lines(speed: DeploymentSpeed, *, explain: bool) -> list[str]:
     """A head with the origin; percentiles, and ranges of a steady state where no load can be played."""
     head = f"  {speed.gpu}, prompts of {PROMPT_TOKENS}, answers of {ANSWER_TOKENS}"
     states = {1: ("alone", speed.alone)}
     states.setdefault(speed.num_users, (f"{speed.num_users:,} at once", speed.full))
     played = {count: speed.queues(count) for count in states}
     learned = next((_learned(speed, each) for each in played.values() if each is not None), "")
-    lines = [f"{head} ({speed.origin_text}{learned}):"]
+    lines = [f"{head} ({speed.origin_text(explain=explain)}{learned}):"]
     for count, (name, state) in states.items():
         queues = played[count]
         lines.append(f"    {name}: {_ranges(state) if queues is None else queues_text(queues)}")

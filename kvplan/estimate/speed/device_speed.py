@@ -46,10 +46,10 @@ class DeploymentSpeed:
     rules: SchedulingRules
     max_model_len: int
 
-    @property
-    def origin_text(self) -> str:
-        """Where the step times come from, for people."""
-        note = self.note or "roofline"
+    def origin_text(self, *, explain: bool) -> str:
+        """Where the step times come from, for people: in a few words, or with the data and how well they fit."""
+        device = self.model.device_speed
+        note = "roofline" if device is None else (device.note if explain else device.short_note or device.note)
         return f"{self.origin}: {note}" if self.origin in ("measured", "calibrated") else note
 
     def queues(self, num_users: int) -> Queues | None:

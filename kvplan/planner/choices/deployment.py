@@ -137,7 +137,8 @@ _NEARNESS: dict[MissKind, int] = {"slo": 0, "capacity": 1, "context": 2, "weight
 class Miss:
     """A choice that does not serve the workload. ``missing_bytes`` per GPU, or 0 when memory is not what lacks.
 
-    ``shortfall``: how far it is from serving it, comparable within a ``kind``.
+    ``shortfall``: how far it is from serving it, comparable within a ``kind``. ``sentence``: what it lacks, without
+    its name.
     """
 
     choice: Choice
@@ -155,6 +156,11 @@ class Miss:
     def name(self) -> str:
         layout = self.choice.layout
         return instance_name(self.replicas * layout.num_gpus, self.choice.gpu, layout)
+
+    @property
+    def as_clause(self) -> str:
+        """The sentence as it stands behind a colon: ``it holds ...``, but ``TTFT would be ...``."""
+        return self.sentence if self.sentence[:2].isupper() else self.sentence[0].lower() + self.sentence[1:]
 
     @property
     def nearness(self) -> tuple[int, bool, float]:

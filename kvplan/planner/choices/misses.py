@@ -48,20 +48,16 @@ def lacks_room(
     """It runs, but for fewer users or a lower rate than asked for."""
     room = capacity.worst_sequences if worst_case else capacity.average_sequences
     context = workload.longest_context if worst_case else workload.average_context
-    where = f"{plural(replicas, 'instance')} of {choice.name}"
-    plural_s = "" if replicas > 1 else "s"
     if workload.requests_per_second is not None and served.supply is not None:
         supply = f"{served.supply.low * replicas:,.2g} to {served.supply.high * replicas:,.2g}"
-        sentence = f"{where} answer{plural_s} {supply} requests/s; {workload.requests_per_second:g} are needed."
+        sentence = f"It answers {supply} requests/s; {workload.requests_per_second:g} are needed."
         shortfall = workload.requests_per_second / max(replicas * served.supply.middle, 1e-9)
         return Miss(choice, replicas, "capacity", "rate", 0, shortfall, sentence, prediction)
     each = capacity.worst_bytes if worst_case else capacity.average_bytes
     groups = choice.layout.data_parallel_size
     missing = math.ceil(served.num_users / groups) * each - prediction.num_blocks * prediction.bytes_per_block
     needed = workload.num_users or 1
-    sentence = (
-        f"{where} hold{plural_s} {replicas * room:,} sequences of {context:,} tokens at once; {needed:,} are needed."
-    )
+    sentence = f"It holds {replicas * room:,} sequences of {context:,} tokens at once; {needed:,} are needed."
     return Miss(
         choice, replicas, "capacity", "kv", max(missing, 0), needed / max(replicas * room, 1), sentence, prediction
     )

@@ -20,6 +20,6 @@ def _why(plan: Plan, gpu: GpuProfile) -> str:
     misses = [miss for miss in plan.misses if miss.choice.gpu.id == gpu.id]
     if misses:
         miss = nearest(misses)
-        return f"nearest {miss.name}. {miss.sentence}"
+        return miss.as_clause if miss.name == gpu.id else f"the nearest is {miss.name}. {miss.sentence}"
     refusal = plan.refusals.get(gpu.id)
     return str(refusal) if refusal is not None else "the model cannot be divided over so few of them."

@@ -123,7 +123,8 @@ DATA_SHEET = Efficiency(bandwidth=1.0, flops=1.0, layer_seconds=0.0, step_second
 class DeviceSpeed:
     """What a device reached, for one model. ``errors``: |predicted / measured - 1| that ranges allow for.
 
-    engine, engine_version: whose kernels were measured; the version is None for sweeps.
+    engine, engine_version: whose kernels were measured; the version is None for sweeps. ``short_note``: ``note`` in a
+    few words.
     """
 
     speed: KernelSpeed
@@ -133,6 +134,7 @@ class DeviceSpeed:
     errors: dict[str, float]
     engine: str = "vllm"
     engine_version: str | None = None
+    short_note: str = ""
 
     @staticmethod
     def of(profile: MeasuredProfile, model_id: str, dtype: str) -> DeviceSpeed:
@@ -144,5 +146,5 @@ class DeviceSpeed:
         }
         errors = {name: found.get(name, _UNKNOWN_ERROR) for name in ("output_throughput", "tpot", "ttft")}
         speed = KernelSpeed.from_json(profile.speeds)
-        kernels = (profile.engine, profile.engine_version)
-        return DeviceSpeed(speed, origin, profile.dtype, profile.as_text(), errors, *kernels)
+        origins = (profile.engine, profile.engine_version, profile.short_text)
+        return DeviceSpeed(speed, origin, profile.dtype, profile.as_text(), errors, *origins)
